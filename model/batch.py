@@ -75,17 +75,27 @@ class Slice(NamedTuple):
         return self.params.prompt_logprobs is not None and self.start < self.n_prompt - 1
 
 
+class PageCopy(NamedTuple):
+    """A page of one pool to copy onto another, which no slice of earlier steps can see."""
+
+    pool: int
+    source: int
+    target: int
+
+
 @dataclass(frozen=True, slots=True)
 class StepBatch:
     """All slices of one step. No sequence is in it twice.
 
     `images` is the work on images that comes before the slices. `forgotten` are numbers of images whose embeddings, or
-    whose unfinished work, nobody will need: the runner releases them first.
+    whose unfinished work, nobody will need: the runner releases them first. `copies` come before all slices, one after
+    the other, once, and also if the step then fails: slices may write to a source, and a source may be a later target.
     """
 
     slices: tuple[Slice, ...]
     images: tuple[ImageWork, ...] = ()
     forgotten: tuple[int, ...] = ()
+    copies: tuple[PageCopy, ...] = ()
 
     @property
     def n_tokens(self) -> int:
@@ -98,7 +108,7 @@ class StepBatch:
 
     def __bool__(self) -> bool:
         """Whether there is anything to do."""
-        return bool(self.slices or self.images or self.forgotten)
+        return bool(self.slices or self.images or self.forgotten or self.copies)
 
 
 class TokenLogprob(NamedTuple):
@@ -181,6 +191,7 @@ class RunnerInfo:
     With a `pipeline` of several stages, as many steps or more may be in flight, each over other sequences.
     Chunks of prompts aim at `target_inter_token` seconds between two tokens of the sequences that decode; 0 is no
     target.
+    With `copies_pages`, a prompt may begin inside a page that is copied, because that is faster than to compute it.
     """
 
     page_size: int
@@ -197,6 +208,7 @@ class RunnerInfo:
     max_adapters: int = 0
     pipeline: int = 1
     target_inter_token: float = 0.0
+    copies_pages: bool = False
 
 
 class StepTooLarge(MemoryError):

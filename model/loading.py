@@ -250,6 +250,7 @@ def _runner(
         max_adapters=setup.options.max_loras,
         pipeline=layout.pipeline,
         target_inter_token=setup.options.target_seconds(device.type),
+        copies_pages=device.type == "cpu",
     )
     pools = PagePools.allocate(config, specs, lambda shape: backend.allocate(shape, setup.kv_dtype, device))
     tables = RopeTables.build(config, length, device)

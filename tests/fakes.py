@@ -136,6 +136,9 @@ class FakeRunner:
         if self._step_seconds:
             time.sleep(self._step_seconds)
         assert len({item.sequence_id for item in batch.slices}) == len(batch.slices), "a sequence is twice in a step"
+        for copy in batch.copies:
+            content = self._content.get((copy.pool, copy.source), {})
+            self._content[copy.pool, copy.target] = dict(content)
         for item in batch.slices:
             if 255 in item.tokens:
                 raise RuntimeError("token 255 breaks the fake model")
@@ -230,7 +233,7 @@ class AheadRunner(FakeRunner):
 
         def wait() -> StepOutput:
             self._in_flight -= 1
-            return self.read(output, lambda: self.step(self._resolved(batch, before)))
+            return self.read(output, lambda: self.step(replace(self._resolved(batch, before), copies=())))
 
         return wait
 

@@ -1,12 +1,12 @@
 """Keys and values of all sequences: pools of pages, one pool for each distinct window."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from model.batch import PoolSpec
+from model.batch import PageCopy, PoolSpec
 from model.config import ModelConfig
 
 
@@ -34,6 +34,11 @@ class LayerCache:
                 rows, new = rows.view(torch.uint8), new.clamp(-limit, limit).to(rows.dtype).view(torch.uint8)
             rows.index_copy_(0, slots, new)
 
+    def copy_page(self, source: int, target: int) -> None:
+        """Make a page equal to another, in whatever layout."""
+        for pages in (self.k, self.v):
+            pages[target].copy_(pages[source])
+
 
 @dataclass(frozen=True, slots=True)
 class PagePools:
@@ -53,3 +58,10 @@ class PagePools:
         pool_of_layer = tuple(config.pool_windows.index(window) for window in config.windows)
         layers = (layer((specs[i].n_pages, config.n_kv_heads, config.head_dim)) for i in pool_of_layer)
         return cls(tuple(layers), pool_of_layer)
+
+    def copy_pages(self, copies: Iterable[PageCopy]) -> None:
+        """Copy pages in all layers of their pools, one after the other."""
+        for copy in copies:
+            for pool, layer in zip(self.pool_of_layer, self.layers, strict=True):
+                if pool == copy.pool:
+                    layer.copy_page(copy.source, copy.target)

@@ -62,6 +62,7 @@ class PartRunner(ModelRunner):
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
         """Start a step. Slices whose image cannot be encoded are computed without it: other ranks need not know."""
+        self._pools.copy_pages(batch.copies)
         self.image_faults = self._update_images(batch)
         batch = StepBatch(tuple(map(self._with_sound_images, batch.slices)))
         if not batch.slices:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from model.batch import PageTable, Slice, StepBatch
+from model.batch import PageCopy, PageTable, Slice, StepBatch
 from model.image_spans import ImageWork, PlacedImage
 from model.machine import records
 from model.sampling_params import SamplingParams
@@ -57,7 +57,7 @@ class PlanWriter:
         """A plan and the pixels behind it."""
         self._memory.begin_step()
         works = [[*records.row(work)[:3], len(work.pixels), *records.row(work)[4:]] for work in batch.images]
-        plan = [[self._slice(item) for item in batch.slices], works, batch.forgotten]
+        plan = [[self._slice(item) for item in batch.slices], works, batch.forgotten, batch.copies]
         return plan, b"".join(work.pixels for work in batch.images)
 
     def _slice(self, item: Slice) -> list[Any]:
@@ -87,8 +87,9 @@ class PlanReader:
     def read(self, plan: list[Any], pixels: bytes) -> StepBatch:
         """The batch of a plan. Raises KeyError for a plan out of order."""
         self._memory.begin_step()
-        slices, works, forgotten = plan
-        return StepBatch(tuple(map(self._slice, slices)), tuple(_works(works, pixels)), tuple(forgotten))
+        slices, works, forgotten, copies = plan
+        copied = tuple(PageCopy(*copy) for copy in copies)
+        return StepBatch(tuple(map(self._slice, slices)), tuple(_works(works, pixels)), tuple(forgotten), copied)
 
     def _slice(self, row: list[Any]) -> Slice:
         number, start, stop, n_draft, news, tables, images, *anew = row

@@ -155,6 +155,7 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
         """Start a step; see `Runner`. Slices whose image or adapter has a fault are left out, and end with it."""
+        self._pools.copy_pages(batch.copies)
         images = self._images.update(batch)
         adapters = self._adapters.begin_step({item.adapter for item in batch.slices} - {0})
         if batch.slices and not (images or adapters or batch.images or batch.forgotten):

@@ -146,9 +146,11 @@ def test_from_cached_pages(served: Served, alone: list[Answer]) -> None:
     """Pages have 32 positions: the first page of two prompts ends inside an image."""
     scheduler = Scheduler(served.runner.info, max_sequences=1, max_step_tokens=512)
     assert answers_to(scheduler, served.runner, served.requests()) == alone
-    assert scheduler.stats().hit_tokens == 0
+    before = scheduler.stats().hit_tokens
+    assert before < 8  # the few tokens before the images
     assert answers_to(scheduler, served.runner, served.requests()) == alone
-    assert scheduler.stats().hit_tokens == sum((len(prompt.prompt) - 1) // 32 * 32 for prompt in served.prompts)
+    whole_pages = sum((len(prompt.prompt) - 1) // 32 * 32 for prompt in served.prompts)
+    assert whole_pages <= scheduler.stats().hit_tokens - before <= sum(len(prompt.prompt) for prompt in served.prompts)
 
 
 def test_after_preemption_with_a_store_of_one_image(served: Served) -> None:

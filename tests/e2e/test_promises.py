@@ -81,6 +81,15 @@ def test_from_cached_pages(runner: ModelRunner, alone: list[Answer]) -> None:
     assert scheduler.stats().hit_tokens >= 96
 
 
+def test_from_a_part_of_a_cached_page(runner: ModelRunner, alone: list[Answer]) -> None:
+    """Others share the first tokens with each, an odd and an even number, and have as many of their own behind."""
+    scheduler = Scheduler(runner.info, max_sequences=8, max_step_tokens=512)
+    others = [(tokens[:n] + prompt(9, n), params) for n, (tokens, params) in zip((51, 20), MINE, strict=True)]
+    serve_with(scheduler, runner, others)
+    assert serve_with(scheduler, runner, MINE) == alone
+    assert scheduler.stats().hit_tokens == 51 + 20
+
+
 def test_with_speculation(runner: ModelRunner, options: dict[str, Any]) -> None:
     """Some prompts repeat themselves. Requests are greedy, seeded, or have penalties. Many draft tokens are wrong."""
     slow = is_slow(options)

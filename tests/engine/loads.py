@@ -20,9 +20,11 @@ class Request:
     aborted_at: int | None
 
 
+BEGINNING = [1, 1, 2, 3] * 6
 windows = st.sampled_from([None, 1, 2, 3, 5, 9])
 request_fields = {
-    "prompt": st.lists(st.integers(1, 3), min_size=1, max_size=30),
+    "prompt": st.lists(st.integers(1, 3), min_size=1, max_size=30)
+    | st.builds(lambda n, end: [*BEGINNING[:n], end], st.integers(1, 24), st.integers(1, 3)),
     "params": st.builds(
         SamplingParams,
         temperature=st.sampled_from([0.0, 1.0]),
@@ -41,7 +43,7 @@ request_fields = {
 @st.composite
 def loads(draw: st.DrawFn, pipelines: st.SearchStrategy[int], ahead: bool = False) -> tuple[Drive, list[Request]]:
     """An engine with hardly enough pages, and requests that share beginnings."""
-    page_size = draw(st.sampled_from([1, 3, 4, 8]))
+    page_size = draw(st.sampled_from([1, 3, 4, 8, 16]))
     max_step_tokens = draw(st.integers(3, 20))
     spare = draw(st.integers(0, 12))
     longest = 42
@@ -53,6 +55,7 @@ def loads(draw: st.DrawFn, pipelines: st.SearchStrategy[int], ahead: bool = Fals
     info = make_info(page_size=page_size, pools=pools, max_model_len=longest)
     max_sequences = draw(st.integers(1, max_step_tokens))
     info = replace(info, pipeline=draw(pipelines), runs_ahead=ahead, max_sequences=max_sequences)
+    info = replace(info, copies_pages=draw(st.booleans()))
     say = draw(st.sampled_from([next_token, parrot]))
     order = draw(st.none() | st.randoms()) if info.pipeline > 1 or ahead else None
     lack = draw(st.none() | st.randoms()) if info.pipeline == 1 else None

@@ -94,7 +94,7 @@ def test_the_youngest_is_preempted_once_its_step_has_landed() -> None:
 
 def test_a_draft_leaves_a_page_to_each_sequence_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """The draft of 8 tokens would take the last three of four pages."""
-    monkeypatch.setattr(prompt_lookup, "FIRST_ACCEPTANCE", 0.99)
+    monkeypatch.setattr(prompt_lookup, "FIRST_ACCEPTANCES", (0.99,) * 4)
     drive = Drive(stages(2, pools=((None, 4),), max_model_len=16), max_step_tokens=64)
     drive.submit(1, [58] * 4, SamplingParams(max_tokens=3))
     drive.launch()

@@ -3,9 +3,14 @@
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Items
 
+from model.batch import PageCopy
 from service.engine.scheduling.pages import PagePool, Table, reusable_blocks
 from service.engine.scheduling.sequence import Sequence
 from service.engine.scheduling.step import Step
+from service.engine.scheduling.trail import Trail
+
+LEAST_COPIED = 4
+"""Tokens that are worth a copy of their page: under the embedded model, a copy takes as long as three."""
 
 
 def reuse(sequence: Sequence, pools: Items[PagePool]) -> int:
@@ -18,6 +23,27 @@ def reuse(sequence: Sequence, pools: Items[PagePool]) -> int:
         table.share(names)
     sequence.computed = len(names) * pools[0].page_size
     return sequence.computed
+
+
+def copy_part(sequence: Sequence, trail: Trail) -> list[PageCopy]:
+    """Let a sequence that may begin continue inside a page, whose first tokens are also those of a page in the cache.
+
+    It takes a page in each pool, and the page in the cache must be copied there. That one may be evicted meanwhile: who
+    takes it writes to it after the copy.
+    """
+    if not sequence.may_reuse:
+        return []
+    n_tokens, name = trail.alike(sequence, sequence.computed // sequence.tables[0].pool.page_size)
+    if n_tokens < LEAST_COPIED:
+        return []
+    sequence.computed += n_tokens
+    copies = []
+    for index, table in enumerate(sequence.tables):
+        source = table.pool.find(name)
+        table.grow(sequence.computed)
+        table.roll(sequence.computed)
+        copies.append(PageCopy(index, source, table.pages[-1]))
+    return copies
 
 
 def awaits_page(sequence: Sequence, reused: int, in_flight: Iterable[Step]) -> bool:

@@ -2,7 +2,8 @@
 
 A page is *held* (sequences use it), *cached* (no sequence uses it, but its content may be reused; the least recently
 used page is evicted first) or *free*. The name of a full page is a chained hash of all tokens up to its end, so that
-equal names mean equal keys and values; the digests of the images that start in a page are part of its name. Salt and
+equal names mean equal keys and values; the digests of the images that start in a page are part of its name. The last
+page of a sequence that ended has a name by fewer tokens: others may copy it, and nobody shares it. Salt and
 LoRA adapter seed the chain: a request with another salt or adapter never finds these pages.
 """
 
@@ -90,6 +91,13 @@ class PagePool:
         """Whether a held or cached page has this content."""
         return name in self._pages
 
+    def find(self, name: bytes) -> int:
+        """The page of this name. A cached one becomes the last to be evicted. Raises KeyError if there is none."""
+        page = self._pages[name]
+        if page in self._cached:
+            self._cached.move_to_end(page)
+        return page
+
     def take(self) -> int:
         """A page to write to, held once. Raises IndexError if none is available."""
         if self._free:
@@ -114,7 +122,7 @@ class PagePool:
         return page
 
     def name(self, page: int, name: bytes) -> None:
-        """Name a held, full page by its content. If another page has that name already, nothing changes."""
+        """Name a held page by its content, which is final. If another page has that name already, nothing changes."""
         if name not in self._pages and page not in self._names:
             self._names[page] = name
             self._pages[name] = page

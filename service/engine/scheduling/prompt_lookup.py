@@ -1,50 +1,101 @@
 """Prompt lookup: draft a sequence's next tokens from its earlier ones (arXiv 2304.04487), as many as pay."""
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from itertools import cycle, islice
 
-NGRAM = 2
-"""Tokens that must repeat before the tokens after them become a draft. Three or four gave less on corrected prose."""
-STEP_ROWS = 5.0
-"""Fixed cost of a step, in rows. It was measured for int8 on two cores, where the relative cost of a row is greatest: 9
-greedy, 4 with top_p. With a number that is too small there are fewer drafts, which costs less than rejected drafts."""
-FIRST_ACCEPTANCE = 0.25
+MATCHES = (1, 2, 4, 8)
+"""Acceptance is learned for each of these numbers of tokens that repeat before a draft token. More are not compared."""
+FIRST_ACCEPTANCES = (0.2, 0.5, 0.75, 0.9)
+"""What was measured for them over 38 recorded answers."""
+CANDIDATES = 8
+"""Places, the latest, among which a longer match is looked for. More found nothing."""
+STEP_ROWS = 10.0
+"""Fixed cost of a step, in rows. Measured on two cores: 14 (int4) and 20 (int8), on older ones 4 to 9. The
+gain changes little with numbers from 8 to 20."""
 ACCEPTANCE_SMOOTHING = 1 / 8
+LEVELS = tuple(bisect_right(MATCHES, n) - 1 for n in range(1, MATCHES[-1] + 1))
+"""`LEVELS[n - 1]`: index of the greatest of `MATCHES` that is at most n."""
 
 
 class PromptLookup:
-    """Drafts the tokens that followed the latest earlier occurrence of the last ones, and learns how many are accepted.
+    """Drafts the tokens that followed an earlier place like the end of the text, and learns how many are accepted.
 
-    It compares drafts that were never computed as well, because that costs nothing. O(1) a token. No draft has the
-    token `image`, which stands for embeddings in a prompt: what followed it there follows it in no answer.
+    The place is that with the longest match before it, of two or more tokens. Without one, it is the place behind the
+    draft token that was just rejected, as in a copy with one word changed. Otherwise it is the place after the last
+    token's latest occurrence. Draft tokens that were never computed are compared as well, because that costs nothing.
+    O(1) a token. No draft has the token `image`, which stands for embeddings in a prompt: what followed it there
+    follows it in no answer.
     """
 
     def __init__(self, image: int | None = None) -> None:
+        self.acceptances = list(FIRST_ACCEPTANCES)  # chance that a draft token is accepted if all before it are
         self._image = image
-        self.acceptance = FIRST_ACCEPTANCE  # chance that a draft token is accepted if all before it are
-        self._ends: dict[tuple[int, ...], int] = {}  # n-gram -> the position after its latest occurrence
-        self._n_indexed = NGRAM
+        self._after: dict[int, int] = {}  # token -> the position after its latest occurrence
+        self._after_pair: dict[tuple[int, int], int] = {}  # the same for two tokens
+        self._earlier = [0, 0]  # for a position: that after the occurrence of its two tokens before; 0 is none
+        self._source = 0  # where the latest draft comes from
+        self._behind = 0  # where to go on after a draft token that was rejected; 0 is nowhere
         self._draft: list[int] = []
+        self._levels: list[int] = []
+
+    @property
+    def chances(self) -> list[float]:
+        """For each token of the latest draft, the chance that it is accepted if all before it are."""
+        return [self.acceptances[level] for level in self._levels]
 
     def draft(self, tokens: Sequence[int], n_tokens: int) -> list[int]:
         """Up to `n_tokens` draft tokens after `tokens`, which only ever grow. A repetition is continued."""
-        for end in range(self._n_indexed, len(tokens)):
-            if tokens[end] != self._image:
-                self._ends[tuple(tokens[end - NGRAM : end])] = end
-        self._n_indexed = max(self._n_indexed, len(tokens))
-        end = self._ends.get(tuple(tokens[-NGRAM:]), len(tokens))
-        followed = tokens[end : end + n_tokens]
+        self._index(tokens)
+        self._source, matched = self._find(tokens)
+        self._behind = 0
+        followed = tokens[self._source : self._source + n_tokens] if self._source else []
         if self._image in followed:
             followed = followed[: followed.index(self._image)]
             n_tokens = len(followed)
         self._draft = list(islice(cycle(followed), n_tokens))
+        lengths = range(matched, matched + len(self._draft))
+        self._levels = [LEVELS[min(length, len(LEVELS)) - 1] for length in lengths]
         return self._draft
 
     def observe(self, sampled: Sequence[int]) -> None:
         """Compare the latest draft with the tokens that were then sampled."""
-        for draft, token in zip(self._draft, sampled, strict=False):
-            self.acceptance += ACCEPTANCE_SMOOTHING * ((draft == token) - self.acceptance)
-        self._draft = []
+        for n, (draft, token, level) in enumerate(zip(self._draft, sampled, self._levels, strict=False), start=1):
+            self.acceptances[level] += ACCEPTANCE_SMOOTHING * ((draft == token) - self.acceptances[level])
+            if draft != token and level:
+                self._behind = self._source + n
+        self._draft, self._levels = [], []
+
+    def _index(self, tokens: Sequence[int]) -> None:
+        """Note what stands before each position of `tokens` that is new. Nothing is noted before an image."""
+        for end in range(len(self._earlier), len(tokens)):
+            pair = tokens[end - 2], tokens[end - 1]
+            self._earlier.append(self._after_pair.get(pair, 0))
+            if tokens[end] != self._image:
+                self._after[pair[1]] = self._after_pair[pair] = end
+
+    def _find(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """The position whose token to draft first, 0 if there is none, and the number of tokens that match before."""
+        best = matched = 0
+        if len(tokens) < 2:
+            return best, matched
+        place = self._after_pair.get((tokens[-2], tokens[-1]), 0)
+        for _ in range(CANDIDATES):
+            if not place or matched == len(LEVELS):
+                break
+            length = _common(tokens, place)
+            if length > matched:
+                best, matched = place, length
+            place = self._earlier[place]
+        if not best:
+            best, matched = self._behind or self._after.get(tokens[-1], 0), 1
+        return best, matched
+
+
+def _common(tokens: Sequence[int], end: int) -> int:
+    """How many tokens before position `end` are those at the end of the text, of `len(LEVELS)` at most."""
+    most = min(len(LEVELS), end)
+    return next((n for n in range(most) if tokens[end - 1 - n] != tokens[-1 - n]), most)
 
 
 class DraftBudget:
@@ -52,18 +103,21 @@ class DraftBudget:
 
     A step costs `STEP_ROWS` + its rows. A draft token adds one row, and gives a token with the chance that it and all
     before it are accepted. It pays as long as that chance is more than the tokens per cost of the step so far. A
-    sequence alone may add draft tokens with chances down to 1 in 6; beside 31 others it needs 7 in 8.
+    sequence alone may add draft tokens with chances down to 1 in 11; beside 31 others it needs 3 in 4.
     """
 
     def __init__(self, n_tokens: int) -> None:
         self._rows = self._expected = float(n_tokens)
 
-    def add(self, acceptance: float, limit: int) -> int:
-        """Draft tokens that pay for one sequence, at most `limit`; they are added to the step."""
-        n_tokens, chance = 0, acceptance
-        while n_tokens < limit and chance * (STEP_ROWS + self._rows) > self._expected:
+    def add(self, chances: Iterable[float]) -> int:
+        """How many draft tokens of one sequence pay; they are added to the step. Each has its chance if all before it
+        are accepted."""
+        n_tokens, chance = 0, 1.0
+        for accepted in chances:
+            chance *= accepted
+            if chance * (STEP_ROWS + self._rows) <= self._expected:
+                break
             self._rows += 1
             self._expected += chance
-            chance *= acceptance
             n_tokens += 1
         return n_tokens

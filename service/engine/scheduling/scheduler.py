@@ -24,7 +24,7 @@ from model.batch import BROKEN_NUMBERS, RunnerInfo, SliceOutput, StepBatch, Step
 from service.engine.budget import PromptBudget
 from service.engine.messages import Stats, Submit, Update
 from service.engine.scheduling.adapters import AdapterPlaces
-from service.engine.scheduling.admission import awaits_page, fits, reuse
+from service.engine.scheduling.admission import awaits_page, copy_part, fits, reuse
 from service.engine.scheduling.images import ImageStore
 from service.engine.scheduling.pages import PagePool
 from service.engine.scheduling.queue import WaitingQueue
@@ -74,6 +74,7 @@ class Scheduler:
         self._depth = info.pipeline  # steps in flight
         self._max_model_len = info.max_model_len
         self._max_adapters = info.max_adapters
+        self._copies_pages = info.copies_pages
         self._clock = clock
         self._sequences: dict[int, Sequence] = {}  # running and waiting, by id
         self._queue = WaitingQueue()
@@ -129,7 +130,7 @@ class Scheduler:
             if step.budget and sequence in self._running:
                 self._extend(sequence, step)
         while step.budget and len(self._running) < self._max_sequences and (first := self._adapters.first()):
-            if not self._admit(first):
+            if not self._admit(first, step):
                 break
             self._extend(first, step)
         self._blocked = self._why_blocked(step) if self._queue else None
@@ -350,13 +351,16 @@ class Scheduler:
         self._totals["preemptions"] += 1
         log.debug("sequence %d is preempted at %d tokens: no page is left", sequence.id, sequence.length)
 
-    def _admit(self, sequence: Sequence) -> bool:
+    def _admit(self, sequence: Sequence, step: Step) -> bool:
         """Move a waiting sequence to the running ones if there are pages for its tokens, and none to wait for."""
         reused = reuse(sequence, self.pools)
         fitting = fits(sequence, self._unfinished(), len(self._running), self._max_step_tokens)
         if not fitting or awaits_page(sequence, reused, self._planned):
             sequence.reset()
             return False
+        if self._copies_pages:
+            step.copies += copy_part(sequence, self._trail)
+            reused = sequence.computed
         self._queue.remove(sequence)
         self._running[sequence] = None
         self._adapters.enter(sequence)
@@ -385,13 +389,16 @@ class Scheduler:
     def _advance(self, sequence: Sequence, start: int, stop: int, result: SliceOutput) -> Update | None:
         processed = min(stop, sequence.n_prompt) if sequence.reports_progress else None
         tokens, finish = self._append(sequence, result.tokens)
-        if full := sequence.advance(start, stop + len(tokens) - 1 if tokens else stop):
+        computed = stop + len(tokens) - 1 if tokens else stop
+        if full := sequence.advance(start, computed):
             self._trail.note(sequence, full)
         prompt_logprobs = sequence.score(start, result.prompt_logprobs) if result.prompt_logprobs else ()
         if result.pooled:
             sequence.pool(result.pooled)
         if stop >= sequence.n_prompt and not sequence.params.max_tokens:
             finish = "length"
+        if finish and self._copies_pages:
+            sequence.keep(computed)
         if not (tokens or finish or prompt_logprobs or processed):
             return None
         logprobs = result.logprobs[: len(tokens)]

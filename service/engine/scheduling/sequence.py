@@ -199,6 +199,15 @@ class Sequence:
             self.images.roll(stop)
         return range(full_before, full) if full > full_before else None
 
+    def keep(self, stop: int) -> None:
+        """Name the last page, which is not full, by what is computed of it. It ends: nobody will write to the page."""
+        self.computed = stop
+        block, n_tokens = divmod(stop, self._page_size)
+        if n_tokens and not self.image_starts(block):
+            name = page_name(self.parent(block), self.tokens[stop - n_tokens : stop])
+            for table in self.tables:
+                table.pool.name(table.pages[block - table.first_block], name)
+
     def score(self, start: int, logprobs: tuple[TokenLogprob, ...]) -> tuple[TokenLogprob, ...]:
         """Of the logprobs of the prompt after position `start`, those that were not reported yet."""
         news = logprobs[max(0, self.scored - start - 1) :]

@@ -109,8 +109,8 @@ class SkippingScheduler(Scheduler):
     def _unfinished(self) -> list[Sequence]:
         return [item for item in self._awake if item.uncomputed > 1]
 
-    def _admit(self, sequence: Sequence) -> bool:
-        admitted = super()._admit(sequence)
+    def _admit(self, sequence: Sequence, step: Step) -> bool:
+        admitted = super()._admit(sequence, step)
         if admitted:
             self._awake[sequence] = next(self._places)
         return admitted

@@ -1,6 +1,6 @@
 """A step while the scheduler plans it, and until its result is committed."""
 
-from model.batch import StepBatch
+from model.batch import PageCopy, StepBatch
 from service.engine.scheduling.images import ImagePlan
 from service.engine.scheduling.prompt_lookup import DraftBudget
 from service.engine.scheduling.sequence import Sequence
@@ -31,7 +31,7 @@ class StepLimit:
 class Step:
     """A planned step: `parts` has first and end position of each sequence, `drafts` the draft tokens after them.
 
-    `images` is its work on images, once all is planned.
+    `images` is its work on images, once all is planned. `copies` are the pages to copy before.
     """
 
     def __init__(self, budget: int) -> None:
@@ -39,6 +39,7 @@ class Step:
         self.parts: dict[Sequence, tuple[int, int]] = {}
         self.drafts: dict[Sequence, list[int]] = {}
         self.images = ImagePlan((), (), waits=False)
+        self.copies: list[PageCopy] = []
 
     @property
     def encoded(self) -> frozenset[int]:
@@ -54,7 +55,7 @@ class Step:
     def batch(self) -> StepBatch:
         """The step as the runner gets it."""
         slices = (sequence.slice(stop, self.drafts.get(sequence, ())) for sequence, (_, stop) in self.parts.items())
-        return StepBatch(tuple(slices), self.images.work, self.images.forgotten)
+        return StepBatch(tuple(slices), self.images.work, self.images.forgotten, tuple(self.copies))
 
     def add(self, sequence: Sequence, n_tokens: int) -> None:
         self.parts[sequence] = (sequence.computed, sequence.computed + n_tokens)
@@ -83,8 +84,8 @@ class Step:
                 continue
             draft = sequence.lookup.draft(sequence.tokens, limit)
             available = min(table.capacity() - n_kept * table.pool.page_size for table in sequence.tables) - stop
-            n = pays.add(sequence.lookup.acceptance, min(len(draft), self.budget, available))
-            if n:
+            n = min(len(draft), self.budget, available)
+            if n > 0 and (n := pays.add(sequence.lookup.chances[:n])):
                 for table in sequence.tables:
                     table.grow(stop + n)
                 self.drafts[sequence] = draft[:n]

@@ -7,10 +7,11 @@ token by token what they hold.
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence as Items
+from operator import itemgetter
 from zlib import crc32
 
 from service.engine.messages import CacheMiss
-from service.engine.scheduling.pages import PagePool
+from service.engine.scheduling.pages import PagePool, page_name
 from service.engine.scheduling.sequence import Sequence
 
 LARGEST = 32_768
@@ -72,6 +73,20 @@ class Trail:
         if n_common == self._page_size:
             return CacheMiss(at, self._gone(sequence.parent(n_reused + 1)))
         return CacheMiss(at + n_common, "new" if continued or not at + n_common else "diverged")
+
+    def alike(self, sequence: Sequence, block: int) -> tuple[int, bytes]:
+        """The page in all pools that begins with most tokens of this block: with how many, and its name.
+
+        The last known token does not count. A page in which an image starts is not found: a number stands for it here.
+        """
+        parent = sequence.parent(block)
+        tokens = self._tokens(sequence, block, len(sequence.tokens) - 1)
+        known = self._blocks.get((sequence.tenant, parent), ())
+        for n, other in sorted(((_common(tokens, other), other) for other in known), key=itemgetter(0), reverse=True):
+            name = page_name(parent, other)
+            if all(pool.contains(name) for pool in self._pools):
+                return n, name
+        return 0, b""
 
     def _gone(self, name: bytes) -> str:
         """Why a block that was computed cannot be reused: its page is gone, or pages of the window before it are."""

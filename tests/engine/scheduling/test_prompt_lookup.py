@@ -1,40 +1,67 @@
 """Drafts against a search through the whole text; acceptance and the draft budget against sums by hand."""
 
+from itertools import accumulate
+from operator import mul
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.engine.scheduling.prompt_lookup import NGRAM, STEP_ROWS, DraftBudget, PromptLookup
+from service.engine.scheduling.prompt_lookup import CANDIDATES, MATCHES, STEP_ROWS, DraftBudget, PromptLookup
 
 
-def draft_by_search(tokens: list[int], n_tokens: int) -> list[int]:
-    """The tokens after the latest earlier occurrence of the last NGRAM tokens. The draft may copy its own beginning."""
-    for end in range(len(tokens) - 1, NGRAM - 1, -1):
-        if tokens[end - NGRAM : end] == tokens[-NGRAM:]:
-            found = list(tokens)
-            for ahead in range(n_tokens):
-                found.append(found[end + ahead])
-            return found[len(tokens) :]
-    return []
+def match(tokens: list[int], end: int) -> int:
+    """How many tokens before `end` are the last ones of the text, of the most that count."""
+    return max(n for n in range(min(end, MATCHES[-1]) + 1) if tokens[end - n : end] == tokens[len(tokens) - n :])
+
+
+def draft_by_search(tokens: list[int], n_tokens: int) -> tuple[list[int], int]:
+    """The tokens after the place with the longest match, and its length. The draft may copy its own beginning."""
+    places = [end for end in range(len(tokens) - 1, 1, -1) if tokens[end - 1] == tokens[-1]]
+    pairs = [end for end in places if match(tokens, end) > 1]
+    if not places:
+        return [], 0
+    end = max(pairs[:CANDIDATES] or places[:1], key=lambda end: match(tokens, end))
+    found = list(tokens)
+    for ahead in range(n_tokens):
+        found.append(found[end + ahead])
+    return found[len(tokens) :], match(tokens, end)
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=12), min_size=1, max_size=12), st.integers(0, 9))
-def test_a_draft_is_what_followed_last_time(parts: list[list[int]], n_tokens: int) -> None:
-    lookup, tokens = PromptLookup(), list[int]()
+def test_a_draft_is_what_followed_the_longest_match(parts: list[list[int]], n_tokens: int) -> None:
+    lookup, tokens = PromptLookup(), [0, 1]
+    lookup.acceptances = [1, 2, 3, 4]
     for part in parts:  # as in the engine, the text grows by any number of tokens between drafts
         tokens += part
-        assert lookup.draft(tokens, n_tokens) == draft_by_search(tokens, n_tokens)
+        draft, length = draft_by_search(tokens, n_tokens)
+        assert lookup.draft(tokens, n_tokens) == draft
+        lengths = range(length, length + len(draft))
+        assert lookup.chances == [sum(least <= length for least in MATCHES) for length in lengths]
 
 
-def test_acceptance_follows_the_draft_tokens_that_were_right() -> None:
+def test_acceptance_is_learned_for_each_length_of_match() -> None:
+    """Three tokens match before the first draft token, four before the second and seven before the fifth."""
     lookup = PromptLookup()
-    before = lookup.acceptance
-    assert lookup.draft([1, 2, 3, 4, 5, 1, 2, 3], 2) == [4, 5]
+    one, two, four, eight = lookup.acceptances
+    assert lookup.draft([1, 2, 3, 4, 5, 1, 2, 3], 5) == [4, 5, 1, 2, 3]
+    assert lookup.chances == [two, four, four, four, four]
     lookup.observe([4, 9])  # right, then wrong
-    assert lookup.acceptance == pytest.approx((before + (1 - before) / 8) * 7 / 8)
-    after = lookup.acceptance
+    assert lookup.acceptances == pytest.approx([one, two + (1 - two) / 8, four * 7 / 8, eight])
+    after = [*lookup.acceptances]
     lookup.observe([7])  # there was no draft
-    assert lookup.acceptance == after
+    assert lookup.acceptances == after
+
+
+def test_a_copy_goes_on_behind_a_changed_word() -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2]
+    lookup = PromptLookup()
+    assert lookup.draft(text, 4) == [3, 4, 5, 6]
+    lookup.observe([3, 4, 9])  # 9 in place of 5
+    assert lookup.draft([*text, 3, 4, 9], 3) == [6, 7, 8]
+    assert lookup.chances[0] == lookup.acceptances[0]
+    lookup.observe([9])  # what one repeated token says is no copy
+    assert lookup.draft([*text, 3, 4, 9, 0], 3) == []
 
 
 IMAGE = 9
@@ -58,24 +85,28 @@ def test_draft_tokens_never_computed_count_as_well() -> None:
     for _ in range(40):
         lookup.draft([1, 2, 3, 4, 5, 1, 2, 3], 8)
         lookup.observe([4])
-    assert lookup.acceptance > 0.95
+    assert lookup.acceptances[1] > 0.95
 
 
-def gain(acceptance: float, n: int, n_tokens: int) -> float:
-    """Expected tokens of a step divided by its cost in rows, with n draft tokens beside `n_tokens`."""
-    return (n_tokens + sum(acceptance**k for k in range(1, n + 1))) / (STEP_ROWS + n_tokens + n)
+def gain(chances: list[float], n_tokens: int) -> float:
+    """Expected tokens of a step divided by its cost in rows, with draft tokens of these chances beside `n_tokens`."""
+    return (n_tokens + sum(accumulate(chances, mul))) / (STEP_ROWS + n_tokens + len(chances))
 
 
 @pytest.mark.parametrize("n_tokens", [1, 2, 8, 32, 500])
-@pytest.mark.parametrize("acceptance", [0.0, 0.1, 0.2, 0.5, 0.8, 0.97, 0.999])
-def test_the_draft_is_the_most_profitable(acceptance: float, n_tokens: int) -> None:
-    best = max(range(17), key=lambda n: gain(acceptance, n, n_tokens))
-    assert DraftBudget(n_tokens).add(acceptance, 16) == best
-    assert DraftBudget(n_tokens).add(acceptance, 3) == min(best, 3)
+@pytest.mark.parametrize("first", [0.0, 0.05, 0.1, 0.5, 0.8, 0.97, 0.999])
+@pytest.mark.parametrize("later", [0.2, 0.6, 0.95])
+def test_the_draft_is_the_most_profitable(first: float, later: float, n_tokens: int) -> None:
+    """A draft ends before its first token that does not pay: later ones are less likely still."""
+    chances = [first] + [later] * 15
+    gains = [gain(chances[:n], n_tokens) for n in range(17)]
+    n = DraftBudget(n_tokens).add(chances)
+    assert gains[n] == max(gains)
+    assert DraftBudget(n_tokens).add(chances[:3]) == min(n, 3)
 
 
 def test_load_and_rejections_end_drafting() -> None:
-    assert DraftBudget(1).add(0.1, 8) == 0
-    assert DraftBudget(64).add(0.9, 8) == 0
+    assert DraftBudget(1).add([0.05] * 8) == 0
+    assert DraftBudget(128).add([0.9] * 8) == 0
     shared = DraftBudget(2)
-    assert shared.add(0.9, 16) > shared.add(0.6, 16)  # the first one's draft makes rows more expensive for the second
+    assert shared.add([0.9] * 16) > shared.add([0.6] * 16)  # the first one's draft makes rows more expensive for others

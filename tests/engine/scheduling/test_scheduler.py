@@ -252,7 +252,7 @@ def test_a_prompt_goes_before_drafts() -> None:
 
 @pytest.fixture
 def accepting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_lookup, "FIRST_ACCEPTANCE", 0.99)
+    monkeypatch.setattr(prompt_lookup, "FIRST_ACCEPTANCES", (0.99,) * 4)
 
 
 @pytest.mark.usefixtures("accepting")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.batch import PageTable, Slice, StepBatch
+from model.batch import PageCopy, PageTable, Slice, StepBatch
 from model.image_spans import ImageSpan, ImageWork, PlacedImage
 from model.machine import records
 from model.ranks import plans
@@ -39,7 +39,7 @@ def plain(batch: StepBatch) -> StepBatch:
         tables = tuple(PageTable(table.first_block, list(table.pages)) for table in item.tables)
         slices.append(item._replace(tokens=list(item.tokens), tables=tables))
     works = tuple(replace(work, pixels=bytes(work.pixels)) for work in batch.images)
-    return StepBatch(tuple(slices), works, batch.forgotten)
+    return StepBatch(tuple(slices), works, batch.forgotten, batch.copies)
 
 
 @st.composite
@@ -62,7 +62,8 @@ def steps(draw: st.DrawFn) -> list[StepBatch]:
             slices.append(item._replace(n_draft=len(draft), images=images, choice=sequence))
         pixels = draw(st.lists(st.binary(max_size=5), max_size=2))
         works = tuple(ImageWork(place, 1, 2, data, 0, 4, 4) for place, data in enumerate(pixels))
-        batches.append(StepBatch(tuple(slices), works, tuple(draw(st.lists(number, max_size=2)))))
+        copies = draw(st.lists(st.builds(PageCopy, number, number, number), max_size=2))
+        batches.append(StepBatch(tuple(slices), works, tuple(draw(st.lists(number, max_size=2))), tuple(copies)))
     return batches
 
 
