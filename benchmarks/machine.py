@@ -28,10 +28,8 @@ def describe(peers: Path | None) -> dict[str, Any]:
     info = {"instruction_sets": instruction_sets(), "kernels": native.describe(native.kernels())}
     versions = _versions()
     if peers is not None:
-        for home in filter(Path.exists, (peers, peers / "vllm", peers / "pace")):
-            command = [str(home / "bin" / "python"), "-c", VERSIONS, *PACKAGES]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
-            versions[home.name] = json.loads(done.stdout)
+        homes = {"peers": peers, "vllm": peers / "vllm", "pace": peers / "pace"}
+        versions |= {name: _packages(home) for name, home in homes.items() if home.exists()}
     return {"machine": hardware() | info, "versions": versions}
 
 
@@ -49,6 +47,13 @@ def describe_gpu(device: torch.device) -> dict[str, Any]:
 
 def _versions() -> dict[str, Any]:
     return {"noria": version(), "revision": _revision(), "python": platform.python_version()}
+
+
+def _packages(home: Path) -> dict[str, str]:
+    """The versions of the measured packages in a virtual environment."""
+    command = [str(home / "bin" / "python"), "-c", VERSIONS, *PACKAGES]
+    found: dict[str, str] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return found
 
 
 def _package(name: str) -> str | None:
