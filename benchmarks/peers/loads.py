@@ -61,6 +61,8 @@ LOADS = {
     **{f"HTTP mixed, {share:.0%} of capacity": _mixed(share=share) for share in (0.5, 0.8, 0.95)},
     **{f"HTTP mixed, {rate:g} requests/s": _mixed(rate=rate) for rate in (2.0, 4.0)},
 }
+SEEDS = {case: 2 * number for number, case in enumerate(LOADS, 1)}
+"""`noria bench` warms up with the number after the seed."""
 
 
 def chosen(parts: str) -> dict[str, Load]:
@@ -71,13 +73,14 @@ def chosen(parts: str) -> dict[str, Load]:
     return {case: load for case, load in LOADS.items() if case in found}
 
 
-def send(url: str, key: str, load: Load, seconds: float) -> dict[str, Any]:
+def send(url: str, key: str, load: Load, seconds: float, seed: int) -> dict[str, Any]:
     """The report of `noria bench` for a load with a concurrency or a rate. Raises RuntimeError if a request failed."""
     options = BenchOptions(
         url=url,
         api_key=key,
         seconds=seconds * (OPEN_LOOP if load.rate else 1.0),
         warmup=2,
+        seed=seed,
         concurrency=load.concurrency,
         rate=load.rate,
         input_tokens=load.input_tokens,
@@ -91,12 +94,15 @@ def send(url: str, key: str, load: Load, seconds: float) -> dict[str, Any]:
     return report
 
 
-def measure(loads: dict[str, Load], report_of: Callable[[Load], dict[str, Any]]) -> Measured:
-    """The figures of all loads; `report_of` sends a load with a concurrency or a rate."""
+def measure(loads: dict[str, Load], report_of: Callable[[Load, int], dict[str, Any]]) -> Measured:
+    """The figures of all loads; `report_of` sends a load with a concurrency or a rate, and a seed.
+
+    A load has the same seed for every server, but no other load has it: a cache would have its prompts.
+    """
     measured: Measured = {}
     for case, load in loads.items():
         rate = load.share * measured[CAPACITY] if load.share else load.rate
-        measured |= figures(case, load, report_of(replace(load, rate=rate, share=None)))
+        measured |= figures(case, load, report_of(replace(load, rate=rate, share=None), SEEDS[case]))
     return measured
 
 

@@ -31,8 +31,8 @@ Server = Callable[[], AbstractContextManager[tuple[str, str]]]
 def speeds(server: Server, loads: dict[str, Load], seconds: float) -> Measured:
     """The figures of a server under loads of so many seconds, after a short load that warms it up."""
     with server() as (url, key):
-        send(url, key, Load(concurrency=8), 0.5)
-        return measure(loads, lambda load: send(url, key, load, seconds))
+        send(url, key, Load(concurrency=8), 0.5, seed=0)
+        return measure(loads, lambda load, seed: send(url, key, load, seconds, seed))
 
 
 @contextmanager

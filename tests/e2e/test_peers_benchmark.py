@@ -63,14 +63,17 @@ def test_rows_compare_medians_at_equal_bits_best_first() -> None:
 
 def test_shares_of_capacity_become_rates_of_their_server() -> None:
     sent: list[Load] = []
+    seeds: list[int] = []
 
-    def report_of(load: Load) -> dict[str, Any]:
+    def report_of(load: Load, seed: int) -> dict[str, Any]:
         sent.append(load)
+        seeds.append(seed)
         latencies = {kind: {"p50": 0.25, "p99": 0.75} for kind in ("time_to_first_token", "inter_token")}
         throughput = {"requests_per_second": 6.0, "output_tokens_per_second": 384.0, "prompt_tokens_per_second": 1536.0}
         return {"throughput": throughput, "latency_seconds": latencies}
 
     found = measure(chosen("capacity,HTTP 32"), report_of)
+    assert len({*seeds, *(seed + 1 for seed in seeds)}) == 2 * len(sent)  # with those of the warm-ups
     assert [load.rate for load in sent] == [None, None, 3.0, pytest.approx(4.8), pytest.approx(5.7)]
     assert [load.concurrency for load in sent] == [32, 32, None, None, None]
     assert found["HTTP 32"] == 384.0
@@ -85,7 +88,7 @@ def test_every_load_is_one_that_noria_bench_sends(tmp_path: Path) -> None:
     with serving(fake) as url:
         for case, load in LOADS.items():
             rate = 50.0 if load.share else load.rate
-            report = send(url, "none", replace(load, rate=rate, share=None), 0.05)
+            report = send(url, "none", replace(load, rate=rate, share=None), 0.05, 1)
             assert figures(case, load, report)
     lengths = {len(body["prompt"].split()) for body in fake.requests}
     assert {64, 512} < lengths
@@ -95,7 +98,7 @@ def test_every_load_is_one_that_noria_bench_sends(tmp_path: Path) -> None:
 
 def test_a_load_with_failures_is_not_a_measurement() -> None:
     with serving(FakeOpenAI(fails={3: 503})) as url, pytest.raises(RuntimeError, match="http_503"):
-        send(url, "none", Load(concurrency=1), 0.05)
+        send(url, "none", Load(concurrency=1), 0.05, 1)
 
 
 def test_int8_weights_are_within_half_a_step() -> None:
