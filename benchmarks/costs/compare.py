@@ -96,10 +96,10 @@ def compare(costs: Costs, server: service.Server, count: int, note: Callable[[st
     """For each load its rate, and the figures as predicted and as measured."""
     most, found = capacity(costs), dict[str, Any]()
     note(f"the simulator expects {most:.2f} requests/s at most")
-    server.load(random_prompts(8, PROMPTS[1], 0, 99), [8] * 8, seed=0, concurrency=4)  # warms up
+    server.load([*random_prompts([PROMPTS[1]] * 8, 0, 99)], [8] * 8, seed=0, concurrency=4)  # warms up
     for seed, (name, part) in enumerate(LOADS.items()):
         rng = random.Random(seed)
-        prompts = [random_prompts(1, rng.randint(*PROMPTS), 0, rng.getrandbits(31))[0] for _ in range(count)]
+        prompts = [*random_prompts([rng.randint(*PROMPTS) for _ in range(count)], 0, seed)]
         outputs = [rng.randint(*OUTPUTS) for _ in range(count)]
         note(f"{name}: {part * most:.2f} requests/s")
         results = server.load(prompts, outputs, seed=seed, rate=part * most)

@@ -63,7 +63,7 @@ def measure(
     request = 0.0
     for seed, streams in enumerate((STREAMS[0], *STREAMS)):  # the first load only warms up
         on_load(f"{streams} streams over HTTP")
-        prompts = random_prompts(3 * streams + 3, PROMPT, 0, seed)
+        prompts = [*random_prompts([PROMPT] * (3 * streams + 3), 0, seed)]
         results = target.load(prompts, [OUTPUT] * len(prompts), seed=seed, concurrency=streams)
         gaps = [gap for result in results for gap, _ in inter_token(result)]
         keys = streams * (PROMPT + OUTPUT / 2)

@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+import math
 import random
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from service.commands.bench.summary import machine, summarize, tables, versions
 from service.commands.bench.workload import Result, Workload, run
 from service.commands.endpoint import base_url, find_model, headers, server_version
 from service.commands.flags import takes
+from service.commands.lengths import HELP, lengths
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 REQUESTS = 100
@@ -35,7 +39,13 @@ class BenchOptions:
     model: str | None = option(None, "Model id.", unset="the first one that the server lists")
     endpoint: str = option("completions", "Endpoint that is called.", choices=tuple(PATHS))
     requests: int | None = option(
-        None, "Number of requests.", unset=f"{REQUESTS}, with --prompts one for each line", least=1
+        None,
+        "Number of requests. The lines of --prompts repeat if there are fewer.",
+        unset=f"{REQUESTS}, with --prompts one for each line, with --seconds any",
+        least=1,
+    )
+    seconds: float | None = option(
+        None, "Send no request later than this; those in flight still finish.", unset="none", least=0.001
     )
     concurrency: int | None = option(
         None, "Number of requests in flight at any time.", unset=f"{CONCURRENCY} unless --rate is set", least=1
@@ -46,18 +56,18 @@ class BenchOptions:
         unset="none",
         least=0.001,
     )
-    input_tokens: int = option(64, "Words in a prompt; a word is about a token.", least=1)
-    output_tokens: int = option(64, "Value of max_tokens in each request.", least=1)
+    input_tokens: str = option("64", f"Words in a prompt; a word is about a token. {HELP}.")
+    output_tokens: str = option("64", f"Value of max_tokens in each request. {HELP}.")
     shared_prefix: int = option(0, "Words at the start that all prompts share.", least=0)
     prompts: Path | None = option(None, "File with one prompt per line (text or JSON).", unset="random words")
     api_key: str | None = option(None, "API key of the server.")
     seed: int | None = option(
-        None, "Seed of prompts and arrival times.", unset="a random number, which the report contains"
+        None, "Seed of prompts, lengths and arrival times.", unset="a random number, which the report contains"
     )
     warmup: int = option(1, "Number of requests that are sent before the measured ones.", least=0)
     json: Path | None = option(None, "File for the report and the result of every request.")
     ignore_eos: bool = option(
-        True, "Send ignore_eos, so that every answer has --output-tokens tokens. Some servers refuse the field."
+        True, "Send ignore_eos, so that every answer has max_tokens tokens. Some servers refuse the field."
     )
     timeout: float = option(600.0, "Seconds that a request may take.", least=0.001)
 
@@ -82,14 +92,17 @@ def execute(options: BenchOptions) -> dict[str, Any]:
     if options.json:
         _write(options.json, {})  # a file that cannot be written fails now, not after the run
     options = replace(options, seed=random.SystemRandom().getrandbits(31) if options.seed is None else options.seed)
-    prompts = _prompts(options)
+    prompts = file_prompts(options.prompts) if options.prompts else None
+    if options.requests is None and options.seconds is None:
+        options = replace(options, requests=len(prompts or range(REQUESTS)))
+    _requests(options, prompts)  # refuses wrong options before the server is asked
     with httpx.Client(
         base_url=base_url(options.url), headers=headers(options.api_key), timeout=options.timeout
     ) as client:
-        options = replace(options, model=find_model(client, options.model), requests=len(prompts))
+        options = replace(options, model=find_model(client, options.model))
         server = server_version(client)
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    results, seconds = asyncio.run(_send(options, prompts))
+    results, seconds = asyncio.run(_send(options, _requests(options, prompts)))
     report = {
         "started": started,
         "configuration": _configuration(options),
@@ -104,42 +117,50 @@ def execute(options: BenchOptions) -> dict[str, Any]:
     return report
 
 
-def _prompts(options: BenchOptions) -> list[Prompt]:
-    if options.prompts:
-        return file_prompts(options.prompts, options.requests)
-    return random_prompts(options.requests or REQUESTS, options.input_tokens, options.shared_prefix, options.seed or 0)
-
-
-def _workload(options: BenchOptions, prompts: list[Prompt]) -> Workload:
+def _requests(options: BenchOptions, prompts: list[Prompt] | None) -> Iterator[dict[str, Any]]:
+    """The bodies of `options.requests` requests, without an end if that is None."""
+    prompt_lengths = lengths(options.input_tokens, "--input-tokens")
+    answer_lengths = lengths(options.output_tokens, "--output-tokens")
+    seed, shared = options.seed or 0, options.shared_prefix
+    if shared > prompt_lengths.least:
+        raise OptionError(f"--shared-prefix ({shared}) must be at most --input-tokens ({prompt_lengths.least})")
+    if prompts is None:
+        made = bodies(random_prompts(prompt_lengths.drawn(seed), shared, seed), options.endpoint)
+    else:
+        made = cycle([*bodies(prompts, options.endpoint)])
     common: dict[str, Any] = {
         "model": options.model,
-        "max_tokens": options.output_tokens,
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
     if options.ignore_eos:
         common["ignore_eos"] = True
+    numbered = zip(made, answer_lengths.drawn(seed + 1), strict=False)
+    return islice(({**common, **body, "max_tokens": n_tokens} for body, n_tokens in numbered), options.requests)
+
+
+def _workload(options: BenchOptions, requests: Iterable[dict[str, Any]]) -> Workload:
     return Workload(
         path=PATHS[options.endpoint],
-        bodies=tuple(bodies(prompts, options.endpoint, common)),
+        bodies=requests,
         concurrency=options.concurrency or CONCURRENCY,
         rate=options.rate,
         seed=options.seed or 0,
         timeout=options.timeout,
+        seconds=options.seconds or math.inf,
     )
 
 
-async def _send(options: BenchOptions, prompts: list[Prompt]) -> tuple[list[Result], float]:
-    workload = _workload(options, prompts)
-    other_words = random_prompts(options.warmup, options.input_tokens, 0, (options.seed or 0) + 1)
+async def _send(options: BenchOptions, requests: Iterable[dict[str, Any]]) -> tuple[list[Result], float]:
+    first = replace(options, requests=options.warmup, rate=None, shared_prefix=0, seed=(options.seed or 0) + 1)
     async with Connections(base_url(options.url), headers(options.api_key)) as connections:
-        for result in await run(connections, replace(_workload(options, other_words), rate=None), lambda _: None):
+        for result in await run(connections, _workload(first, _requests(first, None)), lambda _: None):
             if result.error:
                 raise OptionError(f"a warm-up request failed ({result.error}): {result.detail}")
         with _progress() as progress:
-            task = progress.add_task("requests", total=len(prompts))
-            results = await run(connections, workload, lambda _: progress.advance(task))
+            task = progress.add_task("requests", total=options.requests)
+            results = await run(connections, _workload(options, requests), lambda _: progress.advance(task))
     return results, max(result.start + result.seconds for result in results)
 
 

@@ -2,8 +2,7 @@
 
 import json
 import random
-from collections.abc import Iterator
-from itertools import cycle, islice
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +21,18 @@ WORDS = (  # noqa: SIM905
 ).split()
 
 
-def random_prompts(count: int, tokens: int, shared: int, seed: int) -> list[Prompt]:
-    """`count` texts of about `tokens` tokens. The first `shared` tokens are the same in all texts.
+def random_prompts(lengths: Iterable[int], shared: int, seed: int) -> Iterator[Prompt]:
+    """A text of about that many tokens for each of the lengths. The first `shared` tokens are the same in all texts.
 
-    Equal seeds give equal texts. Raises OptionError if `shared` is greater than `tokens`.
+    Equal seeds give equal texts. No length may be less than `shared`.
     """
-    if shared > tokens:
-        raise OptionError(f"--shared-prefix ({shared}) must be at most --input-tokens ({tokens})")
     draw = random.Random(seed)
     prefix = draw.choices(WORDS, k=shared)
-    return [" ".join(prefix + draw.choices(WORDS, k=tokens - shared)) for _ in range(count)]
+    return (" ".join(prefix + draw.choices(WORDS, k=length - shared)) for length in lengths)
 
 
-def file_prompts(path: Path, count: int | None) -> list[Prompt]:
-    """The first `count` prompts of a file, which repeats if it has fewer; None takes each prompt once.
+def file_prompts(path: Path) -> list[Prompt]:
+    """The prompts of a file, at least one.
 
     A prompt is a line of text or of JSON: a string, token ids, messages, or an object with one of these as "prompt" or
     "messages". Raises OptionError for a file that cannot be read or has no prompt.
@@ -47,7 +44,7 @@ def file_prompts(path: Path, count: int | None) -> list[Prompt]:
     prompts = [_parse(line) for line in lines if line.strip()]
     if not prompts:
         raise OptionError(f"--prompts {path} has no prompt; write one per line")
-    return list(islice(cycle(prompts), count or len(prompts)))
+    return prompts
 
 
 def _parse(line: str) -> Prompt:
@@ -64,8 +61,8 @@ def _parse(line: str) -> Prompt:
     return value
 
 
-def bodies(prompts: list[Prompt], endpoint: str, common: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The body of a request to `endpoint` for each prompt, with the fields of `common`.
+def bodies(prompts: Iterable[Prompt], endpoint: str) -> Iterator[dict[str, Any]]:
+    """The field of a request to `endpoint` with the prompt, for each of the prompts.
 
     Raises OptionError for a prompt that the endpoint does not take.
     """
@@ -80,6 +77,6 @@ def bodies(prompts: list[Prompt], endpoint: str, common: dict[str, Any]) -> Iter
                 "--endpoint chat takes no token ids, but the prompts are token ids; use --endpoint completions"
             )
         if endpoint == "completions":
-            yield {**common, "prompt": prompt}
+            yield {"prompt": prompt}
         else:
-            yield {**common, "messages": prompt if messages else [{"role": "user", "content": prompt}]}
+            yield {"messages": prompt if messages else [{"role": "user", "content": prompt}]}

@@ -1,10 +1,12 @@
 """The load on an OpenAI endpoint: streamed requests, in a closed loop or with Poisson arrivals, and their results."""
 
 import asyncio
+import math
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import orjson
@@ -19,15 +21,17 @@ Send = Callable[[dict[str, Any]], Coroutine[Any, Any, None]]
 class Workload:
     """The requests and their pace. A `rate` (requests per second, Poisson) replaces `concurrency` (closed loop).
 
-    Each of `bodies` is the JSON of one request. `timeout` is in seconds, for a whole request.
+    Each of `bodies` is the JSON of one request. `timeout` is in seconds, for a whole request. No request is sent later
+    than `seconds` after the start.
     """
 
     path: str
-    bodies: tuple[dict[str, Any], ...]
+    bodies: Iterable[dict[str, Any]]
     concurrency: int
     rate: float | None
     seed: int
     timeout: float
+    seconds: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,19 +146,20 @@ async def run(connections: Connections, workload: Workload, on_result: Callable[
         results.append(await send(connections, workload, body, begun))
         on_result(results[-1])
 
-    await (_closed_loop(workload, one) if workload.rate is None else _open_loop(workload, one, begun))
+    await (_open_loop if workload.rate else _closed_loop)(workload, one, begun)
     return results
 
 
-async def _closed_loop(workload: Workload, one: Send) -> None:
-    waiting = iter(workload.bodies)
+async def _closed_loop(workload: Workload, one: Send, begun: float) -> None:
+    end = begun + workload.seconds
+    waiting = takewhile(lambda _: time.perf_counter() < end, workload.bodies)
 
     async def worker() -> None:
         for body in waiting:
             await one(body)
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(min(workload.concurrency, len(workload.bodies))):
+        for _ in range(workload.concurrency):
             group.create_task(worker())
 
 
@@ -163,6 +168,8 @@ async def _open_loop(workload: Workload, one: Send, begun: float) -> None:
     draw = random.Random(workload.seed)
     async with asyncio.TaskGroup() as group:
         for body in workload.bodies:
+            if due > workload.seconds:
+                break
             await asyncio.sleep(begun + due - time.perf_counter())  # relative to the start: delays do not add up
             group.create_task(one(body))
             due += draw.expovariate(workload.rate or 1.0)

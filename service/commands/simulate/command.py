@@ -12,13 +12,14 @@ from rich.console import Console
 from model.errors import OptionError
 from model.options import check_limits, option, same
 from service.commands.flags import takes
+from service.commands.lengths import HELP, lengths
 from service.commands.simulate import costs as cost_file
 from service.commands.simulate import traces
 from service.commands.simulate.costs import Costs
 from service.commands.simulate.engine import limited, planned
 from service.commands.simulate.fleet import BALANCERS
 from service.commands.simulate.fleet import simulate as run
-from service.commands.simulate.requests import Request, at_random, distribution
+from service.commands.simulate.requests import Request, at_random
 from service.commands.simulate.summary import Targets, summarize, tables
 from service.settings import Settings
 
@@ -39,9 +40,7 @@ class SimulateOptions:
     rate: float | None = option(
         None, "Average number of requests per second, at random times (Poisson).", unset="none", least=0.001
     )
-    input: str | None = option(
-        None, "Tokens of the prompts for --rate: N, uniform:LOW-HIGH or lognormal:MEDIAN,SIGMA.", unset="512"
-    )
+    input: str | None = option(None, f"Tokens of the prompts for --rate: {HELP}.", unset="512")
     output: str | None = option(None, "Tokens of the answers for --rate, as --input.", unset="128")
     shared_prefix: int | None = option(
         None, "Tokens at the start that all prompts of --rate share.", unset="none", least=1
@@ -144,9 +143,9 @@ def _requests(options: SimulateOptions) -> list[Request]:
         _refuse(options, OF_RATE, "--trace")
         return traces.read(options.trace, options.speed or 1.0, options.requests)
     _refuse(options, ("speed",), "--rate")
-    lengths = (distribution(options.input or "512", "--input"), distribution(options.output or "128", "--output"))
+    draws = (lengths(options.input or "512", "--input").draw, lengths(options.output or "128", "--output").draw)
     count, shared, seed = options.requests or REQUESTS, options.shared_prefix or 0, options.seed or 0
-    return list(at_random(options.rate or 1.0, count, *lengths, shared=shared, seed=seed))
+    return list(at_random(options.rate or 1.0, count, *draws, shared=shared, seed=seed))
 
 
 def _refuse(options: SimulateOptions, names: Iterable[str], other: str) -> None:

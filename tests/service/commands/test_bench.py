@@ -107,6 +107,39 @@ def test_poisson_arrivals_neither_come_early_nor_wait_for_answers(tmp_path: Path
     assert report["configuration"]["rate"] == 400
 
 
+def test_no_request_is_sent_after_the_seconds(tmp_path: Path) -> None:
+    """The 10th answer ends after 0.6 s at least, because each has six pauses of 10 ms."""
+    fake = FakeOpenAI(delay=0.01)
+    arguments = ["--seconds", "0.3", "--warmup", "0"]
+    result, report = run_json(fake, tmp_path, *arguments, "--concurrency", "2")
+    assert result.exit_code == 0, result.output
+    assert 2 < len(fake.requests) <= 10
+    assert len({body["prompt"] for body in fake.requests}) == len(fake.requests)
+    assert report["requests"]["completed"] == len(fake.requests)
+    rng = random.Random(7)
+    due = [0.0, *accumulate(rng.expovariate(100) for _ in range(200))]
+    _, report = run_json(fake, tmp_path, *arguments, "--rate", "100", "--seed", "7")
+    assert report["requests"]["completed"] == sum(time <= 0.3 for time in due)
+
+
+def test_lengths_come_from_distributions_and_repeat_with_the_seed(tmp_path: Path) -> None:
+    sent = []
+    for seed in (3, 3, 4):
+        fake = FakeOpenAI()
+        arguments = ["--input-tokens", "uniform:8-99", "--output-tokens", "uniform:2-50", "--shared-prefix", "8"]
+        run_json(
+            fake, tmp_path, *arguments, "--seed", seed, *["--concurrency", "1", "--requests", "9", "--warmup", "0"]
+        )
+        sent.append([(body["prompt"], body["max_tokens"]) for body in fake.requests])
+    assert sent[0] == sent[1] != sent[2]
+    words, answers = [prompt.split() for prompt, _ in sent[0]], {length for _, length in sent[0]}
+    assert len({tuple(prompt[:8]) for prompt in words}) == 1
+    assert len({len(prompt) for prompt in words}) > 5 < len(answers)
+    assert all(8 <= len(prompt) <= 99 for prompt in words)
+    assert min(answers) >= 2
+    assert max(answers) <= 50
+
+
 def test_failed_requests_are_counted_by_kind_and_fail_the_command(tmp_path: Path) -> None:
     fake = FakeOpenAI(fails={2: 429, 3: 429, 5: 500})
     result, report = run_json(fake, tmp_path, *["--requests", "6", "--concurrency", "1", "--warmup", "0"])
@@ -154,6 +187,8 @@ def test_a_server_without_models_is_one_line() -> None:
     [
         ("--rate 3 --concurrency 2", "--rate and --concurrency exclude each other"),
         ("--shared-prefix 65", "--shared-prefix (65) must be at most --input-tokens (64)"),
+        ("--shared-prefix 9 --input-tokens uniform:8-64", "--shared-prefix (9) must be at most --input-tokens (8)"),
+        ("--output-tokens many", "--output-tokens must be N, uniform:LOW-HIGH or lognormal:MEDIAN,SIGMA, got 'many'"),
         ("--url 127.0.0.1:8000", "--url 127.0.0.1:8000 is not an address; expected http://HOST:PORT"),
         ("--url http://127.0.0.1:port", "--url http://127.0.0.1:port is not an address"),
         ("--prompts /nowhere/prompts", "--prompts /nowhere/prompts cannot be read"),
@@ -219,13 +254,15 @@ def test_messages_are_for_chat_only(tmp_path: Path) -> None:
 
 
 def test_random_prompts_share_a_prefix_and_repeat_with_the_seed() -> None:
-    alone = [prompt.split() for prompt in random_prompts(50, 20, 0, seed=1)]
+    alone = [str(prompt).split() for prompt in random_prompts([20] * 50, 0, seed=1)]
     assert {len(words) for words in alone} == {20}
     assert len({tuple(words[:4]) for words in alone}) == 50
-    shared = [prompt.split() for prompt in random_prompts(50, 20, 15, seed=1)]
+    shared = [str(prompt).split() for prompt in random_prompts([20] * 50, 15, seed=1)]
     assert len({tuple(words[:15]) for words in shared}) == 1
     assert len({tuple(words[15:]) for words in shared}) > 45
-    assert random_prompts(3, 20, 5, seed=1) == random_prompts(3, 20, 5, seed=1) != random_prompts(3, 20, 5, seed=2)
+    first, again, other = ([*random_prompts([20, 9, 5], 5, seed)] for seed in (1, 1, 2))
+    assert first == again != other
+    assert [len(str(prompt).split()) for prompt in first] == [20, 9, 5]
 
 
 def test_gaps_are_weighted_by_the_tokens_in_them() -> None:

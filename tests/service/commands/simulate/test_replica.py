@@ -6,10 +6,11 @@ import pytest
 
 from model.batch import SliceOutput, StepOutput
 from model.sampling_params import SamplingParams
+from service.commands.lengths import lengths
 from service.commands.simulate.costs import Costs, Line
 from service.commands.simulate.fleet import BALANCERS, Fleet
 from service.commands.simulate.replica import GAP_CLASS, gap_seconds
-from service.commands.simulate.requests import Request, at_random, distribution
+from service.commands.simulate.requests import Request, at_random
 from service.commands.simulate.summary import Targets, summarize
 from service.engine.budget import PromptBudget
 from service.engine.messages import Submit
@@ -120,7 +121,7 @@ def test_a_load_is_served_as_step_by_step(pages: int, target: float) -> None:
     line = Line(step=2**-7, token=2**-12, sequence=2**-11, key=2**-16, pair=2**-18)
     limits = {"max_sequences": 16, "max_step_tokens": 64, "target_inter_token": target}
     found = costs(line, pages=pages, **limits)
-    draws = distribution("uniform:1-60", "--input"), distribution("lognormal:20,0.5", "--output")
+    draws = lengths("uniform:1-60", "--input").draw, lengths("lognormal:20,0.5", "--output").draw
     requests = list(at_random(12.0, 150, *draws, shared=9, seed=3))
     fleet = served(found, *requests)
     assert bool(fleet.replicas[0].scheduler.stats().preemptions) == (pages == 40)

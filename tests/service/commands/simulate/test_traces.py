@@ -1,13 +1,12 @@
 """Traces in the formats of their publishers, and lengths at random."""
 
 import random
-import statistics
 from pathlib import Path
 
 import pytest
 
 from model.errors import OptionError
-from service.commands.simulate.requests import Request, at_random, distribution
+from service.commands.simulate.requests import Request, at_random
 from service.commands.simulate.traces import read
 from tests.service.commands.simulate.costs import costs, served
 
@@ -99,24 +98,10 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         read(tmp_path / "binary")
 
 
-def test_lengths_at_random() -> None:
-    rng = random.Random(1)
-    assert {distribution("7", "--input")(rng) for _ in range(9)} == {7}
-    assert {distribution("uniform:2-4", "--input")(rng) for _ in range(99)} == {2, 3, 4}
-    drawn = [distribution("lognormal:200,0.5", "--input")(rng) for _ in range(4000)]
-    assert statistics.median(drawn) == pytest.approx(200, rel=0.05)
-    assert statistics.quantiles(drawn, n=100)[83] == pytest.approx(200 * 2.71828**0.5, rel=0.08)  # one sigma above
-
-
-@pytest.mark.parametrize("text", ["", "many", "0", "1.5", "uniform:5", "uniform:9-2", "lognormal:5", "normal:5,1"])
-def test_a_distribution_that_is_none(text: str) -> None:
-    with pytest.raises(OptionError, match="--output") as error:
-        distribution(text, "--output")
-    assert repr(text) in str(error.value)
-
-
 def test_arrivals_at_random() -> None:
-    draw = distribution("10", "--input")
+    def draw(rng: random.Random) -> int:
+        return 10
+
     found = list(at_random(50.0, 4000, draw, draw, shared=4, seed=2))
     assert found[-1].at == pytest.approx(80.0, rel=0.05)
     assert found == list(at_random(50.0, 4000, draw, draw, shared=4, seed=2))
