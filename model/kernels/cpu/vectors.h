@@ -141,8 +141,12 @@ INLINE float greatest_magnitude(vi v) {
 }
 INLINE i4 plus4_int(i4 a, i4 b) { return a + b; }
 INLINE int32_t sum_int(vi v) {
+#if defined(__AVX512VNNI__)
+    return _mm512_reduce_add_epi32((__m512i)v);
+#else
     FOLD(v, i4, plus4_int)
     return part[0][0] + part[0][2] + part[0][1] + part[0][3];
+#endif
 }
 
 /* Nearest integer, ties to even, for |x| < 2^22. */

@@ -3,7 +3,7 @@
 #include "linear/linear.h"
 #include "pool.h"
 
-enum { ROWS_A_TASK = 8 };
+enum { ROWS_A_TASK = 4 };
 #define ROW_TASKS(n_rows) (((n_rows) + ROWS_A_TASK - 1) / ROWS_A_TASK)
 
 /* One product. Its caller sets w, x, norm, rows, y, eps, kind, add and n_rows. Row i of x is `rows[i]`, or i itself without `rows`.
@@ -11,8 +11,10 @@ enum { ROWS_A_TASK = 8 };
  *
  * For each row and group: bytes `q`, their `scale`, the start of integer sums (`zero`), and `total`, which is the scale
  * times the sum of the bytes. For BF16 weights there are only factors, in `q`. */
+typedef struct shape shape;
 typedef struct {
     const weights *w;
+    const shape *shape; /* of tiles */
     const float *x, *norm;
     const int32_t *rows;
     const lora_rows *runs;
