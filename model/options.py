@@ -112,10 +112,12 @@ class RunnerOptions:
     """How to load and run a model. `model` is a local directory in HF or native format, or that of a converted GGUF.
 
     None leaves the choice to the model and the machine; `step_limits` makes it for sequences and tokens of a step.
-    `adapters` are the LoRA adapters to load at start, by number, each with the path of its files.
+    `adapters` are the LoRA adapters to load at start, by number, each with the path of its files. `cache` is the
+    directory for what is made at a start for later ones, None the user's own.
     """
 
     model: str
+    cache: str | None = None
     device: str = option(
         "auto",
         "Device that runs the model. auto is a GPU if there is one.",
@@ -215,6 +217,13 @@ class RunnerOptions:
         "Number of CPU threads that compute.",
         unset="OMP_NUM_THREADS, else one for each core that the process may use",
         least=1,
+    )
+    tune: str = option(
+        "start",
+        "Choose how the compiled kernels of a CPU divide products into tiles, by timing them. No choice changes an "
+        "answer. start times new shapes of weights in 0.1 s and keeps the result in the cache directory for the next "
+        "start; thorough times all shapes anew for some seconds; off uses the defaults.",
+        choices=("off", "start", "thorough"),
     )
     tensor_parallel_size: int = option(
         1,
