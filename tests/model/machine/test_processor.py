@@ -4,7 +4,7 @@ from pathlib import Path
 
 from model.machine.processor import processor
 
-X86 = "processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC\nmodel\t\t: 2\nMHz\t: 3000.1\nflags\t\t: avx2 fma\n"
+X86 = "processor\t: 0\nmodel name\t: AMD EPYC\nmodel\t\t: 2\nMHz\t: 3000.1\nflags\t\t: avx2 fma\n"
 ARM = "processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n"
 
 

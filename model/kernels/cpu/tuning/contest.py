@@ -28,7 +28,7 @@ class Contest:
         self.times = {candidate: [] for candidate in range(self.n)}
 
     def hold_round(self, clock: Callable[[], float]) -> None:
-        """Run each candidate once, each time another one first. They meet the same noise, for they follow each other."""
+        """Run each candidate once, another one first than before. They follow each other and meet the same noise."""
         for candidate in self._order():
             begin = clock()
             self.run(candidate)

@@ -40,8 +40,9 @@ class Store:
             return {}
         try:
             found = json.loads(self.path.read_text(encoding="utf-8"))
-            fits = found["place"] == self.place and found["library"] == self.library
-            return {str(shape): dict(names) for shape, names in found["tiles"].items()} if fits else {}
+            if (found["place"], found["library"]) != (self.place, self.library):
+                return {}
+            return {shape: {first: str(tile) for first, tile in by.items()} for shape, by in found["tiles"].items()}
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:

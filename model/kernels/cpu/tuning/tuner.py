@@ -30,6 +30,7 @@ class Effort:
 EFFORTS = {"start": Effort(12, 0.08, uses_kept=True), "thorough": Effort(100, 5.0, uses_kept=False)}
 """By the value of --tune; "off" has none."""
 
+
 @dataclass(frozen=True, slots=True)
 class Tuner:
     """Chooses tiles for `kernels`, which compute with `threads` threads, and keeps the choices in `store`."""
