@@ -116,12 +116,13 @@ def check_records(compiled: ctypes.CDLL, name: str) -> None:
                     f"struct {struct} of the compiled kernels has {c} in C, {python} in Python (name, offset, bytes); "
                     "correct model/kernels/cpu/records.py"
                 )
-    limits = (ctypes.c_int64 * len(records.LIMITS)).in_dll(compiled, f"attention_limits_{name}")
-    if tuple(limits) != records.LIMITS:
-        raise NoriaError(
-            f"the limits of attention.c are {tuple(limits)} in C and {records.LIMITS} in Python; "
-            "correct model/kernels/cpu/records.py"
-        )
+    for symbol, python in (("attention_limits", records.LIMITS), ("row_classes", records.ROW_CLASSES)):
+        limits = tuple((ctypes.c_int64 * len(python)).in_dll(compiled, f"{symbol}_{name}"))
+        if limits != python:
+            raise NoriaError(
+                f"{symbol} of the compiled kernels are {limits} in C and {python} in Python; "
+                "correct model/kernels/cpu/records.py"
+            )
 
 
 def _layout(compiled: ctypes.CDLL, symbol: str) -> list[tuple[str, int, int]]:

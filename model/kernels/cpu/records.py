@@ -9,6 +9,8 @@ from torch import Tensor
 
 LIMITS = PAGE_SIZE, MAX_QUERIES, MAX_HEAD_DIM, MAX_ROWS, SPLIT_PAGES = 32, 64, 512, 16, 16
 """Limits of attention.c, in the order of its `attention_limits`."""
+ROW_CLASSES = 1, 2, 17, 128
+"""The first number of rows of each class of shapes.h, for which tiles are chosen apart."""
 CELL_KINDS: Mapping[torch.dtype, int] = {torch.bfloat16: 0, torch.float32: 1, torch.int8: 2}
 """`AttentionCall.kind` for the types in which keys and values are stored: the kinds of cells.h."""
 WHOLE = -1
@@ -24,6 +26,7 @@ class WeightsRecord(ctypes.Structure):
         ("n_out", ctypes.c_int64),
         ("n_in", ctypes.c_int64),
         ("format", ctypes.c_int64),
+        ("tiles", ctypes.c_int64 * len(ROW_CLASSES)),
     )
 
 

@@ -11,8 +11,10 @@ enum { ROWS_A_TASK = 8 };
  *
  * For each row and group: bytes `q`, their `scale`, the start of integer sums (`zero`), and `total`, which is the scale
  * times the sum of the bytes. For BF16 weights there are only factors, in `q`. */
+typedef struct shape shape;
 typedef struct {
     const weights *w;
+    const shape *shape; /* of tiles */
     const float *x, *norm;
     const int32_t *rows;
     const lora_rows *runs;

@@ -6,11 +6,15 @@
 enum { INT8, Q8, Q8_MIN, Q4, Q4_MIN, BF16 };
 enum { PLAIN, NORMED, GATED };
 
-/* Weights, padded to whole groups and blocks of 16 outputs. Only INT8 has `scales`, one for each output. */
+/* A product's tiles are chosen by its number of rows: 1, 2 to 16, 17 to 127, 128 and more (`row_classes`). */
+enum { ROW_CLASSES = 4 };
+
+/* Weights, padded to whole groups and blocks of 16 outputs. Only INT8 has `scales`, one for each output. `tiles` has a
+ * choice for each class of row counts: i means `tile_name(format, i)`, 0 the default. */
 typedef struct {
     const uint8_t *packed;
     const float *scales;
-    int64_t n_out, n_in, format;
+    int64_t n_out, n_in, format, tiles[ROW_CLASSES];
 } weights;
 
 enum { LORA_BLOCK = 16, LORA_PAD = 8, LORA_GROUP = 32 };

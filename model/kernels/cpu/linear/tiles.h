@@ -1,0 +1,147 @@
+/* Tiles of a product: some rows by some blocks of 16 outputs. linear.c describes the records of weights. Every tile adds
+ * in the same order, so that the bits of a row do not depend on the tile that computes it.
+ */
+#pragma once
+#include "linear/amx.h"
+#include "linear/activations.h"
+
+enum { BLOCK = 16, VECTORS = BLOCK / LANES };
+#if defined(__AVX512VNNI__)
+enum { REGISTERS = 26 }; /* for sums and totals */
+#else
+enum { REGISTERS = 12 };
+#endif
+enum { MOST_ROWS = 8, MOST_BLOCKS = 4 }; /* of a tile */
+
+#define IS_NIBBLES(format) (format == Q4 || format == Q4_MIN)
+#define HAS_MINIMA(format) (format == Q8_MIN || format == Q4_MIN)
+#define QUADS(format) (format == INT8 || format == BF16 ? 16 : 8)
+#define RECORD(format) \
+    (format == INT8 ? 1024 : format == BF16 ? 2048 : (IS_NIBBLES(format) ? 256 : 512) + (HAS_MINIMA(format) ? 4 : 2) * BLOCK)
+
+/* Stores the totals of one row and block. */
+static __attribute__((noinline)) void finish(const call *c, int row, int block, const vf *totals) {
+    const weights *w = c->w;
+    for (int v = 0; v < VECTORS; v++) {
+        int n = block * BLOCK + v * LANES, left = (int)w->n_out - n;
+        if (left <= 0) return;
+        float *y = c->y + (int64_t)row * w->n_out + n;
+        vf value = w->format == INT8 ? totals[v] * load(w->scales + n) : totals[v];
+        if (left >= LANES) {
+            store(y, c->add ? load(y) + value : value);
+            continue;
+        }
+        if (c->add) value += load_some(y, left);
+        memcpy(y, &value, (size_t)left * 4);
+    }
+}
+
+/* Adds quad q of a group to the integer sums of R rows; `part` holds it for V vectors of outputs. */
+INLINE void add_quad(const int FORMAT, const int R, const int V, vi acc[][MOST_BLOCKS * VECTORS], const quads *part, const int8_t *x,
+                     int64_t stride, int q) {
+    UNROLL for (int r = 0; r < R; r++) {
+        int32_t four;
+        memcpy(&four, x + r * stride + q * 4, 4);
+        UNROLL for (int v = 0; v < V; v++)
+            acc[r][v] = IS_NIBBLES(FORMAT) ? dot_unsigned(acc[r][v], part[v], four) : dot(acc[r][v], part[v], four);
+    }
+}
+
+/* A row's total with one more group: exact sums times the scales of weights and row, plus minima times its sum. */
+INLINE vf add_group(const int FORMAT, vf total, vi sums, vf weight_scale, vf minimum, float scale, float row_sum) {
+    vf exact = __builtin_convertvector(sums, vf);
+    if (FORMAT != INT8) exact *= weight_scale;
+    total = fused(exact, splat(scale), total);
+    return HAS_MINIMA(FORMAT) ? fused(minimum, splat(row_sum), total) : total;
+}
+
+/* `tile` for BF16. */
+INLINE void tile_pairs(const call *c, const int R, const int C, int row, int block, int ahead) {
+    const int V = C * VECTORS, PAIRS = c->n_groups * 32, WORDS = PAIRED ? 1 : 2;
+    const int64_t stride = (int64_t)PAIRS * WORDS, next = (int64_t)c->n_groups * RECORD(BF16);
+    const uint8_t *w = c->w->packed + block * next;
+    const float *x = (const float *)c->q + row * stride;
+    vf totals[MOST_ROWS][MOST_BLOCKS * VECTORS];
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) totals[r][v] = splat(0);
+    for (int p = 0; p < PAIRS; p++, w += 64, x += WORDS) {
+        vi part[MOST_BLOCKS * VECTORS];
+        UNROLL for (int b = 0; b < C; b++) __builtin_prefetch(w + (b + ahead) * next, 0, 2);
+        UNROLL for (int v = 0; v < V; v++) part[v] = load_int(w + v / VECTORS * next + v % VECTORS * WIDTH);
+        UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++)
+            totals[r][v] = add_pair(totals[r][v], part[v], x + r * stride, 1);
+    }
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int b = 0; b < C; b++)
+        finish(c, row + r, block + b, totals[r] + b * VECTORS);
+}
+
+/* Multiplies R rows by C blocks of 16 outputs. FORMAT, R and C are constants after inlining. It also prefetches the
+ * block `ahead` blocks further, because hardware does not prefetch beyond a memory page. */
+INLINE void tile(const call *c, const int FORMAT, const int R, const int C, int row, int block, int ahead) {
+    if (FORMAT == BF16) {
+        tile_pairs(c, R, C, row, block, ahead);
+        return;
+    }
+    const int V = C * VECTORS, G = c->n_groups, CHANNELS = QUADS(FORMAT) * 4;
+    const int64_t stride = (int64_t)G * CHANNELS, next = (int64_t)G * RECORD(FORMAT), first = (int64_t)row * G;
+    const uint8_t *record = c->w->packed + block * next;
+    const int8_t *x = c->q + first * CHANNELS;
+    const float *scale = c->scale + first, *total = c->total + first;
+    const int32_t *zero = c->zero + first;
+    vf totals[MOST_ROWS][MOST_BLOCKS * VECTORS];
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) totals[r][v] = splat(0);
+    for (int g = 0; g < G; g++, record += RECORD(FORMAT), x += CHANNELS) {
+        vi acc[MOST_ROWS][MOST_BLOCKS * VECTORS];
+        quads part[MOST_BLOCKS * VECTORS], high[MOST_BLOCKS * VECTORS];
+#define AT(v) (record + (v) / VECTORS * next + (v) % VECTORS * WIDTH)
+        UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) acc[r][v] = splat_int(zero[r * G + g]);
+        if (2 * R * V > REGISTERS) __asm__ volatile("" : : "r"(totals) : "memory"); /* totals stay in memory */
+        for (int q = 0; q < (IS_NIBBLES(FORMAT) ? 4 : QUADS(FORMAT)); q++) {
+            UNROLL for (int b = 0; b < C; b++) __builtin_prefetch(record + (b + ahead) * next + q * 64, 0, 2);
+            UNROLL for (int v = 0; v < V; v++) {
+                if (IS_NIBBLES(FORMAT)) load_nibbles(AT(v) + q * 64, part + v, high + v);
+                else part[v] = load_quads(AT(v) + q * 64);
+            }
+            add_quad(FORMAT, R, V, acc, part, x, stride, q);
+            if (IS_NIBBLES(FORMAT)) add_quad(FORMAT, R, V, acc, high, x, stride, q + 4);
+        }
+        UNROLL for (int v = 0; v < V; v++) {
+            const uint8_t *after = record + v / VECTORS * next + (IS_NIBBLES(FORMAT) ? 256 : 512) + v % VECTORS * LANES * 2;
+            vf weight_scale = FORMAT == INT8 ? splat(0) : load_half(after);
+            vf minimum = HAS_MINIMA(FORMAT) ? load_half(after + 2 * BLOCK) : splat(0);
+            UNROLL for (int r = 0; r < R; r++)
+                totals[r][v] = add_group(FORMAT, totals[r][v], acc[r][v], weight_scale, minimum, scale[r * G + g], total[r * G + g]);
+        }
+#undef AT
+    }
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int b = 0; b < C; b++)
+        finish(c, row + r, block + b, totals[r] + b * VECTORS);
+}
+
+#ifdef TILES
+/* Computes the same bits as `tile` for 16 rows and one block. */
+INLINE void slab(const call *c, const int FORMAT, int row, int block) {
+    const int G = c->n_groups, CHANNELS = QUADS(FORMAT) * 4;
+    const int64_t stride = (int64_t)G * CHANNELS, first = (int64_t)row * G;
+    const uint8_t *record = c->w->packed + (int64_t)block * G * RECORD(FORMAT);
+    vf totals[TILE_ROWS];
+    UNROLL for (int r = 0; r < TILE_ROWS; r++) totals[r] = splat(0);
+    for (int g = 0; g < G; g++, record += RECORD(FORMAT)) {
+        int32_t sums[TILE_ROWS][16] __attribute__((aligned(64)));
+        quads wide[8];
+        if (IS_NIBBLES(FORMAT))
+            for (int q = 0; q < 4; q++) load_nibbles(record + q * 64, wide + q, wide + q + 4);
+        const uint8_t *w = IS_NIBBLES(FORMAT) ? (const uint8_t *)wide : record;
+        multiply_tiles(c->q + first * CHANNELS + g * CHANNELS, stride, w, CHANNELS, sums);
+        const uint8_t *after = record + (IS_NIBBLES(FORMAT) ? 256 : 512);
+        vf weight_scale = FORMAT == INT8 ? splat(0) : load_half(after);
+        vf minimum = HAS_MINIMA(FORMAT) ? load_half(after + 2 * BLOCK) : splat(0);
+        UNROLL for (int r = 0; r < TILE_ROWS; r++) {
+            int64_t at = first + r * G + g;
+            vi exact = load_int(sums[r]) + splat_int(c->zero[at]);
+            totals[r] = add_group(FORMAT, totals[r], exact, weight_scale, minimum, c->scale[at], c->total[at]);
+        }
+    }
+    UNROLL for (int r = 0; r < TILE_ROWS; r++) finish(c, row + r, block, totals + r);
+}
+#endif
+
