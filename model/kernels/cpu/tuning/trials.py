@@ -37,7 +37,7 @@ def timing(kernels: Kernels, weights: Sequence[PackedWeights], row_class: int, t
     """A contest of the tiles for a class of rows of `weights`, which have one shape."""
     n_rows = TIMED_ROWS[row_class]
     known = kernels.tiles(weights[0].record.format)
-    tiles = [0, *(i for i, name in enumerate(known, 1) if int(name.split("x")[0]) <= n_rows)]
+    tiles = [0, *(i for i, name in enumerate(known, 1) if min(2, n_rows) <= rows_of(name) <= n_rows)]
     parts = parts_of(weights, n_rows, threads)
     later = row_class * len(parts) // len(TIMED_ROWS)  # no class finds in a cache what another one has just read
     turns = cycle(parts[later:] + parts[:later])
@@ -50,6 +50,11 @@ def timing(kernels: Kernels, weights: Sequence[PackedWeights], row_class: int, t
         kernels.linear(part, x, onto=y)
 
     return Timing(Contest(len(tiles), run), [known[i - 1] if i else DEFAULT for i in tiles])
+
+
+def rows_of(name: str) -> int:
+    """The rows of a tile. Those with one row serve only a single row well."""
+    return int(name.split("x")[0])
 
 
 def parts_of(weights: Sequence[PackedWeights], n_rows: int, threads: int) -> list[PackedWeights]:
