@@ -58,15 +58,11 @@ def rows_of(name: str) -> int:
 
 
 def parts_of(weights: Sequence[PackedWeights], n_rows: int, threads: int) -> list[PackedWeights]:
-    """Parts of one size, in an order in which neighbours are far apart."""
-    n_blocks = len(weights[0].packed)
-    size = _blocks(weights[0], n_rows, threads)
+    """Parts of one size, in an order in which neighbours are far apart. Blocks with less than 16 outputs are left out."""
+    first = weights[0]
+    _, n_groups, record = first.packed.shape
+    n_blocks = max(1, first.n_out // OUTPUTS)
+    most = min(MOST_BYTES // (n_groups * record), MOST_WORK // (n_rows * first.n_in * OUTPUTS))
+    size = min(n_blocks, threads * max(1, most))
     places = [(each, start) for start in range(0, n_blocks - size + 1, size) for each in weights]
     return [each.part(start, size) for each, start in places[:MOST_PARTS]]
-
-
-def _blocks(weights: PackedWeights, n_rows: int, threads: int) -> int:
-    """The number of blocks of outputs in a timed call."""
-    n_blocks, n_groups, record = weights.packed.shape
-    most = min(MOST_BYTES // (n_groups * record), MOST_WORK // (n_rows * weights.n_in * OUTPUTS))
-    return min(n_blocks, threads * max(1, most))

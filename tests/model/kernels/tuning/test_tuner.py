@@ -180,5 +180,6 @@ def test_parts_cover_different_weights(kernels: Kernels, monkeypatch: pytest.Mon
     whole = kernels.linear(weights, x)
     parts = trials.parts_of([weights], 3, threads=1)
     assert len({part.record.packed for part in parts}) == len(parts) > 1
+    assert {part.n_out for part in parts} == {32}
     for i, part in enumerate(parts):
         assert torch.equal(kernels.linear(part, x), whole[:, i * part.n_out :][:, : part.n_out])
