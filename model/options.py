@@ -22,6 +22,8 @@ CPU_SHARE = 0.25
 """Default part of the memory left by the weights that the KV cache gets on a CPU."""
 MAX_RANKS = 64
 """The greatest number of ranks in each direction of a layout."""
+TUNINGS = ("off", "start", "thorough")
+"""How long the tiles of products are timed at start."""
 IMAGE_CACHE, LEAST_IMAGES = 2**28, 2
 """Default bytes of the embeddings of images that are kept, and the number of the largest images that fit at least."""
 GPU_UTILIZATION = 0.9
@@ -223,7 +225,7 @@ class RunnerOptions:
         "Choose how the compiled kernels of a CPU divide products into tiles, by timing them. No choice changes an "
         "answer. start times new shapes of weights in 0.1 s and keeps the result in the cache directory for the next "
         "start; thorough times all shapes anew for some seconds; off uses the defaults.",
-        choices=("off", "start", "thorough"),
+        choices=TUNINGS,
     )
     tensor_parallel_size: int = option(
         1,

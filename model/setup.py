@@ -19,7 +19,7 @@ from model.machine.host import choose_threads
 from model.memory import sizes as memory
 from model.memory.images import ImageSizes, image_sizes
 from model.network.kernels import try_out as try_products
-from model.options import RunnerOptions
+from model.options import TUNINGS, RunnerOptions
 from model.sharding.layout import SINGLE, Place
 from model.sharding.shard import Shard, shard_of
 
@@ -102,6 +102,8 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE
 
 
 def _check_tuning(options: RunnerOptions, scheme: Scheme) -> None:
+    if options.tune not in TUNINGS:
+        raise OptionError(f"--tune {options.tune} is not known, choose one of: {', '.join(TUNINGS)}")
     if options.tune == "thorough" and not (scheme.compiled and native.kernels() is not None):
         raise OptionError(
             f"--tune thorough times the compiled kernels of a CPU, which do not serve here (scheme {scheme.name}); "

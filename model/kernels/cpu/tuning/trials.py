@@ -58,7 +58,7 @@ def rows_of(name: str) -> int:
 
 
 def parts_of(weights: Sequence[PackedWeights], n_rows: int, threads: int) -> list[PackedWeights]:
-    """Parts of one size, in an order in which neighbours are far apart. Blocks with less than 16 outputs are left out."""
+    """Parts of one size, of whole blocks of outputs, in an order in which neighbours are far apart."""
     first = weights[0]
     _, n_groups, record = first.packed.shape
     n_blocks = max(1, first.n_out // OUTPUTS)
