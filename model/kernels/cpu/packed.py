@@ -41,7 +41,9 @@ class PackedWeights:
         scales = None if self.scales is None else self.scales[first * OUTPUTS : (first + n) * OUTPUTS]
         n_out = min(self.n_out - first * OUTPUTS, n * OUTPUTS)
         pointer = None if scales is None else scales.data_ptr()
-        record = WeightsRecord(packed.data_ptr(), pointer, n_out, self.n_in, self.record.format)
+        record = WeightsRecord(
+            packed.data_ptr(), pointer, n_out, self.n_in, self.record.format, by_tiles=self.record.by_tiles
+        )
         return PackedWeights(n_out, self.n_in, self.group, packed, scales, record)
 
 
@@ -106,11 +108,11 @@ def put_int8(weights: PackedWeights, first: int, values: Tensor, scales: Tensor)
     weights.scales[first : first + n] = scales
 
 
-def bfloat16(n_out: int, n_in: int) -> PackedWeights:
-    """Memory for bfloat16."""
+def bfloat16(n_out: int, n_in: int, *, by_tiles: bool = False) -> PackedWeights:
+    """Memory for bfloat16; `by_tiles`: products add in the order of AMX (`native.multiplies_pairs_by_tiles`)."""
     packed = _records(n_out, n_in, 2 * INT8_GROUP)
     packed[-1] = 0
-    record = WeightsRecord(packed.data_ptr(), None, n_out, n_in, _BFLOAT16)
+    record = WeightsRecord(packed.data_ptr(), None, n_out, n_in, _BFLOAT16, by_tiles=by_tiles)
     return PackedWeights(n_out, n_in, INT8_GROUP, packed, None, record)
 
 

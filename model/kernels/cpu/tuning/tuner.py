@@ -81,10 +81,10 @@ class Tuner:
 
 
 def by_shape(weights: Iterable[PackedWeights]) -> dict[str, list[PackedWeights]]:
-    """Weights by the name of their shape, without small ones."""
+    """Weights by the name of their shape, without small ones and those that AMX multiplies in its own tiles."""
     shapes: dict[str, list[PackedWeights]] = {}
     for each in weights:
-        if each.packed.nbytes >= LEAST_BYTES:
+        if each.packed.nbytes >= LEAST_BYTES and not each.record.by_tiles:
             shapes.setdefault(f"{FORMATS[each.record.format]} {each.n_in}x{each.n_out}", []).append(each)
     return shapes
 
