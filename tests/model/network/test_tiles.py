@@ -1,5 +1,6 @@
 """Which weights of a model get their tiles, and that tiles change no bit of what it computes."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def packed(model: Transformer) -> list[PackedWeights]:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small weights are worth timing, too, and a moment is enough."""
     monkeypatch.setattr(tuner, "LEAST_BYTES", 1)
-    monkeypatch.setitem(tuner.EFFORTS, "start", tuner.Effort(1, 0.0, uses_kept=True))
+    monkeypatch.setitem(tuner.EFFORTS, "start", tuner.Effort(3, 1.0, uses_kept=True))
 
 
 def options(folder: Path, **values: str) -> RunnerOptions:
@@ -46,7 +47,7 @@ def test_every_tile_gives_the_model_the_same_bits(experts: dict[str, int], tmp_p
     (file,) = tmp_path.iterdir()
     content = file.read_text()
     for i, tile in enumerate(native.variant(native.available()[0]).tiles(0), 1):
-        file.write_text(content.replace('"default"', f'"{tile}"'))
+        file.write_text(re.sub(r'"(default|\d+x\d+)"', f'"{tile}"', content))
         choose_tiles(model, options(tmp_path))
         assert all(list(part.record.tiles) == [i] * 4 for part in packed(model))
         driver = Driver(model, attention)

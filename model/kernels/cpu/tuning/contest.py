@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 LEAST_ROUNDS = 3
-"""A candidate that ran less often than this wins nothing."""
+"""With fewer rounds the default wins."""
 GAIN = 0.03
 """The share of the default's time that a winner saves at least. The noise of a minimum is less."""
 HOPELESS = 1.15
@@ -42,12 +42,17 @@ class Contest:
         return iter(candidates[first:] + candidates[:first])
 
     @property
+    def is_decided(self) -> bool:
+        """Whether there were enough rounds."""
+        return len(self.times[0]) >= LEAST_ROUNDS
+
+    @property
     def winner(self) -> int:
         """The candidate with the least minimum, if that is clearly less than the default's, and its median less too.
 
         Another program can only lengthen a run: one undisturbed run of each is enough for the minimum.
         """
-        if len(self.times[0]) < LEAST_ROUNDS:
+        if not self.is_decided:
             return 0
         best = min(self.times, key=lambda i: min(self.times[i]))
         is_clear = min(self.times[best]) <= (1 - GAIN) * min(self.times[0])

@@ -10,7 +10,7 @@ from model.kernels.cpu.packed import FORMATS, PackedWeights
 from model.kernels.cpu.records import ROW_CLASSES
 from model.kernels.cpu.tuning.contest import hold
 from model.kernels.cpu.tuning.store import Chosen, Store
-from model.kernels.cpu.tuning.trials import DEFAULT, timing
+from model.kernels.cpu.tuning.trials import DEFAULT, Timing, timing
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +47,10 @@ class Tuner:
         chosen = self._usable(kept, shapes) if effort.uses_kept else {}
         new = {shape: some for shape, some in shapes.items() if shape not in chosen}
         if new:
-            timed = self._choose(new, effort)
-            self.store.write({**kept, **timed})
-            chosen |= timed
+            timings = self._time(new, effort)
+            chosen |= {shape: _winners(timings[shape]) for shape in new}
+            done = (shape for shape in new if all(each.contest.is_decided for each in timings[shape]))
+            self.store.write({**kept, **{shape: chosen[shape] for shape in done}})
         for shape, some in shapes.items():
             self._set(some, chosen[shape])
         took = f"{len(new)} of {len(shapes)} shapes timed, {perf_counter() - begin:.3f} s"
@@ -63,16 +64,15 @@ class Tuner:
         known = {DEFAULT, *self.kernels.tiles(FORMATS.index(shape.split()[0]))}
         return names.keys() == set(map(str, ROW_CLASSES)) and known.issuperset(names.values())
 
-    def _choose(self, shapes: Mapping[str, Sequence[PackedWeights]], effort: Effort) -> dict[str, Chosen]:
+    def _time(self, shapes: Mapping[str, Sequence[PackedWeights]], effort: Effort) -> dict[str, list[Timing]]:
+        """The contests of each shape, held, in the order of the classes."""
         timings = {
-            (shape, row_class): timing(self.kernels, weights, row_class, self.threads)
-            for row_class in range(len(ROW_CLASSES))
-            for shape, weights in shapes.items()
+            shape: [timing(self.kernels, some, i, self.threads) for i in range(len(ROW_CLASSES))]
+            for shape, some in shapes.items()
         }
-        hold([each.contest for each in timings.values()], effort.rounds, effort.seconds)
-        return {
-            shape: {str(first): timings[shape, i].winner for i, first in enumerate(ROW_CLASSES)} for shape in shapes
-        }
+        by_class = zip(*timings.values(), strict=True)  # between two contests of a shape come those of others
+        hold([each.contest for some in by_class for each in some], effort.rounds, effort.seconds)
+        return timings
 
     def _set(self, weights: Iterable[PackedWeights], names: Chosen) -> None:
         for each in weights:
@@ -87,6 +87,10 @@ def by_shape(weights: Iterable[PackedWeights]) -> dict[str, list[PackedWeights]]
         if each.packed.nbytes >= LEAST_BYTES and not each.record.by_tiles:
             shapes.setdefault(f"{FORMATS[each.record.format]} {each.n_in}x{each.n_out}", []).append(each)
     return shapes
+
+
+def _winners(timings: Sequence[Timing]) -> Chosen:
+    return {str(first): each.winner for first, each in zip(ROW_CLASSES, timings, strict=True)}
 
 
 def describe(chosen: Mapping[str, Chosen]) -> str:

@@ -153,6 +153,16 @@ def test_a_tile_that_is_not_compiled_is_timed_again(
     assert timed
 
 
+@pytest.mark.usefixtures("small")
+def test_what_was_timed_too_little_is_not_kept(kernels: Kernels, tmp_path: Path) -> None:
+    own, weights = made(kernels, tmp_path), int8(kernels, signed(64))
+    own.tune([weights], tuner.Effort(2, 1.0, uses_kept=True))
+    assert chosen(weights) == [0] * len(ROW_CLASSES)
+    assert own.store.read() == {}
+    own.tune([weights], tuner.Effort(3, 1.0, uses_kept=True))
+    assert own.store.read().keys() == {f"int8 {N_IN}x64"}
+
+
 def test_small_weights_keep_the_default(kernels: Kernels, timed: list[str], tmp_path: Path) -> None:
     weights = int8(kernels, signed(64))
     made(kernels, tmp_path).tune([weights], EFFORTS["start"])
