@@ -10,7 +10,7 @@ LEAST_ROUNDS = 3
 GAIN = 0.03
 """The share of the default's time that a winner saves at least. The noise of a minimum is less."""
 HOPELESS = 1.15
-"""A candidate whose minimum is so many times the best one's does not run again."""
+"""A candidate whose minimum of two rounds is so many times the best one's does not run again."""
 
 
 @dataclass(slots=True)
@@ -33,6 +33,8 @@ class Contest:
             begin = clock()
             self.run(candidate)
             self.times[candidate].append(clock() - begin)
+        if len(self.times[0]) < 2:
+            return
         bound = HOPELESS * min(map(min, self.times.values()))
         self.times = {i: times for i, times in self.times.items() if i == 0 or min(times) <= bound}
 

@@ -57,10 +57,10 @@ def test_time_is_bounded_by_one_round_of_a_contest() -> None:
     assert {contest.winner for contest in contests} == {0}
 
 
-def test_a_hopeless_candidate_runs_once_and_the_default_always() -> None:
+def test_a_hopeless_candidate_runs_twice_and_the_default_always() -> None:
     machine = Machine([9.0, 1.0, 2.0])
     assert winner(machine, rounds=5) == 1
-    assert machine.runs == [5, 5, 1]
+    assert machine.runs == [5, 5, 2]
 
 
 def test_each_candidate_is_first_in_some_round() -> None:
