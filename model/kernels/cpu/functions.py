@@ -24,6 +24,7 @@ _FLOATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _pointer, _integer = ctypes.c_void_p, ctypes.c_int64
 ARGUMENTS = {
     "linear": (_pointer, _pointer, _integer, _integer, _pointer, ctypes.c_float, _pointer, _integer, _pointer),
+    "tile_name": (_integer, _integer),
     "attention": (_pointer,),
     "sample": (_pointer, _integer, _integer, _pointer, _pointer),
     "network": (
@@ -38,7 +39,6 @@ ARGUMENTS = {
     "pack": (_pointer, _integer, _integer, _pointer, _integer, _pointer, _pointer),
     "experts": (_pointer, _pointer, _integer, _pointer, ctypes.c_float, _pointer, _pointer),
     "experts_scratch": (_pointer, _integer),
-    "tile_name": (_integer, _integer),
 }
 """Argument types of each kernel, in the order of the fields of `Kernels`."""
 
@@ -57,6 +57,7 @@ class Kernels:
 
     variant: str
     _linear: Any
+    _tile_name: Any
     _attention: Any
     _sample: Any
     _network: Any
@@ -65,7 +66,6 @@ class Kernels:
     _pack: Any
     _experts: Any
     _experts_scratch: Any
-    _tile_name: Any
     _lock: threading.Lock = POOL
     _scratch: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
 

@@ -131,11 +131,11 @@ def check_records(compiled: ctypes.CDLL, name: str) -> None:
                     f"struct {struct} of the compiled kernels has {c} in C, {python} in Python (name, offset, bytes); "
                     "correct model/kernels/cpu/records.py"
                 )
-    for symbol, python in (("attention_limits", records.LIMITS), ("row_classes", records.ROW_CLASSES)):
-        limits = tuple((ctypes.c_int64 * len(python)).in_dll(compiled, f"{symbol}_{name}"))
-        if limits != python:
+    for symbol, expected in (("attention_limits", records.LIMITS), ("row_classes", records.ROW_CLASSES)):
+        limits = tuple((ctypes.c_int64 * len(expected)).in_dll(compiled, f"{symbol}_{name}"))
+        if limits != expected:
             raise NoriaError(
-                f"{symbol} of the compiled kernels are {limits} in C and {python} in Python; "
+                f"{symbol} of the compiled kernels are {limits} in C and {expected} in Python; "
                 "correct model/kernels/cpu/records.py"
             )
 
