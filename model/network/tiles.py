@@ -20,11 +20,13 @@ log = logging.getLogger(__name__)
 
 def choose_tiles(model: Transformer, options: RunnerOptions) -> None:
     """Choose the tiles of all projections of `model` that the compiled kernels serve, head and experts included."""
-    kernels, effort = native.kernels(), EFFORTS.get(options.tune)
     parts = (part for part in model.modules() if isinstance(part, Projection))
     weights = [part.packed for part in parts if part.packed is not None]
-    if kernels is None or effort is None or not weights:
+    effort = EFFORTS.get(options.tune)
+    if effort is None or not weights:
         return
+    kernels = native.kernels()
+    assert kernels is not None, "weights are packed for the kernels alone"
     threads = choose_threads(options.threads)
     place = processor() | {"variant": kernels.variant, "threads": str(threads)}
     Tuner(kernels, threads, Store(_folder(options), place, fingerprint())).tune(weights, effort)
