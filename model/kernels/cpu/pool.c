@@ -1,7 +1,8 @@
-/* The thread pool. A job is one 64-bit word: the number of tasks and the next task to take. A thread takes a ticket
- * with one atomic addition, and the ticket itself says whether there is work. A thread that wakes up late therefore
- * cannot mistake one job for the next, and no thread waits for sleeping threads. A thread that waits for long sleeps,
- * which frees its processor for the thread that still works, or for another program.
+/* The thread pool. Every thread has a share of a job: neighbouring tasks, which mostly read neighbouring memory. A share is
+ * one 64-bit word: its end and the next task to take. A thread takes a ticket with one atomic addition, and the ticket
+ * itself says whether there is work. A thread that wakes up late therefore cannot mistake one job for the next. A thread
+ * that has finished its share takes tasks from the others', so that no thread waits for sleeping threads. A thread that
+ * waits for long sleeps, which frees its processor for the thread that still works, or for another program.
  */
 #include "pool.h"
 
@@ -20,8 +21,11 @@
 
 enum { MAX_THREADS = 256, SPINS = 40000, PATIENCE = 100000, BETWEEN_PAUSES = 64 };
 
-static _Atomic uint64_t ticket; /* tasks << 32 | next */
-static _Atomic int done, sleepers, waiting, wanted = 1;
+static struct {
+    _Atomic uint64_t ticket; /* end << 32 | next */
+    char apart[120];         /* no two shares are in one pair of cache lines */
+} shares[MAX_THREADS];
+static _Atomic int n_tasks, done, sleepers, waiting, wanted = 1;
 static task_fn job;
 static void *job_context;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -38,17 +42,18 @@ static inline void relax(int spin) {
 #endif
 }
 
-static inline int has_work(void) {
-    uint64_t now = atomic_load(&ticket);
+/* Whether a share has a task that no thread has taken. */
+static inline int has_work(int share) {
+    uint64_t now = atomic_load(&shares[share].ticket);
     return (uint32_t)now < (uint32_t)(now >> 32);
 }
 
-static void work(int thread) {
-    while (has_work()) {
-        uint64_t mine = atomic_fetch_add(&ticket, 1);
+static void work_on(int share, int thread) {
+    while (has_work(share)) {
+        uint64_t mine = atomic_fetch_add(&shares[share].ticket, 1);
         if ((uint32_t)mine >= (uint32_t)(mine >> 32)) return;
         job(job_context, (int)(uint32_t)mine, thread);
-        int is_last = atomic_fetch_add(&done, 1) + 1 == (int)(mine >> 32);
+        int is_last = atomic_fetch_add(&done, 1) + 1 == atomic_load(&n_tasks);
         if (is_last && atomic_load(&waiting)) {
             pthread_mutex_lock(&lock);
             pthread_cond_signal(&all_done);
@@ -57,8 +62,14 @@ static void work(int thread) {
     }
 }
 
+/* Takes tasks of the thread's own share, then of the others'. */
+static void work(int thread) {
+    int n = atomic_load(&wanted);
+    for (int i = 0; i < n; i++) work_on((thread + i) % n, thread);
+}
+
 /* Workers beyond the wanted number sleep until it grows. */
-static inline int may_work(int thread) { return thread < atomic_load(&wanted) && has_work(); }
+static inline int may_work(int thread) { return thread < atomic_load(&wanted) && has_work(thread); }
 
 static void *worker(void *argument) {
     int thread = (int)(intptr_t)argument;
@@ -77,14 +88,20 @@ static void *worker(void *argument) {
 }
 
 void noria_parallel(task_fn run, void *context, int n) {
-    if (n < 2 || atomic_load(&wanted) < 2) {
+    const int threads = atomic_load(&wanted);
+    if (n < 2 || threads < 2) {
         for (int task = 0; task < n; task++) run(context, task, 0);
         return;
     }
     job = run;
     job_context = context;
+    atomic_store(&n_tasks, n);
     atomic_store(&done, 0);
-    atomic_store(&ticket, (uint64_t)n << 32);
+    for (int i = threads - 1; i >= 0; i--) {
+        uint64_t first = (uint64_t)n * i / threads, end = (uint64_t)n * (i + 1) / threads;
+        atomic_store_explicit(&shares[i].ticket, end << 32 | first, memory_order_release);
+    }
+    atomic_thread_fence(memory_order_seq_cst); /* before `sleepers` is read */
     if (atomic_load(&sleepers)) {
         pthread_mutex_lock(&lock);
         pthread_cond_broadcast(&wake);

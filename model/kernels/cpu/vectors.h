@@ -124,17 +124,25 @@ INLINE vi larger_bits(vi a, vi b) {
 }
 INLINE i4 larger4_int(i4 a, i4 b) { return ((a > b) & a) | (~(a > b) & b); }
 INLINE float greatest_magnitude(vi v) {
+#if defined(__AVX512VNNI__)
+    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(_mm512_reduce_max_epi32((__m512i)v))));
+#else
     FOLD(v, i4, larger4_int)
     int32_t most = 0;
     for (int i = 0; i < 4; i++) most = part[0][i] > most ? part[0][i] : most;
     float x;
     memcpy(&x, &most, 4);
     return x;
+#endif
 }
 INLINE i4 plus4_int(i4 a, i4 b) { return a + b; }
 INLINE int32_t sum_int(vi v) {
+#if defined(__AVX512VNNI__)
+    return _mm512_reduce_add_epi32((__m512i)v);
+#else
     FOLD(v, i4, plus4_int)
     return part[0][0] + part[0][2] + part[0][1] + part[0][3];
+#endif
 }
 
 /* Nearest integer, ties to even, for |x| < 2^22. */

@@ -3,7 +3,7 @@
 #include "linear/linear.h"
 #include "pool.h"
 
-enum { ROWS_A_TASK = 8 };
+enum { ROWS_A_TASK = 4 };
 #define ROW_TASKS(n_rows) (((n_rows) + ROWS_A_TASK - 1) / ROWS_A_TASK)
 
 /* One product. Its caller sets w, x, norm, rows, y, eps, kind, add and n_rows. Row i of x is `rows[i]`, or i itself without `rows`.

@@ -2,41 +2,54 @@
 #pragma once
 #include "linear/tiles.h"
 
-/* Shapes of tiles: rows, blocks. Those of one width stand together, and their rows grow from 1. */
+/* Shapes of tiles: rows, blocks. Those of one width stand together, and their rows grow from 1. BF16 has only one kind of
+ * sums, and therefore taller tiles. DEFAULT_* name those without a choice: for one row, a few, and more. */
 #if defined(__AVX512VNNI__)
-#define SHAPES(X, F) \
-    X(F, 1, 1) X(F, 2, 1) X(F, 4, 1) X(F, 8, 1) X(F, 1, 2) X(F, 2, 2) X(F, 4, 2) X(F, 6, 2) X(F, 8, 2) \
-    X(F, 1, 3) X(F, 2, 3) X(F, 4, 3) X(F, 8, 3) X(F, 1, 4) X(F, 2, 4) X(F, 4, 4) X(F, 6, 4)
-enum { TALL = 4, BROAD = 2, BROAD_ONE = 4 }; /* the default */
+#define QUAD_SHAPES(X, F) \
+    X(F, 1, 1) X(F, 2, 1) X(F, 4, 1) X(F, 8, 1) X(F, 1, 2) X(F, 2, 2) X(F, 4, 2) X(F, 6, 2) X(F, 1, 3) X(F, 2, 3) X(F, 4, 3)
+#define PAIR_SHAPES(X, F) \
+    X(F, 1, 1) X(F, 2, 1) X(F, 4, 1) X(F, 8, 1) X(F, 1, 2) X(F, 2, 2) X(F, 4, 2) X(F, 8, 2) X(F, 1, 3) X(F, 4, 3) X(F, 8, 3)
+#define DEFAULTS {"1x1", "4x2", "4x3", "4x3"}
+#define INT8_DEFAULTS {"1x1", "8x1", "4x3", "4x3"}
+#define BF16_DEFAULTS {"1x1", "8x1", "8x3", "8x3"}
 #elif defined(__AVX2__)
-#define SHAPES(X, F) X(F, 1, 1) X(F, 2, 1) X(F, 4, 1) X(F, 1, 2) X(F, 2, 2)
-enum { TALL = 2, BROAD = 1, BROAD_ONE = 2 };
+#define QUAD_SHAPES(X, F) X(F, 1, 1) X(F, 2, 1) X(F, 4, 1) X(F, 1, 2)
+#define PAIR_SHAPES QUAD_SHAPES
+#define DEFAULTS {"1x2", "2x1", "2x1", "2x1"}
+#define INT8_DEFAULTS DEFAULTS
+#define BF16_DEFAULTS {"1x2", "4x1", "4x1", "4x1"}
 #else
-#define SHAPES(X, F) X(F, 1, 1) X(F, 2, 1)
-enum { TALL = 1, BROAD = 1, BROAD_ONE = 1 };
+#define QUAD_SHAPES(X, F) X(F, 1, 1) X(F, 2, 1)
+#define PAIR_SHAPES QUAD_SHAPES
+#define DEFAULTS {"1x1", "1x1", "1x1", "1x1"}
+#define INT8_DEFAULTS DEFAULTS
+#define BF16_DEFAULTS {"1x1", "2x1", "2x1", "2x1"}
 #endif
 
 struct shape {
     const char *name;
     int rows, blocks;
-    void (*compute)(const call *c, int row, int block, int ahead);
+    void (*compute)(const call *c, int row, int block, const uint8_t *soon, int n_soon);
 };
 
 #define TILE(F, R, C) \
-    static __attribute__((noinline)) void tile_##F##_##R##x##C(const call *c, int row, int block, int ahead) { \
-        tile(c, F, R, C, row, block, ahead); \
+    static __attribute__((noinline)) void tile_##F##_##R##x##C(const call *c, int row, int block, const uint8_t *soon, int n_soon) { \
+        tile(c, F, R, C, row, block, soon, n_soon); \
     }
 #define ENTRY(F, R, C) {#R "x" #C, R, C, tile_##F##_##R##x##C},
-#define COMPILED(F) \
-    SHAPES(TILE, F) \
-    static const shape shapes_##F[] = {SHAPES(ENTRY, F) {0}};
-COMPILED(INT8)
-COMPILED(Q8)
-COMPILED(Q8_MIN)
-COMPILED(Q4)
-COMPILED(Q4_MIN)
-COMPILED(BF16)
-static const shape *const shapes[] = {shapes_INT8, shapes_Q8, shapes_Q8_MIN, shapes_Q4, shapes_Q4_MIN, shapes_BF16};
+#define COMPILED(F, LIST, ...) \
+    LIST(TILE, F) \
+    static const shape shapes_##F[] = {LIST(ENTRY, F) {0}}; \
+    static const char *const defaults_##F[ROW_CLASSES] = __VA_ARGS__;
+COMPILED(INT8, QUAD_SHAPES, INT8_DEFAULTS)
+COMPILED(Q8, QUAD_SHAPES, DEFAULTS)
+COMPILED(Q8_MIN, QUAD_SHAPES, DEFAULTS)
+COMPILED(Q4, QUAD_SHAPES, DEFAULTS)
+COMPILED(Q4_MIN, QUAD_SHAPES, DEFAULTS)
+COMPILED(BF16, PAIR_SHAPES, BF16_DEFAULTS)
+#define EACH(name) {name##_INT8, name##_Q8, name##_Q8_MIN, name##_Q4, name##_Q4_MIN, name##_BF16}
+static const shape *const shapes[] = EACH(shapes);
+static const char *const *const defaults[] = EACH(defaults);
 
 /* The first number of rows of each class. */
 const int64_t EXPORT(row_classes)[ROW_CLASSES] = {1, 2, 17, 128};
@@ -51,13 +64,12 @@ static int row_class(int n_rows) {
 typedef const char *text;
 text EXPORT(tile_name)(int64_t format, int64_t i) { return shapes[format][i - 1].name; }
 
-/* The shape of a call's tiles. Without a choice it fills the registers; BF16 has only one kind of sums. */
+/* The shape of a call's tiles. */
 static const shape *chosen(const weights *w, int n_rows) {
     const shape *s = shapes[w->format];
-    int64_t choice = w->tiles[row_class(n_rows)];
-    if (choice) return s + choice - 1;
-    int rows = n_rows == 1 ? 1 : TALL * (w->format == BF16 ? 2 : 1), blocks = n_rows == 1 ? BROAD_ONE : BROAD;
-    while (s->rows != rows || s->blocks != blocks) s++;
+    int class = row_class(n_rows);
+    if (w->tiles[class]) return s + w->tiles[class] - 1;
+    while (strcmp(s->name, defaults[w->format][class])) s++;
     return s;
 }
 
@@ -68,15 +80,19 @@ static const shape *narrower(const shape *s, int blocks) {
     return s;
 }
 
-/* Computes rows top..end-1 of blocks first..last-1. It reads weights from memory once, and rows from the cache. */
+/* Computes rows top..end-1 of blocks first..last-1. It reads weights from memory once, and rows from the cache. While
+ * the tiles of some blocks are computed, they prefetch as many blocks after these, each tile its part. */
 static void columns(const call *c, int first, int last, int top, int end) {
+    const int64_t bytes = (int64_t)c->n_groups * RECORD(c->w->format);
     const shape *s = c->shape;
-    for (int block = first; block < last; block += s->blocks) {
+    for (int block = first; top < end && block < last; block += s->blocks) {
         s = narrower(s, last - block);
         const shape *now = s;
-        for (int row = top; row < end; row += now->rows) {
+        const uint8_t *soon = c->w->packed + (block + s->blocks) * bytes, *stop = soon + s->blocks * bytes;
+        int n_tiles = (end - top + s->rows - 1) / s->rows, steps = STEPS(c->w->format), n_soon = (steps + n_tiles - 1) / n_tiles;
+        for (int row = top; row < end; row += now->rows, soon += n_soon * s->blocks * bytes / steps) {
             while (now->rows > end - row) now--;
-            now->compute(c, row, block, row == top ? s->blocks : 0);
+            now->compute(c, row, block, soon, soon < stop ? n_soon : 0);
         }
     }
 }

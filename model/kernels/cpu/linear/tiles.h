@@ -19,6 +19,10 @@ enum { MOST_ROWS = 8, MOST_BLOCKS = 4 }; /* of a tile */
 #define RECORD(format) \
     (format == INT8 ? 1024 : format == BF16 ? 2048 : (IS_NIBBLES(format) ? 256 : 512) + (HAS_MINIMA(format) ? 4 : 2) * BLOCK)
 
+/* Steps of a group in `tile`, and the bytes of a block that one step reads. */
+#define STEPS(format) (IS_NIBBLES(format) ? 4 : format == BF16 ? 32 : QUADS(format))
+#define STEP(format) (RECORD(format) / STEPS(format))
+
 /* Stores the totals of one row and block. */
 static __attribute__((noinline)) void finish(const call *c, int row, int block, const vf *totals) {
     const weights *w = c->w;
@@ -56,7 +60,7 @@ INLINE vf add_group(const int FORMAT, vf total, vi sums, vf weight_scale, vf min
 }
 
 /* `tile` for BF16. */
-INLINE void tile_pairs(const call *c, const int R, const int C, int row, int block, int ahead) {
+INLINE void tile_pairs(const call *c, const int R, const int C, int row, int block, const uint8_t *soon, int n_soon) {
     const int V = C * VECTORS, PAIRS = c->n_groups * 32, WORDS = PAIRED ? 1 : 2;
     const int64_t stride = (int64_t)PAIRS * WORDS, next = (int64_t)c->n_groups * RECORD(BF16);
     const uint8_t *w = c->w->packed + block * next;
@@ -65,7 +69,10 @@ INLINE void tile_pairs(const call *c, const int R, const int C, int row, int blo
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) totals[r][v] = splat(0);
     for (int p = 0; p < PAIRS; p++, w += 64, x += WORDS) {
         vi part[MOST_BLOCKS * VECTORS];
-        UNROLL for (int b = 0; b < C; b++) __builtin_prefetch(w + (b + ahead) * next, 0, 2);
+        if (p % 32 < n_soon) {
+            UNROLL for (int b = 0; b < C; b++) __builtin_prefetch(soon + b * 64, 0, 2);
+            soon += C * 64;
+        }
         UNROLL for (int v = 0; v < V; v++) part[v] = load_int(w + v / VECTORS * next + v % VECTORS * WIDTH);
         UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++)
             totals[r][v] = add_pair(totals[r][v], part[v], x + r * stride, 1);
@@ -74,11 +81,11 @@ INLINE void tile_pairs(const call *c, const int R, const int C, int row, int blo
         finish(c, row + r, block + b, totals[r] + b * VECTORS);
 }
 
-/* Multiplies R rows by C blocks of 16 outputs. FORMAT, R and C are constants after inlining. It also prefetches the
- * block `ahead` blocks further, because hardware does not prefetch beyond a memory page. */
-INLINE void tile(const call *c, const int FORMAT, const int R, const int C, int row, int block, int ahead) {
+/* Multiplies R rows by C blocks of 16 outputs. FORMAT, R and C are constants after inlining. In the
+ * first `n_soon` steps of each group it prefetches what follows `soon`: memory is fastest when read in one stream. */
+INLINE void tile(const call *c, const int FORMAT, const int R, const int C, int row, int block, const uint8_t *soon, int n_soon) {
     if (FORMAT == BF16) {
-        tile_pairs(c, R, C, row, block, ahead);
+        tile_pairs(c, R, C, row, block, soon, n_soon);
         return;
     }
     const int V = C * VECTORS, G = c->n_groups, CHANNELS = QUADS(FORMAT) * 4;
@@ -95,8 +102,11 @@ INLINE void tile(const call *c, const int FORMAT, const int R, const int C, int 
 #define AT(v) (record + (v) / VECTORS * next + (v) % VECTORS * WIDTH)
         UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) acc[r][v] = splat_int(zero[r * G + g]);
         if (2 * R * V > REGISTERS) __asm__ volatile("" : : "r"(totals) : "memory"); /* totals stay in memory */
-        for (int q = 0; q < (IS_NIBBLES(FORMAT) ? 4 : QUADS(FORMAT)); q++) {
-            UNROLL for (int b = 0; b < C; b++) __builtin_prefetch(record + (b + ahead) * next + q * 64, 0, 2);
+        for (int q = 0; q < STEPS(FORMAT); q++) {
+            if (q < n_soon) {
+                UNROLL for (int b = 0; b < C; b++) __builtin_prefetch(soon + b * STEP(FORMAT), 0, 2);
+                soon += C * STEP(FORMAT);
+            }
             UNROLL for (int v = 0; v < V; v++) {
                 if (IS_NIBBLES(FORMAT)) load_nibbles(AT(v) + q * 64, part + v, high + v);
                 else part[v] = load_quads(AT(v) + q * 64);
