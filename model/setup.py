@@ -9,6 +9,7 @@ from model import attention
 from model.attention.base import Attention
 from model.checkpoint.open import Checkpoint
 from model.config import ModelConfig
+from model.errors import OptionError
 from model.kernels import cuda as kernels
 from model.kernels.cpu import native
 from model.linear import selection as linear
@@ -18,7 +19,7 @@ from model.machine.host import choose_threads
 from model.memory import sizes as memory
 from model.memory.images import ImageSizes, image_sizes
 from model.network.kernels import try_out as try_products
-from model.options import RunnerOptions
+from model.options import TUNINGS, RunnerOptions
 from model.sharding.layout import SINGLE, Place
 from model.sharding.shard import Shard, shard_of
 
@@ -83,6 +84,7 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE
     dtype = choose_dtype(chosen.own_dtype(options.dtype) or "auto", checkpoint.config.dtype, device)
     scheme = serving(chosen, name_of(dtype), device.type)
     scheme.check_part(widest)
+    _check_tuning(options, scheme)
     shard = shard_of(config, place, memory.stored_bits(config, scheme, name_of(dtype), checkpoint.block_bits))
     activations = torch.float32 if scheme.compiled else dtype
     kv_dtype = getattr(torch, cache_format(options.kv_dtype, name_of(dtype)).dtype)
@@ -97,6 +99,16 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE
     sizes = memory.pool_sizes(shard.config, options, device.type, name_of(dtype), backend.page_size)
     images = image_sizes(shard.whole, options, activations.itemsize) if place.is_first else None
     return Setup(options, device, chosen, scheme, dtype, activations, kv_dtype, name, backend, shard, sizes, images)
+
+
+def _check_tuning(options: RunnerOptions, scheme: Scheme) -> None:
+    if options.tune not in TUNINGS:
+        raise OptionError(f"--tune {options.tune} is not known, choose one of: {', '.join(TUNINGS)}")
+    if options.tune == "thorough" and not (scheme.compiled and native.kernels() is not None):
+        raise OptionError(
+            f"--tune thorough times the compiled kernels of a CPU, which do not serve here (scheme {scheme.name}); "
+            "choose start or off"
+        )
 
 
 def _use_threads(threads: int) -> None:

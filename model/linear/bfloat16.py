@@ -4,11 +4,14 @@ Each output is one chain of additions in float32, in one order of the channels: 
 Without kernels oneDNN multiplies, in an order of its own.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
 from model.checkpoint.matrices import Matrix, check_finite, parts
+from model.kernels.cpu import native
 from model.kernels.cpu.packed import bfloat16
 from model.linear.compiled import Compiled
 from model.linear.schemes import SCHEMES
@@ -29,7 +32,8 @@ class BFloat16Linear(Compiled):
 
     def take(self, first: int, rows: Matrix) -> None:
         if self._kernels is not None:
-            self._fill(bfloat16, first, rows)
+            by_tiles = native.multiplies_pairs_by_tiles(self._kernels.variant)
+            self._fill(partial(bfloat16, by_tiles=by_tiles), first, rows)
             return
         if self._weight is None:
             self._weight = torch.empty(self.n_out, self.n_in, dtype=torch.bfloat16)

@@ -53,7 +53,7 @@ def _processors() -> set[int]:
 def _cores(root: Path, allowed: set[int]) -> int:
     """Number of cores that the allowed processors belong to: hyper-threads of a core name the same siblings."""
     topology = root / "sys/devices/system/cpu"
-    names = (_text(topology / f"cpu{number}/topology/thread_siblings_list") or str(number) for number in allowed)
+    names = (text(topology / f"cpu{number}/topology/thread_siblings_list") or str(number) for number in allowed)
     return len(set(names))
 
 
@@ -64,7 +64,7 @@ def _quotas(root: Path) -> Iterator[int]:
 
 
 def _available(root: Path) -> int:
-    for line in _text(root / "proc/meminfo").splitlines():
+    for line in text(root / "proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -73,7 +73,7 @@ def _available(root: Path) -> int:
 def _left_by_groups(root: Path) -> Iterator[int]:
     """Bytes that each control group has left. File pages count as used, but the kernel reclaims them on demand."""
     for folder, limit, used in _limits(root, "memory"):
-        lines = map(str.split, _text(folder / "memory.stat").splitlines())
+        lines = map(str.split, text(folder / "memory.stat").splitlines())
         reclaimable = sum(int(value) for name, value in lines if name == "inactive_file")
         yield max(limit - used + reclaimable, 0)
 
@@ -83,18 +83,19 @@ def _limits(root: Path, controller: str) -> Iterator[tuple[Path, int, int]]:
 
     The numbers are quota and period in microseconds ("cpu"), or limit and usage in bytes ("memory").
     """
-    lines = _text(root / "proc/self/cgroup").splitlines()
+    lines = text(root / "proc/self/cgroup").splitlines()
     groups = [Path(), *(Path(line.rsplit(":", 1)[1].strip("/")) for line in lines)]
     nested = {parent for group in groups for parent in (group, *group.parents)}
     mounts = (root / "sys/fs/cgroup", root / "sys/fs/cgroup" / controller)
     for mount, files in zip(mounts, LIMITS[controller], strict=True):
         for folder in (mount / group for group in nested):
-            numbers = " ".join(_text(folder / file) for file in files).split()
+            numbers = " ".join(text(folder / file) for file in files).split()
             if len(numbers) == 2 and all(map(str.isdigit, numbers)):  # not "max", -1 or missing
                 yield folder, int(numbers[0]), int(numbers[1])
 
 
-def _text(path: Path) -> str:
+def text(path: Path) -> str:
+    """What a small file of the system says; empty if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:

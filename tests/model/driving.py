@@ -220,3 +220,12 @@ def storages(model: Transformer) -> int:
             found += [part.weights.values, *part.weights.tables]
     memory = [tensor.untyped_storage() for tensor in found]
     return sum({each.data_ptr(): each.nbytes() for each in memory}.values())
+
+
+def quantized(scheme: str, **changes: Any) -> Transformer:
+    """A tiny model with random weights in a scheme, one layer with a window."""
+    config = tiny((None, 9), **changes)
+    with torch.device("meta"):
+        model = Transformer(config, scheme)
+    weights.load(model, shard_of(config), "half", random_tensors(config), torch.float32, CPU, lambda _: None)
+    return model.eval()

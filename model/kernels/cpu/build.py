@@ -24,7 +24,7 @@ FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off
 _AVX2 = "-mavx2 -mfma -mf16c -mbmi2"
 _AVX512 = f"{_AVX2} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mprefer-vector-width=512"
 X86_VARIANTS = {
-    "amx": f"{_AVX512} -mavx512bf16 -mamx-tile -mamx-int8",
+    "amx": f"{_AVX512} -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16",
     "avx512bf16": f"{_AVX512} -mavx512bf16",
     "avx512vnni": _AVX512,
     "avx2": _AVX2,

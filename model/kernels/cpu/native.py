@@ -56,6 +56,21 @@ def _agree(first: str, second: str) -> bool:
 
 
 @cache
+def multiplies_pairs_by_tiles(name: str) -> bool:
+    """Whether the variant multiplies bfloat16 by AMX: it can, and adds in the order that the manual gives."""
+    compiled = _library()
+    if name != "amx" or compiled is None or not compiled.noria_multiplies_pairs():
+        return False
+    source = torch.Generator().manual_seed(0)
+    weights, x = packed.bfloat16(88, 192, by_tiles=True), torch.randn(40, 192, generator=source)
+    variant("avx512bf16").quantize(weights, 0, torch.randn(88, 192, generator=source))
+    agree = torch.equal(variant(name).linear(weights, x), variant("avx512bf16").linear(weights, x))
+    if not agree:
+        log.warning("AMX adds products of bfloat16 in another order than documented; vdpbf16ps serves instead")
+    return agree
+
+
+@cache
 def variant(name: str) -> Kernels:
     """The kernels called `name`, one of `available()`."""
     compiled = _library()

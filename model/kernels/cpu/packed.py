@@ -14,7 +14,9 @@ from model.kernels.groups import BLOCK_GROUP, INT8_GROUP
 
 OUTPUTS = 16
 """Outputs that are stored together."""
-_INT8, _Q8, _Q8_MIN, _Q4, _Q4_MIN, _BFLOAT16 = range(6)
+FORMATS = ("int8", "q8", "q8_min", "q4", "q4_min", "bfloat16")
+"""Names of the layouts, in the order of `WeightsRecord.format`."""
+_INT8, _Q8, _Q8_MIN, _Q4, _Q4_MIN, _BFLOAT16 = range(len(FORMATS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,17 @@ class PackedWeights:
         """Scratch memory for the rows: bytes, with 12 more for each group, or floats for bfloat16 weights."""
         a_group = 4 * self.group if self.record.format == _BFLOAT16 else self.group + 12
         return n_rows * padded(self.n_in, self.group) // self.group * a_group
+
+    def part(self, first: int, n: int) -> "PackedWeights":
+        """Blocks first..first+n-1 of 16 outputs, in the same memory but with a record of their own."""
+        packed = self.packed[first : first + n]
+        scales = None if self.scales is None else self.scales[first * OUTPUTS : (first + n) * OUTPUTS]
+        n_out = min(self.n_out - first * OUTPUTS, n * OUTPUTS)
+        pointer = None if scales is None else scales.data_ptr()
+        record = WeightsRecord(
+            packed.data_ptr(), pointer, n_out, self.n_in, self.record.format, by_tiles=self.record.by_tiles
+        )
+        return PackedWeights(n_out, self.n_in, self.group, packed, scales, record)
 
 
 class PackedExperts:
@@ -95,11 +108,11 @@ def put_int8(weights: PackedWeights, first: int, values: Tensor, scales: Tensor)
     weights.scales[first : first + n] = scales
 
 
-def bfloat16(n_out: int, n_in: int) -> PackedWeights:
-    """Memory for bfloat16."""
+def bfloat16(n_out: int, n_in: int, *, by_tiles: bool = False) -> PackedWeights:
+    """Memory for bfloat16; `by_tiles`: products add in the order of AMX (`native.multiplies_pairs_by_tiles`)."""
     packed = _records(n_out, n_in, 2 * INT8_GROUP)
     packed[-1] = 0
-    record = WeightsRecord(packed.data_ptr(), None, n_out, n_in, _BFLOAT16)
+    record = WeightsRecord(packed.data_ptr(), None, n_out, n_in, _BFLOAT16, by_tiles=by_tiles)
     return PackedWeights(n_out, n_in, INT8_GROUP, packed, None, record)
 
 

@@ -167,3 +167,13 @@ EXPORT int noria_level(void) {
     return 0;
 #endif
 }
+
+/* Whether AMX multiplies bfloat16 here, if the level is 4. */
+EXPORT int noria_multiplies_pairs(void) {
+#if defined(__x86_64__)
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && d & 1u << 22;
+#else
+    return 0;
+#endif
+}

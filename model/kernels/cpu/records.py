@@ -29,6 +29,7 @@ class WeightsRecord(ctypes.Structure):
         ("n_in", ctypes.c_int64),
         ("format", ctypes.c_int64),
         ("tiles", ctypes.c_int64 * len(ROW_CLASSES)),
+        ("by_tiles", ctypes.c_int64),
     )
 
 

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 import pytest
 import torch
@@ -16,25 +16,14 @@ from model.config import ModelConfig, QueryTemperature, Rope, RopeScaling
 from model.kernels.cpu import native
 from model.linear.base import Projection
 from model.linear.selection import PROJECTIONS
-from model.network import weights
 from model.network.fused import fuse
 from model.network.lora import Adapter, LowRank, Part
-from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
-from model.sharding.shard import shard_of
 from model.step.packing import pack
-from tests.model.driving import CPU, EXPERTS, Driver, network, random_model, random_tensors, tiny
+from tests.model.driving import CPU, EXPERTS, Driver, network, quantized, random_model, tiny
 
 TARGETS_OF = (("wqkv",), ("wqkv", "wo"), ("w13", "w2"), ("wqkv", "wo", "w13", "w2"))
 TOKENS = [(7 * i) % 64 for i in range(70)]
-
-
-def quantized(scheme: str, **changes: Any) -> Transformer:
-    config = tiny((None, 9), **changes)
-    with torch.device("meta"):
-        model = Transformer(config, scheme)
-    weights.load(model, shard_of(config), "half", random_tensors(config), torch.float32, CPU, lambda _: None)
-    return model.eval()
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int4", "bfloat16"])

@@ -10,13 +10,14 @@
  * An INT8 record of 1024 bytes is also a B tile of AMX. Sums within a group are exact integers. Groups are added in
  * float, in order, by the same operations for any number of rows: a row's result depends on that row alone.
  * In bfloat16 it also depends on that row alone. Each output is one chain of additions in float, pair after pair of
- * channels. vdpbf16ps adds the second product of a pair first, and replaces subnormal floats by 0.
+ * channels. vdpbf16ps adds the second product of a pair first, and replaces subnormal floats by 0. With `by_tiles` the order
+ * is that of AMX (amx.h).
  */
 #include "linear/lora.h"
 #include "linear/shapes.h"
 
 #define F(name) FIELD(weights, name)
-MIRRORED(weights, F(packed), F(scales), F(n_out), F(n_in), F(format), F(tiles));
+MIRRORED(weights, F(packed), F(scales), F(n_out), F(n_in), F(format), F(tiles), F(by_tiles));
 #undef F
 
 enum { TASK_BYTES = 48 * 1024, TASK_ROWS = 128 };
@@ -45,13 +46,38 @@ static int all_slabs(const call *c, int first, int last, int top, int end) {
 #define all_slabs(c, first, last, top, end) (top)
 #endif
 
+#ifdef TILED_PAIRS
+/* Computes rows top..end-1 of BF16 weights in the order of AMX. */
+static void all_pairs(const call *c, int first, int last, int top, int end) {
+    const int64_t stride = (int64_t)c->n_groups * c->group * FACTOR, next = (int64_t)c->n_groups * RECORD(BF16);
+    for (int row = top, R; row < end; row += R) {
+        R = end - row < TILE_ROWS ? end - row : TILE_ROWS;
+        pairs_begin(R);
+        for (int block = first, C; block < last; block += C) {
+            tile_sums sums __attribute__((aligned(64)));
+            C = last - block < TILE_BLOCKS ? last - block : TILE_BLOCKS;
+            multiply_pairs((char *)c->q + row * stride, stride, c->w->packed + block * next, next, 2 * c->n_groups, R, C, sums);
+            for (int b = 0; b < C; b++)
+                for (int r = 0; r < R; r++) {
+                    vf total = load(sums[b][r]);
+                    finish(c, row + r, block + b, &total);
+                }
+        }
+        pairs_end();
+    }
+}
+#else
+#define all_pairs columns /* only `amx` and the variant that checks it have this order */
+#endif
+
 static void products(void *context, int task, int thread) {
     const call *c = *(const call *const *)context;
     (void)thread;
     for (; task >= TASKS(c); c++) task -= TASKS(c);
     int first = task % c->n_grains * c->grain, last = first + c->grain < c->n_blocks ? first + c->grain : c->n_blocks;
     int row = task / c->n_grains * TASK_ROWS, end = row + TASK_ROWS < c->n_rows ? row + TASK_ROWS : c->n_rows;
-    columns(c, first, last, all_slabs(c, first, last, row, end), end);
+    if (c->w->by_tiles) all_pairs(c, first, last, row, end);
+    else columns(c, first, last, all_slabs(c, first, last, row, end), end);
 }
 
 /* The first tasks compute u of adapters, the others convert activations. */

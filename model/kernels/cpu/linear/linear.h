@@ -10,11 +10,12 @@ enum { PLAIN, NORMED, GATED };
 enum { ROW_CLASSES = 4 };
 
 /* Weights, padded to whole groups and blocks of 16 outputs. Only INT8 has `scales`, one for each output. `tiles` has a
- * choice for each class of row counts: i means `tile_name(format, i)`, 0 the default. */
+ * choice for each class of row counts: i means `tile_name(format, i)`, 0 the default. BF16
+ * weights are multiplied in the order of AMX if `by_tiles`. */
 typedef struct {
     const uint8_t *packed;
     const float *scales;
-    int64_t n_out, n_in, format, tiles[ROW_CLASSES];
+    int64_t n_out, n_in, format, tiles[ROW_CLASSES], by_tiles;
 } weights;
 
 enum { LORA_BLOCK = 16, LORA_PAD = 8, LORA_GROUP = 32 };

@@ -1,0 +1,65 @@
+"""What --tune gains: `python -m benchmarks.tuning [MODEL] [--quantize int8] [--seconds 3]`.
+
+Loads the model with each value of --tune, without kept tiles, and runs steps of several sizes in turns. It prints the
+least and the median time of a step for each value. The log says which tiles were chosen, and how long that took.
+"""
+
+import argparse
+import logging
+import tempfile
+import time
+from collections.abc import Mapping
+from statistics import median
+
+from model.checkpoint.resolve import EMBEDDED, resolve
+from model.loading import create
+from model.options import TUNINGS
+from model.step.runner import ModelRunner
+from model.warming import step
+
+STEPS = (([1], 256), ([1] * 8, 256), ([1] * 32, 256), ([1] * 64, 256), ([512], 0))
+"""Rows of each sequence in a step, and the tokens before them."""
+
+
+def load(model: str, quantize: str) -> dict[str, ModelRunner]:
+    """A runner for each value of --tune."""
+    runners = {}
+    for tune in TUNINGS:
+        with tempfile.TemporaryDirectory() as cache:
+            options = {"model": model, "device": "cpu", "quantize": quantize, "tune": tune, "cache": cache}
+            runners[tune] = create(lambda stage, done: None, **options)
+    return runners
+
+
+def times(
+    runners: Mapping[str, ModelRunner], lengths: list[int], before: int, seconds: float
+) -> dict[str, list[float]]:
+    """Milliseconds of steps of each runner, in turns."""
+    batch = step(next(iter(runners.values())).info, lengths, before=before)
+    found: dict[str, list[float]] = {name: [] for name in runners}
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        for name, runner in runners.items():
+            begin = time.perf_counter()
+            runner.launch(batch)()
+            found[name].append((time.perf_counter() - begin) * 1000)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default=EMBEDDED)
+    parser.add_argument("--quantize", default="int8")
+    parser.add_argument("--seconds", type=float, default=3.0)
+    given = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    runners = load(str(resolve(given.model)), given.quantize)
+    for lengths, before in STEPS:
+        print(f"{len(lengths):3} x {lengths[0]:3}", end="")
+        for name, found in times(runners, lengths, before, given.seconds).items():
+            print(f"   {name} {min(found):7.2f} {median(found):7.2f} ms", end="")
+        print()
+
+
+if __name__ == "__main__":
+    main()
