@@ -1,11 +1,11 @@
 """`noria`: the command line. Every flag of `serve` is also an environment variable NORIA_<FLAG>.
 
-Imports here are few: `serve` starts the engine process before anything slow is imported.
+Imports here are few: `serve` should listen soon.
 """
 
 import sys
 from collections.abc import Callable
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -15,14 +15,11 @@ from service.commands.help import HELP, PanelCommand, PanelGroup
 from service.commands.serve import run
 from service.settings import Settings
 
+if TYPE_CHECKING:
+    from service.engine.supervision.process import Launched
+
 SERVER, MODELS, CLIENTS = "Serve", "Models", "Use a server"
 """Panels of the commands in `noria --help`."""
-
-
-@takes(Settings)
-def serve(settings: Settings) -> None:
-    """Serve MODEL over HTTP with the APIs of OpenAI and Anthropic."""
-    raise typer.Exit(run(settings))
 
 
 def _memory(text: str) -> int:
@@ -67,8 +64,11 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def build(arguments: list[str]) -> typer.Typer:
-    """The application with its commands. `serve` gets no other command, because those import slow modules."""
+def build(arguments: list[str], engine: "Launched | None" = None) -> typer.Typer:
+    """The application with its commands. `serve` gets no other command, because those import slow modules.
+
+    It uses `engine`, a process that is started already.
+    """
     app = typer.Typer(
         name="noria", cls=PanelGroup, context_settings=HELP, pretty_exceptions_enable=False, rich_markup_mode=None
     )
@@ -86,6 +86,11 @@ def build(arguments: list[str]) -> typer.Typer:
 
         Without MODEL, a small model that is installed with Noria is used.
         """
+
+    @takes(Settings)
+    def serve(settings: Settings) -> None:
+        """Serve MODEL over HTTP with the APIs of OpenAI and Anthropic."""
+        raise typer.Exit(run(settings, engine))
 
     add(serve, SERVER)
     if arguments[:1] != ["serve"]:
@@ -106,11 +111,14 @@ def build(arguments: list[str]) -> typer.Typer:
     return app
 
 
-def main() -> None:
-    """Entry point. An error that a user can cause is one line on stderr; exit code 2 for the command line, else 1."""
+def main(engine: "Launched | None" = None) -> None:
+    """Run a command. An error that a user can cause is one line on stderr; exit code 2 for the command line, else 1.
+
+    `engine` is a process that is started already, for `serve`.
+    """
     arguments = sys.argv[1:] or ["--help"]
     try:
-        raise SystemExit(build(arguments)(arguments, standalone_mode=False, prog_name="noria"))
+        raise SystemExit(build(arguments, engine)(arguments, standalone_mode=False, prog_name="noria"))
     except typer.TyperException as error:
         _fail(f"{error.format_message()} (noria --help lists the commands, noria COMMAND --help their flags)", 2)
     except NoriaError as error:

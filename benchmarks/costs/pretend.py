@@ -40,7 +40,7 @@ def _launch(costs: Costs, batch: StepBatch) -> Callable[[], StepOutput]:
 
 if __name__ == "__main__":
     from service.cli import main
-    from service.engine.supervision.process import EngineProcess
+    from service.engine.supervision import process
 
-    EngineProcess.__init__.__defaults__ = ("benchmarks.costs.pretend:create", ("human", "info"))
+    process.NETWORK = "benchmarks.costs.pretend"
     main()

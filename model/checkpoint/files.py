@@ -183,11 +183,11 @@ def fingerprint(path: Path, max_blocks: int = MAX_BLOCKS) -> str:
     size = path.stat().st_size
     n_blocks = -(-size // BLOCK_BYTES)
     step = max(n_blocks - 1, 1) / (min(n_blocks, max_blocks) - 1 or 1)
-    crc = 0
+    crc, buffer = 0, memoryview(bytearray(min(size, BLOCK_BYTES)))
     with path.open("rb") as file:
         for block in range(min(n_blocks, max_blocks)):
             file.seek(round(block * step) * BLOCK_BYTES)
-            crc = zlib.crc32(file.read(BLOCK_BYTES), crc)
+            crc = zlib.crc32(buffer[: file.readinto(buffer)], crc)
     return f"{size:x}-{crc:08x}"
 
 

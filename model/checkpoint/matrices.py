@@ -13,8 +13,8 @@ from model.checkpoint.gguf.index import OTHERS, STORED
 from model.kernels.groups import BLOCK_GROUP
 from model.sharding.shard import Part
 
-VALUES_AT_ONCE = 2**20
-"""Values that are decoded or quantized at once: float32 copies then take 4 MiB, beside any size of a model."""
+VALUES_AT_ONCE = 2**18
+"""Values that are decoded or quantized at once: float32 copies then take 1 MiB, which the cache of a core holds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
 """`noria serve`: the engine process, then the server in this one."""
 
+import gc
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 from model.ranks.world import check_size, from_environment
@@ -15,13 +17,15 @@ from service.settings import Settings
 
 if TYPE_CHECKING:  # slow imports
     from service.engine.client import EngineClient
+    from service.engine.supervision.process import Launched
     from service.metrics import Metrics
 
 
-def run(settings: Settings) -> int:
+def run(settings: Settings, engine: "Launched | None" = None) -> int:
     """Serve until a signal comes; returns the exit code. Raises NoriaError when the service cannot start.
 
-    The engine process starts before the slow imports, and so both processes load at once.
+    `engine` is a process that is started already. If there is none, it starts before the slow imports, and so both
+    processes load at once.
     """
     settings.check()
     world = from_environment()
@@ -29,6 +33,8 @@ def run(settings: Settings) -> int:
     if world is not None and world.rank > 0:
         from service.commands.rank import supervise
 
+        if engine is not None:
+            engine.process.kill()
         return supervise(settings, world)
     if settings.otlp_endpoint is None:
         # It has no effect then, and FastAPI does not start with a name that is not installed.
@@ -36,10 +42,12 @@ def run(settings: Settings) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server reloads at it
     keys = Keys(settings.api_keys, settings.api_key_file)
     with listen_for_requests(settings) as sock, listen_for_probes(settings) as health:
-        client = start_engine(settings, lambda: metrics)
+        client = start_engine(settings, lambda: metrics, engine)
         from service.app import create_server
         from service.metrics import Metrics
 
+        gc.freeze()
+        gc.enable()
         metrics = Metrics(lambda: client.stats)
         progress = settings.log_format == "human" and sys.stderr.isatty()
         port = None if settings.uds else sock.getsockname()[1]
@@ -53,21 +61,29 @@ def listen_for_requests(settings: Settings) -> AbstractContextManager[socket.soc
     return listen(*settings.address) if settings.uds is None else listen_at(settings.uds)
 
 
-def start_engine(settings: Settings, measured: Callable[[], "Metrics"]) -> "EngineClient":
-    """The client of an engine process that it starts. The calling thread must live as long as the engine.
+def start_engine(
+    settings: Settings, measured: Callable[[], "Metrics"], engine: "Launched | None" = None
+) -> "EngineClient":
+    """The client of an engine process, which is `engine` or started now. The thread that started it must outlive it.
 
     `measured` gives the metrics that count what the engine reports; no report comes before the model is loaded. Logs
     are configured. Raises NoriaError if the machine cannot start a process.
     """
     from service import logs
     from service.engine.client import EngineClient
-    from service.engine.supervision.process import EngineProcess
+    from service.engine.supervision.process import NETWORK, EngineProcess, launch
 
     logs.configure(settings.log_format, settings.level())
     n_ranks = settings.layout.size
-    runner = f"model.ranks.start:starter:{n_ranks}" if n_ranks > 1 else "model.loading:create"
+    runner = f"model.ranks.start:starter:{n_ranks}" if n_ranks > 1 else f"{NETWORK}:create"
+    launched = [] if engine is None else [engine]
+
+    def new_engine() -> EngineProcess:
+        start = launched.pop if launched else partial(launch, NETWORK)
+        return EngineProcess(runner, (settings.log_format, logs.level()), start)
+
     client = EngineClient(
-        lambda: EngineProcess(runner, (settings.log_format, logs.level())),
+        new_engine,
         step_timeout=settings.step_timeout,
         spare=settings.spare_engine,
         on_report=lambda report: measured().observe_report(report),

@@ -51,7 +51,7 @@ async def load_served(settings: Settings, client: EngineClient, slicing: Slicing
         find = partial(resolve_again, settings.model, directory, cache_dir=settings.cache_dir, progress=client.note)
         return runner_options(settings, await _in_thread(find))
 
-    text = asyncio.create_task(_in_thread(lambda: load_text_side(directory, settings.chat_template, slicing)))
+    text = asyncio.create_task(_in_thread(lambda: _frozen(load_text_side(directory, settings.chat_template, slicing))))
     network = asyncio.create_task(client.start(runner_options(settings, directory), renew))
     try:
         side, _ = await asyncio.gather(text, network)
@@ -59,8 +59,6 @@ async def load_served(settings: Settings, client: EngineClient, slicing: Slicing
         text.cancel()
         network.cancel()
     assert client.info is not None
-    gc.collect()
-    gc.freeze()  # what is loaded stays: else a large body makes the collector walk over all of it, and all threads wait
     return ServedModel(
         settings.names,
         side.tokenizer,
@@ -80,6 +78,16 @@ def load_text_side(directory: Path, chat_template: Path | None, slicing: Slicing
     if chat is not None and chat_template is not None:
         _try_template(chat, chat_template)
     return TextSide(tokenizer, chat, read_generation(directory, tokenizer.eos_id), longest_piece(tokenizer))
+
+
+def _frozen(side: TextSide) -> TextSide:
+    """The text side, which stays: else a large body makes the collector walk over all of it, and all threads wait.
+
+    The engine still loads.
+    """
+    gc.collect()
+    gc.freeze()
+    return side
 
 
 def marks_of(settings: Settings, chat: ChatFormat | None, tokenizer: Tokenizer) -> Marks | None:

@@ -26,7 +26,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """The Settings that `serve` would run with."""
     found: list[Settings] = []
 
-    def run(settings: Settings) -> int:
+    def run(settings: Settings, engine: object) -> int:
         settings.check()
         found.append(settings)
         return 0
@@ -296,14 +296,50 @@ def test_plan_takes_the_flags_of_serve(mistral: Path) -> None:
     assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 1)
 
 
-def test_serve_imports_little_before_the_engine_starts() -> None:
-    code = (
+def run(code: str) -> None:
+    """Run code in a fresh interpreter that starts in the repository."""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_serve_imports_little_before_it_listens() -> None:
+    run(
         "import sys, service.cli as cli; cli.build(['serve'])\n"
         "slow = {'fastapi', 'uvicorn', 'torch', 'httpx', 'prometheus_client', 'prompt_toolkit', 'rich'}\n"
         "assert not slow & set(sys.modules), 'too much'"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+
+
+def test_serve_imports_almost_nothing_before_the_engine_starts() -> None:
+    run(
+        "import sys\n"
+        "from service.__main__ import main\n"
+        "from service.engine.supervision import process\n"
+        "def launch():\n"
+        "    own = {name for name in sys.modules if name.startswith(('service', 'model'))}\n"
+        "    assert not {'typer', 'asyncio', 'service.cli', 'service.settings'} & set(sys.modules), 'too much'\n"
+        "    assert len(own) < 15, own\n"
+        "    raise SystemExit(0)\n"
+        "process.try_to_launch = launch\n"
+        "sys.argv = ['noria', 'serve']\n"
+        "main()\n"
+        "raise SystemExit('no engine was started')"
+    )
+
+
+def test_other_commands_start_no_engine() -> None:
+    run(
+        "import sys\n"
+        "from service.__main__ import main\n"
+        "from service.engine.supervision import process\n"
+        "process.try_to_launch = lambda: sys.exit('an engine was started')\n"
+        "for arguments in (['--version'], ['serve', '--help']):\n"
+        "    sys.argv = ['noria', *arguments]\n"
+        "    try:\n"
+        "        main()\n"
+        "    except SystemExit as end:\n"
+        "        assert not end.code, end.code"
+    )
 
 
 @pytest.mark.parametrize(

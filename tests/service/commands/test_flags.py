@@ -40,7 +40,7 @@ def invoke(*arguments, **env):
     return CliRunner().invoke(cli.build(["plan"]), arguments, env=env)
 
 found = []
-cli.run = lambda settings: found.append(settings) or 0
+cli.run = lambda settings, engine: found.append(settings) or 0
 invoke("serve", "--wheel-speed", "5", "--wheel", "2KiB")
 invoke("serve", NORIA_WHEEL_SPEED="7", NORIA_WHEEL="1GiB")
 print(json.dumps({
