@@ -52,11 +52,12 @@ async def measure(url: str, options: argparse.Namespace) -> None:
         common = {"model": find_model(client, None), "temperature": 0, "ignore_eos": True, "stream": True}
     seed = time.time_ns()  # no cache has seen these prompts
     streams = [
-        common | {"prompt": text, "max_tokens": options.tokens} for text in random_prompts(options.streams, 64, 0, seed)
+        common | {"prompt": text, "max_tokens": options.tokens}
+        for text in random_prompts([64] * options.streams, 0, seed)
     ]
     prompts = [
         common | {"prompt": text, "max_tokens": 1}
-        for text in random_prompts(options.prompts, options.length, 0, seed + 1)
+        for text in random_prompts([options.length] * options.prompts, 0, seed + 1)
     ]
     async with Connections(url, {}) as connections:
         begun = time.perf_counter()
