@@ -326,10 +326,6 @@ INLINE void attend(const int kind, const call *c, int index, int next, state *s)
     const int dim = (int)c->head_dim, group = (int)(c->n_heads / c->n_kv_heads), head = (int)(index % c->n_kv_heads);
     const int n = (int)t->n_rows * group, padded = round_up(dim);
     ask_for_rows(c, next);
-    const task_t *after = c->tasks + next / c->n_kv_heads;
-    for (int64_t row = after->row; row < after->row + after->n_rows; row++)
-        for (int d = 0; d < group * dim; d += 16)
-            __builtin_prefetch(c->qkv + (row * (c->n_heads + 2 * c->n_kv_heads) + next % c->n_kv_heads * group) * dim + d, 0, 2);
     for (int m = 0; m < n; m++) {
         int64_t row = t->row + m / group;
         const float *q = c->qkv + (row * (c->n_heads + 2 * c->n_kv_heads) + head * group + m % group) * dim;
