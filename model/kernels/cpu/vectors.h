@@ -45,6 +45,8 @@ typedef int32_t vi __attribute__((vector_size(WIDTH)));
 typedef int16_t vh __attribute__((vector_size(WIDTH)));
 typedef int8_t vb __attribute__((vector_size(WIDTH / 4)));
 
+INLINE int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t most_of(int64_t a, int64_t b) { return a > b ? a : b; }
 INLINE vf splat(float x) { return x - (vf){0}; }
 INLINE vi splat_int(int32_t x) { return x - (vi){0}; }
 INLINE vf load(const void *p) { vf v; memcpy(&v, p, sizeof v); return v; }

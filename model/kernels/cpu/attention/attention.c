@@ -8,9 +8,10 @@
  *
  * Attention inside an image is the same work with one difference: every row sees all keys.
  */
-#include "attention/attention.h"
-#include "pool.h"
+#include "attention/sums.h"
 #include "attention/tiles.h"
+#include "attention/write.h"
+#include "pool.h"
 
 /* QUERY: floats between queries, so many that their words do not meet in one set of the cache. AHEAD: how many bytes
  * before their use keys and values are prefetched. */
@@ -30,114 +31,6 @@ MIRRORED(attention_call, F(qkv), F(rotations), F(q_factors), F(out), F(parts), F
 #undef F
 /* Limits that callers must keep, as Python repeats them. */
 const int64_t EXPORT(attention_limits)[] = {PAGE, MAX_QUERIES, MAX_DIM, ROWS, SPLIT};
-
-INLINE char *cell(const call *c, const int kind, int64_t page, int head) {
-    return c->cells + (page * c->n_kv_heads + head) * 2 * half_bytes(kind, (int)c->head_dim);
-}
-
-/* ---- rotate and store ---------------------------------------------------------------------------------------- */
-
-enum { ROWS_A_WRITE = 16 };
-
-static const float *value_of(const call *c, int64_t row, int head) {
-    return c->qkv + (row * (c->n_heads + 2 * c->n_kv_heads) + c->n_heads + c->n_kv_heads + head) * c->head_dim;
-}
-
-INLINE void write_row(const int kind, const call *c, int64_t row, int with_value) {
-    const int dim = (int)c->head_dim, within = (int)(c->slots[row] % PAGE);
-    float rotated[MAX_DIM];
-    const float *soon = value_of(c, row + 1 < c->n_rows ? row + 1 : row, -(int)c->n_kv_heads);
-    for (int i = 0; i < 2 * c->n_kv_heads * dim; i += 16) __builtin_prefetch(soon + i);
-    for (int head = 0; head < c->n_kv_heads; head++) {
-        const float *v = value_of(c, row, head), *k = v - c->n_kv_heads * dim;
-        if (c->rotations) {
-            rotate(k, c->rotations + row * dim, rotated, dim / 2);
-            k = rotated;
-        }
-        char *keys = cell(c, kind, c->slots[row] / PAGE, head);
-        store_key(kind, keys, dim, within, k);
-        if (with_value) store_value(kind, keys + half_bytes(kind, dim), dim, within, v);
-    }
-}
-
-/* Stores the values of two rows whose slots are pairs. */
-INLINE void write_pair(const call *c, int64_t row) {
-    const int dim = (int)c->head_dim;
-    for (int head = 0; head < c->n_kv_heads; head++)
-        store_pair(cell(c, BF16, c->slots[row] / PAGE, head) + half_bytes(BF16, dim), dim, (int)(c->slots[row] % PAGE),
-                   value_of(c, row, head), value_of(c, row + 1, head));
-}
-
-static void write_some(void *context, int task, int thread) {
-    const call *c = context;
-    int64_t row = task * ROWS_A_WRITE, end = row + ROWS_A_WRITE < c->n_rows ? row + ROWS_A_WRITE : c->n_rows, paired = -1;
-    (void)thread;
-    for (; row < end; row++) {
-        if (c->kind == FLOAT32) write_row(FLOAT32, c, row, 1);
-        if (c->kind == INT8) write_row(INT8, c, row, 1);
-        if (c->kind != BF16) continue;
-        if (row > paired && row + 1 < end && c->slots[row] % 2 == 0 && c->slots[row + 1] == c->slots[row] + 1) {
-            write_pair(c, row);
-            paired = row + 1;
-        }
-        write_row(BF16, c, row, row > paired);
-    }
-}
-
-/* ---- sums ------------------------------------------------------------------------------------------------------ */
-
-INLINE int round_up(int n) { return (n + 15) / 16 * 16; }
-
-/* Scores are exponents of 2: the scale of q includes log2(e). */
-static const float LOG2_E = 1.44269504088896341f;
-INLINE vf weight_of(vf score, float most) { return power_of_two(larger(score - splat(most), splat(-126.0f))); }
-
-/* Joins the sums of one softmax over two sets of keys: the greatest score, the sum of weights relative to it, and the
- * sum of weighted values. */
-static void join(float *most, float *total, float *acc, float new_most, float new_total, const float *new_acc, int dim) {
-    if (new_most == -INFINITY) return;
-    float now = *most > new_most ? *most : new_most;
-    vf old_share = weight_of(splat(*most), now), new_share = weight_of(splat(new_most), now);
-    *most = now;
-    *total = *total * old_share[0] + new_total * new_share[0];
-    for (int d = 0; d < dim; d += LANES) store(acc + d, load(acc + d) * old_share + load(new_acc + d) * new_share);
-}
-
-/* The memory for the sums of query m of a part: most, total, acc. */
-static float *part(const call *c, int64_t index, int head, int m) {
-    return c->parts + ((index * c->n_kv_heads + head) * c->part_queries + m) * (round_up((int)c->head_dim) + 2);
-}
-
-static void leave(float *part, float most, float total, const float *acc, int padded) {
-    part[0] = most;
-    part[1] = total;
-    memcpy(part + 2, acc, (size_t)padded * 4);
-}
-
-static void finish(const call *c, int64_t row, int head, float total, const float *acc) {
-    float *y = c->out + (row * c->n_heads + head) * c->head_dim;
-    int d = 0;
-    for (; d + LANES <= c->head_dim; d += LANES) store(y + d, load(acc + d) / splat(total));
-    for (; d < c->head_dim; d++) y[d] = acc[d] / total;
-}
-
-static void join_some(void *context, int task, int thread) {
-    const call *c = context;
-    const join_t *t = c->joins + task / c->n_kv_heads;
-    const int group = (int)(c->n_heads / c->n_kv_heads), head = (int)(task % c->n_kv_heads);
-    const int padded = round_up((int)c->head_dim);
-    (void)thread;
-    for (int m = 0; m < t->n_rows * group; m++) {
-        float most = -INFINITY, total = 0, acc[MAX_DIM] = {0};
-        for (int64_t i = t->first; i < t->first + t->n; i++) {
-            const float *p = part(c, i, head, m);
-            join(&most, &total, acc, p[0], p[1], p + 2, padded);
-        }
-        finish(c, t->row + m / group, head * group + m % group, total, acc);
-    }
-}
-
-/* ---- attend ---------------------------------------------------------------------------------------------------- */
 
 typedef struct {
     float q[MAX_QUERIES * QUERY], acc[MAX_QUERIES * MAX_DIM], joined[MAX_QUERIES * MAX_DIM], p[MAX_QUERIES * KEYS];
@@ -222,9 +115,6 @@ INLINE void weigh(const int kind, const int all, state *s, int m, int from, int 
     }
     s->total[m] = total;
 }
-
-INLINE int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t most_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* Prefetches the queries of a task. */
 INLINE void ask_for_rows(const call *c, int index) {
@@ -326,10 +216,6 @@ INLINE void attend(const int kind, const call *c, int index, int next, state *s)
     const int dim = (int)c->head_dim, group = (int)(c->n_heads / c->n_kv_heads), head = (int)(index % c->n_kv_heads);
     const int n = (int)t->n_rows * group, padded = round_up(dim);
     ask_for_rows(c, next);
-    const task_t *after = c->tasks + next / c->n_kv_heads;
-    for (int64_t row = after->row; row < after->row + after->n_rows; row++)
-        for (int d = 0; d < group * dim; d += 16)
-            __builtin_prefetch(c->qkv + (row * (c->n_heads + 2 * c->n_kv_heads) + next % c->n_kv_heads * group) * dim + d, 0, 2);
     for (int m = 0; m < n; m++) {
         int64_t row = t->row + m / group;
         const float *q = c->qkv + (row * (c->n_heads + 2 * c->n_kv_heads) + head * group + m % group) * dim;

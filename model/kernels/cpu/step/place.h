@@ -9,8 +9,6 @@ typedef struct {
     int64_t first, n;
 } table_t;
 
-INLINE int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
-
 INLINE const int64_t *slice_at(const network_t *m, const step_t *s, int64_t i) {
     return s->slices + i * (TABLES + 2 * m->n_pools);
 }

@@ -32,9 +32,6 @@ static void *take(arena *a, int64_t n_bytes) {
 
 static float *take_floats(arena *a, int64_t n) { return take(a, n * 4); }
 
-/* Floats of `attention_call.parts` for a query: its sums, for heads that are padded, and their maximum and total. */
-INLINE int64_t part_floats(int64_t head_dim) { return (head_dim + 15) / 16 * 16 + 2; }
-
 /* A step in one pool: its tasks, which may be `cut` into pieces, and the memory of the attention. */
 typedef struct {
     tasks_t count;

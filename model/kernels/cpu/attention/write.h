@@ -1,0 +1,55 @@
+/* Writes the keys and values of a step to their pages. */
+#pragma once
+#include "attention/attention.h"
+#include "attention/cells.h"
+
+INLINE char *cell(const attention_call *c, const int kind, int64_t page, int head) {
+    return c->cells + (page * c->n_kv_heads + head) * 2 * half_bytes(kind, (int)c->head_dim);
+}
+
+enum { ROWS_A_WRITE = 16 };
+
+static const float *value_of(const attention_call *c, int64_t row, int head) {
+    return c->qkv + (row * (c->n_heads + 2 * c->n_kv_heads) + c->n_heads + c->n_kv_heads + head) * c->head_dim;
+}
+
+INLINE void write_row(const int kind, const attention_call *c, int64_t row, int with_value) {
+    const int dim = (int)c->head_dim, within = (int)(c->slots[row] % PAGE);
+    float rotated[MAX_DIM];
+    const float *soon = value_of(c, row + 1 < c->n_rows ? row + 1 : row, -(int)c->n_kv_heads);
+    for (int i = 0; i < 2 * c->n_kv_heads * dim; i += 16) __builtin_prefetch(soon + i);
+    for (int head = 0; head < c->n_kv_heads; head++) {
+        const float *v = value_of(c, row, head), *k = v - c->n_kv_heads * dim;
+        if (c->rotations) {
+            rotate(k, c->rotations + row * dim, rotated, dim / 2);
+            k = rotated;
+        }
+        char *keys = cell(c, kind, c->slots[row] / PAGE, head);
+        store_key(kind, keys, dim, within, k);
+        if (with_value) store_value(kind, keys + half_bytes(kind, dim), dim, within, v);
+    }
+}
+
+/* Stores the values of two rows whose slots are pairs. */
+INLINE void write_pair(const attention_call *c, int64_t row) {
+    const int dim = (int)c->head_dim;
+    for (int head = 0; head < c->n_kv_heads; head++)
+        store_pair(cell(c, BF16, c->slots[row] / PAGE, head) + half_bytes(BF16, dim), dim, (int)(c->slots[row] % PAGE),
+                   value_of(c, row, head), value_of(c, row + 1, head));
+}
+
+static void write_some(void *context, int task, int thread) {
+    const attention_call *c = context;
+    int64_t row = task * ROWS_A_WRITE, end = row + ROWS_A_WRITE < c->n_rows ? row + ROWS_A_WRITE : c->n_rows, paired = -1;
+    (void)thread;
+    for (; row < end; row++) {
+        if (c->kind == FLOAT32) write_row(FLOAT32, c, row, 1);
+        if (c->kind == INT8) write_row(INT8, c, row, 1);
+        if (c->kind != BF16) continue;
+        if (row > paired && row + 1 < end && c->slots[row] % 2 == 0 && c->slots[row + 1] == c->slots[row] + 1) {
+            write_pair(c, row);
+            paired = row + 1;
+        }
+        write_row(BF16, c, row, row > paired);
+    }
+}
