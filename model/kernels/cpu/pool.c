@@ -21,13 +21,18 @@
 
 enum { MAX_THREADS = 256, SPINS = 40000, PATIENCE = 100000, BETWEEN_PAUSES = 64 };
 
-static struct {
+typedef struct __attribute__((aligned(128))) { /* apart: a pair of cache lines is the unit that processors prefetch */
     _Atomic uint64_t ticket; /* end << 32 | next */
-    char apart[120];         /* no two shares are in one pair of cache lines */
-} shares[MAX_THREADS];
-static _Atomic int n_tasks, done, sleepers, waiting, wanted = 1;
-static task_fn job;
-static void *job_context;
+    task_fn run;
+    void *context;
+} share_t;
+static share_t shares[MAX_THREADS];
+static struct __attribute__((aligned(128))) {
+    _Atomic int tasks; /* of the job, less those that threads have finished and reported */
+} left;
+static struct __attribute__((aligned(128))) { /* changes rarely: all threads keep a copy in their caches */
+    _Atomic int sleepers, waiting, wanted;
+} rare = {.wanted = 1};
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER, all_done = PTHREAD_COND_INITIALIZER;
 static int started; /* workers that exist; they never end */
@@ -44,32 +49,35 @@ static inline void relax(int spin) {
 
 /* Whether a share has a task that no thread has taken. */
 static inline int has_work(int share) {
-    uint64_t now = atomic_load(&shares[share].ticket);
+    uint64_t now = atomic_load_explicit(&shares[share].ticket, memory_order_acquire);
     return (uint32_t)now < (uint32_t)(now >> 32);
 }
 
-static void work_on(int share, int thread) {
-    while (has_work(share)) {
-        uint64_t mine = atomic_fetch_add(&shares[share].ticket, 1);
-        if ((uint32_t)mine >= (uint32_t)(mine >> 32)) return;
-        job(job_context, (int)(uint32_t)mine, thread);
-        int is_last = atomic_fetch_add(&done, 1) + 1 == atomic_load(&n_tasks);
-        if (is_last && atomic_load(&waiting)) {
-            pthread_mutex_lock(&lock);
-            pthread_cond_signal(&all_done);
-            pthread_mutex_unlock(&lock);
-        }
+/* Returns the number of tasks that the thread has computed. */
+static int work_on(share_t *share, int index, int thread) {
+    for (int n = 0;; n++) {
+        if (!has_work(index)) return n;
+        uint64_t mine = atomic_fetch_add(&share->ticket, 1);
+        if ((uint32_t)mine >= (uint32_t)(mine >> 32)) return n;
+        share->run(share->context, (int)(uint32_t)mine, thread);
     }
 }
 
-/* Takes tasks of the thread's own share, then of the others'. */
+/* Takes tasks of the thread's own share, then of the others', and reports them together. No job ends before that. */
 static void work(int thread) {
-    int n = atomic_load(&wanted);
-    for (int i = 0; i < n; i++) work_on((thread + i) % n, thread);
+    int threads = atomic_load(&rare.wanted), n = 0;
+    for (int i = 0; i < threads; i++) {
+        int share = (thread + i) % threads;
+        n += work_on(shares + share, share, thread);
+    }
+    if (!n || atomic_fetch_sub(&left.tasks, n) > n || !atomic_load(&rare.waiting)) return;
+    pthread_mutex_lock(&lock);
+    pthread_cond_signal(&all_done);
+    pthread_mutex_unlock(&lock);
 }
 
 /* Workers beyond the wanted number sleep until it grows. */
-static inline int may_work(int thread) { return thread < atomic_load(&wanted) && has_work(thread); }
+static inline int may_work(int thread) { return has_work(thread) && thread < atomic_load(&rare.wanted); }
 
 static void *worker(void *argument) {
     int thread = (int)(intptr_t)argument;
@@ -77,9 +85,9 @@ static void *worker(void *argument) {
         for (int spin = 0; spin < SPINS && !may_work(thread); spin++) relax(spin);
         if (!may_work(thread)) {
             pthread_mutex_lock(&lock);
-            atomic_fetch_add(&sleepers, 1);
+            atomic_fetch_add(&rare.sleepers, 1);
             while (!may_work(thread)) pthread_cond_wait(&wake, &lock);
-            atomic_fetch_sub(&sleepers, 1);
+            atomic_fetch_sub(&rare.sleepers, 1);
             pthread_mutex_unlock(&lock);
         }
         work(thread);
@@ -88,36 +96,35 @@ static void *worker(void *argument) {
 }
 
 void noria_parallel(task_fn run, void *context, int n) {
-    const int threads = atomic_load(&wanted);
+    const int threads = atomic_load(&rare.wanted);
     if (n < 2 || threads < 2) {
         for (int task = 0; task < n; task++) run(context, task, 0);
         return;
     }
-    job = run;
-    job_context = context;
-    atomic_store(&n_tasks, n);
-    atomic_store(&done, 0);
+    atomic_store_explicit(&left.tasks, n, memory_order_relaxed);
     for (int i = threads - 1; i >= 0; i--) {
         uint64_t first = (uint64_t)n * i / threads, end = (uint64_t)n * (i + 1) / threads;
+        shares[i].run = run;
+        shares[i].context = context;
         atomic_store_explicit(&shares[i].ticket, end << 32 | first, memory_order_release);
     }
     atomic_thread_fence(memory_order_seq_cst); /* before `sleepers` is read */
-    if (atomic_load(&sleepers)) {
+    if (atomic_load(&rare.sleepers)) {
         pthread_mutex_lock(&lock);
         pthread_cond_broadcast(&wake);
         pthread_mutex_unlock(&lock);
     }
     work(0);
-    for (int spin = 0; spin < PATIENCE && atomic_load(&done) < n; spin++) relax(spin);
-    if (atomic_load(&done) == n) return;
+    for (int spin = 0; spin < PATIENCE && atomic_load(&left.tasks); spin++) relax(spin);
+    if (!atomic_load(&left.tasks)) return;
     pthread_mutex_lock(&lock);
-    atomic_store(&waiting, 1);
-    while (atomic_load(&done) < n) pthread_cond_wait(&all_done, &lock);
-    atomic_store(&waiting, 0);
+    atomic_store(&rare.waiting, 1);
+    while (atomic_load(&left.tasks)) pthread_cond_wait(&all_done, &lock);
+    atomic_store(&rare.waiting, 0);
     pthread_mutex_unlock(&lock);
 }
 
-int noria_thread_count(void) { return atomic_load(&wanted); }
+int noria_thread_count(void) { return atomic_load(&rare.wanted); }
 
 /* Use n threads, the calling one included; returns the number that exist. Not to be called while kernels run. */
 EXPORT int noria_threads(int n) {
@@ -128,7 +135,7 @@ EXPORT int noria_threads(int n) {
         pthread_detach(thread);
     }
     if (n > started + 1) n = started + 1;
-    atomic_store(&wanted, n);
+    atomic_store(&rare.wanted, n);
     return n;
 }
 
