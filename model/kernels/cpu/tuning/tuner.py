@@ -54,7 +54,7 @@ class Tuner:
         for shape, some in shapes.items():
             self._set(some, chosen[shape])
         took = f"{len(new)} of {len(shapes)} shapes timed, {perf_counter() - begin:.3f} s"
-        log.info("tiles of products: %s (%s)", describe(chosen), took)
+        log.debug("tiles of products: %s (%s)", describe(chosen), took)
 
     def _usable(self, kept: Mapping[str, Chosen], shapes: Iterable[str]) -> dict[str, Chosen]:
         """What is kept for these shapes, if this library has all the tiles."""
