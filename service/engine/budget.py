@@ -17,7 +17,8 @@ FIXED = 1e6
 TYPICAL_ROWS, TYPICAL_TOKENS = 8, 32
 """A step that reads the weights takes as long as so many decoding rows, or prompt tokens, add to it. A rough scale."""
 LONGEST = 2.0
-"""A step counts as so many times its expected seconds at most: one that takes longer was held up by something else."""
+"""A step counts as so many times its expected seconds at most: one that takes longer was held up by something else.
+One that takes less than its expected seconds over this number weighs no more for that: its result was there before."""
 LEAST_TOKENS = 16
 """Prompt tokens of a step at least. For fewer tokens each of them costs more, as the weights are read again."""
 
@@ -66,12 +67,14 @@ class StepCost:
 
         The seconds are those from the end of the step before, as a client sees them.
         """
-        if expected := self.now.seconds(rows, tokens):
+        expected = self.now.seconds(rows, tokens)
+        if expected:
             seconds = min(seconds, LONGEST * expected)
-        counts = [count / max(seconds, 1e-6) for count in (1.0, rows / TYPICAL_ROWS, tokens / TYPICAL_TOKENS)]
+        scale = max(seconds, expected / LONGEST, 1e-6)
+        counts = [count / scale for count in (1.0, rows / TYPICAL_ROWS, tokens / TYPICAL_TOKENS)]
         for a, line in enumerate(self._products):
             self._products[a] = [MEMORY * value + counts[a] * count for value, count in zip(line, counts, strict=True)]
-        self._sums = [MEMORY * value + count for value, count in zip(self._sums, counts, strict=True)]
+        self._sums = [MEMORY * value + count * seconds / scale for value, count in zip(self._sums, counts, strict=True)]
         weight = self._products[0][0]
         penalties = (PENALTY * weight, PENALTY * weight, (PENALTY if tokens else FIXED) * weight)
         matrix = [

@@ -182,7 +182,8 @@ class EngineLoop:
         self._landed = (flight.n_tokens, self._landed_at - max(before, flight.launched))
         if output is not None and flight.n_tokens:
             self._steps.note(flight.batch, output, *self._landed)
-            self._note_cost(flight, before)
+            if not any(item.fault for item in output.slices):  # a slice with a fault may not have been computed
+                self._note_cost(flight, before)
         return updates
 
     def _note_cost(self, flight: Flight, before: float) -> None:

@@ -48,6 +48,13 @@ def test_a_step_that_something_held_up_counts_little() -> None:
     assert TRUE.seconds(16, 0) < found.now.seconds(16, 0) < 1.2 * TRUE.seconds(16, 0)
 
 
+def test_a_step_that_seems_to_take_no_time_counts_little() -> None:
+    """Its result was there before somebody looked. It must not outweigh all the steps of the last minute."""
+    found = learnt(TRUE)
+    found.note(16, 50, 0.0)
+    assert 0.7 * TRUE.seconds(16, 50) < found.now.seconds(16, 50) < TRUE.seconds(16, 50)
+
+
 def test_the_parts_are_told_apart_although_nothing_decodes_alone() -> None:
     """Sequences join while prompts fill the rest of each step: rows and prompt tokens vary together."""
     found = StepCost()

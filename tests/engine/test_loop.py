@@ -248,9 +248,11 @@ def test_adapters_whose_every_sequence_is_faulty_are_no_fault_of_the_engine() ->
 
 
 def test_a_grammar_process_that_is_lost_is_no_fault_of_the_engine() -> None:
+    """Its steps say nothing about the cost of steps: what has a fault may not have been computed."""
     lost = SamplingParams(grammar=LOST)
     client = Client(FakeRunner(INFO), [[Submit(i, [40], lost, 0)] for i in range(2 * MAX_FAILED_STEPS)])
     assert client.finished == dict.fromkeys(range(2 * MAX_FAILED_STEPS), "error")
+    assert not any(client.scheduler.prompts.cost)
 
 
 class Sparse(FakeRunner):

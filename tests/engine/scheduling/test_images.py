@@ -346,7 +346,7 @@ requests = st.builds(
 @st.composite
 def loads(draw: st.DrawFn, pipelines: st.SearchStrategy[int], ahead: bool = False) -> tuple[ImageDrive, list[Request]]:
     """An engine with hardly enough pages and place for images."""
-    page_size, max_step_tokens, longest = draw(st.sampled_from([1, 3, 4])), draw(st.integers(3, 20)), 56
+    page_size, max_step_tokens, longest = draw(st.sampled_from([1, 3, 8])), draw(st.integers(3, 20)), 56
     n_pages = -(-longest // page_size) + draw(st.integers(0, 8))
     pools: list[tuple[int | None, int]] = [(None, n_pages)]
     if window := draw(st.sampled_from([0, 2, 9])):
@@ -354,7 +354,7 @@ def loads(draw: st.DrawFn, pipelines: st.SearchStrategy[int], ahead: bool = Fals
     info = info_with_images(
         image_tokens=draw(st.integers(9, 30)), page_size=page_size, pools=pools, max_model_len=longest
     )
-    info = replace(info, pipeline=draw(pipelines), runs_ahead=ahead, max_sequences=3)
+    info = replace(info, pipeline=draw(pipelines), runs_ahead=ahead, max_sequences=3, copies_pages=draw(st.booleans()))
     order = draw(st.none() | st.randoms()) if info.pipeline > 1 or ahead else None
     lack = draw(st.none() | st.randoms()) if info.pipeline == 1 else None
     engine = ImageDrive(info, max_sequences=3, max_step_tokens=max_step_tokens, order=order, lack=lack)
