@@ -166,22 +166,23 @@ static int keep(float *x, int64_t n, int64_t k, double share) {
 }
 
 /* Uniforms strictly between 0 and 1: a 32-bit SplitMix stream mixed by Chris Wellons' lowbias32, as in noise.py. */
-INLINE vf uniform(vi x) {
-    x ^= (x >> 16) & splat_int(0xFFFF);
-    x *= splat_int(0x7FEB352D);
-    x ^= (x >> 15) & splat_int(0x1FFFF);
-    x *= splat_int((int32_t)0x846CA68B);
-    x ^= (x >> 16) & splat_int(0xFFFF);
-    vi bits = (x >> 9) & splat_int(0x7FFFFF); /* 23 bits: more would round to 1, whose logarithm is 0 */
+INLINE vf uniform(vu x) {
+    x ^= x >> 16;
+    x *= 0x7FEB352Du;
+    x ^= x >> 15;
+    x *= 0x846CA68Bu;
+    x ^= x >> 16;
+    vi bits = (vi)(x >> 9); /* 23 bits: more would round to 1, whose logarithm is 0 */
     return (__builtin_convertvector(bits, vf) + splat(0.5f)) * splat(0x1p-23f);
 }
 
 /* Replaces each weight by weight / E, where E is exponential noise. The token with the greatest result is the sample:
  * its exponential clock, whose rate is the weight, rings first. */
 static void race(float *x, int64_t n, const params *p) {
-    vi lane, step = splat_int((int32_t)((uint32_t)p->step * LANES));
-    for (int i = 0; i < LANES; i++) lane[i] = (int32_t)((uint32_t)p->step * (uint32_t)i + (uint32_t)p->start);
-    for (int64_t i = 0; i < n; i += LANES, lane += step)
+    const uint32_t step = (uint32_t)p->step;
+    vu lane;
+    for (int i = 0; i < LANES; i++) lane[i] = step * (uint32_t)i + (uint32_t)p->start;
+    for (int64_t i = 0; i < n; i += LANES, lane += step * LANES)
         store_at(x, i, n, load_at(x, i, n) / -logarithm(uniform(lane)));
 }
 

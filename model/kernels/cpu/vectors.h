@@ -42,6 +42,7 @@ enum { LANES = WIDTH / 4 };
 
 typedef float vf __attribute__((vector_size(WIDTH)));
 typedef int32_t vi __attribute__((vector_size(WIDTH)));
+typedef uint32_t vu __attribute__((vector_size(WIDTH))); /* its sums and products may wrap around */
 typedef int16_t vh __attribute__((vector_size(WIDTH)));
 typedef int8_t vb __attribute__((vector_size(WIDTH / 4)));
 
@@ -156,9 +157,9 @@ INLINE vi nearest(vf x) { return (vi)(x + splat(12582912.0f)) - (vi)splat(125829
 
 /* The bits of bfloat16 in the lower halves: nearest, ties to even; one NaN for all. */
 INLINE vi half_bits(vf x) {
-    vi bits = (vi)x, rounded = bits + splat_int(0x7FFF) + ((bits >> 16) & splat_int(1));
+    vu bits = (vu)x, rounded = (bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16;
     vi wrong = x != x;
-    return (wrong & splat_int(0x7FC0)) | (~wrong & (rounded >> 16) & splat_int(0xFFFF));
+    return (wrong & splat_int(0x7FC0)) | (~wrong & (vi)rounded);
 }
 
 /* exp, to about 1 unit in the last place; 0 below -87.3, at most exp(88.3) (the polynomial of Cephes' expf). */

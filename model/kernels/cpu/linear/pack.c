@@ -68,9 +68,9 @@ INLINE int round_row(const int KIND, const char *row, const weights *w, uint8_t 
     for (int64_t g = 0; g < (w->n_in + CHANNELS - 1) / CHANNELS; g++) {
         const char *x = group(row, g, w->n_in, size, copy);
         for (int i = 0; i < CHANNELS; i += LANES) {
-            vi bits = (vi)value(KIND, x, i);
+            vu bits = (vu)value(KIND, x, i);
             most = larger_bits(magnitude((vf)bits), most);
-            bits += splat_int(0x7FFF) + ((bits >> 16) & splat_int(1));
+            bits += 0x7FFFu + (bits >> 16 & 1u);
             memcpy(rounded + i, &bits, sizeof bits);
         }
         for (int i = 0; i < CHANNELS; i += 2, to += OUTPUTS * 4) {

@@ -45,7 +45,7 @@ class Store:
             return {shape: {first: str(tile) for first, tile in by.items()} for shape, by in found["tiles"].items()}
         except (FileNotFoundError, NotADirectoryError):
             return {}
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             log.info("the kept tiles cannot be read, they are timed again: %s", one_line(error))
             return {}
 

@@ -40,10 +40,10 @@ def test_another_library_overwrites_the_file(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
-BROKEN = [b"", b"\xff\xfe", b"[]", b"{}", b"null", b'{"tiles": 3}']
+BROKEN = [b"", b"\xff\xfe", b"[]", b"{}", b"null", b'{"tiles": 3}', b"[" * 100_000]
 
 
-@pytest.mark.parametrize("content", BROKEN, ids=repr)
+@pytest.mark.parametrize("content", BROKEN, ids=lambda content: repr(content[:20]))
 def test_a_broken_file_is_no_file(content: bytes, tmp_path: Path) -> None:
     store = written(tmp_path)
     assert store.path is not None
