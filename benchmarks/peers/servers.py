@@ -5,12 +5,13 @@ for prompts of 1024 tokens, with continuous batching and flash attention.
 """
 
 import os
+import signal
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -76,18 +77,25 @@ def _free_port() -> int:
 def _running(command: list[str], environment: dict[str, str] | os._Environ[str], port: int) -> Iterator[str]:
     """A server's process, from when it is healthy; the context is its address. It gets time to end its children."""
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, preexec_fn=die_with_parent)
+        process = subprocess.Popen(
+            command, env=environment, stdout=log, stderr=log, start_new_session=True, preexec_fn=die_with_parent
+        )
         try:
             url = f"http://127.0.0.1:{port}"
             _wait(url, process, log)
             yield url
         finally:
             process.terminate()
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(END_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            _kill_all(process)
+
+
+def _kill_all(process: subprocess.Popen[bytes]) -> None:
+    """End a server and the processes that it left behind: vLLM's engine would keep its memory, and slow the others."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _wait(url: str, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
