@@ -4,6 +4,7 @@
 """
 
 import gc
+import os
 import sys
 
 
@@ -11,7 +12,7 @@ def main() -> None:
     """Run the command; exits."""
     try:
         engine = None
-        if sys.argv[1:2] == ["serve"] and "--help" not in sys.argv:
+        if _needs_engine():
             from service.engine.supervision.process import try_to_launch
 
             gc.disable()  # until everything is imported: what imports make is no garbage
@@ -20,6 +21,12 @@ def main() -> None:
     except KeyboardInterrupt:  # Ctrl-C while Python imports
         raise SystemExit(130) from None
     cli.main(engine)
+
+
+def _needs_engine() -> bool:
+    """Whether this process serves: not for a page of help, nor as a rank of torchrun's other than 0."""
+    serves = sys.argv[1:2] == ["serve"] and not {"-h", "--help"} & {*sys.argv}
+    return serves and os.environ.get("RANK", "0") == "0"
 
 
 if __name__ == "__main__":

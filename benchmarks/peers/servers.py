@@ -5,12 +5,15 @@ for prompts of 1024 tokens, with continuous batching and flash attention.
 """
 
 import os
+import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 import httpx
 
@@ -19,7 +22,9 @@ from benchmarks.peers.loads import LOADS, Load, Measured, measure, send
 from model.machine.child import die_with_parent
 from service.commands.own_server import embedded_server
 
-START_SECONDS = 180.0
+START_SECONDS = 400.0
+"""vLLM compiles the network at its first start, which takes minutes on a busy machine."""
+SAID_BYTES = 1000
 END_SECONDS = 20.0
 SLOTS = max(load.concurrency or 0 for load in LOADS.values())
 SLOT_TOKENS = 1024
@@ -71,23 +76,30 @@ def _free_port() -> int:
 @contextmanager
 def _running(command: list[str], environment: dict[str, str] | os._Environ[str], port: int) -> Iterator[str]:
     """A server's process, from when it is healthy; the context is its address. It gets time to end its children."""
-    process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=die_with_parent
-    )
-    try:
-        url = f"http://127.0.0.1:{port}"
-        _wait(url, process)
-        yield url
-    finally:
-        process.terminate()
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            command, env=environment, stdout=log, stderr=log, start_new_session=True, preexec_fn=die_with_parent
+        )
         try:
-            process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            url = f"http://127.0.0.1:{port}"
+            _wait(url, process, log)
+            yield url
+        finally:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(END_SECONDS)
+            _kill_all(process)
 
 
-def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
+def _kill_all(process: subprocess.Popen[bytes]) -> None:
+    """End a server and the processes that it left behind: vLLM's engine would keep its memory, and slow the others."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _wait(url: str, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
+    """Return when the server is healthy. Raises RuntimeError, with its last words, if it ends or takes too long."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         try:
@@ -96,4 +108,7 @@ def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
         except httpx.TransportError:
             pass
         time.sleep(0.1)
-    raise RuntimeError(f"{process.args!r} did not serve within {START_SECONDS:g} s")
+    log.seek(0)
+    said = log.read()[-SAID_BYTES:].decode(errors="replace")
+    ended = "ended" if process.poll() is not None else f"did not serve within {START_SECONDS:g} s"
+    raise RuntimeError(f"{process.args!r} {ended} and said: {said}")

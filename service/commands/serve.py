@@ -33,8 +33,6 @@ def run(settings: Settings, engine: "Launched | None" = None) -> int:
     if world is not None and world.rank > 0:
         from service.commands.rank import supervise
 
-        if engine is not None:
-            engine.process.kill()
         return supervise(settings, world)
     if settings.otlp_endpoint is None:
         # It has no effect then, and FastAPI does not start with a name that is not installed.

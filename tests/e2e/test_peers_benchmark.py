@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -99,6 +100,23 @@ def test_every_load_is_one_that_noria_bench_sends(tmp_path: Path) -> None:
 def test_a_load_with_failures_is_not_a_measurement() -> None:
     with serving(FakeOpenAI(fails={3: 503})) as url, pytest.raises(RuntimeError, match="http_503"):
         send(url, "none", Load(concurrency=1), 0.05, 1)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_server_that_ends_says_why_and_leaves_no_process(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    command = ["sh", "-c", f"sleep 99 & echo $! > {pid}; echo no such model; exit 3"]
+    with pytest.raises(RuntimeError, match="ended and said: no such model"), servers._running(command, {}, 1):
+        pass
+    deadline = time.monotonic() + 10
+    while is_running(int(pid.read_text())):
+        assert time.monotonic() < deadline, "the server's child goes on"
 
 
 def test_int8_weights_are_within_half_a_step() -> None:

@@ -327,18 +327,20 @@ def test_serve_imports_almost_nothing_before_the_engine_starts() -> None:
     )
 
 
-def test_other_commands_start_no_engine() -> None:
+def test_other_commands_and_ranks_start_no_engine() -> None:
     run(
-        "import sys\n"
+        "import gc, os, sys\n"
         "from service.__main__ import main\n"
         "from service.engine.supervision import process\n"
         "process.try_to_launch = lambda: sys.exit('an engine was started')\n"
-        "for arguments in (['--version'], ['serve', '--help']):\n"
+        "others = ['0 --version', '0 serve --help', '0 serve -h', '1 serve -h', '1 serve /nowhere']\n"
+        "for rank, *arguments in map(str.split, others):\n"
+        "    os.environ['RANK'] = rank\n"
         "    sys.argv = ['noria', *arguments]\n"
         "    try:\n"
         "        main()\n"
         "    except SystemExit as end:\n"
-        "        assert not end.code, end.code"
+        "        assert end.code != 'an engine was started' and gc.isenabled(), arguments"
     )
 
 

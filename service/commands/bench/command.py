@@ -55,10 +55,11 @@ class BenchOptions:
         "Average number of requests per second, at random times (Poisson). Not allowed with --concurrency.",
         unset="none",
         least=0.001,
+        most=1e6,
     )
     input_tokens: str = option("64", f"Words in a prompt; a word is about a token. {HELP}.")
     output_tokens: str = option("64", f"Value of max_tokens in each request. {HELP}.")
-    shared_prefix: int = option(0, "Words at the start that all prompts share.", least=0)
+    shared_prefix: int = option(0, "Words at the start that all random prompts share.", least=0)
     prompts: Path | None = option(None, "File with one prompt per line (text or JSON).", unset="random words")
     api_key: str | None = option(None, "API key of the server.")
     seed: int | None = option(
@@ -89,6 +90,8 @@ def execute(options: BenchOptions) -> dict[str, Any]:
     """
     if options.rate and options.concurrency:
         raise OptionError("--rate and --concurrency exclude each other; give one of them")
+    if options.shared_prefix and options.prompts:
+        raise OptionError("--shared-prefix and --prompts exclude each other; give one of them")
     if options.json:
         _write(options.json, {})  # a file that cannot be written fails now, not after the run
     options = replace(options, seed=random.SystemRandom().getrandbits(31) if options.seed is None else options.seed)
@@ -123,7 +126,10 @@ def _requests(options: BenchOptions, prompts: list[Prompt] | None) -> Iterator[d
     answer_lengths = lengths(options.output_tokens, "--output-tokens")
     seed, shared = options.seed or 0, options.shared_prefix
     if shared > prompt_lengths.least:
-        raise OptionError(f"--shared-prefix ({shared}) must be at most --input-tokens ({prompt_lengths.least})")
+        raise OptionError(
+            f"--shared-prefix ({shared}) must be at most the least number of --input-tokens {options.input_tokens}, "
+            f"which is {prompt_lengths.least}"
+        )
     if prompts is None:
         made = bodies(random_prompts(prompt_lengths.drawn(seed), shared, seed), options.endpoint)
     else:
@@ -161,6 +167,8 @@ async def _send(options: BenchOptions, requests: Iterable[dict[str, Any]]) -> tu
         with _progress() as progress:
             task = progress.add_task("requests", total=options.requests)
             results = await run(connections, _workload(options, requests), lambda _: progress.advance(task))
+    if not results:
+        raise OptionError(f"--seconds {options.seconds:g} is too short: no request was sent")
     return results, max(result.start + result.seconds for result in results)
 
 

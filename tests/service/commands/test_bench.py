@@ -186,9 +186,13 @@ def test_a_server_without_models_is_one_line() -> None:
     ("arguments", "message"),
     [
         ("--rate 3 --concurrency 2", "--rate and --concurrency exclude each other"),
-        ("--shared-prefix 65", "--shared-prefix (65) must be at most --input-tokens (64)"),
-        ("--shared-prefix 9 --input-tokens uniform:8-64", "--shared-prefix (9) must be at most --input-tokens (8)"),
+        (
+            "--shared-prefix 65",
+            "--shared-prefix (65) must be at most the least number of --input-tokens 64",
+        ),
+        ("--shared-prefix 9 --input-tokens uniform:8-64", "number of --input-tokens uniform:8-64, which is 8"),
         ("--output-tokens many", "--output-tokens must be N, uniform:LOW-HIGH or lognormal:MEDIAN,SIGMA, got 'many'"),
+        ("--shared-prefix 2 --prompts /etc/hostname", "--shared-prefix and --prompts exclude each other"),
         ("--url 127.0.0.1:8000", "--url 127.0.0.1:8000 is not an address; expected http://HOST:PORT"),
         ("--url http://127.0.0.1:port", "--url http://127.0.0.1:port is not an address"),
         ("--prompts /nowhere/prompts", "--prompts /nowhere/prompts cannot be read"),

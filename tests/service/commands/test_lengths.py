@@ -6,7 +6,7 @@ import statistics
 import pytest
 
 from model.errors import OptionError
-from service.commands.lengths import lengths
+from service.commands.lengths import LONGEST, lengths
 
 
 def test_drawn_numbers_have_the_distribution() -> None:
@@ -18,12 +18,20 @@ def test_drawn_numbers_have_the_distribution() -> None:
     assert statistics.quantiles(drawn, n=100)[83] == pytest.approx(200 * 2.71828**0.5, rel=0.08)  # one sigma above
 
 
+def test_a_wide_distribution_stays_finite() -> None:
+    drawn = {lengths("lognormal:64,1000", "--input").draw(random.Random(seed)) for seed in range(9)}
+    assert drawn == {1, LONGEST}
+
+
 @pytest.mark.parametrize(("text", "least"), [("7", 7), ("uniform:2-4", 2), ("lognormal:200,0.5", 1)])
 def test_the_least_number(text: str, least: int) -> None:
     assert lengths(text, "--input").least == least
 
 
-@pytest.mark.parametrize("text", ["", "many", "0", "1.5", "uniform:5", "uniform:9-2", "lognormal:5", "normal:5,1"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "many", "0", "1.5", "uniform:5", "uniform:9-2", "uniform:1-16777217", "16777217", "lognormal:5", "normal:5,1"],
+)
 def test_a_distribution_that_is_none(text: str) -> None:
     with pytest.raises(OptionError, match="--output") as error:
         lengths(text, "--output")
