@@ -34,7 +34,7 @@ GPU_SCHEMES = {
     **{name: {"quantize": name, "dtype": "float32"} for name in ("fp8", "int4-weights")},
     "fp8 keys": {"quantize": "none", "dtype": "float32", "attention": "reference", "kv_dtype": "fp8"},
 }
-CPU_SCHEMES = SCHEMES | {"int8, int8 keys": {"quantize": "int8", "kv_dtype": "int8"}}
+CPU_SCHEMES = SCHEMES | {f"{name}, int8 keys": {"quantize": name, "kv_dtype": "int8"} for name in ("int8", "int4")}
 ANSWER = 64
 PROMPTS = (
     "The capital of France is",
