@@ -5,6 +5,9 @@
 #include "linear/calls.h"
 
 enum { LONGEST_GROUP = 64 };
+#ifndef LINES_A_GROUP
+#define LINES_A_GROUP 3
+#endif
 
 /* Channels i.. of a row, after the norm or the gate if `kind` has one; 0 beyond the row's end. */
 INLINE vf channel(const call *c, const float *x, int i, float factor) {
@@ -61,7 +64,9 @@ static void quantize_row(const call *c, int row) {
 
 static void quantize_some(void *context, int task, int thread) {
     const call *c = *(const call *const *)context;
-    (void)thread;
     for (; task >= ROW_TASKS(c->n_rows); c++) task -= ROW_TASKS(c->n_rows);
-    for (int row = task * ROWS_A_TASK; row < c->n_rows && row < (task + 1) * ROWS_A_TASK; row++) quantize_row(c, row);
+    for (int row = task * ROWS_A_TASK; row < c->n_rows && row < (task + 1) * ROWS_A_TASK; row++) {
+        noria_read_ahead(thread, c->n_groups * LINES_A_GROUP);
+        quantize_row(c, row);
+    }
 }
