@@ -37,7 +37,8 @@ INLINE char *cell(const call *c, const int kind, int64_t page, int head) {
 
 /* ---- rotate and store ---------------------------------------------------------------------------------------- */
 
-enum { ROWS_A_WRITE = 16 };
+/* Rows of a task: few if the step has few, so that all threads share them. */
+INLINE int rows_a_write(const call *c) { return c->n_rows < 64 ? 4 : 16; }
 
 static const float *value_of(const call *c, int64_t row, int head) {
     return c->qkv + (row * (c->n_heads + 2 * c->n_kv_heads) + c->n_heads + c->n_kv_heads + head) * c->head_dim;
@@ -70,7 +71,8 @@ INLINE void write_pair(const call *c, int64_t row) {
 
 static void write_some(void *context, int task, int thread) {
     const call *c = context;
-    int64_t row = task * ROWS_A_WRITE, end = row + ROWS_A_WRITE < c->n_rows ? row + ROWS_A_WRITE : c->n_rows, paired = -1;
+    const int64_t each = rows_a_write(c);
+    int64_t row = task * each, end = row + each < c->n_rows ? row + each : c->n_rows, paired = -1;
     (void)thread;
     for (; row < end; row++) {
         if (c->kind == FLOAT32) write_row(FLOAT32, c, row, 1);
@@ -376,7 +378,7 @@ static void attend_some(void *context, int number, int thread) {
 }
 
 void EXPORT(attention)(const call *c) {
-    noria_parallel(write_some, (void *)c, (int)((c->n_rows + ROWS_A_WRITE - 1) / ROWS_A_WRITE));
+    noria_parallel(write_some, (void *)c, (int)(c->n_rows + rows_a_write(c) - 1) / rows_a_write(c));
     noria_parallel(attend_some, (void *)c, (int)(c->n_tasks * c->n_kv_heads) / bundle(c));
     noria_parallel(join_some, (void *)c, (int)(c->n_joins * c->n_kv_heads));
 }

@@ -9,33 +9,36 @@ enum { LONGEST_GROUP = 64 };
 #define LINES_A_GROUP 3
 #endif
 
-/* Channels i.. of a row, after the norm or the gate if `kind` has one; 0 beyond the row's end. */
+/* LANES channels of a row after the norm or the gate, if KIND has one. `up` are the gated ones, `norm` the scales. */
+INLINE vf after(const int KIND, vf x, vf up, vf norm, float factor) {
+    if (KIND == NORMED) return x * splat(factor) * norm;
+    return KIND == GATED ? x / (splat(1) + exponential(-x)) * up : x;
+}
+
+/* Channels i.. of a row of n; `norm` has as many scales. */
+INLINE vf whole_channel(const int KIND, const float *x, const float *norm, int n, int i, float factor) {
+    return after(KIND, load(x + i), KIND == GATED ? load(x + n + i) : splat(0), KIND == NORMED ? load(norm + i) : splat(0), factor);
+}
+
+/* The same with a kind that is not known before, and zeros beyond the row's end. */
 INLINE vf channel(const call *c, const float *x, int i, float factor) {
-    int n = (int)c->w->n_in, whole = i + LANES <= n, some = n - i;
+    int n = (int)c->w->n_in, some = n - i < LANES ? n - i : LANES;
     if (some <= 0) return splat(0);
-    vf v = whole ? load(x + i) : load_some(x + i, some);
-    if (c->kind == NORMED) return v * splat(factor) * (whole ? load(c->norm + i) : load_some(c->norm + i, some));
-    if (c->kind == GATED) {
-        vf up = whole ? load(x + n + i) : load_some(x + n + i, some);
-        return v / (splat(1) + exponential(-v)) * up;
-    }
-    return v;
+    vf v = load_some(x + i, some);
+    if (c->kind == NORMED) return after(NORMED, v, v, load_some(c->norm + i, some), factor);
+    return c->kind == GATED ? after(GATED, v, load_some(x + n + i, some), v, factor) : v;
 }
 
 /* The difference between a packed weight and the signed one. */
 INLINE int32_t excess(int64_t format) { return format == Q4 ? 8 : format == Q4_MIN ? 0 : OFFSET; }
 
-INLINE void quantize_group(const call *c, const int GROUP, const float *x, int64_t at, int first, float factor) {
-    vf v[LONGEST_GROUP / LANES];
-    vi most = {0};
-    for (int i = 0; i < GROUP / LANES; i++) {
-        v[i] = channel(c, x, first + i * LANES, factor);
-        most = larger_bits(magnitude(v[i]), most);
-    }
+/* Converts a group, whose number among those of all rows is `at`. */
+INLINE void quantize_group(const call *c, const int GROUP, const vf *v, int64_t at) {
+    vi most = {0}, total = {0};
+    UNROLL for (int i = 0; i < GROUP / LANES; i++) most = larger_bits(magnitude(v[i]), most);
     float amax = greatest_magnitude(most); /* if it is not finite, no product of the group is */
     float inverse = amax <= 1e-30f ? 0 : 127.0f / amax;
-    vi total = {0};
-    for (int i = 0; i < GROUP / LANES; i++) {
+    UNROLL for (int i = 0; i < GROUP / LANES; i++) {
         vi q = nearest(v[i] * splat(inverse));
         vb bytes = __builtin_convertvector(q, vb);
         memcpy(c->q + at * GROUP + i * LANES, &bytes, sizeof bytes);
@@ -47,7 +50,38 @@ INLINE void quantize_group(const call *c, const int GROUP, const float *x, int64
     c->total[at] = c->scale[at] * (float)s;
 }
 
+/* Converts a row of whole groups. GROUP and KIND are constants after inlining. */
+INLINE void quantize_whole(const call *c, const int GROUP, const int KIND, const float *x, int64_t at, float factor) {
+    const int n = (int)c->w->n_in;
+    const float *norm = c->norm;
+    for (int first = 0; first < n; first += GROUP, at++) {
+        vf v[LONGEST_GROUP / LANES];
+        UNROLL for (int i = 0; i < GROUP / LANES; i++) v[i] = whole_channel(KIND, x, norm, n, first + i * LANES, factor);
+        quantize_group(c, GROUP, v, at);
+    }
+}
+
+#define WHOLE(GROUP, KIND) \
+    static __attribute__((noinline)) void whole_##GROUP##_##KIND(const call *c, const float *x, int64_t at, float factor) { \
+        quantize_whole(c, GROUP, KIND, x, at, factor); \
+    }
+WHOLE(32, PLAIN) WHOLE(32, NORMED) WHOLE(32, GATED)
+WHOLE(64, PLAIN) WHOLE(64, NORMED) WHOLE(64, GATED)
+#undef WHOLE
+
+/* Converts a row whose last group may be incomplete. */
+static __attribute__((noinline)) void quantize_any(const call *c, const float *x, int64_t at, float factor) {
+    for (int g = 0; g < c->n_groups; g++, at++) {
+        vf v[LONGEST_GROUP / LANES];
+        for (int i = 0; i < c->group / LANES; i++) v[i] = channel(c, x, g * c->group + i * LANES, factor);
+        if (c->group == 64) quantize_group(c, 64, v, at);
+        else quantize_group(c, 32, v, at);
+    }
+}
+
 static void quantize_row(const call *c, int row) {
+    static void (*const whole[2][3])(const call *, const float *, int64_t, float) = {
+        {whole_32_PLAIN, whole_32_NORMED, whole_32_GATED}, {whole_64_PLAIN, whole_64_NORMED, whole_64_GATED}};
     int n = (int)c->w->n_in;
     const float *x = c->x + (int64_t)(c->rows ? c->rows[row] : row) * n * (c->kind == GATED ? 2 : 1);
     float factor = c->kind == NORMED ? inverse_rms(x, n, c->eps) : 1;
@@ -55,11 +89,9 @@ static void quantize_row(const call *c, int row) {
     if (c->w->format == BF16) {
         char *to = (char *)c->q + at * c->group * FACTOR;
         for (int i = 0; i < c->n_groups * c->group; i += LANES) store_factors(to + i * FACTOR, channel(c, x, i, factor));
-        return;
+    } else {
+        (n % c->group ? quantize_any : whole[c->group == 64][c->kind])(c, x, at, factor);
     }
-    for (int g = 0; g < c->n_groups; g++, at++)
-        if (c->group == 64) quantize_group(c, 64, x, at, g * 64, factor);
-        else quantize_group(c, 32, x, at, g * 32, factor);
 }
 
 static void quantize_some(void *context, int task, int thread) {
