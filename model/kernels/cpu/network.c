@@ -1,10 +1,5 @@
 /* All layers of a network over one step: the products and the attention of the other files, one after the other. */
 #include "step/network.h"
-#include "pool.h"
-
-static void next_is(const weights *w) {
-    if (w) noria_next(w->packed, (size_t)w->n_out * w->n_in);
-}
 
 #define F(name) FIELD(layer, name)
 MIRRORED(layer, F(attention_norm), F(ffn_norm), F(wqkv), F(wo), F(w13), F(w2), F(experts), F(cells), F(pool));
@@ -20,17 +15,16 @@ void EXPORT(network)(const layer *layers, int64_t n_layers, attention_call *pool
         attention_call *a = pools + l->pool;
         int64_t t = i * TARGETS;
         a->cells = l->cells;
-#define ADAPTED(target, next) runs, n_runs, t + target, scratch, next
-        GLUE(adapted, VARIANT)(l->wqkv, x, n_rows, NORMED, l->attention_norm, eps, (float *)a->qkv, 0, ADAPTED(WQKV, 0));
-        next_is(l->wo);
+#define ADAPTED(target) runs, n_runs, t + target, scratch
+        GLUE(adapted, VARIANT)(l->wqkv, x, n_rows, NORMED, l->attention_norm, eps, (float *)a->qkv, 0, ADAPTED(WQKV));
         GLUE(attention, VARIANT)(a);
-        GLUE(adapted, VARIANT)(l->wo, a->out, n_rows, PLAIN, 0, 0, x, 1, ADAPTED(WO, l->w13));
+        GLUE(adapted, VARIANT)(l->wo, a->out, n_rows, PLAIN, 0, 0, x, 1, ADAPTED(WO));
         if (l->experts) {
             GLUE(experts, VARIANT)(l->experts, x, n_rows, l->ffn_norm, eps, x, scratch);
             continue;
         }
-        GLUE(adapted, VARIANT)(l->w13, x, n_rows, NORMED, l->ffn_norm, eps, gate_up, 0, ADAPTED(W13, l->w2));
-        GLUE(adapted, VARIANT)(l->w2, gate_up, n_rows, GATED, 0, 0, x, 1, ADAPTED(W2, i + 1 < n_layers ? l[1].wqkv : 0));
+        GLUE(adapted, VARIANT)(l->w13, x, n_rows, NORMED, l->ffn_norm, eps, gate_up, 0, ADAPTED(W13));
+        GLUE(adapted, VARIANT)(l->w2, gate_up, n_rows, GATED, 0, 0, x, 1, ADAPTED(W2));
 #undef ADAPTED
     }
 }

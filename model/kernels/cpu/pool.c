@@ -33,17 +33,6 @@ static struct __attribute__((aligned(128))) {
 static struct __attribute__((aligned(128))) { /* changes rarely: all threads keep a copy in their caches */
     _Atomic int sleepers, waiting, wanted;
 } rare = {.wanted = 1};
-static struct __attribute__((aligned(128))) {
-    const char *volatile from;
-    volatile size_t bytes;
-} next;
-typedef struct __attribute__((aligned(128))) {
-    const char *from, *at, *end;
-} ahead_t;
-static ahead_t ahead[MAX_THREADS];
-#ifndef READ_AHEAD
-#define READ_AHEAD (64 * 1024)
-#endif
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER, all_done = PTHREAD_COND_INITIALIZER;
 static int started; /* workers that exist; they never end */
@@ -62,23 +51,6 @@ static inline void relax(int spin) {
 static inline int has_work(int share) {
     uint64_t now = atomic_load_explicit(&shares[share].ticket, memory_order_acquire);
     return (uint32_t)now < (uint32_t)(now >> 32);
-}
-
-/* Prefetches up to n more lines of the thread's part of what comes next. */
-void noria_read_ahead(int thread, int n) {
-    ahead_t *a = ahead + thread;
-    if (a->from != next.from) {
-        int threads = atomic_load_explicit(&rare.wanted, memory_order_relaxed);
-        const char *from = next.from;
-        size_t all = next.bytes, part = all / (size_t)threads / 64 * 64;
-        *a = (ahead_t){from, from + part * (size_t)thread, from + part * (size_t)thread + (part < READ_AHEAD ? part : READ_AHEAD)};
-    }
-    for (; n && a->at < a->end; n--, a->at += 64) __builtin_prefetch(a->at, 0, 2);
-}
-
-void noria_next(const void *from, size_t bytes) {
-    next.bytes = bytes;
-    next.from = from;
 }
 
 /* Returns the number of tasks that the thread has computed. */
@@ -110,7 +82,7 @@ static inline int may_work(int thread) { return has_work(thread) && thread < ato
 static void *worker(void *argument) {
     int thread = (int)(intptr_t)argument;
     for (;;) {
-        for (int spin = 0; spin < SPINS && !may_work(thread); spin++) relax(spin), noria_read_ahead(thread, 4);
+        for (int spin = 0; spin < SPINS && !may_work(thread); spin++) relax(spin);
         if (!may_work(thread)) {
             pthread_mutex_lock(&lock);
             atomic_fetch_add(&rare.sleepers, 1);
@@ -143,7 +115,7 @@ void noria_parallel(task_fn run, void *context, int n) {
         pthread_mutex_unlock(&lock);
     }
     work(0);
-    for (int spin = 0; spin < PATIENCE && atomic_load(&left.tasks); spin++) relax(spin), noria_read_ahead(0, 4);
+    for (int spin = 0; spin < PATIENCE && atomic_load(&left.tasks); spin++) relax(spin);
     if (!atomic_load(&left.tasks)) return;
     pthread_mutex_lock(&lock);
     atomic_store(&rare.waiting, 1);

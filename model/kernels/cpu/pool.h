@@ -8,5 +8,3 @@ void noria_parallel(task_fn run, void *context, int n);
 
 /* Threads that share the tasks. */
 int noria_thread_count(void);
-void noria_read_ahead(int thread, int n);
-void noria_next(const void *from, unsigned long bytes);

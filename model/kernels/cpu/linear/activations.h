@@ -5,25 +5,25 @@
 #include "linear/calls.h"
 
 enum { LONGEST_GROUP = 64 };
-#ifndef LINES_A_GROUP
-#define LINES_A_GROUP 3
-#endif
 
-/* LANES channels of a row after the norm or the gate, if KIND has one. `up` are the gated ones, `norm` the scales. */
+/* LANES channels of a row after the norm, whose scales are `norm`, or the gate over `up`, if KIND has one. */
 INLINE vf after(const int KIND, vf x, vf up, vf norm, float factor) {
     if (KIND == NORMED) return x * splat(factor) * norm;
     return KIND == GATED ? x / (splat(1) + exponential(-x)) * up : x;
 }
 
-/* Channels i.. of a row of n; `norm` has as many scales. */
+/* Channels i.. of a row of n, which has all of them. */
 INLINE vf whole_channel(const int KIND, const float *x, const float *norm, int n, int i, float factor) {
     return after(KIND, load(x + i), KIND == GATED ? load(x + n + i) : splat(0), KIND == NORMED ? load(norm + i) : splat(0), factor);
 }
 
 /* The same with a kind that is not known before, and zeros beyond the row's end. */
 INLINE vf channel(const call *c, const float *x, int i, float factor) {
-    int n = (int)c->w->n_in, some = n - i < LANES ? n - i : LANES;
+    int n = (int)c->w->n_in, some = n - i;
     if (some <= 0) return splat(0);
+    if (some >= LANES && c->kind == PLAIN) return whole_channel(PLAIN, x, 0, n, i, factor);
+    if (some >= LANES && c->kind == NORMED) return whole_channel(NORMED, x, c->norm, n, i, factor);
+    if (some >= LANES) return whole_channel(GATED, x, 0, n, i, factor);
     vf v = load_some(x + i, some);
     if (c->kind == NORMED) return after(NORMED, v, v, load_some(c->norm + i, some), factor);
     return c->kind == GATED ? after(GATED, v, load_some(x + n + i, some), v, factor) : v;
@@ -50,7 +50,7 @@ INLINE void quantize_group(const call *c, const int GROUP, const vf *v, int64_t 
     c->total[at] = c->scale[at] * (float)s;
 }
 
-/* Converts a row of whole groups. GROUP and KIND are constants after inlining. */
+/* Converts a row of whole groups. GROUP and KIND are constants after inlining: a loop without branches. */
 INLINE void quantize_whole(const call *c, const int GROUP, const int KIND, const float *x, int64_t at, float factor) {
     const int n = (int)c->w->n_in;
     const float *norm = c->norm;
@@ -96,9 +96,7 @@ static void quantize_row(const call *c, int row) {
 
 static void quantize_some(void *context, int task, int thread) {
     const call *c = *(const call *const *)context;
+    (void)thread;
     for (; task >= ROW_TASKS(c->n_rows); c++) task -= ROW_TASKS(c->n_rows);
-    for (int row = task * ROWS_A_TASK; row < c->n_rows && row < (task + 1) * ROWS_A_TASK; row++) {
-        noria_read_ahead(thread, c->n_groups * LINES_A_GROUP);
-        quantize_row(c, row);
-    }
+    for (int row = task * ROWS_A_TASK; row < c->n_rows && row < (task + 1) * ROWS_A_TASK; row++) quantize_row(c, row);
 }

@@ -20,7 +20,6 @@ typedef struct {
     const lora_rows *runs;
     float *y;
     int64_t target;
-    const weights *next;
     float eps;
     int kind, add, n_rows, n_runs, group, n_groups, n_blocks, grain, n_grains;
     int8_t *q;

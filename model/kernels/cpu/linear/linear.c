@@ -60,7 +60,7 @@ static void all_pairs(const call *c, int first, int last, int top, int end) {
             for (int b = 0; b < C; b++)
                 for (int r = 0; r < R; r++) {
                     vf total = load(sums[b][r]);
-                    finish_last(c, row + r, block + b, &total);
+                    finish_some(c, row + r, block + b, &total);
                 }
         }
         pairs_end();
@@ -119,21 +119,20 @@ void GLUE(multiply, VARIANT)(call *calls, int n, void *scratch) {
         tasks += TASKS(c);
     }
     noria_parallel(prepare_some, &calls, shrink_tasks(calls) + row_tasks);
-    if (calls->next) noria_next(calls->next->packed, (unsigned long)(calls->next->n_out * calls->next->n_in));
     noria_parallel(products, &calls, tasks);
     expand_all(calls);
 }
 
 void GLUE(adapted, VARIANT)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps,
-                            float *y, int64_t add, const lora_rows *runs, int64_t n_runs, int64_t target, void *scratch, const weights *next) {
+                            float *y, int64_t add, const lora_rows *runs, int64_t n_runs, int64_t target, void *scratch) {
     call c = {.w = w, .x = x, .norm = norm, .y = y, .eps = eps, .kind = (int)kind, .add = (int)add, .n_rows = (int)n_rows,
-              .runs = runs, .n_runs = (int)n_runs, .target = target, .next = next};
+              .runs = runs, .n_runs = (int)n_runs, .target = target};
     GLUE(multiply, VARIANT)(&c, 1, scratch);
 }
 
 void EXPORT(linear)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps, float *y,
                     int64_t add, void *scratch) {
-    GLUE(adapted, VARIANT)(w, x, n_rows, kind, norm, eps, y, add, 0, 0, 0, scratch, 0);
+    GLUE(adapted, VARIANT)(w, x, n_rows, kind, norm, eps, y, add, 0, 0, 0, scratch);
 }
 
 void EXPORT(adapt)(const float *x, int64_t n_in, int64_t kind, const float *norm, float eps, float *y, int64_t n_rows,

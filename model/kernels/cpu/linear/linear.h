@@ -47,7 +47,7 @@ void EXPORT(linear)(const weights *w, const float *x, int64_t n_rows, int64_t ki
 
 /* The same, and the rows of `runs` get entry `target` of their adapter. */
 void GLUE(adapted, VARIANT)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps,
-                            float *y, int64_t add, const lora_rows *runs, int64_t n_runs, int64_t target, void *scratch, const weights *next);
+                            float *y, int64_t add, const lora_rows *runs, int64_t n_runs, int64_t target, void *scratch);
 
 /* What `adapted` adds, after the product: y [n_rows, n_out] += B A f(x) for the rows of `runs`. It has the same bits. */
 void EXPORT(adapt)(const float *x, int64_t n_in, int64_t kind, const float *norm, float eps, float *y, int64_t n_rows,

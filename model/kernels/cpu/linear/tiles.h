@@ -23,8 +23,8 @@ enum { MOST_ROWS = 8, MOST_BLOCKS = 4 }; /* of a tile */
 #define STEPS(format) (IS_NIBBLES(format) ? 4 : format == BF16 ? 32 : QUADS(format))
 #define STEP(format) (RECORD(format) / STEPS(format))
 
-/* Stores the totals of one row and the last block, which may be incomplete. */
-static __attribute__((noinline)) void finish_last(const call *c, int row, int block, const vf *totals) {
+/* Stores the totals of one row and any block, also an incomplete one. */
+static __attribute__((noinline)) void finish_some(const call *c, int row, int block, const vf *totals) {
     const weights *w = c->w;
     for (int v = 0; v < VECTORS; v++) {
         int n = block * BLOCK + v * LANES, left = (int)w->n_out - n;
@@ -37,19 +37,18 @@ static __attribute__((noinline)) void finish_last(const call *c, int row, int bl
     }
 }
 
-/* Stores the totals of R rows and C blocks. */
+/* Stores the totals of R rows and C blocks. A call for each row and block would cost a tenth of a tile of few groups. */
 INLINE void finish(const call *c, const int FORMAT, const int R, const int C, int row, int block, vf totals[][MOST_BLOCKS * VECTORS]) {
     const int64_t n_out = c->w->n_out;
     float *y = c->y + row * n_out + block * BLOCK;
-    const float *scales = c->w->scales + block * BLOCK;
     if ((block + C) * BLOCK > n_out) {
         for (int r = 0; r < R; r++)
-            for (int b = 0; b < C; b++) finish_last(c, row + r, block + b, totals[r] + b * VECTORS);
+            for (int b = 0; b < C; b++) finish_some(c, row + r, block + b, totals[r] + b * VECTORS);
         return;
     }
     const int add = c->add;
     UNROLL for (int v = 0; v < C * VECTORS; v++) {
-        vf scale = FORMAT == INT8 ? load(scales + v * LANES) : splat(1);
+        vf scale = FORMAT == INT8 ? load(c->w->scales + block * BLOCK + v * LANES) : splat(1);
         UNROLL for (int r = 0; r < R; r++) {
             float *to = y + r * n_out + v * LANES;
             vf value = FORMAT == INT8 ? totals[r][v] * scale : totals[r][v];
@@ -167,7 +166,7 @@ INLINE void slab(const call *c, const int FORMAT, int row, int block) {
             totals[r] = add_group(FORMAT, totals[r], exact, weight_scale, minimum, c->scale[at], c->total[at]);
         }
     }
-    UNROLL for (int r = 0; r < TILE_ROWS; r++) finish_last(c, row + r, block, totals + r);
+    UNROLL for (int r = 0; r < TILE_ROWS; r++) finish_some(c, row + r, block, totals + r);
 }
 #endif
 
