@@ -37,7 +37,7 @@ static __attribute__((noinline)) void finish_some(const call *c, int row, int bl
     }
 }
 
-/* Stores the totals of R rows and C blocks. A call for each row and block would cost a tenth of a tile of few groups. */
+/* Stores the totals of R rows and C blocks. Without calls, a product of 576 inputs takes 6 % less. */
 INLINE void finish(const call *c, const int FORMAT, const int R, const int C, int row, int block, vf totals[][MOST_BLOCKS * VECTORS]) {
     const int64_t n_out = c->w->n_out;
     float *y = c->y + row * n_out + block * BLOCK;
