@@ -21,16 +21,18 @@
 
 enum { MAX_THREADS = 256, SPINS = 40000, PATIENCE = 100000, BETWEEN_PAUSES = 64 };
 
-typedef struct __attribute__((aligned(128))) { /* apart: a pair of cache lines is the unit that processors prefetch */
+/* What changes at different times is APART: in pairs of cache lines of its own, which processors fetch together. */
+#define APART __attribute__((aligned(128)))
+typedef struct APART {
     _Atomic uint64_t ticket; /* end << 32 | next */
     task_fn run;
     void *context;
 } share_t;
 static share_t shares[MAX_THREADS];
-static struct __attribute__((aligned(128))) {
+static struct APART {
     _Atomic int tasks; /* of the job, less those that threads have finished and reported */
 } left;
-static struct __attribute__((aligned(128))) { /* changes rarely: all threads keep a copy in their caches */
+static struct APART { /* changes rarely: all threads keep a copy in their caches */
     _Atomic int sleepers, waiting, wanted;
 } rare = {.wanted = 1};
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -48,15 +50,15 @@ static inline void relax(int spin) {
 }
 
 /* Whether a share has a task that no thread has taken. */
-static inline int has_work(int share) {
-    uint64_t now = atomic_load_explicit(&shares[share].ticket, memory_order_acquire);
+static inline int has_work(const share_t *share) {
+    uint64_t now = atomic_load_explicit(&share->ticket, memory_order_acquire);
     return (uint32_t)now < (uint32_t)(now >> 32);
 }
 
 /* Returns the number of tasks that the thread has computed. */
-static int work_on(share_t *share, int index, int thread) {
+static int work_on(share_t *share, int thread) {
     for (int n = 0;; n++) {
-        if (!has_work(index)) return n;
+        if (!has_work(share)) return n;
         uint64_t mine = atomic_fetch_add(&share->ticket, 1);
         if ((uint32_t)mine >= (uint32_t)(mine >> 32)) return n;
         share->run(share->context, (int)(uint32_t)mine, thread);
@@ -66,10 +68,7 @@ static int work_on(share_t *share, int index, int thread) {
 /* Takes tasks of the thread's own share, then of the others', and reports them together. No job ends before that. */
 static void work(int thread) {
     int threads = atomic_load(&rare.wanted), n = 0;
-    for (int i = 0; i < threads; i++) {
-        int share = (thread + i) % threads;
-        n += work_on(shares + share, share, thread);
-    }
+    for (int i = 0; i < threads; i++) n += work_on(shares + (thread + i) % threads, thread);
     if (!n || atomic_fetch_sub(&left.tasks, n) > n || !atomic_load(&rare.waiting)) return;
     pthread_mutex_lock(&lock);
     pthread_cond_signal(&all_done);
@@ -77,7 +76,7 @@ static void work(int thread) {
 }
 
 /* Workers beyond the wanted number sleep until it grows. */
-static inline int may_work(int thread) { return has_work(thread) && thread < atomic_load(&rare.wanted); }
+static inline int may_work(int thread) { return has_work(shares + thread) && thread < atomic_load(&rare.wanted); }
 
 static void *worker(void *argument) {
     int thread = (int)(intptr_t)argument;

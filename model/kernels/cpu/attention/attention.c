@@ -262,7 +262,7 @@ static void attend_some(void *context, int number, int thread) {
 }
 
 void EXPORT(attention)(const call *c) {
-    noria_parallel(write_some, (void *)c, (int)((c->n_rows + ROWS_A_WRITE - 1) / ROWS_A_WRITE));
+    noria_parallel(write_some, (void *)c, (int)(c->n_rows + rows_a_write(c) - 1) / rows_a_write(c));
     noria_parallel(attend_some, (void *)c, (int)(c->n_tasks * c->n_kv_heads) / bundle(c));
     noria_parallel(join_some, (void *)c, (int)(c->n_joins * c->n_kv_heads));
 }

@@ -7,7 +7,8 @@ INLINE char *cell(const attention_call *c, const int kind, int64_t page, int hea
     return c->cells + (page * c->n_kv_heads + head) * 2 * half_bytes(kind, (int)c->head_dim);
 }
 
-enum { ROWS_A_WRITE = 16 };
+/* Rows of a task: few if the step has few, so that all threads share them. */
+INLINE int rows_a_write(const attention_call *c) { return c->n_rows < 64 ? 4 : 16; }
 
 static const float *value_of(const attention_call *c, int64_t row, int head) {
     return c->qkv + (row * (c->n_heads + 2 * c->n_kv_heads) + c->n_heads + c->n_kv_heads + head) * c->head_dim;
@@ -40,7 +41,8 @@ INLINE void write_pair(const attention_call *c, int64_t row) {
 
 static void write_some(void *context, int task, int thread) {
     const attention_call *c = context;
-    int64_t row = task * ROWS_A_WRITE, end = row + ROWS_A_WRITE < c->n_rows ? row + ROWS_A_WRITE : c->n_rows, paired = -1;
+    const int64_t each = rows_a_write(c);
+    int64_t row = task * each, end = row + each < c->n_rows ? row + each : c->n_rows, paired = -1;
     (void)thread;
     for (; row < end; row++) {
         if (c->kind == FLOAT32) write_row(FLOAT32, c, row, 1);

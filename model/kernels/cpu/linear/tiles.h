@@ -23,20 +23,37 @@ enum { MOST_ROWS = 8, MOST_BLOCKS = 4 }; /* of a tile */
 #define STEPS(format) (IS_NIBBLES(format) ? 4 : format == BF16 ? 32 : QUADS(format))
 #define STEP(format) (RECORD(format) / STEPS(format))
 
-/* Stores the totals of one row and block. */
-static __attribute__((noinline)) void finish(const call *c, int row, int block, const vf *totals) {
+/* Stores the totals of one row and any block, also an incomplete one. */
+static __attribute__((noinline)) void finish_some(const call *c, int row, int block, const vf *totals) {
     const weights *w = c->w;
     for (int v = 0; v < VECTORS; v++) {
         int n = block * BLOCK + v * LANES, left = (int)w->n_out - n;
         if (left <= 0) return;
+        left = left < LANES ? left : LANES;
         float *y = c->y + (int64_t)row * w->n_out + n;
         vf value = w->format == INT8 ? totals[v] * load(w->scales + n) : totals[v];
-        if (left >= LANES) {
-            store(y, c->add ? load(y) + value : value);
-            continue;
-        }
         if (c->add) value += load_some(y, left);
         memcpy(y, &value, (size_t)left * 4);
+    }
+}
+
+/* Stores the totals of R rows and C blocks. Without calls, a product of 576 inputs takes 6 % less. */
+INLINE void finish(const call *c, const int FORMAT, const int R, const int C, int row, int block, vf totals[][MOST_BLOCKS * VECTORS]) {
+    const int64_t n_out = c->w->n_out;
+    float *y = c->y + row * n_out + block * BLOCK;
+    if ((block + C) * BLOCK > n_out) {
+        for (int r = 0; r < R; r++)
+            for (int b = 0; b < C; b++) finish_some(c, row + r, block + b, totals[r] + b * VECTORS);
+        return;
+    }
+    const int add = c->add;
+    UNROLL for (int v = 0; v < C * VECTORS; v++) {
+        vf scale = FORMAT == INT8 ? load(c->w->scales + block * BLOCK + v * LANES) : splat(1);
+        UNROLL for (int r = 0; r < R; r++) {
+            float *to = y + r * n_out + v * LANES;
+            vf value = FORMAT == INT8 ? totals[r][v] * scale : totals[r][v];
+            store(to, add ? load(to) + value : value);
+        }
     }
 }
 
@@ -77,8 +94,7 @@ INLINE void tile_pairs(const call *c, const int R, const int C, int row, int blo
         UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++)
             totals[r][v] = add_pair(totals[r][v], part[v], x + r * stride, 1);
     }
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int b = 0; b < C; b++)
-        finish(c, row + r, block + b, totals[r] + b * VECTORS);
+    finish(c, BF16, R, C, row, block, totals);
 }
 
 /* Multiplies R rows by C blocks of 16 outputs. FORMAT, R and C are constants after inlining. In the
@@ -123,8 +139,7 @@ INLINE void tile(const call *c, const int FORMAT, const int R, const int C, int 
         }
 #undef AT
     }
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int b = 0; b < C; b++)
-        finish(c, row + r, block + b, totals[r] + b * VECTORS);
+    finish(c, FORMAT, R, C, row, block, totals);
 }
 
 #ifdef TILES
@@ -151,7 +166,7 @@ INLINE void slab(const call *c, const int FORMAT, int row, int block) {
             totals[r] = add_group(FORMAT, totals[r], exact, weight_scale, minimum, c->scale[at], c->total[at]);
         }
     }
-    UNROLL for (int r = 0; r < TILE_ROWS; r++) finish(c, row + r, block, totals + r);
+    UNROLL for (int r = 0; r < TILE_ROWS; r++) finish_some(c, row + r, block, totals + r);
 }
 #endif
 
