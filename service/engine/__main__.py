@@ -3,6 +3,7 @@
 Then it gets its runner, and format and level of its log, from the wire. Only `supervision.process` starts it.
 """
 
+import contextlib
 import gc
 import importlib
 import os
@@ -21,7 +22,8 @@ def main() -> None:
     gc.disable()  # until everything is imported: what imports make is no garbage
     module, descriptor = sys.argv[1:]
     if module:
-        importlib.import_module(module)
+        with contextlib.suppress(Exception):  # the runner's import meets the same fault and reports it
+            importlib.import_module(module)
     from service import logs
     from service.engine.wire import Wire
     from service.engine.worker import Worker
