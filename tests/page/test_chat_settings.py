@@ -446,3 +446,6 @@ def test_a_full_storage_is_told_and_the_chat_goes_on(reciting: Live, page: Page)
     expect(answers(page)).to_have_text("full")
     ask(page, "still")
     expect(answers(page).last).to_have_text("still")
+    ask(page, "gone " * 200)
+    expect(answers(page).last).to_contain_text("gone")
+    page.evaluate("dispatchEvent(new PageTransitionEvent('pagehide'))")  # in mid-answer

@@ -80,10 +80,14 @@ export class Store {
 
   /** Put records while the page goes: no callback will run any more, so that the transaction must end at once. */
   putLast(heads, nodes) {
-    const transaction = this.opened?.transaction(["heads", "nodes"], "readwrite");
-    for (const head of heads) transaction?.objectStore("heads").put(head);
-    for (const node of nodes) transaction?.objectStore("nodes").put(node);
-    transaction?.commit();
+    try {
+      const transaction = this.opened?.transaction(["heads", "nodes"], "readwrite");
+      for (const head of heads) transaction?.objectStore("heads").put(head);
+      for (const node of nodes) transaction?.objectStore("nodes").put(node);
+      transaction?.commit();
+    } catch {
+      // nobody can read a notice any more
+    }
   }
 
   async remove(id) {
