@@ -131,7 +131,9 @@ def _output(command: list[str], environment: Mapping[str, str] = {}) -> str:
 
 
 def _json_of(command: list[str], environment: Mapping[str, str] = {}) -> Measured:
-    found: Measured = json.loads(_output(command, environment).splitlines()[-1])
+    """What a command prints: the last line that is an object. A peer's processes may print more when they end."""
+    lines = [line for line in _output(command, environment).splitlines() if line.startswith("{")]
+    found: Measured = json.loads(lines[-1])
     return found
 
 
