@@ -9,7 +9,9 @@ from tests.ray.cluster import Cluster, cluster
 
 PROMPTS = ("Count from one to a hundred.", "Write a long story about a water wheel.")
 LONG = 400
-"""Tokens of a long answer: some seconds, in which a test does something to the replicas."""
+"""Tokens of a long answer: a second or more, in which a test does something to the replicas at once."""
+LONGEST = 1900
+"""Tokens that nearly fill the model's context: time in which Ray scales, also on a machine several times as fast."""
 
 
 @pytest.fixture(scope="session")

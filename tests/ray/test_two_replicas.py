@@ -8,7 +8,7 @@ import httpx
 
 from tests.e2e.server import MODEL
 from tests.ray.cluster import Cluster, engines
-from tests.ray.conftest import LONG, PROMPTS
+from tests.ray.conftest import LONG, LONGEST, PROMPTS
 from tests.waiting import PATIENCE, ended, eventually, strike
 
 ABORTED, GENERATED = 'noria_requests_total{outcome="abort"}', "noria_generated_tokens_total"
@@ -34,7 +34,7 @@ def test_a_stream_through_the_proxy_is_the_answer_of_one_server(two: Cluster, al
 
 def test_a_client_that_leaves_ends_its_sequence_in_the_engine(two: Cluster) -> None:
     aborted, generated = two.metric(ABORTED), two.metric(GENERATED)
-    order = {"model": MODEL, "prompt": "1 2 3", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    order = {"model": MODEL, "prompt": "1 2 3", "max_tokens": LONGEST, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{two.url}/v1/completions", json=order, timeout=PATIENCE) as response:
         next(response.iter_lines())
     eventually(lambda: two.metric(ABORTED) == aborted + 1, "the request counts as aborted")
