@@ -1,6 +1,7 @@
 """Child processes in Python: their command, environment and end. Standard library only."""
 
 import ctypes
+import importlib
 import os
 import signal
 import socket
@@ -8,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 HOME = Path(__file__).parents[2]
@@ -22,6 +23,9 @@ LOADING_SILENCE_SECONDS = 120.0
 """The same for one that loads: an import of torch from a cold disk may hold the interpreter for long."""
 PARENT = "NORIA_PARENT_PID"
 """The variable that tells a child which process started it."""
+METAS = "torch._meta_registrations"
+"""The module in which PyTorch registers, in Python, what operations do with tensors without memory. It takes a fifth of
+the time of `import torch`, which imports it only for `torch.compile`, `torch.export` and fake tensors."""
 
 
 def python_command(
@@ -110,3 +114,23 @@ def name_process(name: str) -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())
+
+
+class _Deferred(ModuleType):
+    """A module that is imported when an attribute of it is read."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # tools ask every module for these
+            raise AttributeError(name)
+        sys.modules.pop(self.__name__, None)
+        module = importlib.import_module(self.__name__)
+        return getattr(module, name)
+
+
+def defer_metas() -> None:
+    """Let `import torch` leave out METAS until something reads it. Call this first: after the import it does nothing.
+
+    Operations compute as ever. Some raise NotImplementedError on meta tensors, on which Noria only allocates.
+    """
+    if "torch" not in sys.modules:
+        sys.modules[METAS] = _Deferred(METAS)

@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,3 +63,20 @@ def test_a_child_for_an_event_loop() -> None:
     ours, theirs = socket.socketpair()
     assert asyncio.run(run(theirs)) == 0
     check(received(ours))
+
+
+def test_pytorch_leaves_out_the_registration_of_metas_until_it_is_read() -> None:
+    code = """
+import sys
+from model.machine.child import METAS, defer_metas
+defer_metas()
+import torch
+assert "torch._prims" not in sys.modules, "what only metas import is imported"
+assert (torch.ones(2, 3) @ torch.ones(3, 2)).tolist() == [[3, 3], [3, 3]]
+assert torch.empty(2, 3, device="meta").shape == (2, 3)
+from torch._meta_registrations import meta_index_Tensor
+assert meta_index_Tensor.__module__ == METAS
+assert sys.modules[METAS].__file__ and torch._meta_registrations is sys.modules[METAS]
+"""
+    root = Path(model.__path__[0]).parent
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(root)})
