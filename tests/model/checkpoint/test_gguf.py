@@ -1,6 +1,7 @@
 """GGUF files as cached directories."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -237,3 +238,13 @@ def test_the_manifest_names_every_file(small: Path) -> None:
     directory = converted(small)
     names = {path.name for path in directory.iterdir()}
     assert set(json.loads((directory / "noria.json").read_text())) == names - {"noria.json"}
+
+
+def test_a_file_with_new_times_is_read_and_serves(small: Path) -> None:
+    directory = converted(small)
+    os.utime(small, ns=(0, 0))
+    assert open_checkpoint(directory).fingerprint
+    small.write_bytes(bytes(small.stat().st_size))
+    os.utime(small, ns=(0, 0))  # the time of the change itself cannot be set
+    with pytest.raises(ModelError, match="has changed since it was converted"):
+        open_checkpoint(directory)
