@@ -13,12 +13,14 @@ from typing import NamedTuple
 TYPICAL = (1, 12, 32, 32 * 2048)
 """A step that reads the weights takes as long as so many decoding rows add to it, or prompt tokens, or pairs of a
 prompt token and a key. A rough scale, and the guess before the first step in which sequences decode."""
+INDEXES = range(len(TYPICAL))
 TOGETHER, ALONE = 0.02, 0.005
 """Drift of the cost from step to step: of all coefficients together, as others use the machine, and of each alone."""
 NOISE = 0.1
 """How much the seconds of a step differ from its cost by chance. Relative, as the drift."""
-LONGEST = 2.0
-"""A step counts as so many times its expected seconds at most: one that takes longer was held up by something else."""
+LONGEST = 1.5
+"""A step counts as so many times its expected seconds at most: one that takes longer was held up by something else. It
+counts as the inverse at least: the result of one that seems to take less was there before."""
 LEAST_SHARE = 0.01
 """Of a coefficient in their sum, in the scale of `TYPICAL`: nothing is free, whatever a few steps seem to say."""
 LEAST_TOKENS = 16
@@ -61,7 +63,7 @@ class StepCost:
     """
 
     def __init__(self) -> None:
-        self._cost = [0.0] * len(TYPICAL)  # in the scale of TYPICAL
+        self._cost = [0.0 for _ in INDEXES]  # in the scale of TYPICAL
         self._errors: list[list[float]] = []  # their covariances, once a sequence has decoded
 
     @property
@@ -72,30 +74,33 @@ class StepCost:
     def note(self, rows: int, tokens: int, pairs: float, seconds: float) -> None:
         """A step with so many rows that decode, prompt tokens, and pairs of these and keys, took so long.
 
-        The seconds are those from the end of the step before, as a client sees them. Steps without rows that decode
-        count before all others only: nobody limits them, and prompt tokens cost less in them.
+        The seconds are those from the end of the step before, as a client sees them. Steps in which nothing decodes are
+        the first guess, and are not learnt from after that: no limit needs them, and their tokens cost less.
         """
         amounts = [count / typical for count, typical in zip((1, rows, tokens, pairs), TYPICAL, strict=True)]
         if not self._errors:
-            self._cost = [seconds / sum(amounts)] * len(TYPICAL)
+            self._cost = [max(seconds, 1e-6) / sum(amounts) for _ in INDEXES]
         if rows:
+            self._drift()
             self._learn(amounts, seconds)
 
-    def _learn(self, amounts: list[float], seconds: float) -> None:
-        if not self._errors:
-            self._errors = [[(a == b) * value * value for b in range(len(TYPICAL))] for a, value in enumerate(self._cost)]
-        for a, line in enumerate(self._errors):
+    def _drift(self) -> None:
+        """Make each coefficient less certain. Before the first step each may be wrong by as much as it is."""
+        errors = self._errors or [[float(a == b) * self._cost[a] ** 2 for b in INDEXES] for a in INDEXES]
+        for a, line in enumerate(errors):
             for b, other in enumerate(self._cost):
                 line[b] += self._cost[a] * other * (TOGETHER**2 + (a == b) * ALONE**2)
+        self._errors = errors
+
+    def _learn(self, amounts: list[float], seconds: float) -> None:
         expected = _dot(self._cost, amounts)
+        error = min(max(seconds, expected / LONGEST), expected * LONGEST) - expected
         shares = [_dot(line, amounts) for line in self._errors]
         total = _dot(shares, amounts) + (NOISE * expected) ** 2
-        error = min(seconds, LONGEST * expected) - expected
         found = [value + share / total * error for value, share in zip(self._cost, shares, strict=True)]
         least = LEAST_SHARE * sum(found)
         self._cost = [max(value, least) for value in found]
-        for a, line in enumerate(self._errors):
-            self._errors[a] = [value - shares[a] * share / total for value, share in zip(line, shares, strict=True)]
+        self._errors = [[self._errors[a][b] - shares[a] * shares[b] / total for b in INDEXES] for a in INDEXES]
 
 
 def _dot(a: list[float], b: list[float]) -> float:

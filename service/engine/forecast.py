@@ -163,7 +163,8 @@ class _Replay:
         for item in decoding:
             item.left -= n_steps
             item.length += n_steps
-        self._now += self._cost * n_steps * self._outlook.cost.seconds(len(decoding), rows / n_steps, rows / n_steps * depth)
+        seconds = n_steps * self._outlook.cost.seconds(len(decoding), rows / n_steps, depth * rows / n_steps)
+        self._now += self._cost * seconds
         self._running = [item for item in self._running if item.left > 0]
         return [item for item in prompts if item.begun]
 
