@@ -1,4 +1,4 @@
-"""Clients that send their next request when an answer ends, under simulated costs: what chunks of prompts do to them."""
+"""Clients that send their next request when an answer ends, under simulated costs, and what chunks do to them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
