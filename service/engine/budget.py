@@ -1,9 +1,10 @@
 """The number of prompt tokens that a step may have beside the sequences that decode.
 
 A step delays the next token of each of these by its whole length. The engine learns from each step what its rows cost.
-A step may take the target between two tokens, or twice as long as decoding once all sequences decode, those that wait
-too: what is left beside the sequences that decode now belongs to prompts. So prompts get the more time, the more of the
-sequences have not begun to decode. Without decoding sequences nothing limits the prompts.
+A step may take the target between two tokens, or `STRETCH` times as long as decoding would take if all sequences
+decoded, those that wait too. Prompts get what the sequences that decode now leave: the more, the more sequences have not
+begun to decode. If only those that decode counted, few of them would leave little time, and stay few. Without decoding
+sequences nothing limits the prompts.
 """
 
 from math import sqrt
@@ -23,6 +24,8 @@ LONGEST = 1.5
 counts as the inverse at least: the result of one that seems to take less was there before."""
 LEAST_SHARE = 0.01
 """Of a coefficient in their sum, in the scale of `TYPICAL`: nothing is free, whatever a few steps seem to say."""
+STRETCH = 1.75
+"""With twice, steps beside a long prompt were a little more than twice as long as without: see the log of chunks."""
 LEAST_TOKENS = 16
 """Prompt tokens of a step at least. For fewer tokens each of them costs more, as the weights are read again."""
 
@@ -43,13 +46,13 @@ class Cost(NamedTuple):
         """Prompt tokens for a step in which `rows` of the `sequences` decode. None if nothing limits them.
 
         The step may take `target` seconds. The prompt goes on at position `depth`.
-        Worked example: 16 rows alone take 11 ms, 20 take 13 ms, a prompt token 0.2 ms. A target of 20 ms leaves 9 ms.
-        But if 4 sequences wait beside the 16, twice 13 ms leave prompts 15 ms: 75 tokens. Pairs of 0.1 us make a token
-        at position 2000 twice as dear, which leaves 37.
+        Worked example: 16 rows alone take 10 ms, 20 take 12 ms, a prompt token 0.2 ms. A target of 20 ms leaves 10 ms.
+        But if 4 sequences wait beside the 16, 1.75 times 12 ms leave prompts 11 ms: 55 tokens. Pairs of 0.1 us make a
+        token at position 2000 twice as dear, which leaves 27.
         """
         if not target or not rows or not self.token:
             return None
-        longest = max(target, 2 * self.seconds(max(rows, sequences), 0))
+        longest = max(target, STRETCH * self.seconds(max(rows, sequences), 0))
         left = longest - self.seconds(rows, 0)
         first = self.token + self.pair * depth  # n tokens take n first + n n pair / 2
         return max(LEAST_TOKENS, int(2 * left / (first + sqrt(first * first + 2 * self.pair * left))))

@@ -76,7 +76,7 @@ def test_streams_do_not_wait_for_prompts_that_wait_for_streams() -> None:
     """If only the sequences that decode counted, few of them would leave prompts little time, and stay few."""
     free, found = Loop(0.0, 32, 256).run(), Loop(TARGET, 32, 256).run()
     assert found.now < 1.05 * free.now
-    assert median(found.firsts) < 2 * median(free.firsts)
+    assert median(found.firsts) < 3 * median(free.firsts)
     assert found.longest < 0.6 * free.longest
 
 
