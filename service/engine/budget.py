@@ -2,9 +2,8 @@
 
 A step delays the next token of each of these by its whole length. The engine learns from each step what its rows cost.
 A step may take the target between two tokens, or `STRETCH` times as long as decoding would take if all sequences
-decoded, those that wait too. Prompts get what the sequences that decode now leave: the more, the more sequences have not
-begun to decode. If only those that decode counted, few of them would leave little time, and stay few. Without decoding
-sequences nothing limits the prompts.
+decoded, those that wait too. Prompts get what the sequences that decode now leave. If only these counted, few of them
+would leave prompts little time, and stay few. Without decoding sequences nothing limits the prompts.
 """
 
 from math import sqrt
