@@ -106,6 +106,12 @@ class StepBatch:
         """Number of tokens in chunks of several: of prompts, and of sequences that are computed again."""
         return sum([n for item in self.slices if (n := item.stop - item.start - item.n_draft) > 1])
 
+    @property
+    def n_pairs(self) -> float:
+        """Number of pairs of one of these tokens and a key before it, without regard to windows."""
+        parts = [(item.start, item.stop - item.n_draft) for item in self.slices]
+        return sum([(stop - start) * (stop + start) / 2 for start, stop in parts if stop - start > 1])
+
     def __bool__(self) -> bool:
         """Whether there is anything to do."""
         return bool(self.slices or self.images or self.forgotten or self.copies)

@@ -1,99 +1,112 @@
 """The number of prompt tokens that a step may have beside the sequences that decode.
 
 A step delays the next token of each of these by its whole length. The engine learns from each step what its rows cost.
-It gives prompts as many tokens as fit the target between two tokens, and at least half of the step's time: prompts
-then make the steps at most twice as long as decoding alone. Without decoding sequences nothing limits the prompts.
+A step may take the target between two tokens, or `STRETCH` times as long as decoding would take if all sequences
+decoded, those that wait too. Prompts get what the sequences that decode now leave. If only these counted, few of them
+would leave prompts little time, and stay few. Without decoding sequences nothing limits the prompts.
 """
 
-from operator import add
+from math import sqrt
+from operator import mul
 from typing import NamedTuple
 
-MEMORY = 0.97
-"""The weight of a step in the cost of steps, against the one after it."""
-PENALTY = 0.1
-"""Of the weight of the latest steps: how strongly the cost is held to what it was."""
-FIXED = 1e6
-"""The same for the cost of prompt tokens in a step without them: older steps must not change it."""
-TYPICAL_ROWS, TYPICAL_TOKENS = 8, 32
-"""A step that reads the weights takes as long as so many decoding rows, or prompt tokens, add to it. A rough scale."""
-LONGEST = 2.0
-"""A step counts as so many times its expected seconds at most: one that takes longer was held up by something else.
-One that takes less than its expected seconds over this number weighs no more for that: its result was there before."""
+TYPICAL = (1, 12, 32, 32 * 2048)
+"""A step that reads the weights takes as long as so many decoding rows add to it, or prompt tokens, or pairs of a
+prompt token and a key. A rough scale, and the guess before the first step in which sequences decode."""
+INDEXES = range(len(TYPICAL))
+TOGETHER, ALONE = 0.02, 0.005
+"""Drift of the cost from step to step: of all coefficients together, as others use the machine, and of each alone."""
+NOISE = 0.1
+"""How much the seconds of a step differ from its cost by chance. Relative, as the drift."""
+LONGEST = 1.5
+"""A step counts as so many times its expected seconds at most: one that takes longer was held up by something else. It
+counts as the inverse at least: the result of one that seems to take less was there before."""
+LEAST_SHARE = 0.01
+"""Of a coefficient in their sum, in the scale of `TYPICAL`: nothing is free, whatever a few steps seem to say."""
+STRETCH = 1.75
+"""With twice, steps beside a long prompt were a little more than twice as long as without: see the log of chunks."""
 LEAST_TOKENS = 16
 """Prompt tokens of a step at least. For fewer tokens each of them costs more, as the weights are read again."""
 
 
 class Cost(NamedTuple):
-    """Seconds of a step, of each of its rows that decode, and of each of its prompt tokens. None is negative."""
+    """Seconds of a step, of each of its rows that decode, of each of its prompt tokens, and of each pair of a prompt
+    token and a key before it. None is negative."""
 
     step: float = 0.0
     row: float = 0.0
     token: float = 0.0
+    pair: float = 0.0
 
-    def seconds(self, rows: float, tokens: float) -> float:
-        return self.step + self.row * rows + self.token * tokens
+    def seconds(self, rows: float, tokens: float, pairs: float = 0.0) -> float:
+        return self.step + self.row * rows + self.token * tokens + self.pair * pairs
 
-    def prompt_tokens(self, rows: int, target: float) -> int | None:
-        """Prompt tokens for a step in which `rows` decode, to take `target` seconds. None if nothing limits them.
+    def prompt_tokens(self, target: float, rows: int, sequences: int, depth: float = 0.0) -> int | None:
+        """Prompt tokens for a step in which `rows` of the `sequences` decode. None if nothing limits them.
 
-        Worked example: 16 rows alone take 11 ms, a prompt token 0.2 ms. A target of 20 ms leaves 9 ms for prompts,
-        which get 11, as much as decoding: 55 tokens.
+        The step may take `target` seconds. The prompt goes on at position `depth`.
+        Worked example: 16 rows alone take 10 ms, 20 take 12 ms, a prompt token 0.2 ms. A target of 20 ms leaves 10 ms.
+        But if 4 sequences wait beside the 16, 1.75 times 12 ms leave prompts 11 ms: 55 tokens. Pairs of 0.1 us make a
+        token at position 2000 twice as dear, which leaves 27.
         """
         if not target or not rows or not self.token:
             return None
-        decoding = self.seconds(rows, 0)
-        return max(LEAST_TOKENS, int(max(target - decoding, decoding) / self.token))
+        longest = max(target, STRETCH * self.seconds(max(rows, sequences), 0))
+        left = longest - self.seconds(rows, 0)
+        first = self.token + self.pair * depth  # n tokens take n first + n n pair / 2
+        return max(LEAST_TOKENS, int(2 * left / (first + sqrt(first * first + 2 * self.pair * left))))
 
 
 class StepCost:
-    """The cost of steps: the least squares of the relative errors of the latest steps.
+    """The cost of steps, learnt from each of them: a Kalman filter whose state are the coefficients.
 
-    Where these say nothing the estimate before stays: a small penalty holds each coefficient to it (ridge regression).
+    Steps beside which prompts are always computed do not tell what decoding costs. Then the drift decides: a step that
+    took longer than expected makes all coefficients dearer, rather than one alone.
     """
 
     def __init__(self) -> None:
-        self._scaled = [0.0, 0.0, 0.0]
-        self._products = [[0.0] * 3 for _ in range(3)]  # of the counts, over squared seconds
-        self._sums = [0.0] * 3  # of the counts, over seconds
+        self._cost = [0.0 for _ in INDEXES]  # in the scale of TYPICAL
+        self._errors: list[list[float]] = []  # their covariances, once a sequence has decoded
 
     @property
     def now(self) -> Cost:
         """All zeros before the first step."""
-        step, row, token = self._scaled
-        return Cost(step, row / TYPICAL_ROWS, token / TYPICAL_TOKENS)
+        return Cost(*[value / typical for value, typical in zip(self._cost, TYPICAL, strict=True)])
 
-    def note(self, rows: int, tokens: int, seconds: float) -> None:
-        """A step with so many rows that decode, and so many prompt tokens, took so long.
+    def note(self, rows: int, tokens: int, pairs: float, seconds: float) -> None:
+        """A step with so many rows that decode, prompt tokens, and pairs of these and keys, took so long.
 
-        The seconds are those from the end of the step before, as a client sees them.
+        The seconds are those from the end of the step before, as a client sees them. Steps in which nothing decodes are
+        the first guess, and are not learnt from after that: no limit needs them, and their tokens cost less.
         """
-        expected = self.now.seconds(rows, tokens)
-        if expected:
-            seconds = min(seconds, LONGEST * expected)
-        scale = max(seconds, expected / LONGEST, 1e-6)
-        counts = [count / scale for count in (1.0, rows / TYPICAL_ROWS, tokens / TYPICAL_TOKENS)]
-        for a, line in enumerate(self._products):
-            self._products[a] = [MEMORY * value + counts[a] * count for value, count in zip(line, counts, strict=True)]
-        self._sums = [MEMORY * value + count * seconds / scale for value, count in zip(self._sums, counts, strict=True)]
-        weight = self._products[0][0]
-        penalties = (PENALTY * weight, PENALTY * weight, (PENALTY if tokens else FIXED) * weight)
-        matrix = [
-            [value + penalties[a] * (a == b) for b, value in enumerate(line)] for a, line in enumerate(self._products)
-        ]
-        before = [penalty * value for penalty, value in zip(penalties, self._scaled, strict=True)]
-        wanted = list(map(add, self._sums, before))
-        self._scaled = [max(0.0, value) for value in _solved(matrix, wanted)]
+        amounts = [count / typical for count, typical in zip((1, rows, tokens, pairs), TYPICAL, strict=True)]
+        if not self._errors:
+            self._cost = [max(seconds, 1e-6) / sum(amounts) for _ in INDEXES]
+        if rows:
+            self._drift()
+            self._learn(amounts, seconds)
+
+    def _drift(self) -> None:
+        """Make each coefficient less certain. Before the first step each may be wrong by as much as it is."""
+        errors = self._errors or [[float(a == b) * self._cost[a] ** 2 for b in INDEXES] for a in INDEXES]
+        for a, line in enumerate(errors):
+            for b, other in enumerate(self._cost):
+                line[b] += self._cost[a] * other * (TOGETHER**2 + (a == b) * ALONE**2)
+        self._errors = errors
+
+    def _learn(self, amounts: list[float], seconds: float) -> None:
+        expected = _dot(self._cost, amounts)
+        error = min(max(seconds, expected / LONGEST), expected * LONGEST) - expected
+        shares = [_dot(line, amounts) for line in self._errors]
+        total = _dot(shares, amounts) + (NOISE * expected) ** 2
+        found = [value + share / total * error for value, share in zip(self._cost, shares, strict=True)]
+        least = LEAST_SHARE * sum(found)
+        self._cost = [max(value, least) for value in found]
+        self._errors = [[self._errors[a][b] - shares[a] * shares[b] / total for b in INDEXES] for a in INDEXES]
 
 
-def _solved(matrix: list[list[float]], wanted: list[float]) -> list[float]:
-    """The x of `matrix` [3, 3] times x = `wanted` [3], by elimination. The matrix is positive definite."""
-    lines = [[*line, value] for line, value in zip(matrix, wanted, strict=True)]
-    for place, pivot in enumerate(lines):
-        for other, line in enumerate(lines):
-            if other != place:
-                factor = line[place] / pivot[place]
-                lines[other] = [value - factor * part for value, part in zip(line, pivot, strict=True)]
-    return [line[3] / line[place] for place, line in enumerate(lines)]
+def _dot(a: list[float], b: list[float]) -> float:
+    return sum(map(mul, a, b))
 
 
 class PromptBudget:
@@ -108,6 +121,9 @@ class PromptBudget:
     def cost(self) -> Cost:
         return self._cost.now
 
-    def tokens(self, rows: int) -> int | None:
-        """Prompt tokens of the next steps, together, while `rows` sequences decode. None: no limit."""
-        return self.cost.prompt_tokens(rows, self.target)
+    def tokens(self, rows: int, sequences: int, depth: int) -> int | None:
+        """Prompt tokens of the next steps, together, while `rows` of the `sequences` decode. None: no limit.
+
+        The first prompt goes on at position `depth`.
+        """
+        return self.cost.prompt_tokens(self.target, rows, sequences, depth)

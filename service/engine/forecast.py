@@ -155,21 +155,24 @@ class _Replay:
         """Compute steps until something changes; returns the sequences that decode from then on."""
         decoding = [item for item in self._running if item.begun]
         prompts = [item for item in self._running if not item.begun]
-        share = self._share(len(decoding))
+        depth = prompts[0].length - prompts[0].uncomputed / 2 if prompts else 0.0  # in the middle of the next chunks
+        share = self._share(len(decoding), depth)
         n_steps = max(1, prompts[0].uncomputed // share) if prompts else min(item.left for item in decoding)
         n_steps = min((n_steps, *(item.left for item in decoding)))
         rows = _prefill(prompts, share * n_steps)
         for item in decoding:
             item.left -= n_steps
             item.length += n_steps
-        self._now += self._cost * n_steps * self._outlook.cost.seconds(len(decoding), rows / n_steps)
+        seconds = n_steps * self._outlook.cost.seconds(len(decoding), rows / n_steps, depth * rows / n_steps)
+        self._now += self._cost * seconds
         self._running = [item for item in self._running if item.left > 0]
         return [item for item in prompts if item.begun]
 
-    def _share(self, n_decoding: int) -> int:
+    def _share(self, n_decoding: int, depth: float) -> int:
         """Prompt tokens of a step beside so many sequences that decode, by the rule of the scheduler."""
         left = self._outlook.max_step_tokens - n_decoding
-        prompts = self._outlook.cost.prompt_tokens(n_decoding, self._outlook.target)
+        n_all = min(len(self._running) + len(self._waiting), self._outlook.max_sequences)
+        prompts = self._outlook.cost.prompt_tokens(self._outlook.target, n_decoding, n_all, depth)
         return max(1, left if prompts is None else min(left, prompts))
 
 

@@ -193,7 +193,8 @@ class EngineLoop:
             since = flight.launched if len(flights) > 1 else before or flight.launched
             n_prompt = sum(item.batch.n_prompt for item in flights)
             n_decode = sum(item.n_tokens for item in flights) - n_prompt
-            self._scheduler.prompts.note(n_decode, n_prompt, self._landed_at - since)
+            n_pairs = sum(item.batch.n_pairs for item in flights)
+            self._scheduler.prompts.note(n_decode, n_prompt, n_pairs, self._landed_at - since)
 
     def _count(self, batch: StepBatch, output: StepOutput, reported: bool) -> None:
         """Count a step in which every sequence is broken, or nothing can be encoded, as a failed one.

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import cycle, islice
+from random import Random
 
 import pytest
 
@@ -20,7 +21,7 @@ def learnt(*costs: Cost, each: int = 300) -> StepCost:
     found = StepCost()
     for cost in costs:
         for rows, tokens in islice(cycle(SHAPES), each):
-            found.note(rows, tokens, cost.seconds(rows, tokens))
+            found.note(rows, tokens, 0.0, cost.seconds(rows, tokens))
     return found
 
 
@@ -29,59 +30,91 @@ def test_the_cost_of_rows_and_tokens_is_learnt_and_learnt_again() -> None:
     slower = Cost(0.012, 0.0008, 0.0005)
     for found, cost in ((learnt(TRUE), TRUE), (learnt(TRUE, slower), slower)):
         for rows, tokens in SHAPES:
-            assert found.now.seconds(rows, tokens) == pytest.approx(cost.seconds(rows, tokens), rel=0.03)
+            assert found.now.seconds(rows, tokens) == pytest.approx(cost.seconds(rows, tokens), rel=0.05)
 
 
 def test_steps_that_only_decode_say_nothing_about_prompts() -> None:
-    found = learnt(TRUE)
-    before = found.now.token
+    found, random = learnt(TRUE), Random(0)
     for _ in range(10_000):
-        found.note(16, 0, 0.05)
-    assert found.now.token == pytest.approx(before, rel=0.02)
-    assert found.now.seconds(16, 0) == pytest.approx(0.05)
+        found.note(16, 0, 0.0, TRUE.seconds(16, 0) * random.gauss(1, 0.05))
+    assert found.now.token == pytest.approx(TRUE.token, rel=0.1)
+    assert found.now.seconds(16, 0) == pytest.approx(TRUE.seconds(16, 0), rel=0.03)
+
+
+def test_a_machine_that_slows_down_makes_all_dearer() -> None:
+    """Prompts are in every step, so that none of them tells what decoding alone costs."""
+    found = learnt(TRUE)
+    for _ in range(30):
+        found.note(8, 30, 0.0, 2 * TRUE.seconds(8, 30))
+    assert found.now.seconds(8, 0) == pytest.approx(2 * TRUE.seconds(8, 0), rel=0.2)
+    assert found.now.token == pytest.approx(2 * TRUE.token, rel=0.2)
+
+
+def test_tokens_of_a_deep_prompt_cost_more() -> None:
+    """At position 2000 each of them costs twice what the first does."""
+    deep, found = TRUE._replace(pair=TRUE.token / 2000), StepCost()
+    for start in [*range(0, 2000, 50)] * 4:
+        counts = 16, 50, 50 * (start + 25.0)
+        found.note(*counts, deep.seconds(*counts))
+        found.note(16, 0, 0.0, deep.seconds(16, 0))
+    for depth in (0, 1000, 2000):
+        counts = 16, 50, 50.0 * depth
+        assert found.now.seconds(*counts) == pytest.approx(deep.seconds(*counts), rel=0.05)
 
 
 def test_a_step_that_something_held_up_counts_little() -> None:
     """It took 500 times as long and counts as twice, once."""
     found = learnt(TRUE)
-    found.note(16, 0, 6.0)
+    found.note(16, 0, 0.0, 6.0)
     assert TRUE.seconds(16, 0) < found.now.seconds(16, 0) < 1.2 * TRUE.seconds(16, 0)
 
 
 def test_a_step_that_seems_to_take_no_time_counts_little() -> None:
-    """Its result was there before somebody looked. It must not outweigh all the steps of the last minute."""
+    """Its result was there before somebody looked."""
     found = learnt(TRUE)
-    found.note(16, 50, 0.0)
+    found.note(16, 50, 0.0, 0.0)
     assert 0.7 * TRUE.seconds(16, 50) < found.now.seconds(16, 50) < TRUE.seconds(16, 50)
 
 
 def test_the_parts_are_told_apart_although_nothing_decodes_alone() -> None:
     """Sequences join while prompts fill the rest of each step: rows and prompt tokens vary together."""
     found = StepCost()
-    found.note(0, 512, TRUE.seconds(0, 512))
+    found.note(0, 512, 0.0, TRUE.seconds(0, 512))
     for rows in range(4, 24):
-        tokens = TRUE.prompt_tokens(rows, 0.02) or 0
-        found.note(rows, tokens, TRUE.seconds(rows, tokens))
+        tokens = TRUE.prompt_tokens(0.02, rows, 24) or 0
+        found.note(rows, tokens, 0.0, TRUE.seconds(rows, tokens))
     assert found.now.seconds(24, 0) == pytest.approx(TRUE.seconds(24, 0), rel=0.2)
     assert found.now.token == pytest.approx(TRUE.token, rel=0.2)
 
 
 @pytest.mark.parametrize(
-    ("rows", "target", "tokens"),
+    ("rows", "sequences", "target", "tokens"),
     [
-        (16, 0.02, 60),  # decoding takes 12 ms, which is more than the 8 ms that are left
-        (2, 0.02, 75),  # 20 - 5 ms
-        (1, 0.001, 22),  # 4.5 ms, as long as decoding
-        (0, 0.02, None),  # nobody waits for the next token
-        (16, 0.0, None),
+        (16, 16, 0.02, 45),  # decoding takes 12 ms: 9 ms more are more than the 8 ms that are left
+        (16, 24, 0.02, 80),  # 1.75 times 16 ms, which decoding takes once all decode, without 12 ms
+        (2, 3, 0.02, 75),  # 20 - 5 ms
+        (1, 1, 0.001, 16),  # 3.4 ms, three quarters of decoding
+        (0, 3, 0.02, None),  # nobody waits for the next token
+        (16, 16, 0.0, None),
     ],
 )
-def test_prompts_get_what_the_target_leaves_and_half_of_the_time(rows: int, target: float, tokens: int | None) -> None:
-    assert TRUE.prompt_tokens(rows, target) == tokens
+def test_prompts_get_what_is_left_of_the_target_or_of_stretched_decoding(
+    rows: int, sequences: int, target: float, tokens: int | None
+) -> None:
+    assert TRUE.prompt_tokens(target, rows, sequences) == tokens
+
+
+@pytest.mark.parametrize("depth", [0, 500, 2000])
+def test_a_deep_prompt_gets_fewer_tokens(depth: int) -> None:
+    """One token more would take longer than the 9 ms that are left."""
+    deep = TRUE._replace(pair=TRUE.token / 2000)
+    tokens = deep.prompt_tokens(0.02, 16, 16, depth) or 0
+    seconds = [n * deep.token + sum(range(depth, depth + n)) * deep.pair for n in (tokens, tokens + 2)]
+    assert seconds[0] <= 0.009 < seconds[1]
 
 
 def test_before_the_first_prompt_nothing_is_limited() -> None:
-    assert Cost(0.004, 0.0005, 0.0).prompt_tokens(16, 0.02) is None
+    assert Cost(0.004, 0.0005, 0.0).prompt_tokens(0.02, 16, 16) is None
 
 
 def chunked(target: float, cost: Cost = TRUE) -> list[tuple[int, int]]:
@@ -96,7 +129,7 @@ def chunked(target: float, cost: Cost = TRUE) -> list[tuple[int, int]]:
     while engine.scheduler.has_work:
         batch = engine.step()
         counts = batch.n_tokens - batch.n_prompt, batch.n_prompt
-        prompts.note(*counts, cost.seconds(*counts))
+        prompts.note(*counts, batch.n_pairs, cost.seconds(*counts))
         steps.append(counts)
         if len(steps) == 8:
             engine.submit(3, [3] * 1000, ANSWER)
@@ -122,10 +155,10 @@ def test_without_a_target_chunks_fill_the_step() -> None:
 
 
 def test_a_target_out_of_reach_leaves_prompts_the_least_chunk() -> None:
-    """Prompts would get as long as decoding, 2 ms, which one token takes."""
+    """Prompts would get as long as decoding, 3 ms, which one or two tokens take. The estimate is right after five."""
     chunks = [tokens for _, tokens in chunked(0.001, Cost(0.0, 0.001, 0.002)) if tokens]
     assert sum(chunks) == 1000
-    assert chunks[:-1] == [LEAST_TOKENS] * (len(chunks) - 1)
+    assert chunks[5:-1] == [LEAST_TOKENS] * (len(chunks) - 6)
 
 
 def test_a_prompt_alone_is_computed_in_full_chunks() -> None:
@@ -139,8 +172,8 @@ def test_the_stages_of_a_pipeline_share_the_budget() -> None:
     """Both decoding sequences and the 75 prompt tokens that fit beside them are for two steps in flight."""
     prompts = PromptBudget(0.02)
     for rows, tokens in islice(cycle(SHAPES), 300):
-        prompts.note(rows, tokens, TRUE.seconds(rows, tokens))
-    assert prompts.tokens(2) == pytest.approx(75, abs=2)
+        prompts.note(rows, tokens, 0.0, TRUE.seconds(rows, tokens))
+    assert prompts.tokens(2, 3, 0) == pytest.approx(75, abs=2)
     info = make_info(page_size=16, pools=((None, 100),), max_model_len=1100)
     engine = Drive(replace(info, pipeline=2), max_step_tokens=256, prompts=prompts)
     for number in (1, 2):

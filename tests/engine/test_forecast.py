@@ -50,6 +50,13 @@ def test_a_target_makes_chunks_shorter() -> None:
     assert forecast(case, {2}).first_token == Wait(4 * 17.5, pytest.approx(0.25 * 70))
 
 
+def test_the_keys_of_a_long_prompt_cost_too() -> None:
+    """64 tokens after 436, in chunks of 15: 5 steps of one second, and a tenth for 64 times 468 pairs in all."""
+    item = load(2, None, 64, 0, 50)._replace(length=500)
+    case = outlook(load(1, None, 1, 4, 50), item, places=2)._replace(cost=Cost(SECOND, 0.0, 0.0, 0.1 / (64 * 468)))
+    assert forecast(case, {2}).first_token == Wait(pytest.approx(5.1, abs=0.01), pytest.approx(5.1 / 4, abs=0.01))
+
+
 def test_a_sequence_waits_for_pages_although_a_place_is_free() -> None:
     """There are pages for one sequence only: the second starts when the first has ended."""
     waits = forecast(outlook(load(1, None, 1, 4, 50), load(2, 1, 10, 0, 50), pages=2, places=2), {2})

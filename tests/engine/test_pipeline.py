@@ -225,10 +225,10 @@ def test_a_step_costs_what_lies_between_two_tokens_of_a_sequence(
     scheduler = Scheduler(runner.info, max_sequences=8, max_step_tokens=64)
     script: list[list[ToEngine]] = [[Submit(number, [number + 1], LONG, 0) for number in range(n)]]
     sent: list[FromEngine] = []
-    noted = list[tuple[int, int, float]]()
+    noted = list[tuple[int, int, float, float]]()
     monkeypatch.setattr(scheduler.prompts, "note", lambda *counts: noted.append(counts))
     engine = EngineLoop(
         runner, scheduler, lambda block: script.pop() if script else [Stop()] if block else [], sent.append
     )
     engine.run()
-    assert noted[len(noted) // 2] == (rows, 0, 2.0)
+    assert noted[len(noted) // 2] == (rows, 0, 0, 2.0)

@@ -132,7 +132,7 @@ class Replica:
         self.busy += seconds
         self.steps += 1
         n_prompt = self._batch.n_prompt
-        self._prompts.note(self._n_tokens - n_prompt, n_prompt, seconds)
+        self._prompts.note(self._n_tokens - n_prompt, n_prompt, self._batch.n_pairs, seconds)
         updates = self.scheduler.commit(StepOutput(tuple(map(_sampled, self._batch.slices))))
         self._batch = None
         n_next = n_quiet + sum([self._note(update) for update in updates])

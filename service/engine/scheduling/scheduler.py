@@ -244,8 +244,11 @@ class Scheduler:
 
     def _budget(self) -> int:
         """The number of tokens of the next step. Steps in flight share it, and the sequences that decode, evenly."""
-        n_decoding = len(self._running) - len(self._unfinished())
-        tokens, prompts = self._limit.now, self.prompts.tokens(n_decoding)
+        unfinished = self._unfinished()
+        n_decoding, n_all = len(self._running) - len(unfinished), len(self._running) + len(self._queue)
+        depth = unfinished[0].computed if unfinished else 0
+        prompts = self.prompts.tokens(n_decoding, min(n_all, self._max_sequences), depth)
+        tokens = self._limit.now
         if prompts is not None:
             tokens = min(tokens, n_decoding + prompts)
         return max(1, tokens // self._depth)

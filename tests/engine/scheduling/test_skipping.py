@@ -81,7 +81,9 @@ def test_every_step_is_that_of_the_scheduler(
         n_preempted = whole.stats().preemptions
         assert (n_preempted, whole.stats().pools) == (skipping.stats().preemptions, skipping.stats().pools)
         for scheduler in (whole, skipping):
-            scheduler.prompts.note(len(expected.slices), expected.n_prompt, COST.seconds(1, expected.n_prompt))
+            scheduler.prompts.note(
+                len(expected.slices), expected.n_prompt, expected.n_pairs, COST.seconds(1, expected.n_prompt)
+            )
         before = ends(whole.commit(answers(expected))) if expected else []
         assert ends(skipping.commit(answers(found))) == before
         assert whole.stats() == skipping.stats()

@@ -106,7 +106,9 @@ def step_by_step(found: Costs, requests: Iterable[Request]) -> list[tuple[float,
             sum(c[0] for c in counts), len(counts), sum(c[1] for c in counts), sum(c[2] for c in counts)
         )
         now += seconds
-        prompts.note(batch.n_tokens - batch.n_prompt, batch.n_prompt, seconds)
+        chunks = [range(item.start, item.stop) for item in batch.slices if item.stop - item.start > 1]
+        pairs = sum(position + 0.5 for chunk in chunks for position in chunk)  # a token sees half of its own key
+        prompts.note(batch.n_tokens - batch.n_prompt, batch.n_prompt, pairs, seconds)
         sampled = ((2 * item.sequence_id + 1,) if item.samples else () for item in batch.slices)
         for update in scheduler.commit(StepOutput(tuple(map(SliceOutput, sampled)))):
             first.setdefault(update.id, now)
