@@ -4,8 +4,8 @@ The parts are timed from outside, by wrapping their callables. For that, the lay
 server all of a step may be one call of the kernels, which the last lines show. The floor of a projection is the greater
 of two times. One reads its weights at the memory bandwidth, measured over a buffer as large as all weights. The other
 computes its multiply-adds at the best rate of any projection with 512 rows, whose results go to memory that was used
-before. The floor of attention reads the keys and values. The share is the floor of all parts, over the time of the step
-as served.
+before. The floor of attention reads the keys and values, or computes its multiply-adds at the same rate. The share is
+the floor of all parts, over the time of the step as served.
 
 Long contexts: `--rows 1,8 --context 4096,8192`. Where context and decoded tokens are more than the model takes, the
 context is shorter, as the head of the column says.
@@ -245,7 +245,10 @@ class Floor:
         }
         slots = runner.info.pools[0].n_pages * runner.info.page_size
         slot_bytes = n_bytes([[cache.k, cache.v] for cache in runner._pools.layers]) / slots
-        found["attention"] = (rows or 1) * length * slot_bytes / self.bytes_per_second
+        config = runner._model.config
+        pairs = rows * length or length * (length + 1) // 2  # of a query and a key that it sees
+        macs = pairs * config.n_layers * config.n_heads * config.head_dim * 2
+        found["attention"] = max((rows or 1) * length * slot_bytes / self.bytes_per_second, macs / self.macs_per_second)
         return found
 
 
