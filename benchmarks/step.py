@@ -4,8 +4,11 @@ The parts are timed from outside, by wrapping their callables. For that, the lay
 server all of a step may be one call of the kernels, which the last lines show. The floor of a projection is the greater
 of two times. One reads its weights at the memory bandwidth, measured over a buffer as large as all weights. The other
 computes its multiply-adds at the best rate of any projection with 512 rows, whose results go to memory that was used
-before. The floor of attention reads the keys and values. The share is the floor of all parts, over the time of the step
-as served.
+before. The floor of attention reads the keys and values, or computes its multiply-adds at the same rate. The share is
+the floor of all parts, over the time of the step as served.
+
+Long contexts: `--rows 1,8 --context 4096,8192`. Where context and decoded tokens are more than the model takes, the
+context is shorter, as the head of the column says.
 
 `--json FILE` writes the seconds of all parts and floors.
 """
@@ -165,33 +168,55 @@ def wrap(clock: Clock, runner: ModelRunner) -> None:
     clock.wrap(runner._attention, "attend_unrotated", "attention")
 
 
-def profile(runner: ModelRunner, clock: Clock, rows: int, length: int, n_steps: int) -> dict[str, float]:
-    """Seconds by part of a step: `rows` sequences that decode after `length` tokens, or (rows 0) a chunk.
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """`rows` sequences that each decode after `length` tokens, `n_tokens` each; or (rows 0) chunks of `length`."""
 
-    Means over the fastest quarter of the steps, so that the parts add up and other programs disturb least.
+    rows: int
+    length: int
+    n_tokens: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.rows} x {self.length}" if self.rows else f"chunk of {self.length}"
+
+
+def decoding(rows: int, context: int, n_steps: int, most: int) -> Shape:
+    """Sequences of at most `most` tokens, as many of them before the decoded ones as fit, up to `context`."""
+    joining = 2 * rows * context // engine.MAX_STEP_TOKENS  # steps until all decode
+    n_tokens = 2 * n_steps + joining
+    return Shape(rows, min(context, most - n_tokens), n_tokens)
+
+
+def profile(runner: ModelRunner, clock: Clock, shape: Shape, n_steps: int) -> dict[str, float]:
+    """Seconds by part of a step whose layers are called one by one, and "served": seconds of the step as it is served.
+
+    Steps of both kinds run in turns. Means over the fastest quarter of each: the parts add up, and other programs
+    disturb least.
     """
-    scheduler = engine.scheduler_for(runner, max(rows, 1))
+    scheduler = engine.scheduler_for(runner, max(shape.rows, 1))
     clock.wrap(scheduler, "plan", "plan")
     clock.wrap(scheduler, "commit", "commit")
-    joining = 2 * rows * length // engine.MAX_STEP_TOKENS  # steps until all decode
-    submit(runner, scheduler, rows or n_steps, length, n_steps + joining if rows else 1)
-    counted = []
-    for step in engine.steps(runner, scheduler):
+    submit(runner, scheduler, shape.rows or 2 * n_steps, shape.length, shape.n_tokens)
+    served = runner._whole, runner._fused
+    counted: list[list[dict[str, float]]] = [[], []]
+    for number, step in enumerate(engine.steps(runner, scheduler)):
         parts = clock.take() | {"step": step.seconds}
-        if step.batch.n_tokens == (rows or length):
-            counted.append(parts)
-    fastest = sorted(counted, key=lambda parts: parts["step"])[: max(1, len(counted) // 4)]
-    return {part: statistics.fmean(parts.get(part, 0.0) for parts in fastest) for part in (*PARTS, "step")}
+        if step.batch.n_tokens == (shape.rows or shape.length):
+            counted[number % 2].append(parts)
+        runner._whole, runner._fused = served if number % 2 else (None, None)
+    runner._whole, runner._fused = served
+    whole, by_part = map(fastest, counted)
+    return {part: mean(by_part, part) for part in (*PARTS, "step")} | {"served": mean(whole, "step")}
 
 
-def both(runner: ModelRunner, clock: Clock, rows: int, length: int, n_steps: int) -> dict[str, float]:
-    """The seconds of `profile`, which calls the layers one by one, and the seconds of the step as it is served."""
-    whole, fused = runner._whole, runner._fused
-    served = profile(runner, clock, rows, length, n_steps)["step"]
-    runner._whole = runner._fused = None
-    found = profile(runner, clock, rows, length, n_steps)
-    runner._whole, runner._fused = whole, fused
-    return found | {"served": served}
+def fastest(steps: list[dict[str, float]]) -> list[dict[str, float]]:
+    """The fastest quarter."""
+    return sorted(steps, key=lambda parts: parts["step"])[: max(1, len(steps) // 4)]
+
+
+def mean(steps: list[dict[str, float]], part: str) -> float:
+    return statistics.fmean(parts.get(part, 0.0) for parts in steps)
 
 
 def submit(runner: ModelRunner, scheduler: Scheduler, count: int, length: int, n_tokens: int) -> None:
@@ -207,8 +232,9 @@ class Floor:
     bytes_per_second: float
     macs_per_second: float
 
-    def seconds(self, runner: ModelRunner, shapes: dict[str, Kind], rows: int, length: int) -> dict[str, float]:
+    def seconds(self, runner: ModelRunner, shapes: dict[str, Kind], shape: Shape) -> dict[str, float]:
         """The least seconds by part. A chunk needs one row of the head."""
+        rows, length = shape.rows, shape.length
         tokens = rows or length
         found = {
             name: max(
@@ -219,7 +245,10 @@ class Floor:
         }
         slots = runner.info.pools[0].n_pages * runner.info.page_size
         slot_bytes = n_bytes([[cache.k, cache.v] for cache in runner._pools.layers]) / slots
-        found["attention"] = (rows or 1) * length * slot_bytes / self.bytes_per_second
+        config = runner._model.config
+        pairs = rows * length or length * (length + 1) // 2  # of a query and a key that it sees
+        macs = pairs * config.n_layers * config.n_heads * config.head_dim * 2
+        found["attention"] = max((rows or 1) * length * slot_bytes / self.bytes_per_second, macs / self.macs_per_second)
         return found
 
 
@@ -246,7 +275,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default=EMBEDDED)
     parser.add_argument("--scheme", choices=engine.SCHEMES, default="int8")
     parser.add_argument("--rows", default="1,8,32,64", help="decoding sequences of a step, comma-separated")
-    parser.add_argument("--context", type=int, default=256, help="tokens before the decoded ones")
+    parser.add_argument("--context", default="256", help="tokens before the decoded ones, comma-separated")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the seconds of all parts and floors")
     args = parser.parse_args()
@@ -257,8 +286,10 @@ def main() -> None:
     floor = Floor(bandwidth(size, threads), rate(runner, shapes))
     clock = Clock()
     wrap(clock, runner)
-    wanted = {f"{rows} rows": (rows, args.context) for rows in map(int, args.rows.split(","))}
-    wanted[f"chunk of {CHUNK}"] = (0, CHUNK)
+    rows, contexts = (list(map(int, given.split(","))) for given in (args.rows, args.context))
+    most = runner.info.max_model_len
+    wanted = [decoding(n, context, args.steps, most) for context in contexts for n in rows]
+    wanted.append(Shape(0, CHUNK, 1))
     console = Console(width=None if Console().is_terminal else 140)
     console.print(f"{', '.join(machine.instruction_sets())}; {threads} threads; {runner.info.description}")
     console.print(
@@ -267,9 +298,9 @@ def main() -> None:
     )
     with console.status("") as status:
         cases = {}
-        for case, shape in wanted.items():
-            status.update(case)
-            cases[case] = both(runner, clock, *shape, args.steps), floor.seconds(runner, shapes, *shape)
+        for shape in wanted:
+            status.update(shape.name)
+            cases[shape.name] = profile(runner, clock, shape, args.steps), floor.seconds(runner, shapes, shape)
     console.print(table(cases))
     if args.json:
         args.json.write_text(
