@@ -54,9 +54,10 @@ def test_extreme_bytes_do_not_saturate(kernels: Kernels) -> None:
         torch.testing.assert_close(found, x @ weight.float().T, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize(("n_out", "n_in"), [(208, 576), (40, 100)])
+@pytest.mark.parametrize(("n_out", "n_in"), [(208, 576), (40, 100), (1030, 64)])
 @pytest.mark.parametrize("kind", ["plain", "normed", "gated"])
 def test_a_row_gives_the_same_bits_beside_any_others(kernels: Kernels, n_out: int, n_in: int, kind: str) -> None:
+    """512 rows of 1030 outputs are more than 2 MiB, which tiles prefetch before they store them."""
     packed = records.int8(*weights(n_out, n_in))
     x = torch.randn(512, n_in * (2 if kind == "gated" else 1)) * 3
     options = {"norm": torch.rand(n_in), "eps": 1e-5} if kind == "normed" else {"gated": kind == "gated"}

@@ -80,11 +80,23 @@ static const shape *narrower(const shape *s, int blocks) {
     return s;
 }
 
+/* Results of more bytes are not in a thread's cache when a tile stores them. */
+enum { FAR_BYTES = 2 * 1024 * 1024 };
+
+/* Prefetches the results of a tile before it computes them: else its stores wait for memory. Inline, because a compiler may
+ * drop calls of a function that only prefetches. */
+INLINE void ask_for_results(const call *c, const shape *s, int row, int block) {
+    const float *y = c->y + row * c->w->n_out + block * BLOCK;
+    for (int r = 0; r < s->rows; r++, y += c->w->n_out)
+        for (int b = 0; b < s->blocks; b++) __builtin_prefetch(y + b * BLOCK, 1, 3);
+}
+
 /* Computes rows top..end-1 of blocks first..last-1. It reads weights from memory once, and rows from the cache. While
  * the tiles of some blocks are computed, they prefetch as many blocks after these, each tile its part. */
 static void columns(const call *c, int first, int last, int top, int end) {
     const int64_t bytes = (int64_t)c->n_groups * RECORD(c->w->format);
     const shape *s = c->shape;
+    const int far = c->n_rows * c->w->n_out * 4 > FAR_BYTES;
     for (int block = first; top < end && block < last; block += s->blocks) {
         s = narrower(s, last - block);
         const shape *now = s;
@@ -92,6 +104,7 @@ static void columns(const call *c, int first, int last, int top, int end) {
         int n_tiles = (end - top + s->rows - 1) / s->rows, steps = STEPS(c->w->format), n_soon = (steps + n_tiles - 1) / n_tiles;
         for (int row = top; row < end; row += now->rows, soon += n_soon * s->blocks * bytes / steps) {
             while (now->rows > end - row) now--;
+            if (far) ask_for_results(c, now, row, block);
             now->compute(c, row, block, soon, soon < stop ? n_soon : 0);
         }
     }
