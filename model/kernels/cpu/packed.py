@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from model.kernels.cpu.memory import WEIGHTS, padded
 from model.kernels.cpu.records import ExpertsRecord, WeightsRecord
 from model.kernels.groups import BLOCK_GROUP, INT8_GROUP
 
@@ -82,11 +83,6 @@ def _pointers(records: Sequence[WeightsRecord | None]) -> "ctypes.Array[Any]":
     return (ctypes.c_void_p * len(records))(*addresses)
 
 
-def padded(n: int, multiple: int) -> int:
-    """n rounded up to a multiple."""
-    return -(-n // multiple) * multiple
-
-
 def int8(n_out: int, n_in: int) -> PackedWeights:
     """Memory for int8 with a scale an output."""
     packed = _records(n_out, n_in, INT8_GROUP)
@@ -111,22 +107,20 @@ def put_int8(weights: PackedWeights, first: int, values: Tensor, scales: Tensor)
 def bfloat16(n_out: int, n_in: int, *, by_tiles: bool = False) -> PackedWeights:
     """Memory for bfloat16; `by_tiles`: products add in the order of AMX (`native.multiplies_pairs_by_tiles`)."""
     packed = _records(n_out, n_in, 2 * INT8_GROUP)
-    packed[-1] = 0
     record = WeightsRecord(packed.data_ptr(), None, n_out, n_in, _BFLOAT16, by_tiles=by_tiles)
     return PackedWeights(n_out, n_in, INT8_GROUP, packed, None, record)
 
 
 def _records(n_out: int, n_in: int, n_bytes: int) -> Tensor:
-    """For groups of 64 channels, `n_bytes` an output each."""
+    """Zeros for groups of 64 channels, `n_bytes` an output each."""
     shape = (padded(n_out, OUTPUTS) // OUTPUTS, padded(n_in, INT8_GROUP) // INT8_GROUP, n_bytes * OUTPUTS)
-    return torch.empty(shape, dtype=torch.uint8)
+    return WEIGHTS.take(shape)
 
 
 def blocks(n_out: int, n_in: int, n_bytes: int, *, with_minima: bool) -> PackedWeights:
     """Memory for groups of 32 channels, `n_bytes` each: 32 in 8 bits, 16 in 4."""
     width = (n_bytes + (4 if with_minima else 2)) * OUTPUTS
-    packed = torch.empty(padded(n_out, OUTPUTS) // OUTPUTS, n_in // BLOCK_GROUP, width, dtype=torch.uint8)
-    packed[-1] = 0
+    packed = WEIGHTS.take((padded(n_out, OUTPUTS) // OUTPUTS, n_in // BLOCK_GROUP, width))
     kinds = (_Q8, _Q8_MIN) if n_bytes == BLOCK_GROUP else (_Q4, _Q4_MIN)
     record = WeightsRecord(packed.data_ptr(), None, n_out, n_in, kinds[with_minima])
     return PackedWeights(n_out, n_in, BLOCK_GROUP, packed, None, record)
