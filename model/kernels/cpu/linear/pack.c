@@ -153,11 +153,17 @@ typedef struct {
     int64_t stride, n, first;
 } superblocks;
 
+/* Field i of 16: see `six_bits` in tiles.h. */
+INLINE void put_six_bits(uint32_t *words, int i, uint32_t value) {
+    if (i < 15) words[i / 5] |= value << i % 5 * 6;
+    for (int k = 0; i == 15 && k < 3; k++) words[k] |= value >> 2 * k << 30;
+}
+
 /* Stores a block of 144 bytes of one output: see _q4_k and _scales_and_minima in gguf/blocks.py. */
 static void pack_superblock(const uint8_t *from, uint8_t *to, int64_t within) {
     enum { LOW = 0x0F0F0F0F };
     const uint8_t *six = from + 4;
-    uint32_t low[2] = {0}, high = 0;
+    uint32_t words[3] = {0};
     for (int i = 0; i < 16; i++) { /* quad i % 4 of groups i / 4 * 2 and i / 4 * 2 + 1 */
         uint32_t a, b, pair[2];
         memcpy(&a, from + 16 + i / 4 * 32 + i % 4 * 4, 4);
@@ -169,16 +175,14 @@ static void pack_superblock(const uint8_t *from, uint8_t *to, int64_t within) {
     for (int g = 0; g < IN_SUPERBLOCK; g++) {
         uint32_t s = g < 4 ? six[g] & 63u : (six[g + 4] & 15u) | (six[g - 4] >> 6) << 4;
         uint32_t m = g < 4 ? six[g + 4] & 63u : six[g + 4] >> 4 | (six[g] >> 6) << 4;
-        low[0] |= (s & 15) << 4 * g;
-        low[1] |= (m & 15) << 4 * g;
-        high |= (s >> 4 | m >> 4 << 2) << 4 * g;
+        put_six_bits(words, g, s);
+        put_six_bits(words, IN_SUPERBLOCK + g, m);
     }
     uint16_t factors[2];
     memcpy(factors, from, 4);
     factors[1] ^= 0x8000; /* a minimum of Q4_K is subtracted */
     to += IN_SUPERBLOCK * 256;
-    for (int k = 0; k < 2; k++) memcpy(to + k * 64 + within * 4, low + k, 4);
-    memcpy(to + 128 + within * 4, &high, 4);
+    for (int k = 0; k < 3; k++) memcpy(to + k * 64 + within * 4, words + k, 4);
     for (int k = 0; k < 2; k++) memcpy(to + 192 + k * 32 + within * 2, factors + k, 2);
 }
 

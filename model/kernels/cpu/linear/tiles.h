@@ -79,17 +79,18 @@ INLINE vf add_group(const int FORMAT, vf total, vi sums, vf weight_scale, vf min
     return HAS_MINIMA(FORMAT) ? fused(minimum, splat(row_sum), total) : total;
 }
 
-/* Six bits of group g in each word: four of `low`, two of `high`, which begin at bit 4 g + `at`. */
-INLINE vf six_bits(vi low, vi high, int g, int at) {
-    const vu above = ((vu)high >> (4 * g + at) & (vu)splat_int(3)) << 4;
-    return __builtin_convertvector((vi)(((vu)low >> 4 * g & (vu)splat_int(15)) | above), vf);
+/* Field `i` of 16, six bits each, of the tables of Q4_K, for LANES outputs: 5 in a word, and the last in what is left. */
+INLINE vf six_bits(const uint8_t *tables, int i) {
+    if (i < 15) return __builtin_convertvector((vi)((vu)load_int(tables + i / 5 * 64) >> i % 5 * 6) & splat_int(63), vf);
+    vu left[3];
+    UNROLL for (int k = 0; k < 3; k++) left[k] = (vu)load_int(tables + k * 64) >> 30 << 2 * k;
+    return __builtin_convertvector((vi)(left[0] | left[1] | left[2]), vf);
 }
 
 /* Scales and minima of group g of a superblock of Q4_K, for LANES outputs from `lane` of its `tables`. */
 INLINE void decode_tables(const uint8_t *tables, int g, int lane, vf *scale, vf *minimum) {
-    const vi high = load_int(tables + 128 + lane * 4);
-    *scale = as_half(load_half(tables + 192 + lane * 2) * six_bits(load_int(tables + lane * 4), high, g, 0));
-    *minimum = as_half(load_half(tables + 224 + lane * 2) * six_bits(load_int(tables + 64 + lane * 4), high, g, 2));
+    *scale = as_half(load_half(tables + 192 + lane * 2) * six_bits(tables + lane * 4, g));
+    *minimum = as_half(load_half(tables + 224 + lane * 2) * six_bits(tables + lane * 4, IN_SUPERBLOCK + g));
 }
 
 /* The scales of all groups of a block of Q4_K, then their minima: to [n_groups][2][BLOCK]. */
