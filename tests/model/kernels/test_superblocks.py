@@ -9,6 +9,7 @@ import torch
 from gguf.quants import dequantize
 from torch import Tensor
 
+from model.checkpoint.gguf.index import Entry, Index
 from model.checkpoint.matrices import EncodedMatrix
 from model.kernels.cpu import packed
 from model.kernels.cpu.functions import Kernels
@@ -58,6 +59,17 @@ def test_blocks_are_what_the_decoder_says(kernels: Kernels) -> None:
     found = kernels.linear(packed_rows(kernels, rows), torch.eye(256) * 127).T / 127
     expected = dequantize(rows.numpy(), gguf.GGMLQuantizationType.Q4_K)
     np.testing.assert_allclose(found.numpy(), expected, atol=2**-11 * (63 * 3e-4 * 15 + 63 * 3e-4))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "bits"), [(("Q4_K", "Q4_K", "Q4_K"), 4.5), (("Q4_K", "Q4_K", "Q6_K"), 9), (("Q4_K", "Q4_0", "Q4_K"), 5)]
+)
+def test_the_index_counts_their_bits(kinds: tuple[str, ...], bits: float) -> None:
+    entries = (
+        Entry(f"layers.0.attention.w{part}.weight", kind, (512, 512), 0, 0)
+        for part, kind in zip("qkv", kinds, strict=True)
+    )
+    assert Index((), tuple(entries)).block_bits == bits
 
 
 def test_a_part_is_that_of_the_product(kernels: Kernels) -> None:
