@@ -20,6 +20,7 @@ def test_pieces_are_apart_and_zero() -> None:
     assert all(first % LINE == 0 for first, _ in spans)
     assert [tuple(piece.shape) for piece in pieces] == shapes
     assert not any(piece.any() for piece in pieces)
+    assert [piece.untyped_storage().nbytes() for piece in pieces] == [piece.nbytes for piece in pieces]
 
 
 def flags(address: int) -> list[str]:
