@@ -20,7 +20,7 @@ from model.attention.inputs import PoolInputs
 from model.attention.rope import RopeRows
 from model.errors import OptionError
 from model.kernels.cpu import native, records
-from model.kernels.cpu.memory import padded
+from model.kernels.cpu.packed import padded
 from model.linear.schemes import CACHE_FORMATS
 from model.machine.device import name_of
 

@@ -1,19 +1,20 @@
 """LoRA adapters in the layout of `lora` in linear.h, in bfloat16, and the rows of a step that use them."""
 
 import ctypes
+import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from model.kernels.cpu.memory import LINE, mapped, padded
-from model.kernels.cpu.packed import OUTPUTS
+from model.kernels.cpu.packed import OUTPUTS, padded
 from model.kernels.cpu.records import AdapterRows, LowRankRecord
 
-RANKS, CHANNELS = 8, 32
-"""Ranks and channels of A that are stored together."""
+RANKS, CHANNELS, LINE = 8, 32, 64
+"""Ranks and channels of A that are stored together; bytes of a cache line, at which each matrix begins."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +88,11 @@ def adjacent(products: Sequence[PackedLowRank]) -> list[PackedLowRank]:
     A step reads every matrix once. Separate small pieces would cost more misses of address translation.
     """
     sizes = [padded(part.nbytes, LINE) for product in products for part in (product.a, product.b)]
-    pieces = iter(mapped(sum(sizes)).split(sizes) if sizes else ())
+    memory = mmap.mmap(-1, max(1, sum(sizes)), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without large pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    pieces = iter(torch.frombuffer(memory, dtype=torch.uint8).split(sizes) if sizes else ())
 
     def moved(part: Tensor) -> Tensor:
         return next(pieces)[: part.nbytes].view(torch.bfloat16).view(part.shape).copy_(part)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from model.kernels.cpu.memory import WEIGHTS, padded
 from model.kernels.cpu.records import ExpertsRecord, WeightsRecord
 from model.kernels.groups import BLOCK_GROUP, INT8_GROUP
 
@@ -85,6 +84,11 @@ def _pointers(records: Sequence[WeightsRecord | None]) -> "ctypes.Array[Any]":
     return (ctypes.c_void_p * len(records))(*addresses)
 
 
+def padded(n: int, multiple: int) -> int:
+    """n rounded up to a multiple."""
+    return -(-n // multiple) * multiple
+
+
 def int8(n_out: int, n_in: int) -> PackedWeights:
     """Memory for int8 with a scale an output."""
     packed = _records(n_out, n_in, INT8_GROUP)
@@ -109,20 +113,22 @@ def put_int8(weights: PackedWeights, first: int, values: Tensor, scales: Tensor)
 def bfloat16(n_out: int, n_in: int, *, by_tiles: bool = False) -> PackedWeights:
     """Memory for bfloat16; `by_tiles`: products add in the order of AMX (`native.multiplies_pairs_by_tiles`)."""
     packed = _records(n_out, n_in, 2 * INT8_GROUP)
+    packed[-1] = 0
     record = WeightsRecord(packed.data_ptr(), None, n_out, n_in, _BFLOAT16, by_tiles=by_tiles)
     return PackedWeights(n_out, n_in, INT8_GROUP, packed, None, record)
 
 
 def _records(n_out: int, n_in: int, n_bytes: int) -> Tensor:
-    """Zeros for groups of 64 channels, `n_bytes` an output each."""
+    """For groups of 64 channels, `n_bytes` an output each."""
     shape = (padded(n_out, OUTPUTS) // OUTPUTS, padded(n_in, INT8_GROUP) // INT8_GROUP, n_bytes * OUTPUTS)
-    return WEIGHTS.take(shape)
+    return torch.empty(shape, dtype=torch.uint8)
 
 
 def blocks(n_out: int, n_in: int, n_bytes: int, *, with_minima: bool) -> PackedWeights:
     """Memory for groups of 32 channels, `n_bytes` each: 32 in 8 bits, 16 in 4."""
     width = (n_bytes + (4 if with_minima else 2)) * OUTPUTS
-    packed = WEIGHTS.take((padded(n_out, OUTPUTS) // OUTPUTS, n_in // BLOCK_GROUP, width))
+    packed = torch.empty(padded(n_out, OUTPUTS) // OUTPUTS, n_in // BLOCK_GROUP, width, dtype=torch.uint8)
+    packed[-1] = 0
     kinds = (_Q8, _Q8_MIN) if n_bytes == BLOCK_GROUP else (_Q4, _Q4_MIN)
     record = WeightsRecord(packed.data_ptr(), None, n_out, n_in, kinds[with_minima])
     return PackedWeights(n_out, n_in, BLOCK_GROUP, packed, None, record)
@@ -130,6 +136,8 @@ def blocks(n_out: int, n_in: int, n_bytes: int, *, with_minima: bool) -> PackedW
 
 def superblocks(n_out: int, n_in: int) -> PackedWeights:
     """Memory for blocks of 256 channels of Q4_K: 144 bytes each, as in a GGUF file."""
-    packed = WEIGHTS.take((padded(n_out, OUTPUTS) // OUTPUTS, n_in // SUPERBLOCK, SUPERBLOCK_BYTES * OUTPUTS))
+    shape = (padded(n_out, OUTPUTS) // OUTPUTS, n_in // SUPERBLOCK, SUPERBLOCK_BYTES * OUTPUTS)
+    packed = torch.empty(shape, dtype=torch.uint8)
+    packed[-1] = 0
     record = WeightsRecord(packed.data_ptr(), None, n_out, n_in, _Q4_K)
     return PackedWeights(n_out, n_in, BLOCK_GROUP, packed, None, record)
