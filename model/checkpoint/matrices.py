@@ -122,6 +122,15 @@ class EncodedMatrix:
         form = STORED.get(self.kind, OTHERS)
         return form.value_bits * BLOCK_GROUP // 8, form.has_minima
 
+    @property
+    def is_superblocks(self) -> bool:
+        """Whether it has whole blocks of Q4_K, whose scales and minima are finite in float16."""
+        from model.checkpoint.gguf.blocks import largest_factor
+
+        if self.kind != "Q4_K" or self.skip or self.data.shape[1] * 16 != self.shape[1] * 9:
+            return False
+        return largest_factor(self.data) * 63 <= torch.finfo(torch.float16).max
+
     def blocks(self) -> BlockMatrix:
         """The matrix in blocks of 32, see `gguf.blocks`. Raises ValueError for a scale that is not finite."""
         from model.checkpoint.gguf.blocks import groups

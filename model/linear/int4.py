@@ -1,6 +1,7 @@
 """Weights in groups of 32 with a scale and maybe a minimum, int8 activations with a scale for each row and group.
 
-Blocks of a quantized file that fit into such groups, of 4 or 8 bits, run as they are (see checkpoint/gguf/blocks.py).
+Blocks of a quantized file that fit into such groups, of 4 or 8 bits, run as they are (see checkpoint/gguf/blocks.py),
+and so does Q4_K where it has all parts of a projection.
 All other matrices of that file are quantized to 8 bits. A checkpoint of floats is quantized to 4 bits with minima. All
 parts of one projection get the narrowest layout that holds every part exactly.
 
@@ -17,6 +18,7 @@ from model.checkpoint.gguf.blocks import inverse, quantize8
 from model.checkpoint.matrices import (
     BlockMatrix,
     Blocks,
+    EncodedMatrix,
     Matrix,
     common_form,
     in_form,
@@ -60,11 +62,23 @@ class Int4Linear(Compiled):
 
 def _packed(kernels: Kernels, parts: Sequence[Blocks]) -> PackedWeights:
     """These as one matrix, one above the other, in memory for the kernels."""
+    if all(isinstance(piece, EncodedMatrix) and piece.is_superblocks for piece in parts):
+        return _superblocks(kernels, parts)  # type: ignore[arg-type]
     n_bytes, with_minima = form = common_form(parts)
     weights = packed.blocks(sum(map(len, parts)), parts[0].shape[1], n_bytes, with_minima=with_minima)
     first = 0
     for piece in in_form(parts, form):
         kernels.pack(weights, first, piece.quants, piece.scales, piece.mins)
+        first += len(piece)
+    return weights
+
+
+def _superblocks(kernels: Kernels, parts: Sequence[EncodedMatrix]) -> PackedWeights:
+    """Matrices of Q4_K in the bits of the file. Products have the bits of `EncodedMatrix.blocks`."""
+    weights = packed.superblocks(sum(map(len, parts)), parts[0].shape[1])
+    first = 0
+    for piece in parts:
+        kernels.pack_superblocks(weights, first, piece.data)
         first += len(piece)
     return weights
 

@@ -99,6 +99,12 @@ _DECODERS: Mapping[str, Callable[[Tensor], BlockMatrix]] = {
 }
 
 
+def largest_factor(rows: Tensor) -> float:
+    """The greatest magnitude of the float16 factors of Q4_K [n, bytes of a row]; NaN if one is."""
+    factors = rows.unflatten(1, (-1, 144))[..., :4].contiguous().view(torch.float16).float()
+    return float(factors.abs().max())
+
+
 def _halves(blocks: Tensor, at: int) -> Tensor:
     """The float16 at this byte of every block."""
     return blocks[..., at : at + 2].contiguous().view(torch.float16)[..., 0]

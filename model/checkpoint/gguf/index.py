@@ -19,16 +19,20 @@ FLOATS: Mapping[str, str] = {"F32": "float32", "F16": "float16", "BF16": "bfloat
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """How a kind of blocks is stored for the kernels: bits of a weight in groups of 32 with a scale, and a minimum."""
+    """How a kind of blocks is stored for the kernels: bits of a weight in groups of 32 with a scale, and a minimum.
+
+    `own_bits` are those of a weight with its share of the tables, if a projection of this kind alone keeps the file's.
+    """
 
     value_bits: int
     has_minima: bool = False
+    own_bits: float | None = None
 
 
 STORED: Mapping[str, Stored] = {
     "Q4_0": Stored(4),
     "Q4_1": Stored(4, has_minima=True),
-    "Q4_K": Stored(4, has_minima=True),
+    "Q4_K": Stored(4, has_minima=True, own_bits=4.5),
     "Q5_0": Stored(8),
     "Q5_1": Stored(8, has_minima=True),
     "Q5_K": Stored(8, has_minima=True),
@@ -113,6 +117,8 @@ def _projection(name: str) -> str:
 
 def _bits(parts: Iterable[Entry]) -> float:
     stored = [STORED.get(entry.kind, OTHERS) for entry in parts]
+    if len(set(stored)) == 1 and stored[0].own_bits is not None:
+        return stored[0].own_bits
     tables = 32 if any(kind.has_minima for kind in stored) else 16
     return max(kind.value_bits for kind in stored) + tables / BLOCK_GROUP
 

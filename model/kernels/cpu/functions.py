@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.kernels.cpu.low_rank import PackedRows
-from model.kernels.cpu.packed import PackedExperts, PackedWeights
+from model.kernels.cpu.packed import SUPERBLOCK, SUPERBLOCK_BYTES, PackedExperts, PackedWeights
 from model.kernels.cpu.records import FLOAT_KINDS, SAMPLING, AttentionCall, Grid, Layer, NetworkRecord, StepRecord
 from model.kernels.groups import BLOCK_GROUP
 
@@ -35,6 +35,7 @@ ARGUMENTS = {
     ),
     "quantize": (_pointer, _integer, _pointer, _integer, _integer),
     "pack": (_pointer, _integer, _integer, _pointer, _integer, _pointer, _pointer),
+    "pack_superblocks": (_pointer, _integer, _integer, _pointer, _integer),
     "experts": (_pointer, _pointer, _integer, _pointer, ctypes.c_float, _pointer, _pointer),
     "experts_scratch": (_pointer, _integer),
     "step": (_pointer, _pointer, _pointer, _integer),
@@ -64,6 +65,7 @@ class Kernels:
     _adapt: Any
     _quantize: Any
     _pack: Any
+    _pack_superblocks: Any
     _experts: Any
     _experts_scratch: Any
     _step: Any
@@ -102,6 +104,16 @@ class Kernels:
         parts = [None if part is None else ctypes.byref(Grid.of(part)) for part in (quants, scales, mins)]
         with self._lock:
             self._pack(ctypes.byref(weights.record), first, n, parts[0], n_bytes, parts[1], parts[2])
+
+    def pack_superblocks(self, weights: PackedWeights, first: int, rows: Tensor) -> None:
+        """Store rows uint8 [n, n_in/256 * 144], blocks of Q4_K, as outputs first.. of `weights`.
+
+        Their factors times 63 must be finite in float16.
+        """
+        n, n_bytes = rows.shape
+        _check_rows(weights, first, n, n_bytes // SUPERBLOCK_BYTES * SUPERBLOCK)
+        with self._lock:
+            self._pack_superblocks(ctypes.byref(weights.record), first, n, rows.data_ptr(), rows.stride(0))
 
     def linear(
         self,

@@ -14,9 +14,11 @@ from model.kernels.groups import BLOCK_GROUP, INT8_GROUP
 
 OUTPUTS = 16
 """Outputs that are stored together."""
-FORMATS = ("int8", "q8", "q8_min", "q4", "q4_min", "bfloat16")
+FORMATS = ("int8", "q8", "q8_min", "q4", "q4_min", "bfloat16", "q4_k")
 """Names of the layouts, in the order of `WeightsRecord.format`."""
-_INT8, _Q8, _Q8_MIN, _Q4, _Q4_MIN, _BFLOAT16 = range(len(FORMATS))
+SUPERBLOCK, SUPERBLOCK_BYTES = 256, 144
+"""Channels and bytes of a block of Q4_K."""
+_INT8, _Q8, _Q8_MIN, _Q4, _Q4_MIN, _BFLOAT16, _Q4_K = range(len(FORMATS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,4 +131,13 @@ def blocks(n_out: int, n_in: int, n_bytes: int, *, with_minima: bool) -> PackedW
     packed[-1] = 0
     kinds = (_Q8, _Q8_MIN) if n_bytes == BLOCK_GROUP else (_Q4, _Q4_MIN)
     record = WeightsRecord(packed.data_ptr(), None, n_out, n_in, kinds[with_minima])
+    return PackedWeights(n_out, n_in, BLOCK_GROUP, packed, None, record)
+
+
+def superblocks(n_out: int, n_in: int) -> PackedWeights:
+    """Memory for blocks of 256 channels of Q4_K: 144 bytes each, as in a GGUF file."""
+    shape = (padded(n_out, OUTPUTS) // OUTPUTS, n_in // SUPERBLOCK, SUPERBLOCK_BYTES * OUTPUTS)
+    packed = torch.empty(shape, dtype=torch.uint8)
+    packed[-1] = 0
+    record = WeightsRecord(packed.data_ptr(), None, n_out, n_in, _Q4_K)
     return PackedWeights(n_out, n_in, BLOCK_GROUP, packed, None, record)

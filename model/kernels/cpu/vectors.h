@@ -71,6 +71,21 @@ INLINE vf load_half(const void *p) {
     return (vf)((vi)magnitude | (endless & splat_int(0x7F800000)) | (bits & splat_int(0x8000)) << 16);
 #endif
 }
+/* Finite values rounded to float16: nearest, ties to even. */
+INLINE vf as_half(vf x) {
+#if defined(__AVX512VNNI__)
+    return (vf)_mm512_cvtph_ps(_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif defined(__AVX2__)
+    return (vf)_mm256_cvtph_ps(_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
+#else
+    vu bits = (vu)x, sign = bits & 0x80000000u, size = bits & 0x7FFFFFFFu;
+    vu normal = (size + 0xFFFu + (size >> 13 & 1u)) & ~0x1FFFu;
+    vu small = (vu)((vf)size + splat(0.75f)) - (vu)splat(0.75f); /* in units of 2^-24, as those of 0.75 are */
+    vu tiny = (vu)(size < (vu)splat(0x1p-14f));
+    vf value = __builtin_convertvector((vi)small, vf) * splat(0x1p-24f);
+    return (vf)(sign | (tiny & (vu)value) | (~tiny & normal));
+#endif
+}
 INLINE vf choose(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
 INLINE vf larger(vf a, vf b) { /* b if either is NaN */
 #if defined(__AVX512VNNI__)

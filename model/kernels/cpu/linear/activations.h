@@ -30,7 +30,7 @@ INLINE vf channel(const call *c, const float *x, int i, float factor) {
 }
 
 /* The difference between a packed weight and the signed one. */
-INLINE int32_t excess(int64_t format) { return format == Q4 ? 8 : format == Q4_MIN ? 0 : OFFSET; }
+INLINE int32_t excess(int64_t format) { return format == Q4 ? 8 : format == Q4_MIN || format == Q4_K ? 0 : OFFSET; }
 
 /* Converts a group x, whose number among those of all rows is `at`. */
 INLINE void quantize_group(const call *c, const int GROUP, const float *x, int64_t at) {

@@ -6,6 +6,9 @@
  *   Q4      group 32: [4 quads][16 outputs][4] bytes, quad i in the low halves and i + 4 in the high ones, each w + 8;
  *           then 16 scales
  *   Q8_MIN, Q4_MIN    the same, then 16 minima; here a 4-bit weight is 0..15
+ *   Q4_K    256 channels, 8 groups of 32: the quads of each as in Q4_MIN; then [3][16] words of 32 bits, which hold 8 scales
+ *           and 8 minima of an output, 6 bits each: word i has numbers 5 i to 5 i + 4 and two bits of the last one; then
+ *           [2][16] factors in float16. A factor times a scale, and one times a minimum, is rounded to float16.
  *   BF16    group 64: [32 pairs][16 outputs][2] in bfloat16
  * An INT8 record of 1024 bytes is also a B tile of AMX. Sums within a group are exact integers. Groups are added in
  * float, in order, by the same operations for any number of rows: a row's result depends on that row alone.
@@ -38,7 +41,7 @@ INLINE int slabs(const call *c, const int FORMAT, int first, int last, int top, 
     case F: return slabs(c, F, first, last, top, end);
 static int all_slabs(const call *c, int first, int last, int top, int end) {
     switch (c->w->format) {
-        SLABS(INT8) SLABS(Q8) SLABS(Q8_MIN) SLABS(Q4) SLABS(Q4_MIN)
+        SLABS(INT8) SLABS(Q8) SLABS(Q8_MIN) SLABS(Q4) SLABS(Q4_MIN) SLABS(Q4_K)
     }
     return top; /* BF16 has no slabs */
 }

@@ -3,7 +3,8 @@
 #include "vectors.h"
 
 /* Layouts of weights, see linear.c. In Q layouts a group of 32 channels has a scale (and a minimum) for each output. */
-enum { INT8, Q8, Q8_MIN, Q4, Q4_MIN, BF16 };
+enum { INT8, Q8, Q8_MIN, Q4, Q4_MIN, BF16, Q4_K };
+enum { IN_SUPERBLOCK = 8, SUPERBLOCK = 2304 }; /* groups and bytes of a record of Q4_K */
 enum { PLAIN, NORMED, GATED };
 
 /* A product's tiles are chosen by its number of rows: 1, 2 to 16, 17 to 127, 128 and more (`row_classes`). */

@@ -147,6 +147,63 @@ static void pack_outputs(void *context, int task, int thread) {
     }
 }
 
+typedef struct {
+    const uint8_t *rows;
+    const weights *w;
+    int64_t stride, n, first;
+} superblocks;
+
+/* Field i of 16: see `six_bits` in tiles.h. */
+INLINE void put_six_bits(uint32_t *words, int i, uint32_t value) {
+    if (i < 15) words[i / 5] |= value << i % 5 * 6;
+    for (int k = 0; i == 15 && k < 3; k++) words[k] |= value >> 2 * k << 30;
+}
+
+/* Stores a block of 144 bytes of one output: see _q4_k and _scales_and_minima in gguf/blocks.py. */
+static void pack_superblock(const uint8_t *from, uint8_t *to, int64_t within) {
+    enum { LOW = 0x0F0F0F0F };
+    const uint8_t *six = from + 4;
+    uint32_t words[3] = {0};
+    for (int i = 0; i < 16; i++) { /* quad i % 4 of groups i / 4 * 2 and i / 4 * 2 + 1 */
+        uint32_t a, b, pair[2];
+        memcpy(&a, from + 16 + i / 4 * 32 + i % 4 * 4, 4);
+        memcpy(&b, from + 32 + i / 4 * 32 + i % 4 * 4, 4);
+        pair[0] = (a & LOW) | (b & LOW) << 4;
+        pair[1] = (a >> 4 & LOW) | (b & ~(uint32_t)LOW);
+        for (int k = 0; k < 2; k++) memcpy(to + (i / 4 * 2 + k) * 256 + i % 4 * 64 + within * 4, pair + k, 4);
+    }
+    for (int g = 0; g < IN_SUPERBLOCK; g++) {
+        uint32_t s = g < 4 ? six[g] & 63u : (six[g + 4] & 15u) | (six[g - 4] >> 6) << 4;
+        uint32_t m = g < 4 ? six[g + 4] & 63u : six[g + 4] >> 4 | (six[g] >> 6) << 4;
+        put_six_bits(words, g, s);
+        put_six_bits(words, IN_SUPERBLOCK + g, m);
+    }
+    uint16_t factors[2];
+    memcpy(factors, from, 4);
+    factors[1] ^= 0x8000; /* a minimum of Q4_K is subtracted */
+    to += IN_SUPERBLOCK * 256;
+    for (int k = 0; k < 3; k++) memcpy(to + k * 64 + within * 4, words + k, 4);
+    for (int k = 0; k < 2; k++) memcpy(to + 192 + k * 32 + within * 2, factors + k, 2);
+}
+
+static void pack_rows(void *context, int task, int thread) {
+    const superblocks *c = context;
+    const int64_t n_blocks = c->w->n_in / GROUP / IN_SUPERBLOCK, block = c->first / OUTPUTS + task;
+    (void)thread;
+    for (int64_t n = block * OUTPUTS; n < (block + 1) * OUTPUTS; n++) {
+        if (n < c->first || n >= c->first + c->n) continue;
+        const uint8_t *from = c->rows + (n - c->first) * c->stride;
+        uint8_t *to = (uint8_t *)c->w->packed + block * n_blocks * SUPERBLOCK;
+        for (int64_t b = 0; b < n_blocks; b++) pack_superblock(from + b * 144, to + b * SUPERBLOCK, n % OUTPUTS);
+    }
+}
+
+/* Outputs first..first+n-1 of Q4_K weights from rows of a GGUF file, `stride` bytes apart. */
+void EXPORT(pack_superblocks)(const weights *w, int64_t first, int64_t n, const uint8_t *rows, int64_t stride) {
+    superblocks c = {rows, w, stride, n, first};
+    noria_parallel(pack_rows, &c, (int)((first + n - 1) / OUTPUTS - first / OUTPUTS + 1));
+}
+
 /* Outputs first..first+n-1 of weights in blocks: n_bytes of a group's weights, float16 scales and minima (or 0). */
 void EXPORT(pack)(const weights *w, int64_t first, int64_t n, const grid *quants, int64_t n_bytes, const grid *scales,
                   const grid *mins) {

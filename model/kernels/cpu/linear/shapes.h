@@ -29,12 +29,13 @@
 struct shape {
     const char *name;
     int rows, blocks;
-    void (*compute)(const call *c, int row, int block, const uint8_t *soon, int n_soon);
+    void (*compute)(const call *c, int row, int block, const uint8_t *soon, int n_soon, const float *decoded);
 };
 
 #define TILE(F, R, C) \
-    static __attribute__((noinline)) void tile_##F##_##R##x##C(const call *c, int row, int block, const uint8_t *soon, int n_soon) { \
-        tile(c, F, R, C, row, block, soon, n_soon); \
+    static __attribute__((noinline)) void tile_##F##_##R##x##C(const call *c, int row, int block, const uint8_t *soon, int n_soon, \
+                                                                const float *decoded) { \
+        tile(c, F, R, C, row, block, soon, n_soon, decoded); \
     }
 #define ENTRY(F, R, C) {#R "x" #C, R, C, tile_##F##_##R##x##C},
 #define COMPILED(F, LIST, ...) \
@@ -47,7 +48,8 @@ COMPILED(Q8_MIN, QUAD_SHAPES, DEFAULTS)
 COMPILED(Q4, QUAD_SHAPES, DEFAULTS)
 COMPILED(Q4_MIN, QUAD_SHAPES, DEFAULTS)
 COMPILED(BF16, PAIR_SHAPES, BF16_DEFAULTS)
-#define EACH(name) {name##_INT8, name##_Q8, name##_Q8_MIN, name##_Q4, name##_Q4_MIN, name##_BF16}
+COMPILED(Q4_K, QUAD_SHAPES, DEFAULTS)
+#define EACH(name) {name##_INT8, name##_Q8, name##_Q8_MIN, name##_Q4, name##_Q4_MIN, name##_BF16, name##_Q4_K}
 static const shape *const shapes[] = EACH(shapes);
 static const char *const *const defaults[] = EACH(defaults);
 
@@ -91,21 +93,35 @@ INLINE void ask_for_results(const call *c, const shape *s, int row, int block) {
         for (int b = 0; b < s->blocks; b++) __builtin_prefetch(y + b * BLOCK, 1, 3);
 }
 
-/* Computes rows top..end-1 of blocks first..last-1. It reads weights from memory once, and rows from the cache. While
- * the tiles of some blocks are computed, they prefetch as many blocks after these, each tile its part. */
-static void columns(const call *c, int first, int last, int top, int end) {
+/* Computes rows top..end-1 of the blocks of a shape. While its tiles are computed, they prefetch as many blocks after these,
+ * each tile its part. */
+static void column(const call *c, const shape *s, int block, int top, int end, const float *decoded) {
     const int64_t bytes = (int64_t)c->n_groups * RECORD(c->w->format);
-    const shape *s = c->shape;
     const int far = c->n_rows * c->w->n_out * 4 > FAR_BYTES;
+    const shape *now = s;
+    const uint8_t *soon = c->w->packed + (block + s->blocks) * bytes, *stop = soon + s->blocks * bytes;
+    int n_tiles = (end - top + s->rows - 1) / s->rows, steps = STEPS(c->w->format), n_soon = (steps + n_tiles - 1) / n_tiles;
+    for (int row = top; row < end; row += now->rows, soon += n_soon * s->blocks * bytes / steps) {
+        while (now->rows > end - row) now--;
+        if (far) ask_for_results(c, now, row, block);
+        now->compute(c, row, block, soon, soon < stop ? n_soon : 0, decoded);
+    }
+}
+
+/* `column` for several rows and weights in Q4_K, whose scales and minima it decodes once. */
+static __attribute__((noinline)) void decoded_column(const call *c, const shape *s, int block, int top, int end) {
+    const int64_t bytes = (int64_t)c->n_groups * RECORD(Q4_K), n = (int64_t)c->n_groups * 2 * BLOCK;
+    float decoded[s->blocks * n] __attribute__((aligned(64)));
+    for (int b = 0; b < s->blocks; b++) decode_block(c->w->packed + (block + b) * bytes, c->n_groups, decoded + b * n);
+    column(c, s, block, top, end, decoded);
+}
+
+/* Computes rows top..end-1 of blocks first..last-1. It reads weights from memory once, and rows from the cache. */
+static void columns(const call *c, int first, int last, int top, int end) {
+    const shape *s = c->shape;
     for (int block = first; top < end && block < last; block += s->blocks) {
         s = narrower(s, last - block);
-        const shape *now = s;
-        const uint8_t *soon = c->w->packed + (block + s->blocks) * bytes, *stop = soon + s->blocks * bytes;
-        int n_tiles = (end - top + s->rows - 1) / s->rows, steps = STEPS(c->w->format), n_soon = (steps + n_tiles - 1) / n_tiles;
-        for (int row = top; row < end; row += now->rows, soon += n_soon * s->blocks * bytes / steps) {
-            while (now->rows > end - row) now--;
-            if (far) ask_for_results(c, now, row, block);
-            now->compute(c, row, block, soon, soon < stop ? n_soon : 0);
-        }
+        if (c->w->format == Q4_K && end - top > 1) decoded_column(c, s, block, top, end);
+        else column(c, s, block, top, end, 0);
     }
 }

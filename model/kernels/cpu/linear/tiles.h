@@ -13,11 +13,14 @@ enum { REGISTERS = 12 };
 #endif
 enum { MOST_ROWS = 8, MOST_BLOCKS = 4 }; /* of a tile */
 
-#define IS_NIBBLES(format) (format == Q4 || format == Q4_MIN)
-#define HAS_MINIMA(format) (format == Q8_MIN || format == Q4_MIN)
+#define IS_NIBBLES(format) (format == Q4 || format == Q4_MIN || format == Q4_K)
+#define HAS_MINIMA(format) (format == Q8_MIN || format == Q4_MIN || format == Q4_K)
 #define QUADS(format) (format == INT8 || format == BF16 ? 16 : 8)
 #define RECORD(format) \
-    (format == INT8 ? 1024 : format == BF16 ? 2048 : (IS_NIBBLES(format) ? 256 : 512) + (HAS_MINIMA(format) ? 4 : 2) * BLOCK)
+    (format == INT8 ? 1024 : format == BF16 ? 2048 : format == Q4_K ? SUPERBLOCK / IN_SUPERBLOCK \
+     : (IS_NIBBLES(format) ? 256 : 512) + (HAS_MINIMA(format) ? 4 : 2) * BLOCK)
+/* Bytes from group g to the next: a superblock of Q4_K has the weights of its groups, then their tables. */
+#define AFTER(format, g) (format == Q4_K ? (g % IN_SUPERBLOCK < IN_SUPERBLOCK - 1 ? 256 : SUPERBLOCK - 7 * 256) : RECORD(format))
 
 /* Steps of a group in `tile`, and the bytes of a block that one step reads. */
 #define STEPS(format) (IS_NIBBLES(format) ? 4 : format == BF16 ? 32 : QUADS(format))
@@ -76,6 +79,43 @@ INLINE vf add_group(const int FORMAT, vf total, vi sums, vf weight_scale, vf min
     return HAS_MINIMA(FORMAT) ? fused(minimum, splat(row_sum), total) : total;
 }
 
+/* Field `i` of 16, six bits each, of the tables of Q4_K, for LANES outputs: 5 in a word, and the last in what is left. */
+INLINE vf six_bits(const uint8_t *tables, int i) {
+    if (i < 15) return __builtin_convertvector((vi)((vu)load_int(tables + i / 5 * 64) >> i % 5 * 6) & splat_int(63), vf);
+    vu left[3];
+    UNROLL for (int k = 0; k < 3; k++) left[k] = (vu)load_int(tables + k * 64) >> 30 << 2 * k;
+    return __builtin_convertvector((vi)(left[0] | left[1] | left[2]), vf);
+}
+
+/* Scales and minima of group g of a superblock of Q4_K, for LANES outputs from `lane` of its `tables`. */
+INLINE void decode_tables(const uint8_t *tables, int g, int lane, vf *scale, vf *minimum) {
+    *scale = as_half(load_half(tables + 192 + lane * 2) * six_bits(tables + lane * 4, g));
+    *minimum = as_half(load_half(tables + 224 + lane * 2) * six_bits(tables + lane * 4, IN_SUPERBLOCK + g));
+}
+
+/* The scales of all groups of a block of Q4_K, then their minima: to [n_groups][2][BLOCK]. */
+static __attribute__((noinline)) void decode_block(const uint8_t *record, int n_groups, float *to) {
+    for (record += IN_SUPERBLOCK * 256; n_groups > 0; n_groups -= IN_SUPERBLOCK, record += SUPERBLOCK)
+        UNROLL for (int g = 0; g < IN_SUPERBLOCK; g++, to += 2 * BLOCK)
+            UNROLL for (int lane = 0; lane < BLOCK; lane += LANES) {
+                vf scale, minimum;
+                decode_tables(record, g, lane, &scale, &minimum);
+                store(to + lane, scale);
+                store(to + BLOCK + lane, minimum);
+            }
+}
+
+/* Scales and minima of group g for LANES outputs from `lane`. `record` has the weights of the group. */
+INLINE void load_tables(const int FORMAT, const uint8_t *record, int g, int lane, vf *scale, vf *minimum) {
+    if (FORMAT == Q4_K) {
+        decode_tables(record + (IN_SUPERBLOCK - g % IN_SUPERBLOCK) * 256, g % IN_SUPERBLOCK, lane, scale, minimum);
+        return;
+    }
+    const uint8_t *tables = record + (IS_NIBBLES(FORMAT) ? 256 : 512) + lane * 2;
+    *scale = FORMAT == INT8 ? splat(0) : load_half(tables);
+    *minimum = HAS_MINIMA(FORMAT) ? load_half(tables + 2 * BLOCK) : splat(0);
+}
+
 /* `tile` for BF16. */
 INLINE void tile_pairs(const call *c, const int R, const int C, int row, int block, const uint8_t *soon, int n_soon) {
     const int V = C * VECTORS, PAIRS = c->n_groups * 32, WORDS = PAIRED ? 1 : 2;
@@ -98,8 +138,10 @@ INLINE void tile_pairs(const call *c, const int R, const int C, int row, int blo
 }
 
 /* Multiplies R rows by C blocks of 16 outputs. FORMAT, R and C are constants after inlining. In the
- * first `n_soon` steps of each group it prefetches what follows `soon`: memory is fastest when read in one stream. */
-INLINE void tile(const call *c, const int FORMAT, const int R, const int C, int row, int block, const uint8_t *soon, int n_soon) {
+ * first `n_soon` steps of each group it prefetches what follows `soon`: memory is fastest when read in one stream. For
+ * several rows `decoded` has the scales and minima of Q4_K. */
+INLINE void tile(const call *c, const int FORMAT, const int R, const int C, int row, int block, const uint8_t *soon, int n_soon,
+                 const float *decoded) {
     if (FORMAT == BF16) {
         tile_pairs(c, R, C, row, block, soon, n_soon);
         return;
@@ -112,7 +154,7 @@ INLINE void tile(const call *c, const int FORMAT, const int R, const int C, int 
     const int32_t *zero = c->zero + first;
     vf totals[MOST_ROWS][MOST_BLOCKS * VECTORS];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) totals[r][v] = splat(0);
-    for (int g = 0; g < G; g++, record += RECORD(FORMAT), x += CHANNELS) {
+    for (int g = 0; g < G; record += AFTER(FORMAT, g), g++, x += CHANNELS) {
         vi acc[MOST_ROWS][MOST_BLOCKS * VECTORS];
         quads part[MOST_BLOCKS * VECTORS], high[MOST_BLOCKS * VECTORS];
 #define AT(v) (record + (v) / VECTORS * next + (v) % VECTORS * WIDTH)
@@ -131,9 +173,13 @@ INLINE void tile(const call *c, const int FORMAT, const int R, const int C, int 
             if (IS_NIBBLES(FORMAT)) add_quad(FORMAT, R, V, acc, high, x, stride, q + 4);
         }
         UNROLL for (int v = 0; v < V; v++) {
-            const uint8_t *after = record + v / VECTORS * next + (IS_NIBBLES(FORMAT) ? 256 : 512) + v % VECTORS * LANES * 2;
-            vf weight_scale = FORMAT == INT8 ? splat(0) : load_half(after);
-            vf minimum = HAS_MINIMA(FORMAT) ? load_half(after + 2 * BLOCK) : splat(0);
+            vf weight_scale, minimum;
+            if (FORMAT == Q4_K && R > 1) {
+                const float *from = decoded + (v / VECTORS * G + g) * 2 * BLOCK + v % VECTORS * LANES;
+                weight_scale = load(from), minimum = load(from + BLOCK);
+            } else {
+                load_tables(FORMAT, record + v / VECTORS * next, g, v % VECTORS * LANES, &weight_scale, &minimum);
+            }
             UNROLL for (int r = 0; r < R; r++)
                 totals[r][v] = add_group(FORMAT, totals[r][v], acc[r][v], weight_scale, minimum, scale[r * G + g], total[r * G + g]);
         }
@@ -150,16 +196,15 @@ INLINE void slab(const call *c, const int FORMAT, int row, int block) {
     const uint8_t *record = c->w->packed + (int64_t)block * G * RECORD(FORMAT);
     vf totals[TILE_ROWS];
     UNROLL for (int r = 0; r < TILE_ROWS; r++) totals[r] = splat(0);
-    for (int g = 0; g < G; g++, record += RECORD(FORMAT)) {
+    for (int g = 0; g < G; record += AFTER(FORMAT, g), g++) {
         int32_t sums[TILE_ROWS][16] __attribute__((aligned(64)));
         quads wide[8];
         if (IS_NIBBLES(FORMAT))
             for (int q = 0; q < 4; q++) load_nibbles(record + q * 64, wide + q, wide + q + 4);
         const uint8_t *w = IS_NIBBLES(FORMAT) ? (const uint8_t *)wide : record;
         multiply_tiles(c->q + first * CHANNELS + g * CHANNELS, stride, w, CHANNELS, sums);
-        const uint8_t *after = record + (IS_NIBBLES(FORMAT) ? 256 : 512);
-        vf weight_scale = FORMAT == INT8 ? splat(0) : load_half(after);
-        vf minimum = HAS_MINIMA(FORMAT) ? load_half(after + 2 * BLOCK) : splat(0);
+        vf weight_scale, minimum;
+        load_tables(FORMAT, record, g, 0, &weight_scale, &minimum);
         UNROLL for (int r = 0; r < TILE_ROWS; r++) {
             int64_t at = first + r * G + g;
             vi exact = load_int(sums[r]) + splat_int(c->zero[at]);

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from model.kernels.cpu.functions import Kernels
-from model.kernels.cpu.packed import FORMATS, PackedWeights, bfloat16
+from model.kernels.cpu.packed import FORMATS, PackedWeights, bfloat16, superblocks
 from model.kernels.cpu.records import ROW_CLASSES
 from model.kernels.cpu.tuning import trials, tuner
 from model.kernels.cpu.tuning.contest import Contest
@@ -18,7 +18,7 @@ from tests.model import records
 from tests.model.records import KINDS
 
 N_ROWS = (1, 2, 9, 16, 17, 35, 131)
-N_OUT, N_IN = 7 * 16 + 5, 192
+N_OUT, N_IN = 7 * 16 + 5, 256
 
 
 def signed(n_out: int) -> Tensor:
@@ -51,7 +51,19 @@ def in_blocks(kind: str) -> Callable[[Kernels, Tensor], PackedWeights]:
     return pack
 
 
-PACK = {"int8": int8, "bfloat16": floats} | {kind: in_blocks(kind) for kind in KINDS}
+def in_superblocks(kernels: Kernels, matrix: Tensor) -> PackedWeights:
+    """Blocks of Q4_K: factors 1 and 8, all scales and minima 1, then weights 0..15."""
+    packed = superblocks(*matrix.shape)
+    rows = torch.ones(len(matrix), N_IN // 256, 144, dtype=torch.uint8)
+    rows[..., :4] = torch.tensor([1, 8], dtype=torch.float16).view(torch.uint8)
+    rows[..., 12:16] = 17
+    q = (matrix + 8).view(len(matrix), -1, 4, 2, 32).to(torch.uint8)
+    rows[..., 16:] = (q[..., 0, :] | q[..., 1, :] << 4).flatten(2)
+    kernels.pack_superblocks(packed, 0, rows.flatten(1))
+    return packed
+
+
+PACK = {"int8": int8, "bfloat16": floats, "q4_k": in_superblocks} | {kind: in_blocks(kind) for kind in KINDS}
 
 
 @pytest.mark.parametrize("name", FORMATS)

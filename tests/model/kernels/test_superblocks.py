@@ -1,0 +1,95 @@
+"""Blocks of Q4_K in the bits of the file, every variant of the kernels, against the same in groups of 32."""
+
+from collections.abc import Sequence
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf.quants import dequantize
+from torch import Tensor
+
+from model.checkpoint.gguf.index import Entry, Index
+from model.checkpoint.matrices import EncodedMatrix
+from model.kernels.cpu import packed
+from model.kernels.cpu.functions import Kernels
+from model.kernels.cpu.packed import PackedWeights
+from model.linear.int4 import Int4Linear
+from tests.model import records
+
+
+def random_rows(n_out: int, n_blocks: int, factors: Sequence[float]) -> Tensor:
+    """Rows of a file [n_out, n_blocks * 144]: any bytes, and factors of these sizes."""
+    rows = torch.randint(0, 256, (n_out, n_blocks, 144), dtype=torch.uint8)
+    sizes = torch.tensor(factors)[torch.randint(len(factors), (n_out, n_blocks, 2))]
+    rows[..., :4] = (sizes * (0.5 + torch.rand(sizes.shape))).half().view(torch.uint8)
+    return rows.flatten(1)
+
+
+def of(rows: Tensor) -> EncodedMatrix:
+    return EncodedMatrix(rows, "Q4_K", (len(rows), rows.shape[1] // 144 * 256))
+
+
+def packed_rows(kernels: Kernels, rows: Tensor, cuts: Sequence[int] = ()) -> PackedWeights:
+    made = packed.superblocks(*of(rows).shape)
+    for first, stop in zip((0, *cuts), (*cuts, len(rows)), strict=True):
+        kernels.pack_superblocks(made, first, rows[first:stop])
+    return made
+
+
+@pytest.mark.parametrize("factors", [[3e-4, 0.0, -2e-4], [1e-6, 6e-8, 1e-7], [600.0, 1e-5]], ids=str)
+@pytest.mark.parametrize(("n_out", "n_blocks", "cuts"), [(16, 1, ()), (50, 3, (7, 32)), (208, 2, (16,))])
+def test_products_have_the_bits_of_groups(
+    kernels: Kernels, factors: list[float], n_out: int, n_blocks: int, cuts: tuple[int, ...]
+) -> None:
+    """Factors below the normal range of float16 too: PyTorch rounds their products with scales."""
+    rows = random_rows(n_out, n_blocks, factors)
+    groups = of(rows).blocks()
+    expected = records.packed(kernels, groups.quants, groups.scales, groups.mins)
+    x = torch.randn(33, n_blocks * 256)
+    made = packed_rows(kernels, rows, cuts)
+    assert made.packed.nbytes == -(-n_out // 16) * 16 * n_blocks * 144
+    for n_rows in (1, 2, 7, 33):
+        assert torch.equal(kernels.linear(made, x[:n_rows]), kernels.linear(expected, x[:n_rows]))
+
+
+def test_blocks_are_what_the_decoder_says(kernels: Kernels) -> None:
+    """Rows of the identity are exact as bytes. Scales and minima are rounded by at most 2^-11 of their size."""
+    rows = random_rows(48, 1, [2e-4])
+    found = kernels.linear(packed_rows(kernels, rows), torch.eye(256) * 127).T / 127
+    expected = dequantize(rows.numpy(), gguf.GGMLQuantizationType.Q4_K)
+    np.testing.assert_allclose(found.numpy(), expected, atol=2**-11 * (63 * 3e-4 * 15 + 63 * 3e-4))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "bits"), [(("Q4_K", "Q4_K", "Q4_K"), 4.5), (("Q4_K", "Q4_K", "Q6_K"), 9), (("Q4_K", "Q4_0", "Q4_K"), 5)]
+)
+def test_the_index_counts_their_bits(kinds: tuple[str, ...], bits: float) -> None:
+    entries = (
+        Entry(f"layers.0.attention.w{part}.weight", kind, (512, 512), 0, 0)
+        for part, kind in zip("qkv", kinds, strict=True)
+    )
+    assert Index((), tuple(entries)).block_bits == bits
+
+
+def test_a_part_is_that_of_the_product(kernels: Kernels) -> None:
+    made, x = packed_rows(kernels, random_rows(96, 2, [1e-3])), torch.randn(3, 512)
+    assert torch.equal(kernels.linear(made.part(2, 3), x), kernels.linear(made, x)[:, 32:80])
+
+
+def test_a_projection_keeps_the_bits_of_its_file_where_it_can() -> None:
+    """Beside another kind, and with factors that float16 may not hold, it gets groups of 32."""
+    fits, large = random_rows(32, 2, [1e-3]), random_rows(32, 2, [1e-3])
+    large[0, :4] = torch.tensor([3000.0, 0.0]).half().view(torch.uint8)
+    large[0, 4:8] = 1  # times scales up to 1 the factor is finite
+    large[0, 12:16] = 0
+    made = {name: Int4Linear(512, 64) for name in ("alone", "beside", "large")}
+    for name, second in (("alone", fits), ("beside", torch.randn(32, 512)), ("large", large)):
+        made[name].take(0, of(fits))
+        made[name].take(32, second if name == "beside" else of(second))
+    bits = {name: one.packed.packed.nbytes * 8 / (64 * 512) for name, one in made.items() if one.packed}
+    assert bits == {"alone": 4.5, "beside": 5, "large": 5}
+    damaged = random_rows(64, 2, [1e-3])
+    damaged[3, :2] = torch.tensor([float("inf")]).half().view(torch.uint8)
+    with pytest.raises(ValueError, match="not finite"):
+        Int4Linear(512, 64).take(0, of(damaged))
