@@ -133,7 +133,8 @@ def test_a_replica_killed_under_load_costs_only_the_streams_that_had_begun(tmp_p
     flags = ("--max-sequences", str(2 * len(REPLICAS)), "--served-model-name")
     with (
         serving(*flags, "first") as first,
-        serving(*flags, "second") as second,
+        serving(*flags, "second", paced=True) as second,
+        second.slow(),
         ExitStack() as stack,
         ThreadPoolExecutor() as pool,
     ):
