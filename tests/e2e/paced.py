@@ -8,7 +8,8 @@ that is several times as fast ends it early, and one that stands still for a mom
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +41,29 @@ def runner(*original: str) -> Callable[..., Any]:
     return paced
 
 
-def main() -> None:
+@contextmanager
+def slow(file: Path) -> Iterator[None]:
+    """Until the block ends no step takes less than `STEP_SECONDS`. `file` is the one that `PACE` names."""
+    file.touch()
+    try:
+        yield
+    finally:
+        file.unlink()
+
+
+def install() -> None:
+    """From now on the engines that this process starts are paced."""
     original = EngineProcess.__init__
 
     def init(self: EngineProcess, runner: str, *arguments: Any) -> None:
         original(self, HERE + runner, *arguments)
 
     EngineProcess.__init__ = init  # type: ignore[method-assign]
-    from service.__main__ import main
-
-    sys.argv[1:1] = ["serve"]
-    main()
 
 
 if __name__ == "__main__":
+    from service.__main__ import main
+
+    install()
+    sys.argv[1:1] = ["serve"]
     main()

@@ -8,14 +8,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
 import httpx
 import openai
 
-from tests.e2e.paced import PACE
+from tests.e2e.paced import PACE, slow
 from tests.waiting import PATIENCE, children, eventually
 
 MODEL = "smollm2-135m-instruct"
@@ -33,21 +33,16 @@ class LiveServer:
         self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
         self.killed = False
         self._log = log
-        self._pace = log.with_suffix(".pace")
+        self.pace = log.with_suffix(".pace")
 
     def kill(self) -> None:
         """End the process as no server can prevent it."""
         self.killed = True
         self.process.kill()
 
-    @contextmanager
-    def slow(self) -> Iterator[None]:
-        """Until the block ends no step of a server that is `paced` takes less than `paced.STEP_SECONDS`."""
-        self._pace.touch()
-        try:
-            yield
-        finally:
-            self._pace.unlink()
+    def slow(self) -> AbstractContextManager[None]:
+        """Until the block ends a server that is `paced` is slow."""
+        return slow(self.pace)
 
     @property
     def log(self) -> str:
