@@ -245,7 +245,7 @@ def connected_models(live: Live) -> int:
 
 def test_a_client_that_reads_slowly_gets_its_answer() -> None:
     """It needs several times the deadline for all, and takes something within each."""
-    chat = {"messages": USER, "n": 16, "max_tokens": 200, "logprobs": True, "top_logprobs": 20}
+    chat = {"messages": USER, "n": 16, "max_tokens": 240, "logprobs": True, "top_logprobs": 20}
     start = START.replace(b"/v1/completions", b"/v1/chat/completions")
     request = whole(b"Connection: close\r\n", json.dumps(chat).encode(), start)
     with running(limits=replace(SHORT, unread_seconds=0.5)) as live:
