@@ -17,7 +17,7 @@ from tests.e2e.server import MODEL, serving
 
 WINDOW = 128
 CHUNK = 256
-N_PROMPT = 1000
+N_PROMPT = 600
 
 
 NAMES = {

@@ -174,6 +174,7 @@ def cluster() -> Iterator[Cluster]:
         "RAY_AUTH_MODE": "disabled",
         "RAY_SERVE_SESSION_ID_HEADER_KEY": SESSION_HEADER,
         "RAY_METRICS_REPORT_INTERVAL_MS": "1000",
+        "PYTHONPATH": str(Path(__file__).parents[2]),  # of the workers, which need `tests` for their hook
     }
     port, metrics_port = free_port(), free_port()
     with tempfile.TemporaryDirectory(prefix="nr", dir="/tmp") as directory:
