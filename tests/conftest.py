@@ -5,10 +5,15 @@ import json
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+ABSENT = str(Path(__file__).parent / "absent")
+sys.path.insert(0, ABSENT)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [ABSENT, os.environ.get("PYTHONPATH")]))  # of child processes
 
 # Two workers share the cores: threads that wait for each other would spin while the other worker computes.
 os.environ["OMP_NUM_THREADS"] = "1"
