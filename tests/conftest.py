@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-ABSENT = str(Path(__file__).parent / "absent")
-sys.path.insert(0, ABSENT)
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [ABSENT, os.environ.get("PYTHONPATH")]))  # of child processes
-
 # Two workers share the cores: threads that wait for each other would spin while the other worker computes.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch  # it reads the variable above
+
+ABSENT = str(Path(__file__).parent / "absent")
+sys.path.insert(0, ABSENT)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [ABSENT, os.environ.get("PYTHONPATH")]))  # of child processes
 
 # Where a shell runs the tests in the background it has SIGINT ignored, and the programs they start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
