@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from tests.ray.cluster import Cluster, engines
-from tests.ray.conftest import LONGEST, PROMPTS
+from tests.ray.conftest import LONG, LONGEST, PROMPTS
 from tests.waiting import ended, eventually
 
 
@@ -30,7 +30,8 @@ def test_a_replica_that_is_scaled_away_finishes_its_streams(scaling: Cluster, al
     """Each of two replicas has streams, which together are too few for two."""
     before = [pid for replica in scaling.replicas for pid in (replica, *engines(replica))]
     with scaling.slow():
-        streams = [scaling.stream(PROMPTS[number % 2], LONGEST).begun() for number in range(4)]
+        # While slow they last for half a minute. What is left of them must fit into Ray's grace period.
+        streams = [scaling.stream(PROMPTS[number % 2], 3 * LONG).begun() for number in range(4)]
         running = scaling.metrics("noria_requests_running").values()
         assert min(running) > 0, "Ray sends a request to the less busy replica"
         eventually(lambda: "STOPPING" in scaling.states, "Ray stops a replica")
