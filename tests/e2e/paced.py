@@ -27,7 +27,7 @@ def runner(*original: str) -> Callable[..., Any]:
     file = Path(os.environ[PACE])
 
     def paced(progress: Callable[[str, float], None], **options: Any) -> Any:
-        made = create(progress, **options)
+        made: Any = create(progress, **options)
         launch = made.launch
 
         def launch_paced(batch: Any) -> Any:
@@ -58,7 +58,8 @@ def install() -> None:
     def init(self: EngineProcess, runner: str, *arguments: Any) -> None:
         original(self, HERE + runner, *arguments)
 
-    EngineProcess.__init__ = init  # type: ignore[method-assign]
+    engine: Any = EngineProcess
+    engine.__init__ = init
 
 
 if __name__ == "__main__":
