@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,10 @@ import pytest
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch  # it reads the variable above
+
+ABSENT = str(Path(__file__).parent / "absent")
+sys.path.insert(0, ABSENT)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [ABSENT, os.environ.get("PYTHONPATH")]))  # of child processes
 
 # Where a shell runs the tests in the background it has SIGINT ignored, and the programs they start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -3,7 +3,6 @@
 import os
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -35,6 +34,8 @@ FAULTY = 254
 """A sequence with this token ends with BROKEN_NUMBERS."""
 BROKEN_ADAPTER = "broken"
 """A file in the directory of an adapter that cannot be read."""
+HURRY = threading.Event()
+"""While it is set, a step of the model "slow" and the load of the model "large" take no time."""
 BROKEN, LOST = (f'{{"grammars": [{{"lark_grammar": "start: \\"{word}\\""}}]}}' for word in ("broken", "lost"))
 """Grammars that fail in the engine: by their own fault, and by a fault of the server."""
 
@@ -134,7 +135,7 @@ class FakeRunner:
     def step(self, batch: StepBatch) -> StepOutput:
         self.steps.append(batch)
         if self._step_seconds:
-            time.sleep(self._step_seconds)
+            HURRY.wait(self._step_seconds)
         assert len({item.sequence_id for item in batch.slices}) == len(batch.slices), "a sequence is twice in a step"
         for copy in batch.copies:
             content = self._content.get((copy.pool, copy.source), {})
@@ -314,12 +315,12 @@ def make_info(
 
 
 def create_fake(progress: Callable[[str, float], None], **options: object) -> FakeRunner:
-    """What an engine loads in tests. `model`: "fake", "parrot", "recite", "marks", "slow" (20 ms a step), "large",
-    "images" (with an encoder), "broken" or "crash"."""
+    """What an engine loads in tests. `model`: "fake", "parrot", "recite", "marks", "slow" (20 ms a step),
+    "large" (loads for a minute), "images" (with an encoder), "broken" or "crash"."""
     progress("loading weights", 0.5)
     model = options["model"]
     if model == "large":
-        time.sleep(3)
+        HURRY.wait(60)
     if model == "broken":
         raise ModelError("found nothing at 'broken', expected a model")
     if model == "crash":

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from model.checkpoint.resolve import resolve
+from tests.e2e.paced import PACE
 from tests.e2e.server import MODEL, serving
 
 HERE = Path(__file__).parent
@@ -81,8 +82,8 @@ def tested(name: str, programs: Path, variables: Mapping[str, str]) -> str:
 def main() -> int:
     names = sys.argv[1:] or NAMES
     failed = []
-    with ThreadPoolExecutor(INSTALLS) as pool, serving() as server:
-        variables = {"NORIA_URL": server.url, "NORIA_MODEL_DIR": str(resolve(MODEL))}
+    with ThreadPoolExecutor(INSTALLS) as pool, serving(paced=True) as server:
+        variables = {"NORIA_URL": server.url, "NORIA_MODEL_DIR": str(resolve(MODEL)), PACE: str(server.pace)}
         for name, (programs, failure) in zip(names, pool.map(prepared, names), strict=True):
             started = time.monotonic()
             failure = failure or tested(name, programs, variables)

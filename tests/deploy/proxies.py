@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.e2e.server import free_port
 from tests.waiting import PATIENCE, eventually
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -32,12 +32,6 @@ http {{
 """
 CLIENT = "127.0.0.5"
 """The client's address; that of the proxy is 127.0.0.1, which the server believes about clients."""
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def configured(path: str, port: int, servers: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.deploy.proxies import DEPLOY, REPLICAS, proxied
 from tests.e2e.server import LiveServer, serving
-from tests.service.live import Live, running
+from tests.service.live import Live, hurried, running
 from tests.waiting import PATIENCE, eventually
 
 HEADER = "x-conversation-id"
@@ -53,7 +53,7 @@ def test_conversations_stay_with_a_replica_until_it_drains(path: str, tmp_path: 
         assert homes(http) == before
         assert {asked(http, None)["model"] for _ in NAMES} == {"first", "second"}
         own = next(name for name, home in before.items() if home == "first")
-        body = {"prompt": "long", "max_tokens": 100, "stream": True}
+        body = {"prompt": "long", "max_tokens": 1000, "stream": True}
         with http.stream("POST", COMPLETIONS, json=body, headers={HEADER: own}) as response:
             lines = response.iter_lines()
             next(lines)
@@ -62,7 +62,8 @@ def test_conversations_stay_with_a_replica_until_it_drains(path: str, tmp_path: 
             assert set(homes(http).values()) == {"second"}
             assert {asked(http, None)["model"] for _ in NAMES} == {"second"}
             assert first.running()
-            assert [line for line in lines if line][-1] == "data: [DONE]"
+            with hurried():
+                assert [line for line in lines if line][-1] == "data: [DONE]"
         eventually(lambda: not first.running(), "the drained server has ended")
         assert set(homes(http).values()) == {"second"}
         with running(served_model_name=("first",), at=int(first.url.rpartition(":")[2])):
@@ -133,7 +134,8 @@ def test_a_replica_killed_under_load_costs_only_the_streams_that_had_begun(tmp_p
     flags = ("--max-sequences", str(2 * len(REPLICAS)), "--served-model-name")
     with (
         serving(*flags, "first") as first,
-        serving(*flags, "second") as second,
+        serving(*flags, "second", paced=True) as second,
+        second.slow(),
         ExitStack() as stack,
         ThreadPoolExecutor() as pool,
     ):

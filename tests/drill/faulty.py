@@ -51,24 +51,25 @@ def create(progress: Callable[[str, float], None], **options: Any) -> Any:
         self.register_forward_hook(faults.after)
 
     Transformer.__init__ = init  # type: ignore[method-assign]
-    return loading.create(progress, **options)
+    runner = loading.create(progress, **options)
+    runner._whole = None  # a step in one call passes by the hooks
+    return runner
 
 
 def main() -> None:
     """`noria serve` with engines that load `create` above."""
     import sys
 
-    from model.machine import child
     from service import cli
+    from service.engine.supervision.process import EngineProcess
 
-    start = child.start_python
+    original = EngineProcess.__init__
 
-    def start_faulty(module: str, *arguments: str, **options: Any) -> Any:
-        """Start a child process; an engine gets `create` above in place of its runner."""
-        ours = [argument.replace("model.loading:create", "tests.drill.faulty:create") for argument in arguments]
-        return start(module, *ours, **options)
+    def init(self: EngineProcess, runner: str, *arguments: Any) -> None:
+        original(self, "tests.drill.faulty:create", *arguments)
 
-    child.start_python = start_faulty  # before the module of the engine's process imports it
+    engine: Any = EngineProcess
+    engine.__init__ = init
     sys.argv[1:1] = ["serve"]
     cli.main()
 

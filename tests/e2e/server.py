@@ -8,15 +8,19 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 import httpx
 import openai
 
+from tests.e2e.paced import PACE, slow
 from tests.waiting import PATIENCE, children, eventually
 
 MODEL = "smollm2-135m-instruct"
+PORTS = count(10_000 + os.getpid() * 61 % 20_000)
+"""Below those that the system gives to whoever asks for any (from 32768): no other test gets one before its server."""
 
 
 class LiveServer:
@@ -29,11 +33,16 @@ class LiveServer:
         self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
         self.killed = False
         self._log = log
+        self.pace = log.with_suffix(".pace")
 
     def kill(self) -> None:
         """End the process as no server can prevent it."""
         self.killed = True
         self.process.kill()
+
+    def slow(self) -> AbstractContextManager[None]:
+        """Until the block ends a server that is `paced` is slow."""
+        return slow(self.pace)
 
     @property
     def log(self) -> str:
@@ -70,27 +79,32 @@ class LiveServer:
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+    """A port of the loopback on which nobody listens, and which this process has not given away before."""
+    for port in PORTS:
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no port is free")
 
 
 @contextmanager
-def serving(*flags: str, **variables: str) -> Iterator[LiveServer]:
+def serving(*flags: str, paced: bool = False, **variables: str) -> Iterator[LiveServer]:
     """Run `noria serve FLAGS` until the block ends, then end it as an orchestrator would: SIGTERM, exit code 0.
 
-    A server that the block has killed has ended already.
+    A server that the block has killed has ended already. One that is `paced` is slow where a test says so.
 
     Of the environment's NORIA_ variables it sees `variables` only. It has no spare engine without --spare-engine.
     """
     port = free_port()
-    with tempfile.NamedTemporaryFile(suffix=".log") as log:
-        command = [sys.executable, "-m", "service", "serve", *flags, "--port", str(port)]
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "server.log").open("wb") as log:
+        path = Path(log.name)
+        program = ("tests.e2e.paced",) if paced else ("service", "serve")
+        command = [sys.executable, "-m", *program, *flags, "--port", str(port)]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("NORIA_")}
         # Two workers test at once, and a spare engine's imports would take seconds of a core from each test.
         environment |= {"OMP_NUM_THREADS": "1", "NORIA_SPARE_ENGINE": "false"} | variables
+        environment |= {PACE: str(path.with_suffix(".pace"))}
         with subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment) as process:
-            server = LiveServer(process, port, Path(log.name))
+            server = LiveServer(process, port, path)
             try:
                 server.wait_ready()
                 yield server

@@ -24,7 +24,7 @@ LONG = {**STORY, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
-    with serving("--max-sequences", "32", "--spare-engine") as live:
+    with serving("--max-sequences", "32", "--spare-engine", paced=True) as live:
         yield live
 
 
@@ -88,14 +88,15 @@ def test_thirty_two_streams_answer_as_alone(server: LiveServer) -> None:
 
 def test_a_client_that_goes_away_frees_its_pages(server: LiveServer) -> None:
     before = server.metric("noria_generated_tokens_total")
-    with server.http.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as response:
-        lines = response.iter_lines()  # the connection closes when this is destroyed
-        next(lines)
-        eventually(lambda: server.metric("noria_requests_running") == 1, "the metric shows the request")
-    server.wait_idle()
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{server.url}/v1/completions", json=LONG, timeout=0.5)
-    server.wait_idle()
+    with server.slow():
+        with server.http.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as response:
+            lines = response.iter_lines()  # the connection closes when this is destroyed
+            next(lines)
+            eventually(lambda: server.metric("noria_requests_running") == 1, "the metric shows the request")
+        server.wait_idle()
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{server.url}/v1/completions", json=LONG, timeout=0.5)
+        server.wait_idle()
     assert server.metric("noria_generated_tokens_total") - before < LONG["max_tokens"]
     assert server.metric("noria_kv_pages", window="full", state="held") == 0
 
@@ -115,7 +116,7 @@ def test_an_engine_that_dies_or_hangs_is_replaced_under_six_streams(server: Live
         return str(caught.value)
 
     restarts = server.metric("noria_engine_restarts_total")
-    with ThreadPoolExecutor(6) as pool:
+    with server.slow(), ThreadPoolExecutor(6) as pool:
         answers = pool.map(stream, range(6))
         flowing.wait(PATIENCE)
         os.kill(server.engine_pid, number)
@@ -139,14 +140,16 @@ def test_plain_requests_survive_the_death_of_the_engine_and_the_loss_of_the_cach
     def text(body: dict[str, Any]) -> str:
         return server.http.post("/v1/completions", json=body).json()["choices"][0]["text"]
 
-    with serving("--cache-dir", str(tmp_path / "cache"), "--spare-engine") as server, ThreadPoolExecutor(6) as pool:
+    cache = ("--cache-dir", str(tmp_path / "cache"))
+    with serving(*cache, "--spare-engine", paced=True) as server, ThreadPoolExecutor(6) as pool:
         alone = list(pool.map(text, bodies))
         eventually(lambda: children(server.process.pid, "noria-spare"), "a spare engine")
         (spare,) = children(server.process.pid, "noria-spare")
-        again = pool.map(text, bodies)
-        eventually(lambda: server.metric("noria_requests_running") == len(bodies), "all run")
-        shutil.rmtree(tmp_path / "cache")
-        os.kill(server.engine_pid, signal.SIGKILL)
+        with server.slow():
+            again = pool.map(text, bodies)
+            eventually(lambda: server.metric("noria_requests_running") == len(bodies), "all run")
+            shutil.rmtree(tmp_path / "cache")
+            os.kill(server.engine_pid, signal.SIGKILL)
         assert list(again) == alone
         assert server.engine_pid == spare
         assert server.metric("noria_engine_restarts_total") == 1
@@ -154,11 +157,12 @@ def test_plain_requests_survive_the_death_of_the_engine_and_the_loss_of_the_cach
 
 
 def test_sigterm_lets_running_requests_finish() -> None:
-    with serving("--max-sequences", "4") as server, ThreadPoolExecutor(1) as pool:
-        ask = {**LONG, "max_tokens": 60}
-        answer = pool.submit(lambda: server.http.post("/v1/completions", json=ask).json())
-        while server.metric("noria_requests_running") < 1:
-            pass
-        server.process.send_signal(signal.SIGTERM)
-        assert answer.result()["usage"]["completion_tokens"] == 60
+    with serving("--max-sequences", "4", paced=True) as server, ThreadPoolExecutor(1) as pool:
+        ask = {**LONG, "max_tokens": 200}
+        with server.slow():
+            answer = pool.submit(lambda: server.http.post("/v1/completions", json=ask).json())
+            eventually(lambda: server.metric("noria_requests_running") == 1, "it runs")
+            server.process.send_signal(signal.SIGTERM)
+            eventually(lambda: not server.ready(), "the server drains")
+        assert answer.result()["usage"]["completion_tokens"] == 200
         assert server.process.wait(PATIENCE) == 0

@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ def directory(short_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="module")
 def server(directory: Path) -> Iterator[LiveServer]:
-    with serving(str(directory), "--max-sequences", "4") as started:
+    with serving(str(directory), "--max-sequences", "4", paced=True) as started:
         yield started
 
 
@@ -60,10 +61,13 @@ def test_an_answer_in_the_middle_of_which_the_follower_is_lost(server: LiveServe
     expected = {choice.index: choice.text for choice in server.openai.completions.create(**ask).choices}
     before = server.metric("noria_grammar_restarts_total", process="follower")
     texts = dict.fromkeys(expected, "")
-    for n, chunk in enumerate(server.openai.completions.create(**ask, stream=True)):
-        if n == 5:
-            strike(follower(server), number)
-        texts[chunk.choices[0].index] += chunk.choices[0].text
+    with ExitStack() as stack:
+        stack.enter_context(server.slow())
+        for n, chunk in enumerate(server.openai.completions.create(**ask, stream=True)):
+            if n == 5:
+                strike(follower(server), number)
+                stack.close()
+            texts[chunk.choices[0].index] += chunk.choices[0].text
     assert texts == expected
     assert server.metric("noria_grammar_restarts_total", process="follower") == before + 1
 

@@ -21,7 +21,8 @@ from service.engine.client import EngineClient
 from service.engine.mailbox import EngineDied
 from service.engine.messages import Submit
 from service.engine.scheduling.scheduler import Scheduler
-from service.engine.supervision.process import EngineProcess
+from service.engine.supervision.process import NETWORK, EngineProcess
+from tests.e2e.paced import HERE, PACE
 from tests.e2e.without_server import Answer, answers_to
 from tests.engine.hosting import Hosts, collect, until
 from tests.model import pixtral
@@ -195,12 +196,15 @@ def oracle(kind: str, tokens: list[int], images: list[Tensor]) -> Tensor:
     return logits.log_softmax(-1)
 
 
-def test_an_engine_that_is_killed_in_the_middle_of_an_image(tmp_path: Path, load: Load) -> None:
+def test_an_engine_that_is_killed_in_the_middle_of_an_image(
+    tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The request is submitted again, and has the answer that it would have had."""
     model = pixtral.save_native("mistral3", tmp_path)
     prompt = ask(28, *((5, 5, seed) for seed in range(12)))  # with 3 tokens a step more than 400 steps
     params = replace(GREEDY, logprobs=None)
-    hosts = Hosts(EngineProcess)
+    monkeypatch.setenv(PACE, str(model))  # it is there, so that the steps are slow
+    hosts = Hosts(lambda: EngineProcess(f"{HERE}{NETWORK}:create"), EngineProcess)
     options = {"model": str(model), "device": "cpu", "quantize": "int8", "max_sequences": 2, "max_step_tokens": 3}
 
     async def main() -> list[int]:

@@ -56,7 +56,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(short_model: Path, adapters: Path) -> Iterator[LiveServer]:
     given = [flag for name in KINDS for flag in ("--lora", f"{name}={adapters / name}")]
     limits = ("--max-loras", "3", "--max-model-len", "512", "--lora-dir", str(adapters))
-    with serving(str(short_model), "--served-model-name", BASE, *given, *limits) as live:
+    with serving(str(short_model), "--served-model-name", BASE, *given, *limits, paced=True) as live:
         yield live
 
 
@@ -103,7 +103,7 @@ def test_one_is_loaded_and_unloaded_while_others_run(server: LiveServer, adapter
     """Its files are those of another adapter, and so are its answers."""
     shutil.copytree(adapters / "attention", adapters / "copy")
     expected = [said(ask(server, model, prompt(8), 40)) for model in ("attention", BASE, "all")]
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(4) as pool, server.slow():
         others = [pool.submit(ask, server, model, prompt(8), 40) for model in (BASE, "all")]
         assert server.http.post("/v1/lora/load", json={"name": "copy", "path": "copy"}).status_code == 200
         mine = pool.submit(ask, server, "copy", prompt(8), 40)
@@ -131,8 +131,9 @@ def test_a_wrong_base_is_refused_by_the_tensors_name(server: LiveServer, adapter
 def test_after_the_engines_death_answers_are_the_same(server: LiveServer) -> None:
     expected = [said(ask(server, model, prompt(9), 40)) for model in MODELS]
     with ThreadPoolExecutor(5) as pool:
-        tasks = [pool.submit(ask, server, model, prompt(9), 40) for model in MODELS]
-        eventually(lambda: server.metric("noria_requests_running") >= 2, "they run")
-        os.kill(server.engine_pid, signal.SIGKILL)
+        with server.slow():
+            tasks = [pool.submit(ask, server, model, prompt(9), 40) for model in MODELS]
+            eventually(lambda: server.metric("noria_requests_running") >= 2, "they run")
+            os.kill(server.engine_pid, signal.SIGKILL)
         assert [said(task.result()) for task in tasks] == expected
     assert server.metric("noria_engine_restarts_total") == 1

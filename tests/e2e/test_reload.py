@@ -10,15 +10,16 @@ from tests.waiting import eventually
 def test_sighup_reloads_and_ends_nothing(tmp_path: Path) -> None:
     level = tmp_path / "level"
     level.write_text("warning")
-    with serving("--log-level-file", str(level)) as server:
+    with serving("--log-level-file", str(level), paced=True) as server:
         request = {"model": MODEL, "prompt": "One, two,", "max_tokens": 60, "temperature": 0}
         alone = server.openai.completions.create(**request).choices[0].text
-        stream = server.openai.completions.create(**request, stream=True)
-        text = next(stream).choices[0].text
-        level.write_text("info")
-        server.process.send_signal(signal.SIGHUP)
+        with server.slow():
+            stream = server.openai.completions.create(**request, stream=True)
+            text = next(stream).choices[0].text
+            level.write_text("info")
+            server.process.send_signal(signal.SIGHUP)
+            eventually(lambda: "reloaded" in server.log, "the log says so")
         text += "".join(chunk.choices[0].text for chunk in stream)
         assert text == alone
-        eventually(lambda: "reloaded" in server.log, "the log says so")
         assert server.http.get("/v1/models").status_code == 200
         eventually(lambda: "GET /v1/models" in server.log, "the access log is on")

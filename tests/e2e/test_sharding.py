@@ -45,7 +45,7 @@ def alone(short_model: Path) -> Iterator[LiveServer]:
 @pytest.fixture(scope="module")
 def pair(short_model: Path) -> Iterator[LiveServer]:
     flags = ("--dtype", "float32", "--pipeline-parallel-size", "2", "--max-step-tokens", "64", "--spare-engine")
-    with serving(str(short_model), *flags) as started:
+    with serving(str(short_model), *flags, paced=True) as started:
         yield started
 
 
@@ -91,7 +91,11 @@ def test_a_rank_that_is_lost_under_load(pair: LiveServer, number: signal.Signals
     """All ranks end, the log says why, what had begun gets an error, what waits is computed, a fresh set serves."""
     (lost,) = ranks(pair)
     body = {"prompt": TEXT, "max_tokens": 2000, "temperature": 0, "ignore_eos": True, "stream": True}
-    with pair.http.stream("POST", "/v1/completions", json=body) as response, ThreadPoolExecutor(1) as pool:
+    with (
+        pair.slow(),
+        pair.http.stream("POST", "/v1/completions", json=body) as response,
+        ThreadPoolExecutor(1) as pool,
+    ):
         lines = response.iter_lines()
         next(lines)
         strike(lost, number)

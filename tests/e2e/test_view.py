@@ -14,7 +14,7 @@ PAGE = 32
 def test_feed_request_and_cache_miss(short_model: Path, n_shared: int) -> None:
     prompt = [100 + n for n in range(6 * PAGE)]
     other = [*prompt[:n_shared], *(2000 + n for n in range(50))]
-    with serving(str(short_model), "--max-sequences", "1") as server:
+    with serving(str(short_model), "--max-sequences", "1", paced=True) as server:
         ask = {"prompt": prompt, "max_tokens": 40, "ignore_eos": True}
         assert server.http.post("/v1/completions", json=ask).json()["timings"]["cache_miss"] == {
             "at": 0,
@@ -25,7 +25,7 @@ def test_feed_request_and_cache_miss(short_model: Path, n_shared: int) -> None:
         assert missed["cache_n"] == n_shared
         again = server.http.post("/v1/completions", json=ask).json()["timings"]
         assert (again["cache_miss"], again["cache_n"]) == (None, 6 * PAGE - 1)
-        with server.http.stream("GET", "/v1/engine/events") as events:
+        with server.slow(), server.http.stream("GET", "/v1/engine/events") as events:
             lines = events.iter_lines()
             long = {**ask, "max_tokens": 1500, "stream": True}
             with server.http.stream("POST", "/v1/completions", json=long, headers={"x-request-id": "mine"}) as stream:

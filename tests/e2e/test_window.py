@@ -17,7 +17,7 @@ from tests.e2e.server import MODEL, serving
 
 WINDOW = 128
 CHUNK = 256
-N_PROMPT = 1000
+N_PROMPT = 600
 
 
 NAMES = {
@@ -72,7 +72,8 @@ def test_pages_are_bounded_by_the_window(embedded_model: Path) -> None:
     assert len(prompt) == N_PROMPT
     ask = {"model": MODEL, "prompt": prompt, "max_tokens": 8, "temperature": 0, "logprobs": 1}
 
-    with serving("--sliding-window", str(WINDOW), "--dtype", "float32", "--max-step-tokens", str(CHUNK)) as server:
+    flags = ("--sliding-window", str(WINDOW), "--dtype", "float32", "--max-step-tokens", str(CHUNK))
+    with serving(*flags, paced=True) as server, server.slow():
         held: list[float] = []
         done = threading.Event()
 

@@ -8,7 +8,7 @@ from playwright.sync_api import Page, expect
 
 from tests.page.chat import answers, ask, button, item
 from tests.page.conftest import PHONE
-from tests.service.live import Live, answer, idle, running
+from tests.service.live import Live, answer, hurried, idle, running
 from tests.waiting import eventually
 
 LONG_MODEL = {"model": "slow"}
@@ -63,7 +63,8 @@ def test_what_is_sent_while_the_model_loads_is_answered_later(page: Page) -> Non
         page.goto(live.url)
         ask(page, "early")
         expect(page.locator(".notice")).to_have_text("Waits until the model is ready.")
-        expect(answers(page)).to_have_text(re.compile(r"\S{20}"))
+        with hurried():
+            expect(answers(page)).to_have_text(re.compile(r"\S{20}"))
 
 
 def test_what_an_answer_cost(slow: Live, page: Page) -> None:

@@ -27,7 +27,7 @@ def served() -> Iterator[LiveServer]:
 def mortal() -> Iterator[LiveServer]:
     """A server that the test kills. `serving` would miss its exit code 0."""
     with ExitStack() as stack:
-        server = stack.enter_context(serving())
+        server = stack.enter_context(serving(paced=True))
         try:
             yield server
         finally:
@@ -93,7 +93,7 @@ def test_a_schema_and_a_tool(served: LiveServer, page: Page) -> None:
 
 
 def test_the_engine_and_then_the_server_are_killed_in_mid_answer(page: Page) -> None:
-    with mortal() as server:
+    with mortal() as server, server.slow():
         page.goto(server.url)
         set_fields(page, min_tokens="4000")
         ask(page, "Tell me a long story.")

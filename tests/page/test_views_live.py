@@ -15,16 +15,16 @@ Screenshot = Callable[[Page, str], None]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
-    with serving("--max-sequences", "4") as server:
+    with serving("--max-sequences", "4", paced=True) as server:
         yield server
 
 
 @contextmanager
 def full(server: LiveServer) -> Iterator[None]:
-    """Four long requests that begin alike hold all places, however fast the machine is: what the page sends waits."""
+    """Four long requests that begin alike hold all places: what the page sends waits."""
     text = "The noria lifts water from a river, one bucket after the other, day and night, to the fields around it. "
     body = {"max_tokens": 1900, "ignore_eos": True, "stream": True}
-    with ExitStack() as streams:
+    with server.slow(), ExitStack() as streams:
         for subject in ("a mill", "a river", "rain", "the sea"):
             request = body | {"prompt": f"{text * 2}Tell of {subject}."}
             response = streams.enter_context(server.http.stream("POST", "/v1/completions", json=request))

@@ -10,7 +10,7 @@ from playwright.sync_api import Page, Route, expect
 
 from tests.page.conftest import PHONE
 from tests.page.pictures import holds, picture, push, sequence, stand_in, table
-from tests.service.live import Live, idle, running
+from tests.service.live import Live, hurried, idle, running
 from tests.waiting import PATIENCE, eventually
 
 POOL = {"window": None, "page_size": 16, "pages": 512, "held": 150, "shared": 20, "cached": 60, "free": 302}
@@ -280,12 +280,14 @@ def test_load_tells_at_once_which_requests_the_server_refuses(page: Page) -> Non
 
 
 def test_the_engine_restarts_before_the_eyes(page: Page) -> None:
-    with running(model="large") as live:
-        page.goto(f"{live.url}/#wheel")
-        expect(page.locator(".bar")).to_be_visible()
+    with running(model="large", wait="loading") as live:
+        with hurried():
+            page.goto(f"{live.url}/#wheel")
+            expect(page.locator(".bar")).to_be_visible()
         live.hosts[0].kill()
         expect(banner(page)).to_contain_text("The engine restarts.")
-        expect(banner(page)).to_contain_text("The engine has restarted", timeout=PATIENCE * 1000)
+        with hurried():
+            expect(banner(page)).to_contain_text("The engine has restarted", timeout=PATIENCE * 1000)
         page.close()
 
 

@@ -4,7 +4,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from ray import serve
 
 from deploy.ray.app import build
 from deploy.ray.arguments import Arguments
+from tests.e2e.paced import PACE, slow
 from tests.e2e.server import MODEL, free_port
 from tests.waiting import PATIENCE, ended, eventually
 
@@ -26,10 +27,15 @@ SESSION_HEADER = "x-conversation-id"
 class Cluster:
     """The proxy's address, and the replicas as processes of this machine. `replicas` are those that serve."""
 
-    def __init__(self, port: int, metrics_port: int) -> None:
+    def __init__(self, port: int, metrics_port: int, pace: Path) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
         self._metrics_url = f"http://127.0.0.1:{metrics_port}/metrics"
+        self._pace = pace
+
+    def slow(self) -> AbstractContextManager[None]:
+        """Until the block ends answers take long, whatever the machine."""
+        return slow(self._pace)
 
     @contextmanager
     def deployed(self, **arguments: Any) -> Iterator["Cluster"]:
@@ -168,9 +174,12 @@ def cluster() -> Iterator[Cluster]:
         "RAY_AUTH_MODE": "disabled",
         "RAY_SERVE_SESSION_ID_HEADER_KEY": SESSION_HEADER,
         "RAY_METRICS_REPORT_INTERVAL_MS": "1000",
+        "PYTHONPATH": str(Path(__file__).parents[2]),  # of the workers, which need `tests` for their hook
     }
     port, metrics_port = free_port(), free_port()
     with tempfile.TemporaryDirectory(prefix="nr", dir="/tmp") as directory:
+        pace = Path(directory) / "pace"
+        os.environ[PACE] = str(pace)
         try:
             ray.init(
                 num_cpus=4,
@@ -178,9 +187,10 @@ def cluster() -> Iterator[Cluster]:
                 include_dashboard=False,
                 _temp_dir=directory,
                 _metrics_export_port=metrics_port,
+                runtime_env={"worker_process_setup_hook": "tests.e2e.paced.install"},
             )
             serve.start(http_options={"host": "127.0.0.1", "port": port})
-            yield Cluster(port, metrics_port)
+            yield Cluster(port, metrics_port, pace)
         finally:
             started = _descendants(os.getpid())
             if ray.is_initialized():

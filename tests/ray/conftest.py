@@ -9,9 +9,9 @@ from tests.ray.cluster import Cluster, cluster
 
 PROMPTS = ("Count from one to a hundred.", "Write a long story about a water wheel.")
 LONG = 400
-"""Tokens of a long answer: a second or more, in which a test does something to the replicas at once."""
+"""Tokens of a long answer: while the cluster is slow 12 s, in which a test does something to the replicas."""
 LONGEST = 1900
-"""Tokens that nearly fill the model's context: time in which Ray scales, also on a machine several times as fast."""
+"""Tokens that nearly fill the model's context: while the cluster is slow a minute, in which Ray scales."""
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from tests.ray.cluster import Cluster, engines
-from tests.ray.conftest import LONGEST, PROMPTS
+from tests.ray.conftest import LONG, LONGEST, PROMPTS
 from tests.waiting import ended, eventually
 
 
@@ -29,10 +29,13 @@ def scaling(ray: Cluster) -> Iterator[Cluster]:
 def test_a_replica_that_is_scaled_away_finishes_its_streams(scaling: Cluster, alone: dict[str, str]) -> None:
     """Each of two replicas has streams, which together are too few for two."""
     before = [pid for replica in scaling.replicas for pid in (replica, *engines(replica))]
-    streams = [scaling.stream(PROMPTS[number % 2], LONGEST).begun() for number in range(4)]
-    assert min(scaling.metrics("noria_requests_running").values()) > 0, "Ray sends a request to the less busy replica"
-    eventually(lambda: "STOPPING" in scaling.states, "Ray stops a replica")
-    assert all(stream.is_alive() for stream in streams), "it is stopped in mid-stream"
+    with scaling.slow():
+        # While slow they last for half a minute. What is left of them must fit into Ray's grace period.
+        streams = [scaling.stream(PROMPTS[number % 2], 3 * LONG).begun() for number in range(4)]
+        running = scaling.metrics("noria_requests_running").values()
+        assert min(running) > 0, "Ray sends a request to the less busy replica"
+        eventually(lambda: "STOPPING" in scaling.states, "Ray stops a replica")
+        assert all(stream.is_alive() for stream in streams), "it is stopped in mid-stream"
     assert all(stream.ended().whole for stream in streams)
     assert all(stream.text.startswith(alone[PROMPTS[number % 2]]) for number, stream in enumerate(streams))
     assert [stream.text for stream in streams[:2]] == [stream.text for stream in streams[2:]]
@@ -41,11 +44,12 @@ def test_a_replica_that_is_scaled_away_finishes_its_streams(scaling: Cluster, al
 
 
 def test_load_adds_a_replica(scaling: Cluster) -> None:
-    streams = [scaling.stream(PROMPTS[0], LONGEST) for _ in range(6)]
-    eventually(lambda: len(scaling.replicas) == 2, "another replica starts")
-    eventually(lambda: scaling.states == {"RUNNING": 2}, "it serves")
-    for stream in streams:
-        stream.is_left = True
+    with scaling.slow():
+        streams = [scaling.stream(PROMPTS[0], LONGEST) for _ in range(6)]
+        eventually(lambda: len(scaling.replicas) == 2, "another replica starts")
+        eventually(lambda: scaling.states == {"RUNNING": 2}, "it serves")
+        for stream in streams:
+            stream.is_left = True
     assert not any(stream.ended().error for stream in streams)
 
 

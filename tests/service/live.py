@@ -26,7 +26,7 @@ from service.http.listening import listen, listen_at
 from service.http.server import Server
 from service.metrics import Metrics
 from service.settings import Settings
-from tests.fakes import END, EngineThread, IntegerTokenizer, next_token, shade
+from tests.fakes import END, HURRY, EngineThread, IntegerTokenizer, next_token, shade
 from tests.waiting import PATIENCE, eventually
 
 
@@ -92,6 +92,7 @@ class Live:
         self.hosts = hosts
         self.http = http
         self.url = str(http.base_url).rstrip("/")
+        self.address = (http.base_url.host, http.base_url.port or 80)
 
     @property
     def state(self) -> Any:
@@ -234,9 +235,30 @@ def begun(live: Live, **body: Any) -> Iterator[Iterator[str]]:
         yield lines
 
 
+@contextlib.contextmanager
+def hurried() -> Iterator[None]:
+    """Until the block ends "slow" and "large" are fast. What a test does before happens during an answer or a load."""
+    HURRY.set()
+    try:
+        yield
+    finally:
+        HURRY.clear()
+
+
 def remaining(lines: Iterator[str]) -> list[str]:
     """The data of a stream's events, to its end."""
     return [line.removeprefix("data: ") for line in lines if line]
+
+
+@contextlib.contextmanager
+def sent(address: tuple[str, int] | str, **body: Any) -> Iterator[None]:
+    """A client that asks for LONG at an address or a Unix socket's path, reads nothing, and leaves after the block."""
+    content = json.dumps({**LONG, **body}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET) as connection:
+        connection.connect(address)
+        connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        yield
 
 
 USER = [{"role": "user", "content": "hi"}]

@@ -18,7 +18,7 @@ from service.engine.messages import Beat, PoolStats, Report, Stats
 from service.logs import HumanFormatter, JsonFormatter
 from service.metrics import Metrics
 from tests.fakes import VOCAB
-from tests.service.live import Live, begun, running
+from tests.service.live import Live, begun, hurried, ready, running
 from tests.waiting import eventually
 
 SECRET = "my-secret-prompt"
@@ -42,6 +42,8 @@ def test_while_loading_only_life_is_certain() -> None:
             response = live.http.request(method, path, json={"prompt": "hi"})
             assert response.status_code == 503
             assert "retry-after" in response.headers
+        with hurried():
+            eventually(lambda: ready(live.http), "it is loaded")
 
 
 def test_version(live: Live) -> None:

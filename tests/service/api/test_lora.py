@@ -12,7 +12,7 @@ import pytest
 
 from service.generation.adapters import MAX_ADAPTERS
 from tests.fakes import BROKEN_ADAPTER
-from tests.service.live import USER, Live, answer, begun, idle, ready, refused, remaining, running
+from tests.service.live import USER, Live, answer, begun, hurried, idle, ready, refused, remaining, running
 from tests.waiting import eventually
 
 LOAD, UNLOAD, COMPLETIONS = "/v1/lora/load", "/v1/lora/unload", "/v1/completions"
@@ -251,15 +251,16 @@ def test_running_requests_finish_with_an_unloaded_adapter(directory: Path) -> No
     """The engine keeps it until the last one ends, and a request that comes after the unloading is a 404."""
     with running(model="slow", lora_dir=directory, max_model_len=200) as live:
         live.post(LOAD, {"name": "new", "path": "later"})
-        with begun(live, model="new", prompt="hi", max_tokens=60) as lines:
+        with begun(live, model="new", prompt="hi", max_tokens=180) as lines:
             assert live.post(UNLOAD, {"name": "new"}).status_code == 200
             assert refused(live, COMPLETIONS, {"prompt": "hi", "model": "new"}, 404)
             assert live.post(LOAD, {"name": "new", "path": "sql"}).status_code == 200, "the name is free at once"
             assert said(live, "new") == answer("hi", 12, adapter="sql")
-            *events, done = remaining(lines)
+            with hurried():
+                *events, done = remaining(lines)
             assert done == "[DONE]"
         text = "".join(item["text"] for event in events for item in json.loads(event)["choices"])
-        assert answer("hi", 60, adapter="later").endswith(text)
+        assert answer("hi", 180, adapter="later").endswith(text)
         assert len(text) > 40
         eventually(idle(live), "nothing runs")
         assert live.metric("noria_lora_loaded") == 1
@@ -272,12 +273,13 @@ def test_after_the_engines_death_running_and_new_requests_get_their_adapters(dir
         for name in ("new", "unloaded"):
             assert live.post(LOAD, {"name": name, "path": "later"}).status_code == 200
         paths = {"sql": "sql", "new": "later", "fake": None, "unloaded": "later"}
-        asked = [pool.submit(live.complete, prompt="again", model=name, max_tokens=40) for name in paths]
+        asked = [pool.submit(live.complete, prompt="again", model=name, max_tokens=300) for name in paths]
         eventually(lambda: live.metric("noria_generated_tokens_total") > 12, "all have tokens")
         assert live.post(UNLOAD, {"name": "unloaded"}).status_code == 200
         live.hosts[-1].kill()
-        answers = [future.result()["choices"][0]["text"] for future in asked]
-        assert answers == [answer("again", 40, adapter=path) for path in paths.values()]
+        with hurried():
+            answers = [future.result()["choices"][0]["text"] for future in asked]
+        assert answers == [answer("again", 300, adapter=path) for path in paths.values()]
         assert live.metric("noria_engine_restarts_total") == 1
         assert said(live, "new") == answer("hi", 12, adapter="later")
         assert refused(live, COMPLETIONS, {"prompt": "hi", "model": "unloaded"}, 404)
@@ -312,7 +314,7 @@ def test_an_adapter_whose_files_are_gone_keeps_no_engine_from_its_start(
 def test_a_running_request_whose_adapters_files_are_gone_gets_a_503(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     with running(model="slow", lora=(f"gone={tmp_path / 'gone'}",)) as live, ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(live.post, COMPLETIONS, {"prompt": "hi", "model": "gone", "max_tokens": 60})
+        asked = pool.submit(live.post, COMPLETIONS, {"prompt": "hi", "model": "gone", "max_tokens": 3000})
         eventually(lambda: live.metric("noria_lora_requests_running", adapter="gone") == 1, "it runs")
         (tmp_path / "gone").rmdir()
         live.hosts[-1].kill()

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from service.schema.fields import Body
 from service.schema.generation import StreamOptions
 from tests.fakes import END, IntegerTokenizer
 from tests.service.api.streams import chat_stream, ending_prompt, rendered, stream, texts
-from tests.service.live import Live, answer, begun, busy, idle, remaining, running
+from tests.service.live import Live, answer, begun, busy, idle, running
 from tests.waiting import eventually
 
 
@@ -191,7 +192,8 @@ def test_an_answer_may_continue_the_last_message(live: Live) -> None:
 
 def test_the_lowest_priority_is_served_first() -> None:
     done: list[int] = []
-    with running(model="slow", max_sequences=1) as live, begun(live, max_tokens=40) as lines:
+    with running(model="slow", max_sequences=1) as live, ExitStack() as stack:
+        stack.enter_context(begun(live))
 
         def ask(priority: int) -> None:
             live.complete(prompt="p", max_tokens=1, priority=priority)
@@ -202,7 +204,7 @@ def test_the_lowest_priority_is_served_first() -> None:
             threads.append(threading.Thread(target=ask, args=[priority]))
             threads[-1].start()
             eventually(busy(live, number), "it waits")
-        remaining(lines)
+        stack.close()
         for thread in threads:
             thread.join()
     assert done == [0, 5, 9]

@@ -1,7 +1,5 @@
 """The bounds of the queue by prompt tokens and by choices, and the time after which a refused client may come back."""
 
-import json
-import socket
 import threading
 from typing import Any
 
@@ -9,7 +7,7 @@ import pytest
 
 from service.api.admission import RATE_SAMPLES, FinishRate
 from service.generation.backlog import Share
-from tests.service.live import LONG, answer, begun, busy, idle, refused, running
+from tests.service.live import answer, begun, busy, idle, refused, running, sent
 from tests.waiting import eventually
 
 COMPLETIONS = "/v1/completions"
@@ -48,14 +46,10 @@ def test_a_large_request_is_taken_alone_and_the_next_is_refused(
 
 
 def test_what_runs_does_not_count_and_what_is_aborted_leaves() -> None:
-    body = json.dumps(LONG).encode()
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     with running(model="slow", max_sequences=2, max_queue_choices=1, max_queue_tokens=1) as live:
-        address = (live.http.base_url.host, live.http.base_url.port)
         with begun(live), begun(live):
             for _ in range(2):
-                with socket.create_connection(address) as connection:
-                    connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+                with sent(live.address):
                     eventually(lambda: live.metric("noria_requests_waiting") == 1, "a third waits: two run")
                     assert "4 prompt tokens" in refused(live, COMPLETIONS, {"prompt": "x"}, 429)["message"]
                     assert live.metric("noria_prompt_tokens_waiting") == 4

@@ -14,7 +14,7 @@ import pytest
 from service.http.health import HealthListener
 from service.http.listening import listen
 from tests.service.live import Live, begun, running
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 
 @contextlib.contextmanager
@@ -26,12 +26,12 @@ def with_probes(**options: object) -> Iterator[tuple[Live, str]]:
 
 
 def test_it_says_what_the_other_port_says() -> None:
-    with with_probes(model="slow", drain_timeout=5.0) as (live, url):
+    with with_probes(model="slow", drain_timeout=PATIENCE) as (live, url):
         for path in ("/live", "/ready", "/health"):
             assert httpx.get(url + path).json() == live.http.get(path).json()
         assert httpx.head(url + "/live").status_code == 200
         assert httpx.get(url + "/v1/models").status_code == 404
-        with begun(live, max_tokens=60):
+        with begun(live):
             live.server.handle_exit(15, None)
             eventually(lambda: httpx.get(url + "/ready").status_code == 503, "it is draining")
             assert httpx.get(url + "/ready").json() == {"status": "draining"}
@@ -42,7 +42,7 @@ def test_a_blocked_event_loop_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     with with_probes() as (live, url):
         loop = live.server._loop
         assert loop is not None
-        assert httpx.get(url + "/live").status_code == 200
+        eventually(lambda: httpx.get(url + "/live").status_code == 200, "the loop runs")
         release = threading.Event()
         loop.call_soon_threadsafe(release.wait, 30)
         try:

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import signal
-import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +11,7 @@ import httpx
 import pytest
 
 from model.options import RunnerOptions
-from tests.service.live import LONG, Live, answer, begun, busy, idle, ready, remaining, running
+from tests.service.live import LONG, Live, answer, begun, busy, hurried, idle, ready, remaining, running, sent
 from tests.waiting import PATIENCE, eventually
 
 COMPLETIONS = "/v1/completions"
@@ -96,11 +95,7 @@ def test_a_client_that_leaves_a_stream_frees_the_engine(body: dict[str, Any]) ->
 def test_a_client_that_leaves_before_the_first_token_frees_the_engine(stream: bool) -> None:
     """The request waits behind another one, so nothing was sent back when its client goes."""
     with running(model="slow", max_sequences=1) as live, begun(live):
-        body = json.dumps({**LONG, "stream": stream}).encode()
-        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        host, port = live.http.base_url.host, live.http.base_url.port
-        with socket.create_connection((host, port)) as connection:
-            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        with sent(live.address, stream=stream):
             eventually(lambda: live.metric("noria_requests_waiting") == 1, "the request waits")
         eventually(lambda: live.metric("noria_requests_waiting") == 0, "the engine forgets it")
         assert live.metric("noria_requests_running") == 1
@@ -108,8 +103,8 @@ def test_a_client_that_leaves_before_the_first_token_frees_the_engine(stream: bo
 
 def test_a_plain_client_that_leaves_while_running_frees_the_engine() -> None:
     with running(model="slow") as live:
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(live.url + COMPLETIONS, json=LONG, timeout=0.3)
+        with sent(live.address):
+            eventually(busy(live), "the request runs")
         eventually(idle(live), "the engine forgets the request")
         eventually(lambda: live.metric("noria_requests_total", outcome="abort") == 1, "it counts as aborted")
 
@@ -134,7 +129,7 @@ def test_a_dead_engine_ends_streams_with_an_error_event_and_a_fresh_one_answers_
 
 
 def test_a_drain_finishes_what_runs_and_refuses_what_comes() -> None:
-    with running(model="slow") as live, begun(live, max_tokens=60) as lines:
+    with running(model="slow") as live, begun(live, max_tokens=400) as lines:
         live.server.handle_exit(signal.SIGTERM, None)
         eventually(lambda: not ready(live.http), "readiness flips")
         assert live.http.get("/ready").json() == {"status": "draining"}
@@ -143,10 +138,11 @@ def test_a_drain_finishes_what_runs_and_refuses_what_comes() -> None:
         assert response.status_code == 503
         assert response.json()["error"]["code"] == "shutting_down"
         assert "retry-after" in response.headers
-        events = remaining(lines)
+        with hurried():
+            events = remaining(lines)
         assert events[-1] == "[DONE]"
         text = "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1])
-        assert answer("long", 60).endswith(text)
+        assert answer("long", 400).endswith(text)
         eventually(lambda: live.server.should_exit, "the server ends by itself")
 
 

@@ -10,7 +10,7 @@ from model.checkpoint.generation_config import GenerationDefaults
 from service.api.openai.models import card
 from service.generation.served import ServedModel, fingerprint
 from tests.fakes import IntegerTokenizer, make_info
-from tests.service.live import Live, answer, busy, running
+from tests.service.live import Live, answer, busy, hurried, running
 from tests.waiting import eventually
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -140,15 +140,17 @@ def test_a_silent_stream_says_that_it_lives(monkeypatch: pytest.MonkeyPatch, pat
     """A step of 8 tokens takes 20 ms, and the prompt a second. Comments are no part of the events."""
     monkeypatch.setattr("service.http.sse.KEEP_ALIVE_SECONDS", 0.1)
     with running(model="slow", max_step_tokens=8, max_sequences=4) as live:
-        response = live.post(path, {**body, "max_tokens": 3, "stream": True})
-        assert response.text.startswith(": keep-alive\n\n: keep-alive\n\n")
-        comments, _, rest = response.text.rpartition(": keep-alive\n\n")
-        assert rest.count("data: ") > 3
-        assert "data: " not in comments
+        with live.http.stream("POST", path, json={**body, "max_tokens": 3, "stream": True}) as response:
+            lines = filter(None, response.iter_lines())
+            assert [next(lines), next(lines)] == [": keep-alive"] * 2
+            with hurried():
+                rest = [line for line in lines if line != ": keep-alive"]
+        assert all(line.startswith(("data: ", "event: ")) for line in rest)
+        assert sum(line.startswith("data: ") for line in rest) > 1
         assert response.headers["x-request-id"]
         with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none") as client:
-            stream = client.completions.create(model="fake", prompt="z" * 400, max_tokens=3, stream=True)
-            assert "".join(chunk.choices[0].text for chunk in stream) == answer("z" * 400, 3)
+            stream = client.completions.create(model="fake", prompt="z" * 160, max_tokens=3, stream=True)
+            assert "".join(chunk.choices[0].text for chunk in stream) == answer("z" * 160, 3)
 
 
 def test_a_failure_after_a_sign_of_life_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:

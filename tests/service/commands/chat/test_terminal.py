@@ -255,7 +255,7 @@ def test_a_long_paste_in_an_answer_does_not_hold_back_ctrl_c() -> None:
     with serving(fake) as url, terminal("--url", url) as chat:
         chat.send("Hi")
         chat.shows("Yes Yes")
-        paste = threading.Thread(target=chat.type, args=(f"{'word ' * 4000}END{CTRL_C}",))
+        paste = threading.Thread(target=chat.type, args=(f"{'word ' * 1600}END{CTRL_C}",))
         paste.start()
         chat.shows("[stopped]")
         paste.join()
