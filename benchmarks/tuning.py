@@ -12,6 +12,8 @@ import time
 from collections.abc import Mapping
 from statistics import median
 
+import torch
+
 from model.batch import PageTable, StepBatch
 from model.checkpoint.resolve import EMBEDDED, resolve
 from model.kernels.cpu.tuning import tuner
@@ -50,6 +52,7 @@ def spread(batch: StepBatch) -> tuple[StepBatch, int]:
     return StepBatch(tuple(slices)), end
 
 
+@torch.inference_mode()
 def times(
     runners: Mapping[str, ModelRunner], lengths: list[int], before: int, seconds: float
 ) -> dict[str, list[float]]:
