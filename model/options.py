@@ -231,9 +231,9 @@ class RunnerOptions:
     )
     tune: str = option(
         "start",
-        "Choose how the compiled kernels of a CPU divide products into tiles, by timing them. No choice changes an "
-        "answer. start times new shapes of weights in 0.1 s and keeps the result in the cache directory for the next "
-        "start; thorough times all shapes anew for some seconds; off uses the defaults.",
+        "Choose how the compiled kernels of a CPU divide products into tiles and read the KV cache, by timing them. No "
+        "choice changes an answer. start times new shapes in 0.1 s and keeps the result in the cache directory for the "
+        "next start; thorough times all shapes anew for some seconds; off uses the defaults.",
         choices=TUNINGS,
     )
     tensor_parallel_size: int = option(

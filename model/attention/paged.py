@@ -35,6 +35,15 @@ Join = tuple[int, int, int, int]
 """row, number of rows, first part, number of parts."""
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What --tune chooses; the bits are the same. Keys and values are prefetched `ahead` halves of a cell before their
+    use, 0 is what is compiled in. A task has up to `rows` rows."""
+
+    ahead: int = 0
+    rows: int = records.MAX_ROWS
+
+
 @dataclass(slots=True)
 class Prepared:
     """A step of one pool. The first layer, which knows the heads, makes `call`; all layers use it. `referenced` keeps
@@ -55,6 +64,7 @@ class PagedAttention(Attention):
         kernels = native.kernels()
         assert kernels is not None
         self._kernels = kernels
+        self.choice = Choice()
 
     @classmethod
     def obstacle(cls, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -77,8 +87,12 @@ class PagedAttention(Attention):
     def call(self, prepared: Prepared, shape: Sequence[int], n_heads: int, dtype: torch.dtype) -> records.AttentionCall:
         """The arguments that all layers share. qkv is [T, n_heads + 2 n_kv_heads, head_dim], the cache has `dtype`."""
         if prepared.call is None:
-            prepared.call = _call(prepared, shape, n_heads, records.CELL_KINDS[dtype])
+            prepared.call = self._call(prepared, shape, n_heads, records.CELL_KINDS[dtype])
         return prepared.call
+
+    def rows_a_task(self, group: int) -> int:
+        """The greatest number of rows of a task where so many queries share a key."""
+        return min(self.choice.rows, records.MAX_QUERIES // group)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, prepared: Prepared) -> Tensor:
         qkv = torch.cat((q, k, v), dim=1).float()
@@ -100,47 +114,47 @@ class PagedAttention(Attention):
         self._kernels.attention(call)
         return out
 
+    def _call(self, prepared: Prepared, shape: Sequence[int], n_heads: int, kind: int) -> records.AttentionCall:
+        n_rows, n_all, head_dim = shape
+        n_kv_heads = (n_all - n_heads) // 2
+        group = n_heads // n_kv_heads
+        if head_dim > records.MAX_HEAD_DIM or group > records.MAX_QUERIES:
+            raise OptionError(
+                f"--attention paged serves heads of up to {records.MAX_HEAD_DIM} and groups of up to "
+                f"{records.MAX_QUERIES} queries, the model has {head_dim} and {group}; use --attention sdpa"
+            )
+        inputs = prepared.inputs
+        tasks = _tasks(inputs, self.rows_a_task(group))
+        joins: list[Join] = []
+        if len(tasks) * n_kv_heads < ENOUGH:
+            tasks, joins = _split(tasks)
+        part_queries = max((rows for _, rows, _, _ in joins), default=0) * group
+        parts = torch.empty(len(tasks) * n_kv_heads * part_queries * (padded(head_dim, 16) + 2))
+        tables = np.array(tasks, dtype=records.TASK), np.array(joins, dtype=records.JOIN)
+        prepared.referenced = (*tables, parts)
+        return records.AttentionCall(
+            parts=parts.data_ptr(),
+            slots=inputs.slots.data_ptr(),
+            pages=inputs.pages.data_ptr(),
+            tasks=tables[0].ctypes.data,
+            joins=tables[1].ctypes.data,
+            n_rows=n_rows,
+            n_tasks=len(tasks),
+            n_joins=len(joins),
+            n_heads=n_heads,
+            n_kv_heads=n_kv_heads,
+            head_dim=head_dim,
+            window=inputs.window or 0,
+            kind=kind,
+            part_queries=part_queries,
+            ahead=self.choice.ahead,
+        )
+
 
 def point_to(call: records.AttentionCall, rope: RopeRows | None) -> None:
     """Let a call rotate by `rope`, which the caller keeps alive; not at all for None."""
     call.rotations = None if rope is None else rope.rotations.data_ptr()
     call.q_factors = None if rope is None or rope.q_factors is None else rope.q_factors.data_ptr()
-
-
-def _call(prepared: Prepared, shape: Sequence[int], n_heads: int, kind: int) -> records.AttentionCall:
-    n_rows, n_all, head_dim = shape
-    n_kv_heads = (n_all - n_heads) // 2
-    group = n_heads // n_kv_heads
-    if head_dim > records.MAX_HEAD_DIM or group > records.MAX_QUERIES:
-        raise OptionError(
-            f"--attention paged serves heads of up to {records.MAX_HEAD_DIM} and groups of up to "
-            f"{records.MAX_QUERIES} queries, the model has {head_dim} and {group}; use --attention sdpa"
-        )
-    inputs = prepared.inputs
-    tasks = _tasks(inputs, min(records.MAX_ROWS, records.MAX_QUERIES // group))
-    joins: list[Join] = []
-    if len(tasks) * n_kv_heads < ENOUGH:
-        tasks, joins = _split(tasks)
-    part_queries = max((rows for _, rows, _, _ in joins), default=0) * group
-    parts = torch.empty(len(tasks) * n_kv_heads * part_queries * (padded(head_dim, 16) + 2))
-    tables = np.array(tasks, dtype=records.TASK), np.array(joins, dtype=records.JOIN)
-    prepared.referenced = (*tables, parts)
-    return records.AttentionCall(
-        parts=parts.data_ptr(),
-        slots=inputs.slots.data_ptr(),
-        pages=inputs.pages.data_ptr(),
-        tasks=tables[0].ctypes.data,
-        joins=tables[1].ctypes.data,
-        n_rows=n_rows,
-        n_tasks=len(tasks),
-        n_joins=len(joins),
-        n_heads=n_heads,
-        n_kv_heads=n_kv_heads,
-        head_dim=head_dim,
-        window=inputs.window or 0,
-        kind=kind,
-        part_queries=part_queries,
-    )
 
 
 def _tasks(inputs: PoolInputs, n: int) -> list[Task]:

@@ -25,7 +25,7 @@ class FusedLayers:
         kernels = native.kernels()
         assert kernels is not None
         self._kernels = kernels
-        self._attention = attention
+        self.attention = attention
         self._config = model.config
         self._cache_dtype = pools.layers[0].k.dtype
         self._owners = (model, pools)  # keep alive the memory that the layers point to
@@ -49,7 +49,7 @@ class FusedLayers:
         shape = (n_rows, n_heads + 2 * config.n_kv_heads, config.head_dim)
         qkv, gate_up = x.new_empty(shape), x.new_empty(n_rows, 2 * config.hidden_dim)
         out = x.new_empty(n_rows, n_heads, config.head_dim)
-        calls = [self._attention.call(pool, shape, n_heads, self._cache_dtype) for pool in prepared]
+        calls = [self.attention.call(pool, shape, n_heads, self._cache_dtype) for pool in prepared]
         for call, rope in zip(calls, ropes, strict=True):
             call.qkv, call.out = qkv.data_ptr(), out.data_ptr()
             point_to(call, rope)

@@ -128,8 +128,9 @@ def _network(
         kind=records.CELL_KINDS[pools.layers[0].k.dtype],
         embedding_kind=records.FLOAT_KINDS[embeddings.dtype],
         page_size=records.PAGE_SIZE,
-        rows_a_task=min(records.MAX_ROWS, records.MAX_QUERIES // (config.n_heads // config.n_kv_heads)),
+        rows_a_task=layers.attention.rows_a_task(config.n_heads // config.n_kv_heads),
         split=records.SPLIT_PAGES,
         enough=paged.ENOUGH,
+        ahead=layers.attention.choice.ahead,
         eps=config.norm_eps,
     )

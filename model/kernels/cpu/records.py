@@ -45,7 +45,7 @@ class AttentionCall(ctypes.Structure):
             (name, ctypes.c_int64)
             for name in ("n_rows", "n_tasks", "n_joins", "n_heads", "n_kv_heads", "head_dim", "window", "kind")
         ),
-        *((name, ctypes.c_int64) for name in ("part_queries", "n_keys")),
+        *((name, ctypes.c_int64) for name in ("part_queries", "n_keys", "ahead")),
     )
 
 
@@ -78,7 +78,7 @@ class NetworkRecord(ctypes.Structure):
         ),
         *(
             (name, ctypes.c_int64)
-            for name in ("head_dim", "kind", "embedding_kind", "page_size", "rows_a_task", "split", "enough")
+            for name in ("head_dim", "kind", "embedding_kind", "page_size", "rows_a_task", "split", "enough", "ahead")
         ),
         ("eps", ctypes.c_float),
     )

@@ -8,7 +8,7 @@ from statistics import median
 LEAST_ROUNDS = 3
 """With fewer rounds the default wins."""
 GAIN = 0.03
-"""The share of the default's time that a winner saves at least. The noise of a minimum is less."""
+"""The share of the default's time that a product's winner saves at least. The noise of a minimum is less."""
 HOPELESS = 1.15
 """A candidate whose minimum of two rounds is so many times the best one's does not run again."""
 
@@ -17,11 +17,13 @@ HOPELESS = 1.15
 class Contest:
     """Candidates for one decision; number 0 is the default. `run(i)` computes once with candidate i.
 
-    `times` are the seconds of each candidate that is still in it, in the order of the rounds.
+    A winner saves the share `gain` of the default's time at least. `times` are the seconds of each candidate that is
+    still in it, in the order of the rounds.
     """
 
     n: int
     run: Callable[[int], object]
+    gain: float = GAIN
     times: dict[int, list[float]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -57,7 +59,7 @@ class Contest:
         if not self.is_decided:
             return 0
         best = min(self.times, key=lambda i: min(self.times[i]))
-        is_clear = min(self.times[best]) <= (1 - GAIN) * min(self.times[0])
+        is_clear = min(self.times[best]) <= (1 - self.gain) * min(self.times[0])
         return best if is_clear and median(self.times[best]) < median(self.times[0]) else 0
 
 

@@ -1,9 +1,11 @@
-"""Chooses the tiles of a model's weights: as an earlier start on this machine chose them, else by timing."""
+"""Chooses among forms that give the same bits: as an earlier start on this machine chose, else by timing."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from time import perf_counter
+from typing import Protocol
 
 from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.packed import FORMATS, PackedWeights
@@ -20,7 +22,7 @@ LEAST_BYTES = 2**17
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """The contests hold at most `rounds` rounds, and none begins after `seconds`. `uses_kept`: only for new shapes."""
+    """The contests hold at most `rounds` rounds, and none begins after `seconds`. `uses_kept`: only for what is new."""
 
     rounds: int
     seconds: float
@@ -31,6 +33,42 @@ EFFORTS = {"start": Effort(12, 0.08, uses_kept=True), "thorough": Effort(100, 5.
 """By the value of --tune; "off" has none."""
 
 
+class Subject(Protocol):
+    """Something whose fastest form is chosen. Each of its decisions has a name, as each candidate has."""
+
+    def knows(self, names: Chosen) -> bool:
+        """Whether there is a candidate of this name for each decision."""
+
+    def timings(self) -> Mapping[str, Timing]:
+        """The contest of each decision, not held yet; none if there is no memory for it."""
+
+    def set(self, names: Chosen) -> None:
+        """Use these candidates, before the subject is used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """The tiles of `weights`, which have one shape: one for each class of rows."""
+
+    kernels: Kernels
+    weights: Sequence[PackedWeights]
+    threads: int
+
+    def knows(self, names: Chosen) -> bool:
+        return names.keys() == set(map(str, ROW_CLASSES)) and set(self._tiles).issuperset(names.values())
+
+    def timings(self) -> dict[str, Timing]:
+        return {str(first): timing(self.kernels, self.weights, i, self.threads) for i, first in enumerate(ROW_CLASSES)}
+
+    def set(self, names: Chosen) -> None:
+        for each in self.weights:
+            each.record.tiles[:] = [self._tiles.index(names[str(first)]) for first in ROW_CLASSES]
+
+    @property
+    def _tiles(self) -> Sequence[str]:
+        return DEFAULT, *self.kernels.tiles(self.weights[0].record.format)
+
+
 @dataclass(frozen=True, slots=True)
 class Tuner:
     """Chooses tiles for `kernels`, which compute with `threads` threads, and keeps the choices in `store`."""
@@ -39,45 +77,39 @@ class Tuner:
     threads: int
     store: Store
 
-    def tune(self, weights: Iterable[PackedWeights], effort: Effort) -> None:
-        """Set the tiles of all `weights` before they are used. A line of the log says which tiles."""
+    def tune(
+        self, weights: Iterable[PackedWeights], effort: Effort, others: Mapping[str, Subject] | None = None
+    ) -> None:
+        """Choose for all `weights` and for `others`, by name, before they are used. A line of the log says what."""
         begin = perf_counter()
-        shapes = by_shape(weights)
+        shapes = by_shape(weights).items()
+        subjects = {shape: Products(self.kernels, some, self.threads) for shape, some in shapes} | dict(others or {})
         kept = self.store.read()
-        chosen = self._usable(kept, shapes) if effort.uses_kept else {}
-        new = {shape: some for shape, some in shapes.items() if shape not in chosen}
+        chosen = _usable(kept, subjects) if effort.uses_kept else {}
+        new = {name: subject for name, subject in subjects.items() if name not in chosen}
         if new:
-            timings = self._time(new, effort)
-            chosen |= {shape: _winners(timings[shape]) for shape in new}
-            done = (shape for shape in new if all(each.contest.is_decided for each in timings[shape]))
-            self.store.write({**kept, **{shape: chosen[shape] for shape in done}})
-        for shape, some in shapes.items():
-            self._set(some, chosen[shape])
-        took = f"{len(new)} of {len(shapes)} shapes timed, {perf_counter() - begin:.3f} s"
-        log.debug("tiles of products: %s (%s)", describe(chosen), took)
+            timings = _time(new, effort, begin)
+            chosen |= {name: {by: each.winner for by, each in timings[name].items()} for name in new}
+            done = [name for name in new if timings[name] and all(t.contest.is_decided for t in timings[name].values())]
+            self.store.write({**kept, **{name: chosen[name] for name in done}})
+        for name, subject in subjects.items():
+            subject.set(chosen[name])
+        took = f"{len(new)} of {len(subjects)} timed, {perf_counter() - begin:.3f} s"
+        log.debug("tiles: %s (%s)", describe(chosen), took)
 
-    def _usable(self, kept: Mapping[str, Chosen], shapes: Iterable[str]) -> dict[str, Chosen]:
-        """What is kept for these shapes, if this library has all the tiles."""
-        return {shape: kept[shape] for shape in shapes if shape in kept and self._knows(shape, kept[shape])}
 
-    def _knows(self, shape: str, names: Chosen) -> bool:
-        known = {DEFAULT, *self.kernels.tiles(FORMATS.index(shape.split()[0]))}
-        return names.keys() == set(map(str, ROW_CLASSES)) and known.issuperset(names.values())
+def _usable(kept: Mapping[str, Chosen], subjects: Mapping[str, Subject]) -> dict[str, Chosen]:
+    """What is kept for these subjects, if they still have all these candidates."""
+    return {name: kept[name] for name, subject in subjects.items() if name in kept and subject.knows(kept[name])}
 
-    def _time(self, shapes: Mapping[str, Sequence[PackedWeights]], effort: Effort) -> dict[str, list[Timing]]:
-        """The contests of each shape, held, in the order of the classes."""
-        timings = {
-            shape: [timing(self.kernels, some, i, self.threads) for i in range(len(ROW_CLASSES))]
-            for shape, some in shapes.items()
-        }
-        by_class = zip(*timings.values(), strict=True)  # between two contests of a shape come those of others
-        hold([each.contest for some in by_class for each in some], effort.rounds, effort.seconds)
-        return timings
 
-    def _set(self, weights: Iterable[PackedWeights], names: Chosen) -> None:
-        for each in weights:
-            tiles = (DEFAULT, *self.kernels.tiles(each.record.format))
-            each.record.tiles[:] = [tiles.index(names[str(first)]) for first in ROW_CLASSES]
+def _time(subjects: Mapping[str, Subject], effort: Effort, begin: float) -> dict[str, Mapping[str, Timing]]:
+    """The contests of each subject, held. The time to make them counts, too."""
+    timings = {name: subject.timings() for name, subject in subjects.items()}
+    in_turns = zip_longest(*(each.values() for each in timings.values()))  # others come between two of one subject
+    contests = [each.contest for some in in_turns for each in some if each is not None]
+    hold(contests, effort.rounds, effort.seconds - (perf_counter() - begin))
+    return timings
 
 
 def by_shape(weights: Iterable[PackedWeights]) -> dict[str, list[PackedWeights]]:
@@ -89,10 +121,6 @@ def by_shape(weights: Iterable[PackedWeights]) -> dict[str, list[PackedWeights]]
     return shapes
 
 
-def _winners(timings: Sequence[Timing]) -> Chosen:
-    return {str(first): each.winner for first, each in zip(ROW_CLASSES, timings, strict=True)}
-
-
 def describe(chosen: Mapping[str, Chosen]) -> str:
-    """The tiles of each shape, in the order of the classes, such as "int8 576x960 1x4/default/6x2/8x2"."""
+    """The choices of each subject, in the order of its decisions, such as "int8 576x960 1x4/default/6x2/8x2"."""
     return ", ".join(f"{shape} {'/'.join(names.values())}" for shape, names in chosen.items()) or "the defaults"
