@@ -33,6 +33,7 @@ from torch import Tensor
 
 from benchmarks import engine, machine
 from model.checkpoint.resolve import EMBEDDED
+from model.config import ModelConfig
 from model.kernels.cpu import native
 from model.linear.base import Projection
 from model.machine.host import choose_threads
@@ -184,7 +185,11 @@ class Shape:
 def decoding(rows: int, context: int, n_steps: int, most: int) -> Shape:
     """Sequences of at most `most` tokens, as many of them before the decoded ones as fit, up to `context`."""
     joining = 2 * rows * context // engine.MAX_STEP_TOKENS  # steps until all decode
-    n_tokens = 2 * n_steps + joining
+    n_tokens = 2 * n_steps + joining + 1  # the step that ends the prompt gives one too
+    if n_tokens >= most:
+        raise SystemExit(
+            f"--steps {n_steps} after --context {context} decodes {n_tokens} tokens; {most} are a sequence's"
+        )
     return Shape(rows, min(context, most - n_tokens), n_tokens)
 
 
@@ -246,10 +251,16 @@ class Floor:
         slots = runner.info.pools[0].n_pages * runner.info.page_size
         slot_bytes = n_bytes([[cache.k, cache.v] for cache in runner._pools.layers]) / slots
         config = runner._model.config
-        pairs = rows * length or length * (length + 1) // 2  # of a query and a key that it sees
-        macs = pairs * config.n_layers * config.n_heads * config.head_dim * 2
-        found["attention"] = max((rows or 1) * length * slot_bytes / self.bytes_per_second, macs / self.macs_per_second)
+        pairs = rows * n_keys(config, length) or sum(n_keys(config, n) for n in range(1, length + 1))
+        macs = pairs * config.n_heads * config.head_dim * 2
+        read = (rows or 1) * n_keys(config, length) * slot_bytes / config.n_layers
+        found["attention"] = max(read / self.bytes_per_second, macs / self.macs_per_second)
         return found
+
+
+def n_keys(config: ModelConfig, n: int) -> int:
+    """Keys that token number `n` of a sequence sees, itself included, in all layers together."""
+    return sum(min(n, window or n) for window in config.windows)
 
 
 def table(cases: dict[str, tuple[dict[str, float], dict[str, float]]]) -> Table:

@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from itertools import count
 from pathlib import Path
 
 import httpx
@@ -19,7 +18,7 @@ from tests.e2e.paced import PACE, slow
 from tests.waiting import PATIENCE, children, eventually
 
 MODEL = "smollm2-135m-instruct"
-PORTS = count(10_000 + os.getpid() * 61 % 20_000)
+PORTS = iter(range(10_000 + os.getpid() * 61 % 20_000, 32_768))
 """Below those that the system gives to whoever asks for any (from 32768): no other test gets one before its server."""
 
 

@@ -84,7 +84,7 @@ class Index:
 
     @property
     def block_bits(self) -> float | None:
-        """Bits of a weight of the projections in `matrices.BlockMatrix`, on average; None if nothing is quantized.
+        """Bits of a weight of the projections in the compiled kernels, on average; None if nothing is quantized.
 
         All parts of a projection get the layout that holds each of them.
         """
