@@ -44,14 +44,19 @@ def available() -> tuple[str, ...]:
 def _agree(first: str, second: str) -> bool:
     """Whether two variants give the same bits in products that take every path through a tile."""
     source = torch.Generator().manual_seed(0)
-    weight, x = torch.randn(48, 192, generator=source), torch.randn(40, 192, generator=source)
-    quants = torch.randint(0, 256, (48, 6, 16), generator=source, dtype=torch.uint8)
-    halves = torch.ones(48, 6, dtype=torch.float16)
-    rows, blocks = packed.int8(48, 192), packed.blocks(48, 192, 16, with_minima=True)
+    weight, x = torch.randn(48, 256, generator=source), torch.randn(40, 256, generator=source)
+    quants = torch.randint(0, 256, (48, 8, 16), generator=source, dtype=torch.uint8)
+    halves = torch.ones(48, 8, dtype=torch.float16)
+    file_rows = torch.randint(0, 256, (48, packed.SUPERBLOCK_BYTES), generator=source, dtype=torch.uint8)
+    file_rows[:, :4] = torch.tensor([0.5, 0.25], dtype=torch.float16).view(torch.uint8)  # the factors
+    rows, blocks = packed.int8(48, 256), packed.blocks(48, 256, 16, with_minima=True)
+    superblocks = packed.superblocks(48, 256)
     variant(second).quantize(rows, 0, weight)
     variant(second).pack(blocks, 0, quants, halves, halves)
+    variant(second).pack_superblocks(superblocks, 0, file_rows)
     return all(
-        torch.equal(variant(first).linear(weights, x), variant(second).linear(weights, x)) for weights in (rows, blocks)
+        torch.equal(variant(first).linear(weights, x), variant(second).linear(weights, x))
+        for weights in (rows, blocks, superblocks)
     )
 
 
