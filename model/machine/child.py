@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -26,6 +27,9 @@ PARENT = "NORIA_PARENT_PID"
 METAS = "torch._meta_registrations"
 """The module in which PyTorch registers, in Python, what operations do with tensors without memory. It takes a fifth of
 the time of `import torch`, which imports it only for `torch.compile`, `torch.export` and fake tensors."""
+DEFERRED = {METAS: METAS, "torch.utils._content_store": "torch._prims"}
+"""Modules that are imported when they are read, each with one to import before it. The second is here because it and
+`torch._prims`, which METAS imports, need each other: only this order works."""
 
 
 def python_command(
@@ -119,12 +123,16 @@ def name_process(name: str) -> None:
 class _Deferred(ModuleType):
     """A module that is imported when an attribute of it is read."""
 
+    _lock = threading.Lock()
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # tools ask every module for these
             raise AttributeError(name)
-        sys.modules.pop(self.__name__, None)
-        module = importlib.import_module(self.__name__)
-        return getattr(module, name)
+        with self._lock:  # another thread may import it already
+            if sys.modules.get(self.__name__) is self:
+                del sys.modules[self.__name__]
+        importlib.import_module(DEFERRED[self.__name__])
+        return getattr(importlib.import_module(self.__name__), name)
 
 
 def defer_metas() -> None:
@@ -133,4 +141,4 @@ def defer_metas() -> None:
     Operations compute as ever. Some raise NotImplementedError on meta tensors, on which Noria only allocates.
     """
     if "torch" not in sys.modules:
-        sys.modules[METAS] = _Deferred(METAS)
+        sys.modules.update((name, _Deferred(name)) for name in DEFERRED)

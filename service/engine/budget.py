@@ -23,6 +23,8 @@ LONGEST = 1.5
 counts as the inverse at least: the result of one that seems to take less was there before."""
 LEAST_SHARE = 0.01
 """Of a coefficient in their sum, in the scale of `TYPICAL`: nothing is free, whatever a few steps seem to say."""
+LEAST_SECONDS = 1e-6
+"""Of a step, whatever the clock says: costs that fell for ever would have no square that a float can hold."""
 STRETCH = 1.75
 """With twice, steps beside a long prompt were a little more than twice as long as without: see the log of chunks."""
 LEAST_TOKENS = 16
@@ -81,17 +83,24 @@ class StepCost:
         """
         amounts = [count / typical for count, typical in zip((1, rows, tokens, pairs), TYPICAL, strict=True)]
         if not self._errors:
-            self._cost = [max(seconds, 1e-6) / sum(amounts) for _ in INDEXES]
+            self._cost = [max(seconds, LEAST_SECONDS) / sum(amounts) for _ in INDEXES]
         if rows:
             self._drift()
-            self._learn(amounts, seconds)
+            self._learn(amounts, max(seconds, LEAST_SECONDS))
 
     def _drift(self) -> None:
-        """Make each coefficient less certain. Before the first step each may be wrong by as much as it is."""
+        """Make each coefficient less certain. Before the first step each may be wrong by as much as it is.
+
+        Later each may be wrong by as much as their sum: floats cannot subtract the certainty of steps of milliseconds
+        from the variance that a first step of minutes left.
+        """
         errors = self._errors or [[float(a == b) * self._cost[a] ** 2 for b in INDEXES] for a in INDEXES]
+        most = sum(self._cost)
+        shares = [min(1.0, most / sqrt(errors[a][a])) for a in INDEXES]
         for a, line in enumerate(errors):
             for b, other in enumerate(self._cost):
-                line[b] += self._cost[a] * other * (TOGETHER**2 + (a == b) * ALONE**2)
+                drift = self._cost[a] * other * (TOGETHER**2 + (a == b) * ALONE**2)
+                line[b] = line[b] * (shares[a] * shares[b]) + drift
         self._errors = errors
 
     def _learn(self, amounts: list[float], seconds: float) -> None:
@@ -100,7 +109,7 @@ class StepCost:
         shares = [_dot(line, amounts) for line in self._errors]
         total = _dot(shares, amounts) + (NOISE * expected) ** 2
         found = [value + share / total * error for value, share in zip(self._cost, shares, strict=True)]
-        least = LEAST_SHARE * sum(found)
+        least = LEAST_SHARE * sum(value for value in found if value > 0)
         self._cost = [max(value, least) for value in found]
         self._errors = [[self._errors[a][b] - shares[a] * shares[b] / total for b in INDEXES] for a in INDEXES]
 

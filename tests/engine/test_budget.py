@@ -76,6 +76,21 @@ def test_a_step_that_seems_to_take_no_time_counts_little() -> None:
     assert 0.7 * TRUE.seconds(16, 50) < found.now.seconds(16, 50) < TRUE.seconds(16, 50)
 
 
+@pytest.mark.parametrize("absurd", [[1e9], [TRUE.seconds(16, 50)] * 100 + [0.0] * 2000, [1e5, 1e-7] * 500])
+def test_steps_of_absurd_lengths_are_forgotten(absurd: list[float]) -> None:
+    """A clock that stands still or jumps leaves no negative cost, and nothing that later steps cannot correct."""
+    found = StepCost()
+    for number, seconds in enumerate(absurd):
+        found.note(4, number % 3 * 20, number % 3 * 2e4, seconds)
+        assert min(found.now) > 0
+    for _ in range(10):
+        for rows, tokens in SHAPES * 10:
+            found.note(rows, tokens, 0.0, TRUE.seconds(rows, tokens))
+            assert min(found.now) > 0
+    for rows, tokens in SHAPES[1:]:
+        assert found.now.seconds(rows, tokens) == pytest.approx(TRUE.seconds(rows, tokens), rel=0.1)
+
+
 def test_the_parts_are_told_apart_although_nothing_decodes_alone() -> None:
     """Sequences join while prompts fill the rest of each step: rows and prompt tokens vary together."""
     found = StepCost()

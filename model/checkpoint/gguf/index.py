@@ -141,7 +141,8 @@ def read_index(directory: Path) -> Index:
     """
     index = read_json(directory / INDEX)
     paths = read_paths(directory)
-    for path, state, expected in zip(paths, index["states"], index["fingerprints"], strict=True):
+    states = index.get("states", [None] * len(paths))  # versions before 5 wrote none
+    for path, state, expected in zip(paths, states, index["fingerprints"], strict=True):
         try:
             same = _state(path) == state or fingerprint(path) == expected
         except OSError as error:

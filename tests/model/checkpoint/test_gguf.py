@@ -248,3 +248,15 @@ def test_a_file_with_new_times_is_read_and_serves(small: Path) -> None:
     os.utime(small, ns=(0, 0))  # the time of the change itself cannot be set
     with pytest.raises(ModelError, match="has changed since it was converted"):
         open_checkpoint(directory)
+
+
+def test_a_directory_without_states_is_compared_with_the_file(small: Path) -> None:
+    """Versions before 5 converted so. A user may name the directory itself."""
+    directory = converted(small)
+    index = json.loads((directory / "gguf.json").read_text())
+    del index["states"]
+    (directory / "gguf.json").write_text(json.dumps(index))
+    assert open_checkpoint(directory).fingerprint
+    small.write_bytes(bytes(small.stat().st_size))
+    with pytest.raises(ModelError, match="has changed since it was converted"):
+        open_checkpoint(directory)

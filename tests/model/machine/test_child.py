@@ -65,8 +65,13 @@ def test_a_child_for_an_event_loop() -> None:
     check(received(ours))
 
 
+def run_python(code: str) -> None:
+    root = Path(model.__path__[0]).parent
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(root)})
+
+
 def test_pytorch_leaves_out_the_registration_of_metas_until_it_is_read() -> None:
-    code = """
+    run_python("""
 import sys
 from model.machine.child import METAS, defer_metas
 defer_metas()
@@ -77,6 +82,26 @@ assert torch.empty(2, 3, device="meta").shape == (2, 3)
 from torch._meta_registrations import meta_index_Tensor
 assert meta_index_Tensor.__module__ == METAS
 assert sys.modules[METAS].__file__ and torch._meta_registrations is sys.modules[METAS]
-"""
-    root = Path(model.__path__[0]).parent
-    subprocess.run([sys.executable, "-P", "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(root)})
+""")
+
+
+def test_pytorch_compiles_although_metas_were_left_out() -> None:
+    """Its modules need each other in a circle, which they then enter elsewhere."""
+    run_python("""
+from model.machine.child import defer_metas
+defer_metas()
+import torch
+assert torch.compile(lambda x: x + x, backend="aot_eager")(torch.ones(2)).tolist() == [2, 2]
+""")
+
+
+def test_several_threads_may_read_the_metas_first() -> None:
+    run_python("""
+from concurrent.futures import ThreadPoolExecutor
+from model.machine.child import defer_metas
+defer_metas()
+import torch
+metas = torch._meta_registrations
+with ThreadPoolExecutor(8) as threads:
+    assert len(set(threads.map(lambda _: metas.meta_index_Tensor, range(8)))) == 1
+""")
