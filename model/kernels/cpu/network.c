@@ -1,5 +1,6 @@
 /* All layers of a network over one step: the products and the attention of the other files, one after the other. */
 #include "step/network.h"
+#include "pool.h"
 
 #define F(name) FIELD(layer, name)
 MIRRORED(layer, F(attention_norm), F(ffn_norm), F(wqkv), F(wo), F(w13), F(w2), F(experts), F(cells), F(pool));
@@ -8,16 +9,37 @@ MIRRORED(layer, F(attention_norm), F(ffn_norm), F(wqkv), F(wo), F(w13), F(w2), F
 /* Parts of an adapter for one layer, in the order of `lora_rows.targets`. The head comes after all layers. */
 enum { WQKV, WO, W13, W2, TARGETS };
 
+enum { LEAST_AHEAD = 1 << 20, MOST_AHEAD = 16 << 20 };
+
+static int64_t macs(const weights *w) { return w->n_in * w->n_out; }
+
+/* Begins to read ahead for layer `next`, after the attention of layer l. Returns null if it does not pay. */
+static const ahead_t *look_ahead(ahead_t *a, const layer *l, const layer *next, const attention_call *pools) {
+    const attention_call *c = pools + next->pool;
+    int64_t pages = 0, work = 0;
+    for (const task_t *t = c->tasks; t < c->tasks + c->n_tasks; t++) pages += t->end - t->block;
+    a->attention = c, a->cells = next->cells, a->page_bytes = GLUE(page_bytes, VARIANT)(c);
+    if (l->experts || pages * a->page_bytes < LEAST_AHEAD || pages * a->page_bytes > MOST_AHEAD) return 0;
+    work = macs(l->wo) + macs(l->w13) + macs(l->w2) + macs(next->wqkv);
+    a->bytes_a_mac = (float)(pages * a->page_bytes) / (float)(work * c->n_rows);
+    begin_ahead(a, noria_thread_count());
+    return a;
+}
+
 void EXPORT(network)(const layer *layers, int64_t n_layers, attention_call *pools, float *x, int64_t n_rows, float eps,
                      float *gate_up, const lora_rows *runs, int64_t n_runs, void *scratch) {
+    cursor cursors[noria_thread_count()];
+    ahead_t memory = {.cursors = cursors};
+    const ahead_t *ahead = 0;
     for (int64_t i = 0; i < n_layers; i++) {
         const layer *l = layers + i;
         attention_call *a = pools + l->pool;
         int64_t t = i * TARGETS;
         a->cells = l->cells;
-#define ADAPTED(target) runs, n_runs, t + target, scratch
+#define ADAPTED(target) runs, n_runs, t + target, ahead, scratch
         GLUE(adapted, VARIANT)(l->wqkv, x, n_rows, NORMED, l->attention_norm, eps, (float *)a->qkv, 0, ADAPTED(WQKV));
         GLUE(attention, VARIANT)(a);
+        ahead = i + 1 < n_layers ? look_ahead(&memory, l, l + 1, pools) : 0;
         GLUE(adapted, VARIANT)(l->wo, a->out, n_rows, PLAIN, 0, 0, x, 1, ADAPTED(WO));
         if (l->experts) {
             GLUE(experts, VARIANT)(l->experts, x, n_rows, l->ffn_norm, eps, x, scratch);

@@ -95,33 +95,45 @@ INLINE void ask_for_results(const call *c, const shape *s, int row, int block) {
 
 /* Computes rows top..end-1 of the blocks of a shape. While its tiles are computed, they prefetch as many blocks after these,
  * each tile its part. */
-static void column(const call *c, const shape *s, int block, int top, int end, const float *decoded) {
+static void column(const call *c, const shape *s, int block, int top, int end, const float *decoded, cursor *mine) {
     const int64_t bytes = (int64_t)c->n_groups * RECORD(c->w->format);
     const int far = c->n_rows * c->w->n_out * 4 > FAR_BYTES;
     const shape *now = s;
     const uint8_t *soon = c->w->packed + (block + s->blocks) * bytes, *stop = soon + s->blocks * bytes;
-    int n_tiles = (end - top + s->rows - 1) / s->rows, steps = STEPS(c->w->format), n_soon = (steps + n_tiles - 1) / n_tiles;
-    for (int row = top; row < end; row += now->rows, soon += n_soon * s->blocks * bytes / steps) {
+    int n_tiles = (end - top + s->rows - 1) / s->rows, steps = STEPS(c->w->format), turns = mine && n_tiles > 1 ? 2 : 1;
+    int n_asking = (n_tiles + turns - 1) / turns, n_soon = (steps + n_asking - 1) / n_asking, turn = 0;
+    for (int row = top; row < end; row += now->rows) {
         while (now->rows > end - row) now--;
         if (far) ask_for_results(c, now, row, block);
-        now->compute(c, row, block, soon, soon < stop ? n_soon : 0, decoded);
+        if (turn) {
+            const uint8_t *from = 0;
+            const int64_t unit = s->blocks * bytes / steps;
+            int most = (int)(2 * c->ahead->bytes_a_mac * s->rows * BLOCK * c->group / (bytes / c->n_groups / steps)) + 1;
+            int n = take_ahead(c->ahead, mine, unit, most < steps ? most : steps, &from);
+            now->compute(c, row, block, from, n, decoded);
+        } else {
+            now->compute(c, row, block, soon, soon < stop ? n_soon : 0, decoded);
+            soon += n_soon * s->blocks * bytes / steps;
+        }
+        turn = turns - 1 - turn;
     }
 }
 
 /* `column` for several rows and weights in Q4_K, whose scales and minima it decodes once. */
-static __attribute__((noinline)) void decoded_column(const call *c, const shape *s, int block, int top, int end) {
+static __attribute__((noinline)) void decoded_column(const call *c, const shape *s, int block, int top, int end, cursor *mine) {
     const int64_t bytes = (int64_t)c->n_groups * RECORD(Q4_K), n = (int64_t)c->n_groups * 2 * BLOCK;
     float decoded[s->blocks * n] __attribute__((aligned(64)));
     for (int b = 0; b < s->blocks; b++) decode_block(c->w->packed + (block + b) * bytes, c->n_groups, decoded + b * n);
-    column(c, s, block, top, end, decoded);
+    column(c, s, block, top, end, decoded, mine);
 }
 
 /* Computes rows top..end-1 of blocks first..last-1. It reads weights from memory once, and rows from the cache. */
-static void columns(const call *c, int first, int last, int top, int end) {
+static void columns(const call *c, int first, int last, int top, int end, int thread) {
+    cursor *mine = c->ahead ? c->ahead->cursors + thread : 0;
     const shape *s = c->shape;
     for (int block = first; top < end && block < last; block += s->blocks) {
         s = narrower(s, last - block);
-        if (c->w->format == Q4_K && end - top > 1) decoded_column(c, s, block, top, end);
-        else column(c, s, block, top, end, 0);
+        if (c->w->format == Q4_K && end - top > 1) decoded_column(c, s, block, top, end, mine);
+        else column(c, s, block, top, end, 0, mine);
     }
 }
