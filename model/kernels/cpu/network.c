@@ -1,6 +1,6 @@
 /* All layers of a network over one step: the products and the attention of the other files, one after the other. */
-#include "step/network.h"
 #include "pool.h"
+#include "step/network.h"
 
 #define F(name) FIELD(layer, name)
 MIRRORED(layer, F(attention_norm), F(ffn_norm), F(wqkv), F(wo), F(w13), F(w2), F(experts), F(cells), F(pool));
@@ -9,19 +9,21 @@ MIRRORED(layer, F(attention_norm), F(ffn_norm), F(wqkv), F(wo), F(w13), F(w2), F
 /* Parts of an adapter for one layer, in the order of `lora_rows.targets`. The head comes after all layers. */
 enum { WQKV, WO, W13, W2, TARGETS };
 
-enum { LEAST_AHEAD = 1 << 20, MOST_AHEAD = 16 << 20 };
+/* Bytes of a layer's keys and values. Fewer stay in the caches of cores, and many rows compute more than they read. */
+enum { LEAST_AHEAD = 1 << 20, MANY_ROWS = 128 };
 
 static int64_t macs(const weights *w) { return w->n_in * w->n_out; }
 
-/* Begins to read ahead for layer `next`, after the attention of layer l. Returns null if it does not pay. */
+/* Lets the products between the attention of layer l and that of `next` prefetch what the latter reads. Returns null if this does
+ * not pay, as where half of the shared cache is too small. */
 static const ahead_t *look_ahead(ahead_t *a, const layer *l, const layer *next, const attention_call *pools) {
     const attention_call *c = pools + next->pool;
-    int64_t pages = 0, work = 0;
-    for (const task_t *t = c->tasks; t < c->tasks + c->n_tasks; t++) pages += t->end - t->block;
+    int64_t n_bytes = 0;
+    if (l->experts || c->n_rows < 2 || c->n_rows >= MANY_ROWS) return 0;
     a->attention = c, a->cells = next->cells, a->page_bytes = GLUE(page_bytes, VARIANT)(c);
-    if (l->experts || pages * a->page_bytes < LEAST_AHEAD || pages * a->page_bytes > MOST_AHEAD) return 0;
-    work = macs(l->wo) + macs(l->w13) + macs(l->w2) + macs(next->wqkv);
-    a->bytes_a_mac = (float)(pages * a->page_bytes) / (float)(work * c->n_rows);
+    for (const task_t *t = c->tasks; t < c->tasks + c->n_tasks; t++) n_bytes += (t->end - t->block) * a->page_bytes;
+    if (n_bytes < LEAST_AHEAD || n_bytes > noria_shared_cache() / 2) return 0;
+    a->bytes_a_mac = (float)n_bytes / (float)(c->n_rows * (macs(l->wo) + macs(l->w13) + macs(l->w2) + macs(next->wqkv)));
     begin_ahead(a, noria_thread_count());
     return a;
 }
