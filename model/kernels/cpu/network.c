@@ -14,8 +14,8 @@ enum { LEAST_AHEAD = 1 << 20, MANY_ROWS = 128 };
 
 static int64_t macs(const weights *w) { return w->n_in * w->n_out; }
 
-/* Lets the products between the attention of layer l and that of `next` prefetch what the latter reads. Returns null if this does
- * not pay, as where half of the shared cache is too small. */
+/* Lets the products between the attention of layer l and that of `next` prefetch what the latter reads. Returns null if
+ * this does not pay, as where half of the shared cache is too small. */
 static const ahead_t *look_ahead(ahead_t *a, const layer *l, const layer *next, const attention_call *pools) {
     const attention_call *c = pools + next->pool;
     int64_t n_bytes = 0;

@@ -70,7 +70,7 @@ static void all_pairs(const call *c, int first, int last, int top, int end) {
     }
 }
 #else
-#define all_pairs(c, first, last, row, end) columns(c, first, last, row, end, thread) /* only `amx` and the variant that checks it have this order */
+#define all_pairs(c, first, last, row, end) columns(c, first, last, row, end, thread) /* only `amx` and its check have this order */
 #endif
 
 static void products(void *context, int task, int thread) {
@@ -126,7 +126,8 @@ void GLUE(multiply, VARIANT)(call *calls, int n, void *scratch) {
 }
 
 void GLUE(adapted, VARIANT)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps,
-                            float *y, int64_t add, const lora_rows *runs, int64_t n_runs, int64_t target, const ahead_t *ahead, void *scratch) {
+                            float *y, int64_t add, const lora_rows *runs, int64_t n_runs, int64_t target, const ahead_t *ahead,
+                            void *scratch) {
     call c = {.w = w, .x = x, .norm = norm, .y = y, .eps = eps, .kind = (int)kind, .add = (int)add, .n_rows = (int)n_rows,
               .runs = runs, .n_runs = (int)n_runs, .target = target, .ahead = ahead};
     GLUE(multiply, VARIANT)(&c, 1, scratch);
