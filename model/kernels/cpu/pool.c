@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include <stdio.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -125,8 +126,22 @@ void noria_parallel(task_fn run, void *context, int n) {
 
 int noria_thread_count(void) { return atomic_load(&rare.wanted); }
 
+static int64_t shared_cache;
+
+/* The C library's sysconf gives the sum over all cores of the host on some virtual machines. */
+static void measure_cache(void) {
+    FILE *file = fopen("/sys/devices/system/cpu/cpu0/cache/index3/size", "r");
+    long long kib = 0;
+    if (!file) return;
+    if (fscanf(file, "%lldK", &kib) == 1) shared_cache = kib * 1024;
+    fclose(file);
+}
+
+int64_t noria_shared_cache(void) { return shared_cache; }
+
 /* Use n threads, the calling one included; returns the number that exist. Not to be called while kernels run. */
 EXPORT int noria_threads(int n) {
+    if (!shared_cache) measure_cache();
     n = n < 1 ? 1 : n > MAX_THREADS ? MAX_THREADS : n;
     for (; started < n - 1; started++) {
         pthread_t thread;

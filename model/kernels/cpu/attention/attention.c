@@ -262,6 +262,10 @@ static void attend_some(void *context, int number, int thread) {
     }
 }
 
+int64_t GLUE(page_bytes, VARIANT)(const call *c) {
+    return 2 * c->n_kv_heads * half_bytes((int)c->kind, (int)c->head_dim);
+}
+
 void EXPORT(attention)(const call *c) {
     noria_parallel(write_some, (void *)c, (int)(c->n_rows + rows_a_write(c) - 1) / rows_a_write(c));
     noria_parallel(attend_some, (void *)c, (int)(c->n_tasks * c->n_kv_heads) / bundle(c));

@@ -26,6 +26,9 @@ typedef struct {
 /* Floats of `attention_call.parts` for a query: its sums, for heads that are padded, and their maximum and total. */
 INLINE int64_t part_floats(int64_t head_dim) { return (head_dim + 15) / 16 * 16 + 2; }
 
+/* The bytes of a page in `cells`. */
+int64_t GLUE(page_bytes, VARIANT)(const attention_call *c);
+
 /* Store the keys and values of all rows, then attend. With `rotations` [n_rows, 2, head_dim/2] q and k are rotated first.
  * With `q_factors` [n_rows] the queries of each row are multiplied by its factor. With `n_keys` every row of a task sees
  * the keys of positions 0..n_keys-1, whatever its own position is; there is no window then. Keys and

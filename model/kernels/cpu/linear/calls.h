@@ -18,6 +18,7 @@ typedef struct {
     const float *x, *norm;
     const int32_t *rows;
     const lora_rows *runs;
+    const ahead_t *ahead;
     float *y;
     int64_t target;
     float eps;

@@ -70,17 +70,16 @@ static void all_pairs(const call *c, int first, int last, int top, int end) {
     }
 }
 #else
-#define all_pairs columns /* only `amx` and the variant that checks it have this order */
+#define all_pairs(c, first, last, row, end) columns(c, first, last, row, end, thread) /* only `amx` and its check have this order */
 #endif
 
 static void products(void *context, int task, int thread) {
     const call *c = *(const call *const *)context;
-    (void)thread;
     for (; task >= TASKS(c); c++) task -= TASKS(c);
     int first = task % c->n_grains * c->grain, last = first + c->grain < c->n_blocks ? first + c->grain : c->n_blocks;
     int row = task / c->n_grains * TASK_ROWS, end = row + TASK_ROWS < c->n_rows ? row + TASK_ROWS : c->n_rows;
     if (c->w->by_tiles) all_pairs(c, first, last, row, end);
-    else columns(c, first, last, all_slabs(c, first, last, row, end), end);
+    else columns(c, first, last, all_slabs(c, first, last, row, end), end, thread);
 }
 
 /* The first tasks compute u of adapters, the others convert activations. */
@@ -127,15 +126,16 @@ void GLUE(multiply, VARIANT)(call *calls, int n, void *scratch) {
 }
 
 void GLUE(adapted, VARIANT)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps,
-                            float *y, int64_t add, const lora_rows *runs, int64_t n_runs, int64_t target, void *scratch) {
+                            float *y, int64_t add, const lora_rows *runs, int64_t n_runs, int64_t target, const ahead_t *ahead,
+                            void *scratch) {
     call c = {.w = w, .x = x, .norm = norm, .y = y, .eps = eps, .kind = (int)kind, .add = (int)add, .n_rows = (int)n_rows,
-              .runs = runs, .n_runs = (int)n_runs, .target = target};
+              .runs = runs, .n_runs = (int)n_runs, .target = target, .ahead = ahead};
     GLUE(multiply, VARIANT)(&c, 1, scratch);
 }
 
 void EXPORT(linear)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps, float *y,
                     int64_t add, void *scratch) {
-    GLUE(adapted, VARIANT)(w, x, n_rows, kind, norm, eps, y, add, 0, 0, 0, scratch);
+    GLUE(adapted, VARIANT)(w, x, n_rows, kind, norm, eps, y, add, 0, 0, 0, 0, scratch);
 }
 
 void EXPORT(adapt)(const float *x, int64_t n_in, int64_t kind, const float *norm, float eps, float *y, int64_t n_rows,

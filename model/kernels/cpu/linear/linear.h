@@ -1,6 +1,6 @@
 /* What callers of linear.c must know. */
 #pragma once
-#include "vectors.h"
+#include "linear/ahead.h"
 
 /* Layouts of weights, see linear.c. In Q layouts a group of 32 channels has a scale (and a minimum) for each output. */
 enum { INT8, Q8, Q8_MIN, Q4, Q4_MIN, BF16, Q4_K };
@@ -46,9 +46,10 @@ typedef struct {
 void EXPORT(linear)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps, float *y,
                     int64_t add, void *scratch);
 
-/* The same, and the rows of `runs` get entry `target` of their adapter. */
+/* The same, and the rows of `runs` get entry `target` of their adapter. Tiles prefetch what `ahead` names, if it is not null. */
 void GLUE(adapted, VARIANT)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps,
-                            float *y, int64_t add, const lora_rows *runs, int64_t n_runs, int64_t target, void *scratch);
+                            float *y, int64_t add, const lora_rows *runs, int64_t n_runs, int64_t target, const ahead_t *ahead,
+                            void *scratch);
 
 /* What `adapted` adds, after the product: y [n_rows, n_out] += B A f(x) for the rows of `runs`. It has the same bits. */
 void EXPORT(adapt)(const float *x, int64_t n_in, int64_t kind, const float *norm, float eps, float *y, int64_t n_rows,

@@ -93,35 +93,50 @@ INLINE void ask_for_results(const call *c, const shape *s, int row, int block) {
         for (int b = 0; b < s->blocks; b++) __builtin_prefetch(y + b * BLOCK, 1, 3);
 }
 
+/* The steps of a group in which a tile may prefetch the next layer's keys: twice its part of them, as every second tile does. */
+INLINE int steps_ahead(const call *c, const shape *s) {
+    float bytes_a_step = (float)(s->blocks * STEP(c->w->format)), macs = (float)(s->rows * s->blocks * BLOCK * c->group);
+    return (int)least_of((int64_t)(2 * c->ahead->bytes_a_mac * macs / bytes_a_step) + 1, STEPS(c->w->format));
+}
+
 /* Computes rows top..end-1 of the blocks of a shape. While its tiles are computed, they prefetch as many blocks after these,
- * each tile its part. */
-static void column(const call *c, const shape *s, int block, int top, int end, const float *decoded) {
+ * each tile its part. With `mine`, every second tile prefetches keys of the next layer instead. */
+static void column(const call *c, const shape *s, int block, int top, int end, const float *decoded, cursor *mine) {
     const int64_t bytes = (int64_t)c->n_groups * RECORD(c->w->format);
-    const int far = c->n_rows * c->w->n_out * 4 > FAR_BYTES;
+    const int far = c->n_rows * c->w->n_out * 4 > FAR_BYTES, steps = STEPS(c->w->format);
+    const int64_t a_step = s->blocks * bytes / steps;
     const shape *now = s;
-    const uint8_t *soon = c->w->packed + (block + s->blocks) * bytes, *stop = soon + s->blocks * bytes;
-    int n_tiles = (end - top + s->rows - 1) / s->rows, steps = STEPS(c->w->format), n_soon = (steps + n_tiles - 1) / n_tiles;
-    for (int row = top; row < end; row += now->rows, soon += n_soon * s->blocks * bytes / steps) {
+    const uint8_t *soon = c->w->packed + (block + s->blocks) * bytes, *stop = soon + s->blocks * bytes, *keys = 0;
+    int n_tiles = (end - top + s->rows - 1) / s->rows, turns = mine && n_tiles > 1 ? 2 : 1;
+    int n_asking = (n_tiles + turns - 1) / turns, n_soon = (steps + n_asking - 1) / n_asking;
+    for (int row = top, tile = 0; row < end; row += now->rows, tile++) {
         while (now->rows > end - row) now--;
         if (far) ask_for_results(c, now, row, block);
-        now->compute(c, row, block, soon, soon < stop ? n_soon : 0, decoded);
+        if (tile % turns) {
+            int n = take_ahead(c->ahead, mine, a_step, steps_ahead(c, s), &keys);
+            now->compute(c, row, block, keys, n, decoded);
+        } else {
+            now->compute(c, row, block, soon, soon < stop ? n_soon : 0, decoded);
+            soon += n_soon * a_step;
+        }
     }
 }
 
 /* `column` for several rows and weights in Q4_K, whose scales and minima it decodes once. */
-static __attribute__((noinline)) void decoded_column(const call *c, const shape *s, int block, int top, int end) {
+static __attribute__((noinline)) void decoded_column(const call *c, const shape *s, int block, int top, int end, cursor *mine) {
     const int64_t bytes = (int64_t)c->n_groups * RECORD(Q4_K), n = (int64_t)c->n_groups * 2 * BLOCK;
     float decoded[s->blocks * n] __attribute__((aligned(64)));
     for (int b = 0; b < s->blocks; b++) decode_block(c->w->packed + (block + b) * bytes, c->n_groups, decoded + b * n);
-    column(c, s, block, top, end, decoded);
+    column(c, s, block, top, end, decoded, mine);
 }
 
 /* Computes rows top..end-1 of blocks first..last-1. It reads weights from memory once, and rows from the cache. */
-static void columns(const call *c, int first, int last, int top, int end) {
+static void columns(const call *c, int first, int last, int top, int end, int thread) {
+    cursor *mine = c->ahead ? c->ahead->cursors + thread : 0;
     const shape *s = c->shape;
     for (int block = first; top < end && block < last; block += s->blocks) {
         s = narrower(s, last - block);
-        if (c->w->format == Q4_K && end - top > 1) decoded_column(c, s, block, top, end);
-        else column(c, s, block, top, end, 0);
+        if (c->w->format == Q4_K && end - top > 1) decoded_column(c, s, block, top, end, mine);
+        else column(c, s, block, top, end, 0, mine);
     }
 }
