@@ -185,7 +185,7 @@ class RunnerOptions:
     target_inter_token_ms: float | None = option(
         None,
         "Milliseconds between two tokens of an answer at which chunks of prompts beside it aim. Where decoding alone "
-        "takes most of them or more, a step takes up to 1.75 times as long. 0 leaves chunks --max-step-tokens.",
+        "takes most of them or more, a step takes less than twice as long. 0 leaves chunks --max-step-tokens.",
         unset="{:g}, on a GPU {:g}".format(*TARGET_INTER_TOKEN_MS.values()),
         least=0,
     )
