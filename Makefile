@@ -4,6 +4,7 @@
 #   make test WORKERS=4 ARGS="tests/service"   (processes that test; a file's tests stay in one of them)
 #   make test-clients CLIENTS="openai curl"    (real clients, each in an environment of its own in .clients)
 #   make test-page                             (the page at / in a real browser, Chromium)
+#   make test-machines                         (servers on other processors and in odd places: docs/machines.md)
 #   make test-ray                              (replicas on Ray Serve, in an environment of their own in .ray)
 #   make drill ARGS="--hours=1"                (attacks and faults on a live server, ten minutes without ARGS)
 MODEL ?=
@@ -16,7 +17,7 @@ export PIP_ARGS
 
 INPUTS := pyproject.toml constraints.txt scripts/setup $(wildcard model/kernels/cpu/*.[ch] model/kernels/cpu/*/*.[ch])
 
-.PHONY: serve test test-page test-clients test-ray drill check clean
+.PHONY: serve test test-page test-clients test-machines test-ray drill check clean
 
 serve: .venv/.ready
 	@exec .venv/bin/noria serve $(if $(MODEL),"$(MODEL)") --port $(PORT) $(ARGS)
@@ -31,6 +32,10 @@ test-page: .venv/.ready-dev
 
 test-clients: .venv/.ready-dev
 	.venv/bin/python -m tests.clients.run $(CLIENTS)
+
+test-machines: .venv/.ready-dev
+	@scripts/setup-machines
+	.venv/bin/python -m pytest -vv --durations=0 -m machines tests/machines $(ARGS)
 
 test-ray: .ray/.ready
 	.ray/bin/python -m pytest -c tests/ray/pytest.ini tests/ray $(ARGS)

@@ -9,9 +9,9 @@ PATIENCE = 60.0
 """Seconds until a test gives up: far more than anything takes, also on a busy machine."""
 
 
-def eventually(condition: Callable[[], object], what: str) -> None:
-    """Wait until `condition()` holds."""
-    deadline = time.monotonic() + PATIENCE
+def eventually(condition: Callable[[], object], what: str, patience: float = PATIENCE) -> None:
+    """Wait until `condition()` holds, at most `patience` seconds."""
+    deadline = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < deadline, f"never happened: {what}"
         time.sleep(0.01)
