@@ -85,9 +85,8 @@ def serve(profile: bool) -> None:
         )
         metrics = Metrics(lambda: client.stats)
         logs.configure("json", "info")
-        port = sock.getsockname()[1]
-        print(port, flush=True)
-        server = create_server(settings, client, metrics, port, Keys(settings.api_keys, settings.api_key_file))
+        print(sock.getsockname()[1], flush=True)
+        server = create_server(settings, client, metrics, sock, Keys(settings.api_keys, settings.api_key_file))
         if not profile:
             server.run([sock])
             return
@@ -125,9 +124,8 @@ def ready(port: int) -> bool:
 def stream(port: int, path: str, body: dict[str, object], n_clients: int) -> int:
     """Send the same streamed request on `n_clients` connections at once, and read the answers; returns the frames."""
     content = json.dumps(body | {"stream": True, "ignore_eos": True, "temperature": 0}).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
-    )
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(content)}\r\n\r\n"
     waiting = selectors.DefaultSelector()
     for _ in range(n_clients):
         sock = socket.create_connection(("127.0.0.1", port))

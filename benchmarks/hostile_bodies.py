@@ -169,7 +169,7 @@ def watching(port: int) -> Iterator[Callable[[], float]]:
 
 def sent(port: int, path: str, body: bytes, copies: int) -> list[bytes]:
     """The first bytes of the answers to copies of a body on connections of their own."""
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n"
     request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
     connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(copies)]
     for connection in connections:

@@ -31,11 +31,13 @@ from service.engine.client import EngineClient
 from service.generation.served import ServedModel
 from service.generation.startup import load_served
 from service.http.announcement import address, progress_bar, say, welcome
+from service.http.connection.browsers import BrowserRules
 from service.http.connection.limits import Limits
 from service.http.connection.places import Places, raise_descriptor_limit
 from service.http.dialects import error_response
 from service.http.health import HealthListener
 from service.http.keys.keys import Keys
+from service.http.listening import is_local
 from service.http.middleware import RequestMiddleware, Trace
 from service.http.policy import Policies
 from service.http.server import Server
@@ -88,7 +90,7 @@ def create_server(
     settings: Settings,
     client: EngineClient,
     measured: Metrics,
-    port: int | None,
+    sock: socket.socket,
     keys: Keys,
     *,
     progress: bool = False,
@@ -99,9 +101,11 @@ def create_server(
 ) -> Server:
     """A server of the application. It reports the progress and the end of loading on stderr.
 
-    `client` must report to `measured`. `port` is that of the socket to serve on, None of a Unix socket. `health` is the
-    socket for probes alone.
+    `client` must report to `measured`. `sock` is the socket to serve on, `health` the one for probes alone.
     """
+
+    port = None if sock.family == socket.AF_UNIX else sock.getsockname()[1]
+    _warn_if_open(keys, sock)
 
     def on_ready(served: ServedModel) -> None:
         url = address(settings, port)
@@ -122,7 +126,8 @@ def create_server(
         async with progress_bar(client) if progress else nullcontext():
             return await load(settings, client, slicing)
 
-    app = create_app(settings, client, measured, keys, load_visibly, on_ready, on_failed, routes)
+    hosts = _hosts(settings, keys, sock)
+    app = create_app(settings, client, measured, keys, load_visibly, on_ready, on_failed, routes, hosts)
 
     def probed(path: str) -> tuple[int, bytes] | None:
         return probes.probed(getattr(app.state, "noria", None), path)  # None before the lifespan begins
@@ -146,6 +151,27 @@ def create_server(
     return server
 
 
+def _warn_if_open(keys: Keys, sock: socket.socket) -> None:
+    if not keys and not is_local(sock):
+        host, port, *_ = sock.getsockname()
+        log.warning(
+            "no API key is needed at %s, port %d: everyone who reaches it may use the server; set --api-key or "
+            "--api-key-file, or listen on 127.0.0.1 with --host",
+            host,
+            port,
+        )
+
+
+def _hosts(settings: Settings, keys: Keys, sock: socket.socket) -> frozenset[str] | None:
+    """The names under which the server answers; None for any.
+
+    Where it needs no key and only this machine may connect, nobody but a web page comes by another name.
+    """
+    own = {settings.address[0].lower(), *settings.hosts}
+    at_risk = not keys and sock.family != socket.AF_UNIX and is_local(sock)
+    return frozenset(own) if settings.hosts or at_risk else None
+
+
 def create_app(
     settings: Settings,
     client: EngineClient,
@@ -155,8 +181,12 @@ def create_app(
     on_ready: Callable[[ServedModel], None],
     on_failed: Callable[[Exception], None],
     routes: tuple[Route, ...],
+    hosts: frozenset[str] | None = None,
 ) -> FastAPI:
-    """The ASGI application. It serves at once, and loads the model in the background."""
+    """The ASGI application. It serves at once, and loads the model in the background.
+
+    It answers under the names `hosts` only; None: under any name.
+    """
 
     async def bring_up(admission: Admission) -> None:
         try:
@@ -205,7 +235,9 @@ def create_app(
 
     measured.await_keys(keys.names)
     tracing = _tracing(settings)
-    return _assemble(settings, measured, keys, lifespan, routes, None if tracing is None else tracing.trace)
+    browsers = BrowserRules(hosts, settings.cors_origins)
+    trace = None if tracing is None else tracing.trace
+    return _assemble(settings, measured, keys, lifespan, routes, browsers, trace)
 
 
 def _tracing(settings: Settings) -> "Tracing | None":
@@ -236,6 +268,7 @@ def _assemble(
     keys: Keys,
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
     routes: tuple[Route, ...],
+    browsers: BrowserRules,
     trace: Trace | None,
 ) -> FastAPI:
     app = FastAPI(
@@ -264,13 +297,16 @@ def _assemble(
 
     app.add_exception_handler(HTTPException, routing_error)
     policies = Policies((route.path, route.policy) for route in served)
-    app.add_middleware(RequestMiddleware, keys=keys, metrics=measured, policies=policies, trace=trace)
+    app.add_middleware(
+        RequestMiddleware, keys=keys, metrics=measured, policies=policies, browsers=browsers, trace=trace
+    )
     if settings.cors_origins:  # outermost: a preflight carries no key
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
+            allow_private_network=True,
             expose_headers=["x-request-id", "x-queue-ms", "x-noria-ignored", "retry-after"],
         )
     return app

@@ -19,6 +19,7 @@ MAX_ADAPTER_NAME = 256
 HOST, PORT = "127.0.0.1", 8000
 PROXIES = ("127.0.0.1", "::1")
 """The peers that are believed about clients, unless others are named."""
+HOST_NAME = re.compile(r"\*|[A-Za-z0-9._-]+")
 ROOT_PATH = re.compile(r"(/(?!\.)[A-Za-z0-9._~-]+)+")
 MAX_SOCKET_PATH = 107
 """Bytes of a Unix socket's path (unix(7))."""
@@ -81,6 +82,13 @@ class Settings(RunnerOptions):
         "Unix socket to listen on, instead of an address and a port. Every user who can enter its directory may "
         "connect.",
         unset="none",
+    )
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "Name by which clients call the server, such as noria.example.org, or * for any. A request whose Host has "
+        "another name gets a 403; localhost and IP addresses pass. Several are separated by commas, or the flag is "
+        "repeated.",
+        unset="that of --host on a loopback address without keys, otherwise any",
     )
     root_path: str | None = option(
         None,
@@ -205,6 +213,11 @@ class Settings(RunnerOptions):
         return self.host or HOST, PORT if self.port is None else self.port
 
     @property
+    def hosts(self) -> frozenset[str]:
+        """The names of --allowed-hosts, in lower case. Raises OptionError."""
+        return frozenset(_host(name.strip()) for given in self.allowed_hosts for name in given.split(","))
+
+    @property
     def proxies(self) -> tuple[IPv4Network | IPv6Network, ...]:
         """The peers that are believed about clients. Raises OptionError."""
         names = [name.strip() for given in self.forwarded_allow_ips for name in given.split(",")]
@@ -241,8 +254,8 @@ class Settings(RunnerOptions):
                 )
 
     def _check_place(self) -> None:
-        """Raise OptionError for a wrong socket or prefix, or wrong proxies."""
-        _ = self.proxies
+        """Raise OptionError for a wrong socket or prefix, or wrong proxies or names."""
+        _ = self.proxies, self.hosts
         if self.root_path is not None and not ROOT_PATH.fullmatch(self.root_path):
             raise OptionError(
                 "--root-path must be a path such as /noria, of letters, digits and -._~ between slashes, without a "
@@ -301,6 +314,14 @@ def _network(name: str) -> IPv4Network | IPv6Network:
         raise OptionError(
             f"--forwarded-allow-ips must be addresses or networks such as 10.0.0.0/8, got {name[:80]!r} ({error})"
         ) from error
+
+
+def _host(name: str) -> str:
+    if not HOST_NAME.fullmatch(name):
+        raise OptionError(
+            f"--allowed-hosts must be names such as noria.example.org, without scheme and port, or *, got {name[:80]!r}"
+        )
+    return name.lower().removesuffix(".")
 
 
 def _check_collector(url: str) -> None:

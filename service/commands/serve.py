@@ -48,8 +48,7 @@ def run(settings: Settings, engine: "Launched | None" = None) -> int:
         gc.enable()
         metrics = Metrics(lambda: client.stats)
         progress = settings.log_format == "human" and sys.stderr.isatty()
-        port = None if settings.uds else sock.getsockname()[1]
-        server = create_server(settings, client, metrics, port, keys, progress=progress, health=health)
+        server = create_server(settings, client, metrics, sock, keys, progress=progress, health=health)
         server.run([sock])
     return int(server.failed)
 

@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from ipaddress import ip_address
 from pathlib import Path
 
 from model.errors import OptionError
@@ -26,6 +27,14 @@ def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
         raise OptionError(f"cannot listen on {host}:{port}: {reason}; choose another --host or {flag}") from error
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
     return sock
+
+
+def is_local(sock: socket.socket) -> bool:
+    """Whether only this machine can connect: a Unix socket, or one at a loopback address."""
+    if sock.family == socket.AF_UNIX:
+        return True
+    address = ip_address(sock.getsockname()[0])
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 @contextmanager

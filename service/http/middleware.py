@@ -1,16 +1,17 @@
-"""The middleware for every request: an id, the key check, a log line, metrics, and a response to any error."""
+"""The middleware for every request: an id, the checks of page and key, a log line, metrics, a response to any error."""
 
 import asyncio
 import logging
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.http.connection.browsers import BrowserRules
 from service.http.dialects import error_response
 from service.http.errors import Unauthorized
 from service.http.keys.key import Key
@@ -37,13 +38,20 @@ class RequestMiddleware:
     """
 
     def __init__(
-        self, app: ASGIApp, keys: Keys, metrics: Metrics, policies: Policies, trace: Trace | None = None
+        self,
+        app: ASGIApp,
+        keys: Keys,
+        metrics: Metrics,
+        policies: Policies,
+        browsers: BrowserRules,
+        trace: Trace | None = None,
     ) -> None:
         self._trace = trace
         self._app = app
         self._policies = policies
         self._keys = keys
         self._metrics = metrics
+        self._browsers = browsers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -70,7 +78,10 @@ class RequestMiddleware:
 
     async def _serve(self, record: RequestRecord, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            record.key = self._find_key(scope, record.policy)
+            headers: dict[bytes, bytes] = dict(scope["headers"])
+            if (refusal := self._browsers.refusal(headers, is_page=record.policy.page)) is not None:
+                raise refusal
+            record.key = self._find_key(headers, record.policy)
             with record.key.request() if record.key and not record.policy.quiet else nullcontext():
                 await self._app(scope, receive, send)
         except (ClientGone, ClientDisconnect):
@@ -80,16 +91,15 @@ class RequestMiddleware:
             if record.status is None:
                 await response(scope, receive, send)
 
-    def _find_key(self, scope: Scope, policy: Policy) -> Key | None:
+    def _find_key(self, headers: Mapping[bytes, bytes], policy: Policy) -> Key | None:
         """The request's key; None if it needs none. Raises Unauthorized for a wrong one, and for none."""
         if not self._keys or policy.open:
             return None
-        headers = dict(scope["headers"])
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         keys = [key.strip()] if scheme.lower() == b"bearer" else []
         name = policy.dialect.key_header
-        if name is not None and (key := headers.get(name.encode())) is not None:
-            keys.append(key.strip())
+        if name is not None and (other := headers.get(name.encode())) is not None:
+            keys.append(other.strip())
         if (found := self._keys.find(keys)) is None:
             raise Unauthorized(name)
         return found

@@ -18,12 +18,14 @@ class Policy:
 
     `open`: they need no key. `operation`: what the model does, None if nothing; of the others, metrics count outcomes
     and durations. `quiet`: the log has them at level debug only, and traces do not. `dialect` writes their errors.
+    `page`: browsers show the answer, and any site may have a link to it.
     """
 
     dialect: Dialect = OPENAI
     open: bool = False
     operation: Operation | None = None
     quiet: bool = False
+    page: bool = False
 
     @property
     def generates(self) -> bool:

@@ -39,7 +39,7 @@ class Page:
     handler: Handler
     name: str
     methods: tuple[str, ...] = ("GET", "HEAD")
-    policy: Policy = Policy(open=True, quiet=True)  # noqa: RUF009 - frozen
+    policy: Policy = Policy(open=True, quiet=True, page=True)  # noqa: RUF009 - frozen
 
 
 async def _index(request: Request) -> Response:

@@ -16,7 +16,7 @@ from model.machine.child import die_with_parent
 
 INTERVAL = 0.02
 PATIENCE = 30.0
-REQUEST = b"GET /live HTTP/1.1\r\nhost: drill\r\nconnection: close\r\n\r\n"
+REQUEST = b"GET /live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 
 
 class Sample(NamedTuple):

@@ -82,7 +82,7 @@ def pour(port: int, head: bytes, chunk: bytes, n_bytes: int, *, seconds: float =
 
 def request(body: bytes, path: str = "/v1/completions", *headers: str) -> bytes:
     """A POST of JSON as it stands on the wire."""
-    lines = [f"POST {path} HTTP/1.1", "host: drill", "content-type: application/json", *headers]
+    lines = [f"POST {path} HTTP/1.1", "host: localhost", "content-type: application/json", *headers]
     return "\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode() + body
 
 

@@ -186,11 +186,11 @@ def running(
     metrics = Metrics(lambda: client.stats)
     keys = Keys(settings.api_keys, settings.api_key_file)
     uds = settings.uds
-    with listen("127.0.0.1", at) if uds is None else listen_at(uds) as sock:
+    with listen(settings.address[0], at) if uds is None else listen_at(uds) as sock:
         port = None if uds else sock.getsockname()[1]
         transport = httpx.HTTPTransport(uds=str(uds)) if uds else None
         server = create_server(
-            settings, client, metrics, port, keys, load=load, routes=routes, limits=limits, health=health
+            settings, client, metrics, sock, keys, load=load, routes=routes, limits=limits, health=health
         )
         thread = threading.Thread(target=server.run, args=[[sock]])
         thread.start()
@@ -254,7 +254,7 @@ def remaining(lines: Iterator[str]) -> list[str]:
 def sent(address: tuple[str, int] | str, **body: Any) -> Iterator[None]:
     """A client that asks for LONG at an address or a Unix socket's path, reads nothing, and leaves after the block."""
     content = json.dumps({**LONG, **body}).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET) as connection:
         connection.connect(address)
         connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)

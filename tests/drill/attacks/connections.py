@@ -14,7 +14,7 @@ from tests.drill.row import LIVE_SECONDS, Promise, Row, check
 from tests.drill.stage import Stage
 from tests.drill.wire import ATTACKER, connect, listen, request
 
-LIVE = b"GET /live HTTP/1.1\r\nhost: drill\r\n\r\n"
+LIVE = b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n"
 STREAM = {"prompt": "Tell me", "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
 LATE = 6.0
 """Seconds after a deadline in which the server must have acted."""

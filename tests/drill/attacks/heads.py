@@ -9,7 +9,7 @@ from tests.drill.wire import pour, request, talk
 ACCEPTED = 32 * MIB
 """What kernels' buffers, and a server that reads on until its refusal has arrived, may take from a sender."""
 POUR_SECONDS = 10.0
-START = b"POST /v1/completions HTTP/1.1\r\nhost: drill\r\ncontent-type: application/json\r\n"
+START = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 CHUNKED = START + b"transfer-encoding: chunked\r\n\r\n"
 BODY = b'{"prompt": "x", "max_tokens": 1}'
 CHUNK = b"%x\r\n%s\r\n" % (len(BODY), BODY)
@@ -48,7 +48,7 @@ def limit(fault: str, data: bytes, status: int) -> Row:
 
 
 def get(path: bytes = b"/live", *fields: bytes) -> bytes:
-    return b"\r\n".join([b"GET %s HTTP/1.1" % path, b"host: drill", *fields, b"", b""])
+    return b"\r\n".join([b"GET %s HTTP/1.1" % path, b"host: localhost", *fields, b"", b""])
 
 
 FIELDS = [b"x-%d: 1" % n for n in range(96)]

@@ -8,8 +8,8 @@ from tests.drill.stage import Stage
 from tests.drill.wire import Reply, request, talk
 
 BODY = b'{"prompt": "x", "max_tokens": 1}'
-POST = b"POST /v1/completions HTTP/1.1\r\nhost: drill\r\ncontent-type: application/json\r\n"
-SECOND = b"GET /v1/models HTTP/1.1\r\nhost: drill\r\n\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+SECOND = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
 LENGTH = b"content-length: %d\r\n" % len(BODY)
 CHUNKED = b"transfer-encoding: chunked\r\n"
 CHUNKS = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
@@ -72,7 +72,7 @@ def ambiguous(fault: str, data: bytes) -> Row:
 ROWS = (
     bad("no Host", b"GET /live HTTP/1.1\r\n\r\n"),
     bad("two Hosts", b"GET /live HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n"),
-    bad("version HTTP/3.7", b"GET /live HTTP/3.7\r\nhost: drill\r\n\r\n"),
+    bad("version HTTP/3.7", b"GET /live HTTP/3.7\r\nhost: localhost\r\n\r\n"),
     bad("no HTTP at all", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"),
     bad(
         "two Authorization fields",

@@ -65,7 +65,7 @@ def test_it_answers_without_a_free_descriptor() -> None:
                 descriptor = os.dup(0)
                 stack.callback(os.close, descriptor)
         client.connect((host, port))
-        client.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+        client.sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert client.recv(1000).startswith(b"HTTP/1.0 200")
 
 

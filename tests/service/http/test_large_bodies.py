@@ -201,9 +201,8 @@ class Slow(IntegerTokenizer):
 def sent(live: Live, path: str, body: dict[str, Any], pad: int = 0) -> Iterator[None]:
     """A request whose client goes away at the end of the context."""
     content = json.dumps(body).encode().ljust(pad)
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-    )
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(content)}\r\n\r\n"
     with socket.create_connection((live.http.base_url.host, live.http.base_url.port)) as connection:
         connection.sendall(head.encode() + content)
         yield

@@ -64,7 +64,7 @@ def test_a_client_that_does_not_read_is_closed_after_its_time(tmp_path: Path) ->
     with running(uds=path, limits=Limits(unread_seconds=0.5)) as live:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(str(path))
-            sock.sendall(b"GET /page/vendor/highlight.js HTTP/1.1\r\nHost: x\r\n\r\n" * 40)
+            sock.sendall(b"GET /page/vendor/highlight.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 40)
             eventually(lambda: live.metric("noria_refused_connections_total", reason="unread") == 1, "it has ended")
         assert live.http.get("/ready").status_code == 200
 

@@ -8,8 +8,8 @@ from tests.service.live import Live
 from tests.waiting import PATIENCE
 
 BODY = json.dumps({"prompt": "a", "max_tokens": 5}).encode()
-START = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-LIVE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
+START = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+LIVE = b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def whole(extra: bytes = b"", body: bytes = BODY, start: bytes = START) -> bytes:

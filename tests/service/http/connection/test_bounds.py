@@ -29,7 +29,7 @@ FIELD = b"X-Field: %s\r\n"
 
 def head_of(size: int) -> bytes:
     """A GET request whose head has `size` bytes, in fields of at most 4 kB."""
-    head = b"GET /live HTTP/1.1\r\nHost: x\r\n"
+    head = b"GET /live HTTP/1.1\r\nHost: localhost\r\n"
     while (left := size - len(head) - len(b"\r\n")) > 0:
         length = min(left, 4096)
         if 0 < left - length < len(FIELD % b"") + 1:
@@ -43,12 +43,12 @@ def head_of(size: int) -> bytes:
     [
         (head_of(LIMITS.head_bytes), 200),
         (head_of(LIMITS.head_bytes + 1), 431),
-        (b"GET /live HTTP/1.1\r\nHost: x\r\n" + FIELD % b"" * (LIMITS.fields - 1) + b"\r\n", 200),
-        (b"GET /live HTTP/1.1\r\nHost: x\r\n" + FIELD % b"" * LIMITS.fields + b"\r\n", 431),
-        (b"GET /live HTTP/1.1\r\nHost: x\r\n" + FIELD % (b"a" * 8183) + b"\r\n", 200),
-        (b"GET /live HTTP/1.1\r\nHost: x\r\n" + FIELD % (b"a" * 8184) + b"\r\n", 431),
-        (b"GET /live?" + b"a" * (LIMITS.url_bytes - 6) + b" HTTP/1.1\r\nHost: x\r\n\r\n", 200),
-        (b"GET /live?" + b"a" * (LIMITS.url_bytes - 5) + b" HTTP/1.1\r\nHost: x\r\n\r\n", 414),
+        (b"GET /live HTTP/1.1\r\nHost: localhost\r\n" + FIELD % b"" * (LIMITS.fields - 1) + b"\r\n", 200),
+        (b"GET /live HTTP/1.1\r\nHost: localhost\r\n" + FIELD % b"" * LIMITS.fields + b"\r\n", 431),
+        (b"GET /live HTTP/1.1\r\nHost: localhost\r\n" + FIELD % (b"a" * 8183) + b"\r\n", 200),
+        (b"GET /live HTTP/1.1\r\nHost: localhost\r\n" + FIELD % (b"a" * 8184) + b"\r\n", 431),
+        (b"GET /live?" + b"a" * (LIMITS.url_bytes - 6) + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 200),
+        (b"GET /live?" + b"a" * (LIMITS.url_bytes - 5) + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 414),
     ],
     ids=lambda value: str(value) if isinstance(value, int) else "",
 )
@@ -70,8 +70,8 @@ def test_sizes_of_a_head(live: Live, data: bytes, status: int) -> None:
 @pytest.mark.parametrize(
     ("start", "more", "status"),
     [
-        (b"GET /live HTTP/1.1\r\nHost: x\r\n", b"X-Field: " + b"a" * 1000 + b"\r\n", 431),
-        (b"GET /live HTTP/1.1\r\nHost: x\r\nX-Endless: ", b"a" * 1000, 431),
+        (b"GET /live HTTP/1.1\r\nHost: localhost\r\n", b"X-Field: " + b"a" * 1000 + b"\r\n", 431),
+        (b"GET /live HTTP/1.1\r\nHost: localhost\r\nX-Endless: ", b"a" * 1000, 431),
         (b"GET /live?", b"a" * 1000, 414),
         (b"", b"\r\n" * 500, 431),
         (START + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"X-Trailer: " + b"a" * 1000 + b"\r\n", 431),
@@ -212,7 +212,7 @@ def test_probes_are_served_beyond_the_limits(options: dict[str, int], words: str
             stack.enter_context(connected(live))
         for path, status in (("/live", 200), ("/ready", 200), ("/v1/models", 503)):
             with connected(live) as sock:
-                sock.sendall(b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n" % path.encode())
+                sock.sendall(b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % path.encode())
                 response = read_answer(sock)
                 assert response.status == status
                 if status == 503:
@@ -239,7 +239,7 @@ def test_half_sent_requests_keep_nobody_out(options: dict[str, int]) -> None:
 
 def connected_models(live: Live) -> int:
     with connected(live) as sock:
-        sock.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+        sock.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
         return read_answer(sock).status
 
 

@@ -21,7 +21,7 @@ from tests.service.http.connection.raw import (
 from tests.service.live import LONG, Live, answer, begun, idle, remaining, running
 from tests.waiting import eventually
 
-OLD = START.replace(b"HTTP/1.1\r\nHost: x\r\n", b"HTTP/1.0\r\n")
+OLD = START.replace(b"HTTP/1.1\r\nHost: localhost\r\n", b"HTTP/1.0\r\n")
 
 
 def streamed(max_tokens: int = 5) -> bytes:
@@ -65,15 +65,15 @@ HEAD = b"GET /live HTTP/1.1\r\n"
     ("data", "words"),
     [
         (HEAD + b"\r\n", "host"),
-        (HEAD + b"Host: x\r\nHost: x\r\n\r\n", "host"),
+        (HEAD + b"Host: localhost\r\nHost: localhost\r\n\r\n", "host"),
         (HEAD + b"Host: x y\r\n\r\n", "host"),
         (HEAD + b"Host: x/y@z\r\n\r\n", "host"),
-        (b"GET /live HTTP/1.0\r\nHost: x\r\nHost: y\r\n\r\n", "host"),
-        (b"GET /live HTTP/2.0\r\nHost: x\r\n\r\n", ""),
-        (b"GET /live HTTP/0.9\r\nHost: x\r\n\r\n", ""),
-        (b"GET /live HTTP/1.7\r\nHost: x\r\n\r\n", ""),
-        (HEAD + b"Host: x\r\nAuthorization: Bearer a\r\nAuthorization: Bearer b\r\n\r\n", "authorization"),
-        (HEAD + b"Host: x\r\nX-Api-Key: a\r\nX-Api-Key: b\r\n\r\n", "x-api-key"),
+        (b"GET /live HTTP/1.0\r\nHost: localhost\r\nHost: y\r\n\r\n", "host"),
+        (b"GET /live HTTP/2.0\r\nHost: localhost\r\n\r\n", ""),
+        (b"GET /live HTTP/0.9\r\nHost: localhost\r\n\r\n", ""),
+        (b"GET /live HTTP/1.7\r\nHost: localhost\r\n\r\n", ""),
+        (HEAD + b"Host: localhost\r\nAuthorization: Bearer a\r\nAuthorization: Bearer b\r\n\r\n", "authorization"),
+        (HEAD + b"Host: localhost\r\nX-Api-Key: a\r\nX-Api-Key: b\r\n\r\n", "x-api-key"),
         (b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n", "CONNECT"),
         (b"\x16\x03\x01\x02\x00", ""),
         (whole(b"Transfer-Encoding: chunked\r\n"), ""),
@@ -191,7 +191,7 @@ def test_an_answer_before_the_end_of_a_body_reaches_its_client(live: Live) -> No
 
 def test_head_requests_have_no_body(live: Live) -> None:
     with connected(live) as sock:
-        sock.sendall(b"HEAD /live HTTP/1.1\r\nHost: x\r\n\r\n" + LIVE)
+        sock.sendall(b"HEAD /live HTTP/1.1\r\nHost: localhost\r\n\r\n" + LIVE)
         head, _, rest = read_two(sock)
         assert b"content-length: 17" in head
         assert rest.endswith(b'{"status":"live"}')
