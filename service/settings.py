@@ -114,6 +114,12 @@ class Settings(RunnerOptions):
         None,
         "File with more API keys: one a line, or, in a .toml or .json file, entries with names and limits.",
     )
+    cache_isolation: str = option(
+        "key",
+        "Who reuses cached prompts. key: only the API key that sent them. none: all keys, which saves time where they "
+        "share long prompts, and lets a key find out what others have sent (docs/security.md).",
+        choices=("key", "none"),
+    )
     cors_origins: tuple[str, ...] = option(
         (),
         "Web origin whose pages may call the API (CORS); repeat the flag for more origins.",

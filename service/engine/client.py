@@ -149,6 +149,7 @@ class EngineClient:
         images: tuple[ImageSpan, ...] = (),
         pixels: bytes = b"",
         adapter: int = 0,
+        cache_owner: str = "",
     ) -> list[Mailbox]:
         """Queue `n` sequences, the choices of one prompt, which is sent once. Returns a mailbox for each.
 
@@ -166,6 +167,7 @@ class EngineClient:
             tenant=tenant,
             images=images,
             adapter=adapter,
+            cache_owner=cache_owner,
             pixels=pixels,
         )
         self._next_id += n

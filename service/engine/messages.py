@@ -27,10 +27,11 @@ class Submit:
     """One prompt to complete `n` times: sequences `id`, `id + 1`, ... make the choices `choice`, `choice + 1`, ...
 
     No other sequence of this engine has one of these ids. Of the waiting sequences those with the lowest `priority` are
-    admitted first, in fair shares for each `tenant` (the name of an API key). Only sequences with the same `cache_salt`
-    share pages. `images` are the images of the prompt in the order of their places, and `pixels` the bytes of all of
-    them, one after another (`ImageWork.pixels`); on the wire these follow the JSON. `adapter` is the number of a loaded
-    LoRA adapter, 0 for none.
+    admitted first, in fair shares for each `tenant` (the name of an API key). Only sequences with the same
+    `cache_owner` share encoded images, and pages only if they have the same `cache_salt`, too. `images` are the images
+    of the prompt in the order of their places, and `pixels` the bytes of all of them, one after another
+    (`ImageWork.pixels`); on the wire these follow the JSON. `adapter` is the number of a loaded LoRA adapter, 0 for
+    none.
     """
 
     id: int
@@ -43,6 +44,7 @@ class Submit:
     tenant: str = ""
     images: tuple[ImageSpan, ...] = ()
     adapter: int = 0
+    cache_owner: str = ""
     pixels: bytes = field(default=b"", repr=False)
 
     @property

@@ -117,6 +117,7 @@ class Generation:
             images=prompt.images,
             pixels=prompt.pixels,
             adapter=order.adapter,
+            cache_owner=self._record.cache_owner,
         )
 
     def _text(self, stops: list[StopString]) -> TextStream | ThinkingStream | CountingStream:

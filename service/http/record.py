@@ -16,8 +16,8 @@ class RequestRecord:
     """The facts of one request, for its log line, the metrics and its trace. They are added while it is served.
 
     `route` is the path of its route, None for a path without one. `client` is the address of its sender. `ignored` are
-    fields of the body that passed without effect. `key` is None without keys too. Times are in seconds. None: the
-    request did not get that far.
+    fields of the body that passed without effect. `key` is None without keys too. Requests with the same `cache_owner`
+    reuse each other's cached prompts. Times are in seconds. None: the request did not get that far.
     For a request to the model: `model` is the name that it uses, `adapter` that of its LoRA adapter, `finishes` the
     finish reason of each choice that ended, and `failure` the class of the error that ended it. `submitted` and
     `last_token` are by perf_counter.
@@ -41,6 +41,7 @@ class RequestRecord:
     user: str | None = None
     ignored: tuple[str, ...] = ()
     key: Key | None = None
+    cache_owner: str = ""
     model: str | None = None
     adapter: str | None = None
     streams: bool = False

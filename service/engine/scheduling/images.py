@@ -13,6 +13,7 @@ sequence that waits has its place, no other sequence gets a new one.
 
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator
+from dataclasses import replace
 from itertools import count
 from typing import NamedTuple
 
@@ -204,7 +205,7 @@ class ImageTable:
     __slots__ = ("_held", "_pixels", "_store", "end", "spans")
 
     def __init__(self, store: ImageStore, request: Submit) -> None:
-        self.spans = request.images
+        self.spans = tuple(_owned(span, request.cache_owner) for span in request.images)
         self.end = self.spans[-1].stop if self.spans else 0  # no image is at this position or behind it
         self._store = store
         self._pixels = tuple(_cut(memoryview(request.pixels), map(store.n_bytes, self.spans)))
@@ -274,3 +275,8 @@ def _cut(data: memoryview, sizes: Iterator[int]) -> Iterator[memoryview]:
     for size in sizes:
         yield data[start : start + size]
         start += size
+
+
+def _owned(span: ImageSpan, owner: str) -> ImageSpan:
+    """The image under a name that other owners do not have: how soon it is encoded tells them nothing."""
+    return replace(span, digest=f"{owner}/{span.digest}") if owner else span

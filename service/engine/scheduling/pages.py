@@ -3,8 +3,8 @@
 A page is *held* (sequences use it), *cached* (no sequence uses it, but its content may be reused; the least recently
 used page is evicted first) or *free*. The name of a full page is a chained hash of all tokens up to its end, so that
 equal names mean equal keys and values; the digests of the images that start in a page are part of its name. The last
-page of a sequence that ended has a name by fewer tokens: others may copy it, and nobody shares it. Salt and
-LoRA adapter seed the chain: a request with another salt or adapter never finds these pages.
+page of a sequence that ended has a name by fewer tokens: others may copy it, and nobody shares it. Salt, owner and
+LoRA adapter seed the chain: a request with another salt, owner or adapter never finds these pages.
 """
 
 from array import array
@@ -19,12 +19,16 @@ NAME_BYTES = 16
 NO_PAGES = array("q")
 
 
-def chain_seed(salt: str, adapter: int = 0) -> bytes:
-    """The parent of a sequence's first page in the chain. No page has this name, whatever its tokens are."""
-    if not salt and not adapter:
+def chain_seed(salt: str, adapter: int = 0, owner: str = "") -> bytes:
+    """The parent of a sequence's first page in the chain. No page has this name, whatever its tokens are.
+
+    `owner` has at most 64 bytes.
+    """
+    if not salt and not adapter and not owner:
         return b""
     number = adapter.to_bytes(8, "little")
-    return blake2b(salt.encode(), digest_size=NAME_BYTES, salt=number, person=b"cache salt").digest()
+    seed = blake2b(salt.encode(), key=owner.encode(), digest_size=NAME_BYTES, salt=number, person=b"cache salt")
+    return seed.digest()
 
 
 def page_name(parent: bytes, tokens: Sequence[int], images: Sequence[tuple[int, str]] = ()) -> bytes:

@@ -87,7 +87,7 @@ class Sequence:
         self.pooled: tuple[float, ...] = ()
         self._page_size = pools[0].page_size
         self.salted = bool(submit.cache_salt)
-        self._seed = chain_seed(submit.cache_salt, submit.adapter)
+        self._seed = chain_seed(submit.cache_salt, submit.adapter, submit.cache_owner)
         self._names: list[bytes] = []
 
     @property

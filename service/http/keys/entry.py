@@ -40,6 +40,11 @@ class Entry:
     priority: int = 0
     loads_adapters: bool = False
 
+    @property
+    def identity(self) -> str:
+        """Stays with this key alone. The name of a key without one is its place in the file, which another may get."""
+        return self.digest.hex()
+
 
 def read_entries(keys: Iterable[str], path: Path | None) -> list[Entry]:
     """The entries of plain keys and of a key file: TOML or JSON by its name, else one plain key a line.

@@ -102,6 +102,15 @@ def test_an_image_is_encoded_once_for_all_who_send_it() -> None:
     assert engine.runner.n_patches == 24
 
 
+def test_each_owner_has_an_image_encoded() -> None:
+    engine = drive(max_step_tokens=5)
+    prompts = {number: prompt_of([number], RED, [4]) for number in (1, 2, 3)}
+    for number, owner in zip(prompts, ("a", "b", "a"), strict=True):
+        engine.ask(number, prompts[number], PARAMS, cache_owner=owner)
+        answered(engine, {number: prompts[number]})
+    assert engine.runner.n_patches == 2 * 24
+
+
 def test_an_image_in_cached_pages_is_not_encoded_again() -> None:
     """Though its embeddings are evicted: the store has place for one image."""
     engine = drive(image_tokens=6, max_step_tokens=64)

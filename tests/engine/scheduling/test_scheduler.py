@@ -171,6 +171,18 @@ def test_pages_are_shared_among_those_with_one_salt_only() -> None:
     assert reused == [0, 0, 16, 0, 16, 16]
 
 
+def test_pages_are_shared_among_those_with_one_owner_only() -> None:
+    drive = Drive(make_info(page_size=4), max_step_tokens=64)
+    prompt, reused = list(range(1, 18)), []
+    owners = [("", ""), ("a", ""), ("b", ""), ("a", "x"), ("", "a"), ("a", ""), ("b", ""), ("a", "x"), ("", "")]
+    for sequence_id, (owner, salt) in enumerate(owners):
+        drive.submit(sequence_id, prompt, PARAMS, cache_owner=owner, cache_salt=salt)
+        drive.run()
+        reused.append(drive.updates[sequence_id][0].cached)
+        assert drive.answers[sequence_id] == expected(prompt, PARAMS)
+    assert reused == [0, 0, 0, 0, 0, 16, 16, 16, 16]
+
+
 def test_a_salt_that_spells_a_page_is_not_its_name() -> None:
     """Otherwise its owner would get a stranger's second page as its own first page, with wrong positions."""
     drive = Drive(make_info(page_size=4), max_step_tokens=64)
