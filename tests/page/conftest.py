@@ -20,6 +20,7 @@ FLAGS = (
     "--disable-quic",
     "--disable-sync",
     "--no-first-run",
+    "--host-resolver-rules=MAP *.example 127.0.0.1",  # names that their owner has pointed at this machine
 )
 """The browser asks for nothing from outside."""
 
