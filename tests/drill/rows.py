@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 
-from tests.drill.attacks import bodies, connections, forms, generated, heads, protocol, queue
+from tests.drill.attacks import bodies, connections, forms, generated, heads, protocol, queue, sites
 from tests.drill.faults import clock, deaths, disk, images, limits, steps
 from tests.drill.row import LoneRow, Row
 
 FAMILIES: Mapping[str, Sequence[Row | LoneRow]] = {
     "Heads of requests": heads.ROWS,
     "Edges of HTTP": protocol.ROWS,
+    "Pages of other sites": sites.ROWS,
     "Connections": connections.ROWS,
     "Bodies": bodies.ROWS,
     "Hostile forms": forms.ROWS,
