@@ -5,6 +5,7 @@ import logging
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -62,6 +63,23 @@ def test_a_proxy_passes_streams_bodies_and_addresses(
     proxy.get("/version", headers={"x-forwarded-for": "192.0.2.7"})
     lines = [json.loads(JsonFormatter().format(line)) for line in caplog.records if line.name == "noria.access"]
     assert {line["client"] for line in lines} == {CLIENT}, "what a client claims itself does not count"
+
+
+@pytest.mark.parametrize("configuration", [*FIRST_OF_TWO, *REPLICAS])
+def test_a_name_passes_if_the_flag_names_it(configuration: str, tmp_path: Path) -> None:
+    """Each proxy passes on the Host that its client sends."""
+    named: dict[str, Any] = {"allowed_hosts": ("noria.example",)}
+    with (
+        running(**named) as first,
+        running(**named) as second,
+        proxied(configuration, tmp_path, addresses(first, second)) as http,
+    ):
+        port = http.base_url.port
+        assert http.get("/v1/models", headers={"host": f"noria.example:{port}"}).status_code == 200
+        other = http.get("/v1/models", headers={"host": f"other.example:{port}"})
+        assert (other.status_code, other.json()["error"]["code"]) == (403, "host_not_allowed")
+        page = {"host": f"noria.example:{port}", "origin": f"http://noria.example:{port}"}
+        assert http.post("/v1/completions", json={"prompt": "hi", "max_tokens": 1}, headers=page).status_code == 200
 
 
 def test_a_server_drains_behind_a_proxy_without_loss(tmp_path: Path) -> None:
