@@ -1,14 +1,16 @@
 """What a web page may do: by the name of the server, by the page's origin, and by what browsers say of it."""
 
 import logging
+import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 
 from model.errors import OptionError
 from service.http.connection.browsers import BrowserRules
+from service.http.listening import is_local
 from service.settings import Settings
 from tests.service.http.connection.raw import START, connected, read_answer, whole
 from tests.service.live import Live, answer, running
@@ -203,6 +205,28 @@ def test_names_that_can_never_match_end_the_start(name: str) -> None:
 
 
 # The line at the start
+
+
+class Bound:
+    """What `is_local` reads of a socket."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self.family = socket.AF_UNIX if "/" in address else socket.AF_INET6 if ":" in address else socket.AF_INET
+
+    def getsockname(self) -> Any:
+        return self._address if "/" in self._address else (self._address, 8000)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "local"),
+    [
+        (("127.0.0.1", "127.0.1.1", "::1", "::ffff:127.0.0.1", "/run/noria.sock"), True),
+        (("0.0.0.0", "10.0.0.5", "::", "fe80::1%eth0", "::ffff:10.0.0.5"), False),
+    ],
+)
+def test_addresses_of_this_machine_alone(addresses: tuple[str, ...], local: bool) -> None:
+    assert all(is_local(cast(socket.socket, Bound(address))) == local for address in addresses)
 
 
 @pytest.mark.parametrize(
