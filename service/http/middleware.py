@@ -82,6 +82,8 @@ class RequestMiddleware:
             if (refusal := self._browsers.refusal(headers, is_page=record.policy.page)) is not None:
                 raise refusal
             record.key = self._find_key(headers, record.policy)
+            if record.key is not None:
+                record.cache_owner = record.key.entry.identity  # later the name may be that of another key
             with record.key.request() if record.key and not record.policy.quiet else nullcontext():
                 await self._app(scope, receive, send)
         except (ClientGone, ClientDisconnect):
