@@ -253,7 +253,7 @@ def test_nesting_without_end_is_shown_as_text(live: Live, page: Page) -> None:
     page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
     page.goto(live.url)
     ask(page, "nest")
-    expect(page.get_by_text("The answer has ended.")).to_be_attached()
+    expect(page.get_by_text("The answer is complete.")).to_be_attached()
     assert answers(page).inner_text() == "> " * 5000 + "end"
     assert answers(page).locator("blockquote").count() == 0
 

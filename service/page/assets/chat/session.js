@@ -8,7 +8,7 @@ const LEFT = "noria-left"; // in the tab's storage
 const SAVE_MS = 400; // a closed tab loses at most this much of an answer
 
 export class Session {
-  /** `drawn(conversation, whole)` draws: the whole branch, or its last message. */
+  /** `drawn(conversation, whole, node)` draws: the whole branch, or its last message. `node` is the answer. */
   constructor({ server, model, store, drawn }) {
     Object.assign(this, { server, model, store, drawn, runs: new Map(), unsaved: new Map(), heads: new Set() });
     addEventListener("pagehide", () => this.#leave());
@@ -33,7 +33,7 @@ export class Session {
     const { head } = conversation;
     this.runs.set(head.id, { conversation, node, controller });
     this.unsaved.set(node.id, node);
-    this.drawn(conversation, true);
+    this.drawn(conversation, true, node);
     const draw = onceAtATime(
       requestAnimationFrame,
       () => this.running(conversation) && this.drawn(conversation, false),
@@ -57,7 +57,7 @@ export class Session {
       },
     });
     this.runs.delete(head.id);
-    this.drawn(conversation, true);
+    this.drawn(conversation, true, node);
     await this.store.putNode(node);
     this.unsaved.delete(node.id);
   }
