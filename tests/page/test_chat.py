@@ -12,7 +12,7 @@ from tests.service.live import Live, answer, hurried, idle, running
 from tests.waiting import eventually
 
 LONG_MODEL = {"model": "slow"}
-"""4,096 tokens at 20 ms a token: it writes until somebody stops it."""
+"""1,024 tokens, the page's limit, at 20 ms a token: it writes until somebody stops it."""
 
 
 @pytest.fixture(scope="module")
@@ -291,10 +291,11 @@ def test_an_answer_that_is_cut_off_continues(live: Live, page: Page) -> None:
     page.goto(live.url)
     set_field(page, "max_tokens", "6")
     ask(page, "cut")
-    expect(page.locator(".ending")).to_contain_text("The answer was cut off at its length limit.")
-    expect(live_text(page)).to_have_text("The answer was cut off at its length limit.")
+    expect(page.locator(".ending")).to_contain_text("The answer was cut off at its length limit (max_tokens in Settings).")
+    expect(live_text(page)).to_have_text("The answer was cut off at its length limit (max_tokens in Settings).")
     button(page, "Continue").click()
     eventually(lambda: plain(page) == answer("u:cut;a:", 12), "the answer has 12 tokens")
+    expect(page.locator(".cost")).to_have_text(re.compile(r"^12 tokens · .* · 0 of 8 prompt tokens cached$"))
 
 
 def test_an_answer_whose_request_is_cancelled_is_shown_as_cut(slow: Live, page: Page) -> None:

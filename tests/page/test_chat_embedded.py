@@ -69,6 +69,18 @@ def test_a_conversation_and_its_screenshots(
     screenshot(page, "chat-probabilities")
 
 
+def test_another_answer_is_another_text(served: LiveServer, page: Page) -> None:
+    page.goto(served.url)
+    set_fields(page, seed="7", max_tokens="60")
+    ask(page, "Tell me a story.")
+    expect(page.locator(".cost")).to_be_visible()
+    first = answers(page).inner_text()
+    button(page, "Regenerate").click()
+    expect(page.locator(".switch")).to_contain_text("2 / 2")
+    expect(page.locator(".cost")).to_be_visible()
+    assert answers(page).inner_text() != first
+
+
 def test_a_schema_and_a_tool(served: LiveServer, page: Page) -> None:
     page.goto(served.url)
     set_fields(page, temperature="0", max_tokens="100")
@@ -95,7 +107,7 @@ def test_a_schema_and_a_tool(served: LiveServer, page: Page) -> None:
 def test_the_engine_and_then_the_server_are_killed_in_mid_answer(page: Page) -> None:
     with mortal() as server, server.slow():
         page.goto(server.url)
-        set_fields(page, min_tokens="4000")
+        set_fields(page, min_tokens="4000", max_tokens="4000")
         ask(page, "Tell me a long story.")
         expect(answers(page)).to_have_text(re.compile(r"\S{3}"))
         before = answers(page).inner_text()

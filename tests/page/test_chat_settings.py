@@ -88,6 +88,50 @@ def test_ranges_come_from_the_server_and_only_changes_are_sent(live: Live, page:
     expect(page.get_by_label("System prompt")).to_have_value("Be brief.")
 
 
+def test_an_answer_has_a_limit_that_a_person_can_change(reciting: Live, page: Page) -> None:
+    bodies = sent(page)
+    page.goto(reciting.url)
+    button(page, "Settings").click()
+    limit = page.get_by_label("max_tokens 1 to 4096")
+    expect(limit).to_have_attribute("placeholder", "1024 (this page's)")
+    ask(page, "short")
+    expect(answers(page)).to_have_text("short")
+    long = "word " * 640  # 3,205 tokens of the context of 4,096, with no room for the limit
+    ask(page, long)
+    expect(answers(page).last).to_contain_text("word word")
+    page.keyboard.press("Escape")
+    button(page, "New chat").click()
+    limit.fill("3")
+    ask(page, "other")
+    expect(answers(page)).to_have_text("oth")
+    assert [body.get("max_tokens") for body in bodies] == [1024, 1024, None, 3]
+
+
+def test_regenerate_asks_for_another_answer(live: Live, page: Page) -> None:
+    bodies = sent(page)
+    with_card(page, defaults={"temperature": 0.5, "top_p": 0.3})
+    page.goto(live.url)
+    ask(page, "again")
+    for number in (1, 2):
+        expect(page.locator(".cost")).to_be_visible()
+        if number == 2:
+            button(page, "Settings").click()
+            page.get_by_label("seed").fill("7")
+        button(page, "Regenerate").click()
+        expect(page.locator(".switch")).to_contain_text(f"{number + 1} / {number + 1}")
+    expect(page.locator(".cost")).to_be_visible()
+    page.get_by_label("top_p").fill("0.4")
+    button(page, "Regenerate").click()
+    expect(page.locator(".switch")).to_contain_text("4 / 4")
+    sampling = [{name: body.get(name) for name in ("seed", "top_p")} for body in bodies]
+    assert sampling == [
+        {"seed": None, "top_p": None},
+        {"seed": None, "top_p": 0.9},
+        {"seed": 9, "top_p": 0.9},
+        {"seed": 10, "top_p": 0.4},
+    ]
+
+
 def test_a_schema_is_checked_before_it_is_sent(live: Live, page: Page) -> None:
     bodies = sent(page)
     page.goto(live.url)

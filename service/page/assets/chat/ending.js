@@ -1,7 +1,7 @@
 // How an answer ended and what it cost, in words.
 
 const FINISHES = {
-  length: "The answer was cut off at its length limit.",
+  length: "The answer was cut off at its length limit (max_tokens in Settings).",
   timeout: "The answer was cut off at its time limit.",
   abort: "The answer was cut off: its request was cancelled at the server.",
 };

@@ -1,6 +1,6 @@
 // The answers that are being written, one a conversation at most, and their way into the storage.
 
-import { pathTo } from "./conversation.js";
+import { pathTo, siblings } from "./conversation.js";
 import { bodyOf, fieldsOf } from "./request.js";
 import { answer } from "./run.js";
 
@@ -31,6 +31,8 @@ export class Session {
   async write(conversation, node, continued = null) {
     const controller = new AbortController();
     const { head } = conversation;
+    const all = siblings(conversation, node);
+    const before = all.slice(0, all.indexOf(node)).filter(({ state }) => state !== "failed").length;
     this.runs.set(head.id, { conversation, node, controller });
     this.unsaved.set(node.id, node);
     this.drawn(conversation, true, node);
@@ -46,8 +48,8 @@ export class Session {
       server: this.server,
       model: this.model,
       node,
-      bodyOf: (card) => {
-        node.sent = { system: head.system, fields: fieldsOf(head, card), continued };
+      bodyOf: (card, limited) => {
+        node.sent = { system: head.system, fields: fieldsOf(head, card, { limited, before }), continued };
         return bodyOf(node.sent, pathTo(conversation, node.parent));
       },
       signal: controller.signal,
