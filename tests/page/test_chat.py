@@ -291,7 +291,9 @@ def test_an_answer_that_is_cut_off_continues(live: Live, page: Page) -> None:
     page.goto(live.url)
     set_field(page, "max_tokens", "6")
     ask(page, "cut")
-    expect(page.locator(".ending")).to_contain_text("The answer was cut off at its length limit (max_tokens in Settings).")
+    expect(page.locator(".ending")).to_contain_text(
+        "The answer was cut off at its length limit (max_tokens in Settings)."
+    )
     expect(live_text(page)).to_have_text("The answer was cut off at its length limit (max_tokens in Settings).")
     button(page, "Continue").click()
     eventually(lambda: plain(page) == answer("u:cut;a:", 12), "the answer has 12 tokens")

@@ -292,6 +292,129 @@ def test_hostile_text_does_nothing(reciting: Live, page: Page) -> None:
     assert foreign == []
 
 
+def test_entities_are_characters_outside_code(reciting: Live, page: Page) -> None:
+    """As CommonMark 6.2 has them; HTML stays text, and its entities are decoded too."""
+    page.goto(reciting.url)
+    ask(
+        page,
+        "1 &lt; 2 &amp; 3\n\n<div>\n&lt;b&gt; &copy; A&B\n</div>\n\n`&lt;`\n\n```\n&amp;\n```\n\n![x &amp; y](http://a.test/?b&amp;c)",
+    )
+    expect(page.locator(".cost")).to_be_visible()
+    blocks = answers(page).locator(".block")
+    expect(blocks).to_contain_text(["1 < 2 & 3", "<div>\n<b> © A&B\n</div>", "&lt;", "&amp;", "x & y"])
+    expect(answers(page).get_by_role("link")).to_have_attribute("href", "http://a.test/?b&c")
+
+
+JSON = json.dumps({"city": "Par*is*", "of": ["_a_", 1.5e-7, True, None], "in": {"x": "a\\nb"}}, indent=2)
+
+
+def replies(page: Page, *parts: str) -> None:
+    """Each answer is this text, in one delta for each part."""
+    body = stream(*({"content": part} for part in parts), finish="stop")
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+
+
+def test_json_keeps_its_form(live: Live, page: Page) -> None:
+    replies(page, "Here:\n\n", JSON, "\n\nDone [1] {x}.")
+    page.goto(live.url)
+    ask(page, "json")
+    code = answers(page).get_by_role("group", name="Code: json")
+    expect(code).to_have_text(JSON, use_inner_text=True)
+    expect(answers(page)).to_contain_text("Done [1] {x}.")
+
+
+def test_json_keeps_its_form_while_it_is_written(live: Live, page: Page) -> None:
+    """At each length: nothing jumps when the last bracket comes."""
+    page.goto(live.url)
+    shown = page.evaluate(
+        """async (text) => {
+            const { Markdown } = await import("./page/chat/markdown.js");
+            const markdown = new Markdown();
+            return Array.from(text, (_, at) => {
+                markdown.show(text.slice(0, at + 1));
+                return markdown.root.querySelector("pre")?.textContent;
+            });
+        }""",
+        JSON,
+    )
+    assert shown == [JSON[: at + 1].strip() for at in range(len(JSON))]
+
+
+FORMULAS = r"""Let $x \in \mathbb{R}$ and \(a_1 * b_1 * c\), then:
+$$
+\begin{aligned} f(x) &= \frac{x}{2} \\\\ &= 3 \end{aligned}
+$$
+
+- \[ \sum_{i=1}^n i \]
+
+It costs $5 or $6, US$7-$8, $9 (or 10$) at $HOME/$USER, `$a$`, \$b$.
+"""
+
+
+def test_formulas_are_drawn_and_prices_are_not(live: Live, page: Page) -> None:
+    replies(page, FORMULAS)
+    page.goto(live.url)
+    ask(page, "formulas")
+    expect(page.locator(".cost, .message.assistant .quiet").first).to_be_visible()
+    formulas = answers(page).locator("math")
+    expect(formulas).to_have_count(4)
+    expect(formulas).to_have_text(["x∈ℝ", "a1∗b1∗c", "f(x)=x2=3", "∑i=1ni"])
+    assert formulas.evaluate_all(
+        "list => list.map((one) => one.querySelector('mfrac, munderover, msub, mi').localName)"
+    )
+    assert answers(page).locator(".formula.display math").count() == 2
+    prices = "It costs $5 or $6, US$7-$8, $9 (or 10$) at $HOME/$USER, $a$, $b$."
+    expect(answers(page)).to_contain_text(prices)
+    width = "one => one.querySelector('mtd').getBoundingClientRect().right"
+    right = formulas.nth(2).locator("mtr").evaluate_all(f"list => list.map({width})")
+    assert right[0] == right[1]
+
+
+HOSTILE_FORMULAS = [
+    r"\href{javascript:alert(1)}{x}",
+    r"\includegraphics{https://elsewhere.test/spy.png}",
+    r"\class{skip}{x}",
+    r"\frac{1}{",
+    r"\def\a{\a\a}\a",
+    "x" * 2001,
+    "{" * 1001,
+]
+
+
+def test_hostile_formulas_do_nothing(live: Live, page: Page) -> None:
+    foreign: list[str] = []
+    page.on("request", lambda request: foreign.append(request.url) if live.url not in request.url else None)
+    harmless = [r"\label{chat-input}\ref{wheel} x", r"\text{<img src=x onerror=alert(1)>}", r"\rule{9999em}{9999em}"]
+    replies(page, "\n\n".join(f"$${formula}$$" for formula in [*HOSTILE_FORMULAS, *harmless]))
+    page.goto(live.url)
+    ask(page, "hostile")
+    blocks = answers(page).locator(".block:not(:empty)")
+    expect(blocks).to_have_count(len(HOSTILE_FORMULAS) + len(harmless))
+    assert [block.inner_text() for block in blocks.all()][: len(HOSTILE_FORMULAS)] == [
+        f"$${f}$$" for f in HOSTILE_FORMULAS
+    ]
+    assert answers(page).locator("math").count() == len(harmless)
+    assert answers(page).locator("img, a, [href], [id], .skip").count() == 0
+    assert answers(page).locator("math").last.bounding_box()["height"] < 1000  # type: ignore[index]
+    assert foreign == []
+
+
+def test_a_formula_is_text_until_it_is_whole(live: Live, page: Page) -> None:
+    page.goto(live.url)
+    shown = page.evaluate(
+        """async (text) => {
+            const { Markdown } = await import("./page/chat/markdown.js");
+            const markdown = new Markdown();
+            return Array.from(text, (_, at) => {
+                markdown.show(text.slice(0, at + 1));
+                return markdown.root.querySelectorAll("math").length;
+            });
+        }""",
+        "is $x^2$,\n$$\ny\n$$\n",
+    )
+    assert shown == [0] * 7 + [1] * 9 + [2] * 2
+
+
 def test_nesting_without_end_is_shown_as_text(live: Live, page: Page) -> None:
     body = stream({"content": "> " * 5000 + "end"}, finish="stop")
     page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))

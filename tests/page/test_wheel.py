@@ -283,7 +283,9 @@ def test_load_counts_its_answers(live: Live, page: Page) -> None:
     }"""
     page.evaluate(counts)
     page.get_by_role("button", name="Send load").click()
-    holds(page, "window.counts.length > 1 && document.querySelector('.wheel-head .faint').textContent.startsWith('One')")
+    holds(
+        page, "window.counts.length > 1 && document.querySelector('.wheel-head .faint').textContent.startsWith('One')"
+    )
     first, *_, last = page.evaluate("window.counts")
     assert first == "Answers that this page still waits for: 8."
     assert last == "One request with eight prompts, so that the wheel turns."
