@@ -49,6 +49,7 @@ def test_a_conversation_and_its_screenshots(
     page.emulate_media(color_scheme="light")
     page.set_viewport_size(DESKTOP)
     page.goto(served.url)
+    expect(page.locator(".composer")).to_contain_text("smollm2-135m-instruct: A toy with 135 million parameters")
     set_fields(page, temperature="0", max_tokens="80")
     ask(page, "What is the capital of France?")
     expect(answers(page)).to_contain_text("Paris")

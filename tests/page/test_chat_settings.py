@@ -187,6 +187,16 @@ def test_a_tool_call_and_its_result(live: Live, page: Page) -> None:
     ]
 
 
+def test_what_the_card_says_of_its_model(live: Live, page: Page) -> None:
+    page.goto(live.url)
+    expect(page.locator("#model")).to_have_text("fake")
+    hint = page.locator(".composer .hint").last
+    expect(hint).to_have_text("")
+    with_card(page, description="It is <b>small</b>.")
+    page.reload()
+    expect(hint).to_have_text("fake: It is <b>small</b>.")
+
+
 def test_thoughts_are_folded_away(live: Live, page: Page) -> None:
     body = stream({"reasoning_content": "Let me *think*."}, {"content": "Done."}, finish="stop")
     page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))

@@ -1,6 +1,5 @@
 // The chat view: joins the list of conversations, the branch on screen, the text box and the settings.
 
-import { can } from "../card.js";
 import { Composer } from "./composer.js";
 import { addNode, choose, newConversation, pathTo, titleOf } from "./conversation.js";
 import { announced } from "./ending.js";
@@ -91,7 +90,7 @@ class View {
 
   async #know(card) {
     this.card = card;
-    this.composer.setSees(can(card, "vision") === true);
+    this.composer.know(card);
     try {
       await this.settings.know(card);
     } catch (error) {
