@@ -48,8 +48,8 @@ PACKAGES = (
         "sha512-KvOKXODaiFmId9xaq3xc5xCL66wVLUuOngDbO9B/kewbFTqdGbn2nJxNhN3H5R1cgDTVj6R8vH0zgiNDEGjpDw==",
         {"es/highlight.min.js": "highlight.js", "LICENSE": "highlight.LICENSE.txt"},
     ),
-    # KaTeX's parser with MathML alone: smaller than KaTeX (168 and 273 kB), without fonts. KaTeX's own MathML loses bold,
-    # script and double-struck letters and the alignment of columns, since browsers no longer read what it writes for them.
+    # KaTeX's parser with MathML alone: smaller than KaTeX (168 and 273 kB), without fonts. KaTeX's own MathML loses
+    # bold, script and double-struck letters and the alignment of columns: browsers no longer read what it writes.
     Package(
         "temml",
         "0.13.5",

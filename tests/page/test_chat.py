@@ -369,8 +369,9 @@ def test_a_conversation_for_a_screen_reader_and_a_phone(
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size(size)
     page.goto(reciting.url)
-    rows = "| a | b |\n|---|---|\n| " + "wide" * 40 + " | 2 |"
+    rows = "| a | b |\n|---|---|\n| " + "wide" * 40 + f" | 2 |\n\n$${'x + ' * 60}x$$"
     ask(page, f"# Head\n\n- list\n\n```python\ndef f(x):\n    return 'text' + str({'1' * 90})  # note\n```\n\n{rows}")
+    expect(answers(page).locator("math")).to_be_visible()
     expect(page.locator(".cost")).to_be_visible()
     button(page, "Probabilities").click()
     ask(page, "colours")
