@@ -51,8 +51,8 @@ def test_a_conversation_and_its_screenshots(
     page.goto(served.url)
     expect(page.locator(".composer")).to_contain_text("smollm2-135m-instruct: A toy with 135 million parameters")
     set_fields(page, temperature="0", max_tokens="80")
-    ask(page, "What is the capital of France?")
-    expect(answers(page)).to_contain_text("Paris")
+    ask(page, "What is the capital of Japan?")  # no close second token, whatever the processor rounds to
+    expect(answers(page)).to_contain_text("Tokyo")
     expect(page.locator(".cost")).to_have_text(re.compile(r"\d tokens/s · first after .* prompt tokens cached"))
     ask(page, "Write a Python function that says whether a number is prime.")
     expect(page.locator(".cost")).to_have_count(2)
@@ -89,7 +89,7 @@ def test_a_schema_and_a_tool(served: LiveServer, page: Page) -> None:
     button(page, "Example of JSON schema").click()
     ask(page, "Describe Paris.")
     expect(page.locator(".cost")).to_be_visible()
-    assert set(json.loads(answers(page).inner_text())) == {"city", "continent"}
+    assert set(json.loads(answers(page).locator("pre").inner_text())) == {"city", "continent"}
     page.get_by_label("JSON schema", exact=True).fill("")
     button(page, "Example of Tools").click()
     page.get_by_label("tool_choice").select_option("required")
