@@ -26,7 +26,7 @@ class ServedModel:
     Requests may use any of `names`; answers have the first. `chat` is None without a chat format.
 
     `reasoning` are the marks of thoughts, None for a model without reasoning. `reasoning_budget` is the default for
-    the tokens of a thought.
+    the tokens of a thought. `description` is what its users should know.
     `fingerprint` is the `system_fingerprint` of answers. Raises ModelError for defaults that no request could use.
     """
 
@@ -39,6 +39,7 @@ class ServedModel:
     reasoning: Marks | None = None
     reasoning_budget: int | None = None
     adapter: Adapter | None = None
+    description: str | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     fingerprint: str = field(init=False)
 

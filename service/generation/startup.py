@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from model.chat.formats import ChatFormat, load_chat
 from model.chat.reasoning import STYLES, Marks, has_tokens
 from model.checkpoint.generation_config import GenerationDefaults, read_generation
-from model.checkpoint.resolve import resolve, resolve_again
+from model.checkpoint.resolve import EMBEDDED, EMBEDDED_DESCRIPTION, resolve, resolve_again
 from model.errors import OptionError, ParameterError
 from model.options import RunnerOptions
 from model.tokenizers.base import Tokenizer
@@ -68,6 +68,7 @@ async def load_served(settings: Settings, client: EngineClient, slicing: Slicing
         client.info,
         marks_of(settings, side.chat, side.tokenizer),
         settings.reasoning_budget,
+        description=EMBEDDED_DESCRIPTION if settings.model == EMBEDDED else None,
     )
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from tests.page.chat import answers, ask, button, item
 from tests.page.conftest import PHONE
@@ -12,7 +12,7 @@ from tests.service.live import Live, answer, hurried, idle, running
 from tests.waiting import eventually
 
 LONG_MODEL = {"model": "slow"}
-"""4,096 tokens at 20 ms a token: it writes until somebody stops it."""
+"""1,024 tokens, the page's limit, at 20 ms a token: it writes until somebody stops it."""
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +26,11 @@ def reciting() -> Iterator[Live]:
 def slow() -> Iterator[Live]:
     with running(**LONG_MODEL) as live:
         yield live
+
+
+def live_text(page: Page) -> Locator:
+    """What a screen reader says of the answer."""
+    return page.locator("#view-chat [role=status].unseen")
 
 
 def wait_writing(page: Page) -> None:
@@ -43,6 +48,7 @@ def test_the_box_has_the_focus_and_enter_sends(reciting: Live, page: Page) -> No
     page.keyboard.type("second")
     page.keyboard.press("Enter")
     expect(answers(page)).to_have_text("first line\nsecond", use_inner_text=True)
+    expect(live_text(page)).to_have_text("The answer is complete.")
     expect(page.get_by_label("Message")).to_have_value("")
     expect(page.get_by_label("Message")).to_be_focused()
     expect(page).to_have_title("first line second · Noria")
@@ -91,11 +97,13 @@ def test_stop_keeps_the_text_and_ends_the_request(slow: Live, page: Page, how: s
     page.goto(slow.url)
     ask(page, "talk")
     wait_writing(page)
+    expect(live_text(page)).to_have_text("The answer is being written.")
     if how == "button":
         button(page, "Stop").click()
     else:
         page.keyboard.press("Escape")
     expect(page.locator(".ending")).to_contain_text("Stopped.")
+    expect(live_text(page)).to_have_text("The answer was stopped.")
     expect(page.locator(".cost")).to_have_text(
         re.compile(r"^\d+ tokens · [\d.]+ tokens/s · first after .* of 9 prompt")
     )
@@ -226,6 +234,7 @@ def test_a_refusal_says_why_and_offers_retry(live: Live, page: Page) -> None:
     page.goto(live.url)
     ask(page, "x" * 600)
     expect(page.locator(".ending.error")).to_contain_text("This model's context is 512 tokens")
+    expect(live_text(page)).to_have_text(re.compile("^The answer failed. This model's context is 512 tokens"))
     expect(button(page, "Retry")).to_be_visible()
 
 
@@ -282,9 +291,24 @@ def test_an_answer_that_is_cut_off_continues(live: Live, page: Page) -> None:
     page.goto(live.url)
     set_field(page, "max_tokens", "6")
     ask(page, "cut")
-    expect(page.locator(".ending")).to_contain_text("The answer was cut off at its length limit.")
+    expect(page.locator(".ending")).to_contain_text(
+        "The answer was cut off at its length limit (max_tokens in Settings)."
+    )
+    expect(live_text(page)).to_have_text("The answer was cut off at its length limit (max_tokens in Settings).")
     button(page, "Continue").click()
     eventually(lambda: plain(page) == answer("u:cut;a:", 12), "the answer has 12 tokens")
+    expect(page.locator(".cost")).to_have_text(re.compile(r"^12 tokens · .* · 0 of 8 prompt tokens cached$"))
+
+
+def test_an_answer_whose_request_is_cancelled_is_shown_as_cut(slow: Live, page: Page) -> None:
+    page.goto(slow.url)
+    with page.expect_response("**/v1/chat/completions") as asked:
+        ask(page, "cancel")
+    wait_writing(page)
+    assert slow.http.delete(f"/v1/requests/{asked.value.headers['x-request-id']}").json()["cancelled"] == 1
+    expect(page.locator(".ending")).to_contain_text("The answer was cut off: its request was cancelled at the server.")
+    expect(live_text(page)).to_have_text("The answer was cut off: its request was cancelled at the server.")
+    expect(button(page, "Continue")).to_be_visible()
 
 
 def test_edit_regenerate_and_branches(reciting: Live, page: Page) -> None:
@@ -345,8 +369,9 @@ def test_a_conversation_for_a_screen_reader_and_a_phone(
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size(size)
     page.goto(reciting.url)
-    rows = "| a | b |\n|---|---|\n| " + "wide" * 40 + " | 2 |"
+    rows = "| a | b |\n|---|---|\n| " + "wide" * 40 + f" | 2 |\n\n$${'x + ' * 60}x$$"
     ask(page, f"# Head\n\n- list\n\n```python\ndef f(x):\n    return 'text' + str({'1' * 90})  # note\n```\n\n{rows}")
+    expect(answers(page).locator("math")).to_be_visible()
     expect(page.locator(".cost")).to_be_visible()
     button(page, "Probabilities").click()
     ask(page, "colours")

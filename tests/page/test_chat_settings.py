@@ -88,6 +88,50 @@ def test_ranges_come_from_the_server_and_only_changes_are_sent(live: Live, page:
     expect(page.get_by_label("System prompt")).to_have_value("Be brief.")
 
 
+def test_an_answer_has_a_limit_that_a_person_can_change(reciting: Live, page: Page) -> None:
+    bodies = sent(page)
+    page.goto(reciting.url)
+    button(page, "Settings").click()
+    limit = page.get_by_label("max_tokens 1 to 4096")
+    expect(limit).to_have_attribute("placeholder", "1024 (this page's)")
+    ask(page, "short")
+    expect(answers(page)).to_have_text("short")
+    long = "word " * 640  # 3,205 tokens of the context of 4,096, with no room for the limit
+    ask(page, long)
+    expect(answers(page).last).to_contain_text("word word")
+    page.keyboard.press("Escape")
+    button(page, "New chat").click()
+    limit.fill("3")
+    ask(page, "other")
+    expect(answers(page)).to_have_text("oth")
+    assert [body.get("max_tokens") for body in bodies] == [1024, 1024, None, 3]
+
+
+def test_regenerate_asks_for_another_answer(live: Live, page: Page) -> None:
+    bodies = sent(page)
+    with_card(page, defaults={"temperature": 0.5, "top_p": 0.3})
+    page.goto(live.url)
+    ask(page, "again")
+    for number in (1, 2):
+        expect(page.locator(".cost")).to_be_visible()
+        if number == 2:
+            button(page, "Settings").click()
+            page.get_by_label("seed").fill("7")
+        button(page, "Regenerate").click()
+        expect(page.locator(".switch")).to_contain_text(f"{number + 1} / {number + 1}")
+    expect(page.locator(".cost")).to_be_visible()
+    page.get_by_label("top_p").fill("0.4")
+    button(page, "Regenerate").click()
+    expect(page.locator(".switch")).to_contain_text("4 / 4")
+    sampling = [{name: body.get(name) for name in ("seed", "top_p")} for body in bodies]
+    assert sampling == [
+        {"seed": None, "top_p": None},
+        {"seed": None, "top_p": 0.9},
+        {"seed": 9, "top_p": 0.9},
+        {"seed": 10, "top_p": 0.4},
+    ]
+
+
 def test_a_schema_is_checked_before_it_is_sent(live: Live, page: Page) -> None:
     bodies = sent(page)
     page.goto(live.url)
@@ -141,6 +185,16 @@ def test_a_tool_call_and_its_result(live: Live, page: Page) -> None:
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "abc", "content": '{"sky": "clear"}'},
     ]
+
+
+def test_what_the_card_says_of_its_model(live: Live, page: Page) -> None:
+    page.goto(live.url)
+    expect(page.locator("#model")).to_have_text("fake")
+    hint = page.locator(".composer .hint").last
+    expect(hint).to_have_text("")
+    with_card(page, description="It is <b>small</b>.")
+    page.reload()
+    expect(hint).to_have_text("fake: It is <b>small</b>.")
 
 
 def test_thoughts_are_folded_away(live: Live, page: Page) -> None:
@@ -248,12 +302,135 @@ def test_hostile_text_does_nothing(reciting: Live, page: Page) -> None:
     assert foreign == []
 
 
+def test_entities_are_characters_outside_code(reciting: Live, page: Page) -> None:
+    """As CommonMark 6.2 has them; HTML stays text, and its entities are decoded too."""
+    page.goto(reciting.url)
+    ask(
+        page,
+        "1 &lt; 2 &amp; 3\n\n<div>\n&lt;b&gt; &copy; A&B\n</div>\n\n`&lt;`\n\n```\n&amp;\n```\n\n![x &amp; y](http://a.test/?b&amp;c)",
+    )
+    expect(page.locator(".cost")).to_be_visible()
+    blocks = answers(page).locator(".block")
+    expect(blocks).to_contain_text(["1 < 2 & 3", "<div>\n<b> © A&B\n</div>", "&lt;", "&amp;", "x & y"])
+    expect(answers(page).get_by_role("link")).to_have_attribute("href", "http://a.test/?b&c")
+
+
+JSON = json.dumps({"city": "Par*is*", "of": ["_a_", 1.5e-7, True, None], "in": {"x": "a\\nb"}}, indent=2)
+
+
+def replies(page: Page, *parts: str) -> None:
+    """Each answer is this text, in one delta for each part."""
+    body = stream(*({"content": part} for part in parts), finish="stop")
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+
+
+def test_json_keeps_its_form(live: Live, page: Page) -> None:
+    replies(page, "Here:\n\n", JSON, "\n\nDone [1] {x}.")
+    page.goto(live.url)
+    ask(page, "json")
+    code = answers(page).get_by_role("group", name="Code: json")
+    expect(code).to_have_text(JSON, use_inner_text=True)
+    expect(answers(page)).to_contain_text("Done [1] {x}.")
+
+
+def test_json_keeps_its_form_while_it_is_written(live: Live, page: Page) -> None:
+    """At each length: nothing jumps when the last bracket comes."""
+    page.goto(live.url)
+    shown = page.evaluate(
+        """async (text) => {
+            const { Markdown } = await import("./page/chat/markdown.js");
+            const markdown = new Markdown();
+            return Array.from(text, (_, at) => {
+                markdown.show(text.slice(0, at + 1));
+                return markdown.root.querySelector("pre")?.textContent;
+            });
+        }""",
+        JSON,
+    )
+    assert shown == [JSON[: at + 1].strip() for at in range(len(JSON))]
+
+
+FORMULAS = r"""Let $x \in \mathbb{R}$ and \(a_1 * b_1 * c\), then:
+$$
+\begin{aligned} f(x) &= \frac{x}{2} \\\\ &= 3 \end{aligned}
+$$
+
+- \[ \sum_{i=1}^n i \]
+
+It costs $5 or $6, US$7-$8, $9 (or 10$) at $HOME/$USER, `$a$`, \$b$.
+"""
+
+
+def test_formulas_are_drawn_and_prices_are_not(live: Live, page: Page) -> None:
+    replies(page, FORMULAS)
+    page.goto(live.url)
+    ask(page, "formulas")
+    expect(page.locator(".cost, .message.assistant .quiet").first).to_be_visible()
+    formulas = answers(page).locator("math")
+    expect(formulas).to_have_count(4)
+    expect(formulas).to_have_text(["x∈ℝ", "a1∗b1∗c", "f(x)=x2=3", "∑i=1ni"])
+    assert formulas.evaluate_all(
+        "list => list.map((one) => one.querySelector('mfrac, munderover, msub, mi').localName)"
+    )
+    assert answers(page).locator(".formula.display math").count() == 2
+    prices = "It costs $5 or $6, US$7-$8, $9 (or 10$) at $HOME/$USER, $a$, $b$."
+    expect(answers(page)).to_contain_text(prices)
+    width = "one => one.querySelector('mtd').getBoundingClientRect().right"
+    right = formulas.nth(2).locator("mtr").evaluate_all(f"list => list.map({width})")
+    assert right[0] == right[1]
+
+
+HOSTILE_FORMULAS = [
+    r"\href{javascript:alert(1)}{x}",
+    r"\includegraphics{https://elsewhere.test/spy.png}",
+    r"\class{skip}{x}",
+    r"\frac{1}{",
+    r"\def\a{\a\a}\a",
+    "x" * 2001,
+    "{" * 1001,
+]
+
+
+def test_hostile_formulas_do_nothing(live: Live, page: Page) -> None:
+    foreign: list[str] = []
+    page.on("request", lambda request: foreign.append(request.url) if live.url not in request.url else None)
+    harmless = [r"\label{chat-input}\ref{wheel} x", r"\text{<img src=x onerror=alert(1)>}", r"\rule{9999em}{9999em}"]
+    replies(page, "\n\n".join(f"$${formula}$$" for formula in [*HOSTILE_FORMULAS, *harmless]))
+    page.goto(live.url)
+    ask(page, "hostile")
+    blocks = answers(page).locator(".block:not(:empty)")
+    expect(blocks).to_have_count(len(HOSTILE_FORMULAS) + len(harmless))
+    assert [block.inner_text() for block in blocks.all()][: len(HOSTILE_FORMULAS)] == [
+        f"$${f}$$" for f in HOSTILE_FORMULAS
+    ]
+    assert answers(page).locator("math").count() == len(harmless)
+    assert answers(page).locator("img, a, [href], [id], .skip").count() == 0
+    assert answers(page).locator("math").last.bounding_box()["height"] < 1000  # type: ignore[index]
+    assert foreign == []
+
+
+def test_a_formula_is_text_until_it_is_whole(live: Live, page: Page) -> None:
+    page.goto(live.url)
+    shown = page.evaluate(
+        """async (text) => {
+            const { Markdown } = await import("./page/chat/markdown.js");
+            const markdown = new Markdown();
+            return Array.from(text, (_, at) => {
+                markdown.show(text.slice(0, at + 1));
+                return markdown.root.querySelectorAll("math").length;
+            });
+        }""",
+        "is $x^2$,\n$$\ny\n$$\n",
+    )
+    assert shown == [0] * 7 + [1] * 9 + [2] * 2
+
+
 def test_nesting_without_end_is_shown_as_text(live: Live, page: Page) -> None:
     body = stream({"content": "> " * 5000 + "end"}, finish="stop")
     page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
     page.goto(live.url)
     ask(page, "nest")
-    expect(page.get_by_text("The answer has ended.")).to_be_attached()
+    expect(page.get_by_text("The answer is complete.")).to_be_attached()
     assert answers(page).inner_text() == "> " * 5000 + "end"
     assert answers(page).locator("blockquote").count() == 0
 

@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Page, expect
 
 from tests.page.conftest import PHONE
 from tests.page.pictures import holds, picture, push, sequence, stand_in, table
@@ -257,26 +257,47 @@ def test_load_turns_the_wheel_and_stops(page: Page) -> None:
         page.close()
 
 
-def test_load_tells_at_once_which_requests_the_server_refuses(page: Page) -> None:
-    refusals = iter(["the server is full"] * 3)
-
-    def refuse(route: Route) -> None:
-        if (reason := next(refusals, None)) is None:
-            route.continue_()
-        else:
-            route.fulfill(status=429, json={"error": {"message": reason}})
-
+def test_load_leaves_connections_to_the_other_tabs(page: Page) -> None:
+    """A browser opens six to a server, for all of its tabs. A seventh request waits for the end of another."""
     with running(model="slow") as live:
-        page.route("**/v1/completions", refuse)
         page.goto(f"{live.url}/#wheel")
         page.get_by_role("button", name="Send load").click()
-        refused = "3 of 8 failed: the server is full."
-        expect(page.get_by_text(re.compile(f"^This page's requests in flight: [1-5]. {refused}$"))).to_be_visible()
+        expect(page.get_by_text(re.compile("^Step [0-9,]+: [5-8] decode rows of"))).to_be_visible()
+        others = [page.context.new_page() for _ in range(2)]
+        for other in others:
+            other.goto(f"{live.url}/#wheel")  # holds the connection of its feed
+            expect(other.locator("#model")).to_have_text("fake")
+            expect(other.locator(".tiles dd").first).to_have_text("8")
+        expect(page.get_by_role("button", name="Stop load")).to_be_visible()
         page.get_by_role("button", name="Stop load").click()
-        expect(page.get_by_text(refused, exact=True)).to_be_visible()
         eventually(idle(live), "the requests have ended")
-        page.unroute_all(behavior="ignoreErrors")
-        page.close()
+        page.context.close()
+
+
+def test_load_counts_its_answers(live: Live, page: Page) -> None:
+    page.goto(f"{live.url}/#wheel")
+    counts = """() => {
+      window.counts = [];
+      const hint = document.querySelector(".wheel-head .faint");
+      new MutationObserver(() => window.counts.push(hint.textContent)).observe(hint, { childList: true });
+    }"""
+    page.evaluate(counts)
+    page.get_by_role("button", name="Send load").click()
+    holds(
+        page, "window.counts.length > 1 && document.querySelector('.wheel-head .faint').textContent.startsWith('One')"
+    )
+    first, *_, last = page.evaluate("window.counts")
+    assert first == "Answers that this page still waits for: 8."
+    assert last == "One request with eight prompts, so that the wheel turns."
+
+
+def test_load_tells_why_the_server_refuses_it(live: Live, page: Page) -> None:
+    refusal = {"error": {"message": "the server is full"}}
+    page.route("**/v1/completions", lambda route: route.fulfill(status=429, json=refusal))
+    page.goto(f"{live.url}/#wheel")
+    page.get_by_role("button", name="Send load").click()
+    expect(page.get_by_text("The load failed: the server is full", exact=True)).to_be_visible()
+    expect(page.get_by_role("button", name="Send load")).to_be_visible()
 
 
 def test_the_engine_restarts_before_the_eyes(page: Page) -> None:

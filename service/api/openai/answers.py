@@ -142,13 +142,15 @@ class Capabilities(TypedDict):
 class ModelCard(TypedDict):
     """A model as vLLM and Anthropic describe it, and how it is run. `window`: of attention, in tokens; null is full
     attention, and a list has the windows of layers that differ. `defaults`: the sampling of a request that does not set
-    it. `root` is the model itself. `adapters` are the ids of its LoRA adapters, whose `parent` it is."""
+    it. `root` is the model itself. `adapters` are the ids of its LoRA adapters, whose `parent` it is.
+    `description` is what users should know of the model."""
 
     id: str
     object: Literal["model"]
     created: int
     type: Literal["model"]
     display_name: str
+    description: str | None
     created_at: str
     lifecycle: Literal["active"]
     max_input_tokens: int
@@ -215,6 +217,7 @@ CARD: ModelCard = {
     "created": 1760000000,
     "type": "model",
     "display_name": MODEL,
+    "description": None,
     "created_at": "2025-10-09T08:53:20+00:00",
     "lifecycle": "active",
     "max_input_tokens": 8192,

@@ -60,6 +60,7 @@ def card(served: ServedModel, name: str, adapters: Sequence[str] = ()) -> ModelC
         "created": created,
         "type": "model",
         "display_name": name,
+        "description": served.description,
         "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
         "lifecycle": "active",
         "max_input_tokens": served.info.max_model_len,

@@ -1,5 +1,6 @@
 // The text box, its images, and the buttons Send and Stop.
 
+import { can } from "../card.js";
 import { element } from "../dom.js";
 
 const DRAFT = "noria-draft"; // in the tab's storage: a reload keeps what was not sent yet
@@ -59,7 +60,8 @@ export class Composer {
       this.sendButton,
       this.stopButton,
     );
-    this.root = element("form", { class: "composer" }, label, this.shelf, row, hint);
+    this.about = element("p", { class: "hint", hidden: true });
+    this.root = element("form", { class: "composer" }, label, this.shelf, row, hint, this.about);
     this.#listen();
   }
 
@@ -75,10 +77,12 @@ export class Composer {
     this.stopButton.hidden = !running;
   }
 
-  /** Whether the model takes images. */
-  setSees(sees) {
-    this.sees = sees;
-    this.attach.hidden = !sees;
+  /** The model of this card answers. */
+  know(card) {
+    this.sees = can(card, "vision") === true;
+    this.attach.hidden = !this.sees;
+    this.about.hidden = !card.description;
+    this.about.textContent = card.description ? `${card.id}: ${card.description}` : "";
   }
 
   clear() {

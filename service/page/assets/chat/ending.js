@@ -1,8 +1,9 @@
 // How an answer ended and what it cost, in words.
 
 const FINISHES = {
-  length: "The answer was cut off at its length limit.",
+  length: "The answer was cut off at its length limit (max_tokens in Settings).",
   timeout: "The answer was cut off at its time limit.",
+  abort: "The answer was cut off: its request was cancelled at the server.",
 };
 
 /** What to say of an answer's end, and what to offer; null for an answer that is complete. */
@@ -21,6 +22,14 @@ export function endingOf(node, running, isLast) {
     text: "Not complete: its page was closed, or another tab writes it.",
     offers: goOn.length ? goOn : ["Retry"],
   };
+}
+
+/** The end of an answer, for a screen reader. */
+export function announced(node) {
+  const ending = endingOf(node, false, true);
+  if (!ending) return "The answer is complete.";
+  if (node.state === "stopped") return "The answer was stopped.";
+  return node.state === "failed" ? `The answer failed. ${ending.text}` : ending.text;
 }
 
 const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;

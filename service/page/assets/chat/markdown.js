@@ -6,26 +6,33 @@ import highlight from "../vendor/highlight.js";
 import { Marked } from "../vendor/marked.js";
 import { copyButton } from "../copy.js";
 import { element } from "../dom.js";
+import { draw, extensions } from "./math.js";
 
 const TAGS = `p br strong em del code pre ul ol li blockquote h3 table thead tbody tr th td a hr span`.split(" ");
-const ATTRIBUTES = ["href", "class", "data-language", "data-depth", "start"];
+const ATTRIBUTES = ["href", "class", "data-language", "data-depth", "data-formula", "start"];
 const LONGEST_COLOURED = 30_000; // characters of code
 
 const SAFE_LINK = /^(https?:|mailto:)/i;
 const escaped = (text) => String(text).replace(/[&<>"']/g, (character) => `&#${character.charCodeAt(0)};`);
-const link = (href, inner) => (SAFE_LINK.test(href) ? `<a href="${escaped(href)}">${inner}</a>` : inner);
+// Outside code an entity is the character that it names, also where HTML stays text.
+const decoded = (text) => String(text).replace(/[<>"']|&(?!#?\w+;)/g, escaped);
+const link = (href, inner) => (SAFE_LINK.test(href) ? `<a href="${decoded(href)}">${inner}</a>` : inner);
 
 const marked = new Marked({
   gfm: true,
   breaks: true,
+  extensions,
   renderer: {
-    html: ({ text, block }) => (block ? `<p>${escaped(text)}</p>` : escaped(text)),
-    image: ({ href, text }) => link(href, escaped(text || "image")),
+    html: ({ text, block }) => (block ? `<p>${decoded(text)}</p>` : decoded(text)),
+    image: ({ href, text }) => link(href, decoded(text || "image")),
     link({ href, tokens }) {
       return link(href, this.parser.parseInline(tokens));
     },
     heading({ tokens, depth }) {
       return `<h3 data-depth="${depth}">${this.parser.parseInline(tokens)}</h3>`; // one level: outlines stay whole
+    },
+    paragraph({ raw, tokens }) {
+      return isJson(raw) ? this.code({ text: raw.trim(), lang: "json" }) : `<p>${this.parser.parseInline(tokens)}</p>`;
     },
     code: ({ text, lang }) => {
       const language = (lang ?? "").split(/\s/)[0];
@@ -35,6 +42,11 @@ const marked = new Marked({
   },
 });
 
+/** Whether a text is JSON, perhaps without its end: outside its strings JSON has few characters. */
+function isJson(text) {
+  return /^\s*[{[][\s{}[\],:\d.+\-truefalsnE]*$/.test(text.replace(/"(?:[^"\\\n]|\\.)*(?:"|\\?$)/g, ""));
+}
+
 function coloured(text, language) {
   if (!highlight.getLanguage(language) || text.length > LONGEST_COLOURED) return escaped(text);
   return highlight.highlight(text, { language, ignoreIllegals: true }).value;
@@ -43,7 +55,7 @@ function coloured(text, language) {
 const purify = createPurify(window);
 purify.addHook("uponSanitizeAttribute", (_, data) => {
   // The page's own classes must not be borrowed.
-  if (data.attrName === "class") data.attrValue = data.attrValue.match(/\bhljs-[\w-]+/g)?.join(" ") ?? "";
+  if (data.attrName === "class") data.attrValue = data.attrValue.match(/\b(hljs|tml)-[\w-]+/g)?.join(" ") ?? "";
 });
 
 function sanitized(html) {
@@ -51,11 +63,18 @@ function sanitized(html) {
   return purify.sanitize(html, options);
 }
 
+/** Only MathML: `\label` would give ids, `\ref` links. */
+function cleanFormula(math) {
+  const options = { USE_PROFILES: { mathMl: true }, ADD_ATTR: ["class", "form", "style"], FORBID_ATTR: ["href", "id"] };
+  purify.sanitize(math, { ...options, IN_PLACE: true });
+}
+
 /** Links open beside the page; wide things scroll in their own box, by keyboard too; code has a button. */
 function finish(fragment) {
   for (const anchor of fragment.querySelectorAll("a")) {
     Object.assign(anchor, { target: "_blank", rel: "noopener noreferrer nofollow" });
   }
+  for (const code of fragment.querySelectorAll("code[data-formula]")) draw(code, cleanFormula);
   for (const pre of fragment.querySelectorAll("pre")) pre.replaceWith(codeBlock(pre));
   for (const table of fragment.querySelectorAll("table")) {
     const box = element("div", { class: "wide", role: "group", "aria-label": "Table", tabindex: "0" });

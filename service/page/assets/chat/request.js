@@ -1,6 +1,9 @@
 // The request for an answer, from the settings of a conversation and the messages before the answer.
 
+import { can } from "../card.js";
+
 const ALTERNATIVES = 5;
+const WIDE = 0.9; // top_p
 const DELIVERY = { stream: true, stream_options: { include_usage: true, continuous_usage_stats: true }, return_progress: true };
 
 /** An object or a list from the text of a setting. Throws an Error that names the setting. */
@@ -17,9 +20,27 @@ export function parsed(text, name, isList) {
   return value;
 }
 
-/** The fields of the next request besides its messages: those that the person has changed, and no others. */
-export function fieldsOf(head, card) {
-  const fields = { model: card.id, ...head.fields };
+/** The page's own limit of an answer: a model that repeats itself would write to the end of its context. */
+export function limitOf(card) {
+  return Math.min(can(card, "reasoning") ? 4096 : 1024, Math.floor((card.max_model_len ?? Infinity) / 2));
+}
+
+/**
+ * What another answer to the same messages is asked with. The model's own top_p may leave one token to choose from (the
+ * embedded model's is 0.3), and any seed then gives the same text. A person's seed gives a series that can be repeated.
+ */
+function varied({ seed, top_p: given }, card, before) {
+  const wider = given === undefined ? { top_p: Math.max(card.defaults?.top_p ?? 0, WIDE) } : {};
+  return seed === undefined ? wider : { ...wider, seed: seed + before };
+}
+
+/**
+ * The fields of the next request besides its messages. Fields that the person has not changed keep the server's
+ * defaults, but for the limit, which `limited` false leaves out. `before`: how many answers came before this one.
+ */
+export function fieldsOf(head, card, { limited = true, before = 0 } = {}) {
+  const limit = limited ? { max_tokens: Math.max(limitOf(card), head.fields.min_tokens ?? 0) } : {};
+  const fields = { model: card.id, ...limit, ...head.fields, ...(before ? varied(head.fields, card, before) : {}) };
   if (head.schema.trim()) {
     const schema = parsed(head.schema, "JSON schema", false);
     fields.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };

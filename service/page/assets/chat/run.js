@@ -19,7 +19,8 @@ const seconds = (n) => orAborted.bind(null, new Promise((resolve) => setTimeout(
 
 /**
  * Fill `node` until its answer ends. Never throws: the node's state says how it ended.
- * `bodyOf(card)` is the request, `changed()` follows each change of the node.
+ * `bodyOf(card, limited)` is the request, with the page's own limit or without; `changed()` follows each change of the
+ * node.
  */
 export async function answer({ server, model, node, bodyOf, signal, changed }) {
   node.state = "waiting";
@@ -36,18 +37,19 @@ export async function answer({ server, model, node, bodyOf, signal, changed }) {
   changed();
 }
 
-/** Ask the model of the server. After a restart that is another one. */
+/** Ask the model of the server. After a restart that is another one. A long prompt may have no room for the limit. */
 async function askModel({ model, bodyOf, ...run }) {
-  const askOne = async (card) => {
-    const body = bodyOf(await orAborted(card, run.signal));
+  const askOne = async (card, limited) => {
+    const body = bodyOf(await orAborted(card, run.signal), limited);
     run.node.notice = "";
     await ask({ ...run, body });
   };
   try {
-    await askOne(model.card());
+    await askOne(model.card(), true);
   } catch (error) {
-    if (!isGone(error)) throw error;
-    await askOne(model.renewed());
+    if (isGone(error)) await askOne(model.renewed(), true);
+    else if (error.param === "max_tokens") await askOne(model.card(), false);
+    else throw error;
   }
 }
 
@@ -99,15 +101,16 @@ async function read({ server, node, body, signal, changed }) {
 function folder(node) {
   const decoder = new TextDecoder();
   const firstCall = node.calls?.length ?? 0;
+  const before = node.content || node.thought ? (node.stats ?? {}) : {}; // of the part that this one continues
   node.finish = null;
-  node.stats = {};
+  node.stats = { ...before };
   let first = null; // when the first text came, and how many tokens it had
   return (chunk, sent) => {
     if (chunk.error) return fail(node, chunk.error);
     if (chunk.prompt_progress) node.notice = progressOf(chunk.prompt_progress);
     const choice = chunk.choices?.[0];
     if (choice) foldChoice(choice, () => begin(chunk, sent));
-    if (chunk.usage) Object.assign(node.stats, statsOf(chunk, first));
+    if (chunk.usage) node.stats = joined(before, { first: node.stats.first, ...statsOf(chunk, first) });
   };
 
   function foldChoice({ delta, logprobs, finish_reason: finish }, begin) {
@@ -151,6 +154,14 @@ function statsOf({ usage, timings = {} }, first) {
     queue: timings.queue_ms ?? null,
     miss: timings.cache_miss ?? null,
   };
+}
+
+/** The cost of an answer in two parts. The second part's prompt has the first part: prompt and cache are the first's. */
+function joined(before, after) {
+  if (!before.tokens) return after;
+  const tokens = before.tokens + after.tokens;
+  const speed = tokens / (before.tokens / before.speed + after.tokens / after.speed);
+  return { ...after, ...before, tokens, speed: Number.isFinite(speed) ? speed : null };
 }
 
 /** A token's text is complete once its last byte has come. Control tokens have no bytes. */

@@ -1,6 +1,6 @@
 // The answers that are being written, one a conversation at most, and their way into the storage.
 
-import { pathTo } from "./conversation.js";
+import { pathTo, siblings } from "./conversation.js";
 import { bodyOf, fieldsOf } from "./request.js";
 import { answer } from "./run.js";
 
@@ -8,7 +8,7 @@ const LEFT = "noria-left"; // in the tab's storage
 const SAVE_MS = 400; // a closed tab loses at most this much of an answer
 
 export class Session {
-  /** `drawn(conversation, whole)` draws: the whole branch, or its last message. */
+  /** `drawn(conversation, whole, node)` draws: the whole branch, or its last message. `node` is the answer. */
   constructor({ server, model, store, drawn }) {
     Object.assign(this, { server, model, store, drawn, runs: new Map(), unsaved: new Map(), heads: new Set() });
     addEventListener("pagehide", () => this.#leave());
@@ -31,9 +31,11 @@ export class Session {
   async write(conversation, node, continued = null) {
     const controller = new AbortController();
     const { head } = conversation;
+    const all = siblings(conversation, node);
+    const before = all.slice(0, all.indexOf(node)).filter(({ state }) => state !== "failed").length;
     this.runs.set(head.id, { conversation, node, controller });
     this.unsaved.set(node.id, node);
-    this.drawn(conversation, true);
+    this.drawn(conversation, true, node);
     const draw = onceAtATime(
       requestAnimationFrame,
       () => this.running(conversation) && this.drawn(conversation, false),
@@ -46,8 +48,8 @@ export class Session {
       server: this.server,
       model: this.model,
       node,
-      bodyOf: (card) => {
-        node.sent = { system: head.system, fields: fieldsOf(head, card), continued };
+      bodyOf: (card, limited) => {
+        node.sent = { system: head.system, fields: fieldsOf(head, card, { limited, before }), continued };
         return bodyOf(node.sent, pathTo(conversation, node.parent));
       },
       signal: controller.signal,
@@ -57,7 +59,7 @@ export class Session {
       },
     });
     this.runs.delete(head.id);
-    this.drawn(conversation, true);
+    this.drawn(conversation, true, node);
     await this.store.putNode(node);
     this.unsaved.delete(node.id);
   }

@@ -3,7 +3,7 @@
 import { can } from "../card.js";
 import { element } from "../dom.js";
 import { rangeOf, readFields, textOf, valueOf } from "../fields.js";
-import { parsed } from "./request.js";
+import { limitOf, parsed } from "./request.js";
 
 const NAMES = [
   "temperature",
@@ -93,7 +93,7 @@ export class Settings {
     this.fields = await readFields(this.server, "/v1/chat/completions", NAMES, card);
     const defaults = Object.entries(card.defaults ?? {});
     const given = defaults.map(([name, value]) => `${name} ${value}`).join(", ");
-    this.defaults.textContent = `${given ? `This model's defaults: ${given}. ` : ""}An empty field keeps its default. Only changed fields are sent.`;
+    this.defaults.textContent = `${given ? `This model's defaults: ${given}. ` : ""}An empty field keeps its default.`;
     const unable = { reasoning_effort: "reasoning", thinking_token_budget: "reasoning", tool_choice: "tools" };
     const able = this.fields.filter(({ name }) => !(name in unable) || can(card, unable[name]) !== false);
     this.tools.root.hidden = can(card, "tools") === false;
@@ -155,7 +155,8 @@ export class Settings {
     const { name, kind, about } = field;
     const range = rangeOf(field);
     const kept = this.card.defaults?.[name];
-    const placeholder = kept === undefined ? "default" : `${textOf(kept)} (the model's)`;
+    const own = name === "max_tokens" ? `${limitOf(this.card)} (this page's)` : "default";
+    const placeholder = kept === undefined ? own : `${textOf(kept)} (the model's)`;
     const read = (text) => {
       const { [name]: _, ...others } = this.head.fields;
       const fields = text.trim() === "" ? others : { ...others, [name]: valueOf(field, text) };

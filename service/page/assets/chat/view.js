@@ -1,8 +1,8 @@
 // The chat view: joins the list of conversations, the branch on screen, the text box and the settings.
 
-import { can } from "../card.js";
 import { Composer } from "./composer.js";
 import { addNode, choose, newConversation, pathTo, titleOf } from "./conversation.js";
+import { announced } from "./ending.js";
 import { History } from "./history.js";
 import { layout } from "./layout.js";
 import { bodyOf } from "./request.js";
@@ -90,7 +90,7 @@ class View {
 
   async #know(card) {
     this.card = card;
-    this.composer.setSees(can(card, "vision") === true);
+    this.composer.know(card);
     try {
       await this.settings.know(card);
     } catch (error) {
@@ -131,12 +131,12 @@ class View {
     this.#title();
   }
 
-  #drawn(conversation, whole) {
+  #drawn(conversation, whole, node) {
     if (conversation !== this.conversation) return;
     if (!whole) return this.thread.showLast(conversation);
     const running = this.session.running(conversation);
     this.#drawThread(running);
-    this.status.textContent = running ? "The answer is being written." : "The answer has ended.";
+    this.status.textContent = running ? "The answer is being written." : announced(node);
   }
 
   #title() {

@@ -1,30 +1,29 @@
-// Load for a newcomer: a few completions of different lengths, so that the wheel turns.
+// Load for a newcomer: a few prompts that begin alike, so that the wheel turns. They go in one request: a browser opens
+// six connections to a server, for all of its tabs.
 
-import { pause } from "./feed.js";
-
-const BETWEEN_MS = 350;
+const MOST = 240; // tokens of an answer
+const LEAST = 40; // a model may have nothing to say to a prompt, and the wheel would not turn
 // The same beginning for all, longer than a page of 32 tokens: they share it.
 const OPENING =
   "The noria is a wheel that lifts water from a river. Its buckets go down empty and come up full, " +
   "one after the other, day and night, and the fields around it stay green. ";
-const REQUESTS = [
-  ["Tell how a mill works.", 320],
-  ["Name a river.", 60],
-  ["Describe a garden in spring, with its water and its trees.", 220],
-  ["Say hello.", 40],
-  ["Write about the sea.", 260],
-  ["Count.", 120],
-  ["Explain rain.", 180],
-  ["Tell a story of a miller, his wheel and a dry summer.", 400],
+const PROMPTS = [
+  "Tell how a mill works.",
+  "Name a river.",
+  "Describe a garden in spring, with its water and its trees.",
+  "Say hello.",
+  "Write about the sea.",
+  "Count.",
+  "Explain rain.",
+  "Tell a story of a miller, his wheel and a dry summer.",
 ];
 
-/** Sends the requests and tells how many still run. */
+/** Sends the prompts and tells how many still run. */
 export class Load {
   #server;
   #onCount;
   #abort = null;
-  #failed = 0;
-  #reason = "";
+  failure = ""; // why the last load failed
 
   constructor(server, onCount) {
     this.#server = server;
@@ -35,45 +34,35 @@ export class Load {
     return this.#abort !== null;
   }
 
-  /** How many of the requests have failed, and why the first of them did. "" if none has. */
-  get failure() {
-    return this.#failed ? `${this.#failed} of ${REQUESTS.length} failed: ${this.#reason}.` : "";
-  }
-
-  /** Send all requests, one after the other, without waiting for answers. Resolves when all have ended. */
+  /** Send all prompts. Resolves when all answers have ended. */
   async send(context) {
     this.#abort = new AbortController();
-    this.#failed = 0;
-    this.#reason = "";
-    const { signal } = this.#abort;
-    let running = REQUESTS.length;
-    this.#onCount(running);
-    const one = async ([prompt, tokens], index) => {
-      await pause(index * BETWEEN_MS, signal);
-      try {
-        if (!signal.aborted) await this.#complete(OPENING + prompt, Math.min(tokens, context >> 1), signal);
-      } catch (error) {
-        if (error.name !== "AbortError") this.#note(error);
-      }
-      this.#onCount(--running);
-    };
-    await Promise.all(REQUESTS.map(one));
+    this.failure = "";
+    this.#onCount(PROMPTS.length);
+    try {
+      await this.#complete(Math.min(MOST, context >> 1));
+    } catch (error) {
+      if (error.name !== "AbortError") this.failure = `The load failed: ${error.message}`;
+    }
     this.#abort = null;
+    this.#onCount(0);
   }
 
   stop() {
     this.#abort?.abort();
   }
 
-  #note(error) {
-    this.#failed++;
-    this.#reason ||= error.message.replace(/\.$/, "");
-  }
-
-  async #complete(prompt, tokens, signal) {
-    const body = { prompt, max_tokens: tokens, ignore_eos: true, stream: true };
+  async #complete(most) {
+    const prompt = PROMPTS.map((text) => OPENING + text);
+    const body = { prompt, max_tokens: most, min_tokens: Math.min(LEAST, most), stream: true };
+    const { signal } = this.#abort;
+    let left = PROMPTS.length;
     for await (const { data } of this.#server.events("v1/completions", { method: "POST", body, signal })) {
       if (data === "[DONE]") return;
+      const { choices, error } = JSON.parse(data);
+      if (error) throw new Error(error.message);
+      const ended = choices.filter((choice) => choice.finish_reason).length;
+      if (ended) this.#onCount((left -= ended));
     }
   }
 }

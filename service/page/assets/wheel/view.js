@@ -14,7 +14,7 @@ import { Tiles } from "./tiles.js";
 import { Trouble } from "./trouble.js";
 
 const CONTEXT = 512; // where the model's card has not come yet
-const INVITATION = "Eight short requests, so that the wheel turns.";
+const INVITATION = "One request with eight prompts, so that the wheel turns.";
 
 /** Fill `root`. `context` has `server` (server.js) and `model` (model.js). */
 export function mount(root, { server, model }) {
@@ -165,8 +165,7 @@ class Wheel {
 
   showLoad(n) {
     this.button.textContent = n ? "Stop load" : "Send load";
-    const { failure } = this.load;
-    this.hint.textContent = n ? `This page's requests in flight: ${n}. ${failure}` : failure || INVITATION;
+    this.hint.textContent = n ? `Answers that this page still waits for: ${n}.` : this.load.failure || INVITATION;
   }
 }
 
