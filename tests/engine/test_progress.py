@@ -12,7 +12,7 @@ from service.engine.client import EngineClient
 from service.engine.mailbox import EngineDied
 from service.engine.progress import StallClock
 from tests.engine.driving import expected
-from tests.engine.hosting import PARAMS, Hosts, collect, thread, until, with_client
+from tests.engine.hosting import PARAMS, Hosts, collect, process, thread, until, with_client
 from tests.fakes import FakeRunner, WaitingRunner, make_info
 
 
@@ -125,3 +125,34 @@ def test_a_grammar_that_cannot_be_prepared_does_not_hang(monkeypatch: pytest.Mon
         assert await collect(client.submit([1], params)) == expected([1], params)
 
     with_client(Hosts(lambda: thread("create_raising")), body)
+
+
+class SlowPerToken(FakeRunner):
+    """A runner that computes 50 tokens a second."""
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        threading.Event().wait(batch.n_tokens / 50)
+        return super().step(batch)
+
+
+def test_a_slow_machine_serves_a_long_prompt_and_is_not_taken_for_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt takes four times as long as a sequence may be without progress."""
+    info = make_info(page_size=16, pools=((None, 512),), max_model_len=512, limits=(8, 512))
+    monkeypatch.setattr("tests.fakes.create_slow", lambda progress, **options: SlowPerToken(info), raising=False)
+    hosts, prompt, params = Hosts(lambda: thread("create_slow")), [7] * 400, SamplingParams(max_tokens=2)
+
+    async def body(client: EngineClient) -> None:
+        assert await collect(client.submit(prompt, params)) == expected(prompt, params)
+        assert len(hosts.made) == 1
+
+    with_client(hosts, body, step_timeout=2.0)
+
+
+def test_the_end_of_an_engine_without_progress_names_what_helps(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(client: EngineClient) -> None:
+        with pytest.raises(EngineDied):
+            await collect(client.submit([1], PARAMS))
+        await client.serving()
+
+    with_client(Hosts(lambda: process("create_hanging"), thread), body, step_timeout=1.0)
+    assert "--step-timeout allows 1 s; if the machine is slow, raise it or lower --max-step-tokens" in caplog.text
