@@ -38,25 +38,42 @@ def test_other_work_counts_until_its_number_changes() -> None:
     assert clock.tick(2, inbox=8, preparing=None) == 0
 
 
-def test_a_grammar_that_hangs_is_noticed_while_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    hanging = WaitingRunner(make_info(page_size=16, pools=((None, 512),), max_model_len=512))
-    hanging.may = threading.Event()  # type: ignore[misc]
-    monkeypatch.setattr("tests.fakes.WAITING", hanging)
-    hosts = Hosts(lambda: thread("create_waiting"), thread)
+def test_a_grammar_whose_process_starts_slowly_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes three times as long as a sequence may be without progress; others are served meanwhile."""
+    starting = WaitingRunner(make_info(page_size=16, pools=((None, 512),), max_model_len=512))
+    starting.may = threading.Event()  # type: ignore[misc]
+    monkeypatch.setattr("tests.fakes.WAITING", starting)
+    hosts, params = Hosts(lambda: thread("create_waiting")), SamplingParams(max_tokens=4, grammar="g")
 
     async def body(client: EngineClient) -> None:
-        async def others() -> None:
-            while True:
-                await collect(client.submit([1], PARAMS))
+        answer = asyncio.create_task(collect(client.submit([1, 2], params)))
+        await asyncio.sleep(3.0)
+        assert await collect(client.submit([1], PARAMS)) == expected([1], PARAMS)
+        starting.may.set()
+        assert await answer == expected([1, 2], params)
+        assert len(hosts.made) == 1
 
-        beside = asyncio.create_task(others())
-        with pytest.raises(EngineDied):
-            await collect(client.submit([1, 2], SamplingParams(max_tokens=4, grammar="g")))
-        with pytest.raises(EngineDied):
-            await beside
-        hanging.may.set()
-        await client.serving()
-        assert len(hosts.made) == 2
+    with_client(hosts, body, step_timeout=1.0)
+
+
+class Following(FakeRunner):
+    """A runner whose second step waits two seconds for the process of grammars."""
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        self.waits_for_grammars = len(self.steps) == 1
+        threading.Event().wait(2.0 * self.waits_for_grammars)
+        self.waits_for_grammars = False
+        return super().step(batch)
+
+
+def test_a_step_that_waits_for_the_process_of_grammars_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = make_info(page_size=16, pools=((None, 512),), max_model_len=512)
+    monkeypatch.setattr("tests.fakes.create_slow", lambda progress, **options: Following(info), raising=False)
+    hosts = Hosts(lambda: thread("create_slow"))
+
+    async def body(client: EngineClient) -> None:
+        assert await collect(client.submit([1], PARAMS)) == expected([1], PARAMS)
+        assert len(hosts.made) == 1
 
     with_client(hosts, body, step_timeout=1.0)
 
