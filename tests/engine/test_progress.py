@@ -13,6 +13,7 @@ from service.engine.mailbox import EngineDied
 from service.engine.progress import StallClock
 from tests.engine.driving import expected
 from tests.engine.hosting import PARAMS, Hosts, collect, process, thread, until, with_client
+from tests.engine.images import ImageRunner, Picture, info_with_images, prompt_of
 from tests.fakes import FakeRunner, WaitingRunner, make_info
 
 
@@ -163,6 +164,24 @@ def test_a_slow_machine_serves_a_long_prompt_and_is_not_taken_for_hung(monkeypat
         assert len(hosts.made) == 1
 
     with_client(hosts, body, step_timeout=2.0)
+
+
+def test_encoding_an_image_is_measured_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its 256 patches cost 86 tokens, and the first step is planned for one."""
+    info = info_with_images(page_size=16, pools=((None, 512),), max_model_len=512, limits=(8, 512))
+    runner, params = ImageRunner(info), SamplingParams(max_tokens=2)
+    monkeypatch.setattr("tests.fakes.create_images", lambda progress, **options: runner, raising=False)
+    prompt = prompt_of(Picture(8, 8, b"a"))
+
+    async def body(client: EngineClient) -> None:
+        runner.prompts[1] = prompt
+        answer = await collect(client.submit(prompt.prompt, params, images=prompt.images, pixels=prompt.pixels))
+        assert answer == expected(prompt.prompt, params)
+
+    with_client(Hosts(lambda: thread("create_images")), body, step_timeout=4.0)
+    work = [image.stop - image.start for step in runner.steps for image in step.images]
+    assert work[0] == info.images.patches_per_token
+    assert len(work) < 6
 
 
 def test_the_end_of_an_engine_without_progress_names_what_helps(caplog: pytest.LogCaptureFixture) -> None:
