@@ -30,6 +30,7 @@ class Stages:
     """A runner of `n` stages. The first one computes during `launch`, as rank 0 does."""
 
     grammar_restarts = 0
+    waits_for_grammars = False
     expert_tokens: tuple[tuple[int, ...], ...] = ()
 
     def __init__(self, n: int, in_flight: int, cost: Cost) -> None:

@@ -236,12 +236,20 @@ class Runner(Protocol):
         ...
 
     @property
+    def waits_for_grammars(self) -> bool:
+        """Whether a step waits for the process that follows grammars, which has limits of its own."""
+        ...
+
+    @property
     def expert_tokens(self) -> tuple[tuple[int, ...], ...]:
         """Number of tokens that each expert of each layer has computed; empty without experts."""
         ...
 
     def prepare(self, params: SamplingParams) -> None:
-        """Make what sequences with these parameters need besides the weights, before their first step."""
+        """Make what sequences with these parameters need besides the weights, before their first step.
+
+        It does not hang: what it waits for has limits of its own.
+        """
         ...
 
     def load_adapter(self, number: int, path: str) -> None:

@@ -12,11 +12,11 @@ from model.config import ModelConfig
 from model.errors import OptionError
 from model.kernels import cuda as kernels
 from model.kernels.cpu import native
-from model.linear import selection as linear
-from model.linear.schemes import Scheme, cache_format, nearest, serving
-from model.machine.device import DTYPES, choose_device, choose_dtype, name_of, unused_gpu
+from model.linear.schemes import Scheme, cache_format
+from model.machine.device import DTYPES, choose_device, name_of, native_formats, unused_gpu
 from model.machine.host import choose_threads
 from model.memory import sizes as memory
+from model.memory.decide import Abilities, decide
 from model.memory.images import ImageSizes, image_sizes
 from model.network.kernels import try_out as try_products
 from model.options import TUNINGS, RunnerOptions
@@ -78,27 +78,26 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE
         log.warning("no GPU is used: %s, or choose --device cpu", why)
     config = checkpoint.config.with_window(options.sliding_window)
     widest = shard_of(config, place.layout.place(0))  # what all ranks choose by
-    kind = nearest(checkpoint.kind, device.type, widest.config)
-    chosen = linear.choose(options.quantize, options.dtype, device, kind=kind)
+    here = Abilities(device.type, native_formats(device), compiled=native.kernels() is not None)
+    chosen, scheme, name = decide(widest, checkpoint.kind, options, here)
+    dtype = DTYPES[name]
     _use_threads(choose_threads(options.threads))
-    dtype = choose_dtype(chosen.own_dtype(options.dtype) or "auto", checkpoint.config.dtype, device)
-    scheme = serving(chosen, name_of(dtype), device.type)
-    scheme.check_part(widest)
     _check_tuning(options, scheme)
-    shard = shard_of(config, place, memory.stored_bits(config, scheme, name_of(dtype), checkpoint.block_bits))
+    shard = shard_of(config, place, memory.stored_bits(config, scheme, name, checkpoint.block_bits))
     activations = torch.float32 if scheme.compiled else dtype
-    kv_dtype = getattr(torch, cache_format(options.kv_dtype, name_of(dtype)).dtype)
+    kv_dtype = getattr(torch, cache_format(options.kv_dtype, name).dtype)
     own = shard.config
-    name, backend = attention.choose(
+    backend_name, backend = attention.choose(
         *(options.attention, device, kv_dtype, activations),
         deterministic=options.deterministic,
         heads=(own.n_heads, own.n_kv_heads, own.head_dim),
     )
     if device.type == "cuda" and kernels.obstacle(device) is None:
         try_products(scheme, own.dim, activations, device)
-    sizes = memory.pool_sizes(shard.config, options, device.type, name_of(dtype), backend.page_size)
+    sizes = memory.pool_sizes(shard.config, options, device.type, name, backend.page_size)
     images = image_sizes(shard.whole, options, activations.itemsize) if place.is_first else None
-    return Setup(options, device, chosen, scheme, dtype, activations, kv_dtype, name, backend, shard, sizes, images)
+    formats = chosen, scheme, dtype, activations, kv_dtype
+    return Setup(options, device, *formats, backend_name, backend, shard, sizes, images)
 
 
 def _check_tuning(options: RunnerOptions, scheme: Scheme) -> None:

@@ -91,6 +91,7 @@ class FakeRunner:
     """A runner that stores tokens in pages and samples from them: a wrong page table gives a wrong token."""
 
     grammar_restarts = 0
+    waits_for_grammars = False
     expert_tokens: tuple[tuple[int, ...], ...] = ()
 
     def __init__(self, info: RunnerInfo, step_seconds: float = 0.0, say: Say = next_token) -> None:

@@ -42,16 +42,19 @@ def choose(
 
     "auto" chooses paged on a CPU with compiled kernels, for float32 `activations` or keys and values in int8, and
     triton on a GPU. Otherwise it chooses sdpa. With `deterministic`, a row has the same bits in every step.
-    A GPU tries the backend out for `heads`: query heads, key heads, head_dim. Where triton fails at them, "auto" is
-    sdpa, with a warning.
+    `heads` are query heads, key heads and head_dim. A GPU tries the backend out for them. Where paged does not serve
+    them, or triton fails at them, "auto" is sdpa, with a warning.
     Raises OptionError for an unknown name, and for a backend that does not serve these options.
     """
     chosen = _auto(device, dtype, activations, deterministic) if name == "auto" else name
     backend = _made(chosen, device, dtype, deterministic)
-    if heads is None or device.type != "cuda":
+    if heads is None:
         return chosen, backend
     try:
-        try_out(chosen, backend, heads, dtype, activations, device)
+        if (why := backend.unfit(*heads)) is not None:
+            raise OptionError(f"--attention {chosen} {why}{'' if name == 'auto' else '; use --attention sdpa'}")
+        if device.type == "cuda":
+            try_out(chosen, backend, heads, dtype, activations, device)
     except OptionError as error:
         if name != "auto":
             raise
@@ -60,7 +63,7 @@ def choose(
 
 
 def _instead(error: OptionError, device: torch.device, dtype: torch.dtype, deterministic: bool) -> Attention:
-    """sdpa, because triton has an error. Raises OptionError with both reasons if sdpa does not serve these options."""
+    """sdpa, because what "auto" chose has an error. Raises OptionError with both reasons if sdpa does not serve."""
     try:
         backend = _made("sdpa", device, dtype, deterministic)
     except OptionError as unserved:

@@ -37,6 +37,11 @@ class Attention(ABC):
         known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in cls.dtypes))
         return f"keeps keys and values in {known}, not in {str(dtype).removeprefix('torch.')}"
 
+    @classmethod
+    def unfit(cls, n_heads: int, n_kv_heads: int, head_dim: int) -> str | None:
+        """Why the backend cannot serve a model with these heads, for people to read. None if it can."""
+        return None
+
     def allocate(self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> LayerCache:
         """Uninitialised memory of one layer: shape is (n_pages, n_kv_heads, head_dim)."""
         n_pages, n_kv_heads, head_dim = shape

@@ -74,6 +74,16 @@ class PagedAttention(Attention):
             return "needs the compiled kernels; build them: python -m model.kernels.cpu.build"
         return super().obstacle(device, dtype)
 
+    @classmethod
+    def unfit(cls, n_heads: int, n_kv_heads: int, head_dim: int) -> str | None:
+        group = n_heads // n_kv_heads
+        if head_dim <= records.MAX_HEAD_DIM and group <= records.MAX_QUERIES:
+            return None
+        return (
+            f"serves heads of up to {records.MAX_HEAD_DIM} and groups of up to {records.MAX_QUERIES} queries, "
+            f"the model has {head_dim} and {group}"
+        )
+
     def allocate(self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> LayerCache:
         """See `Attention.allocate`. The keys of a page are followed by its values."""
         n_pages, n_kv_heads, head_dim = shape
@@ -118,11 +128,8 @@ class PagedAttention(Attention):
         n_rows, n_all, head_dim = shape
         n_kv_heads = (n_all - n_heads) // 2
         group = n_heads // n_kv_heads
-        if head_dim > records.MAX_HEAD_DIM or group > records.MAX_QUERIES:
-            raise OptionError(
-                f"--attention paged serves heads of up to {records.MAX_HEAD_DIM} and groups of up to "
-                f"{records.MAX_QUERIES} queries, the model has {head_dim} and {group}; use --attention sdpa"
-            )
+        if (why := self.unfit(n_heads, n_kv_heads, head_dim)) is not None:
+            raise OptionError(f"--attention paged {why}")  # `choose` has asked; C would write beyond its arrays
         inputs = prepared.inputs
         tasks = _tasks(inputs, self.rows_a_task(group))
         joins: list[Join] = []

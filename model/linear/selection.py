@@ -1,11 +1,9 @@
-"""Which scheme a model runs in on this machine, and its projections."""
+"""The projections of each scheme."""
 
 import torch
 from torch import nn
 
 from model.errors import OptionError
-from model.kernels.cpu import native
-from model.linear import schemes
 from model.linear.base import Projection
 from model.linear.bfloat16 import BFloat16Linear
 from model.linear.floats import TILE, Floats
@@ -14,7 +12,6 @@ from model.linear.int4 import Int4Linear
 from model.linear.int4_weights import Int4Weights
 from model.linear.int8 import Int8Linear
 from model.linear.none import Linear
-from model.linear.schemes import Scheme
 
 PROJECTIONS: dict[str, type[Projection]] = {
     kind.scheme.name: kind for kind in (Linear, BFloat16Linear, Fp8Linear, Int8Linear, Int4Linear, Int4Weights)
@@ -24,12 +21,6 @@ PROJECTIONS: dict[str, type[Projection]] = {
 def make_linear(n_in: int, n_out: int, *, scheme: str = "none") -> Projection:
     """A projection whose weights are still to be loaded."""
     return PROJECTIONS[scheme](n_in, n_out)
-
-
-def choose(name: str, dtype: str, device: torch.device, *, kind: str = "floats") -> Scheme:
-    """The scheme for --quantize and --dtype here, see `schemes.choose`."""
-    compiled = device.type == "cpu" and native.kernels() is not None
-    return schemes.choose(name, dtype, device.type, compiled=compiled, kind=kind)
 
 
 def fix_tiles(model: nn.Module) -> None:

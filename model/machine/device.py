@@ -1,24 +1,18 @@
-"""The device and the number format that a model runs in, and the free memory of the device."""
+"""The device that a model runs on, its number formats, and its free memory."""
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 
 from model.config import VALUE_BYTES
 from model.errors import OptionError, one_line
-from model.machine import gpu
+from model.machine import gpu, processor
 from model.machine.host import free_memory
 
 DEVICES = ("auto", "cpu", "cuda")
 BUILDS = "pytorch.org/get-started/locally"
 DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in VALUE_BYTES}
-NATIVE_FLAGS = {
-    torch.bfloat16: {"avx512_bf16", "amx_bf16", "bf16"},
-    torch.float16: {"avx512_fp16", "amx_fp16", "asimdhp"},
-}
-"""Flags in /proc/cpuinfo (x86 and ARM) of processors that compute natively in a format."""
 OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
 """Parts of out-of-memory messages of CUDA, Triton, cuBLAS and PyTorch's CPU allocator, which raise RuntimeError."""
 
@@ -69,32 +63,12 @@ def _init_error() -> str:
     return "it finds no device"
 
 
-def choose_dtype(name: str, own: str, device: torch.device) -> torch.dtype:
-    """The format for --dtype `name`; "auto" is the checkpoint's `own` if the device computes it natively.
-
-    If it does not, "auto" is float32 on a CPU and float16 on a GPU. Raises OptionError for an unknown name.
-    """
-    if name != "auto":
-        if name not in DTYPES:
-            raise OptionError(f"--dtype {name} is not known, choose one of: auto, {', '.join(DTYPES)}")
-        return DTYPES[name]
-    dtype = DTYPES[own]
-    if device.type == "cuda":
-        if dtype is torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False):
-            return torch.float16
-        return dtype
-    return dtype if native(dtype) else torch.float32
-
-
-def native(dtype: torch.dtype, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether this processor computes natively in `dtype`."""
-    if dtype is torch.float32:
-        return True
-    if not cpuinfo.exists():
-        return False
-    lines = cpuinfo.read_text().splitlines()
-    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return not NATIVE_FLAGS[dtype].isdisjoint(flags.split())
+def native_formats(device: torch.device) -> frozenset[str]:
+    """The number formats that the device computes natively."""
+    if device.type == "cpu":
+        return processor.native_formats()
+    old = not torch.cuda.is_bf16_supported(including_emulation=False)
+    return frozenset(DTYPES) - ({"bfloat16"} if old else set())
 
 
 def free_bytes(device: torch.device) -> int:

@@ -1,4 +1,4 @@
-"""Which processor this is, as far as the speed of a kernel depends on it. No torch."""
+"""Which processor this is, as far as the speed of a kernel depends on it, and its number formats. No torch."""
 
 import hashlib
 import platform
@@ -11,6 +11,11 @@ NAMED = ("vendor_id", "model name", "cpu family", "model", "stepping")
 NAMED_ARM = ("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision")
 INSTRUCTIONS = ("flags", "Features")
 """Fields of /proc/cpuinfo."""
+FORMAT_FLAGS = {
+    "bfloat16": {"avx512_bf16", "amx_bf16", "bf16"},
+    "float16": {"avx512_fp16", "amx_fp16", "asimdhp"},
+}
+"""Instruction sets (x86 and ARM) of processors that compute natively in a format."""
 
 
 def processor(root: Path = Path("/")) -> dict[str, str]:
@@ -23,6 +28,13 @@ def processor(root: Path = Path("/")) -> dict[str, str]:
         "instructions": hashlib.sha256(sets.encode()).hexdigest()[:16],
         **dict(_caches(root / "sys/devices/system/cpu/cpu0/cache")),
     }
+
+
+def native_formats(root: Path = Path("/")) -> frozenset[str]:
+    """The number formats in which the processor computes natively."""
+    fields = dict(_fields(root / "proc/cpuinfo"))
+    flags = {flag for name in INSTRUCTIONS for flag in fields.get(name, "").split()}
+    return frozenset({"float32", *(name for name, needed in FORMAT_FLAGS.items() if needed & flags)})
 
 
 def _fields(path: Path) -> Iterator[tuple[str, str]]:

@@ -14,6 +14,7 @@ from model.config import VALUE_BYTES, ModelConfig
 from model.linear import schemes
 from model.linear.schemes import Scheme, cache_format
 from model.memory import sizes as memory
+from model.memory.decide import decide, planned
 from model.memory.images import ImageSizes, image_sizes
 from model.memory.sizes import PoolSizes
 from model.options import RunnerOptions
@@ -149,18 +150,14 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
     """The plan of the model in `directory` on `options.device`, "cpu" or "cuda", with `total` bytes of memory.
 
     Each rank has a GPU of so much memory; on a CPU all ranks share it.
-    It does not read weights. It assumes that the device computes in the model's own format and that a CPU has compiled
-    kernels.
+    It does not read weights. On a CPU it decides as the engine does on this machine. It assumes that a GPU computes in
+    the model's own format.
     Raises ModelError for a configuration that is not supported, OptionError for a layout that does not fit.
     """
     config = read_config(directory, max_model_len=options.max_model_len).with_window(options.sliding_window)
     widest = shard_of(config, options.layout.place(0))
     stored, own_bits, summary = _stored(directory, config)
-    kind = schemes.nearest(stored, options.device, widest.config)
-    chosen = schemes.choose(options.quantize, options.dtype, options.device, compiled=True, kind=kind)
-    dtype = chosen.own_dtype(options.dtype) or config.dtype
-    scheme = schemes.serving(chosen, dtype, options.device)
-    scheme.check_part(widest)
+    chosen, scheme, dtype = decide(widest, stored, options, planned(options.device))
     bits = memory.stored_bits(config, scheme, dtype, own_bits)
     shards = [shard_of(config, place, bits) for place in options.layout.places()]
     context = options.max_model_len or config.max_position

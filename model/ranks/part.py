@@ -155,6 +155,8 @@ def _use_share_of_host(options: RunnerOptions, world: World) -> None:
         torch.cuda.set_device(world.local_rank)
     elif hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, world.processors(os.sched_getaffinity(0)))
+        if world.local_size > 1 and "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":
+            del os.environ["OMP_NUM_THREADS"]  # torchrun's default for several processes of a host, nobody's choice
 
 
 def _identity(setup: Setup, checkpoint: Checkpoint) -> Identity:

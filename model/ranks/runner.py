@@ -43,6 +43,10 @@ class ParallelRunner:
         return self._own.grammar_restarts if self._samples else self._grammar_restarts
 
     @property
+    def waits_for_grammars(self) -> bool:
+        return self._own.waits_for_grammars
+
+    @property
     def expert_tokens(self) -> Counts:
         if not self._own.has_experts:
             return ()

@@ -71,15 +71,31 @@ class World:
 def from_environment(variables: Mapping[str, str] = os.environ) -> World | None:
     """The world that torchrun describes; None if it did not start this process. Raises OptionError."""
     if "RANK" not in variables or "MASTER_ADDR" not in variables:
+        _check_alone(variables)
         return None
     values = {name: variables.get(variable, "") for name, variable in NAMES.items()}
     for name, value in values.items():
-        if name != "host" and not value.isdigit():
+        if name != "host" and not value.isdecimal():
             raise OptionError(f"{NAMES[name]} must be a number, as torchrun sets it, got {value!r}")
     host = values.pop("host")
-    return World(
+    world = World(
         **{name: int(value) for name, value in values.items()}, host=host, agent=variables.get(AGENT) == "True"
     )
+    for name, number, size in (("rank", world.rank, "size"), ("local_rank", world.local_rank, "local_size")):
+        if number >= getattr(world, size):
+            raise OptionError(f"{NAMES[name]} must be below {NAMES[size]} ({getattr(world, size)}), got {number}")
+    return world
+
+
+def _check_alone(variables: Mapping[str, str]) -> None:
+    """Raise OptionError for a rank that does not know all of its group: it would start a second server."""
+    alone = {"RANK": "0", "WORLD_SIZE": "1"}
+    if given := [f"{name}={variables[name]}" for name, value in alone.items() if variables.get(name, value) != value]:
+        missing = " and ".join(name for name in ("RANK", "MASTER_ADDR") if name not in variables)
+        raise OptionError(
+            f"{' and '.join(given)} without {missing} describes no group of ranks; start noria serve with torchrun, "
+            "which sets all of these variables, or unset them"
+        )
 
 
 def check_size(world: World | None, n_ranks: int) -> None:

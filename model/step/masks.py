@@ -5,8 +5,8 @@ sequence's output. A sequence that returns after a pause, or to another process,
 """
 
 import weakref
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from threading import Lock
 from typing import Any
 
@@ -34,12 +34,13 @@ class Masks:
     """The masks of the sequences in a step, from their grammars. `first` is the first frame for the process.
 
     One other thread may call `prepare`. Only the thread that steps calls the other methods. `restarts` counts processes
-    that took the place of another.
+    that took the place of another. `waits`: the thread that steps waits for the process, which may have to start first.
     """
 
     def __init__(self, first: First, vocab_size: int) -> None:
         self.step = SamplingStep(frozenset({"grammar"}), self._hide)
         self.restarts = 0
+        self.waits = False
         self._first = first
         self._n_octets = -(-vocab_size // 8)
         self._all_allowed = np.full(self._n_octets, 255, dtype=np.uint8)
@@ -72,7 +73,7 @@ class Masks:
         if not self._waiting:
             self._known.clear()
         else:
-            with suppress(ProcessLost):  # `_collect` requests them again
+            with suppress(ProcessLost), self._waiting_for_it():  # `_collect` requests them again
                 self._request()
 
     @property
@@ -94,6 +95,14 @@ class Masks:
             self._process = None
             if self._end is not None:
                 self._end()
+
+    @contextmanager
+    def _waiting_for_it(self) -> Iterator[None]:
+        self.waits = True
+        try:
+            yield
+        finally:
+            self.waits = False
 
     def _started(self) -> GrammarProcess:
         """The process, or a new one if it has ended. Raises CannotStart."""
@@ -136,7 +145,8 @@ class Masks:
             number, views = next(iter(self._waiting.items()))
             rows = [(number, view.stop) for view in views]
             try:
-                (failure, n_masks), octets = self._answer()
+                with self._waiting_for_it():
+                    (failure, n_masks), octets = self._answer()
             except CannotStart:
                 self._faults |= {(number, views[0].stop): CANNOT_START for number, views in self._waiting.items()}
                 self._waiting.clear()

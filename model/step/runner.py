@@ -118,6 +118,10 @@ class ModelRunner:
         return self._masks.restarts
 
     @property
+    def waits_for_grammars(self) -> bool:
+        return self._masks.waits
+
+    @property
     def expert_tokens(self) -> Counts:
         return self._expert_load.read()
 

@@ -10,7 +10,7 @@ from model.checkpoint.resolve import resolve
 from model.machine.child import ending, start_python
 from model.ranks.world import Exit, World
 from service import logs
-from service.generation.startup import runner_options
+from service.generation.startup import check_layout, runner_options
 from service.settings import Settings
 
 log = logging.getLogger("noria.engine")
@@ -45,6 +45,7 @@ def supervise(settings: Settings, world: World) -> int:
     """
     logs.configure(settings.log_format, settings.level(), f"rank {world.rank}")
     directory = resolve(settings.model, cache_dir=settings.cache_dir, revision=settings.revision)
+    check_layout(settings, directory)
     rank = RankProcess(json.dumps(runner_options(settings, directory)))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, rank.end)

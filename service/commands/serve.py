@@ -63,6 +63,8 @@ def start_engine(
 ) -> "EngineClient":
     """The client of an engine process, which is `engine` or started now. The thread that started it must outlive it.
 
+    An engine of several ranks starts once the model's configuration is known: each of them takes memory and time.
+
     `measured` gives the metrics that count what the engine reports; no report comes before the model is loaded. Logs
     are configured. Raises NoriaError if the machine cannot start a process.
     """
@@ -87,7 +89,8 @@ def start_engine(
         on_beat=lambda beat: measured().observe_beat(beat),
         on_restart=lambda: measured().observe_restart(),
     )
-    client.spawn()
+    if n_ranks == 1:
+        client.spawn()  # else `load_served` first sees whether the model fits the ranks
     return client
 
 

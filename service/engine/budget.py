@@ -3,10 +3,11 @@
 A step delays the next token of each of these by its whole length. The engine learns from each step what its rows cost.
 A step may take the target between two tokens, or `STRETCH` times as long as decoding would take if all sequences
 decoded, those that wait too. Prompts get what the sequences that decode now leave. If only these counted, few of them
-would leave prompts little time, and stay few. Without decoding sequences nothing limits the prompts.
+would leave prompts little time, and stay few. Without decoding sequences only the pace of the machine limits the
+prompts: no step may take so long that the watchdog takes the engine for hung.
 """
 
-from math import sqrt
+from math import inf, sqrt
 from operator import mul
 from typing import NamedTuple
 
@@ -29,6 +30,14 @@ STRETCH = 1.75
 """With twice, steps beside a long prompt were a little more than twice as long as without: see the log of chunks."""
 LEAST_TOKENS = 16
 """Prompt tokens of a step at least. For fewer tokens each of them costs more, as the weights are read again."""
+
+SAFE = 4
+"""A step is planned to take the deadline divided by this. A measurement raises the limit by this factor at most: one
+that is wrong, or a machine that slows down as much, leaves the step within the deadline."""
+FIRST_PACE = 1.0
+"""Seconds of a token before the first step is measured."""
+DOUBLE_DEPTH = 8192
+"""The position where a token takes twice as long as at the start of a prompt. Models differ by four either way."""
 
 
 class Cost(NamedTuple):
@@ -118,11 +127,39 @@ def _dot(a: list[float], b: list[float]) -> float:
     return sum(map(mul, a, b))
 
 
-class PromptBudget:
-    """What prompts may take of each step, for a target in seconds between two tokens. A target of 0 limits nothing."""
+class Pace:
+    """The seconds that a token takes, by the latest step, and the tokens of a step that is to end within a deadline.
 
-    def __init__(self, target: float = 0.0) -> None:
+    A larger step takes less for each token, because it reads the weights once. So the limit errs to the safe side.
+    """
+
+    def __init__(self, deadline: float = inf) -> None:
+        self._seconds = deadline / SAFE
+        self._pace = FIRST_PACE
+
+    def note(self, tokens: float, pairs: float, seconds: float) -> None:
+        """A step with so many tokens, and pairs of a prompt token and a key before it, took so long."""
+        measured = max(seconds, LEAST_SECONDS) / (tokens + pairs / DOUBLE_DEPTH)
+        self._pace = max(measured, self._pace / SAFE)
+
+    def tokens(self, depth: int) -> float:
+        """The tokens of a step whose prompt goes on at position `depth`. May be below 1, or infinite.
+
+        Worked example: a deadline of 60 s allows a step of 15 s. At 0.5 s a token that is 30 tokens at the start of a
+        prompt, and 15 at position 8192.
+        """
+        return self._seconds / (self._pace * (1 + depth / DOUBLE_DEPTH))
+
+
+class PromptBudget:
+    """What prompts may take of each step, for a target in seconds between two tokens. A target of 0 limits nothing.
+
+    A sequence without progress for `deadline` seconds counts as hung.
+    """
+
+    def __init__(self, target: float = 0.0, deadline: float = inf) -> None:
         self.target = target
+        self.pace = Pace(deadline)
         self._cost = StepCost()
         self.note = self._cost.note
 

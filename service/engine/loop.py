@@ -6,7 +6,7 @@ There are three: one reads each step before it launches the next, one runs a ste
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from model.batch import BROKEN_NUMBERS, Runner, StepBatch, StepOutput, StepTooLarge
@@ -182,19 +182,30 @@ class EngineLoop:
         self._landed = (flight.n_tokens, self._landed_at - max(before, flight.launched))
         if output is not None and flight.n_tokens:
             self._steps.note(flight.batch, output, *self._landed)
-            if not any(item.fault for item in output.slices):  # a slice with a fault may not have been computed
-                self._note_cost(flight, before)
+        if output is not None and not (output.image_faults or any(item.fault for item in output.slices)):
+            self._note_cost(flight, before)  # what has a fault may not have been computed
         return updates
 
     def _note_cost(self, flight: Flight, before: float) -> None:
-        """Note the cost of a step of tokens alone. In a pipeline it is that of all steps between two of a sequence."""
+        """Note the pace of a step, and its cost if it is of tokens alone.
+
+        In a pipeline they are those of all steps between two of a sequence.
+        """
         flights = [flight, *self._flights] if self._runner.info.pipeline > 1 else [flight]
-        if not any(item.batch.images for item in flights):
-            since = flight.launched if len(flights) > 1 else before or flight.launched
+        seconds = self._landed_at - (flight.launched if len(flights) > 1 else before or flight.launched)
+        n_tokens = sum(item.n_tokens for item in flights)
+        n_pairs = sum(item.batch.n_pairs for item in flights)
+        if work := n_tokens + self._encoded(flights):
+            self._scheduler.prompts.pace.note(work, n_pairs, seconds)
+        if work == n_tokens > 0:
             n_prompt = sum(item.batch.n_prompt for item in flights)
-            n_decode = sum(item.n_tokens for item in flights) - n_prompt
-            n_pairs = sum(item.batch.n_pairs for item in flights)
-            self._scheduler.prompts.note(n_decode, n_prompt, n_pairs, self._landed_at - since)
+            self._scheduler.prompts.note(n_tokens - n_prompt, n_prompt, n_pairs, seconds)
+
+    def _encoded(self, flights: Iterable[Flight]) -> float:
+        """The work on images in these steps, in tokens that take as long."""
+        n_patches = sum(work.stop - work.start for flight in flights for work in flight.batch.images)
+        form = self._runner.info.images
+        return n_patches / form.patches_per_token if form else 0
 
     def _count(self, batch: StepBatch, output: StepOutput, reported: bool) -> None:
         """Count a step in which every sequence is broken, or nothing can be encoded, as a failed one.

@@ -17,9 +17,13 @@ from service.engine.picture import Picture
 
 @dataclass(frozen=True, slots=True)
 class LoadModel:
-    """Load a model: `options` are the keyword arguments of the runner's callable."""
+    """Load a model: `options` are the keyword arguments of the runner's callable.
+
+    The service replaces the engine if a sequence makes no progress for `step_timeout` seconds.
+    """
 
     options: dict[str, Any]
+    step_timeout: float
 
 
 @dataclass(frozen=True, slots=True)

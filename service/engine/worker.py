@@ -70,6 +70,7 @@ class Worker:
         self._clock = StallClock()
         self._n_received = 0
         self._n_prepared = 0
+        self._compiles = False  # a grammar, on the preparing thread
         self._preparer = ThreadPoolExecutor(1, "noria-engine-preparer")
         self._preparer.submit(int)  # start the thread now: later the system may allow no more threads
 
@@ -129,7 +130,7 @@ class Worker:
             max_sequences=info.max_sequences,
             max_step_tokens=info.max_step_tokens,
             adapter_ready=partial(self._adapter_ready, runner),
-            prompts=PromptBudget(info.target_inter_token),
+            prompts=PromptBudget(info.target_inter_token, load.step_timeout),
         )
 
     def _receive(self, block: bool) -> list[ToEngine]:
@@ -170,11 +171,13 @@ class Worker:
             self._inbox.put(message)
 
     def _prepare(self, message: Submit) -> None:
+        self._compiles = True
         if self._runner is not None:
             try:
                 self._runner.prepare(message.params)
             except Exception:  # the sequence's first step meets the same fault and reports it
                 log.exception("sequence %d cannot be prepared", message.id)
+        self._compiles = False
         self._inbox.put(message)
         for sequence_id in message.ids:
             self._preparing.pop(sequence_id, None)
@@ -222,9 +225,13 @@ class Worker:
                 return
 
     def _stalled(self, passed: float) -> float:
-        """The seconds without progress in the loop, on the preparing thread, or of messages that the loop leaves."""
+        """The seconds without progress in the loop, of adapters to read, or of messages that the loop leaves.
+
+        Waiting for the process of grammars does not count: the process has limits of its own.
+        """
+        waits = self._runner is not None and self._runner.waits_for_grammars
         return self._clock.tick(
-            passed,
-            preparing=self._n_prepared if self._preparing or self._reading else None,
+            0.0 if waits else passed,
+            reading=self._n_prepared if self._reading and not self._compiles else None,
             inbox=None if self._inbox.empty() else self._n_received,
         )

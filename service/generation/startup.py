@@ -11,10 +11,13 @@ from typing import Any, TypeVar
 
 from model.chat.formats import ChatFormat, load_chat
 from model.chat.reasoning import STYLES, Marks, has_tokens
+from model.checkpoint.families import read_config
 from model.checkpoint.generation_config import GenerationDefaults, read_generation
 from model.checkpoint.resolve import EMBEDDED, EMBEDDED_DESCRIPTION, resolve, resolve_again
 from model.errors import OptionError, ParameterError
 from model.options import RunnerOptions
+from model.sharding.layout import Layout
+from model.sharding.shard import check
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
 from model.tokenizers.slicing import WHOLE, Slicing
@@ -45,6 +48,7 @@ async def load_served(settings: Settings, client: EngineClient, slicing: Slicing
     directory = await _in_thread(
         lambda: resolve(settings.model, cache_dir=settings.cache_dir, revision=settings.revision, progress=client.note)
     )
+    await _in_thread(lambda: check_layout(settings, directory))
 
     async def renew() -> dict[str, Any]:
         """The runner's options for another engine: the model's files may have gone, or moved."""
@@ -70,6 +74,12 @@ async def load_served(settings: Settings, client: EngineClient, slicing: Slicing
         settings.reasoning_budget,
         description=EMBEDDED_DESCRIPTION if settings.model == EMBEDDED else None,
     )
+
+
+def check_layout(settings: Settings, directory: Path) -> None:
+    """Raise OptionError, before any rank starts, if ranks cannot share the model as the options say."""
+    if settings.layout != Layout():
+        check(read_config(directory, max_model_len=settings.max_model_len), settings.layout)
 
 
 def load_text_side(directory: Path, chat_template: Path | None, slicing: Slicing = WHOLE) -> TextSide:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -246,6 +247,22 @@ def answers(port: int) -> bool:
     with suppress(httpx.TransportError):
         return httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200
     return False
+
+
+def test_a_layout_that_does_not_fit_is_refused_in_one_line(short_model: Path) -> None:
+    """Of `noria serve` alone, and of each rank of torchrun."""
+    serve = [sys.executable, "-m", "service", "serve", "--port", "0", "--log-level", "error"]
+    alone = subprocess.Popen([*serve, "--tensor-parallel-size", "2"], stderr=subprocess.PIPE)
+    port = ("--port", "0")
+    started = [
+        alone,
+        *by_hand(short_model, *[(*port, "--pipeline-parallel-size", "1", "--tensor-parallel-size", "2")] * 2),
+    ]
+    said = [process.communicate(timeout=PATIENCE)[1].decode() for process in started]
+    assert [process.returncode for process in started] == [1, 1, 1], said
+    for text in said:
+        assert text.splitlines() == [text.strip()], "one line"
+        assert re.search(r"--tensor-parallel-size 2 does not divide 9 heads .*; choose one of: 1, 3$", text.strip())
 
 
 def test_ranks_with_other_flags_end_with_one_line_each(short_model: Path) -> None:

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from model.sampling_params import SamplingParams
-from service.engine.budget import LEAST_TOKENS, Cost, PromptBudget, StepCost
+from service.engine.budget import LEAST_TOKENS, SAFE, Cost, Pace, PromptBudget, StepCost
 from tests.engine.driving import Drive, expected
 from tests.fakes import make_info
 
@@ -198,3 +198,62 @@ def test_the_stages_of_a_pipeline_share_the_budget() -> None:
     engine.submit(3, [3] * 1000, ANSWER)
     for _ in range(4):
         assert engine.step().n_tokens <= (2 + 77) // 2
+
+
+def seconds_of_steps(cost: Cost, lengths: list[int], deadline: float = 60.0, max_sequences: int = 4) -> list[float]:
+    """How long the steps take in which prompts of these lengths are served, on a machine with this cost.
+
+    The default target between two tokens holds, the answers are checked.
+    """
+    info = make_info(page_size=16, pools=((None, 4000),), max_model_len=20_000)
+    prompts = PromptBudget(0.02, deadline)
+    engine = Drive(info, max_sequences=max_sequences, max_step_tokens=512, prompts=prompts)
+    answer = SamplingParams(max_tokens=4)
+    wanted = [[number + 1] * length for number, length in enumerate(lengths)]
+    for number, prompt in enumerate(wanted):
+        engine.submit(number, prompt, answer)
+    took = list[float]()
+    while engine.scheduler.has_work:
+        batch = engine.step()
+        rows = batch.n_tokens - batch.n_prompt
+        took.append(cost.seconds(rows, batch.n_prompt, batch.n_pairs))
+        prompts.note(rows, batch.n_prompt, batch.n_pairs, took[-1])
+        prompts.pace.note(batch.n_tokens, batch.n_pairs, took[-1])
+    engine.check_idle()
+    assert all(engine.answers[number] == expected(prompt, answer) for number, prompt in enumerate(wanted))
+    return took
+
+
+@pytest.mark.parametrize(
+    "cost",
+    [
+        Cost(0.1, 0.5, 0.5),  # two tokens a second
+        Cost(5.0, 0.1, 0.1),  # reading the weights takes longest
+        Cost(0.0, 0.5, 0.5, 0.5 / 512),  # deep prompts cost most
+    ],
+)
+def test_a_step_of_a_slow_machine_ends_well_before_it_counts_as_hung(cost: Cost) -> None:
+    took = seconds_of_steps(cost, [600, 1500, 20, 300])
+    assert max(took) < 60 / 2
+
+
+def test_a_machine_that_cannot_serve_all_at_once_admits_fewer_sequences() -> None:
+    """Each row takes 2 s: 64 together would take two minutes. The first step is planned without a measurement."""
+    first, *later = seconds_of_steps(Cost(0.0, 2.0, 2.0), [3] * 64, max_sequences=64)
+    assert first < 60
+    assert max(later) <= 60 / SAFE
+
+
+def test_a_fast_machine_soon_computes_full_chunks() -> None:
+    """A measurement raises the limit fourfold: 15, 60 and 240 tokens, then 512."""
+    took = seconds_of_steps(TRUE, [2000])
+    assert took[:4] == pytest.approx([TRUE.seconds(0, n) for n in (15, 60, 240, 512)], rel=0.02)
+
+
+def test_a_step_whose_result_was_there_before_does_not_lift_the_limit() -> None:
+    pace = Pace(60.0)
+    pace.note(30, 0.0, 15.0)
+    assert pace.tokens(0) == pytest.approx(30)
+    assert pace.tokens(8192) == pytest.approx(15)
+    pace.note(30, 0.0, 0.0)
+    assert pace.tokens(0) == pytest.approx(30 * SAFE)

@@ -44,7 +44,7 @@ UPDATE = Update(3, (7, 8), (SCORED,), (SCORED, SCORED), "stop", 4, 0.5, "why", 9
 @pytest.mark.parametrize(
     "message",
     [
-        LoadModel({"model": "m", "dtype": "auto"}),
+        LoadModel({"model": "m", "dtype": "auto"}, 60.0),
         Submit(1, [1, 2], SamplingParams(stop=("a",), logit_bias=((3, -1.5),), stop_token_ids=(2,), logprobs=2), 5),
         Submit(2, [1], SamplingParams(allowed_token_ids=(3, 4), bad_words=((5,), (6, 7))), 0, -3, "salt", 128, "a.b"),
         Submit(3, [1] * 6, SamplingParams(), images=(ImageSpan(0, 2, 2, "d"),), adapter=2, pixels=bytes(range(256))),

@@ -12,7 +12,8 @@ from service.engine.client import EngineClient
 from service.engine.mailbox import EngineDied
 from service.engine.progress import StallClock
 from tests.engine.driving import expected
-from tests.engine.hosting import PARAMS, Hosts, collect, thread, until, with_client
+from tests.engine.hosting import PARAMS, Hosts, collect, process, thread, until, with_client
+from tests.engine.images import ImageRunner, Picture, info_with_images, prompt_of
 from tests.fakes import FakeRunner, WaitingRunner, make_info
 
 
@@ -38,25 +39,42 @@ def test_other_work_counts_until_its_number_changes() -> None:
     assert clock.tick(2, inbox=8, preparing=None) == 0
 
 
-def test_a_grammar_that_hangs_is_noticed_while_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    hanging = WaitingRunner(make_info(page_size=16, pools=((None, 512),), max_model_len=512))
-    hanging.may = threading.Event()  # type: ignore[misc]
-    monkeypatch.setattr("tests.fakes.WAITING", hanging)
-    hosts = Hosts(lambda: thread("create_waiting"), thread)
+def test_a_grammar_whose_process_starts_slowly_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes three times as long as a sequence may be without progress; others are served meanwhile."""
+    starting = WaitingRunner(make_info(page_size=16, pools=((None, 512),), max_model_len=512))
+    starting.may = threading.Event()  # type: ignore[misc]
+    monkeypatch.setattr("tests.fakes.WAITING", starting)
+    hosts, params = Hosts(lambda: thread("create_waiting")), SamplingParams(max_tokens=4, grammar="g")
 
     async def body(client: EngineClient) -> None:
-        async def others() -> None:
-            while True:
-                await collect(client.submit([1], PARAMS))
+        answer = asyncio.create_task(collect(client.submit([1, 2], params)))
+        await asyncio.sleep(3.0)
+        assert await collect(client.submit([1], PARAMS)) == expected([1], PARAMS)
+        starting.may.set()
+        assert await answer == expected([1, 2], params)
+        assert len(hosts.made) == 1
 
-        beside = asyncio.create_task(others())
-        with pytest.raises(EngineDied):
-            await collect(client.submit([1, 2], SamplingParams(max_tokens=4, grammar="g")))
-        with pytest.raises(EngineDied):
-            await beside
-        hanging.may.set()
-        await client.serving()
-        assert len(hosts.made) == 2
+    with_client(hosts, body, step_timeout=1.0)
+
+
+class Following(FakeRunner):
+    """A runner whose second step waits two seconds for the process of grammars."""
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        self.waits_for_grammars = len(self.steps) == 1
+        threading.Event().wait(2.0 * self.waits_for_grammars)
+        self.waits_for_grammars = False
+        return super().step(batch)
+
+
+def test_a_step_that_waits_for_the_process_of_grammars_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = make_info(page_size=16, pools=((None, 512),), max_model_len=512)
+    monkeypatch.setattr("tests.fakes.create_slow", lambda progress, **options: Following(info), raising=False)
+    hosts = Hosts(lambda: thread("create_slow"))
+
+    async def body(client: EngineClient) -> None:
+        assert await collect(client.submit([1], PARAMS)) == expected([1], PARAMS)
+        assert len(hosts.made) == 1
 
     with_client(hosts, body, step_timeout=1.0)
 
@@ -125,3 +143,52 @@ def test_a_grammar_that_cannot_be_prepared_does_not_hang(monkeypatch: pytest.Mon
         assert await collect(client.submit([1], params)) == expected([1], params)
 
     with_client(Hosts(lambda: thread("create_raising")), body)
+
+
+class SlowPerToken(FakeRunner):
+    """A runner that computes 50 tokens a second."""
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        threading.Event().wait(batch.n_tokens / 50)
+        return super().step(batch)
+
+
+def test_a_slow_machine_serves_a_long_prompt_and_is_not_taken_for_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt takes four times as long as a sequence may be without progress."""
+    info = make_info(page_size=16, pools=((None, 512),), max_model_len=512, limits=(8, 512))
+    monkeypatch.setattr("tests.fakes.create_slow", lambda progress, **options: SlowPerToken(info), raising=False)
+    hosts, prompt, params = Hosts(lambda: thread("create_slow")), [7] * 400, SamplingParams(max_tokens=2)
+
+    async def body(client: EngineClient) -> None:
+        assert await collect(client.submit(prompt, params)) == expected(prompt, params)
+        assert len(hosts.made) == 1
+
+    with_client(hosts, body, step_timeout=2.0)
+
+
+def test_encoding_an_image_is_measured_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its 256 patches cost 86 tokens, and the first step is planned for one."""
+    info = info_with_images(page_size=16, pools=((None, 512),), max_model_len=512, limits=(8, 512))
+    runner, params = ImageRunner(info), SamplingParams(max_tokens=2)
+    monkeypatch.setattr("tests.fakes.create_images", lambda progress, **options: runner, raising=False)
+    prompt = prompt_of(Picture(8, 8, b"a"))
+
+    async def body(client: EngineClient) -> None:
+        runner.prompts[1] = prompt
+        answer = await collect(client.submit(prompt.prompt, params, images=prompt.images, pixels=prompt.pixels))
+        assert answer == expected(prompt.prompt, params)
+
+    with_client(Hosts(lambda: thread("create_images")), body, step_timeout=4.0)
+    work = [image.stop - image.start for step in runner.steps for image in step.images]
+    assert work[0] == info.images.patches_per_token
+    assert len(work) < 6
+
+
+def test_the_end_of_an_engine_without_progress_names_what_helps(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(client: EngineClient) -> None:
+        with pytest.raises(EngineDied):
+            await collect(client.submit([1], PARAMS))
+        await client.serving()
+
+    with_client(Hosts(lambda: process("create_hanging"), thread), body, step_timeout=1.0)
+    assert "--step-timeout allows 1 s; if the machine is slow, raise it or lower --max-step-tokens" in caplog.text

@@ -47,7 +47,7 @@ def test_the_engine_says_why_it_ends_when_its_runner_has_lost_a_process() -> Non
     thread = threading.Thread(target=worker.run, args=[f"{__name__}:creator:losing"])
     thread.start()
     with ours:
-        ours.sendall(frame(LoadModel({})))
+        ours.sendall(frame(LoadModel({}, 60.0)))
         found = messages(ours)
         assert any(isinstance(message, Ready) for message in found)
         failed = next(message for message in found if isinstance(message, Failed))
@@ -66,7 +66,7 @@ def test_a_stop_closes_the_runner_and_ends_the_engine(monkeypatch: pytest.Monkey
         thread = threading.Thread(target=Worker(Wire(theirs), end=lambda: None).run, args=["tests.fakes:create_fake"])
         thread.start()
         with ours:
-            ours.sendall(frame(LoadModel(OPTIONS)))
+            ours.sendall(frame(LoadModel(OPTIONS, 60.0)))
             assert any(isinstance(message, Ready) for message in messages(ours))
             if stops:
                 ours.sendall(frame(Stop()))

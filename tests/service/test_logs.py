@@ -89,7 +89,7 @@ def test_a_line_for_people_names_the_engine(capfd: pytest.CaptureFixture[str]) -
         return any("the model is loaded" in line for line in lines)
 
     with engine.spawn() as wire:
-        wire.sendall(frame(LoadModel({"model": "fake", "max_sequences": None, "max_step_tokens": None})))
+        wire.sendall(frame(LoadModel({"model": "fake", "max_sequences": None, "max_step_tokens": None}, 60.0)))
         eventually(loaded, "it loads")
     assert engine.wait() == "exit code 0"
     assert lines[0][8:].startswith(" debug   engine: loading with {")

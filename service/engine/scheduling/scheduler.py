@@ -46,7 +46,7 @@ class Scheduler:
     may come before the first of their commits; without, one more if `assume` returns True. `submit` and `abort` may
     come between. `advanced` has the ids of the sequences that the latest `commit` brought forward. `adapter_ready` is
     `ready` of `AdapterPlaces`. `prompts` is told what the steps cost; without it nothing but `max_step_tokens` limits
-    prompts.
+    a step.
     """
 
     def __init__(
@@ -251,6 +251,8 @@ class Scheduler:
         tokens = self._limit.now
         if prompts is not None:
             tokens = min(tokens, n_decoding + prompts)
+        needed = n_decoding + bool(unfinished)  # each running sequence must make progress, however slow the machine is
+        tokens = int(min(tokens, max(needed, self.prompts.pace.tokens(depth))))
         return max(1, tokens // self._depth)
 
     def _why_blocked(self, step: Step) -> str:

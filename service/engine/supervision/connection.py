@@ -51,10 +51,10 @@ class Connection:
         )
         self.heard = loop.time()
 
-    def load(self, options: Mapping[str, Any], take: Callable[[FromEngine], None]) -> None:
+    def load(self, options: Mapping[str, Any], step_timeout: float, take: Callable[[FromEngine], None]) -> None:
         """Tell the engine to load its model. `take` gets its messages from now on."""
         self._take = take
-        self.send(LoadModel(dict(options)))
+        self.send(LoadModel(dict(options), step_timeout))
 
     def send(self, message: ToEngine) -> None:
         """Write a message. What is written to an engine that has ended is lost."""

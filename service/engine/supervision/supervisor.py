@@ -86,7 +86,7 @@ class Supervisor:
         failure = None
         try:
             connection = await self._connect()
-            connection.load(await options(), self._receive)
+            connection.load(await options(), self._patience.step, self._receive)
             if (failure := await watch(connection, self._patience)) is not None:
                 log.error("%s; killing it", failure)
         except NoriaError as error:

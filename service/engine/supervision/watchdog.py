@@ -40,5 +40,8 @@ def _trouble(connection: Connection, patience: Patience, silent: float) -> str |
     if silent > (patience.silence if connection.ready else LOADING_SILENCE_SECONDS):
         return f"the engine has been silent for {silent:.1f} s"
     if connection.stalled > patience.step:
-        return f"a sequence in the engine has made no progress for {connection.stalled:.1f} s"
+        return (
+            f"a sequence in the engine has made no progress for {connection.stalled:.1f} s, --step-timeout allows "
+            f"{patience.step:g} s; if the machine is slow, raise it or lower --max-step-tokens"
+        )
     return None

@@ -8,16 +8,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from model import loading
 from model.attention import BACKENDS, choose, sdpa
 from model.attention.base import Attention
 from model.attention.triton import TritonAttention
 from model.batch import PageTable, Slice, StepBatch
 from model.errors import OptionError
 from model.kernels import cuda as triton_kernels
+from model.kernels.cpu import native
+from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
 from model.step.packing import pack
+from tests.e2e.without_server import serve
 from tests.model.attention.attending import CPU, cut, forget, make
 from tests.model.attention.dense import check_rule
+from tests.model.driving import checkpoint, tiny
 
 
 @pytest.fixture(params=sorted(BACKENDS))
@@ -145,6 +150,46 @@ def test_auto_is_paged_where_kernels_are_compiled(monkeypatch: pytest.MonkeyPatc
     assert choose("auto", CPU, torch.bfloat16)[0] == "sdpa"
     with pytest.raises(OptionError, match="--attention paged needs the compiled kernels"):
         choose("paged", CPU, torch.bfloat16)
+
+
+@pytest.mark.parametrize(("heads", "served"), [((64, 1, 512), "paged"), ((2, 1, 514), "sdpa"), ((65, 1, 8), "sdpa")])
+@pytest.mark.skipif(native.kernels() is None, reason="needs the compiled kernels")
+def test_auto_asks_for_the_heads(heads: tuple[int, int, int], served: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert choose("auto", CPU, torch.bfloat16, heads=heads)[0] == served
+    assert ("--attention paged serves heads of up to 512" in caplog.text) == (served == "sdpa")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attention": "paged"}, "--attention paged serves heads .* 514 and 2; use --attention sdpa"),
+        ({"kv_dtype": "int8"}, "serves heads .* 514 and 2, but --kv-dtype int8 needs --attention paged"),
+        ({"deterministic": True}, "serves heads .* 514 and 2, but --deterministic needs --attention paged"),
+    ],
+    ids=str,
+)
+@pytest.mark.skipif(native.kernels() is None, reason="needs the compiled kernels")
+def test_heads_that_no_backend_serves_are_refused_before_weights_are_read(
+    options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "read", lambda *_: pytest.fail("weights are read"))
+    chosen = RunnerOptions("", device="cpu", cache_memory=2**22, **options)
+    with pytest.raises(OptionError, match=message):
+        loading.load_from(checkpoint(tiny(n_heads=2, n_kv_heads=1, head_dim=514)), chosen, lambda *_: None)
+
+
+@pytest.mark.parametrize("heads", [(2, 1, 514), (65, 1, 8)])
+def test_a_model_with_heads_beyond_the_kernels_is_served(heads: tuple[int, int, int]) -> None:
+    """Its tokens are those of the dense reference."""
+    config = tiny(**dict(zip(("n_heads", "n_kv_heads", "head_dim"), heads, strict=True)))
+    texts = list[list[int]]()
+    for attention in ("auto", "reference"):
+        options = RunnerOptions("", device="cpu", dtype="float32", cache_memory=2**22, attention=attention)
+        runner = loading.load_from(checkpoint(config), options, lambda *_: None)
+        request = [(5 * n) % 60 for n in range(40)], SamplingParams(temperature=0.0, max_tokens=8, logprobs=0)
+        texts.append([token for token, _ in serve(runner, [request], max_step_tokens=16)[0][0]])
+    assert len(texts[0]) == 8
+    assert texts[0] == texts[1]
 
 
 GPU = torch.device("cuda")

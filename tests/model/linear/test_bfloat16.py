@@ -10,7 +10,7 @@ from model.errors import OptionError
 from model.kernels.cpu import native, packed
 from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.packed import PackedWeights
-from model.linear import schemes, selection
+from model.linear import schemes
 from model.linear.bfloat16 import BFloat16Linear
 from model.network import weights
 from model.network.transformer import Transformer
@@ -173,4 +173,4 @@ def test_it_is_what_none_is_in_bfloat16_on_a_cpu() -> None:
     others = [("none", "float32", "cpu"), ("none", "bfloat16", "cuda"), ("int8", "bfloat16", "cpu")]
     assert [schemes.serving(schemes.SCHEMES[name], *rest).name for name, *rest in others] == ["none", "none", "int8"]
     with pytest.raises(OptionError, match="--quantize bfloat16 is not known, choose one of: auto, none, fp8"):
-        selection.choose("bfloat16", "auto", CPU)
+        schemes.choose("bfloat16", "auto", "cpu", compiled=True)

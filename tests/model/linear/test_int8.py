@@ -6,7 +6,7 @@ import torch
 from model.attention import choose
 from model.errors import OptionError
 from model.kernels.cpu import native
-from model.linear import selection
+from model.linear import schemes
 from model.linear.base import quantize_rows
 from model.linear.int8 import Int8Linear, quantize
 from model.network import weights
@@ -81,13 +81,13 @@ def test_network_is_near_its_float32_self(serving: str, changes: dict[str, objec
 
 
 def test_auto_is_int8_or_a_files_own_blocks_on_a_cpu_unless_a_format_is_requested() -> None:
-    assert selection.choose("auto", "auto", CPU).name == "int8"
-    assert selection.choose("auto", "auto", CPU, kind="blocks").name == "int4"
-    assert selection.choose("auto", "float32", CPU).name == "none"
-    assert selection.choose("auto", "auto", torch.device("cuda")).name == "none"
+    assert schemes.choose("auto", "auto", "cpu", compiled=True).name == "int8"
+    assert schemes.choose("auto", "auto", "cpu", kind="blocks", compiled=True).name == "int4"
+    assert schemes.choose("auto", "float32", "cpu", compiled=True).name == "none"
+    assert schemes.choose("auto", "auto", "cuda", compiled=True).name == "none"
     with pytest.raises(OptionError, match="int8 is for a CPU only, on a GPU choose one of: auto, none, fp8, int4"):
-        selection.choose("int8", "auto", torch.device("cuda"))
-    assert selection.choose("int4", "auto", torch.device("cuda")).name == "int4-weights"
+        schemes.choose("int8", "auto", "cuda", compiled=True)
+    assert schemes.choose("int4", "auto", "cuda", compiled=True).name == "int4-weights"
     known = "auto, none, fp8, int8, int4, int4-weights"
     with pytest.raises(OptionError, match=f"--quantize int3 is not known, choose one of: {known}"):
-        selection.choose("int3", "auto", CPU)
+        schemes.choose("int3", "auto", "cpu", compiled=True)

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from model.kernels.cpu import native
 from model.linear.schemes import NAMES, SCHEMES, Scheme
 from model.linear.selection import PROJECTIONS
 from model.memory import sizes as memory
+from model.memory.decide import planned
 from model.memory.plan import Fit, PoolNeed, make_plan
 from model.options import RunnerOptions
 from tests.model.driving import checkpoint, storages, tiny
@@ -190,6 +192,7 @@ def test_a_gguf_keeps_its_blocks_on_a_cpu(tmp_path: Path) -> None:
     "values",
     [
         {"dtype": "float32"},
+        {"quantize": "none"},  # float32 on a processor without instructions for bfloat16
         {"dtype": "bfloat16", "max_model_len": 100, "max_step_tokens": 100},
         {"cache_memory": 2**20, "max_sequences": 2},
         {"quantize": "int4", "kv_dtype": "int8"},
@@ -197,7 +200,6 @@ def test_a_gguf_keeps_its_blocks_on_a_cpu(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-@pytest.mark.skipif(native.kernels() is None, reason="takes compiled kernels for granted")
 def test_the_runner_does_as_planned(tmp_path: Path, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny((5, None), dim=64, hidden_dim=96, n_heads=4, head_dim=16)
     requested = options(device="cpu", **values)
@@ -214,6 +216,17 @@ def test_the_runner_does_as_planned(tmp_path: Path, values: dict[str, Any], monk
     assert [(pool.window, pool.n_pages) for pool in plan.pools] == [(pool.window, pool.n_pages) for pool in info.pools]
     assert (plan.served, plan.page_size) == (info.max_model_len, info.page_size)
     assert info.description.items() >= {"dtype": plan.dtype, "kv_dtype": plan.kv_dtype, "quantize": plan.scheme}.items()
+
+
+@pytest.mark.parametrize(("flags", "value_bytes"), [("avx2", 4), ("avx2 avx512_bf16", 2)])
+def test_weights_that_are_not_quantized_are_in_a_format_of_the_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, value_bytes: int
+) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
+    monkeypatch.setattr("model.memory.plan.planned", partial(planned, root=tmp_path))
+    plan = make_plan(write(tmp_path, MISTRAL), options(device="cpu", quantize="none"), 80 * GIB)
+    assert (plan.weights, plan.token) == (7_241_732_096 * value_bytes, 65_536 * value_bytes)
 
 
 FAMILIES = {

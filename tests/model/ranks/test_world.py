@@ -23,12 +23,40 @@ def test_torchruns_variables() -> None:
     assert world == World(3, 4, 1, 2, "node-a", 29500, agent=True)
     assert from_environment(world.variables) == world
     assert from_environment(replace(world, agent=False).variables) == replace(world, agent=False)
-    assert from_environment({"WORLD_SIZE": "4"}) is None
+    assert from_environment({}) is from_environment({"WORLD_SIZE": "1", "RANK": "0"}) is None
 
 
 def test_a_variable_that_is_no_number() -> None:
     with pytest.raises(OptionError, match="WORLD_SIZE must be a number, as torchrun sets it, got 'x'"):
         from_environment({**TORCHRUN, "WORLD_SIZE": "x"})
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"RANK": "5"}, r"RANK must be below WORLD_SIZE \(4\), got 5"),
+        ({"LOCAL_RANK": "2"}, r"LOCAL_RANK must be below LOCAL_WORLD_SIZE \(2\), got 2"),
+        ({"WORLD_SIZE": "0"}, r"RANK must be below WORLD_SIZE \(0\), got 3"),
+        ({"RANK": "\u00b2"}, "RANK must be a number"),
+    ],
+)
+def test_a_rank_that_is_none_of_its_group_does_not_wait_for_it(changed: dict[str, str], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        from_environment(TORCHRUN | changed)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 without RANK and MASTER_ADDR describes no group"),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "WORLD_SIZE=2 without MASTER_ADDR describes no group"),
+        ({"WORLD_SIZE": "2", "RANK": "1"}, "RANK=1 and WORLD_SIZE=2 without MASTER_ADDR describes no group"),
+        ({"WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "WORLD_SIZE=2 without RANK describes no group"),
+    ],
+)
+def test_a_rank_without_a_place_to_meet_starts_no_server_of_its_own(given: dict[str, str], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        from_environment(given)
 
 
 def test_torchrun_starts_as_many_processes_as_there_are_ranks() -> None:

@@ -224,6 +224,27 @@ def test_one_loss_of_the_server_takes_the_blame_from_the_grammar(doomed: Masks) 
     assert doomed.fault(item.samples) == LOST
 
 
+def test_a_step_that_waits_for_the_process_to_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watchdog does not count it. Of a grammar that another thread prepares no step knows."""
+    seen = list[bool]()
+
+    class Starting(GrammarProcess):
+        def __init__(self, first: First, *, follows: bool) -> None:
+            seen.append(made.waits)
+            super().__init__(first, follows=follows)
+
+    monkeypatch.setattr("model.step.masks.GrammarProcess", Starting)
+    made = Masks(FIRST, WIDTH)
+    try:
+        assert allowed(made, view([])) == [oracle([])]
+        made.close()
+        made.prepare(CHOICES)
+    finally:
+        made.close()
+    assert seen == [True, False]
+    assert not made.waits
+
+
 def test_a_compiler_that_is_stopped_holds_nobody_for_ever(masks: Masks) -> None:
     strike(masks._started().pid, signal.SIGSTOP)
     masks.prepare(CHOICES)

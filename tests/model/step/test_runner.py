@@ -19,6 +19,7 @@ from model.errors import ModelError, OptionError
 from model.kernels.cpu import native
 from model.loading import create
 from model.machine import device, gpu
+from model.memory.decide import Abilities, choose_dtype, planned
 from model.sampling_params import SamplingParams
 from model.step import runner
 from model.step.runner import ModelRunner
@@ -354,20 +355,22 @@ def test_memory_is_checked_before_weights_are_read(saved: Any, monkeypatch: pyte
     ],
 )
 def test_auto_dtype_is_what_the_processor_computes(tmp_path: Path, cpuinfo: str, bfloat16: bool, float16: bool) -> None:
-    path = tmp_path / "cpuinfo"
-    path.write_text("processor\t: 0\n" + cpuinfo)
-    assert device.native(torch.bfloat16, path) is bfloat16
-    assert device.native(torch.float16, path) is float16
-    assert device.native(torch.float32, path)
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text("processor\t: 0\n" + cpuinfo)
+    here = planned("cpu", tmp_path)
+    assert (choose_dtype("auto", "bfloat16", here) == "bfloat16") is bfloat16
+    assert (choose_dtype("auto", "float16", here) == "float16") is float16
+    assert choose_dtype("auto", "float32", here) == "float32"
 
 
 def test_dtype_on_a_gpu_without_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = torch.device("cuda")
+    def auto(own: str) -> str:
+        return choose_dtype("auto", own, Abilities("cuda", device.native_formats(torch.device("cuda"))))
+
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
-    assert device.choose_dtype("auto", "bfloat16", cuda) is torch.float16
-    assert device.choose_dtype("auto", "float32", cuda) is torch.float32
+    assert (auto("bfloat16"), auto("float32")) == ("float16", "float32")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
-    assert device.choose_dtype("auto", "bfloat16", cuda) is torch.bfloat16
+    assert auto("bfloat16") == "bfloat16"
 
 
 def test_keys_and_values_in_bytes_hold_more_pages(saved: Any) -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from model.errors import ModelError, NoriaError, OptionError
 from model.tokenizers.slicing import WHOLE
+from service.commands.serve import start_engine
+from service.engine.client import EngineClient
 from service.generation.startup import load_served
 from service.settings import Settings
 
@@ -58,3 +60,29 @@ def test_a_network_that_fails_does_not_wait_for_the_tokenizer(model: Settings, m
     monkeypatch.setattr("service.generation.startup.load_text_side", lambda *_: never.wait())
     with pytest.raises(OptionError, match="too small"):
         load(model, Client(OptionError("too small")))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            {"tensor_parallel_size": 64},
+            "--tensor-parallel-size 64 does not divide 9 heads and 3 heads of keys and values; choose one of: 1, 3",
+        ),
+        ({"pipeline_parallel_size": 31}, "--pipeline-parallel-size 31 is more than the model's 30 layers"),
+        ({"expert_parallel": True}, "--expert-parallel needs a model with experts, this one has none"),
+    ],
+    ids=str,
+)
+def test_ranks_that_cannot_share_the_model_do_not_start(flags: dict[str, Any], message: str) -> None:
+    """The check needs the configuration alone. It comes before an engine, which starts the other ranks at once."""
+    settings = Settings(**flags)
+    client = Client()
+    with pytest.raises(OptionError, match=message):
+        load(settings, client)
+    assert not client.ended
+    spawned: list[EngineClient] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EngineClient, "spawn", lambda client: spawned.append(client))
+        start_engine(settings, lambda: None)  # type: ignore[arg-type,return-value]
+    assert len(spawned) == (settings.layout.size == 1)
