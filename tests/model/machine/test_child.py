@@ -2,10 +2,7 @@
 
 import asyncio
 import json
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -63,45 +60,3 @@ def test_a_child_for_an_event_loop() -> None:
     ours, theirs = socket.socketpair()
     assert asyncio.run(run(theirs)) == 0
     check(received(ours))
-
-
-def run_python(code: str) -> None:
-    root = Path(model.__path__[0]).parent
-    subprocess.run([sys.executable, "-P", "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(root)})
-
-
-def test_pytorch_leaves_out_the_registration_of_metas_until_it_is_read() -> None:
-    run_python("""
-import sys
-from model.machine.child import METAS, defer_metas
-defer_metas()
-import torch
-assert "torch._prims" not in sys.modules, "what only metas import is imported"
-assert (torch.ones(2, 3) @ torch.ones(3, 2)).tolist() == [[3, 3], [3, 3]]
-assert torch.empty(2, 3, device="meta").shape == (2, 3)
-from torch._meta_registrations import meta_index_Tensor
-assert meta_index_Tensor.__module__ == METAS
-assert sys.modules[METAS].__file__ and torch._meta_registrations is sys.modules[METAS]
-""")
-
-
-def test_pytorch_compiles_although_metas_were_left_out() -> None:
-    """Its modules need each other in a circle, which they then enter elsewhere."""
-    run_python("""
-from model.machine.child import defer_metas
-defer_metas()
-import torch
-assert torch.compile(lambda x: x + x, backend="aot_eager")(torch.ones(2)).tolist() == [2, 2]
-""")
-
-
-def test_several_threads_may_read_the_metas_first() -> None:
-    run_python("""
-from concurrent.futures import ThreadPoolExecutor
-from model.machine.child import defer_metas
-defer_metas()
-import torch
-metas = torch._meta_registrations
-with ThreadPoolExecutor(8) as threads:
-    assert len(set(threads.map(lambda _: metas.meta_index_Tensor, range(8)))) == 1
-""")
