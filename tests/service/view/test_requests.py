@@ -1,5 +1,6 @@
 """`/v1/requests/{id}`: what a key sees of its own requests, and how they are cancelled."""
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+from service.view import requests
 from tests.service.live import LONG, Live, begun, hurried, idle, remaining, running
 from tests.waiting import PATIENCE, eventually
 
@@ -168,10 +170,10 @@ def test_many_questions_are_one_look() -> None:
         looks = 0
         look = live.engine.look
 
-        async def counted(ids: Any = ()) -> Any:
+        async def counted(ids: Any = (), *, outlook: bool = False) -> Any:
             nonlocal looks
             looks += 1
-            return await look(ids)
+            return await look(ids, outlook=outlook)
 
         live.engine.look = counted  # type: ignore[method-assign]
         request_id = last_id(live)
@@ -181,6 +183,35 @@ def test_many_questions_are_one_look() -> None:
         for thread in threads:
             thread.join(PATIENCE)
         assert 1 <= looks < 12
+
+
+def test_many_that_wait_are_estimated_by_one_outlook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look is for the sequences that are asked about, and shows no other; the outlook is for all of them."""
+    with running(model="slow", max_sequences=1) as live, begun(live), contextlib.ExitStack() as stack:
+        ids = [f"w{number}" for number in range(8)]
+        for request_id in ids:
+            stack.enter_context(
+                sent(live, "/v1/completions", {**LONG, "max_tokens": 1}, **{"x-request-id": request_id})
+            )
+        eventually(lambda: live.metric("noria_requests_waiting") == 8, "all wait")
+        looks, look = list[tuple[int, bool, int]](), live.engine.look
+
+        async def kept(ids: Any = (), *, outlook: bool = False) -> Any:
+            picture = await look(ids, outlook=outlook)
+            looks.append((len(ids), outlook, len(picture.sequences)))
+            assert (picture.outlook is not None) == outlook
+            return picture
+
+        monkeypatch.setattr(live.engine, "look", kept)
+        monkeypatch.setattr(requests, "FORECAST_SECONDS", 1e6)
+        for _ in range(5):
+            found = [facts(live, request_id) for request_id in ids]
+            assert sorted(item["place"] for item in found) == [*range(1, 9)]
+            assert all(0 < item["start"]["seconds"] < item["first_token"]["seconds"] for item in found)
+        assert sum(outlook for _, outlook, _ in looks) == 1
+        assert all(n_asked == n_found for n_asked, outlook, n_found in looks if not outlook)
+        with hurried():
+            stack.close()
 
 
 def test_a_request_without_an_engine_still_has_its_facts() -> None:
