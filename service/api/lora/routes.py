@@ -42,7 +42,14 @@ LOADED: LoadedAdapter = {"id": "sql", "object": "lora.adapter", "parent": MODEL}
 UNLOADED: UnloadedAdapter = {"id": "sql", "object": "lora.unloaded"}
 
 
-@post("/v1/lora/load", body=LoadBody, request={"name": "sql", "path": "sql"}, answer=LoadedAdapter, answers=(LOADED,))
+@post(
+    "/v1/lora/load",
+    body=LoadBody,
+    request={"name": "sql", "path": "sql"},
+    answer=LoadedAdapter,
+    answers=(LOADED,),
+    refusals=(409,),
+)
 async def load(request: Request, body: LoadBody) -> Response:
     """Load a LoRA adapter
 
@@ -66,6 +73,7 @@ async def unload(request: Request, body: UnloadBody) -> Response:
     request={"lora_name": "sql", "lora_path": "sql"},
     answer=LoadedAdapter,
     answers=(LOADED,),
+    refusals=(409,),
 )
 async def load_as_in_vllm(request: Request, body: VllmLoadBody) -> Response:
     """Load a LoRA adapter, by vLLM's names"""

@@ -124,6 +124,40 @@ def test_apis_without_a_reason_for_it_end_with_an_error(path: str, body: dict[st
         eventually(idle(live), "the engine has dropped both")
 
 
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "ends"),
+    [
+        ("/v1/completions", {"prompt": "hi"}, [("abort", None), "[DONE]"]),
+        ("/v1/chat/completions", CHAT, [("abort", None), "[DONE]"]),
+        ("/v1/responses", {"input": "hi"}, [("error", "request_cancelled")]),
+        ("/v1/messages", {**CHAT, "max_tokens": 3000}, [("error", "invalid_request_error")]),
+    ],
+)
+def test_the_end_of_each_stream_says_that_it_was_cancelled(path: str, body: dict[str, Any], ends: list[Any]) -> None:
+    """As the table in docs/api.md says."""
+
+    def told(line: str) -> Any:
+        if line == "[DONE]":
+            return line
+        event = json.loads(line)
+        if "choices" in event:
+            return event["choices"][0]["finish_reason"], event.get("error")
+        return event["type"], event["code"] if "code" in event else event["error"]["type"]
+
+    with (
+        running(model="slow") as live,
+        live.http.stream("POST", path, json={**body, "stream": True}, headers={"x-request-id": "a"}) as stream,
+    ):
+        lines = stream.iter_lines()
+        next(lines)
+        assert cancel_elsewhere(live, "a") == 1
+        data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    assert [told(line) for line in data[-len(ends) :]] == ends
+
+
 def cancel_elsewhere(live: Live, request_id: str) -> int:
     response = httpx.delete(f"{live.url}/v1/requests/{request_id}", headers=live.http.headers, timeout=PATIENCE)
     return json.loads(response.text)["cancelled"]
@@ -204,14 +238,14 @@ def test_many_that_wait_are_estimated_by_one_outlook(monkeypatch: pytest.MonkeyP
 
         monkeypatch.setattr(live.engine, "look", kept)
         monkeypatch.setattr(requests, "FORECAST_SECONDS", 1e6)
-        for _ in range(5):
+        for _ in range(2):
             found = [facts(live, request_id) for request_id in ids]
             assert sorted(item["place"] for item in found) == [*range(1, 9)]
             assert all(0 < item["start"]["seconds"] < item["first_token"]["seconds"] for item in found)
         assert sum(outlook for _, outlook, _ in looks) == 1
         assert all(n_asked == n_found for n_asked, outlook, n_found in looks if not outlook)
-        with hurried():
-            stack.close()
+        for request_id in ids:
+            cancel(live, request_id)
 
 
 def test_a_request_without_an_engine_still_has_its_facts() -> None:
