@@ -101,6 +101,7 @@ class RequestMiddleware:
         status = record.status = record.status or CLIENT_GONE
         self._count(record, status, seconds)
         trace = None if self._trace is None or record.policy.quiet else self._trace(record, scope, ended)
+        record.params = None  # the record is remembered, and a grammar may be large
         level = logging.DEBUG if record.policy.quiet else logging.INFO
         if not log.isEnabledFor(level):
             return

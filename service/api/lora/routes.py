@@ -1,5 +1,6 @@
 """`POST /v1/lora/load` and `/v1/lora/unload`, and vLLM's names of both."""
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -96,7 +97,7 @@ async def _load(request: Request, name: str, path: str, fields: tuple[str, str])
     """`fields` are the client's names of name and path."""
     state: State = request.app.state.noria
     directory, served = _allowed(request), state.admission.require()
-    found = path_inside(directory, path, fields[1])
+    found = await asyncio.to_thread(path_inside, directory, path, fields[1])  # its disk may be slow
     with naming(fields[0]):
         if name in served.names:
             raise AdapterExists(name)

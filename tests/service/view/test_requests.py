@@ -248,6 +248,15 @@ def test_many_that_wait_are_estimated_by_one_outlook(monkeypatch: pytest.MonkeyP
             cancel(live, request_id)
 
 
+def test_what_has_ended_keeps_no_grammar() -> None:
+    with running() as live:
+        body = {"prompt": "a", "max_tokens": 1, "guided_choice": ["unusual"]}
+        assert live.http.post("/v1/completions", json=body, headers={"x-request-id": "a"}).status_code == 200
+        assert facts(live, "a")["state"] == "finished"
+        record = live.state.requests.ended("", "a")
+        eventually(lambda: "unusual" not in repr(record), "its grammar is forgotten")
+
+
 def test_a_request_without_an_engine_still_has_its_facts() -> None:
     with running(model="slow") as live, begun_later(live, "a", max_tokens=400) as response:
         eventually(lambda: facts_or_none(live, "a", "state") == "decode", "it runs")
