@@ -7,7 +7,7 @@ a `Slice` of five hundred differ only in length.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from model.image_spans import ImageFormat, ImageWork, PlacedImage
 from model.sampling_params import SamplingParams
@@ -189,7 +189,7 @@ class RunnerInfo:
 
     `max_model_len` is the greatest length of prompt plus output, `vocab_size` the width of the logits, `dim` the width
     of hidden states.
-    `description` is for people: backend, dtype, device, scheme. The log and `/version` report it.
+    `description` is for people: texts and numbers on backend, dtype, device, scheme. The log and `/version` report it.
     A step may have `max_sequences` slices and `max_step_tokens` tokens: memory is reserved for as many.
     With `runs_ahead`, a step may be launched while the step before it runs. Its slices may then end in UNKNOWN.
     `images` is None for a model without an image encoder. The embeddings of encoded images may fill `image_tokens`
@@ -207,7 +207,7 @@ class RunnerInfo:
     dim: int
     max_sequences: int
     max_step_tokens: int
-    description: dict[str, str]
+    description: dict[str, Any]
     runs_ahead: bool = False
     images: ImageFormat | None = None
     image_tokens: int = 0

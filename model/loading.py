@@ -229,7 +229,7 @@ def _runner(
     model: Transformer,
     masks: Masks,
     adapters: AdapterStore,
-    description: dict[str, str],
+    description: dict[str, str | int],
     runner: Callable[..., ModelRunner],
     length: int,
     specs: tuple[PoolSpec, ...],
@@ -298,12 +298,12 @@ def check_options(options: RunnerOptions) -> None:
         raise OptionError(f"--gpu-memory-utilization {share} needs a GPU, the device is cpu; use --cache-memory")
 
 
-def _describe(setup: Setup, checkpoint: Checkpoint) -> dict[str, str]:
+def _describe(setup: Setup, checkpoint: Checkpoint) -> dict[str, str | int]:
     device, layout = setup.device, setup.shard.place.layout
     stored = stored_as(setup.scheme, name_of(setup.dtype), checkpoint.block_bits)
     return {
         "family": setup.config.family,
-        "parameters": str(setup.shard.whole.n_parameters),
+        "parameters": setup.shard.whole.n_parameters,
         "weights": checkpoint.fingerprint,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         **({"driver": str(found)} if device.type == "cuda" and (found := driver()) else {}),

@@ -3,9 +3,11 @@
 Imports here are few: `serve` should listen soon.
 """
 
+import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -13,6 +15,7 @@ from model.errors import NoriaError
 from service.commands.flags import takes
 from service.commands.help import HELP, PanelCommand, PanelGroup
 from service.commands.serve import run
+from service.commands.variables import OF_COMMANDS, PLAN_JSON, PLAN_MEMORY, drop_links, unread
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -37,14 +40,12 @@ def plan(
             help="Memory of the device, such as 80GiB.",
             parser=_memory,
             metavar="SIZE",
-            envvar="NORIA_MEMORY",
+            envvar=PLAN_MEMORY,
             show_default="of a GPU all, of a CPU what is free now",
             rich_help_panel="Plan",
         ),
     ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", envvar="NORIA_JSON", help="Print JSON.", rich_help_panel="Plan")
-    ] = False,
+    json: Annotated[bool, typer.Option("--json", envvar=PLAN_JSON, help="Print JSON.", rich_help_panel="Plan")] = False,
 ) -> None:
     """Show how much memory MODEL needs and how many sequences fit.
 
@@ -78,6 +79,7 @@ def build(arguments: list[str], engine: "Launched | None" = None) -> typer.Typer
 
     @app.callback()
     def root(
+        context: typer.Context,
         version: Annotated[
             bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
         ] = False,
@@ -86,6 +88,8 @@ def build(arguments: list[str], engine: "Launched | None" = None) -> typer.Typer
 
         Without MODEL, a small model that is installed with Noria is used.
         """
+        if not {"-h", "--help"} & {*arguments}:
+            _check_variables(context.command)
 
     @takes(Settings)
     def serve(settings: Settings) -> None:
@@ -109,6 +113,14 @@ def build(arguments: list[str], engine: "Launched | None" = None) -> typer.Typer
         add(list_models, MODELS, "list")
         add(rm, MODELS)
     return app
+
+
+def _check_variables(group: Any) -> None:
+    """Name the variables NORIA_* that no command reads. Raises OptionError for one that looks like a key."""
+    known = {flag.envvar for command in group.commands.values() for flag in command.params if flag.envvar}
+    elsewhere = () if "chat" in group.commands else OF_COMMANDS
+    for line in chain(drop_links(os.environ, known), unread(os.environ, known, elsewhere)):
+        typer.echo(f"noria: {line}", err=True)
 
 
 def main(engine: "Launched | None" = None) -> None:

@@ -10,7 +10,11 @@ from typing import Any, TextIO
 
 
 class HumanFormatter(logging.Formatter):
-    """`07:41:05 info    message key=value ...`; a line of a child process has its name before the message."""
+    """`07:41:05 info    message key=value ...`; a line of a child process has its name before the message.
+
+    What clients send can neither end a line nor forge a field: a value with spaces or control characters is a JSON
+    string, and elsewhere these characters are escaped.
+    """
 
     def __init__(self, process: str = "") -> None:
         super().__init__()
@@ -19,8 +23,10 @@ class HumanFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
         fields = "".join(f" {key}={_short(value)}" for key, value in _fields(record).items() if value is not None)
-        line = f"{time} {record.levelname.lower():<7} {self._prefix}{record.getMessage()}{fields}"
-        return line if record.exc_info is None else f"{line}\n{self.formatException(record.exc_info)}"
+        line = f"{time} {record.levelname.lower():<7} {self._prefix}{_escaped(record.getMessage())}{fields}"
+        if record.exc_info is None:
+            return line
+        return "\n".join([line, *map(_escaped, self.formatException(record.exc_info).split("\n"))])
 
 
 class JsonFormatter(logging.Formatter):
@@ -85,4 +91,11 @@ def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
 
 
 def _short(value: Any) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+    text = f"{value:.3f}" if isinstance(value, float) else str(value)
+    plain = text.isprintable() and text and not {" ", '"'} & {*text}
+    return text if plain else json.dumps(text)
+
+
+def _escaped(text: str) -> str:
+    """The text with escapes for its control characters, line breaks among them."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -12,6 +12,8 @@ LIMITS = {
     "memory": (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")),
 }
 """Files of a control group by controller, in version 2 and in version 1. Together they hold two numbers."""
+KERNELS = "NORIA_KERNELS"
+"""The variable that names a variant of the CPU kernels. It is no flag: it is for tests and reports of faults."""
 
 
 def choose_threads(requested: int | None = None, root: Path = Path("/")) -> int:

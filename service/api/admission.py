@@ -62,7 +62,7 @@ class Admission:
 
     `model` is set once it is loaded. `expired` is done at the end of a drain's time. `work` is the thread on which all
     requests are parsed and tokenized. `backlog` is what waits for the engine; the requests themselves keep it.
-    `adapters` are those that requests may name.
+    `bodies` are the bytes of large bodies in memory, by sender. `adapters` are those that requests may name.
     """
 
     def __init__(self, settings: Settings, client: EngineClient) -> None:
@@ -81,7 +81,7 @@ class Admission:
         self._rate = FinishRate()
         self._drain_timeout = settings.drain_timeout
         self.work = WorkThread("noria-tokenize")
-        self._body_bytes = 0
+        self.bodies = Share()
         self._max_body_bytes = LARGE_BODIES * settings.max_body_bytes
 
     @property
@@ -135,31 +135,29 @@ class Admission:
                 self._idle.set()
 
     @contextmanager
-    def holding_body(self) -> Iterator[Callable[[int], None]]:
+    def holding_body(self, sender: str) -> Iterator[Callable[[int], None]]:
         """Count what a large body holds inside the context. The function counts more bytes, and raises Overloaded."""
         held = 0
 
         def take(n_bytes: int) -> None:
             nonlocal held
-            if self._body_bytes + n_bytes > self._max_body_bytes:
-                raise Overloaded(
-                    "bytes of large bodies are in memory", self._body_bytes, self._max_body_bytes, self._retry_after()
-                )
+            if n_bytes:
+                self._check("bytes of large bodies are in memory", self.bodies, sender, self._max_body_bytes, n_bytes)
             held += n_bytes
-            self._body_bytes += n_bytes
+            self.bodies.add(sender, n_bytes)
 
         try:
             yield take
         finally:
-            self._body_bytes -= held
+            self.bodies.add(sender, -held)
 
     def check_backlog(self, tenant: str) -> None:
         """Raise Overloaded if as many tokens or choices wait as may. No request is too large for an empty queue."""
         self._check("prompt tokens are waiting", self.backlog.tokens, tenant, self._max_tokens)
         self._check("choices are waiting", self.backlog.choices, tenant, self._max_choices)
 
-    def _check(self, what: str, share: Share, tenant: str, limit: int) -> None:
-        if share.is_full(tenant, limit):
+    def _check(self, what: str, share: Share, tenant: str, limit: int, n: int = 1) -> None:
+        if share.is_full(tenant, limit, n):
             raise Overloaded(what, share.total, limit, self._retry_after())
 
     def _retry_after(self) -> int:

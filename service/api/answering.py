@@ -141,7 +141,7 @@ async def _ordered(
     limit = asyncio.timeout(None if timeout is None else record.started + timeout - time.perf_counter())
     try:
         async with limit:
-            order = await _worked(state, served, lambda: make_order(served), record.body_bytes)
+            order = await _worked(state, served, lambda: make_order(served), record)
             await state.grammars.check(served, order)
             return order if served.adapter is None else replace(order, adapter=served.adapter.number)
     except TimeoutError:
@@ -151,13 +151,14 @@ async def _ordered(
         return order_late(body)
 
 
-async def _worked(state: State, served: ServedModel, work: Callable[[], T | Pending[T]], size: int) -> T:
+async def _worked(state: State, served: ServedModel, work: Callable[[], T | Pending[T]], record: RequestRecord) -> T:
     """The result of `work` on the work thread. If it is pending, its images are decoded in the meantime."""
+    size = record.body_bytes
     result = await state.admission.work.run(work, size)
     if not isinstance(result, Pending):
         return result
     assert served.info.images is not None, "a model without images refuses them at once"
-    with state.admission.holding_body() as take:  # it waits for images of others
+    with state.admission.holding_body(record.sender) as take:  # it waits for images of others
         take(max(0, size - SMALL_BYTES))
         images = await state.images.decode(result.sources, served.info.images)
         make = result.make
@@ -193,7 +194,7 @@ async def computed_response(
     record: RequestRecord = request.scope["noria.record"]
     with state.admission.admitted(record.tenant):
         served = state.admission.require(model)
-        computed = _worked(state, served, lambda: then(compute(served), written), record.body_bytes)
+        computed = _worked(state, served, lambda: then(compute(served), written), record)
         content = await while_connected(request.receive, state.admission.expired, computed)
     return Response(content, media_type="application/json")
 

@@ -31,7 +31,7 @@ async def read_body(request: Request, kind: type[B]) -> B:
     _check_headers(request)
     state: State = request.app.state.noria
     record: RequestRecord = request.scope["noria.record"]
-    with state.admission.holding_body() as take:
+    with state.admission.holding_body(record.sender) as take:
         content = await read_bytes(request, state.settings.max_body_bytes, take)
         content = content.removeprefix(codecs.BOM_UTF8)
         record.body_bytes = len(content)
@@ -42,7 +42,7 @@ async def read_body(request: Request, kind: type[B]) -> B:
             checked = state.admission.work.run(lambda: _checked(content, kind, reading), len(content))
             body, record.ignored = await while_connected(request.receive, state.admission.expired, checked)
     if record.ignored:
-        state.notices.note(record.tenant or record.client or "", record.path, record.ignored)
+        state.notices.note(record.sender, record.path, record.ignored)
     return body
 
 

@@ -25,7 +25,8 @@ class Route:
     The document describes the first of `methods`. `name` and `text` (the docstring) are the handler's. `answer` is the
     TypedDict of the JSON that is sent with one of `statuses` (`str`: plain text), and `answers` are examples of it.
     `endless`: the answer is the data of events that are sent until the client goes.
-    `body` is the type of the request's body, and `request` an example of it.
+    `body` is the type of the request's body, and `request` an example of it. `refusals` are statuses of errors that
+    few routes have.
     """
 
     path: str
@@ -40,6 +41,7 @@ class Route:
     body: type[Body] | None = None
     request: Mapping[str, Any] | None = None
     endless: bool = False
+    refusals: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.answer is not str and not is_typeddict(self.answer):
@@ -96,6 +98,7 @@ def post(
     answer: Any,
     answers: tuple[Any, ...],
     policy: Policy = Policy(),  # noqa: B008 - frozen
+    refusals: tuple[int, ...] = (),
 ) -> Callable[[Callable[[Request, B], Awaitable[Response]]], Route]:
     """A decorator that turns a handler into the route of `POST path`. The handler gets the checked body."""
 
@@ -114,6 +117,7 @@ def post(
             answers=answers,
             body=body,
             request=request,
+            refusals=refusals,
         )
 
     return declare

@@ -1,24 +1,29 @@
 """A server for one chat: it listens on a free port of 127.0.0.1 and ends with the chat."""
 
+import os
 import secrets
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO
 
 import httpx
 
 from model.errors import OptionError
-from model.machine.child import die_with_parent, start_python
+from model.machine.child import PARENT, die_with_parent, start_python
+from model.machine.host import KERNELS
+from model.options import grouped_flags
 from service.commands.endpoint import headers
+from service.commands.flags import PREFIX, variable
+from service.settings import Settings
 
 POLL_SECONDS = 0.1
 END_SECONDS = 10.0
-# The server gets all NORIA_* variables of the user but these: the chat has its own key and port and does not speak TLS.
-NOT_PASSED_ON = ("NORIA_API_KEY", "NORIA_API_KEY_FILE", "NORIA_SSL_CERTFILE", "NORIA_SSL_KEYFILE", "NORIA_UDS")
+GROUPS = ("Model", "Computation", "Lengths and memory", "Sharding", "Chat", "LoRA adapters", "Limits", "Images")
+"""The server gets the user's variables of these flags. Others are for a server that has clients, probes and a log."""
 
 
 @contextmanager
@@ -46,6 +51,13 @@ def embedded_server(
             _end(process)
 
 
+def not_for_own_server(names: Iterable[str]) -> list[str]:
+    """The NORIA_* variables among these that a server of our own does not get."""
+    passed = {variable(field) for group, field, _ in grouped_flags(Settings) if group in GROUPS}
+    passed |= {"NORIA_STEP_TIMEOUT", KERNELS, PARENT}
+    return [name for name in names if name.startswith(PREFIX) and name not in passed]
+
+
 def _free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -57,7 +69,7 @@ def _start(module: str, arguments: Sequence[str], port: int, key: str, log: IO[b
     where = ("--host", "127.0.0.1", "--port", str(port), "--log-level", "warning", "--no-spare-engine")
     return start_python(
         *(module, "serve", *arguments, *where),
-        environment=dict.fromkeys(NOT_PASSED_ON) | {"NORIA_API_KEY": key},
+        environment=dict.fromkeys(not_for_own_server(os.environ)) | {"NORIA_API_KEY": key},
         stdout=log,
         stderr=log,
         preexec_fn=die_with_parent,

@@ -40,19 +40,36 @@ class Waits(NamedTuple):
     first_token: Wait | None
 
 
-def forecast(outlook: Outlook, ids: Collection[int]) -> Waits:
-    """The least waits of these sequences, the choices of one request. All None before the first step of an engine."""
-    if not any(outlook.cost):
-        return Waits(None, None)
-    replays = [_Replay(outlook, scenario).run(ids) for scenario in (EXPECTED, BEST, WORST)]
-    return Waits(_wait([replay[0] for replay in replays]), _wait([replay[1] for replay in replays]))
+class Forecast:
+    """The waits of all sequences of an outlook, by one replay of each scenario."""
+
+    def __init__(self, outlook: Outlook) -> None:
+        self._loads = {load.id: load for load in outlook.loads}
+        scenarios = (EXPECTED, BEST, WORST) if any(outlook.cost) else ()  # an engine's first step has not ended
+        self._replays = [_Replay(outlook, scenario) for scenario in scenarios]
+        for replay in self._replays:
+            replay.run()
+
+    def knows(self, ids: Collection[int]) -> bool:
+        """Whether one of these sequences is in the outlook."""
+        return not self._loads.keys().isdisjoint(ids)
+
+    def waits(self, ids: Collection[int], age: float = 0.0) -> Waits:
+        """The least waits of these sequences, the choices of one request, `age` seconds after the outlook."""
+        loads = [self._loads[number] for number in ids if number in self._loads]
+        start = first = None
+        if not loads or not self._replays:
+            return Waits(None, None)
+        if all(load.place is not None for load in loads):
+            start = _wait([min(replay.starts[load.id] for load in loads) for replay in self._replays], age)
+        if not any(load.generated for load in loads):
+            first = _wait([min(replay.firsts[load.id] for load in loads) for replay in self._replays], age)
+        return Waits(start, first)
 
 
-def _wait(times: list[float | None]) -> Wait | None:
+def _wait(times: list[float], age: float) -> Wait:
     expected, *others = times
-    if expected is None:
-        return None
-    return Wait(expected, max(abs(other - expected) for other in others if other is not None))
+    return Wait(max(0.0, expected - age), max(abs(other - expected) for other in others))
 
 
 def remaining(answers: Iterable[int], load: Load, quantile: float) -> int:
@@ -76,9 +93,11 @@ class _Item:
 
 
 class _Replay:
-    """Steps of the scheduler, many alike at once."""
+    """Steps of the scheduler, many alike at once. `starts` and `firsts` are times of first steps and tokens, by id."""
 
     def __init__(self, outlook: Outlook, scenario: Scenario) -> None:
+        self.starts: dict[int, float] = {}
+        self.firsts: dict[int, float] = {}
         self._outlook = outlook
         self._cost = scenario.cost
         self._now = 0.0
@@ -100,18 +119,13 @@ class _Replay:
             for pool, available in enumerate(outlook.available)
         ]
 
-    def run(self, ids: Collection[int]) -> tuple[float | None, float | None]:
-        """When the first of these sequences starts, and when the first has a token; None if that is over already."""
-        loads = [load for load in self._outlook.loads if load.id in ids]
-        awaits_start = all(load.place is not None for load in loads)
-        awaits_first = not any(load.generated for load in loads)
-        start = first = None
-        while (awaits_start and start is None) or (awaits_first and first is None):
-            if start is None and any(item.load.id in ids for item in self._admit()):
-                start = self._now
-            if any(item.load.id in ids for item in self._step()):
-                first = self._now
-        return start if awaits_start else None, first if awaits_first else None
+    def run(self) -> None:
+        """Step until all sequences have a token."""
+        while self._waiting or any(not item.begun for item in self._running):
+            for item in self._admit():
+                self.starts[item.load.id] = self._now
+            for item in self._step():
+                self.firsts[item.load.id] = self._now
 
     def _admit(self) -> list[_Item]:
         """Admit the first that may run as long as the step has tokens for it, and there are places and pages."""

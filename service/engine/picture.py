@@ -10,6 +10,8 @@ from service.engine.budget import Cost
 
 MAX_RUNNING, MAX_QUEUED = 64, 16
 """Sequences in one picture that run, and that wait; the others are counted. A full engine must not hide its queue."""
+MAX_LOADS = 512
+"""Sequences that wait, in one outlook; later ones get no estimate. With the running ones it takes about 2 ms."""
 MAX_PAGES = 64
 """Page ids of one sequence in one pool; the newest."""
 MAX_STEPS = 32
@@ -94,8 +96,8 @@ class Outlook(NamedTuple):
 
     `cost` is that of steps, `target` the seconds between two tokens that limit prompts (`PromptBudget`). `answers` are
     the numbers of tokens of the latest answers.
-    `available` are the pages of each pool that can be taken. `loads` are all sequences that run, then those that wait,
-    in order.
+    `available` are the pages of each pool that can be taken. `loads` are all sequences that run, then the first that
+    wait, in order.
     """
 
     cost: Cost
@@ -115,7 +117,7 @@ class Picture:
 
     A look without ids gets the pools, the first sequences, how many are `left_out`, and what the steps did since the
     look before: the newest `steps`, and in `seconds` the numbers of `generated` and `prompt` tokens. A look with ids
-    gets these sequences, without their pages, and the `outlook`.
+    gets these sequences, without their pages. A look for the outlook gets that alone.
     """
 
     pools: tuple[PoolPicture, ...] = ()

@@ -1,5 +1,6 @@
 """The LoRA adapters that requests may name: their names, and the numbers under which the engine has them."""
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -80,9 +81,10 @@ class Adapters:
         if len(self._named) + len(self._loading) >= MAX_ADAPTERS:
             raise InvalidRequest(f"{MAX_ADAPTERS} adapters are loaded, the limit is {MAX_ADAPTERS}", param="name")
         self._n_numbers += 1
-        adapter = Adapter(name, self._n_numbers, path, files_state(path))
+        number = self._n_numbers
         self._loading.add(name)
         try:
+            adapter = Adapter(name, number, path, await asyncio.to_thread(files_state, path))
             await self._client.load_adapter(adapter.number, str(path))
         finally:
             self._loading.discard(name)

@@ -4,7 +4,7 @@ from collections import Counter
 
 
 class Share:
-    """A count by tenant: the name of an API key, or "" without keys."""
+    """A count by tenant: the name of an API key; without keys "", or the address of a client."""
 
     def __init__(self) -> None:
         self._used: Counter[str] = Counter()  # only tenants that have something
@@ -19,13 +19,13 @@ class Share:
         if not self._used[tenant]:
             del self._used[tenant]
 
-    def is_full(self, tenant: str, limit: int) -> bool:
-        """Whether the tenants together have reached the limit, and this one has its equal part of it or more.
+    def is_full(self, tenant: str, limit: int, n: int = 1) -> bool:
+        """Whether with `n` more the tenants together would exceed the limit, and this one its equal part of it.
 
         T tenants may have up to 1 + 1/2 + ... + 1/T times the limit, if each fills what the others left.
         """
         n_tenants = len(self._used.keys() | {tenant})
-        return self.total >= limit and self._used[tenant] * n_tenants >= limit
+        return self.total + n > limit and (self._used[tenant] + n - 1) * n_tenants >= limit
 
 
 class Backlog:

@@ -30,6 +30,24 @@ from service.http.keys.key import LimitReached
 
 log = logging.getLogger("noria.api")
 
+CAUSES: Mapping[int, str] = {
+    400: "A field or its value is not accepted; the message names the field, the value and the limit.",
+    401: "The request has no key, or a wrong one.",
+    403: "The key, or the sender, may not do this.",
+    404: "The server does not serve this model, or the key has no such request.",
+    405: "The path has no such method.",
+    408: "The head or the body of the request did not arrive in time.",
+    409: "An adapter, or the model, has this name already.",
+    410: "The key has cancelled the request.",
+    413: "The body is larger than the server's limit.",
+    414: "The URL is too long.",
+    415: "The content type is not application/json.",
+    429: "The queue is full, or a limit of the key is reached; try again after `retry-after` seconds.",
+    431: "The head of the request is too large.",
+    500: "The server failed.",
+    503: "The server is loading, restarting or draining; try again after `retry-after` seconds.",
+}
+"""All statuses of errors, for the OpenAPI document."""
 HTTP_CODES = {
     400: "invalid_http",
     404: "not_found",

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from urllib.parse import quote
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -112,6 +113,7 @@ class RequestMiddleware:
         status = record.status = record.status or CLIENT_GONE
         self._count(record, status, seconds)
         trace = None if self._trace is None or record.policy.quiet else self._trace(record, scope, ended)
+        record.params = None  # the record is remembered, and a grammar may be large
         level = logging.DEBUG if record.policy.quiet else logging.INFO
         if not log.isEnabledFor(level):
             return
@@ -131,7 +133,7 @@ class RequestMiddleware:
             "ttft_s": _rounded(record.first_token_seconds),
             "total_s": _rounded(seconds),
         }
-        log.log(level, "%s %s", record.method, _one_line(record.path), extra={"fields": fields})
+        log.log(level, "%s %s", record.method, _encoded(record.path), extra={"fields": fields})
 
     def _count(self, record: RequestRecord, status: int, seconds: float) -> None:
         self._metrics.observe_response(record.method, record.route, status)
@@ -157,7 +159,7 @@ class RequestMiddleware:
 def _report_long(record: RequestRecord) -> None:
     fields = {"id": record.id, "waits_for": record.waits_for, "prompt_tokens": record.prompt_tokens}
     message = "%s %s is not finished after %g s"
-    log_of_requests.info(message, record.method, _one_line(record.path), LONG_SECONDS, extra={"fields": fields})
+    log_of_requests.info(message, record.method, _encoded(record.path), LONG_SECONDS, extra={"fields": fields})
 
 
 def outcome_of(status: int) -> str:
@@ -183,5 +185,6 @@ def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 4)
 
 
-def _one_line(path: str) -> str:
-    return path if path.isprintable() else repr(path)
+def _encoded(path: str) -> str:
+    """The path as in a URL: without spaces, which end it in a line of the log."""
+    return quote(path, safe="/:@!$&'()*+,;=~")

@@ -58,6 +58,11 @@ class RequestRecord:
         """The name under which the engine accounts the request."""
         return "" if self.key is None else self.key.name
 
+    @property
+    def sender(self) -> str:
+        """Whose request it is as far as one can tell: the tenant, or without keys the client's address."""
+        return self.tenant or self.client or ""
+
     def charge_prompt(self, n_tokens: int) -> None:
         """Record the tokens of all prompts. They are part of what the key has used from now on."""
         self.prompt_tokens = n_tokens

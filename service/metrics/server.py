@@ -135,7 +135,7 @@ class Metrics:
         """Report the served model and how it runs."""
         limits = {"context": info.max_model_len, "sequences": info.max_sequences, "step_tokens": info.max_step_tokens}
         self.adapters.limit(info.max_adapters)
-        facts = {label: info.description.get(label, "") for label in DESCRIBED}
+        facts = {label: str(info.description.get(label, "")) for label in DESCRIBED}
         self._model = {"model": name, **facts, **{label: str(limit) for label, limit in limits.items()}}
 
     def collect(self) -> Iterator[CounterMetricFamily | InfoMetricFamily]:

@@ -28,16 +28,20 @@ class Constraint(NamedTuple):
 
     def serialized(self) -> str:
         """The grammar as text. Raises InvalidRequest if it is too long, or has numbers that are not JSON."""
-        names, first = " and ".join(self.fields), self.fields[0]
+        names = " and ".join(self.fields)
         try:
             text = json.dumps(self.grammar, allow_nan=False)
         except ValueError:
             message = f"{names} cannot be enforced: it has a number that is not JSON, such as NaN or Infinity"
-            raise InvalidRequest(message, param=first) from None
-        if len(text) > MAX_GRAMMAR_CHARS:
-            message = f"{names} may have at most {MAX_GRAMMAR_CHARS} characters as a grammar, got {len(text)}"
-            raise InvalidRequest(message, param=first)
+            raise InvalidRequest(message, param=self.fields[0]) from None
+        _check_length(text, names, self.fields[0])
         return text
+
+
+def _check_length(text: str, names: str, param: str) -> None:
+    if len(text) > MAX_GRAMMAR_CHARS:
+        message = f"{names} may have at most {MAX_GRAMMAR_CHARS} characters as a grammar, got {len(text)}"
+        raise InvalidRequest(message, param=param)
 
 
 def constraint(body: StructuredOutputBody) -> Constraint | None:
@@ -126,7 +130,8 @@ def with_spaces(schema: Json, field: str) -> Json:
 
 
 def regex_grammar(regex: str, field: str) -> Json:
-    """The grammar of texts that match a regular expression as a whole."""
+    """The grammar of texts that match a regular expression as a whole. Raises InvalidRequest for a long one."""
+    _check_length(regex, field, field)  # its conversion takes time in this process
     from llguidance import regex_to_lark
 
     return lark_grammar(f"start: /{regex_to_lark(regex)}/")

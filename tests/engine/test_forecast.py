@@ -3,11 +3,15 @@
 import pytest
 
 from service.engine.budget import LEAST_TOKENS, Cost
-from service.engine.forecast import BEST, EXPECTED, WORST, Wait, Waits, forecast, remaining
+from service.engine.forecast import BEST, EXPECTED, WORST, Forecast, Wait, Waits, remaining
 from service.engine.picture import Load, Outlook
 
 SECOND = 1.0
 """The cost of a step; rows are free unless a test says otherwise."""
+
+
+def forecast(outlook: Outlook, ids: set[int]) -> Waits:
+    return Forecast(outlook).waits(ids)
 
 
 def load(number: int, place: int | None, uncomputed: int, generated: int, max_tokens: int, adapter: int = 0) -> Load:

@@ -2,16 +2,21 @@
 
 import json
 import logging
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from model.sampling_params import SamplingParams
 from service import logs
@@ -19,9 +24,11 @@ from service.engine.messages import LoadModel
 from service.engine.supervision.process import EngineProcess
 from service.engine.wire import frame
 from service.http import middleware
+from service.http.connection.proxied import SCOPE
 from tests.engine.driving import Drive
 from tests.fakes import make_info
-from tests.service.live import begun, running
+from tests.service.http.connection.raw import connected, read_all
+from tests.service.live import Live, begun, running
 from tests.waiting import PATIENCE, eventually
 
 ROOT = Path(__file__).parents[2]
@@ -124,6 +131,103 @@ def test_a_request_that_takes_long_gets_one_line(
     assert len(found) == 2
     assert found[0][1] == "its last token"
     assert found[1] == ("second", "the queue or the prefill of its prompt")
+
+
+LINE = re.compile(r"\d\d:\d\d:\d\d \w+ +(\S+) (\S+)((?: [a-z_]+=(?:\"(?:\\.|[^\"\\])*\"|[^\s\"]+))*)")
+FIELD = re.compile(r" ([a-z_]+)=(\"(?:\\.|[^\"\\])*\"|[^\s\"]+)")
+"""A field of a line for people: its value is a word, or a JSON string."""
+
+
+def fields_of(line: str) -> dict[str, str]:
+    match = LINE.fullmatch(line)
+    assert match, line
+    return {name: json.loads(value) if value[0] == '"' else value for name, value in FIELD.findall(match[3])}
+
+
+class Kept(logging.Handler):
+    """The lines of a log in both formats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.human: list[str] = []
+        self.json: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.human.append(logs.HumanFormatter().format(record))
+        self.json.append(logs.JsonFormatter().format(record))
+
+
+@pytest.fixture
+def kept() -> Iterator[Kept]:
+    """The lines of requests, which the loggers write nowhere else meanwhile."""
+    log, handler = logging.getLogger("noria.access"), Kept()
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    yield handler
+    log.removeHandler(handler)
+    log.setLevel(level)
+
+
+FORGED = " status=200 key=admin\x1b[2J\r\n07:41:05 info    GET / id=1 "
+
+
+def test_what_clients_send_forges_no_field_and_no_line(live: Live, kept: Kept) -> None:
+    """Any bytes, in the path, in fields of the head and in the body, give a line of the log with its own fields."""
+
+    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(st.binary(max_size=40), st.binary(max_size=40), st.text(max_size=40))
+    @example(FORGED.encode(), FORGED.replace("\r\n", "\x85").encode(), FORGED)
+    @example("\u2028\u202e\x9b\x7f".encode(), b"1 key=admin", "\u2028\u202e\x9b\x7f")
+    @example(b"", b"0\x1b[31m", "a" * 3)
+    def lines(path: bytes, field: bytes, model: str) -> None:
+        kept.human.clear()
+        kept.json.clear()
+        value = bytes(byte for byte in field if byte not in b"\0\r\n")  # others end the field
+        head = b"User-Agent: %b\r\nX-Request-Id: %b\r\nX-Forwarded-For: fe80::1%%%b\r\n" % (value, value, value)
+        body = json.dumps({"prompt": "a", "max_tokens": 1, "model": model, "user": model}).encode()
+        start = b"POST /v1/completions%b HTTP/1.1\r\n" % (b"/" + quote(path).encode() if path else b"")
+        extra = b"Host: x\r\nConnection: close\r\nContent-Type: application/json\r\n" + head
+        with connected(live) as sock:
+            sock.sendall(start + extra + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            status = read_all(sock).split(b" ", 2)[1].decode()
+        if status == "400" and not kept.human:  # no application has seen bytes that are not HTTP
+            return
+        (human,), (machine,) = kept.human, map(json.loads, kept.json)
+        assert human.isprintable()
+        found = fields_of(human)
+        assert found["status"] == status == str(machine["status"])
+        assert found["client"] == machine["client"]
+        address = ip_address(found["client"])
+        assert address == ip_address("127.0.0.1") or SCOPE.fullmatch(str(address).partition("%")[2])
+        assert "key" not in found
+        assert LINE.fullmatch(human)[2] == machine["message"].split(" ")[1]  # type: ignore[index]
+        assert len(found["id"]) == 32 or found["id"].encode() == value.strip()
+
+    lines()
+
+
+@given(st.text(), st.one_of(st.text(), st.floats(), st.integers(), st.booleans()))
+@example("", "")
+@example("a\nb", 'c" status=200\ud800\\')
+def test_any_value_of_a_field_is_read_back(message: str, value: object) -> None:
+    record = logging.LogRecord("noria", logging.INFO, "", 0, "%s", (f"GET {message.replace(' ', '_')}",), None)
+    record.fields = {"one": value, "two": 2}
+    line = logs.HumanFormatter().format(record)
+    assert line.isprintable()
+    name = f"{value:.3f}" if isinstance(value, float) else str(value)
+    assert fields_of("07:41:05 info GET /" + line[line.index(" one=") :]) == {"one": name, "two": "2"}
+    assert json.loads(logs.JsonFormatter().format(record))["two"] == 2
+
+
+def test_an_exception_in_the_log_has_no_control_characters() -> None:
+    try:
+        raise ValueError("what a client\x1b[2J sent\u2028")
+    except ValueError:
+        record = logging.LogRecord("noria", logging.ERROR, "", 0, "internal error", (), sys.exc_info())
+    lines = logs.HumanFormatter().format(record).split("\n")
+    assert lines[-1] == "ValueError: what a client\\x1b[2J sent\\u2028"
+    assert all(line.isprintable() for line in lines)
 
 
 def _long(caplog: pytest.LogCaptureFixture) -> list[Any]:

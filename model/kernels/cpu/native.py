@@ -14,12 +14,12 @@ from model.errors import NoriaError, OptionError
 from model.kernels.cpu import check, records
 from model.kernels.cpu.build import fingerprint, library
 from model.kernels.cpu.functions import POOL, Kernels, bind
+from model.machine.host import KERNELS as ENVIRONMENT
 from model.machine.host import choose_threads
 
 log = logging.getLogger(__name__)
 
 LEVELS = ("baseline", "avx2", "avx512vnni", "avx512bf16", "amx")
-ENVIRONMENT = "NORIA_KERNELS"
 BUILD = "python -m model.kernels.cpu.build"
 
 

@@ -9,22 +9,15 @@ from starlette.routing import compile_path
 
 from service import version
 from service.api.routes import Route
-from service.http.errors import ApiError
+from service.http.errors import CAUSES, ApiError
 
 Json = dict[str, Any]
 
-ERRORS = {
-    400: "A field or its value is not accepted; the message names the field, the value and the limit.",
-    401: "The request has no key, or a wrong one.",
-    404: "The server does not serve this model, or the key has no such request.",
-    410: "The key has cancelled the request.",
-    413: "The body is larger than the server's limit.",
-    415: "The content type is not application/json.",
-    429: "The queue is full, or a limit of the key is reached; try again after `retry-after` seconds.",
-    500: "The server failed.",
-    503: "The server is loading, restarting or draining; try again after `retry-after` seconds.",
-}
 OF_BODIES = frozenset({400, 410, 413, 415})
+DECLARED = frozenset({409})
+"""Statuses of the routes that declare them."""
+OF_NO_ROUTE = frozenset({405, 408, 414, 431})
+"""The server sends them before it knows a route, or without one."""
 RETRIABLE = frozenset({429, 503})
 HEADERS: Mapping[str, tuple[str, str]] = {
     "x-request-id": ("string", "The client's id of the request, or a new one."),
@@ -131,9 +124,17 @@ def _errors(route: Route, schemas: Mapping[Any, Json]) -> Json:
             "content": content,
             "headers": _headers("x-request-id", *(("retry-after",) if status in RETRIABLE else ())),
         }
-        for status, text in ERRORS.items()
-        if route.body is not None or (status not in OF_BODIES and (status != 429 or route.endless))
+        for status, text in CAUSES.items()
+        if _may_give(route, status)
     }
+
+
+def _may_give(route: Route, status: int) -> bool:
+    if status in OF_NO_ROUTE or status in DECLARED:
+        return status in route.refusals
+    if route.body is not None:
+        return True
+    return status not in OF_BODIES and (status != 429 or route.endless)
 
 
 def _headers(*names: str) -> Json:

@@ -1,5 +1,6 @@
 """`POST /v1/lora/load` and `/v1/lora/unload`, and vLLM's names of both."""
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,7 +43,14 @@ LOADED: LoadedAdapter = {"id": "sql", "object": "lora.adapter", "parent": MODEL}
 UNLOADED: UnloadedAdapter = {"id": "sql", "object": "lora.unloaded"}
 
 
-@post("/v1/lora/load", body=LoadBody, request={"name": "sql", "path": "sql"}, answer=LoadedAdapter, answers=(LOADED,))
+@post(
+    "/v1/lora/load",
+    body=LoadBody,
+    request={"name": "sql", "path": "sql"},
+    answer=LoadedAdapter,
+    answers=(LOADED,),
+    refusals=(409,),
+)
 async def load(request: Request, body: LoadBody) -> Response:
     """Load a LoRA adapter
 
@@ -66,6 +74,7 @@ async def unload(request: Request, body: UnloadBody) -> Response:
     request={"lora_name": "sql", "lora_path": "sql"},
     answer=LoadedAdapter,
     answers=(LOADED,),
+    refusals=(409,),
 )
 async def load_as_in_vllm(request: Request, body: VllmLoadBody) -> Response:
     """Load a LoRA adapter, by vLLM's names"""
@@ -88,7 +97,7 @@ async def _load(request: Request, name: str, path: str, fields: tuple[str, str])
     """`fields` are the client's names of name and path."""
     state: State = request.app.state.noria
     directory, served = _allowed(request), state.admission.require()
-    found = path_inside(directory, path, fields[1])
+    found = await asyncio.to_thread(path_inside, directory, path, fields[1])  # its disk may be slow
     with naming(fields[0]):
         if name in served.names:
             raise AdapterExists(name)

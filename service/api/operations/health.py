@@ -43,13 +43,13 @@ class Version(TypedDict):
     """`engine` describes the model and how it is run; null while it is loading."""
 
     version: str
-    engine: dict[str, str] | None
+    engine: dict[str, str | int] | None
     fingerprint: str | None
 
 
 LOADED: Version = {
     "version": "0.1.0",
-    "engine": {"family": "llama", "quantize": "int8"},
+    "engine": {"family": "llama", "parameters": 134515008, "quantize": "int8"},
     "fingerprint": FINGERPRINT,
 }
 

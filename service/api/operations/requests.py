@@ -5,9 +5,9 @@ from starlette.responses import Response
 
 from service.api.admission import State
 from service.api.routes import get, json_response
-from service.engine.forecast import Waits, forecast
+from service.engine.forecast import Waits
 from service.engine.mailbox import EngineDied, EngineUnavailable
-from service.engine.picture import Picture
+from service.engine.picture import MAX_LOADS, Picture, SequencePicture
 from service.http.errors import RequestNotFound
 from service.http.policy import Policy
 from service.http.record import RequestRecord
@@ -88,6 +88,10 @@ def _whose(request: Request) -> tuple[str, str]:
     return record.tenant, request.path_params["id"]
 
 
+def _in_outlook(item: SequencePicture) -> bool:
+    return item.reason != "grammar" and (item.place is None or item.place <= MAX_LOADS)
+
+
 async def _engine_view(state: State, live: LiveRequest) -> tuple[Picture, Waits]:
     """What the engine knows of a request's sequences. Nothing if it has none of them, or if no engine serves."""
     nothing = Picture(), Waits(None, None)
@@ -96,10 +100,9 @@ async def _engine_view(state: State, live: LiveRequest) -> tuple[Picture, Waits]
     ids = {choice.mailbox.id for choice in live.generation.choices}
     try:
         picture = await state.requests.look(ids)
+        found = [item for item in picture.sequences if item.id in ids]
+        if any(item.generated for item in found) or not any(map(_in_outlook, found)):
+            return picture, nothing[1]
+        return picture, await state.requests.waits(ids)
     except (EngineUnavailable, EngineDied):
         return nothing
-    outlook = picture.outlook
-    if outlook is None or not any(load.id in ids for load in outlook.loads):
-        return picture, nothing[1]
-    waits = await state.admission.work.run(lambda: forecast(outlook, ids), 0)
-    return picture, waits

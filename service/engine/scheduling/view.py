@@ -1,11 +1,12 @@
 """What a picture shows of the scheduler. It only reads."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
 from service.engine.budget import PromptBudget
 from service.engine.picture import (
+    MAX_LOADS,
     MAX_PAGES,
     MAX_QUEUED,
     MAX_RUNNING,
@@ -18,6 +19,9 @@ from service.engine.picture import (
 )
 from service.engine.scheduling.pages import PagePool, Table
 from service.engine.scheduling.sequence import Sequence
+
+EVERY = range(2**63)
+"""All ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +52,17 @@ class View:
         return replace(steps, pools=pools, sequences=shown, left_out=n_sequences - len(shown))
 
     def of(self, ids: Iterable[int]) -> Picture:
-        """The sequences with these ids, and the outlook."""
+        """The sequences with these ids."""
         wanted = frozenset(ids)
-        found = tuple(item for item in self._all(pages=False) if item.id in wanted)
-        return Picture(sequences=found, outlook=self._outlook())
+        unprepared = (item for item in self._unprepared() if item.id in wanted)
+        return Picture(sequences=(*self._running(False, wanted), *self._queue(False, wanted), *unprepared))
 
-    def _all(self, *, pages: bool) -> Iterator[SequencePicture]:
-        return chain(self._running(pages), self._queue(pages), self._unprepared())
-
-    def _running(self, pages: bool) -> Iterator[SequencePicture]:
+    def _running(self, pages: bool, wanted: Container[int] = EVERY) -> Iterator[SequencePicture]:
         for item in self.running:
-            yield _shape(item, "prompt" if _prefills(item) else "decode", None, None, pages)
+            if item.id in wanted:
+                yield _shape(item, "prompt" if _prefills(item) else "decode", None, None, pages)
 
-    def _queue(self, pages: bool) -> Iterator[SequencePicture]:
+    def _queue(self, pages: bool, wanted: Container[int] = EVERY) -> Iterator[SequencePicture]:
         priority, newest, newest_prior = 0, -1, -1  # of those before: the newest of its priority, and of others
         for place, item in enumerate(self.waiting, 1):
             if item.priority != priority:
@@ -69,14 +71,16 @@ class View:
             if reason is not None and max(newest, newest_prior) > item.number:
                 reason = "priority" if newest_prior > item.number else "fairness"
             newest = max(newest, item.number)
-            yield _shape(item, "waiting" if item.queued is None else "preempted", reason, place, pages)
+            if item.id in wanted:
+                yield _shape(item, "waiting" if item.queued is None else "preempted", reason, place, pages)
 
     def _unprepared(self) -> Iterator[SequencePicture]:
         for sequence_id, n_prompt in self.preparing.items():
             yield SequencePicture(sequence_id, "waiting", n_prompt, 0, 0, 0, "grammar", None)
 
-    def _outlook(self) -> Outlook:
-        placed = chain(((None, item) for item in self.running), enumerate(self.waiting, 1))
+    def outlook(self) -> Outlook:
+        """What estimates of waiting times need."""
+        placed = chain(((None, item) for item in self.running), enumerate(self.waiting[:MAX_LOADS], 1))
         return Outlook(
             self.prompts.cost,
             self.prompts.target,

@@ -51,8 +51,8 @@ class KeptAdapters:
 
     async def read(self, number: int, path: str) -> None:
         """Wait until the engine has read an adapter. Raises ModelError if it cannot serve, or what `fail` is given."""
-        files = files_state(Path(path))
         self._loads[number] = loaded = asyncio.get_running_loop().create_future()
+        files = await asyncio.to_thread(files_state, Path(path))
         if problem := await loaded:
             raise ModelError(problem)
         self._kept[number] = Kept(path, files)

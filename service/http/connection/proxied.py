@@ -11,6 +11,8 @@ FOR, PROTO = b"x-forwarded-for", b"x-forwarded-proto"
 SCHEMES = (b"http", b"https")
 HOP = re.compile(r"\[(.+)\](?::\d+)?|([^:]+):\d+")
 """An address with a port, or an IPv6 address in brackets."""
+SCOPE = re.compile(r"[A-Za-z0-9._-]{1,32}")
+"""The name of an interface, after an IPv6 address and %."""
 
 
 class Proxied:
@@ -69,6 +71,8 @@ def _address(hop: str) -> Address | None:
     """The address, which may have a port; None for any other text."""
     if (match := HOP.fullmatch(hop)) is not None:
         hop = match[1] or match[2]
+    if "%" in hop and not SCOPE.fullmatch(hop.partition("%")[2]):  # ip_address takes any text here
+        return None
     try:
         return ip_address(hop)
     except ValueError:

@@ -2,17 +2,19 @@
 
 import contextlib
 import json
+import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from select import select
 
 import httpx
 
 from tests.drill.canary import CHAT, COMPLETIONS, Question, ask
 from tests.drill.row import MIB, Promise, Row, check
 from tests.drill.stage import Stage
-from tests.drill.wire import ATTACKER, fetch
+from tests.drill.wire import ATTACKER, connect, fetch, request
 
 SIZE = 8 * MIB - 4096
 AT_ONCE = 3
@@ -113,10 +115,47 @@ def spaces_of_the_gone(stage: Stage) -> str:
     return f"the neighbour waited {answer.seconds:.1f} s"
 
 
+SLOW = request(b"", COMPLETIONS).replace(b"content-length: 0", b"content-length: %d" % (8 * MIB))
+"""The head of a body of 8 MiB that does not end: it may take nine minutes."""
+N_SLOW = 20
+REFUSED_SECONDS = 20.0
+
+
+def slow_uploads(make: Callable[[], tuple[str, bytes]], stage: Stage) -> str:
+    """One client sends more large bodies than fit into memory, all but their ends; others send large bodies, too."""
+    with contextlib.ExitStack() as stack:
+        socks = [stack.enter_context(connect(stage.target.port)) for _ in range(N_SLOW)]
+        for sock in socks:
+            upload(sock)
+        check(select(socks, [], [], REFUSED_SECONDS)[0], "no upload was refused")
+        statuses = [send_large(stage, *make()) for _ in range(5)]
+    check(statuses == [200] * 5, f"large bodies of others got {statuses}")
+    return f"{len(statuses)} large bodies of others were answered"
+
+
+def upload(sock: socket.socket) -> None:
+    """Send nearly all of a body."""
+    with contextlib.suppress(OSError):  # the server closes a connection that it refuses
+        sock.sendall(SLOW)
+        sock.sendall(b" " * (8 * MIB - 1))
+
+
+def send_large(stage: Stage, path: str, content: bytes) -> int:
+    """The status of a good large body, which another client sends."""
+    headers = JSON | stage.target.headers
+    return fetch("POST", stage.target.url + path, content=content, headers=headers, timeout=PATIENCE).status_code
+
+
+def long_body() -> tuple[str, bytes]:
+    return COMPLETIONS, body(prompt='"The wheel"').ljust(SIZE)
+
+
 MEMORY = 768 * MIB
 """Three bodies of 8 MB at once, parsed: about 30 bytes for each of theirs."""
 HARD = Promise("200, 400 or 413", memory=MEMORY)
+SLOWLY = Promise("large bodies of others are answered", memory=384 * MIB)
 ROWS = (
     *(Row(f"body: {name}", HARD, partial(send, name)) for name in BODIES),
+    Row("20 slow uploads of one client", SLOWLY, partial(slow_uploads, long_body)),
     Row("4 clients with 8 MB of spaces that go away", Promise("a neighbour waits 5 s at most"), spaces_of_the_gone),
 )

@@ -1,6 +1,7 @@
 """The process that decodes images: its death, and images that are made to break it."""
 
 import base64
+import json
 import signal
 import time
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count
 
+from tests.drill.attacks.bodies import SLOWLY, slow_uploads
 from tests.drill.canary import CHAT, Answer, Question, ask
 from tests.drill.processes import send
 from tests.drill.row import SERVES_SECONDS, Promise, Row, check
@@ -69,6 +71,12 @@ def _explode(stage: Stage, made: Sequence[bytes]) -> str:
     return f"{seen}, the bombs {max(answer.seconds for answer in answers):.1f} s"
 
 
+def large_image() -> tuple[str, bytes]:
+    """The path and the body of a request with an image of about a megabyte."""
+    question = image(saved(noise(600, 500, seed=next(SEEDS))))
+    return question.path, json.dumps(question.body).encode()
+
+
 def death(number: signal.Signals, askers: int) -> Row:
     when = "at rest" if askers == 1 else "under load"
     own = f"a new image is answered within {IMAGE_SECONDS[number]:g} s"
@@ -84,4 +92,5 @@ ROWS: tuple[Row, ...] = (
         explode,
         "images",
     ),
+    Row("20 slow uploads beside images", SLOWLY, partial(slow_uploads, large_image), "images"),
 )

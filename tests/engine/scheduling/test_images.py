@@ -51,8 +51,7 @@ def test_the_load_of_a_prompt_counts_the_work_on_its_images() -> None:
     engine.ask(2, prompt_of(BLUE, BLUE, [4]), PARAMS)
     loads = []
     for _ in range(4):
-        outlook = engine.scheduler.view({}).of(()).outlook
-        assert outlook is not None
+        outlook = engine.scheduler.view({}).outlook()
         loads.append([load.uncomputed for load in outlook.loads])
         engine.step()
     assert loads == [[13 + 8, 17 + 8], [10 + 6, 17 + 8], [10 + 1, 17 + 8], [6, 17 + 8]]

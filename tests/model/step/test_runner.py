@@ -199,7 +199,7 @@ def test_info_tells_what_runs(saved: Any) -> None:
     assert [(pool.window, pool.n_pages) for pool in by_default.pools] == [(None, 16)]
     assert info.description == {
         "family": "llama",
-        "parameters": "21664",
+        "parameters": 21664,
         "weights": open_checkpoint(saved[0]).fingerprint,
         "device": "cpu",
         "dtype": "float32",

@@ -458,4 +458,4 @@ def test_bodies_whose_images_wait_are_bounded(seeing: Live, monkeypatch: pytest.
             assert [response.result().status_code for response in asked] == [200, 200]
     finally:
         waits.set()
-    assert state.admission._body_bytes == 0
+    assert state.admission.bodies.total == 0

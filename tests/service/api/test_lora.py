@@ -2,7 +2,8 @@
 
 import json
 import logging
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
@@ -10,10 +11,13 @@ from typing import Any
 
 import pytest
 
+from service.api.lora import routes
+from service.engine.supervision import adapters as kept
+from service.generation import adapters as generation_adapters
 from service.generation.adapters import MAX_ADAPTERS
 from tests.fakes import BROKEN_ADAPTER
 from tests.service.live import USER, Live, answer, begun, hurried, idle, ready, refused, remaining, running
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 LOAD, UNLOAD, COMPLETIONS = "/v1/lora/load", "/v1/lora/unload", "/v1/completions"
 NAMES = ("sql", "poems", "law", "maths")
@@ -349,3 +353,29 @@ def test_the_number_of_adapters_is_limited(live: Live, monkeypatch: pytest.Monke
     monkeypatch.setattr("service.generation.adapters.MAX_ADAPTERS", len(NAMES))
     message = refused(live, LOAD, {"name": "new", "path": "later"})["message"]
     assert message == "4 adapters are loaded, the limit is 4"
+
+
+def test_a_slow_disk_does_not_hold_up_the_event_loop(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at the files of an adapter waits until `/live` was answered after it began."""
+    begun, answered = threading.Semaphore(0), threading.Semaphore(0)
+    looks: list[bool] = []
+
+    def slow(look: Callable[..., Any]) -> Callable[..., Any]:
+        def waiting(*arguments: Any) -> Any:
+            begun.release()
+            looks.append(answered.acquire(timeout=PATIENCE / 4))
+            return look(*arguments)
+
+        return waiting
+
+    with running(lora_dir=directory) as live:
+        for module, name in ((routes, "path_inside"), (generation_adapters, "files_state"), (kept, "files_state")):
+            monkeypatch.setattr(module, name, slow(getattr(module, name)))
+        with ThreadPoolExecutor(1) as pool:
+            loading = pool.submit(live.post, LOAD, {"name": "sql", "path": "sql"})
+            for _ in range(3):
+                assert begun.acquire(timeout=PATIENCE)
+                assert live.http.get("/live").status_code == 200
+                answered.release()
+            assert loading.result().status_code == 200
+    assert looks == [True] * 3

@@ -1,14 +1,17 @@
 """The OpenAPI document holds every route, and its schemas are what routes take and answer."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
 
-from service.api.document.openapi import document
+from service.api.document.openapi import OF_NO_ROUTE, document
 from service.api.routes import Route
 from service.app import ROUTES
+from service.http.connection.protocol import REASONS
+from service.http.errors import CAUSES, HTTP_CODES, ApiError
 from tests.service.live import Live, running
 
 
@@ -21,6 +24,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         yield server
 
 
+API = Path(__file__).parents[3] / "docs" / "api.md"
 POSTED = [route for route in ROUTES if route.body is not None]
 HELLO = [{"role": "user", "content": "hi"}]
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
@@ -69,6 +73,37 @@ def test_every_route_is_described(described: dict[str, Any]) -> None:
     assert all(operation["summary"] and "200" in operation["responses"] for operation in operations)
     assert len({operation["operationId"] for operation in operations}) == len(ROUTES)
     assert described == document(ROUTES)
+
+
+def kinds(kind: type[ApiError]) -> Iterator[type[ApiError]]:
+    yield kind
+    for other in kind.__subclasses__():
+        yield from kinds(other)
+
+
+def test_the_statuses_of_all_errors_are_in_the_contract(described: dict[str, Any]) -> None:
+    """Those that no route gives are sent before a route is known. docs/api.md has all of them in its table."""
+    assert {kind.status for kind in kinds(ApiError)} | {*HTTP_CODES, *REASONS} == {*CAUSES}
+    operations = [item for path in described["paths"].values() for item in path.values()]
+    listed = {int(status) for operation in operations for status in operation["responses"]}
+    assert {*CAUSES} - listed == OF_NO_ROUTE
+    table = API.read_text().partition("| status | cause |\n|---|---|\n")[2].partition("\n\n")[0]
+    assert {int(text) for row in table.splitlines() for text in row.split("|")[1].split(",")} == {*CAUSES}
+
+
+@pytest.mark.parametrize("path", ["/v1/lora/load", "/v1/load_lora_adapter"])
+def test_refusals_of_adapters_are_in_the_contract(described: dict[str, Any], path: str, tmp_path: Path) -> None:
+    (tmp_path / "sql").mkdir()
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[[keys]]\nname = "a"\nkey = "may"\nloads_adapters = true\n[[keys]]\nname = "b"\nkey = "may-not"\n')
+    body = {"name": "fake", "path": "sql"} if path == "/v1/lora/load" else {"lora_name": "fake", "lora_path": "sql"}
+    with running(lora_dir=tmp_path, api_key_file=keys) as server:
+        for key, status in (("may", 409), ("may-not", 403)):
+            response = server.post(path, body, headers={"authorization": f"Bearer {key}"})
+            assert response.status_code == status
+            assert str(status) in described["paths"][path]["post"]["responses"]
+    others = [found["post"] for name, found in described["paths"].items() if "post" in found and "load" not in name]
+    assert not any("409" in operation["responses"] for operation in others)
 
 
 def test_references_lead_somewhere(described: dict[str, Any]) -> None:

@@ -1,9 +1,12 @@
 """The bounds of the queue by prompt tokens and by choices, and the time after which a refused client may come back."""
 
 import threading
+from collections import Counter
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from service.api.admission import RATE_SAMPLES, FinishRate
 from service.generation.backlog import Share
@@ -100,6 +103,17 @@ def test_a_tenant_below_its_part_may_add_to_a_full_queue() -> None:
     assert [share.is_full(tenant, 60) for tenant in "abc"] == [True, False, False]
     share.add("a", -60)
     assert [share.is_full(tenant, 60) for tenant in "abc"] == [False, False, False]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 60)), max_size=60))
+def test_others_leave_a_tenant_its_part_whatever_the_sizes_are(asked: list[tuple[str, int]]) -> None:
+    share, used = Share(), Counter[str]()
+    for tenant, size in asked:
+        if not share.is_full(tenant, 60, size):
+            share.add(tenant, size)
+            used[tenant] += size
+        assert share.total <= 60 * sum(1 / n for n in range(1, len(used) + 1))
+    assert not share.is_full("new", 60, 60 // (len(used) + 1))
 
 
 def test_a_key_that_fills_the_queue_keeps_no_other_out() -> None:

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, get_args
 
+import httpx
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from model.errors import quoted
 from service.api.admission import LARGE_BODIES
+from service.api.body import SMALL_BYTES
 from service.api.openai.schema import ChatBody, CompletionBody
 from service.api.tokens.schema import DetokenizeBody, TokenizeBody
 from service.schema.conversation import Content
@@ -266,21 +268,40 @@ def test_a_content_coding_is_refused(live: Live, coding: str) -> None:
         assert response.status_code == 200
 
 
-def test_large_bodies_in_memory_are_bounded_together() -> None:
-    """Clients send most of their bodies and wait. A small request is served meanwhile, a further large one is not."""
-    with running(max_body_bytes=200_000) as live, contextlib.ExitStack() as stack:
-        head = START + b"Content-Length: 200000\r\n\r\n"
+LIMIT = LARGE_BODIES * 200_000
+"""Bytes of large bodies in memory with `--max-body 200000`. The first 64 KiB of each do not count."""
+BEGUN = 190_000
+"""Bytes that slow clients send of such a body."""
+N_SLOW = LIMIT // (BEGUN - SMALL_BYTES)
+"""As many of them as may be in memory: one more that is whole is too much."""
+
+
+def padded(live: Live, **options: Any) -> httpx.Response:
+    """The response to a small request in a body of the largest size."""
+    content = json.dumps({"prompt": "a", "max_tokens": 1}).encode().ljust(200_000)
+    transport = httpx.HTTPTransport(local_address=options.pop("source", None))
+    headers = {"content-type": "application/json"} | options
+    with httpx.Client(base_url=live.url, transport=transport, timeout=PATIENCE) as http:
+        return http.post("/v1/completions", content=content, headers=headers)
+
+
+@pytest.mark.parametrize("keys", [(), ("slow", "other")])
+def test_large_bodies_of_one_sender_keep_no_other_out(keys: tuple[str, ...]) -> None:
+    """A client sends most of each of many bodies, and waits. With keys both clients have one address."""
+    slow, other = ({"authorization": f"Bearer {key}"} for key in keys) if keys else ({}, {"source": "127.0.0.2"})
+    fields = "".join(f"{name}: {value}\r\n" for name, value in slow.items())
+    head = START + f"{fields}Content-Length: 200000\r\n\r\n".encode()
+    with running(max_body_bytes=200_000, api_keys=keys) as live, contextlib.ExitStack() as stack:
         admission = live.state.admission
-        for _ in range(LARGE_BODIES + 6):  # the first 64 KiB of each do not count
-            stack.enter_context(connected(live)).sendall(head + b" " * 190_000)
-        eventually(lambda: admission._body_bytes > LARGE_BODIES * 150_000, "the bodies have arrived")
-        assert live.complete(prompt="a", max_tokens=1)["usage"]["completion_tokens"] == 1
-        statuses = set()
-        for _ in range(6):
-            padded = json.dumps({"prompt": "a"}).encode().ljust(200_000)
-            response = live.http.post("/v1/completions", content=padded, headers={"content-type": "application/json"})
-            statuses.add(response.status_code)
-            if response.status_code == 429:
-                assert str(LARGE_BODIES * 200_000) in response.json()["error"]["message"]
+        for _ in range(N_SLOW):
+            stack.enter_context(connected(live)).sendall(head + b" " * BEGUN)
+        held = N_SLOW * (BEGUN - SMALL_BYTES)
+        eventually(lambda: admission.bodies.total == held, "the bodies have arrived")
+        refusal = padded(live, **slow)
+        assert (refusal.status_code, refusal.json()["error"]["code"]) == (429, "queue_full")
+        assert f"the limit is {LIMIT};" in refusal.json()["error"]["message"]
+        assert [padded(live, **other).status_code for _ in range(5)] == [200] * 5
+        assert live.post("/v1/completions", {"prompt": "a", "max_tokens": 1}, headers=slow).status_code == 200
+        eventually(lambda: admission.bodies.total == held, "the slow ones are as before")
         stack.close()
-        eventually(lambda: admission._body_bytes == 0, "nothing is held")
+        eventually(lambda: admission.bodies.total == 0, "nothing is held")

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import llguidance
 import pytest
 
 from tests.service.live import USER, Live, refused
@@ -114,3 +115,17 @@ def test_a_fault_in_one_sequence_is_the_servers(live: Live, stream: bool) -> Non
     error = refused(live, "/v1/chat/completions", body, 500)
     assert error["code"] == "engine_error"
     assert error["message"] == "the process that follows grammars was lost"
+
+
+@pytest.mark.parametrize("field", ["guided_regex", "structured_outputs.regex"])
+def test_a_long_regular_expression_is_refused_before_it_is_converted(
+    live: Live, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    converted: list[str] = []
+    monkeypatch.setattr(llguidance, "regex_to_lark", converted.append)
+    regex = "a" * 2**18
+    body = {"guided_regex": regex} if field == "guided_regex" else {"structured_outputs": {"regex": regex}}
+    error = refused(live, "/v1/completions", {"prompt": "a", **body})
+    assert error["message"] == f"{field} may have at most 131072 characters as a grammar, got 262144"
+    assert error["param"] == field
+    assert not converted

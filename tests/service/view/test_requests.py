@@ -1,5 +1,6 @@
 """`/v1/requests/{id}`: what a key sees of its own requests, and how they are cancelled."""
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+from service.view import requests
 from tests.service.live import LONG, Live, begun, hurried, idle, remaining, running
 from tests.waiting import PATIENCE, eventually
 
@@ -122,6 +124,40 @@ def test_apis_without_a_reason_for_it_end_with_an_error(path: str, body: dict[st
         eventually(idle(live), "the engine has dropped both")
 
 
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "ends"),
+    [
+        ("/v1/completions", {"prompt": "hi"}, [("abort", None), "[DONE]"]),
+        ("/v1/chat/completions", CHAT, [("abort", None), "[DONE]"]),
+        ("/v1/responses", {"input": "hi"}, [("error", "request_cancelled")]),
+        ("/v1/messages", {**CHAT, "max_tokens": 3000}, [("error", "invalid_request_error")]),
+    ],
+)
+def test_the_end_of_each_stream_says_that_it_was_cancelled(path: str, body: dict[str, Any], ends: list[Any]) -> None:
+    """As the table in docs/api.md says."""
+
+    def told(line: str) -> Any:
+        if line == "[DONE]":
+            return line
+        event = json.loads(line)
+        if "choices" in event:
+            return event["choices"][0]["finish_reason"], event.get("error")
+        return event["type"], event["code"] if "code" in event else event["error"]["type"]
+
+    with (
+        running(model="slow") as live,
+        live.http.stream("POST", path, json={**body, "stream": True}, headers={"x-request-id": "a"}) as stream,
+    ):
+        lines = stream.iter_lines()
+        next(lines)
+        assert cancel_elsewhere(live, "a") == 1
+        data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    assert [told(line) for line in data[-len(ends) :]] == ends
+
+
 def cancel_elsewhere(live: Live, request_id: str) -> int:
     response = httpx.delete(f"{live.url}/v1/requests/{request_id}", headers=live.http.headers, timeout=PATIENCE)
     return json.loads(response.text)["cancelled"]
@@ -168,10 +204,10 @@ def test_many_questions_are_one_look() -> None:
         looks = 0
         look = live.engine.look
 
-        async def counted(ids: Any = ()) -> Any:
+        async def counted(ids: Any = (), *, outlook: bool = False) -> Any:
             nonlocal looks
             looks += 1
-            return await look(ids)
+            return await look(ids, outlook=outlook)
 
         live.engine.look = counted  # type: ignore[method-assign]
         request_id = last_id(live)
@@ -181,6 +217,44 @@ def test_many_questions_are_one_look() -> None:
         for thread in threads:
             thread.join(PATIENCE)
         assert 1 <= looks < 12
+
+
+def test_many_that_wait_are_estimated_by_one_outlook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look is for the sequences that are asked about, and shows no other; the outlook is for all of them."""
+    with running(model="slow", max_sequences=1) as live, begun(live), contextlib.ExitStack() as stack:
+        ids = [f"w{number}" for number in range(8)]
+        for request_id in ids:
+            stack.enter_context(
+                sent(live, "/v1/completions", {**LONG, "max_tokens": 1}, **{"x-request-id": request_id})
+            )
+        eventually(lambda: live.metric("noria_requests_waiting") == 8, "all wait")
+        looks, look = list[tuple[int, bool, int]](), live.engine.look
+
+        async def kept(ids: Any = (), *, outlook: bool = False) -> Any:
+            picture = await look(ids, outlook=outlook)
+            looks.append((len(ids), outlook, len(picture.sequences)))
+            assert (picture.outlook is not None) == outlook
+            return picture
+
+        monkeypatch.setattr(live.engine, "look", kept)
+        monkeypatch.setattr(requests, "FORECAST_SECONDS", 1e6)
+        for _ in range(2):
+            found = [facts(live, request_id) for request_id in ids]
+            assert sorted(item["place"] for item in found) == [*range(1, 9)]
+            assert all(0 < item["start"]["seconds"] < item["first_token"]["seconds"] for item in found)
+        assert sum(outlook for _, outlook, _ in looks) == 1
+        assert all(n_asked == n_found for n_asked, outlook, n_found in looks if not outlook)
+        for request_id in ids:
+            cancel(live, request_id)
+
+
+def test_what_has_ended_keeps_no_grammar() -> None:
+    with running() as live:
+        body = {"prompt": "a", "max_tokens": 1, "guided_choice": ["unusual"]}
+        assert live.http.post("/v1/completions", json=body, headers={"x-request-id": "a"}).status_code == 200
+        assert facts(live, "a")["state"] == "finished"
+        record = live.state.requests.ended("", "a")
+        eventually(lambda: "unusual" not in repr(record), "its grammar is forgotten")
 
 
 def test_a_request_without_an_engine_still_has_its_facts() -> None:

@@ -1,5 +1,6 @@
 """`noria chat` with a piped message, and its own server."""
 
+import contextlib
 import signal
 import socket
 import subprocess
@@ -77,8 +78,15 @@ def test_an_empty_pipe_is_refused() -> None:
 
 
 @pytest.mark.timeout(300)  # three processes that import PyTorch or half the service, and a model to load
-def test_a_server_of_its_own_answers_and_ends_with_the_chat(embedded_model: Path) -> None:
-    with terminal(str(embedded_model), "--temperature", "0") as chat:  # ends the hard way: nothing of ours runs then
+def test_a_server_of_its_own_answers_and_ends_with_the_chat(
+    embedded_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.ExitStack() as stack:
+        taken = stack.enter_context(socket.create_server(("127.0.0.1", 0)))  # by a server with the same variables
+        monkeypatch.setenv("NORIA_HEALTH_PORT", str(taken.getsockname()[1]))
+        monkeypatch.setenv("NORIA_ROOT_PATH", "/x")
+        chat = stack.enter_context(terminal(str(embedded_model), "--temperature", "0"))
+        # It ends the hard way: nothing of ours runs then.
         chat.shows("is ready")
         (server,) = children(chat.process.pid)
         (engine,) = children(server)

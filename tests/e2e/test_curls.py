@@ -1,0 +1,108 @@
+"""The requests to copy in docs/api.md, sent to a server with the embedded model."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from service.app import ROUTES
+from tests.e2e.server import LiveServer, serving
+
+API = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+CURL = re.compile(r"^    (curl .*(?:\n      .*)*)$", re.MULTILINE)
+HOST = "http://127.0.0.1:8000"
+SECTIONS = (
+    "The API",
+    "Structured output",
+    "Tools",
+    "Images",
+    "Responses",
+    "Messages",
+    "Models",
+    "Embeddings",
+    "Tokenizing",
+    "Requests in flight",
+    "The engine's events",
+)
+
+
+class Curl(NamedTuple):
+    """A command as a shell reads it."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: str | None
+
+
+def parsed(command: str) -> Curl:
+    """Raises ValueError for an option that no command here needs."""
+    words = iter(shlex.split(command.replace("\\\n", " ").removesuffix(" &"))[1:])
+    method, path, headers, body = "", "", {}, None
+    for word in words:
+        match word:
+            case "-N":
+                pass
+            case "-X":
+                method = next(words)
+            case "-H":
+                name, _, value = next(words).partition(": ")
+                headers[name] = value
+            case "-d":
+                body = next(words)
+            case _ if word.startswith(HOST):
+                path = word.removeprefix(HOST)
+            case _:
+                raise ValueError(f"{word} in {command}")
+    return Curl(method or ("GET" if body is None else "POST"), path, headers, body)
+
+
+CURLS = [parsed(found) for found in CURL.findall(API)]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    with serving() as live:
+        yield live
+
+
+def sent(http: httpx.Client, curl: Curl) -> tuple[int, str]:
+    """The status, and the answer, of which a stream's first event is enough."""
+    options: dict[str, Any] = {"headers": curl.headers, "content": curl.body}
+    with http.stream(curl.method, curl.path, **options) as response:
+        if response.headers["content-type"].startswith("text/event-stream"):
+            return response.status_code, next(line for line in response.iter_lines() if line.startswith("data: "))
+        return response.status_code, response.read().decode()
+
+
+def test_each_section_begins_with_a_request() -> None:
+    for section in SECTIONS:
+        assert re.search(rf"^#+ {section}\n\n(?:(?!#).*\n+)*?    curl ", API, re.MULTILINE), section
+
+
+def test_every_endpoint_for_clients_has_one() -> None:
+    without = {"/v1/lora/load", "/v1/lora/unload", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"}  # docs/lora.md
+    posted = {route.path for route in ROUTES if route.body is not None}
+    assert posted - without == {curl.path for curl in CURLS if curl.method == "POST"}
+
+
+@pytest.mark.parametrize("curl", CURLS, ids=lambda curl: f"{curl.method} {curl.path}")
+def test_a_request_to_copy_is_answered(server: LiveServer, curl: Curl) -> None:
+    if "/requests/" in curl.path:  # job-17 is a request of the command before
+        begun = next(other for other in CURLS if other.headers.get("X-Request-Id") == curl.path.rpartition("/")[2])
+        with httpx.Client(base_url=server.url, timeout=60) as http:
+            stream = http.stream(begun.method, begun.path, headers=begun.headers, content=begun.body)
+            with stream as response:
+                next(response.iter_lines())
+                status, text = sent(server.http, curl)
+    else:
+        status, text = sent(server.http, curl)
+    if curl.body is not None and "image_url" in curl.body:  # the embedded model sees nothing; the field is right
+        assert status == 400
+        assert "image" in text
+    else:
+        assert status == 200, text
