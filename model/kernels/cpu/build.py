@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -97,11 +98,16 @@ def _compiles(command: Sequence[str], name: str, flags: Sequence[str], folder: P
 
 
 def _run_all(commands: Sequence[Sequence[str]]) -> None:
-    running = [subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for c in commands]
-    outputs = [process.communicate()[0] for process in running]
-    for process, output in zip(running, outputs, strict=True):
-        if process.returncode:
-            raise RuntimeError(f"{' '.join(map(str, process.args))[:200]}:\n{output}")  # type: ignore[arg-type]
+    """Run the commands, as many at once as there are processors: each compiler takes some 100 MiB of memory."""
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for _ in pool.map(_run, commands):
+            pass
+
+
+def _run(command: Sequence[str]) -> None:
+    process = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(map(str, command))[:200]}:\n{process.stdout}")
 
 
 def main() -> None:
