@@ -112,9 +112,7 @@ def _answers(route: Route, schemas: Mapping[Any, Json]) -> Json:
 
 
 def _errors(route: Route, schemas: Mapping[Any, Json]) -> Json:
-    """The responses of errors. An open route has none of them."""
-    if route.policy.open:
-        return {}
+    """The responses of errors."""
     dialect = route.policy.dialect
     example = dialect.write(ApiError("what was wrong, the value and the limit"))
     content = {"application/json": _content(schemas[dialect.answer], (example,))}
@@ -130,6 +128,8 @@ def _errors(route: Route, schemas: Mapping[Any, Json]) -> Json:
 
 
 def _may_give(route: Route, status: int) -> bool:
+    if status == 403 or route.policy.open:  # pages of other sites may call no route
+        return status == 403
     if status in OF_NO_ROUTE or status in DECLARED:
         return status in route.refusals
     if route.body is not None:
