@@ -194,7 +194,7 @@ def test_graphs_serve_no_adapters(base: Any) -> None:
 def test_an_adapter_beyond_the_memory_is_refused(base: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = start(base)
     monkeypatch.setattr(network_adapters, "free_bytes", lambda device: 1000)
-    with pytest.raises(ModelError, match=r"the adapter '1' needs .* KiB, 1.0 KiB are free; unload another"):
+    with pytest.raises(ModelError, match=r"the adapter '1' needs .* KiB, 1000 bytes are free; unload another"):
         runner.load_adapter(1, str(base[0] / "1"))
 
 
