@@ -73,6 +73,11 @@ def pods(build: Build) -> list[Object]:
     return [template for thing in built(build) for template in pod_templates(thing)]
 
 
+def selects(labels: dict[str, str], template: Object) -> bool:
+    """Whether a selector finds the pods of a template."""
+    return labels.items() <= template["metadata"]["labels"].items()
+
+
 def containers(build: Build) -> list[Object]:
     """All containers with Noria."""
     own = [template["spec"]["containers"] for template in pods(build)]
