@@ -22,6 +22,8 @@ needs_kubectl = pytest.mark.skipif(
     shutil.which("kubectl") is None, reason="kubectl is not installed: it builds the overlays"
 )
 
+CLOSING_SECONDS = 5
+"""What docs/operations.md allows for connections to close after a drain."""
 Object = dict[str, Any]
 Build = tuple[str, ...]
 """A folder to build, and the components to add."""

@@ -13,6 +13,7 @@ from service.commands.flags import PREFIX
 from tests.deploy.cluster import CRDS, dry_run, validate
 from tests.deploy.manifests import (
     BUILDS,
+    CLOSING_SECONDS,
     KSERVE,
     PAGE,
     ROOT,
@@ -32,9 +33,6 @@ from tests.deploy.manifests import (
 )
 
 pytestmark = needs_kubectl
-
-CLOSING_SECONDS = 5
-"""What docs/operations.md allows for connections to close after a drain."""
 
 
 every_build = pytest.mark.parametrize("build", BUILDS, ids=" ".join)
