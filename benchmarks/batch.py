@@ -83,7 +83,7 @@ def batch(client: httpx.Client, load: Workload) -> float:
                 file.write(json.dumps(line) + "\n")
         begun = time.perf_counter()
         with opened(out, retry_failed=False) as results:
-            progress = Progress(len(bodies), len(bodies), results)
+            progress = Progress(len(bodies), len(bodies), 0, results)
             limits = httpx.Limits(max_connections=load.concurrency)
             sender = httpx.AsyncClient(
                 base_url=client.base_url, headers=client.headers, timeout=None, limits=limits, trust_env=False

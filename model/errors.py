@@ -70,7 +70,9 @@ def one_line(error: Exception) -> str:
 
 
 def size(n_bytes: float) -> str:
-    """A size for people, such as "1.50 GiB"."""
+    """A size for people, such as "1.50 GiB" or "4 bytes"."""
+    if n_bytes < 2**10:
+        return f"{n_bytes:.0f} bytes"
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
         if n_bytes >= scale:
             return f"{n_bytes / scale:.2f} {unit}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from model.errors import NoriaError
-from service.commands.flags import takes
+from service.commands.flags import refusal, takes
 from service.commands.help import HELP, PanelCommand, PanelGroup
 from service.commands.serve import run
 from service.commands.variables import OF_COMMANDS, PLAN_JSON, PLAN_MEMORY, drop_links, unread
@@ -132,7 +132,8 @@ def main(engine: "Launched | None" = None) -> None:
     try:
         raise SystemExit(build(arguments, engine)(arguments, standalone_mode=False, prog_name="noria"))
     except typer.TyperException as error:
-        _fail(f"{error.format_message()} (noria --help lists the commands, noria COMMAND --help their flags)", 2)
+        told = refusal(error) if isinstance(error, typer.BadParameter) else error.format_message()
+        _fail(f"{told} (noria --help lists the commands, noria COMMAND --help their flags)", 2)
     except NoriaError as error:
         _fail(str(error), 1)
     except (typer.Abort, KeyboardInterrupt):

@@ -48,7 +48,8 @@ class MistralChat:
     `efforts` are the values that the file allows for the variable `reasoning_effort`; versions before v15 have none.
     `tokenizer` encodes the contents if it is of the same file. Unlike mistral-common's it encodes in slices, and can
     encode a megabyte of white space.
-    Raises ModelError for a file that mistral-common cannot read, or whose control tokens are not those of `tokenizer`.
+    Raises ModelError for a file that mistral-common cannot read, for a version that is not in `CALL_STYLES`, and for
+    control tokens that are not those of `tokenizer`.
     """
 
     may_strip = False
@@ -59,6 +60,9 @@ class MistralChat:
         self._format = _load(file)
         inner = self._format.instruct_tokenizer.tokenizer
         self._version: str = inner.version.value
+        if self._version not in CALL_STYLES:
+            known = ", ".join(CALL_STYLES)
+            raise ModelError(f"{file.name} has the tokenizer version {self._version}; Noria supports {known}")
         self.call_style = CALL_STYLES[self._version]
         self.efforts = _efforts(inner, file.name)
         self.reasoning_style = "tokens" if has_tokens(tokenizer) else None

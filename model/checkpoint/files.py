@@ -33,6 +33,7 @@ DTYPE_BITS: Mapping[str, int] = {
 }
 """Bits of a value in each dtype of safetensors."""
 MAX_HEADER_BYTES = 100_000_000
+MAX_DIGITS = 300
 BLOCK_BYTES = 2**21
 MAX_BLOCKS = 512
 SAMPLE_BLOCKS = 16
@@ -53,12 +54,17 @@ class Shard:
 def read_json(path: Traversable) -> dict[str, Any]:
     """The JSON object in `path`. Raises ModelError for a file that is missing, damaged or not an object."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"), parse_int=_integer)
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"the model's {path.name} cannot be read: {one_line(error)}") from error
     if not isinstance(value, dict):
         raise ModelError(f"the model's {path.name} must contain a JSON object, it contains a {type(value).__name__}")
     return value
+
+
+def _integer(digits: str) -> int | float:
+    """A whole number; infinity for one that no float holds, as JSON has for 1e999: each field refuses that."""
+    return int(digits) if len(digits) < MAX_DIGITS else float(digits)
 
 
 def layout(directory: Path) -> Layout:

@@ -28,6 +28,11 @@ LEAST_SUMS = 1024
 """Sums over a part of the keys that any GPU may hold at once, for few sequences. More sequences hold two each."""
 
 
+def mebibytes(n_bytes: int) -> int:
+    """Whole MiB that hold so many bytes."""
+    return math.ceil(n_bytes / 2**20)
+
+
 @dataclass(frozen=True, slots=True)
 class PoolSizes:
     """Sizes of the page pools for one model and its options; `head_bytes` is of one head's key at one position."""
@@ -110,9 +115,18 @@ class PoolSizes:
         if needed <= budget:
             return length
         shorter = f"--max-model-len {fits} would fit, or " if fits else ""
+        remedy = f"--cache-memory {mebibytes(needed)}MiB would do" if wanted else self._larger(needed, spare)
         raise MemoryLack(
             f"one sequence of {length} tokens needs {size(needed)} for keys and values, "
-            f"the cache has {size(budget)}; {shorter}--cache-memory {math.ceil(needed / 2**20)}MiB would do"
+            f"the cache has {size(budget)}; {shorter}{remedy}"
+        )
+
+    def _larger(self, needed: int, spare: int) -> str:
+        """What the least cache would hold, and which one holds the whole context."""
+        least, whole = mebibytes(needed), mebibytes(self.bytes_for(self.config.max_position))
+        return (
+            f"--cache-memory {least}MiB would hold {self.longest(least * 2**20, spare)} tokens, "
+            f"{whole}MiB the model's {self.config.max_position}"
         )
 
     def check_length(self, wanted: int | None) -> None:

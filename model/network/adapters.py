@@ -13,8 +13,7 @@ from torch import Tensor
 
 from model.attention.rope import internal_order
 from model.checkpoint.adapters.open import open_adapter
-from model.checkpoint.adapters.pairs import AdapterFile
-from model.checkpoint.matrices import check_finite
+from model.checkpoint.adapters.pairs import AdapterFile, Pair
 from model.config import ModelConfig
 from model.errors import ModelError, size
 from model.machine.device import free_bytes, name_of
@@ -81,7 +80,7 @@ def check_shapes(file: AdapterFile, config: ModelConfig) -> None:
 def place(file: AdapterFile, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Adapter:
     """The matrices in the order and the parts of the network's fused projections; the scale goes into B.
 
-    Raises ModelError for a value that is not finite.
+    Raises ModelError for values with which no request could be computed.
     """
     known = _places(config)
     found: dict[str, list[Matrices]] = {}
@@ -89,15 +88,25 @@ def place(file: AdapterFile, config: ModelConfig, dtype: torch.dtype, device: to
         where = known[weight]
         order = internal_order(len(b), config.head_dim, config.rope.dim, file.rotation) if where.rotates else None
         b = (b if order is None else b[order]).float().mul_(file.pairs[weight].scale)
-        try:
-            pair = Matrices(where.first, *(check_finite(matrix.to(dtype)).to(device) for matrix in (a, b)))
-        except ValueError as error:
-            raise ModelError(
-                f"{file.path.name}: {file.pairs[weight].a!r} or its lora_B is damaged: in {name_of(dtype)} {error}"
-            ) from error
+        _check_values(file, file.pairs[weight], a.float(), b, dtype)
+        pair = Matrices(where.first, a.to(dtype).to(device), b.to(dtype).to(device))
         found.setdefault(where.parameter, []).append(pair)
     products = {name: _product(matrices) for name, matrices in found.items()}
     return Adapter(tuple(_layer(products, number) for number in range(config.n_layers)), products.get(HEAD))
+
+
+def _check_values(file: AdapterFile, pair: Pair, a: Tensor, b: Tensor, dtype: torch.dtype) -> None:
+    """Raise ModelError for an adapter with which no request could be computed; the scale is in `b`.
+
+    What it adds to an output is at most (|B| |A| 1) for inputs from -1 to 1. RMSNorm squares it in float32.
+    """
+    peak = float(torch.stack([a.abs().max(), b.abs().max(), (b.abs() @ a.abs().sum(1)).max()]).max())
+    limit = min(torch.finfo(dtype).max, torch.finfo(torch.float32).max ** 0.5)
+    if not peak <= limit:
+        raise ModelError(
+            f"{file.path.name}: {pair.a!r} and its lora_B reach {peak:.3g} with the scale {pair.scale:.3g}; in "
+            f"{name_of(dtype)} Noria supports {limit:.3g}: check lora_alpha or scaling, and the file for damage"
+        )
 
 
 def blank(model: Transformer) -> Adapter:

@@ -20,6 +20,12 @@ Options = TypeVar("Options")
 PREFIX = "NORIA_"
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 SIZE = re.compile(r"(\d+(?:\.\d+)?) *([KMGT]?)(?:i?B)?", re.IGNORECASE)
+KINDS = {
+    "a whole number": re.compile("int_"),
+    "true or false": re.compile("bool_"),
+    "a number": re.compile(""),
+}
+"""What a value must be, by pydantic's types of faults."""
 DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
 START, END = "<!-- flags: python -m service.commands.flags -->", "<!-- end of flags -->"
 
@@ -30,6 +36,25 @@ def parse_size(text: str) -> int:
     if match is None:
         raise typer.BadParameter(f"{text!r} is not a size; write 4GiB, 512MiB or a number of bytes")
     return int(float(match[1]) * UNITS[match[2].upper()])
+
+
+def refusal(error: typer.BadParameter) -> str:
+    """What is wrong with a value: "--port (NORIA_PORT) must be a whole number, at most 65535, got 'abc'".
+
+    Typer checks numbers and choices with pydantic, whose own words leave out the value.
+    """
+    from pydantic import ValidationError
+
+    param: Any = error.param
+    if param is None or not isinstance(error.__cause__, ValidationError):
+        return error.format_message()
+    name = param.opts[-1] + (f" ({param.envvar})" if param.envvar else "")
+    (fault, *_) = error.__cause__.errors()
+    if fault["type"] == "value_error":  # a choice: it has value and choices
+        return f"{name}: {fault['ctx']['error']}"
+    kind = next(word for word, types in KINDS.items() if types.match(fault["type"]))
+    limits = Flag("", least=getattr(param, "min", None), most=getattr(param, "max", None)).limits
+    return f"{name} must be {', '.join(filter(None, (kind, limits)))}, got {fault['input']!r}"
 
 
 def takes(

@@ -22,6 +22,8 @@ needs_kubectl = pytest.mark.skipif(
     shutil.which("kubectl") is None, reason="kubectl is not installed: it builds the overlays"
 )
 
+CLOSING_SECONDS = 5
+"""What docs/operations.md allows for connections to close after a drain."""
 Object = dict[str, Any]
 Build = tuple[str, ...]
 """A folder to build, and the components to add."""
@@ -71,6 +73,11 @@ def pod_templates(thing: Object) -> list[Object]:
 
 def pods(build: Build) -> list[Object]:
     return [template for thing in built(build) for template in pod_templates(thing)]
+
+
+def selects(labels: dict[str, str], template: Object) -> bool:
+    """Whether a selector finds the pods of a template."""
+    return labels.items() <= template["metadata"]["labels"].items()
 
 
 def containers(build: Build) -> list[Object]:

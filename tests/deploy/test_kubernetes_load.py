@@ -3,15 +3,18 @@
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
+from deploy.kubernetes import rules
 from deploy.kubernetes.resources import resources
 from service import cli
 from service.app import ROUTES
+from tests.deploy.cluster import validate
 from tests.deploy.manifests import (
     CPU,
     FULL,
@@ -23,17 +26,22 @@ from tests.deploy.manifests import (
     SCALED,
     SHARDED,
     Build,
+    Object,
     built,
     config,
     containers,
+    kustomize,
     needs_kubectl,
     of_kind,
     parsed,
+    pod_templates,
     pods,
+    selects,
 )
 from tests.deploy.series import known_metrics
 
 pytestmark = needs_kubectl
+INSTANCE = "app.kubernetes.io/instance"
 
 
 def test_prometheus_finds_the_service_and_its_key() -> None:
@@ -51,6 +59,16 @@ def test_prometheus_finds_the_service_and_its_key() -> None:
     made = re.search(rf"create secret generic {keys['secretName']} (.*)", PAGE.replace("\\\n", ""))
     assert made
     assert set(re.findall(r"--from-literal=(\w+)=", made[1])) == {credentials["key"], keys["items"][0]["key"]}
+
+
+def test_the_operator_gets_the_rules_and_the_dashboard_of_deploy() -> None:
+    assert rules.MANIFEST.read_text() == rules.manifest(), "run python3 deploy/kubernetes/rules.py"
+    (made,) = of_kind(FULL, "PrometheusRule")
+    files = [yaml.safe_load((ROOT / f"deploy/prometheus/{name}.yml").read_text()) for name in ("objectives", "alerts")]
+    assert made["spec"]["groups"] == [group for file in files for group in file["groups"]]
+    (board,) = [found for found in of_kind(FULL, "ConfigMap") if "noria.json" in found["data"]]
+    assert board["data"]["noria.json"] == (ROOT / "deploy/grafana/dashboards/noria.json").read_text()
+    assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 
 def queries(build: Build) -> list[str]:
@@ -77,6 +95,64 @@ def test_autoscalers_ask_for_metrics_that_exist(build: Build, n_queries: int) ->
     for query in asked:
         assert set(re.findall(r"noria_\w+", query)) <= known_metrics()
         assert set(re.findall(r'namespace="(\w+)"', query)) <= {space}
+
+
+def test_kserve_scales_by_the_pods_of_the_inference_service() -> None:
+    (service,) = of_kind(KSERVE, "InferenceService")
+    (query,) = queries(KSERVE)
+    assert f'pod=~"{service["metadata"]["name"]}-predictor-.+"' in query
+
+
+@pytest.mark.parametrize("overlay", ["cpu", "gpu", "sharded"])
+def test_another_model_is_scaled_and_selected_by_its_own_pods(overlay: str, tmp_path: Path) -> None:
+    """An overlay with a namespace and an instance of its own beneath the components."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
+    labels = [{"pairs": {INSTANCE: "mistral"}, "includeSelectors": True, "includeTemplates": True}]
+    model = {"namespace": "team", "labels": labels, "resources": [f"../deploy/kubernetes/overlays/{overlay}"]}
+    (tmp_path / "model/kustomization.yaml").write_text(yaml.safe_dump(model))
+    components = [f"deploy/kubernetes/components/{name}" for name in ("keda", "monitoring", "gateway")]
+    own = {"namespace": "team", "resources": ["model"], "components": components}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(own))
+    things = kustomize(tmp_path)
+    for thing in things:
+        validate(thing)
+    asked = [
+        trigger["metadata"]["query"]
+        for thing in things
+        if thing["kind"] == "ScaledObject"
+        for trigger in thing["spec"]["triggers"]
+    ]
+    assert len(asked) == 3
+    assert all('{namespace="team", app_kubernetes_io_instance="mistral", job="noria"}' in query for query in asked)
+    (service,) = [found for found in things if (found["kind"], found["metadata"]["name"]) == ("Service", "noria")]
+    (monitor,) = [found for found in things if found["kind"] == "ServiceMonitor"]
+    assert monitor["spec"]["targetLabels"] == [INSTANCE]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    own_pods = [template for thing in things for template in pod_templates(thing)]
+    others = pods((f"overlays/{overlay}",))
+    for selector in selectors(things):
+        assert selector[INSTANCE] == "mistral"
+        assert any(selects(selector, template) for template in own_pods)
+        assert not any(selects(selector, template) for template in others)
+
+
+def selectors(things: Sequence[Object]) -> list[dict[str, str]]:
+    """The labels by which objects select pods of Noria."""
+    found = [thing["spec"]["selector"] for thing in things if thing["kind"] == "Service"]
+    kinds = ("Deployment", "InferencePool", "PodDisruptionBudget")
+    found += [thing["spec"]["selector"]["matchLabels"] for thing in things if thing["kind"] in kinds]
+    networks = [thing["spec"] for thing in things if thing["kind"] == "NetworkPolicy"]
+    found += [spec["podSelector"]["matchLabels"] for spec in networks]
+    sides = [
+        side["podSelector"]
+        for spec in networks
+        for rule in spec.get("ingress", ())
+        for side in rule["from"]
+        if "podSelector" in side
+    ]
+    found += [side["matchLabels"] for side in sides if side]
+    return [labels for labels in found if labels["app.kubernetes.io/name"] == "noria"]
 
 
 def test_both_autoscalers_scale_alike() -> None:

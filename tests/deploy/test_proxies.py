@@ -4,6 +4,7 @@ import json
 import logging
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,38 @@ def test_a_name_passes_if_the_flag_names_it(configuration: str, tmp_path: Path) 
         assert (other.status_code, other.json()["error"]["code"]) == (403, "host_not_allowed")
         page = {"host": f"noria.example:{port}", "origin": f"http://noria.example:{port}"}
         assert http.post("/v1/completions", json={"prompt": "hi", "max_tokens": 1}, headers=page).status_code == 200
+
+
+def test_heads_that_are_too_large_get_the_servers_own_refusal(proxy: httpx.Client) -> None:
+    """Beyond 8 KiB for a field or the URL; beyond its own limit a proxy says it in the same form."""
+    field = proxy.get("/v1/models", headers={"x-long": "a" * 9000})
+    url = proxy.get("/v1/models", params={"long": "a" * 9000})
+    assert [answer.status_code for answer in (field, url)] == [431, 414]
+    assert [fault(answer)["code"] for answer in (field, url)] == ["header_fields_too_large", "uri_too_long"]
+
+
+@pytest.mark.parametrize("path", ["nginx/noria.conf", "nginx/replicas.conf", "haproxy/haproxy.cfg"])
+def test_a_proxys_own_errors_have_the_form_of_the_servers(path: str, tmp_path: Path) -> None:
+    with ExitStack() as proxies:
+        with running() as first, running() as second:
+            http = proxies.enter_context(proxied(path, tmp_path, addresses(first, second)))
+            if path.startswith("nginx"):  # HAProxy's text for a head beyond its buffer is fixed
+                head = http.get("/v1/models", headers={f"x-{n}": "a" * 30_000 for n in range(8)})
+                url = http.get("/v1/models", params={"long": "a" * 40_000})
+                large = http.post("/v1/completions", content=b"a" * (17 * 2**20))
+                assert [answer.status_code for answer in (head, url, large)] == [431, 414, 413]
+                assert all(fault(answer)["type"] == "invalid_request_error" for answer in (head, url, large))
+        gone = http.get("/v1/models")
+        assert gone.status_code in (502, 503)
+        assert fault(gone)["type"] == "server_error"
+
+
+def fault(answer: httpx.Response) -> dict[str, object]:
+    """The error in an answer that has OpenAI's form."""
+    assert answer.headers["content-type"].startswith("application/json"), answer.text
+    error: dict[str, object] = answer.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    return error
 
 
 def test_a_server_drains_behind_a_proxy_without_loss(tmp_path: Path) -> None:

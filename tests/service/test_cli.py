@@ -163,6 +163,44 @@ def test_a_start_that_cannot_be_is_one_line(arguments: tuple[str, ...], words: l
 
 
 @pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        ("--port", "abc", "must be a whole number, at least 0 and at most 65535, got 'abc'"),
+        ("--port", "70000", "at least 0 and at most 65535, got '70000'"),
+        ("--max-sequences", "0", "at least 1, got '0'"),
+        ("--drain-timeout", "soon", "must be a number, at least 0, got 'soon'"),
+        ("--quantize", "int3", "'int3' is not one of 'auto', 'none', 'fp8', 'int8', 'int4'"),
+        ("--cache-memory", "x", "'x' is not a size; write 4GiB, 512MiB or a number of bytes"),
+    ],
+)
+def test_a_wrong_value_is_repeated_with_what_is_allowed(
+    flag: str, value: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a flag and as its variable."""
+    name = "NORIA" + flag.upper().replace("-", "_")[1:]
+    for arguments, env in (([flag, value], {}), ([], {name: value})):
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.argv", ["noria", "serve", *arguments])
+            for key, text in env.items():
+                patch.setenv(key, text)
+            with pytest.raises(SystemExit) as ended:
+                cli.main()
+        said = capsys.readouterr().err
+        assert ended.value.code == 2
+        assert all(part in said for part in (flag, name, words)), said
+        assert said.count("\n") == 1
+        assert "Input should" not in said
+
+
+def test_a_wrong_switch_is_repeated(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["noria", "serve"])
+    monkeypatch.setenv("NORIA_LENIENT", "perhaps")
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "--lenient (NORIA_LENIENT) must be true or false, got 'perhaps' (" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"uds": Path("a.sock"), "host": "::1"}, "--uds a.sock and --host ::1 exclude each other"),

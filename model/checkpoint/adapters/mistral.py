@@ -4,12 +4,11 @@ The file says nothing about its factor. params.json beside it may; else it is th
 """
 
 import re
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from model.checkpoint.adapters.pairs import AdapterFile, Side, read_pairs
-from model.checkpoint.configs.fields import number
+from model.checkpoint.configs.fields import positive
 from model.checkpoint.files import read_json
 from model.errors import ModelError, short
 
@@ -22,7 +21,7 @@ def open_native(path: Path) -> AdapterFile:
     """The adapter in a file of pairs. Raises ModelError as `read_pairs` does, and for a `lora` that contradicts it."""
     params = path.with_name(PARAMS)
     declared = _declared(params) if params.is_file() else {}
-    scaling = _scaling(declared)
+    scaling = positive(declared, "scaling", f"lora of {PARAMS}", DEFAULT_SCALING)
 
     def scale(name: str, rank: int) -> float:
         if declared.get("rank", rank) != rank:
@@ -43,12 +42,3 @@ def _declared(params: Path) -> dict[str, Any]:
     if not isinstance(declared, dict):
         raise ModelError(f"{PARAMS} must have an object in lora, it has {short(declared)}")
     return declared
-
-
-def _scaling(declared: dict[str, Any]) -> float:
-    if declared.get("scaling") is None:
-        return DEFAULT_SCALING
-    scaling: float = number(declared, "scaling", f"lora of {PARAMS}")
-    if not (isfinite(scaling) and scaling > 0):
-        raise ModelError(f"lora of {PARAMS} must have a finite number above 0 in scaling, it has {short(scaling)}")
-    return scaling

@@ -7,12 +7,12 @@ with the model that is served: only the shapes of the tensors show that an adapt
 
 import re
 from collections.abc import Mapping
-from math import isfinite, sqrt
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
 from model.checkpoint.adapters.pairs import AdapterFile, Side, read_pairs
-from model.checkpoint.configs.fields import number, size
+from model.checkpoint.configs.fields import positive, size
 from model.checkpoint.files import read_json
 from model.checkpoint.names import HUGGING_FACE, native_name, text_name
 from model.errors import ModelError, short
@@ -47,7 +47,7 @@ def open_peft(directory: Path) -> AdapterFile:
         declared = _of(config, "rank_pattern", module, size(config, "r", CONFIG))
         if declared != rank:
             raise ModelError(f"{WEIGHTS}: {short(name)} has rank {rank}, {CONFIG} says {short(declared)}")
-        alpha = _of(config, "alpha_pattern", module, _positive(config, "lora_alpha", CONFIG))
+        alpha = _of(config, "alpha_pattern", module, positive(config, "lora_alpha", CONFIG))
         return float(alpha / (sqrt(rank) if config.get("use_rslora") else rank))
 
     return read_pairs(directory / WEIGHTS, "half", _side, scale, directory / CONFIG)
@@ -82,20 +82,13 @@ def _check_patterns(config: Mapping[str, Any], key: str) -> None:
     if not isinstance(patterns, dict):
         raise ModelError(f"{CONFIG} must have an object in {key}, it has {short(patterns)}")
     for pattern in patterns:
-        _positive(patterns, pattern, f"{key} of {CONFIG}")
         repeats = sum(map(pattern.count, "*+"))
         if not _PATTERN.fullmatch(pattern) or repeats > MAX_REPEATS or not _compiles(pattern):
             raise ModelError(
                 f"{key} of {CONFIG} has the expression {short(pattern)}; Noria supports names of modules of at most "
                 rf"{MAX_PATTERN} characters, with at most {MAX_REPEATS} repeats such as .* or \d+"
             )
-
-
-def _positive(fields: Mapping[str, Any], key: str, where: str) -> float:
-    value: float = number(fields, key, where)
-    if not (isfinite(value) and value > 0):
-        raise ModelError(f"{where} must have a finite number above 0 in {short(key)}, it has {short(value)}")
-    return value
+        positive(patterns, pattern, f"{key} of {CONFIG}")
 
 
 def _compiles(pattern: str) -> bool:

@@ -7,15 +7,16 @@ from typing import Any
 from model.checkpoint.files import DTYPES, Shard, find_shards, has_shards, read_shard
 from model.checkpoint.names import is_head
 from model.errors import ModelError, short
+from model.ranges import is_number
 
 MAX_LAYERS = 10_000
 
 
 def number(raw: Mapping[str, Any], key: str, file: str) -> Any:
-    """The number in a field. Raises ModelError, which names the field and `file`, for any other value."""
+    """The finite number in a field. Raises ModelError, which names the field and `file`, for any other value."""
     value = raw.get(key)
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ModelError(f"{file} must have a number in {key}, it has {short(value)}")
+    if not is_number(value):
+        raise ModelError(f"{file} must have a finite number in {key}, it has {short(value)}")
     return value
 
 
@@ -34,9 +35,9 @@ def optional_size(raw: Mapping[str, Any], key: str, file: str, default: int | No
     return size(raw, key, file)
 
 
-def positive(raw: Mapping[str, Any], key: str, file: str, default: float) -> float:
-    """The number above 0 in a field; `default` for one that is null or not there."""
-    if raw.get(key) is None:
+def positive(raw: Mapping[str, Any], key: str, file: str, default: float | None = None) -> float:
+    """The finite number above 0 in a field; `default`, if there is one, for a field that is null or not there."""
+    if raw.get(key) is None and default is not None:
         return default
     value: float = number(raw, key, file)
     if value <= 0:

@@ -12,9 +12,9 @@ import numpy as np
 
 from model.checkpoint.files import Progress
 from model.checkpoint.gguf.config import EMBEDDINGS, generation_config, hf_config
-from model.checkpoint.gguf.index import FLOATS, Entry, Index
+from model.checkpoint.gguf.index import Entry, Index
 from model.checkpoint.gguf.parts import find_parts
-from model.checkpoint.gguf.reader import read_parts
+from model.checkpoint.gguf.reader import is_readable, read_parts, readable_kinds
 from model.checkpoint.gguf.tokenizer import write_tokenizer
 from model.checkpoint.names import GGUF, native_name
 from model.errors import ModelError, one_line, short
@@ -71,7 +71,9 @@ def _entries(tensor: Entry) -> Iterator[Entry]:
     name = native_name(tensor.name, GGUF)
     if name is None:
         raise ModelError(f"the GGUF file has a tensor {short(tensor.name)}, which no supported model family has")
-    _check_decoder(tensor)
+    if not is_readable(tensor.kind):
+        reads = ", ".join(readable_kinds())
+        raise ModelError(f"the GGUF file has {tensor.name!r} of kind {tensor.kind}; Noria reads {reads}")
     if "*" not in name:
         yield Entry(name, tensor.kind, tensor.shape, tensor.offset, tensor.n_bytes, tensor.file)
         return
@@ -80,16 +82,3 @@ def _entries(tensor: Entry) -> Iterator[Entry]:
     for expert in range(n_experts):
         where = tensor.offset + expert * size
         yield Entry(name.replace("*", str(expert)), tensor.kind, tuple(shape), where, size, tensor.file)
-
-
-def _check_decoder(tensor: Entry) -> None:
-    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-    from gguf.quants import dequantize
-
-    if tensor.kind in FLOATS:
-        return
-    kind = GGMLQuantizationType[tensor.kind]
-    try:
-        dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)  # a row of one block
-    except NotImplementedError as error:
-        raise ModelError(f"the GGUF file has {tensor.name!r} in {kind.name}; Noria has no decoder for that") from error

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from model.checkpoint.gguf.index import Entry
+from model.checkpoint.gguf.index import FLOATS, Entry
 from model.errors import ModelError, one_line, short
 
 VERSIONS = (2, 3)
@@ -34,6 +34,10 @@ class Damaged(ValueError):
     """What is wrong in the file: what was expected, what was found."""
 
 
+class Unknown(ValueError):
+    """What a whole file may have and Noria does not read: what it has, what Noria reads."""
+
+
 @dataclass(frozen=True, slots=True)
 class GgufFile:
     """Metadata by name (an array of numbers is a view of the mapped file), and the tensors in the file's order."""
@@ -43,7 +47,10 @@ class GgufFile:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """The structure of a whole file. Raises ModelError, one line, for a file that is cut, damaged or no GGUF."""
+    """The structure of a whole file.
+
+    Raises ModelError, one line, for a file that is cut, damaged or no GGUF, and for one newer than Noria.
+    """
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -51,6 +58,8 @@ def read_gguf(path: Path) -> GgufFile:
         return _read(_Cursor(data))
     except (Damaged, OSError) as error:
         raise ModelError(f"{path.name} is not a readable GGUF file: {one_line(error)}; download it again") from error
+    except Unknown as error:
+        raise ModelError(f"{path.name} has {one_line(error)}") from error
 
 
 def read_parts(paths: Sequence[Path]) -> GgufFile:
@@ -130,7 +139,7 @@ def _read(cursor: _Cursor) -> GgufFile:
     if version & 0xFFFF == 0:
         raise Damaged("it has another byte order than this machine; convert the file")
     if version not in VERSIONS:
-        raise Damaged(f"it has version {version}, expected {' or '.join(map(str, VERSIONS))}")
+        raise Unknown(f"version {version} of GGUF; Noria reads {' and '.join(map(str, VERSIONS))}")
     n_tensors = cursor.count("tensors", MIN_TENSOR_BYTES)
     n_fields = cursor.count("metadata fields", MIN_FIELD_BYTES)
     metadata: dict[str, Any] = {}
@@ -201,10 +210,30 @@ def _placed(described: Sequence[tuple[str, tuple[int, ...], int, int]], start: i
     for name, shape, number, offset in described:
         what = f"the tensor {short(name)}"
         if number not in kinds:
-            raise Damaged(f"{what} is of kind {number}, which is not known")
+            raise Unknown(f"{what} of GGUF's kind number {number}; Noria reads {', '.join(readable_kinds())}")
         kind, block, n_bytes = kinds[number]
         if not prod(shape) or shape[-1] % block:
             raise Damaged(f"{what} has shape {list(shape)}, expected rows of whole blocks of {block} values")
         if offset % alignment:
             raise Damaged(f"{what} starts at {offset}, expected a multiple of {alignment}")
         yield Entry(name, kind, shape, start + offset, prod(shape) // block * n_bytes)
+
+
+def readable_kinds() -> tuple[str, ...]:
+    """GGUF's names of the kinds that Noria reads."""
+    from gguf.constants import GGMLQuantizationType
+
+    return tuple(kind.name for kind in GGMLQuantizationType if is_readable(kind.name))
+
+
+def is_readable(kind: str) -> bool:
+    """Whether a known kind has floats, or the gguf package decodes it."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    number = GGMLQuantizationType[kind]
+    try:
+        dequantize(np.zeros((1, GGML_QUANT_SIZES[number][1]), np.uint8), number)  # a row of one block
+    except NotImplementedError:
+        return kind in FLOATS
+    return True

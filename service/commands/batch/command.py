@@ -1,6 +1,7 @@
 """`noria batch`: answer a file of requests, and go on where an earlier run stopped."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,8 +59,9 @@ def batch(options: BatchOptions) -> None:
         raise OptionError(f"{options.output} is the file of the requests; name another file for the results")
     total = count(options.input)
     with opened(options.output, retry_failed=options.retry_failed) as results:
-        left = sum(not results.has(line) for line in read(options.input))  # the file may have results of other lines
-        progress = Progress(total, left, results)
+        found = Counter(map(results.good, read(options.input)))  # the file may have results of other lines
+        left = found[None]
+        progress = Progress(total, left, found[False], results)
         try:
             if left:
                 _answer(options, results, progress)
@@ -69,7 +71,7 @@ def batch(options: BatchOptions) -> None:
         except NoriaError as error:
             raise OptionError(f"{error} ({progress.counts()}; the same command goes on)") from error
     typer.echo(progress.summary(), err=True)
-    if results.failed:
+    if progress.failed:
         raise typer.Exit(1)
 
 

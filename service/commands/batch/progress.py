@@ -2,15 +2,19 @@
 
 from typing import Any
 
-from service.commands.batch.results import Results
+from service.commands.batch.results import Results, is_failure
 from service.commands.pulse import Pace
 
 
 class Progress:
-    """Counts lines and tokens of a batch with `total` lines while results are written. `left` have no result yet."""
+    """Counts lines and tokens of a batch with `total` lines while results are written.
 
-    def __init__(self, total: int, left: int, results: Results) -> None:
+    `left` lines have no result yet, `failed` have one without a good answer.
+    """
+
+    def __init__(self, total: int, left: int, failed: int, results: Results) -> None:
         self._total = total
+        self.failed = failed
         self._results = results
         self._tokens = 0
         self._done = total - left
@@ -25,6 +29,7 @@ class Progress:
         """Write a result and count it."""
         self._results.write(result)
         self._done += 1
+        self.failed += is_failure(result)
         self._tokens += output_tokens(result)
 
     def report(self) -> tuple[float, str]:
@@ -34,9 +39,8 @@ class Progress:
 
     def counts(self) -> str:
         """The lines that are done: "1200 of 10000 lines (12%), 3 failed"."""
-        done, failed = self._done, self._results.failed
-        bad = f", {failed} failed" if failed else ""
-        return f"{done} of {self._total} lines ({done / self._total:.0%}){bad}"
+        bad = f", {self.failed} failed" if self.failed else ""
+        return f"{self._done} of {self._total} lines ({self._done / self._total:.0%}){bad}"
 
     def summary(self) -> str:
         """The line at the end of the batch."""

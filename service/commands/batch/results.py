@@ -27,22 +27,24 @@ START = f'{{"id":"{PREFIX}'.encode()
 
 
 class Results:
-    """The open file. `done` has the keys of finished lines, `failed` counts those without a good answer."""
+    """The open file, which may also have results of lines that the batch does not have."""
 
     def __init__(self, path: Path, file: io.FileIO) -> None:
-        self.done: set[bytes] = set()
-        self.failed = 0
+        self._good: dict[bytes, bool] = {}
         self._path = path
         self._file = file
 
     def remember(self, result: dict[str, Any]) -> None:
-        """Count a line of the file."""
-        self.done.add(key_of((result["error"] or {}).get("line"), result["custom_id"]))
-        self.failed += is_failure(result)
+        """Keep whether a line of the file is a good answer."""
+        self._good[key_of((result["error"] or {}).get("line"), result["custom_id"])] = not is_failure(result)
 
     def has(self, line: Line) -> bool:
         """Whether the file has the result of this line."""
-        return key_of(line.line, line.custom_id) in self.done
+        return self.good(line) is not None
+
+    def good(self, line: Line) -> bool | None:
+        """Whether the result of this line is a good answer, None without a result."""
+        return self._good.get(key_of(line.line, line.custom_id))
 
     def write(self, result: dict[str, Any]) -> None:
         """Append a result. Raises OptionError if the file cannot take it."""

@@ -2,11 +2,12 @@
 
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from prompt_toolkit.completion import PathCompleter
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter, WordCompleter
+from prompt_toolkit.document import Document
 
 from model.errors import OptionError, one_line
 from service.commands.chat.conversation import Conversation, check_messages
@@ -39,6 +40,21 @@ class Command(NamedTuple):
     run: "Callable[[Slash, str], Outcome]"
 
 
+class Words(Completer):
+    """The commands that begin with what is typed; after a command, what its completer offers."""
+
+    def __init__(self, arguments: dict[str, Completer]) -> None:
+        self._arguments = arguments
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
+        begun, space, argument = document.text_before_cursor.partition(" ")
+        if not space:
+            names = (f"/{name}" for name in COMMANDS)
+            yield from (Completion(name, -len(begun)) for name in names if name.startswith(begun))
+        elif completer := self._arguments.get(begun[1:]):
+            yield from completer.get_completions(Document(argument.lstrip()), complete_event)
+
+
 class Slash:
     """Obeys the commands of one conversation.
 
@@ -61,10 +77,9 @@ class Slash:
             )
         return command.run(self, argument.strip())
 
-    def words(self) -> dict[str, Any]:
+    def words(self) -> Completer:
         """What Tab completes: commands, the fields of `/set` and names of files."""
-        arguments = {"set": dict.fromkeys(self._fields), "image": IMAGE_FILES, "save": FILES, "load": FILES}
-        return {f"/{name}": arguments.get(name) for name in COMMANDS}
+        return Words({"set": WordCompleter([*self._fields]), "image": IMAGE_FILES, "save": FILES, "load": FILES})
 
     def help(self, _: str) -> Outcome:
         width = max(len(command.usage) for command in COMMANDS.values())

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import NestedCompleter
+from prompt_toolkit.completion import Completer
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
 from prompt_toolkit.key_binding import KeyBindings, KeyPress, KeyPressEvent
@@ -85,7 +85,7 @@ class Lines:
     Enter sends. Alt-Enter, or a backslash at the end, begins a new line, and pasted lines are one message.
     """
 
-    def __init__(self, words: dict[str, Any]) -> None:
+    def __init__(self, words: Completer) -> None:
         output = None if is_dumb_terminal() else create_output(always_prefer_tty=True)
         if isinstance(output, Vt100_Output):
             output.enable_cpr = False  # the answer to the question where the cursor is would come among the keys
@@ -95,7 +95,7 @@ class Lines:
             prompt_continuation=CONTINUATION,
             history=history(),
             key_bindings=_keys(),
-            completer=NestedCompleter.from_nested_dict(words),
+            completer=words,
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,
             enable_suspend=True,

@@ -15,7 +15,7 @@ from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from model.chat.formats import load_chat
-from model.chat.mistral import MistralChat
+from model.chat.mistral import CALL_STYLES, MistralChat
 from model.errors import ModelError, ParameterError
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
@@ -418,3 +418,15 @@ def test_a_file_that_cannot_be_used_is_one_line(
         MistralChat(tmp_path / "tekken.json", subjects("tekken-v15").tokenizer)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+def test_a_version_newer_than_noria_is_refused_by_name(
+    tmp_path: Path, subjects: Callable[[str], Subject], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later mistral-common reads files of later versions. Here v15 is one that Noria does not know."""
+    known = {version: style for version, style in CALL_STYLES.items() if version != "v15"}
+    monkeypatch.setattr("model.chat.mistral.CALL_STYLES", known)
+    write_tekken(tmp_path, "v15")
+    with pytest.raises(ModelError) as caught:
+        MistralChat(tmp_path / "tekken.json", subjects("tekken-v15").tokenizer)
+    assert str(caught.value) == ("tekken.json has the tokenizer version v15; Noria supports v1, v2, v3, v7, v11, v13")

@@ -27,14 +27,17 @@ SIZES = {
 
 FACTORS = {
     **dict.fromkeys(("Q4_K", "Q5_K"), (0, 2)),
-    **dict.fromkeys(("IQ4_NL", "IQ4_XS", "IQ3_S", "IQ2_XS"), (0,)),
+    **dict.fromkeys(("IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_S"), (0,)),
     "Q2_K": (80, 82),
     "Q3_K": (108,),
     "Q6_K": (208,),
+    "TQ1_0": (52,),
     "TQ2_0": (64,),
 }
 """Bytes of the float16 factors in the blocks for which the package has no encoder."""
-KINDS = ("Q4_0", "Q4_1", "Q8_0", "Q5_0", "Q5_1", *FACTORS, "F16", "BF16", "F32")
+EXPONENTS = {"IQ1_M": ((55,), 0x10), "MXFP4": ((0,), 0x70), "NVFP4": ((0, 1, 2, 3), 0x20)}
+"""Bytes of other factors, and what their upper halves are set to: values that are neither huge nor NaN."""
+KINDS = ("Q4_0", "Q4_1", "Q8_0", "Q5_0", "Q5_1", *FACTORS, *EXPONENTS, "F16", "BF16", "F32")
 
 
 def permute(weights: np.ndarray, n_heads: int) -> np.ndarray:
@@ -44,12 +47,14 @@ def permute(weights: np.ndarray, n_heads: int) -> np.ndarray:
 
 def encoded(kind: str, n_out: int, n_in: int, random: np.random.Generator) -> np.ndarray:
     """Random rows in this kind; where the package has no encoder, random bytes with factors that are numbers."""
-    if kind not in FACTORS:
+    if kind not in FACTORS and kind not in EXPONENTS:
         values = random.standard_normal((n_out, n_in)).astype(np.float32)
         return quantize(values, GGMLQuantizationType[kind])
     block, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     data = random.integers(0, 256, (n_out, n_in // block, n_bytes), dtype=np.uint8)
-    for at in FACTORS[kind]:
+    places, upper = EXPONENTS.get(kind, ((), 0))
+    data[:, :, places] = data[:, :, places] & 15 | upper
+    for at in FACTORS.get(kind, ()):
         factors = random.uniform(0.001, 0.02, data.shape[:2]).astype(np.float16)
         data[:, :, at : at + 2] = factors.view(np.uint8).reshape(*data.shape[:2], 2)
     return data.reshape(n_out, -1)

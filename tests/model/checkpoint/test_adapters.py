@@ -110,6 +110,10 @@ def test_the_head_of_the_base_beside_an_adapter_of_it_is_not_read(peft: Path) ->
     assert torch.equal(read(peft).head.parts[0].b, plain.head.parts[0].b)
 
 
+def shortly(value: object) -> str:
+    return str(value)[:60]
+
+
 FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"peft_type": "LOHA"}, "peft_type 'LOHA'; Noria supports 'LORA'"),
     ({"peft_type": None}, "peft_type None"),
@@ -132,17 +136,21 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"alpha_pattern": {"(.*)*x": 8}}, "has the expression '(.*)*x'; Noria supports names of modules"),
     ({"alpha_pattern": {".*.*.*x": 8}}, "at most 2 repeats"),
     ({"alpha_pattern": {"q" * 201: 8}}, "at most 200 characters"),
-    ({"alpha_pattern": {"q_proj": -1}}, "above 0 in 'q_proj', it has -1"),
-    ({"lora_alpha": None}, "a number in lora_alpha, it has None"),
-    ({"lora_alpha": float("inf")}, "above 0 in 'lora_alpha', it has inf"),
-    ({"lora_alpha": 0}, "above 0 in 'lora_alpha', it has 0"),
+    ({"alpha_pattern": {"q_proj": -1}}, "above 0 in q_proj, it has -1"),
+    ({"lora_alpha": None}, "a finite number in lora_alpha, it has None"),
+    ({"lora_alpha": float("inf")}, "a finite number in lora_alpha, it has inf"),
+    ({"lora_alpha": 10**400}, "a finite number in lora_alpha, it has inf"),
+    ({"lora_alpha": 0}, "a number above 0 in lora_alpha, it has 0"),
+    ({"r": 10**400}, "a whole number of at least 1 in r, it has inf"),
+    ({"rank_pattern": {"q_proj": 10**400}}, "a finite number in q_proj, it has inf"),
+    ({"alpha_pattern": {"q_proj": 10**400}}, "a finite number in q_proj, it has inf"),
     ({"target_modules": ["v_proj"]}, "'lm_head', which is not in target_modules"),
     ({"layers_to_transform": [1]}, "whose layer layers_to_transform of adapter_config.json excludes"),
     ({"layers_to_transform": 1}, "whose layer layers_to_transform"),
 ]
 
 
-@pytest.mark.parametrize(("changes", "message"), FIELDS, ids=str)
+@pytest.mark.parametrize(("changes", "message"), FIELDS, ids=shortly)
 def test_fields_that_are_refused(changes: dict[str, Any], message: str, peft: Path) -> None:
     configure(peft, **changes)
     found = fault(lambda: read(peft))
@@ -202,8 +210,8 @@ TENSORS: list[tuple[Callable[[dict[str, Tensor]], Any], str]] = [
         "and [40, 8], the model needs [8, 48] and [32, 8]; this is not",
     ),
     (put(f"{Q}.lora_A.weight", torch.ones(8, 32, dtype=torch.int8)), "has dtype I8; Noria supports BF16, F16, F32"),
-    (put(f"{Q}.lora_A.weight", torch.full((8, 32), float("nan"))), "q_proj.lora_A.weight' or its lora_B is damaged"),
-    (put(f"{Q}.lora_B.weight", torch.full((32, 8), float("inf"))), "in float32 a value is not finite"),
+    (put(f"{Q}.lora_A.weight", torch.full((8, 32), float("nan"))), "lora_A.weight' and its lora_B reach nan with the"),
+    (put(f"{Q}.lora_B.weight", torch.full((32, 8), float("inf"))), "reach inf with the scale 2; in float32 Noria sup"),
     (moved(f"{Q}.lora_A.weight", f"{Q.replace('.0.', '.7.')}.lora_A.weight"), "but no lora_"),
 ]
 
@@ -235,18 +243,34 @@ def test_bases_that_do_not_match(peft: Path, tmp_path: Path) -> None:
 def test_values_beyond_float16(peft: Path) -> None:
     change(peft, put(f"{Q}.lora_B.weight", torch.full((32, 8), 60000.0)))
     read(peft, dtype=torch.bfloat16)
-    assert "in float16 a value is not finite" in (fault(lambda: read(peft, dtype=torch.float16)) or "")
+    assert "in float16 Noria supports 6.55e+04" in (fault(lambda: read(peft, dtype=torch.float16)) or "")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_adapter_whose_outputs_no_norm_can_square_is_refused(dtype: torch.dtype, peft: Path) -> None:
+    """All of its values are finite in the format, also those of B times the scale."""
+    ones = {f"{Q}.lora_A.weight": torch.ones(8, 32), f"{Q}.lora_B.weight": torch.ones(32, 8)}
+    change(peft, lambda tensors: tensors.update(ones))
+    configure(peft, lora_alpha=8 * 2.0**56)  # 2^56 * 8 * 32 = 2^64, whose square is beyond float32
+    assert "and its lora_B reach 1.84e+19 with the scale 7.21e+16; in " in (
+        fault(lambda: read(peft, dtype=dtype)) or ""
+    )
+    configure(peft, lora_alpha=8 * 2.0**55)
+    read(peft, dtype=dtype)
+    configure(peft, lora_alpha=1e300)
+    assert "reach inf with the scale 1.25e+299; in " in (fault(lambda: read(peft, dtype=dtype)) or "")
 
 
 NATIVE_FAULTS: list[tuple[Any, str]] = [
     ({"lora": {"rank": 16}}, "has rank 8, params.json says 16"),
     ({"lora": {"scaling": 0}}, "above 0 in scaling, it has 0"),
-    ({"lora": {"scaling": "2"}}, "a number in scaling, it has '2'"),
+    ({"lora": {"scaling": "2"}}, "a finite number in scaling, it has '2'"),
+    ({"lora": {"scaling": 10**400}}, "a finite number in scaling, it has inf"),
     ({"lora": [1]}, "an object in lora, it has [1]"),
 ]
 
 
-@pytest.mark.parametrize(("params", "message"), NATIVE_FAULTS, ids=str)
+@pytest.mark.parametrize(("params", "message"), NATIVE_FAULTS, ids=shortly)
 def test_native_parameters_that_are_refused(params: Any, message: str, peft: Path, tmp_path: Path) -> None:
     native = save_native(peft, tmp_path / "native", 8, 1.0, params)
     assert message in (fault(lambda: read(native)) or "")

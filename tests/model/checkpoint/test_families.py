@@ -354,7 +354,7 @@ def test_native_experts_of_every_kind(tmp_path: Path) -> None:
         ),
         ({"n_groups": None}, r"params.json has 'n_groups' \(None\), which Noria does not know"),
         ({"yarn": {"some": 1}}, r"yarn in params.json has 'some' \(1\), which Noria does not know; it knows alpha"),
-        ({"yarn": {"factor": 2}}, "yarn in params.json must have a number in original_max_position_embeddings"),
+        ({"yarn": {"factor": 2}}, "yarn in params.json must have a finite number in original_max_position_embeddings"),
         ({"yarn": {"factor": 2, "original_max_position_embeddings": 0}}, "original_max_position .* must be at least 1"),
         ({"yarn": {"apply_scale": 1}}, "apply_scale 1 in yarn; it must be true or false"),
         ({"yarn": 4}, "yarn in params.json must be an object, it is 4"),

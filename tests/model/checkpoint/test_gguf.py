@@ -157,7 +157,7 @@ def test_a_cache_dir_that_is_a_file_is_one_line(small: Path) -> None:
         (lambda w: w.add_tensor("blk.0.attn_q.bias", np.ones(DIM, np.float32)), "tensor 'blk.0.attn_q.bias'"),
         (
             lambda w: w.add_tensor("output.weight", np.ones((VOCAB, DIM), np.int8)),
-            r"'output\.weight' in I8; Noria has no decoder",
+            r"'output\.weight' of kind I8; Noria reads F32, F16, Q4_0, ",
         ),
         (
             lambda w: w.add_tensor("rope_freqs.weight", np.full(3, 8, np.float32)),

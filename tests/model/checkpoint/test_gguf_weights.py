@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from model.checkpoint.gguf.index import Index, read_index
+from model.checkpoint.gguf.reader import readable_kinds
 from model.checkpoint.matrices import BlockMatrix, EncodedMatrix, join
 from model.kernels.cpu import native
 from model.linear.int4 import Int4Linear
@@ -42,6 +43,11 @@ def test_a_model_survives_the_way_through_gguf(kind: str, tmp_path: Path) -> Non
         expected = original(torch.arange(VOCAB)[None]).logits[0]
     found = network(converted(tmp_path / "model.gguf")).whole(range(VOCAB))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_every_kind_that_is_read_is_tested() -> None:
+    """Also those that a newer gguf package brings."""
+    assert sorted(KINDS) == sorted(readable_kinds())
 
 
 @pytest.mark.parametrize("kind", KINDS)

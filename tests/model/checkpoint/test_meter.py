@@ -33,7 +33,7 @@ def test_a_download_without_data_says_so() -> None:
     meter = Meter(lambda stage, done: reports.append((stage, done)))
     meter.count(0, 2**20)
     meter.tell()
-    assert reports[-1] == ("downloading: 0.0 KiB of 1.00 MiB (0%), 0.0 KiB/s, no data arrives", 0.0)
+    assert reports[-1] == ("downloading: 0 bytes of 1.00 MiB (0%), 0 bytes/s, no data arrives", 0.0)
 
 
 def test_words_come_again_and_again_until_the_end() -> None:

@@ -1,6 +1,8 @@
 """The number of pages from bytes, and the errors if the bytes are not enough."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,12 +15,15 @@ from model.kernels.cpu import native
 from model.linear.base import RMSNorm
 from model.linear.compiled import Compiled
 from model.linear.schemes import SCHEMES
+from model.loading import create
 from model.memory import sizes as memory
 from model.memory.sizes import PoolSizes
 from model.network import weights
 from model.network.transformer import Transformer
 from model.sharding.shard import shard_of
+from model.step.runner import ModelRunner
 from tests.model.driving import CPU, EXPERTS, random_tensors, tiny
+from tests.model.network.oracles import llama
 
 # tiny(): 2 KV heads of 8, so a page of 4 positions holds 2 * 4 * 16 values a layer: 512 bytes in float32.
 PAGE = 512
@@ -75,7 +80,8 @@ def test_too_long_for_the_budget() -> None:
 
 
 def test_budget_without_a_single_page() -> None:
-    with pytest.raises(OptionError, match=r"1 tokens needs 0.5 KiB .* has 0.4 KiB; --cache-memory 1MiB would do"):
+    remedy = "; --cache-memory 1MiB would hold 64 tokens, 1MiB the model's 64$"
+    with pytest.raises(OptionError, match=rf"1 tokens needs {PAGE} bytes .* has {PAGE - 100} bytes{remedy}"):
         plan((None,)).length(None, PAGE - 100, SPARE)
 
 
@@ -196,3 +202,19 @@ def test_rotary_positions_count_every_table() -> None:
         assert (
             sum(table.nbytes for table in kept) == 10 * PoolSizes(config, 4, 32, 4, 100).position_bytes == 40 * values
         )
+
+
+def test_the_least_cache_that_a_refusal_names_is_enough(tmp_path: Path) -> None:
+    llama(max_position_embeddings=8192, num_hidden_layers=8).save_pretrained(tmp_path)
+
+    def start(cache_memory: int) -> ModelRunner:
+        return create(lambda *_: None, model=str(tmp_path), device="cpu", dtype="float32", cache_memory=cache_memory)
+
+    with pytest.raises(OptionError) as caught:
+        start(4)
+    named = re.search(r"has 4 bytes; --cache-memory (\d+)MiB would hold (\d+) tokens, (\d+)MiB the", str(caught.value))
+    assert named is not None, caught.value
+    least, tokens, whole = map(int, named.groups())
+    assert start(least * 2**20).info.max_model_len == tokens < 8192
+    assert start(whole * 2**20).info.max_model_len == 8192
+    assert start((whole - 1) * 2**20).info.max_model_len < 8192

@@ -194,16 +194,28 @@ def test_graphs_serve_no_adapters(base: Any) -> None:
 def test_an_adapter_beyond_the_memory_is_refused(base: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = start(base)
     monkeypatch.setattr(network_adapters, "free_bytes", lambda device: 1000)
-    with pytest.raises(ModelError, match=r"the adapter '1' needs .* KiB, 1.0 KiB are free; unload another"):
+    with pytest.raises(ModelError, match=r"the adapter '1' needs .* KiB, 1000 bytes are free; unload another"):
         runner.load_adapter(1, str(base[0] / "1"))
 
 
-def test_an_adapter_whose_numbers_overflow_breaks_its_own_requests_alone(base: Any, tmp_path: Path) -> None:
-    shutil.copytree(base[0] / "1", tmp_path / "large")
-    tensors = load_file(tmp_path / "large" / "adapter_model.safetensors")
-    save_file({name: value * 1e30 for name, value in tensors.items()}, tmp_path / "large" / "adapter_model.safetensors")
-    runner = start(base, (2,))
-    runner.load_adapter(1, str(tmp_path / "large"))
+@pytest.mark.parametrize("options", [{}, {"dtype": "auto", "quantize": "int8"}], ids=str)
+def test_an_adapter_that_no_request_could_use_is_refused(options: Any, base: Any, tmp_path: Path) -> None:
+    shutil.copytree(base[0] / "1", tmp_path / "1")
+    tensors = load_file(tmp_path / "1" / "adapter_model.safetensors")
+    save_file({name: value * 1e15 for name, value in tensors.items()}, tmp_path / "1" / "adapter_model.safetensors")
+    runner = start(base, (2,), **options)
+    with pytest.raises(ModelError, match=r"lora_A\.weight' and its lora_B reach .*e\+\d+ with the scale 2.67; in "):
+        runner.load_adapter(1, str(tmp_path / "1"))
+    assert not runner.has_adapter(1)
+
+
+def test_an_adapter_whose_numbers_overflow_breaks_its_own_requests_alone(base: Any) -> None:
+    """Its values pass the check at load; then they grow in memory, in place of inputs for which they are too large."""
+    runner = start(base, (1, 2))
+    products = [product for layer in runner._adapters.get(1).layers for product in layer.values()]
+    with torch.inference_mode():
+        for matrix in (matrix for one in products for matrix in (one.a, *(part.b for part in one.parts))):
+            matrix.mul_(1e30)
     first, second, third = step(runner, 2, 1, 0)
     check(base, first, 2)
     check(base, third, 0)

@@ -163,3 +163,14 @@ def test_results_of_other_lines_stay_and_do_not_count(tmp_path: Path) -> None:
             assert code == 0
             assert "2 of 2 lines (100%)" in said
     assert {one["custom_id"] for one in results(out)} == {"a", "b", "c", "d"}
+
+
+def test_failures_of_lines_that_are_gone_do_not_count(tmp_path: Path) -> None:
+    source, out = (
+        write(tmp_path / "in.jsonl", [line("a", "hi"), line("b", "hi", max_tokens=500)]),
+        tmp_path / "out.jsonl",
+    )
+    with running(max_model_len=100) as live:
+        assert batch(source, out, "--url", live.url)[0] == 1
+    write(source, [line("a", "hi")])
+    assert batch(source, out, "--url", "http://127.0.0.1:9") == (0, "batch: 1 of 1 lines (100%)\n")

@@ -260,3 +260,18 @@ def test_a_long_paste_in_an_answer_does_not_hold_back_ctrl_c() -> None:
         chat.shows("[stopped]")
         paste.join()
         chat.shows("END")
+
+
+def test_tab_completes_begun_commands_fields_and_files(tmp_path: Path) -> None:
+    (tmp_path / "talk.json").write_text("[]")
+    with running() as live, terminal("--url", live.url) as chat:
+        for begun, whole in (("/he", "/help"), ("/set repetition", "/set repetition_penalty"), ("/sy", "/system")):
+            chat.prompts()
+            chat.type(f"{begun}\t")
+            chat.shows(f"> {whole}")
+            chat.type(CTRL_C)
+        chat.prompts()
+        chat.type(f"/load {tmp_path}/ta\t")
+        chat.shows("/talk.json")
+        chat.type(f"{CTRL_C}{CTRL_D}")
+        assert chat.end() == 0

@@ -110,7 +110,7 @@ def test_pages_from_the_plan_of_a_model(tmp_path: Path) -> None:
         (["--rate", 1, "--goal", 0.9, "--replicas", 3], "--goal finds the number of replicas"),
         (
             ["--rate", 1, "--goal", 2],
-            "'--goal' (env var: 'NORIA_SIMULATE_GOAL'): Input should be less than or equal to 1",
+            "--goal (NORIA_SIMULATE_GOAL) must be a number, at most 1.0, got '2'",
         ),
         (["--rate", 1, "--memory", "2GiB"], "--memory 2GiB has no meaning with the pages of --costs"),
         (["--rate", 1, "--model", "x"], "--model needs --memory"),
