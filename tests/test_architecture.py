@@ -5,6 +5,7 @@ out of the service, the engine stands alone.
 """
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -250,3 +251,9 @@ def test_the_model_imports_without_optional_readers() -> None:
         f"sys.modules.update(dict.fromkeys({blocked!r}))\n"
         f"[importlib.import_module(name) for name in {names!r}]"
     )
+
+
+@pytest.mark.parametrize("folder", ["model", "service", "deploy", "benchmarks"])
+def test_the_table_of_imported_modules_is_left_alone(folder: str) -> None:
+    """An entry of ours in it once left out a part of PyTorch, without which no engine started on processors with AMX."""
+    assert not [path for path in sources(folder) if re.search(r"\bsys\.modules\b|from sys import", path.read_text())]

@@ -1,16 +1,14 @@
 """Child processes in Python: their command, environment and end. Standard library only."""
 
 import ctypes
-import importlib
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any
 
 HOME = Path(__file__).parents[2]
@@ -24,12 +22,6 @@ LOADING_SILENCE_SECONDS = 120.0
 """The same for one that loads: an import of torch from a cold disk may hold the interpreter for long."""
 PARENT = "NORIA_PARENT_PID"
 """The variable that tells a child which process started it."""
-METAS = "torch._meta_registrations"
-"""The module in which PyTorch registers, in Python, what operations do with tensors without memory. It takes a fifth of
-the time of `import torch`, which imports it only for `torch.compile`, `torch.export` and fake tensors."""
-DEFERRED = {METAS: METAS, "torch.utils._content_store": "torch._prims"}
-"""Modules that are imported when they are read, each with one to import before it. The second is here because it and
-`torch._prims`, which METAS imports, need each other: only this order works."""
 
 
 def python_command(
@@ -118,27 +110,3 @@ def name_process(name: str) -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())
-
-
-class _Deferred(ModuleType):
-    """A module that is imported when an attribute of it is read."""
-
-    _lock = threading.Lock()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # tools ask every module for these
-            raise AttributeError(name)
-        with self._lock:  # another thread may import it already
-            if sys.modules.get(self.__name__) is self:
-                del sys.modules[self.__name__]
-        importlib.import_module(DEFERRED[self.__name__])
-        return getattr(importlib.import_module(self.__name__), name)
-
-
-def defer_metas() -> None:
-    """Let `import torch` leave out METAS until something reads it. Call this first: after the import it does nothing.
-
-    Operations compute as ever. Some raise NotImplementedError on meta tensors, on which Noria only allocates.
-    """
-    if "torch" not in sys.modules:
-        sys.modules.update((name, _Deferred(name)) for name in DEFERRED)

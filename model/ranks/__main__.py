@@ -9,13 +9,12 @@ import signal
 import sys
 from typing import NoReturn
 
-from model.machine.child import defer_metas, die_with_parent, name_process
+from model.machine.child import die_with_parent, name_process
 
 
 def main() -> NoReturn:
     """Never returns: threads of torch.distributed may hang in their end."""
     die_with_parent()
-    defer_metas()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as the engine: rank 0, or who started us, ends us
     from model.ranks.world import from_environment
 

@@ -12,7 +12,7 @@ import socket
 import sys
 
 from model.machine import frames
-from model.machine.child import defer_metas, die_with_parent, name_process
+from model.machine.child import die_with_parent, name_process
 
 
 def main() -> None:
@@ -20,7 +20,6 @@ def main() -> None:
     # Systemd signals every process of a unit; the service drains and then ends us by closing the wire.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     gc.disable()  # until everything is imported: what imports make is no garbage
-    defer_metas()
     module, descriptor = sys.argv[1:]
     if module:
         with contextlib.suppress(Exception):  # the runner's import meets the same fault and reports it
