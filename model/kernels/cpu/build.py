@@ -30,6 +30,13 @@ X86_VARIANTS = {
     "avx2": _AVX2,
     "baseline": "",
 }
+PROBES = {
+    "amx": "tdpbf16ps %tmm2, %tmm1, %tmm0",
+    "avx512bf16": "vdpbf16ps %zmm2, %zmm1, %zmm0",
+    "avx512vnni": "vpdpbusd %zmm2, %zmm1, %zmm0",
+    "avx2": "vfmadd231ps %ymm2, %ymm1, %ymm0",
+}
+"""An instruction of each variant that an older compiler, or the assembler behind it, does not know."""
 
 
 def library() -> Path:
@@ -48,7 +55,9 @@ def compiler() -> list[str] | None:
     for name in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
         if name and shutil.which(name.split()[0]):
             return name.split()
-    return [sys.executable, "-m", "ziglang", "cc"] if importlib.util.find_spec("ziglang") else None
+    # By default zig compiles for the machine on which it runs.
+    zig = [sys.executable, "-m", "ziglang", "cc", "-mcpu=baseline"]
+    return zig if importlib.util.find_spec("ziglang") else None
 
 
 def variants() -> dict[str, list[str]]:
@@ -57,30 +66,34 @@ def variants() -> dict[str, list[str]]:
     return {name: flags.split() for name, flags in known.items()}
 
 
-def build(target: Path) -> None:
-    """Compile into `target`. Raises RuntimeError with the compiler's message."""
+def build(target: Path) -> tuple[str, ...]:
+    """Compile into `target`. Returns the names of the variants in it. Raises RuntimeError with the compiler's message."""
     command = compiler()
     if command is None:
         raise RuntimeError("no C compiler found; install gcc or clang, or `pip install ziglang`")
-    # By default zig compiles for the machine on which it runs.
-    general = [*FLAGS, INCLUDE, *(["-mcpu=baseline"] if "ziglang" in command else [])]
-    known = {name: flags for name, flags in variants().items() if _accepts(command, flags)}
+    general = [*command, *FLAGS, INCLUDE]
     with tempfile.TemporaryDirectory() as folder:
+        known = {name: flags for name, flags in variants().items() if _compiles(command, name, flags, Path(folder))}
         jobs = {f"{folder}/pool.o": [*general, f'-DFINGERPRINT="{fingerprint()}"', "-c", str(HERE / "pool.c")]}
         for name, flags in known.items():
             chosen = [*general, *flags, f"-DVARIANT={name}"]
             for source in SOURCES:
                 jobs[f"{folder}/{name}-{Path(source).stem}.o"] = [*chosen, "-c", str(HERE / source)]
-        _run_all([[*command, *arguments, "-o", output] for output, arguments in jobs.items()])
+        _run_all([[*arguments, "-o", output] for output, arguments in jobs.items()])
         linked = target.with_suffix(f".{os.getpid()}.tmp")
         _run_all([[*command, "-shared", *jobs, "-o", str(linked), "-lpthread", "-lm"]])
         linked.replace(target)  # at once: a process that has the old one open keeps it
+    return tuple(known)
 
 
-def _accepts(command: Sequence[str], flags: Sequence[str]) -> bool:
-    """Older compilers do not know the newest instructions."""
-    empty = [*command, *flags, "-fsyntax-only", "-x", "c", "-"]
-    return subprocess.run(empty, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
+def _compiles(command: Sequence[str], name: str, flags: Sequence[str], folder: Path) -> bool:
+    """Whether the compiler makes an object of a variant's instruction. The baseline has none: all compilers know it."""
+    if name not in PROBES:
+        return True
+    source = folder / f"{name}.c"
+    source.write_text(f'void probe(void) {{ __asm__("{PROBES[name]}"); }}\n')
+    job = [*command, *flags, "-c", str(source), "-o", str(source.with_suffix(".o"))]
+    return subprocess.run(job, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
 
 
 def _run_all(commands: Sequence[Sequence[str]]) -> None:
@@ -91,6 +104,13 @@ def _run_all(commands: Sequence[Sequence[str]]) -> None:
             raise RuntimeError(f"{' '.join(map(str, process.args))[:200]}:\n{output}")  # type: ignore[arg-type]
 
 
+def main() -> None:
+    """Build, and print the names of the variants. Exits with the reason if the library cannot be built."""
+    try:
+        print(*build(library()))
+    except (RuntimeError, OSError) as error:
+        sys.exit(f"noria: {error}")
+
+
 if __name__ == "__main__":
-    build(library())
-    print(library())
+    main()

@@ -1,0 +1,59 @@
+"""The build with compilers that know less than gcc. A script stands for them: it makes empty files."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from model.kernels.cpu import build
+
+SCRIPT = """#!/bin/sh
+case "$*" in *-fsyntax-only*) exit 1 ;; esac  # zig always makes an object
+while [ $# -gt 1 ]; do
+  case $1 in
+    *.c) ! grep -q "$UNKNOWN" "$1" || { echo "no such instruction" >&2; exit 1; } ;;
+    -o) : >"$2" ;;
+  esac
+  shift
+done
+"""
+NONE = "these words are in no source"
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    script = tmp_path / "cc"
+    script.write_text(SCRIPT)
+    script.chmod(0o755)
+    monkeypatch.setenv("CC", str(script))
+    monkeypatch.setattr(build, "variants", lambda: dict.fromkeys(build.X86_VARIANTS, []))
+    return tmp_path / "library.so"
+
+
+@pytest.mark.parametrize(
+    ("unknown", "missing"), [(NONE, ()), ("tdpbf16ps %tmm2", ("amx",)), ("probe(void)", tuple(build.PROBES))]
+)
+def test_the_build_has_the_variants_that_become_objects(
+    library: Path, monkeypatch: pytest.MonkeyPatch, unknown: str, missing: tuple[str, ...]
+) -> None:
+    """A compiler may know a flag, and its assembler not the instruction. The baseline needs none."""
+    monkeypatch.setenv("UNKNOWN", unknown)
+    assert build.build(library) == tuple(name for name in build.X86_VARIANTS if name not in missing)
+    assert library.exists()
+
+
+def test_a_source_that_does_not_compile_is_an_error(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNKNOWN", "void noria_parallel")
+    with pytest.raises(RuntimeError, match="no such instruction"):
+        build.build(library)
+    assert not library.exists()
+
+
+def test_without_a_compiler_the_command_ends_with_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-S", "-m", "model.kernels.cpu.build"]  # -S: no wheels either
+    done = subprocess.run(
+        command, env={"PATH": str(tmp_path)}, cwd=build.HERE.parents[2], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr == "noria: no C compiler found; install gcc or clang, or `pip install ziglang`\n"
