@@ -51,24 +51,24 @@ class CompiledImageAttention(ImageAttention):
         n_pages = -(-n_patches // records.PAGE_SIZE)
         self._kernels = kernels
         self._kind = records.CELL_KINDS[dtype]
-        self._q = torch.empty(self._shape)
-        self._cells = torch.empty(n_pages, 2, records.PAGE_SIZE, n_heads, head_dim, dtype=dtype)
-        self._slots, self._pages = torch.arange(n_patches), torch.arange(n_pages)
+        self._q = _empty(*self._shape)
+        self._cells = torch.empty(n_pages, 2, records.PAGE_SIZE, n_heads, head_dim, dtype=dtype, device="cpu")
+        self._slots, self._pages = (torch.arange(n, device="cpu") for n in (n_patches, n_pages))
 
     def store(self, first: int, qkv: Tensor) -> None:
         self._q[first : first + len(qkv)] = qkv[:, : self._n_heads]
         call = self._call(first, qkv)
-        call.slots, call.n_rows = self._slots[first:].data_ptr(), len(qkv)
+        call.slots, call.n_rows = records.pointer("slots", self._slots[first:], torch.int64), len(qkv)
         self._kernels.attention(call)
 
     def attend(self, first: int, n: int) -> Tensor:
         _, n_heads, head_dim = self._shape
-        qkv = torch.empty(n, 3 * n_heads, head_dim)  # the kernel reads the queries only
+        qkv = _empty(n, 3 * n_heads, head_dim)  # the kernel reads the queries only
         qkv[:, :n_heads] = self._q[first : first + n]
-        out = torch.empty(n, n_heads, head_dim)
+        out = _empty(n, n_heads, head_dim)
         tasks = self._tasks(n)
         call = self._call(first, qkv)
-        call.out, call.tasks, call.n_tasks = out.data_ptr(), tasks.ctypes.data, len(tasks)
+        call.out, call.tasks, call.n_tasks = _floats("out", out), tasks.ctypes.data, len(tasks)
         self._kernels.attention(call)
         return out
 
@@ -81,16 +81,24 @@ class CompiledImageAttention(ImageAttention):
     def _call(self, first: int, qkv: Tensor) -> records.AttentionCall:
         n_patches, n_heads, head_dim = self._shape
         return records.AttentionCall(
-            qkv=qkv.data_ptr(),
-            rotations=self._rotations[first:].data_ptr(),
-            cells=self._cells.data_ptr(),
-            pages=self._pages.data_ptr(),
+            qkv=_floats("qkv", qkv),
+            rotations=_floats("rotations", self._rotations[first:]),
+            cells=records.pointer("cells", self._cells, *COMPILED),
+            pages=records.pointer("pages", self._pages, torch.int64),
             n_heads=n_heads,
             n_kv_heads=n_heads,
             head_dim=head_dim,
             kind=self._kind,
             n_keys=n_patches,
         )
+
+
+def _empty(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
+
+
+def _floats(name: str, tensor: Tensor) -> int:
+    return records.pointer(name, tensor, torch.float32)
 
 
 class PlainImageAttention(ImageAttention):

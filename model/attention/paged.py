@@ -109,8 +109,8 @@ class PagedAttention(Attention):
         """qkv [T, n_heads + 2 n_kv_heads, head_dim] float32 -> [T, n_heads, head_dim] float32."""
         call = self.call(prepared, qkv.shape, n_heads, cache.k.dtype)
         out = qkv.new_empty(qkv.shape[0], n_heads, qkv.shape[2])
-        call.qkv, call.out, call.cells = qkv.data_ptr(), out.data_ptr(), cache.k.data_ptr()
-        point_to(call, rope)
+        point_to(call, qkv, out, rope)
+        call.cells = cells_at(cache.k)
         self._kernels.attention(call)
         return out
 
@@ -129,13 +129,14 @@ class PagedAttention(Attention):
         if len(tasks) * n_kv_heads < ENOUGH:
             tasks, joins = _split(tasks)
         part_queries = max((rows for _, rows, _, _ in joins), default=0) * group
-        parts = torch.empty(len(tasks) * n_kv_heads * part_queries * (padded(head_dim, 16) + 2))
+        n_parts = len(tasks) * n_kv_heads * part_queries * (padded(head_dim, 16) + 2)
+        parts = torch.empty(n_parts, dtype=torch.float32, device="cpu")
         tables = np.array(tasks, dtype=records.TASK), np.array(joins, dtype=records.JOIN)
         prepared.referenced = (*tables, parts)
         return records.AttentionCall(
-            parts=parts.data_ptr(),
-            slots=inputs.slots.data_ptr(),
-            pages=inputs.pages.data_ptr(),
+            parts=records.pointer("parts", parts, torch.float32),
+            slots=records.pointer("slots", inputs.slots, torch.int64),
+            pages=records.pointer("pages", inputs.pages, torch.int64),
             tasks=tables[0].ctypes.data,
             joins=tables[1].ctypes.data,
             n_rows=n_rows,
@@ -151,10 +152,17 @@ class PagedAttention(Attention):
         )
 
 
-def point_to(call: records.AttentionCall, rope: RopeRows | None) -> None:
-    """Let a call rotate by `rope`, which the caller keeps alive; not at all for None."""
-    call.rotations = None if rope is None else rope.rotations.data_ptr()
-    call.q_factors = None if rope is None or rope.q_factors is None else rope.q_factors.data_ptr()
+def point_to(call: records.AttentionCall, qkv: Tensor, out: Tensor, rope: RopeRows | None) -> None:
+    """Let a call attend from `qkv` to `out` and rotate by `rope`, or not at all. The caller keeps them alive."""
+    call.qkv, call.out = (records.pointer(*part, torch.float32) for part in (("qkv", qkv), ("out", out)))
+    rotations, factors = (None, None) if rope is None else rope
+    call.rotations = None if rotations is None else records.pointer("rotations", rotations, torch.float32)
+    call.q_factors = None if factors is None else records.pointer("q_factors", factors, torch.float32)
+
+
+def cells_at(k: Tensor) -> int:
+    """The address of the pages whose keys are `k`; the values of a page follow its keys."""
+    return records.pointer("k", k, *records.CELL_KINDS, dense=False)
 
 
 def _tasks(inputs: PoolInputs, n: int) -> list[Task]:

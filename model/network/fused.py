@@ -4,11 +4,12 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from model.attention.base import Attention
 from model.attention.cache import PagePools
-from model.attention.paged import PagedAttention, Prepared, point_to
+from model.attention.paged import PagedAttention, Prepared, cells_at, point_to
 from model.attention.rope import RopeRows
 from model.kernels.cpu import native, records
 from model.kernels.cpu.packed import PackedExperts
@@ -51,8 +52,7 @@ class FusedLayers:
         out = x.new_empty(n_rows, n_heads, config.head_dim)
         calls = [self.attention.call(pool, shape, n_heads, self._cache_dtype) for pool in prepared]
         for call, rope in zip(calls, ropes, strict=True):
-            call.qkv, call.out = qkv.data_ptr(), out.data_ptr()
-            point_to(call, rope)
+            point_to(call, qkv, out, rope)
         pools = (records.AttentionCall * len(calls))(*calls)
         rows = None if adapters is None else adapters.packed()
         self._kernels.network(self.layers, pools, x, config.norm_eps, gate_up, rows, self.scratch_bytes(n_rows))
@@ -92,9 +92,10 @@ def _parts(block: Block) -> list[Any]:
     return [*_weights(block), *([_experts(block)] if isinstance(block.feed_forward, MoE) else [])]
 
 
-def _layer(block: Block, cells: Tensor, pool: int) -> records.Layer:
-    norms = (block.attention_norm.weight.data_ptr(), block.ffn_norm.weight.data_ptr())
+def _layer(block: Block, k: Tensor, pool: int) -> records.Layer:
+    weights = (block.attention_norm.weight, block.ffn_norm.weight)
+    norms = [records.pointer("norm", weight, torch.float32) for weight in weights]
     addresses = [ctypes.addressof(part.record) for part in _parts(block)]
     wqkv, wo, *others = addresses
     feed_forward = (None, None, *others) if isinstance(block.feed_forward, MoE) else (*others, None)
-    return records.Layer(*norms, wqkv, wo, *feed_forward, cells.data_ptr(), pool)
+    return records.Layer(*norms, wqkv, wo, *feed_forward, cells_at(k), pool)

@@ -52,15 +52,16 @@ class WholeSteps:
         """
         columns, tokens, pages = _packed(slices, counts)
         n_samples = 0 if sampling is None else len(sampling)
-        x, sampled = torch.empty(len(tokens), self._dim), torch.empty(n_samples, dtype=torch.int64)
+        x = torch.empty(len(tokens), self._dim, dtype=torch.float32, device="cpu")
+        sampled = torch.empty(n_samples, dtype=torch.int64, device="cpu")
         product_bytes = max(
             self._layers.scratch_bytes(len(tokens)), self._head.scratch_bytes(min(n_samples, self._block_rows))
         )
         step = records.StepRecord(
             *(part.buffer_info()[0] for part in (columns, tokens, pages)),
             None if sampling is None else sampling.ctypes.data,
-            x.data_ptr(),
-            sampled.data_ptr(),
+            _floats("x", x),
+            records.pointer("sampled", sampled, torch.int64),
             len(slices),
             self._block_rows,
             product_bytes,
@@ -97,8 +98,12 @@ def _packed(slices: Sequence[Slice], counts: Sequence[int]) -> "tuple[array[int]
 
 
 def _pool(window: int | None, tables: RopeTables, index: int) -> records.PoolRecord:
-    factors = None if tables.q_factors is None else tables.q_factors.data_ptr()
-    return records.PoolRecord(tables.tables[index].data_ptr(), factors, window or 0)
+    factors = None if tables.q_factors is None else _floats("q_factors", tables.q_factors)
+    return records.PoolRecord(_floats("rotations", tables.tables[index]), factors, window or 0)
+
+
+def _floats(name: str, tensor: Tensor) -> int:
+    return records.pointer(name, tensor, torch.float32)
 
 
 def _network(
@@ -111,10 +116,10 @@ def _network(
 ) -> records.NetworkRecord:
     config, embeddings = model.config, model.tok_embeddings.weight
     return records.NetworkRecord(
-        embeddings=embeddings.data_ptr(),
+        embeddings=records.pointer("embeddings", embeddings, *records.FLOAT_KINDS),
         layers=ctypes.addressof(layers.layers),
         pools=ctypes.addressof(pool_records),
-        norm=model.norm.weight.data_ptr(),
+        norm=_floats("norm", model.norm.weight),
         head=ctypes.addressof(head.record),
         n_layers=len(layers.layers),
         n_pools=len(pool_records),

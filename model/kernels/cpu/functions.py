@@ -12,8 +12,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.kernels.cpu.low_rank import PackedRows
-from model.kernels.cpu.packed import SUPERBLOCK, SUPERBLOCK_BYTES, PackedExperts, PackedWeights
-from model.kernels.cpu.records import FLOAT_KINDS, SAMPLING, AttentionCall, Grid, Layer, NetworkRecord, StepRecord
+from model.kernels.cpu.packed import (
+    FORMATS,
+    SUPERBLOCK,
+    SUPERBLOCK_BYTES,
+    PackedExperts,
+    PackedWeights,
+    block_format,
+)
+from model.kernels.cpu.records import (
+    FLOAT_KINDS,
+    SAMPLING,
+    AttentionCall,
+    Grid,
+    Layer,
+    NetworkRecord,
+    StepRecord,
+    pointer,
+)
 from model.kernels.groups import BLOCK_GROUP
 
 POOL = threading.Lock()
@@ -70,7 +86,7 @@ class Kernels:
     _experts_scratch: Any
     _step: Any
     _lock: threading.Lock = POOL
-    _scratch: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+    _scratch: Tensor = field(default_factory=lambda: _bytes(0))
 
     def tiles(self, format: int) -> tuple[str, ...]:
         """Names of the compiled tiles for weights of a format, as rows x blocks: the first is choice 1 of a record."""
@@ -86,9 +102,11 @@ class Kernels:
         """
         n, n_in = rows.shape
         _check_rows(weights, first, n, n_in)
+        _check_format(weights, "int8", "bfloat16")
         rows = rows.contiguous()
+        at = pointer("rows", rows, *FLOAT_KINDS)
         with self._lock:
-            broken = self._quantize(ctypes.byref(weights.record), first, rows.data_ptr(), FLOAT_KINDS[rows.dtype], n)
+            broken = self._quantize(ctypes.byref(weights.record), first, at, FLOAT_KINDS[rows.dtype], n)
         if broken:
             raise ValueError("a value is not finite")
 
@@ -101,9 +119,14 @@ class Kernels:
         """
         n, n_groups, n_bytes = quants.shape
         _check_rows(weights, first, n, n_groups * BLOCK_GROUP)
-        parts = [None if part is None else ctypes.byref(Grid.of(part)) for part in (quants, scales, mins)]
+        _check_format(weights, FORMATS[block_format(n_bytes, mins is not None)])
+        grids = [
+            Grid.of("quants", quants, torch.int8 if n_bytes == BLOCK_GROUP else torch.uint8),
+            *(_grid_of_halves(name, part, n, n_groups) for name, part in (("scales", scales), ("mins", mins))),
+        ]
+        at = [None if grid is None else ctypes.byref(grid) for grid in grids]
         with self._lock:
-            self._pack(ctypes.byref(weights.record), first, n, parts[0], n_bytes, parts[1], parts[2])
+            self._pack(ctypes.byref(weights.record), first, n, at[0], n_bytes, at[1], at[2])
 
     def pack_superblocks(self, weights: PackedWeights, first: int, rows: Tensor) -> None:
         """Store rows uint8 [n, n_in/256 * 144], blocks of Q4_K, as outputs first.. of `weights`.
@@ -112,8 +135,12 @@ class Kernels:
         """
         n, n_bytes = rows.shape
         _check_rows(weights, first, n, n_bytes // SUPERBLOCK_BYTES * SUPERBLOCK)
+        _check_format(weights, "q4_k")
+        at = pointer("rows", rows, torch.uint8, dense=False)
+        if rows.stride(1) != 1:
+            raise ValueError(f"rows must have their bytes side by side, got strides {list(rows.stride())}")
         with self._lock:
-            self._pack_superblocks(ctypes.byref(weights.record), first, n, rows.data_ptr(), rows.stride(0))
+            self._pack_superblocks(ctypes.byref(weights.record), first, n, at, rows.stride(0))
 
     def linear(
         self,
@@ -133,20 +160,17 @@ class Kernels:
         x = _floats(x, width)
         n_rows = x.shape[0]
         y = x.new_empty(n_rows, weights.n_out) if onto is None else onto
-        if onto is not None and (onto.dtype is not torch.float32 or onto.shape != (n_rows, weights.n_out)):
-            raise ValueError(f"cannot add [{n_rows}, {weights.n_out}] to {onto.dtype} {list(onto.shape)}")
-        if norm is not None and (norm.dtype is not torch.float32 or len(norm) != weights.n_in):
-            raise ValueError(f"expected a float32 norm of {weights.n_in} values, got {norm.dtype} {list(norm.shape)}")
-        kind = _kind(norm, gated)
+        x_at, norm_at = pointer("x", x, torch.float32), _norm(norm, weights.n_in)
+        y_at = _target(y, n_rows, weights.n_out)
         with self._lock:
             self._linear(
                 ctypes.byref(weights.record),
-                x.data_ptr(),
+                x_at,
                 n_rows,
-                kind,
-                None if norm is None else norm.data_ptr(),
+                _kind(norm, gated),
+                norm_at,
                 eps,
-                y.data_ptr(),
+                y_at,
                 onto is not None,
                 self._scratch_of(weights.scratch_bytes(n_rows)),
             )
@@ -167,18 +191,18 @@ class Kernels:
         The adapters have one projection, that of this product.
         """
         n_rows, n_out = y.shape
-        if y.dtype is not torch.float32 or not y.is_contiguous() or len(x) != n_rows:
-            raise ValueError(f"cannot add {len(x)} rows to {y.dtype} {list(y.shape)}")
         x = _floats(x, x.shape[1])
+        n_in = x.shape[1] // (1 + gated)
+        x_at, norm_at, y_at = pointer("x", x, torch.float32), _norm(norm, n_in), _target(y, len(x), n_out)
         records = rows.records
         with self._lock:
             self._adapt(
-                x.data_ptr(),
-                x.shape[1] // (1 + gated),
+                x_at,
+                n_in,
                 _kind(norm, gated),
-                None if norm is None else norm.data_ptr(),
+                norm_at,
                 eps,
-                y.data_ptr(),
+                y_at,
                 n_rows,
                 n_out,
                 records,
@@ -191,13 +215,11 @@ class Kernels:
         `onto` [T, dim] may be x.
         """
         x = _floats(x, block.n_in)
-        if onto.dtype is not torch.float32 or onto.shape != x.shape or not onto.is_contiguous():
-            raise ValueError(f"cannot add {list(x.shape)} to {onto.dtype} {list(onto.shape)}")
-        scale = None if norm is None else _floats(norm[None], block.n_in)
-        pointer = None if scale is None else scale.data_ptr()
+        scale = None if norm is None else _floats(norm[None], block.n_in)[0]
+        x_at, norm_at, y_at = pointer("x", x, torch.float32), _norm(scale, block.n_in), _target(onto, *x.shape)
         with self._lock:
             scratch = self._scratch_of(self.experts_scratch(block, len(x)))
-            self._experts(ctypes.byref(block.record), x.data_ptr(), len(x), pointer, eps, onto.data_ptr(), scratch)
+            self._experts(ctypes.byref(block.record), x_at, len(x), norm_at, eps, y_at, scratch)
         return onto
 
     def experts_scratch(self, block: PackedExperts, n_rows: int) -> int:
@@ -224,22 +246,22 @@ class Kernels:
         gate_up is memory of [T, 2 hidden_dim]. The projections of `adapters` are wqkv, wo, w13 and w2 of each layer.
         """
         rows = (None, 0) if adapters is None else (adapters.records, len(adapters.records))
+        x_at, gate_up_at = pointer("x", x, torch.float32), pointer("gate_up", gate_up, torch.float32)
         with self._lock:
             scratch = self._scratch_of(scratch_bytes)
-            self._network(layers, len(layers), pools, x.data_ptr(), len(x), eps, gate_up.data_ptr(), *rows, scratch)
+            self._network(layers, len(layers), pools, x_at, len(x), eps, gate_up_at, *rows, scratch)
 
     def sample(self, logits: Tensor, rows: NDArray[np.void]) -> Tensor:
         """Tokens [N] int64 sampled from logits [N, vocab_size] float32, which it overwrites.
 
         `rows` [N] are SAMPLING. Raises MemoryError if there is no memory for top_k or top_p.
         """
-        if rows.dtype != SAMPLING or logits.dtype is not torch.float32 or len(rows) != len(logits):
-            raise ValueError(f"expected {len(logits)} rows of {SAMPLING} and float32 logits, got {logits.dtype}")
-        tokens = torch.empty(len(logits), dtype=torch.int64)
+        if rows.dtype != SAMPLING or len(rows) != len(logits) or not rows.flags.c_contiguous:
+            raise ValueError(f"expected {len(logits)} contiguous rows of {SAMPLING}, got {rows.shape} of {rows.dtype}")
+        tokens = torch.empty(len(logits), dtype=torch.int64, device="cpu")
+        at, tokens_at = pointer("logits", logits, torch.float32), pointer("tokens", tokens, torch.int64)
         with self._lock:
-            no_memory = self._sample(
-                logits.data_ptr(), len(logits), logits.shape[1], rows.ctypes.data, tokens.data_ptr()
-            )
+            no_memory = self._sample(at, len(logits), logits.shape[1], rows.ctypes.data, tokens_at)
         if no_memory:
             raise MemoryError("no memory to sample tokens")
         return tokens
@@ -254,13 +276,17 @@ class Kernels:
         return status == 0
 
     def _try_step(self, network: NetworkRecord, step: StepRecord) -> int:
-        scratch = self._scratch
-        return int(self._step(ctypes.byref(network), ctypes.byref(step), scratch.data_ptr(), len(scratch)))
+        scratch, n_bytes = self._scratch_of(0), len(self._scratch)
+        return int(self._step(ctypes.byref(network), ctypes.byref(step), scratch, n_bytes))
 
     def _scratch_of(self, n_bytes: int) -> int:
         if len(self._scratch) < n_bytes:
-            self._scratch = torch.empty(n_bytes + n_bytes // 4, dtype=torch.uint8)
-        return self._scratch.data_ptr()
+            self._scratch = _bytes(n_bytes + n_bytes // 4)
+        return pointer("scratch", self._scratch, torch.uint8)
+
+
+def _bytes(n: int) -> Tensor:
+    return torch.empty(n, dtype=torch.uint8, device="cpu")
 
 
 def _kind(norm: Tensor | None, gated: bool) -> int:
@@ -270,6 +296,32 @@ def _kind(norm: Tensor | None, gated: bool) -> int:
 def _check_rows(weights: PackedWeights, first: int, n: int, n_in: int) -> None:
     if n_in != weights.n_in or not 0 <= first <= weights.n_out - n:
         raise ValueError(f"rows {first}..{first + n - 1} of {n_in} are not in {weights.n_out} of {weights.n_in}")
+
+
+def _check_format(weights: PackedWeights, *formats: str) -> None:
+    """C writes records of the size that the caller's data have: others would end beyond the memory."""
+    if FORMATS[weights.record.format] not in formats:
+        raise ValueError(
+            f"weights have the layout {FORMATS[weights.record.format]}, the rows fit {' or '.join(formats)}"
+        )
+
+
+def _grid_of_halves(name: str, part: Tensor | None, n: int, n_groups: int) -> Grid | None:
+    if part is not None and part.shape != (n, n_groups):
+        raise ValueError(f"{name} must have shape [{n}, {n_groups}], got {list(part.shape)}")
+    return None if part is None else Grid.of(name, part, torch.float16)
+
+
+def _norm(norm: Tensor | None, n_in: int) -> int | None:
+    if norm is not None and norm.shape != (n_in,):
+        raise ValueError(f"expected a norm of {n_in} values, got {list(norm.shape)}")
+    return None if norm is None else pointer("norm", norm, torch.float32)
+
+
+def _target(y: Tensor, n_rows: int, n_out: int) -> int:
+    if y.shape != (n_rows, n_out):
+        raise ValueError(f"cannot add [{n_rows}, {n_out}] to {list(y.shape)}")
+    return pointer("y", y, torch.float32)
 
 
 def _floats(x: Tensor, width: int) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from model.kernels.cpu.packed import OUTPUTS, padded
-from model.kernels.cpu.records import AdapterRows, LowRankRecord
+from model.kernels.cpu.records import AdapterRows, LowRankRecord, pointer
 
 RANKS, CHANNELS, LINE = 8, 32, 64
 """Ranks and channels of A that are stored together; bytes of a cache line, at which each matrix begins."""
@@ -30,8 +30,9 @@ class PackedLowRank:
     @classmethod
     def of(cls, a: Tensor, b: Tensor, begins: Tensor, firsts: Tensor) -> "PackedLowRank":
         """a [rank/8, n_groups, 8, 32], b [pairs, 16, 2], begins [n_blocks + 1], firsts [n_blocks]."""
-        addresses = [tensor.data_ptr() for tensor in (a, b, begins, firsts)]
-        record = LowRankRecord(*addresses, len(a) * RANKS, a.shape[1], len(firsts))
+        matrices = (pointer(name, part, torch.bfloat16) for name, part in (("a", a), ("b", b)))
+        tables = (pointer(name, part, torch.int32) for name, part in (("begins", begins), ("firsts", firsts)))
+        record = LowRankRecord(*matrices, *tables, len(a) * RANKS, a.shape[1], len(firsts))
         return cls(a, b, begins, firsts, record)
 
     @property
@@ -114,11 +115,16 @@ class PackedRows:
 
     def __init__(self, runs: Sequence[tuple[PackedTargets, Tensor]]) -> None:
         sizes = [targets.rank * len(rows) for targets, rows in runs]
-        pieces = torch.empty(sum(sizes)).split(sizes)
+        pieces = torch.empty(sum(sizes), dtype=torch.float32, device="cpu").split(sizes)
         self._owners = (runs, pieces)  # keep alive the memory that the records point to
         self.records = (AdapterRows * len(runs))(
             *(
-                AdapterRows(ctypes.addressof(targets.records), rows.data_ptr(), u.data_ptr(), len(rows))
+                AdapterRows(
+                    ctypes.addressof(targets.records),
+                    pointer("rows", rows, torch.int64),
+                    pointer("u", u, torch.float32),
+                    len(rows),
+                )
                 for (targets, rows), u in zip(runs, pieces, strict=True)
             )
         )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from model.kernels.cpu.records import ExpertsRecord, WeightsRecord
+from model.kernels.cpu.records import ExpertsRecord, WeightsRecord, pointer
 from model.kernels.groups import BLOCK_GROUP, INT8_GROUP
 
 OUTPUTS = 16
@@ -42,11 +42,7 @@ class PackedWeights:
         packed = self.packed[first : first + n]
         scales = None if self.scales is None else self.scales[first * OUTPUTS : (first + n) * OUTPUTS]
         n_out = min(self.n_out - first * OUTPUTS, n * OUTPUTS)
-        pointer = None if scales is None else scales.data_ptr()
-        record = WeightsRecord(
-            packed.data_ptr(), pointer, n_out, self.n_in, self.record.format, by_tiles=self.record.by_tiles
-        )
-        return PackedWeights(n_out, self.n_in, self.group, packed, scales, record)
+        return _weights(n_out, self.n_in, self.record.format, packed, scales, by_tiles=bool(self.record.by_tiles))
 
 
 class PackedExperts:
@@ -69,10 +65,10 @@ class PackedExperts:
         pointers = [_pointers([None if pair is None else pair[i].record for pair in experts]) for i in range(2)]
         self._owners = (gate, experts, shared, load, pointers)  # keep alive the memory that the record points to
         self.record = ExpertsRecord(
-            gate.data_ptr(),
+            pointer("gate", gate, torch.float32),
             *map(ctypes.addressof, pointers),
             *((None, None) if shared is None else (ctypes.addressof(weights.record) for weights in shared)),
-            load.data_ptr(),
+            pointer("load", load, torch.int64),
             len(experts),
             n_used,
             routed_scale,
@@ -93,9 +89,8 @@ def int8(n_out: int, n_in: int) -> PackedWeights:
     """Memory for int8 with a scale an output."""
     packed = _records(n_out, n_in, INT8_GROUP)
     packed[-1] = 128  # outputs after the last one are zeros
-    scales = torch.zeros(len(packed) * OUTPUTS)
-    record = WeightsRecord(packed.data_ptr(), scales.data_ptr(), n_out, n_in, _INT8)
-    return PackedWeights(n_out, n_in, INT8_GROUP, packed, scales, record)
+    scales = torch.zeros(len(packed) * OUTPUTS, dtype=torch.float32, device="cpu")
+    return _weights(n_out, n_in, _INT8, packed, scales)
 
 
 def put_int8(weights: PackedWeights, first: int, values: Tensor, scales: Tensor) -> None:
@@ -114,30 +109,42 @@ def bfloat16(n_out: int, n_in: int, *, by_tiles: bool = False) -> PackedWeights:
     """Memory for bfloat16; `by_tiles`: products add in the order of AMX (`native.multiplies_pairs_by_tiles`)."""
     packed = _records(n_out, n_in, 2 * INT8_GROUP)
     packed[-1] = 0
-    record = WeightsRecord(packed.data_ptr(), None, n_out, n_in, _BFLOAT16, by_tiles=by_tiles)
-    return PackedWeights(n_out, n_in, INT8_GROUP, packed, None, record)
+    return _weights(n_out, n_in, _BFLOAT16, packed, None, by_tiles=by_tiles)
 
 
 def _records(n_out: int, n_in: int, n_bytes: int) -> Tensor:
     """For groups of 64 channels, `n_bytes` an output each."""
     shape = (padded(n_out, OUTPUTS) // OUTPUTS, padded(n_in, INT8_GROUP) // INT8_GROUP, n_bytes * OUTPUTS)
-    return torch.empty(shape, dtype=torch.uint8)
+    return torch.empty(shape, dtype=torch.uint8, device="cpu")
 
 
 def blocks(n_out: int, n_in: int, n_bytes: int, *, with_minima: bool) -> PackedWeights:
     """Memory for groups of 32 channels, `n_bytes` each: 32 in 8 bits, 16 in 4."""
     width = (n_bytes + (4 if with_minima else 2)) * OUTPUTS
-    packed = torch.empty(padded(n_out, OUTPUTS) // OUTPUTS, n_in // BLOCK_GROUP, width, dtype=torch.uint8)
+    shape = (padded(n_out, OUTPUTS) // OUTPUTS, n_in // BLOCK_GROUP, width)
+    packed = torch.empty(shape, dtype=torch.uint8, device="cpu")
     packed[-1] = 0
-    kinds = (_Q8, _Q8_MIN) if n_bytes == BLOCK_GROUP else (_Q4, _Q4_MIN)
-    record = WeightsRecord(packed.data_ptr(), None, n_out, n_in, kinds[with_minima])
-    return PackedWeights(n_out, n_in, BLOCK_GROUP, packed, None, record)
+    return _weights(n_out, n_in, block_format(n_bytes, with_minima), packed, None)
+
+
+def block_format(n_bytes: int, with_minima: bool) -> int:
+    """The format of groups of 32 channels in `n_bytes` each."""
+    return {(32, False): _Q8, (32, True): _Q8_MIN, (16, False): _Q4, (16, True): _Q4_MIN}[n_bytes, with_minima]
 
 
 def superblocks(n_out: int, n_in: int) -> PackedWeights:
     """Memory for blocks of 256 channels of Q4_K: 144 bytes each, as in a GGUF file."""
     shape = (padded(n_out, OUTPUTS) // OUTPUTS, n_in // SUPERBLOCK, SUPERBLOCK_BYTES * OUTPUTS)
-    packed = torch.empty(shape, dtype=torch.uint8)
+    packed = torch.empty(shape, dtype=torch.uint8, device="cpu")
     packed[-1] = 0
-    record = WeightsRecord(packed.data_ptr(), None, n_out, n_in, _Q4_K)
-    return PackedWeights(n_out, n_in, BLOCK_GROUP, packed, None, record)
+    return _weights(n_out, n_in, _Q4_K, packed, None)
+
+
+def _weights(
+    n_out: int, n_in: int, format: int, packed: Tensor, scales: Tensor | None, *, by_tiles: bool = False
+) -> PackedWeights:
+    at = pointer("packed", packed, torch.uint8)
+    scales_at = None if scales is None else pointer("scales", scales, torch.float32)
+    group = INT8_GROUP if format in (_INT8, _BFLOAT16) else BLOCK_GROUP
+    record = WeightsRecord(at, scales_at, n_out, n_in, format, by_tiles=by_tiles)
+    return PackedWeights(n_out, n_in, group, packed, scales, record)

@@ -19,6 +19,18 @@ WHOLE = -1
 """The `part` of a task of attention.h that is not split."""
 
 
+def pointer(name: str, tensor: Tensor, *dtypes: torch.dtype, dense: bool = True) -> int:
+    """The address of a tensor for C, which cannot check it. Every tensor that C reads or writes goes through here.
+
+    Raises ValueError for one that is not on the CPU, has none of `dtypes` or, where C reads it `dense`, has gaps.
+    """
+    if tensor.is_cpu and tensor.dtype in dtypes and (not dense or tensor.is_contiguous()):
+        return tensor.data_ptr()
+    wanted = f"{'contiguous ' if dense else ''}{' or '.join(str(dtype).removeprefix('torch.') for dtype in dtypes)}"
+    layout = f"shape {list(tensor.shape)}, strides {list(tensor.stride())}"
+    raise ValueError(f"{name} must be {wanted} on the CPU, got {tensor.dtype} on {tensor.device}, {layout}")
+
+
 class WeightsRecord(ctypes.Structure):
     """`weights` of linear.h."""
 
@@ -124,9 +136,11 @@ class Grid(ctypes.Structure):
     _fields_ = (("at", ctypes.c_void_p), ("output", ctypes.c_int64), ("group", ctypes.c_int64))
 
     @classmethod
-    def of(cls, part: Tensor) -> "Grid":
+    def of(cls, name: str, part: Tensor, *dtypes: torch.dtype) -> "Grid":
         """The grid of part [n, n_in/32] or [n, n_in/32, bytes], with the bytes side by side."""
-        return cls(part.data_ptr(), *(stride * part.itemsize for stride in part.stride()[:2]))
+        if part.dim() == 3 and part.stride(2) != 1:
+            raise ValueError(f"{name} must have the bytes of a group side by side, got strides {list(part.stride())}")
+        return cls(pointer(name, part, *dtypes, dense=False), *(stride * part.itemsize for stride in part.stride()[:2]))
 
 
 SAMPLING = np.dtype(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from model.attention.inputs import PoolInputs, Span
-from model.attention.paged import Choice, PagedAttention, Prepared
+from model.attention.paged import Choice, PagedAttention, Prepared, cells_at, point_to
 from model.kernels.cpu import native
 from model.kernels.cpu.records import PAGE_SIZE
 from model.kernels.cpu.tuning.contest import GAIN, Contest
@@ -88,20 +88,20 @@ class PagedTrials:
         n_heads, n_kv_heads, head_dim = self.heads
         names = list(CANDIDATES[field])
         shape = len(inputs.slots), n_heads + 2 * n_kv_heads, head_dim
-        qkv = torch.linspace(-1, 1, shape[0] * shape[1] * head_dim)
-        out = torch.empty(shape[0] * n_heads * head_dim)
+        qkv = torch.linspace(-1, 1, shape[0] * shape[1] * head_dim, dtype=torch.float32, device=CPU)
+        out = torch.empty(shape[0] * n_heads * head_dim, dtype=torch.float32, device=CPU)
         prepared = [Prepared(inputs) for _ in names]
         calls = [
             self._with(field, name).call(each, shape, n_heads, self.dtype)
             for name, each in zip(names, prepared, strict=True)
         ]
         for call in calls:
-            call.qkv, call.out = qkv.data_ptr(), out.data_ptr()
+            point_to(call, qkv, out, None)
         turns, kernels = cycle(parts), native.kernels()
         assert kernels is not None
 
         def run(candidate: int, owners: object = (qkv, out, prepared)) -> None:
-            calls[candidate].cells = next(turns).data_ptr()
+            calls[candidate].cells = cells_at(next(turns))
             kernels.attention(calls[candidate])
 
         return Timing(Contest(len(names), run, GAINS[field]), names)

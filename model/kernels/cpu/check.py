@@ -1,0 +1,99 @@
+"""Compares two variants of the kernels at start: products with weights in each layout, by every path through a tile.
+
+A processor, a hypervisor or a compiler may compute other than its manual says. Then the next variant serves.
+"""
+
+import torch
+from torch import Tensor
+
+from model.kernels.cpu import packed
+from model.kernels.cpu.build import variants
+from model.kernels.cpu.functions import Kernels
+from model.kernels.cpu.packed import FORMATS, SUPERBLOCK_BYTES, PackedWeights
+from model.kernels.groups import BLOCK_GROUP
+
+N_OUT, N_IN = 88, packed.SUPERBLOCK
+"""Five blocks of 16 outputs and a half: whole tiles of every width, a narrower one and an incomplete block."""
+ROWS = 1, 7, 150
+"""One row; a few; more than a task has, which is 128, with a whole tile of AMX and rows beyond it in the rest."""
+PAIRED = frozenset(("avx512bf16", "amx"))
+"""Variants that round activations to bfloat16 for a product, and add its channels in pairs."""
+SEPARATE = frozenset(("baseline",) if "avx2" in variants() else ())
+"""Variants that round a product before they add it: those of x86 without FMA."""
+
+
+def same_bits(first: str, second: str, layout: str) -> bool:
+    """Whether two variants promise the same bits for any numbers; others do if no sum is ever rounded."""
+    fuse_alike = first not in SEPARATE and second not in SEPARATE
+    return fuse_alike and (layout != "bfloat16" or (first in PAIRED) == (second in PAIRED))
+
+
+def differing(first: Kernels, second: Kernels) -> list[str]:
+    """The layouts in which two variants give other bits than they promise."""
+    return [layout for layout in FORMATS if not _agree(first, second, layout)]
+
+
+def pairs_agree(first: Kernels, second: Kernels) -> bool:
+    """Whether two variants multiply bfloat16 in the order of AMX, with the same bits."""
+    weights = packed.bfloat16(N_OUT, N_IN, by_tiles=True)
+    second.quantize(weights, 0, numbers(N_OUT, N_IN, whole=False))
+    return _same_products(first, second, weights, numbers(max(ROWS), N_IN, whole=False))
+
+
+def _agree(first: Kernels, second: Kernels, layout: str) -> bool:
+    whole = not same_bits(first.variant, second.variant, layout)
+    mine, theirs = (weights(kernels, layout, whole=whole) for kernels in (first, second))
+    same = torch.equal(mine.packed, theirs.packed)
+    return same and _same_products(first, second, theirs, numbers(max(ROWS), N_IN, whole=whole))
+
+
+def _same_products(first: Kernels, second: Kernels, weights: PackedWeights, x: Tensor) -> bool:
+    return all(torch.equal(first.linear(weights, x[:n]), second.linear(weights, x[:n])) for n in ROWS)
+
+
+def weights(kernels: Kernels, layout: str, *, whole: bool) -> PackedWeights:
+    """Weights [N_OUT, N_IN] that the kernels have packed."""
+    if layout in ("int8", "bfloat16"):
+        made = packed.int8(N_OUT, N_IN) if layout == "int8" else packed.bfloat16(N_OUT, N_IN)
+        kernels.quantize(made, 0, numbers(N_OUT, N_IN, whole=whole))
+    elif layout == "q4_k":
+        made = packed.superblocks(N_OUT, N_IN)
+        kernels.pack_superblocks(made, 0, superblocks(whole=whole))
+    else:
+        quants, scales, minima = blocks(layout, whole=whole)
+        made = packed.blocks(N_OUT, N_IN, quants.shape[2], with_minima=minima is not None)
+        kernels.pack(made, 0, quants, scales, minima)
+    return made
+
+
+def blocks(layout: str, *, whole: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Quants, scales and minima for `Kernels.pack`; whole ones have scales and minima of 1 or 2."""
+    n_groups, n_bytes = N_IN // BLOCK_GROUP, 32 if layout.startswith("q8") else 16
+    quants = _bytes(N_OUT, n_groups * n_bytes).view(N_OUT, n_groups, n_bytes)
+    some = _bytes(N_OUT, n_groups)
+    scales = (some % 2 + 1 if whole else some / 700).half()
+    minima = scales.roll(1, 0).neg() if layout.endswith("_min") else None
+    return quants.view(torch.int8) if n_bytes == 32 else quants, scales, minima
+
+
+def superblocks(*, whole: bool) -> Tensor:
+    """Rows of Q4_K as in a file, with any scales; the factors of whole ones are 1."""
+    rows = _bytes(N_OUT, SUPERBLOCK_BYTES)
+    factors = torch.tensor([1.0, 1.0] if whole else [0.37, 0.21], dtype=torch.float16, device="cpu")
+    rows[:, :4] = factors.view(torch.uint8)
+    return rows
+
+
+def numbers(n: int, width: int, *, whole: bool) -> Tensor:
+    """Numbers [n, width] of both signs. Whole ones are at most 127, which each group has: they are their own bytes."""
+    found = (_bytes(n, width).float() - 128).clamp(min=-127)
+    if not whole:
+        return found * 0.9 + found.roll(1, 1) * 0.03
+    found[:, ::BLOCK_GROUP] = 127
+    return found
+
+
+def _bytes(n: int, width: int) -> Tensor:
+    """Bytes [n, width] that look random."""
+    steps = torch.arange(n * width, dtype=torch.int64, device="cpu")
+    return (steps * 48271 % 65521 % 256).to(torch.uint8).view(n, width)

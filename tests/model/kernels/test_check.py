@@ -1,0 +1,127 @@
+"""The comparison of two variants at start: it covers every layout, and the next variant serves where one differs."""
+
+from collections.abc import Callable
+from itertools import combinations
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf.quants import dequantize
+from torch import Tensor
+
+from model.kernels.cpu import check, native
+from model.kernels.cpu.functions import Kernels
+from model.kernels.cpu.packed import FORMATS, PackedWeights
+
+
+def exact_weights(layout: str) -> Tensor:
+    """The whole numbers that `check.weights` packs, [N_OUT, N_IN] float64."""
+    if layout in ("int8", "bfloat16"):
+        return check.numbers(check.N_OUT, check.N_IN, whole=True).double()
+    if layout == "q4_k":
+        return torch.from_numpy(
+            dequantize(check.superblocks(whole=True).numpy(), gguf.GGMLQuantizationType.Q4_K)
+        ).double()
+    quants, scales, minima = check.blocks(layout, whole=True)
+    q = (
+        torch.cat((quants & 15, quants >> 4), 2).double()
+        if quants.dtype is torch.uint8
+        else quants.double().clamp(-127)
+    )
+    q -= 8 * (layout == "q4")
+    return (q * scales[..., None] + (0 if minima is None else minima[..., None])).flatten(1)
+
+
+@pytest.mark.parametrize("layout", FORMATS)
+def test_products_of_whole_numbers_are_exact(kernels: Kernels, layout: str) -> None:
+    """So variants that round in other places, or add in another order, have the same bits."""
+    weights, x = check.weights(kernels, layout, whole=True), check.numbers(max(check.ROWS), check.N_IN, whole=True)
+    expected = x.double() @ exact_weights(layout).T
+    assert expected.abs().max() < 2**24
+    for n in check.ROWS:
+        np.testing.assert_array_equal(kernels.linear(weights, x[:n]).double().numpy(), expected[:n].numpy())
+
+
+@pytest.mark.parametrize("pair", [*combinations(native.available(), 2)], ids="-".join)
+def test_variants_agree(pair: tuple[str, str]) -> None:
+    assert check.differing(*map(native.variant, pair)) == []
+
+
+@pytest.mark.parametrize("layout", FORMATS)
+def test_numbers_that_round_differ_where_no_bits_are_promised(layout: str) -> None:
+    """Else the promise would be too small."""
+    x = check.numbers(max(check.ROWS), check.N_IN, whole=False)
+    for first, second in combinations(map(native.variant, native.available()), 2):
+        weights = check.weights(second, layout, whole=False)
+        same = torch.equal(first.linear(weights, x), second.linear(weights, x))
+        assert same == check.same_bits(first.variant, second.variant, layout)
+
+
+class Broken:
+    """Kernels whose last result is wrong by a bit for weights of one layout and `n` rows."""
+
+    def __init__(self, kernels: Kernels, variant: str, layout: str, n: int) -> None:
+        self._kernels, self.variant, self._layout, self._n = kernels, variant, layout, n
+        self.quantize, self.pack, self.pack_superblocks = kernels.quantize, kernels.pack, kernels.pack_superblocks
+
+    def linear(self, weights: PackedWeights, x: Tensor) -> Tensor:
+        y = self._kernels.linear(weights, x)
+        if FORMATS[weights.record.format] == self._layout and len(x) == self._n:
+            y.view(torch.int32)[-1, -1] ^= 1
+        return y
+
+
+Choose = Callable[..., native.Choice]
+
+
+@pytest.fixture
+def choose(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> Choose:
+    """The choice on a processor that runs three variants; `broken` are layouts of the first ones with a wrong bit."""
+
+    def chosen(name: str = "", *broken: str, n: int = check.ROWS[-1]) -> native.Choice:
+        names = ("avx512vnni", "avx2", "baseline")
+        layouts = (*broken, "", "", "")
+        made = {name: Broken(kernels, name, layouts[i], n) for i, name in enumerate(names)}
+        monkeypatch.setattr(native, "available", lambda: names)
+        monkeypatch.setattr(native, "variant", made.__getitem__)
+        return native._choice.__wrapped__(name)
+
+    return chosen
+
+
+@pytest.mark.parametrize("layout", FORMATS)
+@pytest.mark.parametrize("n", check.ROWS)
+def test_the_next_variant_serves_where_the_best_differs(
+    choose: Choose, layout: str, n: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = choose("", layout, n=n)
+    assert made.kernels is not None
+    assert made.kernels.variant == "avx2"
+    differs = f"avx512vnni differs from avx2 in {layout}"
+    assert made.reason == f"the best of avx512vnni, avx2, baseline; {differs}; avx2 agrees with baseline"
+    assert [record.getMessage() for record in caplog.records] == [f"kernels: {differs}; avx2 serves instead"]
+
+
+def test_the_last_variant_serves_where_all_differ(choose: Choose) -> None:
+    made = choose("", "q4", "q8_min")
+    assert made.kernels is not None
+    assert made.kernels.variant == "baseline"
+
+
+def test_a_variable_is_checked_too(choose: Choose) -> None:
+    assert choose("avx2").reason == "NORIA_KERNELS=avx2; avx2 agrees with baseline"
+    made = choose("avx512vnni", "bfloat16")
+    assert made.kernels is not None
+    assert made.kernels.variant == "avx2"
+    assert choose("baseline").reason == "NORIA_KERNELS=baseline"
+    assert choose("torch") == (None, "NORIA_KERNELS=torch")
+
+
+def test_a_library_without_a_variant_of_this_processor_means_pytorch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(native, "has", lambda compiled, name: False)
+    monkeypatch.setattr(native, "available", native.available.__wrapped__)
+    assert native._choice.__wrapped__("") == (None, "no compiled kernels, see the log")
+    assert "no variant for this processor, PyTorch serves" in caplog.text
