@@ -10,12 +10,13 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#include <unistd.h>
 #if defined(__linux__)
 #include <sys/syscall.h>
-#include <unistd.h>
 #endif
 
 #define EXPORT __attribute__((visibility("default")))
@@ -126,15 +127,24 @@ void noria_parallel(task_fn run, void *context, int n) {
 
 int noria_thread_count(void) { return atomic_load(&rare.wanted); }
 
+static APART char first_memory[THREAD_BYTES];
+static void *memory[MAX_THREADS] = {first_memory};
+
+void *noria_memory(int thread) { return memory[thread]; }
+
 static int64_t shared_cache;
 
-/* The C library's sysconf gives the sum over all cores of the host on some virtual machines. */
+/* The C library's sysconf gives the sum over all cores of the host on some virtual machines, and sysfs the whole L3 of the
+ * host on others: 480 MiB for two cores. No common processor has more than 16 MiB for each core, which is the bound. Where the
+ * system does not tell (ARM, some virtual machines), 1 MiB a core is a cautious guess. */
 static void measure_cache(void) {
+    enum { MIB = 1024 * 1024, MOST = 16 * MIB, GUESS = MIB };
+    long long kib = 0, cores = sysconf(_SC_NPROCESSORS_ONLN);
     FILE *file = fopen("/sys/devices/system/cpu/cpu0/cache/index3/size", "r");
-    long long kib = 0;
-    if (!file) return;
-    if (fscanf(file, "%lldK", &kib) == 1) shared_cache = kib * 1024;
-    fclose(file);
+    if (file && fscanf(file, "%lldK", &kib) != 1) kib = 0;
+    if (file) fclose(file);
+    if (cores < 1) cores = 1;
+    shared_cache = !kib ? cores * GUESS : kib * 1024 < cores * MOST ? kib * 1024 : cores * MOST;
 }
 
 int64_t noria_shared_cache(void) { return shared_cache; }
@@ -145,6 +155,8 @@ EXPORT int noria_threads(int n) {
     n = n < 1 ? 1 : n > MAX_THREADS ? MAX_THREADS : n;
     for (; started < n - 1; started++) {
         pthread_t thread;
+        void **own = memory + started + 1;
+        if (!*own && !(*own = aligned_alloc(64, THREAD_BYTES))) break;
         if (pthread_create(&thread, 0, worker, (void *)(intptr_t)(started + 1))) break;
         pthread_detach(thread);
     }
@@ -170,7 +182,9 @@ static int tiles_granted(void) {
  * 3 with bfloat16 as well, 4 with AMX for bytes too. The test is written by hand, because some compilers have no
  * test of their own in shared libraries. */
 EXPORT int noria_level(void) {
-#if defined(__x86_64__)
+#if defined(FORCED_LEVEL) /* for tests: a compiler that emulates the instructions */
+    return FORCED_LEVEL;
+#elif defined(__x86_64__)
     enum { FMA = 1 << 12, OSXSAVE = 1 << 27, F16C = 1 << 29, AVX2 = 1 << 5, BMI2 = 1 << 8, VNNI = 1 << 11,
            BF16 = 1 << 5 };
     const unsigned avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F, DQ, BW, VL */
@@ -191,7 +205,9 @@ EXPORT int noria_level(void) {
 
 /* Whether AMX multiplies bfloat16 here, if the level is 4. */
 EXPORT int noria_multiplies_pairs(void) {
-#if defined(__x86_64__)
+#if defined(FORCED_LEVEL)
+    return FORCED_LEVEL >= 4;
+#elif defined(__x86_64__)
     unsigned a, b, c, d;
     return __get_cpuid_count(7, 0, &a, &b, &c, &d) && d & 1u << 22;
 #else

@@ -10,5 +10,9 @@ void noria_parallel(task_fn run, void *context, int n);
 /* Threads that share the tasks. */
 int noria_thread_count(void);
 
-/* Bytes of the third level of cache that the first core shares with others; 0 if the system does not tell. */
+/* Memory of THREAD_BYTES for each thread of the pool, aligned to cache lines. A task may use that of its thread until it ends. */
+enum { THREAD_BYTES = 512 * 1024 };
+void *noria_memory(int thread);
+
+/* Bytes of the third level of cache that these threads may use. */
 int64_t noria_shared_cache(void);

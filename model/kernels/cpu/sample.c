@@ -103,11 +103,10 @@ INLINE int64_t measure(const search *s, float x) { return s->counted ? 1 : fixed
 /* Returns the next `digits` bits, from `shift` on, of the value at the limit. Afterwards the search contains only the
  * values with these bits. */
 static uint32_t descend(search *s, int shift, int digits) {
-    static _Thread_local int64_t amount[BUCKETS];
+    int64_t amount[BUCKETS] = {0};
     const uint32_t mask = (1u << digits) - 1;
     uint32_t bits, b = mask;
     int64_t left = 0;
-    memset(amount, 0, sizeof amount);
     for (int64_t i = 0; i < s->n; i++) {
         memcpy(&bits, s->x + i, 4);
         amount[bits >> shift & mask] += measure(s, s->x[i]);

@@ -1,5 +1,7 @@
 """Blocks of Q4_K in the bits of the file, every variant of the kernels, against the same in groups of 32."""
 
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import gguf
@@ -38,11 +40,16 @@ def packed_rows(kernels: Kernels, rows: Tensor, cuts: Sequence[int] = ()) -> Pac
 
 
 @pytest.mark.parametrize("factors", [[3e-4, 0.0, -2e-4], [1e-6, 6e-8, 1e-7], [600.0, 1e-5]], ids=str)
-@pytest.mark.parametrize(("n_out", "n_blocks", "cuts"), [(16, 1, ()), (50, 3, (7, 32)), (208, 2, (16,))])
+@pytest.mark.parametrize(
+    ("n_out", "n_blocks", "cuts"), [(16, 1, ()), (50, 3, (7, 32)), (208, 2, (16,)), (48, 240, ()), (16, 513, ())]
+)
 def test_products_have_the_bits_of_groups(
     kernels: Kernels, factors: list[float], n_out: int, n_blocks: int, cuts: tuple[int, ...]
 ) -> None:
-    """Factors below the normal range of float16 too: PyTorch rounds their products with scales."""
+    """Factors below the normal range of float16 too: PyTorch rounds their products with scales.
+
+    The tables of three blocks of 240 * 256 channels, decoded, and of one of 513 * 256, are larger than a thread's memory.
+    """
     rows = random_rows(n_out, n_blocks, factors)
     groups = of(rows).blocks()
     expected = records.packed(kernels, groups.quants, groups.scales, groups.mins)
@@ -51,6 +58,27 @@ def test_products_have_the_bits_of_groups(
     assert made.packed.nbytes == -(-n_out // 16) * 16 * n_blocks * 144
     for n_rows in (1, 2, 7, 33):
         assert torch.equal(kernels.linear(made, x[:n_rows]), kernels.linear(expected, x[:n_rows]))
+
+
+SMALL_STACK = """
+import threading
+import torch
+from model.kernels.cpu import native, packed
+native.available()
+native.use_threads(1)
+kernels, weights = native.kernels(), packed.superblocks(16, 98304)
+kernels.pack_superblocks(weights, 0, torch.zeros(16, 384 * 144, dtype=torch.uint8))
+threading.stack_size(256 * 1024)
+thread = threading.Thread(target=lambda: print(kernels.linear(weights, torch.ones(2, 98304)).abs().sum().item()))
+thread.start()
+thread.join()
+"""
+
+
+def test_decoded_tables_are_not_on_the_stack() -> None:
+    """Threads of musl have 128 KiB. The tables of 98,304 channels take 384."""
+    done = subprocess.run([sys.executable, "-c", SMALL_STACK], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "0.0\n"), done.stderr
 
 
 def test_blocks_are_what_the_decoder_says(kernels: Kernels) -> None:

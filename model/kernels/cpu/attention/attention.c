@@ -39,6 +39,7 @@ typedef struct {
     float q_factor[MAX_QUERIES], p_factor[MAX_QUERIES * BLOCK];
     int32_t q_offset[MAX_QUERIES];
 } state;
+_Static_assert(sizeof(state) <= THREAD_BYTES, "a thread of the pool has less memory");
 
 /* Converts n weights, or a query, to words; n is a multiple of LANES. `words` may be `x`. */
 INLINE void to_words(const int kind, const float *x, int n, float *words) {
@@ -253,12 +254,11 @@ static int bundle(const call *c) { return c->n_tasks < 4 * noria_thread_count() 
 
 static void attend_some(void *context, int number, int thread) {
     const call *c = context;
-    static _Thread_local state mine;
+    state *mine = noria_memory(thread);
     const int each = bundle(c), n = (int)(c->n_tasks * c->n_kv_heads), then = (number + noria_thread_count()) * each;
-    (void)thread;
     for (int i = number * each; i < (number + 1) * each; i++) {
         int next = i + 1 < (number + 1) * each ? i + 1 : then < n ? then : i;
-        (c->kind == BF16 ? attend_bf16 : c->kind == FLOAT32 ? attend_float32 : attend_int8)(c, i, next, &mine);
+        (c->kind == BF16 ? attend_bf16 : c->kind == FLOAT32 ? attend_float32 : attend_int8)(c, i, next, mine);
     }
 }
 

@@ -122,10 +122,13 @@ static void column(const call *c, const shape *s, int block, int top, int end, c
     }
 }
 
-/* `column` for several rows and weights in Q4_K, whose scales and minima it decodes once. */
-static __attribute__((noinline)) void decoded_column(const call *c, const shape *s, int block, int top, int end, cursor *mine) {
-    const int64_t bytes = (int64_t)c->n_groups * RECORD(Q4_K), n = (int64_t)c->n_groups * 2 * BLOCK;
-    float decoded[s->blocks * n] __attribute__((aligned(64)));
+/* Floats of the scales and minima of a block of Q4_K. */
+#define DECODED(c) ((int64_t)(c)->n_groups * 2 * BLOCK)
+
+/* `column` for several rows and weights in Q4_K, whose scales and minima it decodes once, to `decoded`. */
+static __attribute__((noinline)) void decoded_column(const call *c, const shape *s, int block, int top, int end, float *decoded,
+                                                     cursor *mine) {
+    const int64_t bytes = (int64_t)c->n_groups * RECORD(Q4_K), n = DECODED(c);
     for (int b = 0; b < s->blocks; b++) decode_block(c->w->packed + (block + b) * bytes, c->n_groups, decoded + b * n);
     column(c, s, block, top, end, decoded, mine);
 }
@@ -134,9 +137,12 @@ static __attribute__((noinline)) void decoded_column(const call *c, const shape 
 static void columns(const call *c, int first, int last, int top, int end, int thread) {
     cursor *mine = c->ahead ? c->ahead->cursors + thread : 0;
     const shape *s = c->shape;
+    const int decodes = c->w->format == Q4_K && end - top > 1;
+    const int64_t fit = THREAD_BYTES / 4 / DECODED(c); /* blocks; 0 for more than 131,072 channels, which no model has */
     for (int block = first; top < end && block < last; block += s->blocks) {
-        s = narrower(s, last - block);
-        if (c->w->format == Q4_K && end - top > 1) decoded_column(c, s, block, top, end, mine);
-        else column(c, s, block, top, end, 0, mine);
+        s = narrower(s, decodes ? (int)least_of(last - block, most_of(fit, 1)) : last - block);
+        if (!decodes) column(c, s, block, top, end, 0, mine);
+        else if (fit) decoded_column(c, s, block, top, end, noria_memory(thread), mine);
+        else for (int row = top; row < end; row++) column(c, s, block, row, row + 1, 0, mine);
     }
 }
