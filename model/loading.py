@@ -315,5 +315,6 @@ def _describe(setup: Setup, checkpoint: Checkpoint) -> dict[str, str]:
         **({"layout": layout.name} if layout.size > 1 else {}),
         **({"checkpoint": f"{checkpoint.summary}; served as {stored}"} if checkpoint.summary else {}),
         "kernels": native.describe(native.kernels() if device.type == "cpu" else None),
+        **({"kernels_reason": native.reason()} if device.type == "cpu" else {}),
         "torch": torch.__version__,
     }

@@ -255,5 +255,5 @@ def test_the_model_imports_without_optional_readers() -> None:
 
 @pytest.mark.parametrize("folder", ["model", "service", "deploy", "benchmarks"])
 def test_the_table_of_imported_modules_is_left_alone(folder: str) -> None:
-    """An entry of ours in it once left out a part of PyTorch, without which no engine started on processors with AMX."""
+    """An entry of ours once left out a part of PyTorch, and no engine started on processors with AMX."""
     assert not [path for path in sources(folder) if re.search(r"\bsys\.modules\b|from sys import", path.read_text())]

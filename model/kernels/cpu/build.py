@@ -67,7 +67,7 @@ def variants() -> dict[str, list[str]]:
 
 
 def build(target: Path) -> tuple[str, ...]:
-    """Compile into `target`. Returns the names of the variants in it. Raises RuntimeError with the compiler's message."""
+    """Compile into `target`; returns its variants. Raises RuntimeError with the compiler's message."""
     command = compiler()
     if command is None:
         raise RuntimeError("no C compiler found; install gcc or clang, or `pip install ziglang`")

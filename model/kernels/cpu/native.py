@@ -7,12 +7,11 @@ import ctypes
 import logging
 import os
 from functools import cache, partial
-from itertools import count
-
-import torch
+from itertools import count, pairwise
+from typing import NamedTuple
 
 from model.errors import NoriaError, OptionError
-from model.kernels.cpu import packed, records
+from model.kernels.cpu import check, records
 from model.kernels.cpu.build import fingerprint, library
 from model.kernels.cpu.functions import POOL, Kernels, bind
 from model.machine.host import choose_threads
@@ -21,6 +20,7 @@ log = logging.getLogger(__name__)
 
 LEVELS = ("baseline", "avx2", "avx512vnni", "avx512bf16", "amx")
 ENVIRONMENT = "NORIA_KERNELS"
+BUILD = "python -m model.kernels.cpu.build"
 
 
 def has(compiled: ctypes.CDLL, name: str) -> bool:
@@ -34,30 +34,10 @@ def available() -> tuple[str, ...]:
     compiled = _library()
     if compiled is None:
         return ()
-    names = [name for name in LEVELS[compiled.noria_level() :: -1] if has(compiled, name)]
-    if names[0] == "amx" and not _agree("amx", names[1]):
-        log.warning("products by AMX differ from those by %s on this machine; %s serves instead", names[1], names[1])
-        del names[0]
-    return tuple(names)
-
-
-def _agree(first: str, second: str) -> bool:
-    """Whether two variants give the same bits in products that take every path through a tile."""
-    source = torch.Generator().manual_seed(0)
-    weight, x = torch.randn(48, 256, generator=source), torch.randn(40, 256, generator=source)
-    quants = torch.randint(0, 256, (48, 8, 16), generator=source, dtype=torch.uint8)
-    halves = torch.ones(48, 8, dtype=torch.float16)
-    file_rows = torch.randint(0, 256, (48, packed.SUPERBLOCK_BYTES), generator=source, dtype=torch.uint8)
-    file_rows[:, :4] = torch.tensor([0.5, 0.25], dtype=torch.float16).view(torch.uint8)  # the factors
-    rows, blocks = packed.int8(48, 256), packed.blocks(48, 256, 16, with_minima=True)
-    superblocks = packed.superblocks(48, 256)
-    variant(second).quantize(rows, 0, weight)
-    variant(second).pack(blocks, 0, quants, halves, halves)
-    variant(second).pack_superblocks(superblocks, 0, file_rows)
-    return all(
-        torch.equal(variant(first).linear(weights, x), variant(second).linear(weights, x))
-        for weights in (rows, blocks, superblocks)
-    )
+    names = tuple(name for name in LEVELS[compiled.noria_level() :: -1] if has(compiled, name))
+    if not names:
+        log.warning("the compiled kernels have no variant for this processor, PyTorch serves; build them: %s", BUILD)
+    return names
 
 
 @cache
@@ -66,10 +46,7 @@ def multiplies_pairs_by_tiles(name: str) -> bool:
     compiled = _library()
     if name != "amx" or compiled is None or not compiled.noria_multiplies_pairs():
         return False
-    source = torch.Generator().manual_seed(0)
-    weights, x = packed.bfloat16(88, 192, by_tiles=True), torch.randn(40, 192, generator=source)
-    variant("avx512bf16").quantize(weights, 0, torch.randn(88, 192, generator=source))
-    agree = torch.equal(variant(name).linear(weights, x), variant("avx512bf16").linear(weights, x))
+    agree = check.pairs_agree(variant(name), variant("avx512bf16"))
     if not agree:
         log.warning("AMX adds products of bfloat16 in another order than documented; vdpbf16ps serves instead")
     return agree
@@ -88,12 +65,38 @@ def kernels() -> Kernels | None:
 
     The variable NORIA_KERNELS names a variant or "torch". Raises OptionError if that variant is not there.
     """
-    name, known = os.environ.get(ENVIRONMENT, ""), available()
+    return _choice(os.environ.get(ENVIRONMENT, "")).kernels
+
+
+def reason() -> str:
+    """Why `kernels` returns these, for the log and /version. Raises OptionError as it does."""
+    return _choice(os.environ.get(ENVIRONMENT, "")).reason
+
+
+class Choice(NamedTuple):
+    """The chosen kernels, and why."""
+
+    kernels: Kernels | None
+    reason: str
+
+
+@cache
+def _choice(name: str) -> Choice:
+    """The variant called `name`, or the best for "". If it differs from the next one, that serves."""
+    known = available()
     if name == "torch" or (not name and not known):
-        return None
+        return Choice(None, f"{ENVIRONMENT}={name}" if name else "no compiled kernels, see the log")
     if name and name not in known:
         raise OptionError(f"{ENVIRONMENT}={name} is not there, choose one of: {', '.join((*known, 'torch'))}")
-    return variant(name or known[0])
+    reasons = [f"{ENVIRONMENT}={name}" if name else f"the best of {', '.join(known)}"]
+    candidates = known[known.index(name) :] if name else known
+    for first, second in pairwise(candidates):
+        wrong = check.differing(variant(first), variant(second))
+        if not wrong:
+            return Choice(variant(first), "; ".join([*reasons, f"{first} agrees with {second}"]))
+        reasons.append(f"{first} differs from {second} in {', '.join(wrong)}")
+        log.warning("kernels: %s; %s serves instead", reasons[-1], second)
+    return Choice(variant(candidates[-1]), "; ".join(reasons))
 
 
 def describe(chosen: Kernels | None) -> str:
@@ -116,7 +119,7 @@ def _library() -> ctypes.CDLL | None:
         if compiled.noria_fingerprint().decode() != fingerprint():
             raise OSError(f"{library().name} was built from other sources")
     except (OSError, AttributeError) as error:
-        log.warning("no compiled kernels, PyTorch serves (%s); build them: python -m model.kernels.cpu.build", error)
+        log.warning("no compiled kernels, PyTorch serves (%s); build them: %s", error, BUILD)
         return None
     for name in filter(partial(has, compiled), LEVELS):
         check_records(compiled, name)

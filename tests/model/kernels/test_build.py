@@ -27,7 +27,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script.write_text(SCRIPT)
     script.chmod(0o755)
     monkeypatch.setenv("CC", str(script))
-    monkeypatch.setattr(build, "variants", lambda: dict.fromkeys(build.X86_VARIANTS, []))
+    monkeypatch.setattr(build, "variants", lambda: {name: [] for name in build.X86_VARIANTS})
     return tmp_path / "library.so"
 
 

@@ -2,10 +2,7 @@
 
 import asyncio
 import json
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 

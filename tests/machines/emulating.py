@@ -1,0 +1,32 @@
+"""A C compiler for other processors, as `CC="python emulating.py KIND"`: it calls gcc or clang with other flags.
+
+KIND amx: AVX-512 and AMX in instructions of AVX2 (avx512.h and EMULATED_TILES), on a processor that claims to have them.
+KIND older: it does not know AVX-512.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+EMULATED = {
+    "-mavx512vnni": ("-include", str(Path(__file__).parent / "avx512.h"), "-DEMULATED_VNNI"),
+    "-mavx512bf16": ("-DEMULATED_BF16",),
+    "-mamx-int8": ("-DEMULATED_TILES",),
+}
+BEYOND_AVX2 = ("-mavx512", "-mamx", "-mprefer-vector-width=512")
+QUICK = ("-O1", "-fno-strict-aliasing")
+"""The same bits after a fraction of the time to compile."""
+
+
+def main() -> int:
+    kind, *words = sys.argv[1:]
+    if kind == "older" and any(word.startswith("-mavx512") for word in words):
+        return 1
+    flags = ["-DFORCED_LEVEL=4"] if kind == "amx" else []
+    for word in words:
+        flags += EMULATED.get(word, ()) if word.startswith(BEYOND_AVX2) else [word]
+    return subprocess.run(["cc", *flags, *QUICK]).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
