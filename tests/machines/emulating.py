@@ -1,6 +1,6 @@
 """A C compiler for other processors, as `CC="python emulating.py KIND"`: it calls gcc or clang with other flags.
 
-KIND amx: AVX-512 and AMX in instructions of AVX2 (avx512.h and EMULATED_TILES), on a processor that claims to have them.
+KIND amx: AVX-512 and AMX in instructions of AVX2 (avx512.h, EMULATED_TILES), which the processor then claims to have.
 KIND older: it does not know AVX-512.
 """
 

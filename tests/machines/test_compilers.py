@@ -60,7 +60,9 @@ def test_the_next_variant_serves_where_one_is_wrong(copy: Copy, layout: str | No
         tiles = folder / "model/kernels/cpu/linear/tiles.h"
         text = tiles.read_text()
         assert text.count(MISTAKE) == 1
-        tiles.write_text(text.replace(MISTAKE, f"{MISTAKE} if (WIDTH == 32 && FORMAT == {layout} && q == 3) four ^= 1;"))
+        tiles.write_text(
+            text.replace(MISTAKE, f"{MISTAKE} if (WIDTH == 32 && FORMAT == {layout} && q == 3) four ^= 1;")
+        )
 
     folder = copy({"CC": compiler("older")}, break_it if layout else lambda _: None)
     with served(SERVE, cwd=folder) as server:
@@ -68,7 +70,10 @@ def test_the_next_variant_serves_where_one_is_wrong(copy: Copy, layout: str | No
         engine = server.version()["engine"]
         if layout:
             assert engine["kernels"] == "native baseline"
-            assert engine["kernels_reason"] == f"the best of avx2, baseline; avx2 differs from baseline in {layout.lower()}"
+            assert (
+                engine["kernels_reason"]
+                == f"the best of avx2, baseline; avx2 differs from baseline in {layout.lower()}"
+            )
             assert "baseline serves instead" in server.log.read_text()
         else:
             assert engine["kernels"] == "native avx2"

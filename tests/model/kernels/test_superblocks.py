@@ -48,7 +48,7 @@ def test_products_have_the_bits_of_groups(
 ) -> None:
     """Factors below the normal range of float16 too: PyTorch rounds their products with scales.
 
-    The tables of three blocks of 240 * 256 channels, decoded, and of one of 513 * 256, are larger than a thread's memory.
+    Decoded tables of three blocks of 240 * 256 channels, and of one of 513 * 256, exceed the memory of a thread.
     """
     rows = random_rows(n_out, n_blocks, factors)
     groups = of(rows).blocks()

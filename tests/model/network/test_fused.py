@@ -3,12 +3,14 @@
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 import torch
+from torch import Tensor
 
 from model.attention import choose
+from model.attention.paged import PagedAttention
 from model.attention.reference import ReferenceAttention
 from model.attention.rope import RopeRows
 from model.batch import PageTable, Slice, StepBatch
@@ -46,18 +48,46 @@ PECULIAR = {
 """A part of a head rotates, layers differ in their RoPE, and the temperature of queries takes five values."""
 
 
+class Recorded(PagedAttention):
+    """The kernels' attention, which records the outputs of all layers."""
+
+    def __init__(self, outputs: list[Tensor]) -> None:
+        super().__init__()
+        self._outputs = outputs
+
+    def _attend(self, *inputs: Any) -> Tensor:
+        self._outputs.append(super()._attend(*inputs))
+        return self._outputs[-1]
+
+
+class Compared(ReferenceAttention):
+    """The reference, which compares each layer's output with a recorded one, and goes on with the latter.
+
+    With its own, a difference of 5e-8 may grow to 7e-3: some processors round activations to bfloat16 for the next
+    product, and two numbers on both sides of a boundary become neighbours in bfloat16.
+    """
+
+    def __init__(self, outputs: list[Tensor]) -> None:
+        self._outputs = outputs
+
+    def attend(self, *inputs: Any) -> Tensor:
+        recorded = self._outputs.pop(0)
+        torch.testing.assert_close(super().attend(*inputs), recorded, atol=1e-5, rtol=1e-5)
+        return recorded
+
+
 @pytest.mark.parametrize("scheme", ["int8", "bfloat16"])
 def test_bits_with_two_ropes_and_a_query_temperature(scheme: str) -> None:
     """The kernels' attention has the bits of one token after the other, fused or not, and agrees with the reference."""
-    model, attention = quantized(scheme, **PECULIAR), choose("paged", CPU)[1]
-    plain, driver = Driver(model, attention), Driver(model, attention, shuffle=1)
+    model, attention, outputs = quantized(scheme, **PECULIAR), choose("paged", CPU)[1], []
+    plain, driver = Driver(model, Recorded(outputs)), Driver(model, attention, shuffle=1)
     driver.fused = fuse(model, attention, driver.pools)
     assert driver.fused is not None
     whole = plain.whole(TOKENS)
     for chunk in (None, 1, 33):
         assert torch.equal(driver.whole(TOKENS, chunk), whole)
-    reference = Driver(model, ReferenceAttention()).whole(TOKENS)
-    torch.testing.assert_close(whole, reference, atol=1e-4, rtol=1e-4)
+    assert torch.equal(Driver(model, Compared(outputs)).whole(TOKENS), whole)
+    assert not outputs
     for name in PECULIAR:
         others = {key: value for key, value in PECULIAR.items() if key != name}
         if name == "rope_dim":
