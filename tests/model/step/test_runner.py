@@ -206,6 +206,7 @@ def test_info_tells_what_runs(saved: Any) -> None:
         "attention": "paged",
         "quantize": "none",
         "kernels": native.describe(native.kernels()),
+        "kernels_reason": native.reason(),
         "torch": torch.__version__,
     }
 
