@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.uninstalled import uninstalled
+
 ROOT = Path(__file__).parents[1]
 ENGINE_MAY_USE = {"model.batch", "model.sampling_params", "model.config", "model.errors"}
 ENGINE_MAY_USE |= {"model.image_spans", "model.ranges", "model.version", "model.vision_config"}
@@ -246,11 +248,7 @@ def test_the_model_imports_without_optional_readers() -> None:
         "transformers",
         "triton",
     ]
-    run(
-        "import importlib, sys\n"
-        f"sys.modules.update(dict.fromkeys({blocked!r}))\n"
-        f"[importlib.import_module(name) for name in {names!r}]"
-    )
+    run(f"{uninstalled(*blocked)}import importlib\n[importlib.import_module(name) for name in {names!r}]")
 
 
 @pytest.mark.parametrize("folder", ["model", "service", "deploy", "benchmarks"])

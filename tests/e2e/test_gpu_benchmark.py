@@ -27,8 +27,10 @@ from benchmarks.gpu.shapes import (
     prefill_flops,
     projections,
 )
+from tests.uninstalled import uninstalled
 
 ROOT = Path(__file__).parents[2]
+
 CPU = torch.device("cpu")
 BANDWIDTH, RATE = 4.3e12, 790e12
 NOT_THERE = ["fastapi", "pydantic", "orjson", "httpx", "rich", "typer", "gguf", "llguidance", "uvicorn", "jinja2"]
@@ -208,7 +210,7 @@ def test_what_would_not_fit_into_the_budget_is_left_out() -> None:
 
 def test_the_command_needs_no_service(tmp_path: Path) -> None:
     """The command measures the ceilings in processes of its own. They cannot import the packages of the service."""
-    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({NOT_THERE!r}))\n")
+    (tmp_path / "sitecustomize.py").write_text(uninstalled(*NOT_THERE))
     file = tmp_path / "out.json"
     command = [
         sys.executable,

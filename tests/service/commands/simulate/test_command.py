@@ -15,6 +15,7 @@ from model.checkpoint.resolve import EMBEDDED
 from service.cli import main
 from service.commands.simulate.costs import parse, read, to_json
 from tests.service.commands.simulate.costs import costs, written
+from tests.uninstalled import uninstalled
 
 SHIPPED = sorted((Path(__file__).parents[4] / "deploy/costs").glob("*.json"))
 
@@ -196,7 +197,7 @@ def test_it_needs_no_torch(file: Path) -> None:
         "--costs",
         str(file),
     ]
-    code = f"import sys; sys.modules['torch'] = None; from service.cli import main; sys.argv = {arguments}; main()"
+    code = f"{uninstalled('torch')}from service.cli import main; sys.argv = {arguments}; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "3 of 3" in done.stdout
