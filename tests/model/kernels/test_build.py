@@ -1,5 +1,6 @@
 """The build with compilers that know less than gcc. A script stands for them: it makes empty files."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -57,3 +58,24 @@ def test_without_a_compiler_the_command_ends_with_one_line(tmp_path: Path) -> No
     )
     assert done.returncode == 1
     assert done.stderr == "noria: no C compiler found; install gcc or clang, or `pip install ziglang`\n"
+
+
+@pytest.mark.parametrize(
+    ("build_line", "said"),
+    [
+        ("echo avx2 baseline", "noria: set-up: compiled for avx2, baseline"),
+        ("echo noria: no C compiler >&2; exit 1", "noria: the CPU kernels are not compiled; PyTorch serves"),
+    ],
+)
+def test_set_up_says_what_was_compiled(tmp_path: Path, build_line: str, said: str) -> None:
+    """An environment whose Python does nothing but the build."""
+    python = tmp_path / "bin/python"
+    python.parent.mkdir()
+    python.write_text(f"#!/bin/sh\ncase $* in *kernels.cpu.build*) {build_line} ;; esac\n")
+    python.chmod(0o755)
+    environment = {**os.environ, "ENVIRONMENT": str(tmp_path), "PYTHON": sys.executable}
+    done = subprocess.run(
+        ["scripts/setup"], env=environment, cwd=build.HERE.parents[2], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1].startswith(said)
