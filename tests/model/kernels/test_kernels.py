@@ -2,6 +2,7 @@
 
 import ctypes
 import re
+import struct
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 from model.errors import NoriaError, OptionError
 from model.kernels.cpu import native
 from model.kernels.cpu import records as structs
+from model.kernels.cpu.build import library
 from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.records import AttentionCall
 from tests.model import records
@@ -129,6 +131,15 @@ def test_variable_names_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(native.ENVIRONMENT, "sse9")
     with pytest.raises(OptionError, match=r"NORIA_KERNELS=sse9 is not there, choose one of: .*baseline, torch"):
         native.kernels()
+
+
+@pytest.mark.skipif(native.kernels() is None, reason="needs the compiled library")
+def test_threads_of_the_process_hold_no_memory_of_the_kernels() -> None:
+    """Every thread would have the library's thread-local storage: once 2.15 MiB. Its program header has type 7."""
+    elf = library().read_bytes()
+    first, size, n = struct.unpack_from("<32xQ14xHH", elf)
+    headers = [struct.unpack_from("<II6Q", elf, first + i * size) for i in range(n)]
+    assert sum(in_memory for kind, _, _, _, _, _, in_memory, _ in headers if kind == 7) < 1024
 
 
 # Structs that Python fills
