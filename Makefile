@@ -5,6 +5,7 @@
 #   make test-clients CLIENTS="openai curl"    (real clients, each in an environment of its own in .clients)
 #   make test-page                             (the page at / in a real browser, Chromium)
 #   make test-machines                         (servers on other processors and in odd places: docs/machines.md)
+#   make test-arm                              (kernels and servers on an emulated 64-bit ARM processor, in .arm)
 #   make test-ray                              (replicas on Ray Serve, in an environment of their own in .ray)
 #   make drill ARGS="--hours=1"                (attacks and faults on a live server, ten minutes without ARGS)
 MODEL ?=
@@ -17,7 +18,7 @@ export PIP_ARGS
 
 INPUTS := pyproject.toml constraints.txt scripts/setup $(wildcard model/kernels/cpu/*.[ch] model/kernels/cpu/*/*.[ch])
 
-.PHONY: serve test test-page test-clients test-machines test-ray drill check clean
+.PHONY: serve test test-page test-clients test-machines test-arm test-ray drill check clean
 
 serve: .venv/.ready
 	@exec .venv/bin/noria serve $(if $(MODEL),"$(MODEL)") --port $(PORT) $(ARGS)
@@ -37,6 +38,9 @@ test-machines: .venv/.ready-dev
 	@scripts/setup-machines
 	.venv/bin/python -m pytest -vv --durations=0 -m machines tests/machines $(ARGS)
 
+test-arm:
+	@scripts/test-arm $(ARGS)
+
 test-ray: .ray/.ready
 	.ray/bin/python -m pytest -c tests/ray/pytest.ini tests/ray $(ARGS)
 
@@ -47,7 +51,7 @@ check: .venv/.ready-dev
 	scripts/check
 
 clean:
-	rm -rf .venv .clients .ray build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .clients .ray .arm build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .venv/.ready: $(INPUTS)
 	@scripts/setup

@@ -75,10 +75,12 @@ def served(
                     os.killpg(process.pid, signal.SIGKILL)
 
 
-def refused(command: Sequence[str], environment: Mapping[str, str] = NONE, cwd: Path = ROOT) -> str:
+def refused(
+    command: Sequence[str], environment: Mapping[str, str] = NONE, cwd: Path = ROOT, patience: float = 2 * PATIENCE
+) -> str:
     """The last line of a command that must not start a server. It fails, and shows no traceback."""
     variables = own_shell() | {"NORIA_PORT": str(free_port())} | dict(environment)
-    ended = subprocess.run(command, env=variables, cwd=cwd, capture_output=True, text=True, timeout=2 * PATIENCE)
+    ended = subprocess.run(command, env=variables, cwd=cwd, capture_output=True, text=True, timeout=patience)
     output = ended.stdout + ended.stderr
     assert ended.returncode > 0, output
     assert "Traceback" not in output, output

@@ -1,19 +1,25 @@
-"""Each variant of the CPU kernels by NORIA_KERNELS: it serves where the processor has it, else one line refuses it."""
+"""Each variant of the CPU kernels by NORIA_KERNELS: it serves where the processor has it, else one line refuses it.
+
+`make test-arm` runs these tests on an emulated processor.
+"""
 
 import pytest
 
 from model.kernels.cpu.native import ENVIRONMENT, LEVELS, available
 from tests.machines.serving import ANSWER, SERVE, refused, served
 
+SLOW = {"NORIA_STEP_TIMEOUT": "600", "NORIA_SPARE_ENGINE": "0"}
+"""For an emulated processor: a prompt takes 40 s of it, and a spare engine is not ready in its time."""
+PATIENT = 1800.0
+
 
 @pytest.mark.parametrize("name", [*LEVELS, "torch", "none"])
 def test_variants(name: str) -> None:
     if name in (*available(), "torch"):
-        with served(SERVE, {ENVIRONMENT: name}) as server:
+        with served(SERVE, {ENVIRONMENT: name, **SLOW}, patience=PATIENT) as server:
             assert server.answer() == ANSWER
             assert server.version()["engine"]["kernels"] == ("torch" if name == "torch" else f"native {name}")
     else:
         others = ", ".join((*available(), "torch"))
-        assert (
-            refused(SERVE, {ENVIRONMENT: name}) == f"noria: {ENVIRONMENT}={name} is not there, choose one of: {others}"
-        )
+        found = refused(SERVE, {ENVIRONMENT: name}, patience=PATIENT)
+        assert found == f"noria: {ENVIRONMENT}={name} is not there, choose one of: {others}"

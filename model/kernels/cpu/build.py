@@ -24,18 +24,30 @@ INCLUDE = f"-I{HERE}"
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wno-psabi")
 _AVX2 = "-mavx2 -mfma -mf16c -mbmi2"
 _AVX512 = f"{_AVX2} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mprefer-vector-width=512"
-X86_VARIANTS = {
-    "amx": f"{_AVX512} -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16",
-    "avx512bf16": f"{_AVX512} -mavx512bf16",
-    "avx512vnni": _AVX512,
-    "avx2": _AVX2,
-    "baseline": "",
+VARIANTS = {
+    "x86_64": {
+        "amx": f"{_AVX512} -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16",
+        "avx512bf16": f"{_AVX512} -mavx512bf16",
+        "avx512vnni": _AVX512,
+        "avx2": _AVX2,
+        "baseline": "",
+    },
+    "aarch64": {
+        "neon-i8mm": "-march=armv8.2-a+dotprod+i8mm",
+        "neon-dotprod": "-march=armv8.2-a+dotprod",
+        "baseline": "",
+    },
 }
+"""Compiler flags of the variants of each architecture, the best variant first."""
+ARCHITECTURES = {"AMD64": "x86_64", "arm64": "aarch64"}
+"""Other names of them."""
 PROBES = {
     "amx": "tdpbf16ps %tmm2, %tmm1, %tmm0",
     "avx512bf16": "vdpbf16ps %zmm2, %zmm1, %zmm0",
     "avx512vnni": "vpdpbusd %zmm2, %zmm1, %zmm0",
     "avx2": "vfmadd231ps %ymm2, %ymm1, %ymm0",
+    "neon-i8mm": "usmmla v0.4s, v1.16b, v2.16b",
+    "neon-dotprod": "sdot v0.4s, v1.16b, v2.16b",
 }
 """An instruction of each variant that an older compiler, or the assembler behind it, does not know."""
 
@@ -61,10 +73,15 @@ def compiler() -> list[str] | None:
     return zig if importlib.util.find_spec("ziglang") else None
 
 
-def variants() -> dict[str, list[str]]:
-    """Compiler flags of each variant of the kernels on this machine's architecture."""
-    known = X86_VARIANTS if platform.machine() in {"x86_64", "AMD64"} else {"baseline": ""}
+def variants(machine: str = platform.machine()) -> dict[str, list[str]]:
+    """Compiler flags of each variant of the kernels on an architecture, the best variant first."""
+    known = VARIANTS.get(ARCHITECTURES.get(machine, machine), {"baseline": ""})
     return {name: flags.split() for name, flags in known.items()}
+
+
+def suffix(variant: str) -> str:
+    """What the names of a variant's functions end with in C."""
+    return variant.replace("-", "_")
 
 
 def build(target: Path) -> tuple[str, ...]:
@@ -74,10 +91,12 @@ def build(target: Path) -> tuple[str, ...]:
         raise RuntimeError("no C compiler found; install gcc or clang, or `pip install ziglang`")
     general = [*command, *FLAGS, INCLUDE]
     with tempfile.TemporaryDirectory() as folder:
-        known = {name: flags for name, flags in variants().items() if _compiles(command, name, flags, Path(folder))}
+        known = {
+            name: flags for name, flags in _targeted(command).items() if _compiles(command, name, flags, Path(folder))
+        }
         jobs = {f"{folder}/pool.o": [*general, f'-DFINGERPRINT="{fingerprint()}"', "-c", str(HERE / "pool.c")]}
         for name, flags in known.items():
-            chosen = [*general, *flags, f"-DVARIANT={name}"]
+            chosen = [*general, *flags, f"-DVARIANT={suffix(name)}"]
             for source in SOURCES:
                 jobs[f"{folder}/{name}-{Path(source).stem}.o"] = [*chosen, "-c", str(HERE / source)]
         _run_all([[*arguments, "-o", output] for output, arguments in jobs.items()])
@@ -85,6 +104,16 @@ def build(target: Path) -> tuple[str, ...]:
         _run_all([[*command, "-shared", *jobs, "-o", str(linked), "-lpthread", "-lm"]])
         linked.replace(target)  # at once: a process that has the old one open keeps it
     return tuple(known)
+
+
+def _targeted(command: Sequence[str]) -> dict[str, list[str]]:
+    """The variants of the architecture for which a compiler compiles, with its flags."""
+    triple = subprocess.run([*command, "-dumpmachine"], stdout=subprocess.PIPE, text=True).stdout
+    known = variants(triple.split("-")[0] or platform.machine())
+    if "ziglang" not in command:
+        return known
+    # It has no -march, and takes extensions after the name of a processor.
+    return {name: [flag.replace("-march=armv8.2-a", "-mcpu=generic") for flag in known[name]] for name in known}
 
 
 def _compiles(command: Sequence[str], name: str, flags: Sequence[str], folder: Path) -> bool:

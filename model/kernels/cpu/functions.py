@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model.kernels.cpu.build import suffix
 from model.kernels.cpu.low_rank import PackedRows
 from model.kernels.cpu.packed import (
     FORMATS,
@@ -332,7 +333,7 @@ def _floats(x: Tensor, width: int) -> Tensor:
 
 def bind(library: ctypes.CDLL, variant: str) -> Kernels:
     """The kernels of `library` for one `variant` of processors."""
-    functions = [getattr(library, f"{kernel}_{variant}") for kernel in ARGUMENTS]
+    functions = [getattr(library, f"{kernel}_{suffix(variant)}") for kernel in ARGUMENTS]
     for function, (kernel, types) in zip(functions, ARGUMENTS.items(), strict=True):
         function.argtypes, function.restype = types, RESULTS.get(kernel)
     return Kernels(variant, *functions)

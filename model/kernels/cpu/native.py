@@ -12,20 +12,21 @@ from typing import NamedTuple
 
 from model.errors import NoriaError, OptionError
 from model.kernels.cpu import check, records
-from model.kernels.cpu.build import fingerprint, library
+from model.kernels.cpu.build import fingerprint, library, suffix, variants
 from model.kernels.cpu.functions import POOL, Kernels, bind
 from model.machine.host import KERNELS as ENVIRONMENT
 from model.machine.host import choose_threads
 
 log = logging.getLogger(__name__)
 
-LEVELS = ("baseline", "avx2", "avx512vnni", "avx512bf16", "amx")
+LEVELS = tuple(reversed(variants()))
+"""Names of this architecture's variants. Their places are what `noria_level` in pool.c returns."""
 BUILD = "python -m model.kernels.cpu.build"
 
 
 def has(compiled: ctypes.CDLL, name: str) -> bool:
     """Whether the library has the variant `name`: older compilers do not know all instructions."""
-    return hasattr(compiled, f"linear_{name}")
+    return hasattr(compiled, f"linear_{suffix(name)}")
 
 
 @cache
@@ -133,14 +134,16 @@ def check_records(compiled: ctypes.CDLL, name: str) -> None:
     A call would crash. Building again does not help: the library was built from these sources.
     """
     for struct, mirror in records.MIRRORS.items():
-        for c, python in zip(_layout(compiled, f"fields_{struct}_{name}"), records.layout(mirror), strict=False):
+        for c, python in zip(
+            _layout(compiled, f"fields_{struct}_{suffix(name)}"), records.layout(mirror), strict=False
+        ):
             if c != python:
                 raise NoriaError(
                     f"struct {struct} of the compiled kernels has {c} in C, {python} in Python (name, offset, bytes); "
                     "correct model/kernels/cpu/records.py"
                 )
     for symbol, expected in (("attention_limits", records.LIMITS), ("row_classes", records.ROW_CLASSES)):
-        limits = tuple((ctypes.c_int64 * len(expected)).in_dll(compiled, f"{symbol}_{name}"))
+        limits = tuple((ctypes.c_int64 * len(expected)).in_dll(compiled, f"{symbol}_{suffix(name)}"))
         if limits != expected:
             raise NoriaError(
                 f"{symbol} of the compiled kernels are {limits} in C and {expected} in Python; "

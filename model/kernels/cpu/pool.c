@@ -16,6 +16,7 @@
 #endif
 #include <unistd.h>
 #if defined(__linux__)
+#include <sys/auxv.h>
 #include <sys/syscall.h>
 #endif
 
@@ -179,8 +180,8 @@ static int tiles_granted(void) {
 }
 
 /* The best instruction set of this processor: 0 the architecture's baseline, 1 AVX2 with FMA, 2 AVX-512 with VNNI,
- * 3 with bfloat16 as well, 4 with AMX for bytes too. The test is written by hand, because some compilers have no
- * test of their own in shared libraries. */
+ * 3 with bfloat16 as well, 4 with AMX for bytes too; on ARM 1 dot products of bytes, 2 matrix products of bytes too. The
+ * test is written by hand, because some compilers have no test of their own in shared libraries. */
 EXPORT int noria_level(void) {
 #if defined(FORCED_LEVEL) /* for tests: a compiler that emulates the instructions */
     return FORCED_LEVEL;
@@ -198,6 +199,10 @@ EXPORT int noria_level(void) {
     int tiles = !(~d & amx || ~saved & 0x60000);
     if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || ~a & BF16) return 2;
     return tiles && tiles_granted() ? 4 : 3;
+#elif defined(__aarch64__) && defined(__linux__)
+    const unsigned long dot = 1ul << 20, i8mm = 1ul << 13; /* HWCAP_ASIMDDP; HWCAP2_I8MM, which older headers lack */
+    if (!(getauxval(AT_HWCAP) & dot)) return 0;
+    return getauxval(AT_HWCAP2) & i8mm ? 2 : 1;
 #else
     return 0;
 #endif

@@ -257,6 +257,18 @@ INLINE vi dot_unsigned(vi acc, quads w, int32_t x) {
     __m256i pairs = _mm256_maddubs_epi16((__m256i)w, _mm256_set1_epi32(x));
     return acc + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 }
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+enum { OFFSET = 128 };
+typedef vi quads;
+INLINE quads load_quads(const uint8_t *w) { return load_int(w); }
+INLINE vi dot(vi acc, quads w, int32_t x) { return (vi)vusdotq_s32((int32x4_t)acc, (uint8x16_t)w, (int8x16_t)splat_int(x)); }
+INLINE vi dot_unsigned(vi acc, quads w, int32_t x) { return dot(acc, w, x); }
+#elif defined(__ARM_FEATURE_DOTPROD)
+enum { OFFSET = 0 };
+typedef vi quads;
+INLINE quads load_quads(const uint8_t *w) { return load_int(w) ^ splat_int((int32_t)0x80808080); }
+INLINE vi dot(vi acc, quads w, int32_t x) { return (vi)vdotq_s32((int32x4_t)acc, (int8x16_t)w, (int8x16_t)splat_int(x)); }
+INLINE vi dot_unsigned(vi acc, quads w, int32_t x) { return dot(acc, w, x); }
 #else
 enum { OFFSET = 0 };
 typedef struct { vh even, odd; } quads;
@@ -282,6 +294,9 @@ INLINE vi dot_signed(vi acc, quads w, int32_t x) {
     __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi32(x), (__m256i)w); /* at most 2 * 127 * 127 */
     return acc + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 }
+#elif defined(__ARM_FEATURE_DOTPROD)
+INLINE quads load_signed(const void *w) { return load_int(w); }
+INLINE vi dot_signed(vi acc, quads w, int32_t x) { return (vi)vdotq_s32((int32x4_t)acc, (int8x16_t)w, (int8x16_t)splat_int(x)); }
 #else
 INLINE quads load_signed(const void *w) {
     vh v = (vh)load_int(w);
@@ -316,7 +331,7 @@ INLINE vf add_pair(vf acc, vi w, const float *x, int64_t stride) {
 
 INLINE void load_nibbles(const uint8_t *p, quads *low, quads *high) {
     vi both = load_int(p), mask = splat_int(0x0F0F0F0F);
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
     *low = both & mask;
     *high = (both >> 4) & mask;
 #else

@@ -10,7 +10,10 @@ import pytest
 from model.kernels.cpu import build
 
 SCRIPT = """#!/bin/sh
-case "$*" in *-fsyntax-only*) exit 1 ;; esac  # zig always makes an object
+case "$*" in
+  *-fsyntax-only*) exit 1 ;;  # zig always makes an object
+  *-dumpmachine*) echo "$MACHINE-linux-gnu"; exit ;;
+esac
 while [ $# -gt 1 ]; do
   case $1 in
     *.c) ! grep -q "$UNKNOWN" "$1" || { echo "no such instruction" >&2; exit 1; } ;;
@@ -28,19 +31,27 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script.write_text(SCRIPT)
     script.chmod(0o755)
     monkeypatch.setenv("CC", str(script))
-    monkeypatch.setattr(build, "variants", lambda: {name: [] for name in build.X86_VARIANTS})
+    monkeypatch.setenv("MACHINE", "x86_64")
     return tmp_path / "library.so"
 
 
 @pytest.mark.parametrize(
-    ("unknown", "missing"), [(NONE, ()), ("tdpbf16ps %tmm2", ("amx",)), ("probe(void)", tuple(build.PROBES))]
+    ("machine", "unknown", "missing"),
+    [
+        ("x86_64", NONE, ()),
+        ("x86_64", "tdpbf16ps %tmm2", ("amx",)),
+        ("x86_64", "probe(void)", tuple(build.PROBES)),
+        ("aarch64", NONE, ()),
+        ("aarch64", "usmmla", ("neon-i8mm",)),
+    ],
 )
 def test_the_build_has_the_variants_that_become_objects(
-    library: Path, monkeypatch: pytest.MonkeyPatch, unknown: str, missing: tuple[str, ...]
+    library: Path, monkeypatch: pytest.MonkeyPatch, machine: str, unknown: str, missing: tuple[str, ...]
 ) -> None:
-    """A compiler may know a flag, and its assembler not the instruction. The baseline needs none."""
+    """Those of the compiler's architecture. It may know a flag, and its assembler not the instruction."""
+    monkeypatch.setenv("MACHINE", machine)
     monkeypatch.setenv("UNKNOWN", unknown)
-    assert build.build(library) == tuple(name for name in build.X86_VARIANTS if name not in missing)
+    assert build.build(library) == tuple(name for name in build.VARIANTS[machine] if name not in missing)
     assert library.exists()
 
 

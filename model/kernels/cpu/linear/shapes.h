@@ -12,7 +12,7 @@
 #define DEFAULTS {"1x1", "4x2", "4x3", "4x3"}
 #define INT8_DEFAULTS {"1x1", "8x1", "4x3", "4x3"}
 #define BF16_DEFAULTS {"1x1", "8x1", "8x3", "8x3"}
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
 #define QUAD_SHAPES(X, F) X(F, 1, 1) X(F, 2, 1) X(F, 4, 1) X(F, 1, 2)
 #define PAIR_SHAPES QUAD_SHAPES
 #define DEFAULTS {"1x2", "2x1", "2x1", "2x1"}
