@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,8 @@ LIMITS = {
 """Files of a control group by controller, in version 2 and in version 1. Together they hold two numbers."""
 KERNELS = "NORIA_KERNELS"
 """The variable that names a variant of the CPU kernels. It is no flag: it is for tests and reports of faults."""
+OPENMP = re.compile(r"\s*\+?0*([1-9]\d{0,8})\s*(,.*)?", re.ASCII)
+"""A value of OMP_NUM_THREADS: a positive number, and others for nested regions. OpenMP reports and ignores any other."""
 
 
 def choose_threads(requested: int | None = None, root: Path = Path("/")) -> int:
@@ -23,8 +26,8 @@ def choose_threads(requested: int | None = None, root: Path = Path("/")) -> int:
     """
     allowed = _processors()
     if requested is None:
-        variable = os.environ.get("OMP_NUM_THREADS", "")
-        threads = int(variable) if variable.isdigit() else min([_cores(root, allowed), *_quotas(root)])
+        named = OPENMP.fullmatch(os.environ.get("OMP_NUM_THREADS", ""))
+        threads = int(named[1]) if named else min([_cores(root, allowed), *_quotas(root)])
         return max(1, min(threads, len(allowed)))
     if not 1 <= requested <= len(allowed):
         raise OptionError(

@@ -20,9 +20,10 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Route:
-    """One endpoint. Raises TypeError if its answer has no type or its handler no docstring.
+    """One endpoint. Raises TypeError if its answer has no type.
 
-    The document describes the first of `methods`. `name` and `text` (the docstring) are the handler's. `answer` is the
+    The document describes the first of `methods`. `name` and `text` (the docstring, empty under `python -OO`) are the
+    handler's. `answer` is the
     TypedDict of the JSON that is sent with one of `statuses` (`str`: plain text), and `answers` are examples of it.
     `endless`: the answer is the data of events that are sent until the client goes.
     `body` is the type of the request's body, and `request` an example of it. `refusals` are statuses of errors that
@@ -46,8 +47,6 @@ class Route:
     def __post_init__(self) -> None:
         if self.answer is not str and not is_typeddict(self.answer):
             raise TypeError(f"{self.path}: the answer must be a TypedDict or str, got {self.answer}")
-        if not self.text:
-            raise TypeError(f"{self.path}: the handler needs a docstring")
 
     @property
     def media_type(self) -> str:

@@ -62,6 +62,20 @@ def test_the_option_overrides_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_
     assert choose_threads(root=tmp_path) == 8
 
 
+@pytest.mark.parametrize(
+    ("value", "n"),
+    [
+        *(("3,2", 3), (" 03 ", 3), ("+3", 3), ("9" * 9, 8)),
+        *((value, 8) for value in ("", "0", "-1", "²", "٣", "1e0", "2.0", "two", ",1", "1" * 5000)),
+    ],
+)
+def test_a_variable_that_openmp_ignores_is_ignored(
+    value: str, n: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    assert choose_threads(root=tmp_path) == n
+
+
 @pytest.mark.parametrize("requested", [0, -1, 9])
 def test_an_option_out_of_range_names_the_flag_and_the_limit(requested: int, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=rf"--threads must be 1 to 8,.*got {requested}"):
