@@ -38,8 +38,8 @@ def choose_threads(requested: int | None = None, root: Path = Path("/")) -> int:
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Bytes that this process can still allocate: the minimum of what the machine and its control groups allow."""
-    return min([_available(root), *_left_by_groups(root)])
+    """Bytes that this process can still allocate: the minimum of what machine, control groups and `ulimit -v` allow."""
+    return min([_available(root), *_left_by_groups(root), *_left_of_addresses(root)])
 
 
 def return_free_memory() -> None:
@@ -81,6 +81,14 @@ def _left_by_groups(root: Path) -> Iterator[int]:
         lines = map(str.split, text(folder / "memory.stat").splitlines())
         reclaimable = sum(int(value) for name, value in lines if name == "inactive_file")
         yield max(limit - used + reclaimable, 0)
+
+
+def _left_of_addresses(root: Path) -> Iterator[int]:
+    """Bytes that `ulimit -v` leaves, where it limits the addresses of this process."""
+    limit = re.search(r"^Max address space +(\d+)", text(root / "proc/self/limits"), re.MULTILINE)
+    pages = text(root / "proc/self/statm").split()
+    if limit and pages:
+        yield max(int(limit[1]) - int(pages[0]) * os.sysconf("SC_PAGE_SIZE"), 0)
 
 
 def _limits(root: Path, controller: str) -> Iterator[tuple[Path, int, int]]:

@@ -116,6 +116,17 @@ def test_control_group_one_in_a_container(tmp_path: Path) -> None:
     assert free_memory(write(tmp_path, files)) == 200_000
 
 
+@pytest.mark.parametrize(("limit", "left"), [("unlimited", 500 * 1024), ("450000", 450_000 - 409_600), ("4096", 0)])
+def test_address_space_is_limited(limit: str, left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sysconf", lambda name: 4096)
+    files = {
+        "proc/meminfo": "MemAvailable: 500 kB\n",
+        "proc/self/limits": f"Max resident set  unlimited  unlimited  bytes\nMax address space  {limit}  9  bytes\n",
+        "proc/self/statm": "100 50 20 1 0 60 0\n",
+    }
+    assert free_memory(write(tmp_path, files)) == left
+
+
 V2 = {
     "proc/self/cgroup": "0::/pod/container\n",
     "sys/fs/cgroup/pod/cpu.max": "300000 100000\n",
