@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from model.errors import OptionError
+from model.errors import NoriaError, OptionError
 
 LIMITS = {
     "cpu": (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")),
@@ -16,7 +16,10 @@ LIMITS = {
 KERNELS = "NORIA_KERNELS"
 """The variable that names a variant of the CPU kernels. It is no flag: it is for tests and reports of faults."""
 OPENMP = re.compile(r"\s*\+?0*([1-9]\d{0,8})\s*(,.*)?", re.ASCII)
-"""A value of OMP_NUM_THREADS: a positive number, and others for nested regions. OpenMP reports and ignores any other."""
+"""A value of OMP_NUM_THREADS: a number, and others for nested regions. OpenMP reports and ignores any other value."""
+
+LEAST_ADDRESSES = 2**30
+"""Bytes of addresses. The engine has 0.9 GiB when PyTorch for a CPU is imported, before any weights."""
 
 
 def choose_threads(requested: int | None = None, root: Path = Path("/")) -> int:
@@ -40,6 +43,15 @@ def choose_threads(requested: int | None = None, root: Path = Path("/")) -> int:
 def free_memory(root: Path = Path("/")) -> int:
     """Bytes that this process can still allocate: the minimum of what machine, control groups and `ulimit -v` allow."""
     return min([_available(root), *_left_by_groups(root), *_left_of_addresses(root)])
+
+
+def check_addresses(root: Path = Path("/")) -> None:
+    """Raise NoriaError if `ulimit -v` is too low for PyTorch, whose import then aborts or hangs."""
+    limit = _address_limit(root)
+    if limit is not None and limit < LEAST_ADDRESSES:
+        raise NoriaError(
+            f"ulimit -v allows {limit >> 10} kB, and PyTorch alone needs {LEAST_ADDRESSES >> 10} kB; raise it"
+        )
 
 
 def return_free_memory() -> None:
@@ -85,10 +97,14 @@ def _left_by_groups(root: Path) -> Iterator[int]:
 
 def _left_of_addresses(root: Path) -> Iterator[int]:
     """Bytes that `ulimit -v` leaves, where it limits the addresses of this process."""
-    limit = re.search(r"^Max address space +(\d+)", text(root / "proc/self/limits"), re.MULTILINE)
-    pages = text(root / "proc/self/statm").split()
-    if limit and pages:
-        yield max(int(limit[1]) - int(pages[0]) * os.sysconf("SC_PAGE_SIZE"), 0)
+    limit, pages = _address_limit(root), text(root / "proc/self/statm").split()
+    if limit is not None and pages:
+        yield max(limit - int(pages[0]) * os.sysconf("SC_PAGE_SIZE"), 0)
+
+
+def _address_limit(root: Path) -> int | None:
+    found = re.search(r"^Max address space +(\d+)", text(root / "proc/self/limits"), re.MULTILINE)
+    return int(found[1]) if found else None
 
 
 def _limits(root: Path, controller: str) -> Iterator[tuple[Path, int, int]]:

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
+from model.machine.host import check_addresses
 from model.ranks.world import check_size, from_environment
 from service.http.keys.keys import Keys
 from service.http.listening import listen, listen_at
@@ -28,6 +29,7 @@ def run(settings: Settings, engine: "Launched | None" = None) -> int:
     processes load at once.
     """
     settings.check()
+    check_addresses()
     world = from_environment()
     check_size(world, settings.layout.size)
     if world is not None and world.rank > 0:

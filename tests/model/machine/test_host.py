@@ -1,12 +1,13 @@
 """Cores and memory of a machine whose files are in a temporary folder."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from model.errors import OptionError
-from model.machine.host import choose_threads, free_memory
+from model.errors import NoriaError, OptionError
+from model.machine.host import check_addresses, choose_threads, free_memory
 
 
 @pytest.fixture(autouse=True)
@@ -125,6 +126,14 @@ def test_address_space_is_limited(limit: str, left: int, tmp_path: Path, monkeyp
         "proc/self/statm": "100 50 20 1 0 60 0\n",
     }
     assert free_memory(write(tmp_path, files)) == left
+
+
+@pytest.mark.parametrize(("limit", "allowed"), [("unlimited", True), (str(2**30), True), (str(2**30 - 1024), False)])
+def test_a_limit_of_addresses_that_pytorch_exceeds_is_refused(limit: str, allowed: bool, tmp_path: Path) -> None:
+    root = write(tmp_path, {"proc/self/limits": f"Max address space  {limit}  unlimited  bytes\n"})
+    line = r"ulimit -v allows 1048575 kB, and PyTorch alone needs 1048576 kB"
+    with nullcontext() if allowed else pytest.raises(NoriaError, match=line):
+        check_addresses(root)
 
 
 V2 = {
