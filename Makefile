@@ -21,7 +21,7 @@ INPUTS := pyproject.toml constraints.txt scripts/setup $(wildcard model/kernels/
 .PHONY: serve test test-page test-clients test-machines test-arm test-ray drill check clean
 
 serve: .venv/.ready
-	@exec .venv/bin/noria serve $(if $(MODEL),"$(MODEL)") --port $(PORT) $(ARGS)
+	@exec .venv/bin/python -m service serve $(if $(MODEL),"$(MODEL)") --port $(PORT) $(ARGS)
 
 # Tests start a hundred programs, which must find their modules compiled: the variable would keep Python from writing them.
 test: .venv/.ready-dev
