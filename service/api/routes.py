@@ -23,8 +23,8 @@ class Route:
     """One endpoint. Raises TypeError if its answer has no type.
 
     The document describes the first of `methods`. `name` and `text` (the docstring, empty under `python -OO`) are the
-    handler's. `answer` is the
-    TypedDict of the JSON that is sent with one of `statuses` (`str`: plain text), and `answers` are examples of it.
+    handler's. `answer` is the TypedDict of the JSON that is sent with one of `statuses` (`str`: plain text), and
+    `answers` are examples of it.
     `endless`: the answer is the data of events that are sent until the client goes.
     `body` is the type of the request's body, and `request` an example of it. `refusals` are statuses of errors that
     few routes have.

@@ -153,12 +153,6 @@ def test_a_route_without_an_answers_type_is_refused(answer: Any) -> None:
         get("/x")(silent)  # type: ignore[call-arg]
 
 
-def test_a_route_without_words_is_refused() -> None:
-    silent.__doc__ = None
-    with pytest.raises(TypeError, match="/x: the handler needs a docstring"):
-        get("/x", answer=Echo)(silent)
-
-
 def test_policies_of_paths() -> None:
     policies = Policies(
         [
