@@ -16,8 +16,8 @@ import pytest
 from tests.e2e.server import MODEL, LiveServer, serving
 from tests.waiting import PATIENCE, children, eventually
 
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
-ANSWER = "The capital of France is Paris."
+QUESTION = [{"role": "user", "content": "What is the capital of Japan?"}]
+ANSWER = "The capital of Japan is Tokyo."
 STORY = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 2000, "temperature": 0}
 LONG = {**STORY, "ignore_eos": True}
 

@@ -21,7 +21,7 @@ from tests.e2e.without_server import Answer, serve
 PROMPT = "<|im_start|>user\nWhy is the sky blue?<|im_end|>\n<|im_start|>assistant\n<think>\n"
 PERSON = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "maximum": 150}},
+    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 150}},
     "required": ["name", "age"],
     "additionalProperties": False,
 }
@@ -56,7 +56,7 @@ def requests(tokenizer: Tokenizer) -> list[tuple[list[int], SamplingParams]]:
     def params(seed: int) -> SamplingParams:
         grammar = Thinking("<think>", "</think>", "inside", 10 + seed, FORM if seed % 2 else None).to_json()
         return SamplingParams(
-            temperature=0.8, seed=seed, max_tokens=120, stop_token_ids=(2,), logprobs=1, grammar=grammar
+            temperature=0.8, seed=seed, max_tokens=160, stop_token_ids=(2,), logprobs=1, grammar=grammar
         )
 
     return [(prompt, params(seed)) for seed in range(4)]

@@ -6,7 +6,7 @@ import { Message } from "./message.js";
 
 const NEAR = 48; // pixels from the bottom that count as being there
 const EXAMPLES = [
-  "What is the capital of France?",
+  "What is the capital of Japan?",
   "Write a Python function that says whether a number is prime.",
   "Explain in three sentences why the sky is blue.",
 ];
