@@ -19,6 +19,8 @@ MAX_ADAPTER_NAME = 256
 HOST, PORT = "127.0.0.1", 8000
 PROXIES = ("127.0.0.1", "::1")
 """The peers that are believed about clients, unless others are named."""
+ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^A-Z/?#@,\s]+")
+"""As a browser writes an origin: in lower case and without a path."""
 HOST_NAME = re.compile(r"\*|[A-Za-z0-9._-]+")
 ROOT_PATH = re.compile(r"(/(?!\.)[A-Za-z0-9._~-]+)+")
 MAX_SOCKET_PATH = 107
@@ -260,8 +262,13 @@ class Settings(RunnerOptions):
                 )
 
     def _check_place(self) -> None:
-        """Raise OptionError for a wrong socket or prefix, or wrong proxies or names."""
+        """Raise OptionError for a wrong socket or prefix, or wrong proxies, names or origins."""
         _ = self.proxies, self.hosts
+        if wrong := next((origin for origin in self.cors_origins if not ORIGIN.fullmatch(origin)), None):
+            raise OptionError(
+                "--cors-origin must be an origin as browsers send it, such as https://app.example.org, in lower case "
+                f"and without a path, or *, got {wrong[:80]!r}"
+            )
         if self.root_path is not None and not ROOT_PATH.fullmatch(self.root_path):
             raise OptionError(
                 "--root-path must be a path such as /noria, of letters, digits and -._~ between slashes, without a "

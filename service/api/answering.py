@@ -98,8 +98,7 @@ async def submit(
     record: RequestRecord = request.scope["noria.record"]
     assert record.policy.generates, f"the route of {record.path} must declare an operation"
     record.user = hashed(body.end_user)
-    if state.settings.cache_isolation == "none":
-        record.cache_owner = ""
+    record.shares_cache = state.settings.cache_isolation == "none"
     if isinstance(body, GenerationBody):
         _check_priority(body.options.priority, record)
     stack.enter_context(state.admission.admitted(record.tenant))

@@ -84,7 +84,7 @@ class RequestMiddleware:
                 raise refusal
             record.key = self._find_key(headers, record.policy)
             if record.key is not None:
-                record.cache_owner = record.key.entry.identity  # later the name may be that of another key
+                record.owner = record.key.entry.identity
             with record.key.request() if record.key and not record.policy.quiet else nullcontext():
                 await self._app(scope, receive, send)
         except (ClientGone, ClientDisconnect):

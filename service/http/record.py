@@ -16,8 +16,9 @@ class RequestRecord:
     """The facts of one request, for its log line, the metrics and its trace. They are added while it is served.
 
     `route` is the path of its route, None for a path without one. `client` is the address of its sender. `ignored` are
-    fields of the body that passed without effect. `key` is None without keys too. Requests with the same `cache_owner`
-    reuse each other's cached prompts. Times are in seconds. None: the request did not get that far.
+    fields of the body that passed without effect. `key` is None without keys too. `owner` is its key's
+    identity: the key's name may later be that of another. Requests with the same `cache_owner` reuse each other's
+    cached prompts. Times are in seconds. None: the request did not get that far.
     For a request to the model: `model` is the name that it uses, `adapter` that of its LoRA adapter, `finishes` the
     finish reason of each choice that ended, and `failure` the class of the error that ended it. `submitted` and
     `last_token` are by perf_counter.
@@ -41,7 +42,8 @@ class RequestRecord:
     user: str | None = None
     ignored: tuple[str, ...] = ()
     key: Key | None = None
-    cache_owner: str = ""
+    owner: str = ""
+    shares_cache: bool = False
     model: str | None = None
     adapter: str | None = None
     streams: bool = False
@@ -57,6 +59,10 @@ class RequestRecord:
     def tenant(self) -> str:
         """The name under which the engine accounts the request."""
         return "" if self.key is None else self.key.name
+
+    @property
+    def cache_owner(self) -> str:
+        return "" if self.shares_cache else self.owner
 
     @property
     def sender(self) -> str:

@@ -54,7 +54,7 @@ class LiveRequest:
 
 
 class LiveRequests:
-    """All requests in flight. A tenant finds its own only. Several may have the same id, which clients may choose."""
+    """All requests in flight. A key finds its own only. Several may have the same id, which clients may choose."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
@@ -69,7 +69,7 @@ class LiveRequests:
     @contextmanager
     def serving(self, record: RequestRecord, *, has_reason: bool) -> Iterator[LiveRequest]:
         """A request, which is in flight inside the context."""
-        key = (record.tenant, record.id)
+        key = (record.owner, record.id)
         live = LiveRequest(record, has_reason)
         self._live.setdefault(key, []).append(live)
         try:
@@ -83,13 +83,13 @@ class LiveRequests:
             if len(self._ended) > MAX_ENDED:
                 self._ended.popitem(last=False)
 
-    def find(self, tenant: str, request_id: str) -> list[LiveRequest]:
-        """The tenant's requests in flight with this id, the oldest first."""
-        return [*self._live.get((tenant, request_id), ())]
+    def find(self, owner: str, request_id: str) -> list[LiveRequest]:
+        """The owner's requests in flight with this id, the oldest first."""
+        return [*self._live.get((owner, request_id), ())]
 
-    def ended(self, tenant: str, request_id: str) -> RequestRecord | None:
+    def ended(self, owner: str, request_id: str) -> RequestRecord | None:
         """The record of the latest request with this id that has ended, if it is remembered."""
-        return self._ended.get((tenant, request_id))
+        return self._ended.get((owner, request_id))
 
     async def look(self, ids: Collection[int]) -> Picture:
         """What the engine knows of these sequences, and of others. Many calls at a time are one look.

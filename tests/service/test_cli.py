@@ -205,6 +205,10 @@ def test_a_wrong_switch_is_repeated(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     [
         ({"uds": Path("a.sock"), "host": "::1"}, "--uds a.sock and --host ::1 exclude each other"),
         ({"uds": Path("a" * 108)}, "a socket's path may have at most 107 bytes, got 108"),
+        ({"cors_origins": ("https://app.example/",)}, "got 'https://app.example/'"),
+        ({"cors_origins": ("https://App.example",)}, "got 'https://App.example'"),
+        ({"cors_origins": ("*", "https://a,https://b")}, "got 'https://a,https://b'"),
+        ({"cors_origins": ("app.example",)}, "got 'app.example'"),
         ({"root_path": "/"}, "got '/'"),
         ({"root_path": "/a/../b"}, "got '/a/../b'"),
         ({"root_path": "/a b"}, "got '/a b'"),
@@ -216,6 +220,13 @@ def test_a_wrong_switch_is_repeated(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 def test_options_of_proxies_that_cannot_work(options: dict[str, Any], words: str) -> None:
     with pytest.raises(OptionError, match=re.escape(words)):
         Settings(**options).check()
+
+
+@pytest.mark.parametrize(
+    "origin", ["*", "null", "http://localhost:3000", "http://[::1]:80", "chrome-extension://abcdef", "app://."]
+)
+def test_origins_as_browsers_send_them(origin: str) -> None:
+    Settings(cors_origins=(origin,)).check()
 
 
 def test_a_host_beside_a_unix_socket_is_that_of_the_probes() -> None:

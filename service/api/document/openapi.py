@@ -13,10 +13,10 @@ from service.http.errors import CAUSES, ApiError
 
 Json = dict[str, Any]
 
-OF_BODIES = frozenset({400, 410, 413, 415})
+OF_BODIES = frozenset({400, 408, 410, 413, 415})
 DECLARED = frozenset({409})
 """Statuses of the routes that declare them."""
-OF_NO_ROUTE = frozenset({405, 408, 414, 431})
+OF_NO_ROUTE = frozenset({405, 414, 431})
 """The server sends them before it knows a route, or without one."""
 RETRIABLE = frozenset({429, 503})
 HEADERS: Mapping[str, tuple[str, str]] = {

@@ -51,9 +51,9 @@ async def request_facts(request: Request) -> Response:
     The id is its `x-request-id`. Each key sees its own requests only.
     """
     state: State = request.app.state.noria
-    tenant, request_id = _whose(request)
-    if not (found := state.requests.find(tenant, request_id)):
-        if (record := state.requests.ended(tenant, request_id)) is None:
+    owner, request_id = _whose(request)
+    if not (found := state.requests.find(owner, request_id)):
+        if (record := state.requests.ended(owner, request_id)) is None:
             raise RequestNotFound(request_id)
         return json_response(ended_facts(record))
     picture, waits = await _engine_view(state, found[-1])
@@ -74,8 +74,8 @@ async def cancel_request(request: Request) -> Response:
     Their answers end with finish_reason "abort", or with an error where the API has no such reason.
     """
     state: State = request.app.state.noria
-    tenant, request_id = _whose(request)
-    if not (found := state.requests.find(tenant, request_id)):
+    owner, request_id = _whose(request)
+    if not (found := state.requests.find(owner, request_id)):
         raise RequestNotFound(request_id)
     for live in found:
         live.cancel()
@@ -85,7 +85,7 @@ async def cancel_request(request: Request) -> Response:
 
 def _whose(request: Request) -> tuple[str, str]:
     record: RequestRecord = request.scope["noria.record"]
-    return record.tenant, request.path_params["id"]
+    return record.owner, request.path_params["id"]
 
 
 def _in_outlook(item: SequencePicture) -> bool:

@@ -68,7 +68,7 @@ class BrowserRules:
         """
         if site is not None:
             return site in OWN
-        return origin is None or origin_name(origin) == name
+        return origin is None or (name is not None and origin_name(origin) == name)
 
 
 def name_of(host: str) -> str | None:

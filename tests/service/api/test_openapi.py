@@ -87,6 +87,7 @@ def test_the_statuses_of_all_errors_are_in_the_contract(described: dict[str, Any
     operations = [item for path in described["paths"].values() for item in path.values()]
     listed = {int(status) for operation in operations for status in operation["responses"]}
     assert {*CAUSES} - listed == OF_NO_ROUTE
+    assert all(("408" in item["responses"]) == ("requestBody" in item) for item in operations)  # a slow body
     table = API.read_text().partition("| status | cause |\n|---|---|\n")[2].partition("\n\n")[0]
     assert {int(text) for row in table.splitlines() for text in row.split("|")[1].split(",")} == {*CAUSES}
 

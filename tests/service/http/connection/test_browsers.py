@@ -71,6 +71,11 @@ def test_any_name_passes_without_a_list_and_with_a_star() -> None:
     assert code(LOCAL) is None  # HTTP/1.0
 
 
+def test_an_origin_without_a_name_is_not_that_of_a_request_without_one() -> None:
+    assert code(BrowserRules(), origin="null") == "origin_not_allowed"
+    assert code(BrowserRules(), host="", origin="null") == "origin_not_allowed"
+
+
 @pytest.mark.parametrize(
     ("fields", "refused"),
     [
