@@ -1,5 +1,6 @@
 """The weight scheme and the number format of a model on a device: the engine and `noria plan` decide here. No torch."""
 
+import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from model.errors import OptionError
 from model.kernels.cpu.build import library
 from model.linear import schemes
 from model.linear.schemes import Scheme
+from model.machine.host import KERNELS
 from model.machine.processor import native_formats
 from model.options import RunnerOptions
 from model.sharding.shard import Shard
@@ -60,4 +62,6 @@ def choose_dtype(name: str, own: str, here: Abilities) -> str:
 
 def planned(device: str, root: Path = Path("/")) -> Abilities:
     """What a plan takes for granted: this machine's processor and kernels, or a GPU that computes in every format."""
-    return Abilities("cpu", native_formats(root), library().is_file()) if device == "cpu" else Abilities(device)
+    if device != "cpu":
+        return Abilities(device)
+    return Abilities("cpu", native_formats(root), library().is_file() and os.environ.get(KERNELS) != "torch")

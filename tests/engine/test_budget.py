@@ -224,6 +224,31 @@ def seconds_of_steps(cost: Cost, lengths: list[int], deadline: float = 60.0, max
     return took
 
 
+@pytest.mark.parametrize("rows", [1, 2, 4])
+@pytest.mark.parametrize("pipeline", [1, 2, 3, 4])
+def test_no_running_sequence_stands_still_when_the_machine_becomes_slow(pipeline: int, rows: int) -> None:
+    """A prompt is half computed when a token begins to take longer than a step may."""
+    info = replace(make_info(page_size=16, pools=((None, 100),), max_model_len=1100), pipeline=pipeline)
+    prompts = PromptBudget(0.0, 1.0)
+    engine = Drive(info, max_sequences=8, max_step_tokens=64, prompts=prompts)
+    prompts.pace = Pace()  # without a limit
+    for number in range(rows):
+        engine.submit(number, [number], ANSWER)
+    for _ in range(4 * pipeline):
+        engine.step()
+    engine.submit(9, [9] * 300, ANSWER)
+    engine.step()
+    prompts.pace = Pace(0.001)
+    for _ in range(pipeline):
+        engine.step()  # those in flight land, which were planned before
+    waiting = set(engine.scheduler.due)
+    assert waiting == {*range(rows), 9}
+    for _ in range(4 * pipeline):
+        engine.step()
+        waiting.difference_update(engine.scheduler.advanced)
+    assert not waiting
+
+
 @pytest.mark.parametrize(
     "cost",
     [

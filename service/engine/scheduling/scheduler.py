@@ -251,7 +251,8 @@ class Scheduler:
         tokens = self._limit.now
         if prompts is not None:
             tokens = min(tokens, n_decoding + prompts)
-        needed = n_decoding + bool(unfinished)  # each running sequence must make progress, however slow the machine is
+        # Each running sequence must make progress, however slow the machine is: a prompt in each step in flight.
+        needed = n_decoding + bool(unfinished) * self._depth
         tokens = int(min(tokens, max(needed, self.prompts.pace.tokens(depth))))
         return max(1, tokens // self._depth)
 

@@ -229,6 +229,15 @@ def test_weights_that_are_not_quantized_are_in_a_format_of_the_processor(
     assert (plan.weights, plan.token) == (7_241_732_096 * value_bytes, 65_536 * value_bytes)
 
 
+@pytest.mark.parametrize(("kernels", "scheme"), [("torch", "none"), ("baseline", "int8")])
+@pytest.mark.skipif(native.kernels() is None, reason="takes compiled kernels for granted")
+def test_the_plan_knows_which_kernels_the_engine_is_told_to_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str, scheme: str
+) -> None:
+    monkeypatch.setenv("NORIA_KERNELS", kernels)
+    assert make_plan(write(tmp_path, MISTRAL), options(device="cpu"), 80 * GIB).scheme == scheme
+
+
 FAMILIES = {
     "mistral": {"model_type": "mistral", "sliding_window": 9},
     "tied": {"model_type": "mistral", "sliding_window": None, "tie_word_embeddings": True},
