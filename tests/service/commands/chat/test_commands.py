@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from prompt_toolkit.completion import CompleteEvent, NestedCompleter
+from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
 from model.errors import OptionError
@@ -56,7 +56,7 @@ def test_names_of_files_are_completed(chat: Conversation, tmp_path: Path) -> Non
     for name in ("wheel.png", "wheat.txt"):
         (tmp_path / name).touch()
     (tmp_path / "whole").mkdir()
-    completer = NestedCompleter.from_nested_dict(Slash(chat, {}, {}).words())
+    completer = Slash(chat, {}, {}).words()
 
     def completed(line: str) -> list[str]:
         return [found.text for found in completer.get_completions(Document(line), CompleteEvent())]
