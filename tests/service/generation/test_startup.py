@@ -84,5 +84,6 @@ def test_ranks_that_cannot_share_the_model_do_not_start(flags: dict[str, Any], m
     spawned: list[EngineClient] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EngineClient, "spawn", lambda client: spawned.append(client))
+        patch.setattr("service.logs.configure", lambda *_: None)  # it would last for the tests that follow
         start_engine(settings, lambda: None)  # type: ignore[arg-type,return-value]
     assert len(spawned) == (settings.layout.size == 1)
