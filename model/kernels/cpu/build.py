@@ -65,9 +65,9 @@ def fingerprint() -> str:
 
 def compiler() -> list[str] | None:
     """The command of a C compiler; None if there is no compiler."""
-    for name in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
-        if name and shutil.which(name.split()[0]):
-            return name.split()
+    for command in map(str.split, (os.environ.get("CC", ""), "cc", "gcc", "clang")):
+        if command and shutil.which(command[0]):
+            return command
     # By default zig compiles for the machine on which it runs.
     zig = [sys.executable, "-m", "ziglang", "cc", "-mcpu=baseline"]
     return zig if importlib.util.find_spec("ziglang") else None

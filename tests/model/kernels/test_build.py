@@ -90,3 +90,10 @@ def test_set_up_says_what_was_compiled(tmp_path: Path, build_line: str, said: st
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1].startswith(said)
+
+
+def test_a_blank_compiler_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "  ")
+    blank = build.compiler()
+    monkeypatch.delenv("CC")
+    assert blank == build.compiler()
