@@ -16,7 +16,7 @@ CLIENTS ?=
 WORKERS ?= 2
 export PIP_ARGS
 
-INPUTS := pyproject.toml constraints.txt scripts/setup $(wildcard model/kernels/cpu/*.[ch] model/kernels/cpu/*/*.[ch])
+INPUTS := pyproject.toml constraints.txt scripts/setup model/kernels/cpu/build.py $(wildcard model/kernels/cpu/*.[ch] model/kernels/cpu/*/*.[ch])
 
 .PHONY: serve test test-page test-clients test-machines test-arm test-ray drill check clean
 
