@@ -3,7 +3,6 @@
 The model has no window: a window changes nothing at these lengths, and transformers has no fast path for it.
 """
 
-import statistics
 import time
 from typing import Any
 
@@ -61,8 +60,9 @@ def static(shapes: Shapes, device: torch.device) -> float:
     short, long = shapes.warm_up, shapes.warm_up + shapes.tokens
     for n_tokens in (long, short, long):  # the longest first: its cache serves the others, and is compiled for once
         seconds(n_tokens)
-    taken = [seconds(long) - seconds(short) for _ in range(shapes.repeats)]
-    return shapes.tokens / statistics.median(taken)
+    taken = [(seconds(long), seconds(short)) for _ in range(max(shapes.repeats, 3))]
+    of_long, of_short = map(min, zip(*taken, strict=True))  # the least: on a busy machine differences may be below 0
+    return shapes.tokens / (of_long - of_short)
 
 
 def continuous(shapes: Shapes, device: torch.device) -> float:
