@@ -1,10 +1,8 @@
-"""The application (its routes, middleware, model and engine), and the server that runs it."""
+"""The application: its routes, middleware, model and engine."""
 
 import asyncio
-import logging
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
@@ -12,13 +10,15 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from model.errors import NoriaError, OptionError
+from model.errors import OptionError
 from model.tokenizers.slicing import Slicing
-from service import logs
+from service.access.browsers import BrowserRules
+from service.access.keys.keys import Keys
+from service.access.middleware import RequestMiddleware
+from service.access.policy import Policies
 from service.api.admission import Admission, State
 from service.api.anthropic import routes as anthropic
 from service.api.document import routes as document
-from service.api.document.hints import Hints
 from service.api.embeddings import routes as embeddings
 from service.api.lora import routes as lora
 from service.api.openai import chat, completions, models
@@ -28,31 +28,20 @@ from service.api.responses import routes as responses
 from service.api.routes import Route
 from service.api.tokens import routes as tokens
 from service.engine.client import EngineClient
+from service.errors.dialects import error_response
+from service.errors.hints import Hints
 from service.generation.served import ServedModel
-from service.generation.startup import load_served
-from service.http.announcement import address, progress_bar, say, welcome
-from service.http.connection.browsers import BrowserRules
-from service.http.connection.limits import Limits
-from service.http.connection.places import Places, raise_descriptor_limit
-from service.http.dialects import error_response
-from service.http.health import HealthListener
-from service.http.keys.keys import Keys
-from service.http.listening import is_local
-from service.http.middleware import RequestMiddleware, Trace
-from service.http.policy import Policies
-from service.http.server import Server
 from service.images.images import Images
-from service.metrics import Metrics
+from service.observe.metrics import Metrics
+from service.observe.observer import Observer
+from service.observe.view.feed import Feed
+from service.observe.view.requests import LiveRequests
 from service.page.routes import PAGES, Page, start_at
 from service.settings import Settings
 from service.structured.trial import Grammars
-from service.view.feed import Feed
-from service.view.requests import LiveRequests
 
 if TYPE_CHECKING:  # it needs packages that may be missing
-    from service.http.tracing import Tracing
-
-log = logging.getLogger("noria")
+    from service.observe.tracing import Tracing
 
 Loader = Callable[[Settings, EngineClient, Slicing], Awaitable[ServedModel]]
 """A function that loads the tokenizer and the network of `Settings.model`."""
@@ -84,92 +73,6 @@ ROUTES: tuple[Route, ...] = (
     requests.cancel_request,
     document.openapi,
 )
-
-
-def create_server(
-    settings: Settings,
-    client: EngineClient,
-    measured: Metrics,
-    sock: socket.socket,
-    keys: Keys,
-    *,
-    progress: bool = False,
-    health: socket.socket | None = None,
-    load: Loader = load_served,
-    routes: tuple[Route, ...] = ROUTES,
-    limits: Limits = Limits(),  # noqa: B008 - frozen
-) -> Server:
-    """A server of the application. It reports the progress and the end of loading on stderr.
-
-    `client` must report to `measured`. `sock` is the socket to serve on, `health` the one for probes alone.
-    """
-
-    port = None if sock.family == socket.AF_UNIX else sock.getsockname()[1]
-    _warn_if_open(keys, sock)
-
-    def on_ready(served: ServedModel) -> None:
-        url = address(settings, port)
-        log.info("ready", extra={"fields": {"model": served.names[0], "url": url, **served.info.description}})
-        if settings.log_format == "human":
-            unused_gpu = served.info.description.get("unused_gpu")
-            say(welcome(served.names[0], url, chat=served.chat is not None, key=bool(keys), unused_gpu=unused_gpu))
-
-    def on_failed(error: Exception) -> None:
-        if isinstance(error, NoriaError):
-            say(f"noria: {error}")
-        else:
-            log.error("internal error in what loads and watches the engine", exc_info=error)
-            say(f"noria: the model cannot be served: {type(error).__name__}: {error}")
-        server.fail()
-
-    async def load_visibly(settings: Settings, client: EngineClient, slicing: Slicing) -> ServedModel:
-        async with progress_bar(client) if progress else nullcontext():
-            return await load(settings, client, slicing)
-
-    hosts = _hosts(settings, keys, sock)
-    app = create_app(settings, client, measured, keys, load_visibly, on_ready, on_failed, routes, hosts)
-
-    def probed(path: str) -> tuple[int, bytes] | None:
-        return probes.probed(getattr(app.state, "noria", None), path)  # None before the lifespan begins
-
-    def reload_keys() -> None:
-        keys.reload()
-        measured.await_keys(keys.names)
-
-    places = Places(raise_descriptor_limit(settings.max_connections), settings.max_connections_per_address)
-    measured.watch_connections(lambda: places.n_open)
-    server = Server(
-        app,
-        settings,
-        drain=lambda: app.state.noria.admission.drain(),
-        reloads={"keys": reload_keys, "log level": lambda: logs.use_level(settings.level())},
-        places=places,
-        on_refused=measured.observe_refused_connection,
-        probes=None if health is None else HealthListener(health, probed),
-        limits=limits,
-    )
-    return server
-
-
-def _warn_if_open(keys: Keys, sock: socket.socket) -> None:
-    if not keys and not is_local(sock):
-        host, port, *_ = sock.getsockname()
-        log.warning(
-            "no API key is needed at %s, port %d: everyone who reaches it may use the server; set --api-key or "
-            "--api-key-file, or listen on 127.0.0.1 with --host",
-            host,
-            port,
-        )
-
-
-def _hosts(settings: Settings, keys: Keys, sock: socket.socket) -> frozenset[str] | None:
-    """The names under which the server answers; None for any.
-
-    Where it needs no key and only this machine may connect, nobody but a web page comes by another name.
-    """
-    own = {settings.address[0].lower(), *settings.hosts}
-    at_risk = not keys and sock.family != socket.AF_UNIX and is_local(sock)
-    return frozenset(own) if settings.hosts or at_risk else None
 
 
 def create_app(
@@ -236,8 +139,8 @@ def create_app(
     measured.await_keys(keys.names)
     tracing = _tracing(settings)
     browsers = BrowserRules(hosts, settings.cors_origins)
-    trace = None if tracing is None else tracing.trace
-    return _assemble(settings, measured, keys, lifespan, routes, browsers, trace)
+    observer = Observer(measured, None if tracing is None else tracing.trace)
+    return _assemble(settings, measured, keys, lifespan, routes, browsers, observer)
 
 
 def _tracing(settings: Settings) -> "Tracing | None":
@@ -248,7 +151,7 @@ def _tracing(settings: Settings) -> "Tracing | None":
     if settings.otlp_endpoint is None:
         return None
     try:
-        from service.http.tracing import Tracing
+        from service.observe.tracing import Tracing
 
         return Tracing(settings.otlp_endpoint)
     except ValueError as error:
@@ -269,7 +172,7 @@ def _assemble(
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
     routes: tuple[Route, ...],
     browsers: BrowserRules,
-    trace: Trace | None,
+    observer: Observer,
 ) -> FastAPI:
     app = FastAPI(
         lifespan=lifespan,
@@ -297,9 +200,7 @@ def _assemble(
 
     app.add_exception_handler(HTTPException, routing_error)
     policies = Policies((route.path, route.policy) for route in served)
-    app.add_middleware(
-        RequestMiddleware, keys=keys, metrics=measured, policies=policies, browsers=browsers, trace=trace
-    )
+    app.add_middleware(RequestMiddleware, keys=keys, policies=policies, browsers=browsers, observing=observer.observing)
     if settings.cors_origins:  # outermost: a preflight carries no key
         app.add_middleware(
             CORSMiddleware,

@@ -36,8 +36,8 @@ MODEL_ROOMS = """
 """
 SERVICE_ROOMS = """
     settings; logs
-    engine; metrics; http
-    schema; generation; images; view; structured
+    engine; errors; http; access
+    schema; generation; images; structured; observe
     api; page; app; commands; cli; __main__
 """
 API_ROOMS = """

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.samples import Sample
 from ray.serve.metrics import Gauge
 
-from service.metrics import Metrics
+from service.observe.metrics import Metrics
 
 PERIOD_SECONDS = 5.0
 

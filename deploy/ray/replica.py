@@ -7,12 +7,12 @@ from ray import serve
 
 from deploy.ray.metrics import RayMetrics
 from deploy.ray.middleware import HoldWithoutEngine, ReplicaHeaders
+from service.access.keys.keys import Keys
 from service.app import ROUTES, create_app
 from service.commands.serve import start_engine
 from service.generation.served import ServedModel
 from service.generation.startup import load_served
-from service.http.keys.keys import Keys
-from service.metrics import Metrics
+from service.observe.metrics import Metrics
 from service.settings import Settings
 
 

@@ -10,17 +10,17 @@ from dataclasses import dataclass, field, replace
 
 from service.api.work import WorkThread
 from service.engine.client import EngineClient
+from service.errors.errors import ModelNotFound, Overloaded, Unavailable
 from service.generation.adapters import Adapters, given_adapters
 from service.generation.backlog import Backlog, Share
 from service.generation.served import ServedModel
-from service.http.errors import ModelNotFound, Overloaded, Unavailable
 from service.images.images import Images
-from service.metrics import Metrics
+from service.observe.metrics import Metrics
+from service.observe.view.feed import Feed
+from service.observe.view.requests import LiveRequests
 from service.schema.lenient import Notices
 from service.settings import Settings
 from service.structured.trial import Grammars
-from service.view.feed import Feed
-from service.view.requests import LiveRequests
 
 LARGE_BODIES = 16
 """As many of the largest bodies may be in memory while they are read and parsed."""

@@ -12,19 +12,19 @@ import orjson
 from fastapi import Request
 from starlette.responses import Response
 
+from service.access.record import RequestRecord
 from service.api.admission import State
 from service.api.body import SMALL_BYTES
 from service.api.images import Pending, then
 from service.api.orders import order_late
 from service.api.writing import written
 from service.engine.mailbox import EngineDied
+from service.errors.errors import InvalidRequest
 from service.generation.choice import Delta, joined
 from service.generation.generation import Generation
 from service.generation.order import Order
 from service.generation.served import ServedModel
 from service.generation.usage import Timings, Usage
-from service.http.errors import InvalidRequest
-from service.http.record import RequestRecord
 from service.http.sse import EventStream, Framing, Json, while_connected
 from service.logs import hashed
 from service.schema.generation import GenerationBody

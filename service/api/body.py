@@ -9,13 +9,13 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from model.errors import quoted
+from service.access.record import RequestRecord
 from service.api.admission import State
-from service.http.errors import BodyTooLarge, HttpError, InvalidRequest
-from service.http.record import RequestRecord
+from service.errors.errors import BodyTooLarge, HttpError, InvalidRequest
+from service.errors.refusals import invalid_body
 from service.http.sse import while_connected
 from service.schema.fields import Body
 from service.schema.lenient import ignored_fields
-from service.schema.refusals import invalid_body
 from service.schema.structure import Reading, StructureError
 
 B = TypeVar("B", bound=Body)

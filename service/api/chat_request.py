@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from service.http.errors import InvalidRequest
+from service.errors.errors import InvalidRequest
 from service.schema.conversation import TemplateOptions
 from service.schema.fields import MAX_ITEMS
 from service.schema.generation import RequestOptions

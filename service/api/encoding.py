@@ -14,8 +14,8 @@ from model.tokenizers.pieces import encode_inner
 from service.api.chat_request import ChatRequest
 from service.api.images import Spanned, expanded
 from service.api.reasoning import reasoning_variables
+from service.errors.errors import InvalidRequest
 from service.generation.served import ServedModel
-from service.http.errors import InvalidRequest
 from service.images.decoder import DecodedImage
 from service.schema.sampling import SamplingBody
 from service.structured.call_style import style_of

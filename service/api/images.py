@@ -8,8 +8,8 @@ from model.chat.images import ImageTokens, refused_image
 from model.chat.reasoning import PARTS
 from model.image_spans import ImageSpan
 from service.api.chat_request import ChatRequest
+from service.errors.errors import InvalidRequest
 from service.generation.served import ServedModel
-from service.http.errors import InvalidRequest
 from service.images.decoder import DecodedImage
 from service.images.source import Source, read_source
 

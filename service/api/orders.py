@@ -8,9 +8,9 @@ from service.api.chat_request import ChatRequest
 from service.api.encoding import check_prompt, encode_chat, n_begin_tokens, sampling, truncated
 from service.api.images import Pending, with_images
 from service.api.reasoning import check_reasoning, reasoning_of, with_thought
+from service.errors.errors import InvalidRequest
 from service.generation.order import Order, Prompt
 from service.generation.served import ServedModel
-from service.http.errors import InvalidRequest
 from service.images.decoder import DecodedImage
 from service.schema.generation import GenerationBody
 from service.structured.call_grammar import call_constraint

@@ -6,9 +6,9 @@ from model.chat.reasoning import EFFORT, EFFORTS, switched
 from model.grammar.thinking import Thinking
 from model.tokenizers.base import Tokenizer
 from service.api.chat_request import ChatRequest
+from service.errors.errors import InvalidRequest
 from service.generation.served import ServedModel
 from service.generation.thinking import Phase, Reasoning
-from service.http.errors import InvalidRequest
 from service.schema.reasoning import EFFORT_BUDGETS, ReasoningOptions
 
 TAIL_TOKENS = 16

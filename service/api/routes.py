@@ -10,8 +10,8 @@ from fastapi import Request
 from starlette.responses import Response
 from typing_extensions import is_typeddict
 
+from service.access.policy import Policy
 from service.api.body import read_body
-from service.http.policy import Policy
 from service.schema.fields import Body
 
 B = TypeVar("B", bound=Body)

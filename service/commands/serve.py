@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from model.machine.host import check_addresses
 from model.ranks.world import check_size, from_environment
-from service.http.keys.keys import Keys
+from service.access.keys.keys import Keys
 from service.http.listening import listen, listen_at
 from service.settings import Settings
 
 if TYPE_CHECKING:  # slow imports
     from service.engine.client import EngineClient
     from service.engine.supervision.process import Launched
-    from service.metrics import Metrics
+    from service.observe.metrics import Metrics
 
 
 def run(settings: Settings, engine: "Launched | None" = None) -> int:
@@ -43,8 +43,8 @@ def run(settings: Settings, engine: "Launched | None" = None) -> int:
     keys = Keys(settings.api_keys, settings.api_key_file)
     with listen_for_requests(settings) as sock, listen_for_probes(settings) as health:
         client = start_engine(settings, lambda: metrics, engine)
-        from service.app import create_server
-        from service.metrics import Metrics
+        from service.commands.server import create_server
+        from service.observe.metrics import Metrics
 
         gc.freeze()
         gc.enable()

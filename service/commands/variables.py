@@ -7,7 +7,7 @@ from model.errors import OptionError
 from model.machine.child import PARENT
 from model.machine.host import KERNELS
 from service.commands.flags import PREFIX
-from service.http.wording import meant
+from service.errors.wording import meant
 
 PLAN_MEMORY, PLAN_JSON = "NORIA_MEMORY", "NORIA_JSON"
 OTHERS = (KERNELS, PARENT, PLAN_MEMORY, PLAN_JSON, "NORIA_NAME", "NORIA_YES")

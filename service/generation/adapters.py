@@ -11,7 +11,7 @@ from pathlib import Path
 from model.errors import quoted
 from service.engine.client import EngineClient
 from service.engine.supervision.adapters import files_state
-from service.http.errors import AdapterExists, AdapterNotFound, InvalidRequest, Unavailable
+from service.errors.errors import AdapterExists, AdapterNotFound, InvalidRequest, Unavailable
 from service.settings import Settings
 
 MAX_ADAPTERS = 1024

@@ -8,10 +8,10 @@ from typing import NamedTuple
 from model.batch import TokenLogprob
 from service.engine.mailbox import Mailbox
 from service.engine.messages import Update
+from service.errors.errors import ApiError, InvalidRequest
 from service.generation.order import Order, Prompt
 from service.generation.text import TextStream
 from service.generation.thinking import CountingStream, ThinkingStream
-from service.http.errors import ApiError, InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,22 +5,21 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import Self, cast
+from typing import Protocol, Self, cast
 
 from model.tokenizers.base import Tokenizer
+from service.access.record import RequestRecord
 from service.engine.client import EngineClient
 from service.engine.mailbox import EngineDied, EngineUnavailable, Mailbox
 from service.engine.messages import Update
+from service.errors.errors import Cancelled
 from service.generation.backlog import Backlog
 from service.generation.choice import Choice, Delta
 from service.generation.order import Order, Prompt
 from service.generation.text import StopString, TextStream
 from service.generation.thinking import CountingStream, ThinkingStream
 from service.generation.usage import CacheMiss, Timings, Usage, timings
-from service.http.errors import Cancelled
-from service.http.record import RequestRecord
 from service.http.sse import ClientGone
-from service.metrics import Metrics
 
 log = logging.getLogger("noria.request")
 
@@ -30,6 +29,16 @@ CUT_SHORT = ("abort", "timeout", "length")
 """Finish reasons that are the outcome of a request if one of its choices has them, the first before the others."""
 RESUBMIT_SECONDS = 30.0
 """How long a request waits for the next engine after the death of its engine."""
+
+
+class Observed(Protocol):
+    """What counts tokens and times: the metrics of the server."""
+
+    def observe_prompt(self, n_tokens: int) -> None: ...
+    def observe_queue(self, seconds: float) -> None: ...
+    def observe_first_token(self, seconds: float) -> None: ...
+    def observe_tokens(self, n_tokens: int, seconds: float | None) -> None: ...
+    def observe_thought(self, n_tokens: int) -> None: ...
 
 
 class Generation:
@@ -44,7 +53,7 @@ class Generation:
         order: Order,
         client: EngineClient,
         tokenizer: Tokenizer,
-        metrics: Metrics,
+        metrics: Observed,
         record: RequestRecord,
         backlog: Backlog,
     ) -> None:

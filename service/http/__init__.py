@@ -1,1 +1,1 @@
-"""Bytes on a connection: the server, its limits, middleware, errors and server-sent events. Knows no endpoint."""
+"""Bytes on a connection: the server, its sockets, limits and deadlines, and server-sent events. Knows no endpoint."""

@@ -9,8 +9,8 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from service.http.dialects import OPENAI, error_response
-from service.http.errors import ApiError, Unavailable, as_api_error
+from service.errors.dialects import OPENAI, error_response
+from service.errors.errors import ApiError, Unavailable, as_api_error
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from model.image_spans import ImageFormat
 from model.images.client import ImageProcess
 from model.machine.helper import ATTEMPTS, ProcessLost
-from service.http.errors import Unavailable
+from service.errors.errors import Unavailable
 
 
 class LimitsExceeded(Exception):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from model.errors import ImageError
 from model.image_spans import ImageFormat
-from service.http.errors import InvalidRequest
+from service.errors.errors import InvalidRequest
 from service.images.decoder import DecodedImage, Decoder, LimitsExceeded
 from service.images.source import Source
 

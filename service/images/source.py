@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 
 from model.errors import quoted
-from service.http.errors import InvalidRequest
+from service.errors.errors import InvalidRequest
 
 WHITE_SPACE = str.maketrans("", "", " \t\r\n")
 NOT_FETCHED = "Noria never fetches images: send the image as a base64 data URL, data:image/png;base64,..."

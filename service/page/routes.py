@@ -7,8 +7,8 @@ from fastapi import Request
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
+from service.access.policy import Policy
 from service.api.routes import Handler
-from service.http.policy import Policy
 from service.page.files import File, files
 
 CONTENT_POLICY = "; ".join(

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from model.chat.images import IMAGE_ROLES
 from model.chat.reasoning import PARTS, THOUGHT
 from model.errors import quoted
-from service.http.errors import InvalidRequest
+from service.errors.errors import InvalidRequest
 from service.schema.fields import MAX_ITEMS, Body, Items, only, optional, unsupported
 from service.schema.tools import MAX_CALLS, Call
 

@@ -17,8 +17,8 @@ from pydantic_core import PydanticCustomError
 
 from model.errors import quoted
 from model.sampling_params import PARAMETERS
-from service.http.wording import either
-from service.schema.refusals import unknown_fields
+from service.errors.refusals import unknown_fields
+from service.errors.wording import either
 
 MAX_NAMED_FIELDS = 4
 """As many unknown fields are named, each with the known one that is probably meant."""

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 
-from service.http.errors import InvalidRequest
-from service.http.keys.entry import PRIORITIES
+from service.access.keys.entry import PRIORITIES
+from service.errors.errors import InvalidRequest
 from service.schema.fields import MODEL, Body, limits_of, only, optional, ranged, synonym
 from service.schema.sampling import SamplingBody
 from service.schema.structured_output import StructuredOutputBody

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from service.http.errors import InvalidRequest
+from service.errors.errors import InvalidRequest
 from service.schema.fields import Items, TokenIds, expect
 
 MAX_PROMPTS = 1024

@@ -17,7 +17,7 @@ from model.sampling_params import (
     MAX_STOPS,
     PARAMETERS,
 )
-from service.http.errors import InvalidRequest
+from service.errors.errors import InvalidRequest
 from service.schema.fields import Body, Items, TokenIds, expect, limits_of, optional, ranged, synonym
 
 TOKEN_ID = re.compile(r"-?[0-9]{1,12}")

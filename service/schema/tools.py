@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError, from_json
 
 from model.errors import quoted
-from service.http.errors import InvalidRequest
+from service.errors.errors import InvalidRequest
 from service.schema.fields import Body, Items, optional, unsupported
 from service.schema.structure import Structure, StructureError
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from model.errors import quoted
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.pieces import control_pattern
-from service.http.errors import InvalidRequest
+from service.errors.errors import InvalidRequest
 from service.schema.tools import AllowedCalls, Function
 from service.structured.call_style import SHORT_ID, Style
 from service.structured.constraint import ANY_OBJECT, Constraint, Json, lark_grammar, with_spaces

@@ -8,7 +8,7 @@ from pydantic_core import from_json
 
 from model.errors import quoted
 from model.sampling_params import MAX_GRAMMAR_CHARS
-from service.http.errors import InvalidRequest
+from service.errors.errors import InvalidRequest
 from service.schema.structure import Structure
 from service.schema.structured_output import ResponseFormat, StructuredOutputBody, StructuredOutputs
 from service.structured.exact import exact

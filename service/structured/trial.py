@@ -11,9 +11,9 @@ from model.grammar.client import GrammarProcess
 from model.grammar.compiler import Vocabulary
 from model.grammar.process import COMPILE_BYTES, COMPILE_SECONDS
 from model.machine.helper import ATTEMPTS, First, ProcessLost
+from service.errors.errors import InvalidRequest, Unavailable
 from service.generation.order import Order
 from service.generation.served import ServedModel
-from service.http.errors import InvalidRequest, Unavailable
 
 MAX_REMEMBERED = 1024
 MAX_TOTAL_CHARS = 2**23

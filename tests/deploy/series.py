@@ -3,7 +3,7 @@
 import re
 
 from service.engine.messages import Beat, PoolStats, Report, Stats
-from service.metrics import Metrics
+from service.observe.metrics import Metrics
 from tests.fakes import make_info
 
 

@@ -12,7 +12,7 @@ import yaml
 
 from service.app import ROUTES
 from service.engine.messages import Stats
-from service.metrics import Metrics
+from service.observe.metrics import Metrics
 from tests.deploy.series import known_metrics
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -14,17 +14,18 @@ from model.chat.conversation import NOTHING
 from model.checkpoint.generation_config import GenerationDefaults
 from model.errors import ParameterError, quoted
 from model.tokenizers.slicing import Slicing
+from service.access.keys.keys import Keys
 from service.api.routes import Route
-from service.app import ROUTES, create_server
+from service.app import ROUTES
+from service.commands.server import create_server
 from service.engine.client import EngineClient
 from service.generation.adapters import given_adapters
 from service.generation.served import ServedModel, longest_piece
 from service.generation.startup import marks_of
 from service.http.connection.limits import Limits
-from service.http.keys.keys import Keys
 from service.http.listening import listen, listen_at
 from service.http.server import Server
-from service.metrics import Metrics
+from service.observe.metrics import Metrics
 from service.settings import Settings
 from tests.fakes import END, HURRY, EngineThread, IntegerTokenizer, next_token, shade
 from tests.waiting import PATIENCE, eventually

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from fastapi import Request
 from starlette.responses import Response
 
+from service.access.policy import Policy
 from service.api.answering import answer, computed_response
 from service.api.anthropic.answers import MESSAGE, MESSAGE_CALL, InputTokens, MessageAnswer
 from service.api.anthropic.schema import ConversationBody, MessagesBody
@@ -15,9 +16,8 @@ from service.api.examples import HELLO
 from service.api.images import Pending, with_images
 from service.api.orders import ordered_chat
 from service.api.routes import post
+from service.errors.dialects import ANTHROPIC
 from service.generation.served import ServedModel
-from service.http.dialects import ANTHROPIC
-from service.http.policy import Policy
 from service.images.decoder import DecodedImage
 from service.structured.call_reader import reader_of
 

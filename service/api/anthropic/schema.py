@@ -24,7 +24,7 @@ from service.api.anthropic.tools import (
     pieces_of,
 )
 from service.api.chat_request import ChatRequest, Json
-from service.http.errors import InvalidRequest
+from service.errors.errors import InvalidRequest
 from service.schema.conversation import TemplateOptions, contents
 from service.schema.fields import MAX_ITEMS, MODEL, Body, Items, only, optional, ranged, unsupported
 from service.schema.generation import MAX_USER

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from service.api.anthropic.answers import Content, Ending, MessageAnswer, MessageState, MessageUsage
+from service.errors.dialects import ANTHROPIC
+from service.errors.errors import ApiError
 from service.generation.choice import Delta
 from service.generation.usage import Timings, Usage
-from service.http.dialects import ANTHROPIC
-from service.http.errors import ApiError
 from service.http.sse import Json, TypedEvents
 from service.structured.call_reader import CallReader, Piece, pieces_of
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from model.errors import quoted
-from service.http.errors import InvalidRequest
+from service.errors.errors import InvalidRequest
 from service.schema.conversation import MAX_NAME, contents, image_part
 from service.schema.fields import MAX_ITEMS, Body, Items, only, optional, unsupported
 from service.schema.tools import NAME, AllowedCalls, Function, allowed_calls, plain_call, tool_type

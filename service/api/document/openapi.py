@@ -9,7 +9,7 @@ from starlette.routing import compile_path
 
 from service import version
 from service.api.routes import Route
-from service.http.errors import CAUSES, ApiError
+from service.errors.errors import CAUSES, ApiError
 
 Json = dict[str, Any]
 

@@ -5,11 +5,11 @@ from contextlib import ExitStack
 from fastapi import Request
 from starlette.responses import Response
 
+from service.access.policy import Policy
 from service.api.answering import submit, whole_response
 from service.api.embeddings.schema import EmbeddingsBody, order_embeddings
 from service.api.embeddings.shape import EMBEDDINGS, EMBEDDINGS_BASE64, EmbeddingList, EmbeddingShape
 from service.api.routes import post
-from service.http.policy import Policy
 
 
 @post(

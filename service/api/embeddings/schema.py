@@ -6,9 +6,9 @@ from pydantic import Field
 
 from model.sampling_params import SamplingParams
 from service.api.encoding import check_prompt, encode_text
+from service.errors.errors import InvalidRequest
 from service.generation.order import Order, Prompt
 from service.generation.served import ServedModel
-from service.http.errors import InvalidRequest
 from service.schema.fields import MODEL, Body, only, optional
 from service.schema.generation import MAX_USER
 from service.schema.prompts import MAX_PROMPTS, Prompts, check_prompts, listed

@@ -13,12 +13,12 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from model.errors import ModelError, quoted
+from service.access.record import RequestRecord
 from service.api.admission import State
 from service.api.examples import MODEL
 from service.api.lora.schema import LoadBody, UnloadBody, VllmLoadBody, VllmUnloadBody
 from service.api.routes import json_response, post
-from service.http.errors import AdapterExists, AdapterNotFound, Forbidden, InvalidRequest
-from service.http.record import RequestRecord
+from service.errors.errors import AdapterExists, AdapterNotFound, Forbidden, InvalidRequest
 from service.http.sse import while_connected
 
 log = logging.getLogger("noria.lora")

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from service.http.errors import InvalidRequest
+from service.errors.errors import InvalidRequest
 from service.schema.fields import Body, only
 from service.settings import MAX_ADAPTER_NAME, adapter_name_problem
 

@@ -1,7 +1,7 @@
 """The number of alternatives beside each token, which OpenAI, vLLM and llama.cpp write in different fields."""
 
 from model.errors import quoted
-from service.http.errors import InvalidRequest
+from service.errors.errors import InvalidRequest
 
 
 def alternatives(logprobs: bool | int | None, top_logprobs: int | None, n_probs: int | None) -> int | None:

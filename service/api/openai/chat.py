@@ -3,6 +3,7 @@
 from fastapi import Request
 from starlette.responses import Response
 
+from service.access.policy import Policy
 from service.api.answering import answer
 from service.api.examples import HELLO
 from service.api.openai.answers import CHAT, CHAT_CALL, ChatCompletion
@@ -10,7 +11,6 @@ from service.api.openai.schema import ChatBody
 from service.api.openai.shape import ChatShape
 from service.api.orders import ordered_chat
 from service.api.routes import post
-from service.http.policy import Policy
 from service.schema.generation import StreamOptions
 from service.structured.call_style import style_of
 

@@ -6,10 +6,10 @@ from model.tokenizers.pieces import encode_inner
 from service.api.encoding import check_prompt, check_size, encode_text, n_begin_tokens, sampling, truncated
 from service.api.openai.schema import CompletionBody
 from service.api.orders import enforceable
+from service.errors.errors import InvalidRequest
 from service.generation.order import Order, Prompt
 from service.generation.served import ServedModel
 from service.generation.text import TextStream
-from service.http.errors import InvalidRequest
 from service.structured.constraint import constraint
 
 DEFAULT_MAX_TOKENS = 16

@@ -3,13 +3,13 @@
 from fastapi import Request
 from starlette.responses import Response
 
+from service.access.policy import Policy
 from service.api.answering import answer
 from service.api.openai.answers import COMPLETION, Completion
 from service.api.openai.completion_order import order_completion
 from service.api.openai.schema import CompletionBody
 from service.api.openai.shape import CompletionShape
 from service.api.routes import post
-from service.http.policy import Policy
 from service.schema.generation import StreamOptions
 
 

@@ -10,12 +10,12 @@ from starlette.responses import Response
 
 from model.checkpoint.generation_config import SAMPLING
 from model.sampling_params import SamplingParams, declared
+from service.access.policy import Policy
 from service.api.admission import State
 from service.api.openai.answers import CARD, LISTED, ModelCard, ModelList
 from service.api.routes import get, json_response
+from service.errors.dialects import SHARED
 from service.generation.served import ServedModel
-from service.http.dialects import SHARED
-from service.http.policy import Policy
 
 POLICY = Policy(SHARED)
 

@@ -11,7 +11,7 @@ from service.api.chat_request import ChatRequest
 from service.api.openai.alternatives import alternatives
 from service.api.openai.harmless import HARMLESS_CHAT, HARMLESS_COMPLETION
 from service.api.openai.tool_choice import ToolsBody
-from service.http.errors import InvalidRequest
+from service.errors.errors import InvalidRequest
 from service.schema.conversation import Message, TemplateBody, plain_messages
 from service.schema.fields import MAX_ITEMS, Items, TokenIds, limits_of, narrowed, optional, ranged, synonym
 from service.schema.generation import MAX_CHOICES, MAX_SALT, GenerationBody

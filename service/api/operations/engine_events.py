@@ -6,12 +6,12 @@ from contextlib import ExitStack
 from fastapi import Request
 from starlette.responses import Response
 
+from service.access.policy import Policy
+from service.access.record import RequestRecord
 from service.api.admission import State
 from service.api.routes import get
-from service.http.policy import Policy
-from service.http.record import RequestRecord
 from service.http.sse import EventStream
-from service.view.event import EngineEvent
+from service.observe.view.event import EngineEvent
 
 EXAMPLE: EngineEvent = {
     "time": 1767225600.25,

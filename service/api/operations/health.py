@@ -9,10 +9,10 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from service import version
+from service.access.policy import Policy
 from service.api.admission import State
 from service.api.examples import FINGERPRINT
 from service.api.routes import get, json_response
-from service.http.policy import Policy
 
 METHODS = ("GET", "HEAD")
 PROBE = Policy(open=True, quiet=True)

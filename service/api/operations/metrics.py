@@ -4,9 +4,9 @@ from fastapi import Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
+from service.access.policy import Policy
 from service.api.admission import State
 from service.api.routes import get
-from service.http.policy import Policy
 
 
 @get("/metrics", answer=str, policy=Policy(quiet=True))

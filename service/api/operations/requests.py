@@ -3,16 +3,16 @@
 from fastapi import Request
 from starlette.responses import Response
 
+from service.access.policy import Policy
+from service.access.record import RequestRecord
 from service.api.admission import State
 from service.api.routes import get, json_response
 from service.engine.forecast import Waits
 from service.engine.mailbox import EngineDied, EngineUnavailable
 from service.engine.picture import MAX_LOADS, Picture, SequencePicture
-from service.http.errors import RequestNotFound
-from service.http.policy import Policy
-from service.http.record import RequestRecord
-from service.view.facts import Cancellation, RequestFacts, ended_facts, live_facts
-from service.view.requests import LiveRequest
+from service.errors.errors import RequestNotFound
+from service.observe.view.facts import Cancellation, RequestFacts, ended_facts, live_facts
+from service.observe.view.requests import LiveRequest
 
 QUIET = Policy(quiet=True)
 """A key at its limit of requests may still ask about them and cancel them."""

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from model.chat.reasoning import THOUGHT
 from model.errors import quoted
 from service.api.responses.tools import flat_name
-from service.http.wording import either
+from service.errors.wording import either
 from service.schema.conversation import DATA_URL, DETAILS, MAX_NAME, check_image_role, contents, image_part
 from service.schema.fields import MAX_ITEMS, Body, Items, only, optional, unsupported
 from service.schema.tools import Called, plain_call

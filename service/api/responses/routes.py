@@ -3,13 +3,13 @@
 from fastapi import Request
 from starlette.responses import Response
 
+from service.access.policy import Policy
 from service.api.answering import answer
 from service.api.orders import ordered_chat
 from service.api.responses.answers import RESPONSE, RESPONSE_CALL, ResponseAnswer
 from service.api.responses.schema import ResponsesBody
 from service.api.responses.shape import ResponseShape, request_echo
 from service.api.routes import post
-from service.http.policy import Policy
 from service.structured.call_reader import reader_of
 
 

@@ -11,7 +11,7 @@ from model.sampling_params import RANGES
 from service.api.chat_request import ChatRequest
 from service.api.responses.items import Item, as_messages
 from service.api.responses.tools import CallingBody
-from service.http.errors import InvalidRequest
+from service.errors.errors import InvalidRequest
 from service.schema.conversation import MAX_NAME
 from service.schema.fields import MAX_ITEMS, MODEL, Body, Items, only, optional, ranged, unsupported
 from service.schema.generation import MAX_SALT, MAX_USER

@@ -21,10 +21,10 @@ from service.api.responses.answers import (
 )
 from service.api.responses.schema import ResponsesBody
 from service.api.responses.tools import functions_of
+from service.errors.errors import ApiError
 from service.generation.choice import Delta
 from service.generation.served import ServedModel
 from service.generation.usage import Timings, Usage
-from service.http.errors import ApiError
 from service.http.sse import Json, TypedEvents
 from service.schema.fields import Body
 from service.structured.call_reader import CallReader, Piece, pieces_of

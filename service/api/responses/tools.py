@@ -7,7 +7,7 @@ from pydantic import Discriminator, Field, Tag, ValidatorFunctionWrapHandler, Wr
 from pydantic_core import PydanticCustomError
 
 from model.errors import quoted
-from service.http.wording import either
+from service.errors.wording import either
 from service.schema.conversation import MAX_NAME
 from service.schema.fields import Body, Items, narrowed, only, optional, unsupported
 from service.schema.tools import MAX_TOOLS, NAME, NOT_RUN, RUN_BY_CLIENTS, AllowedCalls, Function, allowed_calls

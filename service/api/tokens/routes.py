@@ -19,8 +19,8 @@ from service.api.examples import HELLO
 from service.api.images import Pending, check_roles, then, with_images
 from service.api.routes import get, json_response, post
 from service.api.tokens.schema import ApplyTemplateBody, DetokenizeBody, TokenizeBody
+from service.errors.errors import InvalidRequest
 from service.generation.served import ServedModel
-from service.http.errors import InvalidRequest
 from service.schema.conversation import Message, plain_messages
 
 

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from service.http.errors import InvalidRequest
+from service.errors.errors import InvalidRequest
 from service.schema.conversation import Message, TemplateBody
 from service.schema.fields import MAX_ITEMS, MODEL, Body, Items, TokenIds, only, optional
 from service.schema.tools import OfferBody

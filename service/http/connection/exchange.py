@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Scope
 
+from service.errors.dialects import OPENAI, error_response
+from service.errors.errors import ApiError
 from service.http.connection.reader import Fields
-from service.http.dialects import OPENAI, error_response
-from service.http.errors import ApiError
 
 log = logging.getLogger("noria")
 

@@ -11,6 +11,7 @@ import uvicorn
 from starlette.types import Scope
 from uvicorn.server import ServerState
 
+from service.errors.errors import ApiError, HttpError, Unavailable
 from service.http.connection.deadline import Deadline
 from service.http.connection.exchange import BUFFERED_BYTES, CONTINUE, Exchange, refusal
 from service.http.connection.limits import Limits
@@ -18,7 +19,6 @@ from service.http.connection.peer import address, bytes_acknowledged, has_reset
 from service.http.connection.places import Places
 from service.http.connection.reader import Head, RequestReader
 from service.http.connection.rules import violation
-from service.http.errors import ApiError, HttpError, Unavailable
 
 PROBES = frozenset({b"/live", b"/ready", b"/health"})
 """The paths that reserved places serve."""

@@ -4,8 +4,8 @@ from typing import NamedTuple, Protocol
 
 import httptools
 
+from service.errors.errors import ApiError, HttpError
 from service.http.connection.limits import Limits
-from service.http.errors import ApiError, HttpError
 
 Fields = list[tuple[bytes, bytes]]
 

@@ -22,9 +22,9 @@ from service.api.images import Pending, Spanned
 from service.api.openai.schema import ChatBody
 from service.api.orders import ordered_chat
 from service.api.responses.schema import ResponsesBody
+from service.errors.errors import InvalidRequest
 from service.generation.order import Order
 from service.generation.served import ServedModel, longest_piece
-from service.http.errors import InvalidRequest
 from service.images.decoder import DecodedImage
 from service.images.images import Images
 from tests.fakes import END, IMAGES, IntegerTokenizer, make_info

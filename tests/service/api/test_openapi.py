@@ -10,8 +10,8 @@ from jsonschema import Draft202012Validator
 from service.api.document.openapi import OF_NO_ROUTE, document
 from service.api.routes import Route
 from service.app import ROUTES
+from service.errors.errors import CAUSES, HTTP_CODES, ApiError
 from service.http.connection.protocol import REASONS
-from service.http.errors import CAUSES, HTTP_CODES, ApiError
 from tests.service.live import Live, running
 
 

@@ -16,8 +16,8 @@ from service.api.openai.completion_order import order_completion
 from service.api.openai.schema import CompletionBody
 from service.api.tokens.routes import tokenized
 from service.api.tokens.schema import TokenizeBody
+from service.errors.errors import InvalidRequest
 from service.generation.served import ServedModel, longest_piece
-from service.http.errors import InvalidRequest
 from tests.fakes import make_info
 from tests.model.tokenizers.tekken_files import write_tekken
 

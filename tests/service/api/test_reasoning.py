@@ -19,11 +19,11 @@ from service.api.anthropic.schema import MessagesBody
 from service.api.openai.schema import ChatBody
 from service.api.orders import order_chat
 from service.api.responses.schema import ResponsesBody
+from service.errors.errors import InvalidRequest
 from service.generation.served import ServedModel
 from service.generation.startup import marks_of
 from service.generation.text import TextStream
 from service.generation.thinking import ThinkingStream
-from service.http.errors import InvalidRequest
 from service.settings import Settings
 from tests.fakes import END, END_THINK, THINK, IntegerTokenizer, make_info
 from tests.service.live import FakeChat, Live, refused, running

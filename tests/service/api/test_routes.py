@@ -11,13 +11,13 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from model.sampling_params import SamplingParams
+from service.access.policy import Policies, Policy
 from service.api.answering import submit, whole_response
 from service.api.document.api_table import bodies_of, refused, supported
 from service.api.routes import Route, get, json_response, post
 from service.app import ROUTES
+from service.errors.dialects import ANTHROPIC, OPENAI
 from service.generation.choice import Order, Prompt
-from service.http.dialects import ANTHROPIC, OPENAI
-from service.http.policy import Policies, Policy
 from service.schema.fields import Body, optional
 from tests.service.live import Live, running
 

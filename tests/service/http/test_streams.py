@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client import Histogram as TheirHistogram
 
 from service.http.connection.protocol import Connection
-from service.metrics import Histogram
+from service.observe.metrics import Histogram
 from tests.service.live import Live, answer
 
 

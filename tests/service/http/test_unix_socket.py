@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from model.errors import OptionError
-from service.http.announcement import address, welcome
+from service.commands.announcement import address, welcome
 from service.http.connection.limits import Limits
 from service.http.listening import listen_at
 from service.settings import Settings

@@ -14,7 +14,7 @@ from PIL import Image
 
 from model.image_spans import ImageFormat
 from model.machine import helper
-from service.http.errors import ApiError, InvalidRequest, Unavailable
+from service.errors.errors import ApiError, InvalidRequest, Unavailable
 from service.images.decoder import DecodedImage, Decoder, LimitsExceeded
 from service.images.images import MAX_SUSPECTS, REQUESTS, Images, Recent, Suspects
 from service.images.source import Source, read_base64

@@ -4,7 +4,7 @@ import base64
 
 import pytest
 
-from service.http.errors import InvalidRequest
+from service.errors.errors import InvalidRequest
 from service.images.source import read_base64, read_source
 
 PARAM = "messages[0].content[1].image_url.url"

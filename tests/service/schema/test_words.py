@@ -10,9 +10,9 @@ from pydantic import ValidationError
 from model.errors import quoted
 from service.api.document.api_table import names_of
 from service.app import ROUTES
-from service.http.wording import meant
+from service.errors.refusals import invalid_body
+from service.errors.wording import meant
 from service.schema.fields import Body
-from service.schema.refusals import invalid_body
 from tests.service.bodies import BODIES, KINDS, least
 from tests.service.live import USER, Live, refused
 

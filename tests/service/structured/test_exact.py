@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 
 from model.errors import ParameterError
-from service.http.errors import InvalidRequest
+from service.errors.errors import InvalidRequest
 from service.structured.constraint import json_constraint
 from tests.service.structured.taking import COMPILER, takes
 

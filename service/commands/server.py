@@ -1,0 +1,111 @@
+"""The server of `noria serve`: the application on its socket, and what the terminal shows of its start."""
+
+import logging
+import socket
+from contextlib import nullcontext
+
+from model.errors import NoriaError
+from model.tokenizers.slicing import Slicing
+from service import logs
+from service.access.keys.keys import Keys
+from service.api.operations import health as probes
+from service.api.routes import Route
+from service.app import ROUTES, Loader, create_app
+from service.commands.announcement import address, progress_bar, say, welcome
+from service.engine.client import EngineClient
+from service.generation.served import ServedModel
+from service.generation.startup import load_served
+from service.http.connection.limits import Limits
+from service.http.connection.places import Places, raise_descriptor_limit
+from service.http.health import HealthListener
+from service.http.listening import is_local
+from service.http.server import Server
+from service.observe.metrics import Metrics
+from service.settings import Settings
+
+log = logging.getLogger("noria")
+
+
+def create_server(
+    settings: Settings,
+    client: EngineClient,
+    measured: Metrics,
+    sock: socket.socket,
+    keys: Keys,
+    *,
+    progress: bool = False,
+    health: socket.socket | None = None,
+    load: Loader = load_served,
+    routes: tuple[Route, ...] = ROUTES,
+    limits: Limits = Limits(),  # noqa: B008 - frozen
+) -> Server:
+    """A server of the application. It reports the progress and the end of loading on stderr.
+
+    `client` must report to `measured`. `sock` is the socket to serve on, `health` the one for probes alone.
+    """
+    port = None if sock.family == socket.AF_UNIX else sock.getsockname()[1]
+    _warn_if_open(keys, sock)
+
+    def on_ready(served: ServedModel) -> None:
+        url = address(settings, port)
+        log.info("ready", extra={"fields": {"model": served.names[0], "url": url, **served.info.description}})
+        if settings.log_format == "human":
+            unused_gpu = served.info.description.get("unused_gpu")
+            say(welcome(served.names[0], url, chat=served.chat is not None, key=bool(keys), unused_gpu=unused_gpu))
+
+    def on_failed(error: Exception) -> None:
+        if isinstance(error, NoriaError):
+            say(f"noria: {error}")
+        else:
+            log.error("internal error in what loads and watches the engine", exc_info=error)
+            say(f"noria: the model cannot be served: {type(error).__name__}: {error}")
+        server.fail()
+
+    async def load_visibly(settings: Settings, client: EngineClient, slicing: Slicing) -> ServedModel:
+        async with progress_bar(client) if progress else nullcontext():
+            return await load(settings, client, slicing)
+
+    hosts = _hosts(settings, keys, sock)
+    app = create_app(settings, client, measured, keys, load_visibly, on_ready, on_failed, routes, hosts)
+
+    def probed(path: str) -> tuple[int, bytes] | None:
+        return probes.probed(getattr(app.state, "noria", None), path)  # None before the lifespan begins
+
+    def reload_keys() -> None:
+        keys.reload()
+        measured.await_keys(keys.names)
+
+    places = Places(raise_descriptor_limit(settings.max_connections), settings.max_connections_per_address)
+    measured.watch_connections(lambda: places.n_open)
+    server = Server(
+        app,
+        settings,
+        drain=lambda: app.state.noria.admission.drain(),
+        reloads={"keys": reload_keys, "log level": lambda: logs.use_level(settings.level())},
+        places=places,
+        on_refused=measured.observe_refused_connection,
+        probes=None if health is None else HealthListener(health, probed),
+        limits=limits,
+    )
+    return server
+
+
+def _warn_if_open(keys: Keys, sock: socket.socket) -> None:
+    if not keys and not is_local(sock):
+        host, port, *_ = sock.getsockname()
+        log.warning(
+            "no API key is needed at %s, port %d: everyone who reaches it may use the server; set --api-key or "
+            "--api-key-file, or listen on 127.0.0.1 with --host",
+            host,
+            port,
+        )
+
+
+def _hosts(settings: Settings, keys: Keys, sock: socket.socket) -> frozenset[str] | None:
+    """The names under which the server answers; None for any.
+
+    Where it needs no key and only this machine may connect, nobody but a web page comes by another name.
+    """
+    own = {settings.address[0].lower(), *settings.hosts}
+    at_risk = not keys and sock.family != socket.AF_UNIX and is_local(sock)
+    return frozenset(own) if settings.hosts or at_risk else None

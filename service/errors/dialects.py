@@ -1,0 +1,87 @@
+"""The APIs whose errors the server writes: the shape of an error, and the header that may hold a key."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import (
+    Any,
+    Literal,
+    NotRequired,  # pydantic needs these before Python 3.12
+)
+
+import orjson
+from starlette.responses import Response
+from typing_extensions import TypedDict
+
+from service.errors.errors import ApiError, as_api_error
+
+
+class OpenAIErrorObject(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class OpenAIError(TypedDict):
+    """The description of an error. `param` names the field, `code` is for programs."""
+
+    error: OpenAIErrorObject
+
+
+class AnthropicErrorObject(TypedDict):
+    type: str
+    message: str
+    details: NotRequired[dict[str, Any]]
+
+
+class AnthropicError(TypedDict):
+    """The description of an error, in the shape of Anthropic's API."""
+
+    type: Literal["error"]
+    error: AnthropicErrorObject
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One API's conventions. `write` returns the JSON of an error, whose type is `answer`.
+
+    A key may be in `key_header`, and is always accepted in `Authorization`.
+    """
+
+    write: Callable[[ApiError], Any]
+    answer: type
+    key_header: str | None = None
+
+
+def _openai(error: ApiError) -> OpenAIError:
+    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+
+
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def _anthropic(error: ApiError) -> AnthropicError:
+    kind = ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    about: AnthropicErrorObject = {"type": kind, "message": error.message}
+    if error.param == "thread":  # Anthropic's tool runner then continues without threads
+        about["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return {"type": "error", "error": about}
+
+
+OPENAI = Dialect(_openai, OpenAIError)
+ANTHROPIC = Dialect(_anthropic, AnthropicError, key_header="x-api-key")
+SHARED = replace(OPENAI, key_header=ANTHROPIC.key_header)
+"""OpenAI's conventions, on endpoints that Anthropic's clients call too."""
+
+
+def error_response(error: Exception, dialect: Dialect) -> Response:
+    """The response to a request that failed before its stream began."""
+    failure = as_api_error(error)
+    return Response(orjson.dumps(dialect.write(failure)), failure.status, failure.headers, "application/json")

@@ -1,0 +1,227 @@
+"""Errors that reach a client: status codes, names and messages. `dialects.py` writes them as each API does.
+
+Messages leak no path and no traceback.
+
+ApiError
+├── InvalidRequest     400  a field outside its range, an unknown field, malformed JSON
+├── Unauthorized       401  no key, or not one of ours
+├── Forbidden          403  a key that may not do this
+├── ModelNotFound      404  a model that is not served here
+├── RequestNotFound    404  no request in flight of this key has this id
+├── AdapterNotFound    404  no adapter has this name
+├── AdapterExists      409  an adapter, or the model, has this name
+├── Cancelled          410  the key has cancelled the request
+├── BodyTooLarge       413
+├── Overloaded         429  the queue is full
+├── RateLimited        429  a limit of the request's key is reached
+├── Unavailable        503  loading, restarting or draining
+└── HttpError          404, 405, 415: no such route, method or content type; 400, 408, 414, 431: the bytes
+"""
+
+import errno
+import logging
+from collections.abc import Mapping
+
+from starlette.exceptions import HTTPException
+
+from model.errors import ParameterError, quoted
+from service.engine.mailbox import EngineDied, EngineUnavailable
+
+log = logging.getLogger("noria.api")
+
+CAUSES: Mapping[int, str] = {
+    400: "A field or its value is not accepted; the message names the field, the value and the limit.",
+    401: "The request has no key, or a wrong one.",
+    403: "The key, or the sender, may not do this.",
+    404: "The server does not serve this model, or the key has no such request.",
+    405: "The path has no such method.",
+    408: "The head or the body of the request did not arrive in time.",
+    409: "An adapter, or the model, has this name already.",
+    410: "The key has cancelled the request.",
+    413: "The body is larger than the server's limit.",
+    414: "The URL is too long.",
+    415: "The content type is not application/json.",
+    429: "The queue is full, or a limit of the key is reached; try again after `retry-after` seconds.",
+    431: "The head of the request is too large.",
+    500: "The server failed.",
+    503: "The server is loading, restarting or draining; try again after `retry-after` seconds.",
+}
+"""All statuses of errors, for the OpenAPI document."""
+HTTP_CODES = {
+    400: "invalid_http",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    414: "uri_too_long",
+    415: "unsupported_media_type",
+    431: "header_fields_too_large",
+}
+"""Status of an `HttpError` -> its code."""
+EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC}
+"""Errors of a system that has no more descriptors, memory, processes or disk."""
+MAX_NAMED = 8
+"""As many names of models are in the message of a 404."""
+NO_THREAD = "can't start new thread"
+"""Python's message where the system allows no more threads."""
+
+
+class ApiError(Exception):
+    """An error with the message for its client. `param` names the wrong field, `code` is for programs."""
+
+    status = 500
+    type = "server_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+
+class InvalidRequest(ApiError):
+    status = 400
+    type = "invalid_request_error"
+
+
+class Unauthorized(ApiError):
+    status = 401
+    type = "invalid_request_error"
+
+    def __init__(self, key_header: str | None) -> None:
+        other = f" or '{key_header}: KEY'" if key_header else ""
+        super().__init__(
+            f"a valid API key is required: send it as 'Authorization: Bearer KEY'{other}",
+            code="invalid_api_key",
+            headers={"www-authenticate": "Bearer"},
+        )
+
+
+class Forbidden(ApiError):
+    status = 403
+    type = "permission_error"
+
+
+class ModelNotFound(ApiError):
+    status = 404
+    type = "invalid_request_error"
+
+    def __init__(self, name: str, served: tuple[str, ...]) -> None:
+        more = f" and {len(served) - MAX_NAMED} more, see /v1/models" if len(served) > MAX_NAMED else ""
+        message = f"the model {quoted(name)} does not exist here; served: {', '.join(served[:MAX_NAMED])}{more}"
+        super().__init__(message, param="model", code="model_not_found")
+
+
+class RequestNotFound(ApiError):
+    status = 404
+    type = "invalid_request_error"
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(
+            f"no request {quoted(request_id)} of this key is in flight; its id is the header x-request-id",
+            param="id",
+            code="request_not_found",
+        )
+
+
+class AdapterNotFound(ApiError):
+    status = 404
+    type = "invalid_request_error"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no adapter has the name {quoted(name)}", param="name", code="adapter_not_found")
+
+
+class AdapterExists(ApiError):
+    status = 409
+    type = "invalid_request_error"
+
+    def __init__(self, name: str) -> None:
+        message = f"a model or adapter has the name {quoted(name)} already; unload it first, or choose another name"
+        super().__init__(message, param="name", code="adapter_exists")
+
+
+class Cancelled(ApiError):
+    """The end of a request whose API has no finish reason for it. Client libraries do not try this status again."""
+
+    status = 410
+    type = "request_cancelled"
+
+    def __init__(self) -> None:
+        super().__init__("the request was cancelled by DELETE /v1/requests/{id}", code="request_cancelled")
+
+
+class BodyTooLarge(ApiError):
+    status = 413
+    type = "invalid_request_error"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the request body is larger than {limit} bytes", code="request_too_large")
+
+
+class Overloaded(ApiError):
+    status = 429
+    type = "rate_limit_error"
+
+    def __init__(self, what: str, value: int, limit: int, retry_after: int) -> None:
+        message = f"the server is full: {value} {what}, the limit is {limit}; try again in {retry_after} s"
+        super().__init__(message, code="queue_full", headers={"retry-after": str(retry_after)})
+
+
+class RateLimited(ApiError):
+    status = 429
+    type = "rate_limit_error"
+
+    def __init__(self, key: str, what: str, value: int, limit: int, retry_after: int) -> None:
+        message = f"the key {key} has {value} {what}, the limit is {limit}; try again in {retry_after} s"
+        super().__init__(message, code="rate_limit_exceeded", headers={"retry-after": str(retry_after)})
+
+
+class Unavailable(ApiError):
+    status = 503
+    type = "service_unavailable_error"
+
+    def __init__(self, message: str, code: str, retry_after: int = 2) -> None:
+        super().__init__(message, code=code, headers={"retry-after": str(retry_after)})
+
+
+class HttpError(ApiError):
+    """An error of routing, or of the bytes of a request. `HTTP_CODES` has its codes."""
+
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message, code=HTTP_CODES.get(status), headers=headers)
+        self.status = status
+        self.type = "invalid_request_error" if status < 500 else "server_error"
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """The error that a client receives for an exception. Of an unexpected one only the log has the details."""
+    match error:
+        case ApiError():
+            return error
+        case ParameterError():
+            return InvalidRequest(str(error), param=error.param)
+        case EngineUnavailable():
+            return Unavailable("the engine is not ready; try again shortly", "engine_unavailable")
+        case EngineDied():
+            return Unavailable("the engine failed while it computed this request; try again", "engine_died")
+        case HTTPException():
+            return HttpError(error.status_code, str(error.detail), error.headers)
+    if _exhausted(error):
+        log.error("the system has no more memory, descriptors, processes or disk: %s", error)
+        return Unavailable("the server is out of resources; try again shortly", "out_of_resources")
+    log.error("internal error", exc_info=error)
+    return ApiError("internal error", code="internal_error")
+
+
+def _exhausted(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in EXHAUSTED
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and str(error) == NO_THREAD)

@@ -1,0 +1,98 @@
+"""Hints for requests that no route takes: the path, or the method, that was probably meant."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from starlette.exceptions import HTTPException
+
+from model.errors import quoted
+from service.errors.errors import HttpError
+from service.errors.wording import MAX_MEANT_CHARS, meant
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+OTHERS: Mapping[str, str] = {
+    "/api/chat": CHAT,  # Ollama
+    "/api/generate": COMPLETIONS,
+    "/api/embed": "/v1/embeddings",
+    "/api/embeddings": "/v1/embeddings",
+    "/api/tags": "/v1/models",
+    "/api/version": "/version",
+    "/completion": COMPLETIONS,  # llama.cpp
+    "/infill": COMPLETIONS,
+    "/embedding": "/v1/embeddings",
+    "/props": "/version",
+    "/generate": COMPLETIONS,  # TGI
+    "/v1/complete": "/v1/messages",  # Anthropic
+    "/v1/generate": COMPLETIONS,
+    "/v1/chat": CHAT,
+    "/chat": CHAT,
+    "/v1": "/v1/models",
+    "/index.html": "/",
+    "/swagger": "/docs",
+    "/redoc": "/docs",
+    "/swagger.json": "/openapi.json",
+    "/openapi.yaml": "/openapi.json",
+    "/healthz": "/health",
+    "/livez": "/live",
+    "/readyz": "/ready",
+}
+"""Paths of other servers -> ours for the same purpose."""
+VERSION = re.compile("^(/v[0-9]+)?/")
+
+
+class Served(Protocol):
+    """A route of the API or of the page."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def methods(self) -> tuple[str, ...]: ...
+
+
+class Hints:
+    """The hints for the paths of these routes. Each is made in less than a millisecond, whatever the path.
+
+    `prefix` is before each path that they name: clients use it behind a reverse proxy.
+    """
+
+    def __init__(self, routes: Sequence[Served], prefix: str = "") -> None:
+        self._prefix = prefix
+        self._methods: dict[str, tuple[str, ...]] = {}
+        for route in routes:
+            self._methods[route.path] = (*self._methods.get(route.path, ()), *route.methods)
+        self._paths = sorted((path for path in self._methods if "{" not in path), key=len, reverse=True)
+
+    def error(self, error: HTTPException, method: str, path: str) -> HttpError:
+        """The error of a request that no route takes, with what was probably meant."""
+        message, headers = str(error.detail), dict(error.headers or {})
+        if error.status_code == 404:
+            near = self.meant(path)
+            hint = f": did you mean {self._methods[near][0]} {self._prefix}{near}?" if near else ""
+            message = f"there is no route {quoted(path)[1:-1]}{hint}"
+        elif error.status_code == 405 and "Allow" in headers:
+            headers["Allow"] = ", ".join(self._taken(path)) or headers["Allow"]
+            message = f"{quoted(path)[1:-1]} takes {headers['Allow']}, not {quoted(method)[1:-1]}"
+        return HttpError(error.status_code, message, headers)
+
+    def _taken(self, path: str) -> list[str]:
+        """The methods of all routes with this path. Starlette names those of the first route only."""
+        found = (methods for known, methods in self._methods.items() if pattern(known).fullmatch(path))
+        return [method for methods in found for method in methods]
+
+    def meant(self, path: str) -> str | None:
+        """The route that a path was probably meant to be."""
+        plain = re.sub("/+", "/", path[: MAX_MEANT_CHARS + 1].lower()).rstrip("/")
+        if not plain or len(plain) > MAX_MEANT_CHARS:
+            return None
+        if (other := OTHERS.get(plain)) in self._methods:
+            return other
+        for known in self._paths:  # the longest first: /v1/v1/chat/completions ends with two of them
+            if plain.endswith((known, VERSION.sub("/", known))):
+                return known
+        return meant(plain, self._paths)
+
+
+def pattern(path: str) -> re.Pattern[str]:
+    """The paths of a route such as /v1/requests/{id}."""
+    return re.compile(re.sub(r"\\{.*?\\}", ".+", re.escape(path)))

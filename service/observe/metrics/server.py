@@ -1,0 +1,256 @@
+"""All metrics of a server: what requests and connections count, with the engine's and the adapters'."""
+
+import asyncio
+import platform
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from importlib import metadata
+from itertools import product
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, InfoMetricFamily
+from prometheus_client.exposition import generate_latest
+
+from model.batch import RunnerInfo
+from service import version
+from service.engine.messages import Beat, Report, Stats
+from service.observe.metrics.adapters import AdapterMetrics
+from service.observe.metrics.engine import EngineCollector, EngineTotals
+from service.observe.metrics.histogram import Histogram
+
+LATENCY_BUCKETS = tuple(
+    milliseconds / 1000
+    for milliseconds in (
+        *(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 20, 25, 30, 40, 50, 75, 100, 150, 200, 300, 500, 750),
+        *(1_000, 1_500, 2_500, 5_000, 10_000, 20_000, 30_000, 60_000, 120_000, 300_000, 600_000),
+    )
+)
+STEP_BUCKETS = tuple(2.0**n for n in range(15))
+OUTCOMES = ("stop", "length", "timeout", "abort", "error", "refused")
+REFUSALS = ("malformed", "too_large", "timeout", "unread", "full")
+DESCRIBED = ("family", "parameters", "quantize", "dtype", "kv_dtype", "attention", "device", "kernels")
+"""Labels of the model's info that `RunnerInfo.description` has."""
+METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+OTHER = "other"
+"""The label of any other method, and of a path without a route: clients choose them, so they must not make series."""
+AWAITED = (200, 500, 503)
+"""Statuses of which each route that takes a body has a series from the start. `rate()` does not count what a series
+begins with: without a sample of 0 an outage would be no part of the availability."""
+LAG_INTERVAL = 0.25
+LAG_SAMPLES = 60
+
+
+class Metrics:
+    """All metrics of the server. `stats` returns the engine's latest statistics, whose counters begin with the engine.
+
+    Outcomes of requests: "stop", "length", "timeout" and "abort" are finish reasons (the last of them that any choice
+    has). "abort" also: the client disconnected. "error": the server failed after admission. "refused": 4xx, or 503
+    before admission.
+    `adapters` are those of LoRA adapters.
+    """
+
+    def __init__(self, stats: Callable[[], Stats]) -> None:
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        self._totals = EngineTotals()
+        registry.register(EngineCollector(stats, self._totals))
+        self.adapters = AdapterMetrics(registry, stats, OUTCOMES)
+        self._generated = 0
+        self._trial_restarts = 0
+        self._image_restarts = 0
+        self._model: dict[str, str] | None = None
+        self._build = {"version": version(), "python": platform.python_version(), "torch": metadata.version("torch")}
+        registry.register(self)
+        self._requests = Counter("noria_requests", "Requests by outcome.", ["outcome"], registry=registry)
+        for outcome in OUTCOMES:
+            self._requests.labels(outcome)
+        self._responses = Counter(
+            "noria_http_requests",
+            "Requests by method, route and status; 499: the client disconnected.",
+            ["method", "route", "status"],
+            registry=registry,
+        )
+        self._broken_streams = Counter(
+            "noria_broken_streams", "Streams that ended with an error after their status 200.", registry=registry
+        )
+        self._key_requests = Counter(
+            "noria_key_requests",
+            "Requests by the name of their key, and by outcome.",
+            ["key", "outcome"],
+            registry=registry,
+        )
+        self._key_prompt_tokens = Counter(
+            "noria_key_prompt_tokens", "Prompt tokens of finished requests, by key.", ["key"], registry=registry
+        )
+        self._key_generated_tokens = Counter(
+            "noria_key_generated_tokens", "Tokens generated in finished requests, by key.", ["key"], registry=registry
+        )
+        self._reasoning_tokens = Counter(
+            "noria_reasoning_tokens", "Generated tokens of thoughts, with their marks.", registry=registry
+        )
+        self._prompt_tokens = Counter("noria_prompt_tokens", "Prompt tokens of started requests.", registry=registry)
+        self._restarts = Counter("noria_engine_restarts", "Engines replaced after death or a hang.", registry=registry)
+        self._step_tokens = Histogram(registry, "noria_step_tokens", "Tokens computed in one step.", STEP_BUCKETS)
+        self._queue = self._latency("queue", "Wait from submission to the first step of a sequence.")
+        self._first = self._latency("time_to_first_token", "From a request's arrival to its first token.")
+        self._between = self._latency("inter_token", "Between two tokens of one sequence.")
+        self._image_decode = self._latency("image_decode", "Decoding of an image of a request, retries included.")
+        self._request = self._latency("request", "From a request's arrival to the end of its answer.")
+        self._connections = Gauge("noria_connections", "Open connections.", registry=registry)
+        self._waiting_tokens = Gauge(
+            "noria_prompt_tokens_waiting", "Tokens of prompts that wait for their first step.", registry=registry
+        )
+        self._refused_connections = Counter(
+            "noria_refused_connections",
+            "Connections that were ended for their bytes, their silence or a limit.",
+            ["reason"],
+            registry=registry,
+        )
+        for reason in REFUSALS:
+            self._refused_connections.labels(reason)
+        self._ran = time.monotonic()
+        self._lags: deque[float] = deque([0.0], maxlen=LAG_SAMPLES)
+        lag = Gauge(
+            "noria_event_loop_lag_seconds", "Largest delay of the event loop in the last 15 s.", registry=registry
+        )
+        lag.set_function(lambda: max(self._lags))
+
+    def watch_connections(self, n_open: Callable[[], int]) -> None:
+        """Report the number of open connections."""
+        self._connections.set_function(n_open)
+
+    def watch_backlog(self, n_tokens: Callable[[], int]) -> None:
+        """Report the number of prompt tokens that wait."""
+        self._waiting_tokens.set_function(n_tokens)
+
+    def observe_refused_connection(self, reason: str) -> None:
+        self._refused_connections.labels(reason).inc()
+
+    def _latency(self, name: str, text: str) -> Histogram:
+        return Histogram(self.registry, f"noria_{name}_seconds", text, LATENCY_BUCKETS)
+
+    def describe_model(self, name: str, info: RunnerInfo) -> None:
+        """Report the served model and how it runs."""
+        limits = {"context": info.max_model_len, "sequences": info.max_sequences, "step_tokens": info.max_step_tokens}
+        self.adapters.limit(info.max_adapters)
+        facts = {label: str(info.description.get(label, "")) for label in DESCRIBED}
+        self._model = {"model": name, **facts, **{label: str(limit) for label, limit in limits.items()}}
+
+    def collect(self) -> Iterator[CounterMetricFamily | InfoMetricFamily]:
+        yield InfoMetricFamily("noria_build", "Versions of Noria, Python and PyTorch.", self._build)
+        if self._model is not None:
+            yield InfoMetricFamily("noria_model", "The served model and how it runs.", self._model)
+        yield CounterMetricFamily("noria_generated_tokens", "Tokens generated.", self._generated)
+        restarts = CounterMetricFamily(
+            "noria_grammar_restarts", "Processes replaced that try or follow grammars.", labels=["process"]
+        )
+        restarts.add_metric(["trial"], self._trial_restarts)
+        restarts.add_metric(["follower"], self._totals["grammar_restarts"])
+        yield restarts
+        yield CounterMetricFamily(
+            "noria_image_process_restarts", "Processes replaced that decode images.", self._image_restarts
+        )
+        experts = CounterMetricFamily(
+            "noria_expert_tokens", "Tokens that each expert of each layer computed.", labels=["layer", "expert"]
+        )
+        for (layer, expert), n_tokens in self._totals.expert_tokens().items():
+            experts.add_metric([str(layer), str(expert)], n_tokens)
+        yield experts
+
+    def observe_report(self, report: Report) -> None:
+        """Once a step."""
+        self._totals.observe(report.stats)
+        if report.stats.step_tokens:
+            self._step_tokens.observe(report.stats.step_tokens)
+
+    def observe_beat(self, beat: Beat) -> None:
+        """Four times a second, of the engine that loads or serves."""
+        self._totals.observe_beat(beat)
+
+    def observe_restart(self) -> None:
+        self._totals.restart()
+        self._restarts.inc()
+
+    def observe_trial_restart(self) -> None:
+        self._trial_restarts += 1
+
+    def observe_image_restart(self) -> None:
+        self._image_restarts += 1
+
+    def observe_image(self, seconds: float) -> None:
+        """Once for each image that was decoded."""
+        self._image_decode.observe(seconds)
+
+    def observe_prompt(self, n_tokens: int) -> None:
+        self._prompt_tokens.inc(n_tokens)
+
+    def observe_queue(self, seconds: float) -> None:
+        self._queue.observe(seconds)
+
+    def observe_first_token(self, seconds: float) -> None:
+        self._first.observe(seconds)
+
+    @property
+    def latest_waits(self) -> tuple[float | None, float | None]:
+        """The latest wait for a first step, and for a first token, in seconds."""
+        return self._queue.latest, self._first.latest
+
+    def observe_tokens(self, n_tokens: int, seconds: float | None) -> None:
+        """`n_tokens` came together, `seconds` after the token before them (None: they begin their sequence)."""
+        self._generated += n_tokens
+        gaps, gap = (n_tokens - 1, 0.0) if seconds is None else (n_tokens, seconds / n_tokens)
+        self._between.observe(gap, gaps)
+
+    def observe_thought(self, n_tokens: int) -> None:
+        self._reasoning_tokens.inc(n_tokens)
+
+    def observe_response(self, method: str, route: str | None, status: int) -> None:
+        """Once for each request. `route` is its route's path, None for a path without one."""
+        known = method if method in METHODS else OTHER
+        self._responses.labels(known, route or OTHER, str(status)).inc()
+
+    def await_responses(self, methods: Iterable[str], route: str) -> None:
+        """Begin the series of a route at 0."""
+        for method, status in product(methods, AWAITED):
+            self._responses.labels(method, route, str(status))
+
+    def await_keys(self, names: Iterable[str]) -> None:
+        """Begin the series of these keys at 0, or leave them as they are."""
+        for name in names:
+            for outcome in OUTCOMES:
+                self._key_requests.labels(name, outcome)
+            self._key_prompt_tokens.labels(name)
+            self._key_generated_tokens.labels(name)
+
+    def observe_broken_stream(self) -> None:
+        self._broken_streams.inc()
+
+    def observe_request(self, outcome: str, seconds: float) -> None:
+        self._requests.labels(outcome).inc()
+        if outcome != "refused":
+            self._request.observe(seconds)
+
+    def observe_key(self, name: str, outcome: str, prompt_tokens: int, generated_tokens: int) -> None:
+        """Once for each finished request that has a key."""
+        self._key_requests.labels(name, outcome).inc()
+        self._key_prompt_tokens.labels(name).inc(prompt_tokens)
+        self._key_generated_tokens.labels(name).inc(generated_tokens)
+
+    async def watch_event_loop(self) -> None:
+        """Measure the delay of the event loop until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + LAG_INTERVAL
+            await asyncio.sleep(LAG_INTERVAL)
+            self._ran = time.monotonic()
+            self._lags.append(max(0.0, loop.time() - due))
+
+    def event_loop_silence(self) -> float:
+        """Seconds since the event loop last ran. For any thread."""
+        return time.monotonic() - self._ran
+
+    def render(self) -> bytes:
+        """The metrics in Prometheus' text format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,111 @@
+"""What the server says of each request at its end: metrics, a trace, and a line in the log."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from urllib.parse import quote
+
+from starlette.types import Scope
+
+from service.access.record import CLIENT_GONE, RequestRecord
+from service.observe.metrics import Metrics
+
+log = logging.getLogger("noria.access")
+log_of_requests = logging.getLogger("noria.request")
+
+LONG_SECONDS = 10.0
+"""A request that is not finished by then gets a line in the log. Others have one line, at their end."""
+Trace = Callable[[RequestRecord, Scope, float], str | None]
+"""Makes the trace of a request that ended at a time by perf_counter; returns its id if it has one."""
+
+
+class Observer:
+    """Counts, logs and traces requests. `trace` is called for each request that is not quiet; None without traces."""
+
+    def __init__(self, metrics: Metrics, trace: Trace | None = None) -> None:
+        self._metrics = metrics
+        self._trace = trace
+
+    @contextmanager
+    def observing(self, record: RequestRecord, scope: Scope) -> Iterator[None]:
+        """Observe a request, which is served inside the context and has filled its record at the end."""
+        slow = asyncio.get_running_loop().call_later(LONG_SECONDS, _report_long, record)
+        if record.policy.quiet:
+            slow.cancel()
+        try:
+            yield
+        finally:
+            slow.cancel()
+            self._finish(record, scope)
+
+    def _finish(self, record: RequestRecord, scope: Scope) -> None:
+        ended = time.perf_counter()
+        seconds = ended - record.started
+        status = record.status = record.status or CLIENT_GONE
+        self._count(record, status, seconds)
+        trace = None if self._trace is None or record.policy.quiet else self._trace(record, scope, ended)
+        record.params = None  # the record is remembered, and a grammar may be large
+        level = logging.DEBUG if record.policy.quiet else logging.INFO
+        if not log.isEnabledFor(level):
+            return
+        fields = {
+            "id": record.id,
+            "status": status,
+            "outcome": record.outcome,
+            "trace": trace,
+            "client": record.client,
+            "key": record.tenant or None,
+            "user": record.user,
+            "adapter": record.adapter,
+            "prompt_tokens": record.prompt_tokens,
+            "cached_tokens": record.cached_tokens,
+            "generated_tokens": record.generated_tokens,
+            "queue_s": _rounded(record.queue_seconds),
+            "ttft_s": _rounded(record.first_token_seconds),
+            "total_s": _rounded(seconds),
+        }
+        log.log(level, "%s %s", record.method, _encoded(record.path), extra={"fields": fields})
+
+    def _count(self, record: RequestRecord, status: int, seconds: float) -> None:
+        self._metrics.observe_response(record.method, record.route, status)
+        if not record.policy.generates:
+            return
+        record.outcome = record.outcome or outcome_of(status)
+        self._metrics.observe_request(record.outcome, seconds)
+        if record.outcome == "error" and status == 200:
+            self._metrics.observe_broken_stream()
+        self._account(record, record.outcome)
+
+    def _account(self, record: RequestRecord, outcome: str) -> None:
+        """Count a finished request as use of its adapter and of its key."""
+        generated = record.generated_tokens or 0
+        if record.adapter is not None:
+            self._metrics.adapters.observe(record.adapter, outcome, generated)
+        if record.key is None:
+            return
+        record.key.charge(generated)
+        self._metrics.observe_key(record.key.name, outcome, record.prompt_tokens or 0, generated)
+
+
+def _report_long(record: RequestRecord) -> None:
+    fields = {"id": record.id, "waits_for": record.waits_for, "prompt_tokens": record.prompt_tokens}
+    message = "%s %s is not finished after %g s"
+    log_of_requests.info(message, record.method, _encoded(record.path), LONG_SECONDS, extra={"fields": fields})
+
+
+def outcome_of(status: int) -> str:
+    """The outcome of a request that did not reach the engine."""
+    if status == CLIENT_GONE:
+        return "abort"
+    return "refused" if status < 500 or status == 503 else "error"
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)
+
+
+def _encoded(path: str) -> str:
+    """The path as in a URL: without spaces, which end it in a line of the log."""
+    return quote(path, safe="/:@!$&'()*+,;=~")

@@ -1,0 +1,221 @@
+"""OpenTelemetry traces: a server span for each request, with a span for each of its phases.
+
+Only `--otlp-endpoint` imports this file: it needs the packages of the extra `otel`. A trace is made when its request
+has ended, from the request's record. A thread of the SDK sends it. It has no text of any client.
+"""
+
+import logging
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from threading import Thread
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from opentelemetry import propagate
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, format_trace_id, set_span_in_context
+from starlette.types import Scope
+
+from service import version
+from service.access.record import CLIENT_GONE, RequestRecord
+
+log = logging.getLogger("noria.tracing")
+
+PATH = "/v1/traces"
+FLUSH_SECONDS = 3.0
+"""Time at the end of the server to send the last traces. A collector that does not answer may hold up no longer."""
+MAX_REASON_CHARS = 300
+SYSTEM_REASON = re.compile(r"\[Errno -?\d+\] ([^'\")]+)")
+"""The system's reason of a failed connection. Names of Python's exceptions stand around it."""
+SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "seed", "presence_penalty", "frequency_penalty")
+"""Sampling parameters that the GenAI conventions name."""
+
+
+class Phase(NamedTuple):
+    """A part of a request, from `start` to `end` by perf_counter."""
+
+    name: str
+    start: float
+    end: float
+
+
+class Tracing:
+    """Makes the traces of requests, and sends them to the collector at `url` in the background."""
+
+    def __init__(self, url: str) -> None:
+        self._collector = Collector(url)
+        # What the operator's OTEL_* variables say about the resource comes before what we say.
+        given = OTELResourceDetector().detect().attributes
+        resource = Resource.create({"service.name": "noria", "service.version": version(), **given})
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(self._collector))
+        self._tracer = self._provider.get_tracer("noria", version())
+
+    def trace(self, record: RequestRecord, scope: Scope, ended: float) -> str | None:
+        """Make the trace of a request; returns its id. `traceparent` and `tracestate` of the client are honoured.
+
+        None: `OTEL_SDK_DISABLED` turns traces off, and the client has none either.
+        """
+        clock = time.time_ns() - int(time.perf_counter() * 1e9)  # perf_counter 0 as a time of day
+        carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        span = self._tracer.start_span(
+            f"{record.method} {record.route}" if record.route else record.method,
+            propagate.extract(carrier),
+            SpanKind.SERVER,
+            {**_of_http(record, scope), **_of_model(record)},
+            start_time=clock + int(record.started * 1e9),
+        )
+        if span.is_recording():
+            for phase in phases(record, ended):
+                _child(self._tracer, span, phase, clock, failed=phase.end == ended and _failed(record))
+            if _failed(record):
+                span.set_attribute("error.type", record.failure or str(record.status))
+                span.set_status(Status(StatusCode.ERROR))
+            span.end(clock + int(ended * 1e9))
+        context = span.get_span_context()
+        return format_trace_id(context.trace_id) if context.is_valid else None
+
+    def close(self) -> None:
+        """Send what waits, for `FLUSH_SECONDS` at most. Blocks, so never on the event loop."""
+        flush = Thread(target=self._provider.shutdown, name="noria-traces", daemon=True)
+        flush.start()
+        flush.join(FLUSH_SECONDS)
+        self._collector.release()
+
+
+def phases(record: RequestRecord, ended: float) -> Iterator[Phase]:
+    """The phases that a request reached: "queue", "prompt" and "decode". Its end cuts the last one short.
+
+    Of several choices the earliest times begin and end a phase, and the last token of all ends "decode".
+    """
+    if record.submitted is None:
+        return
+    queued = ended if record.queue_seconds is None else min(ended, record.submitted + record.queue_seconds)
+    yield Phase("queue", record.submitted, queued)
+    if record.queue_seconds is None:
+        return
+    first = ended if record.first_token_seconds is None else record.started + record.first_token_seconds
+    yield Phase("prompt", min(queued, first), first)
+    if record.first_token_seconds is not None:
+        broken = record.outcome == "error" or record.last_token is None
+        yield Phase("decode", first, ended if broken else max(first, record.last_token or first))
+
+
+class Collector(SpanExporter):
+    """Sends spans to an OpenTelemetry collector. While it fails, the spans are lost, and the log has one line.
+
+    It counts those that it could not send. The SDK drops more when its queue is full.
+    The loggers of OpenTelemetry would repeat themselves at each attempt; here they only give the reason.
+    """
+
+    def __init__(self, url: str) -> None:
+        endpoint = url if urlsplit(url).path.endswith(PATH) else url.rstrip("/") + PATH
+        self._exporter = OTLPSpanExporter(endpoint=endpoint)
+        self._name = urlsplit(url).netloc.rpartition("@")[2]
+        self._lost = 0
+        self._words = Words()
+        self._theirs = logging.getLogger("opentelemetry")
+        self._propagates, self._theirs.propagate = self._theirs.propagate, False
+        self._theirs.addHandler(self._words)
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self._words.first = None
+        result = self._exporter.export(spans)
+        if result is SpanExportResult.SUCCESS:
+            if self._lost:
+                log.info("the collector takes traces again; at least %d spans were lost", self._lost)
+            self._lost = 0
+        else:
+            if not self._lost:
+                why = self._words.first or "no reason given"
+                log.warning("traces are lost: the collector %s does not take them (%s)", self._name, why)
+            self._lost += len(spans)
+        return result
+
+    def release(self) -> None:
+        """Give OpenTelemetry's loggers back."""
+        self._theirs.removeHandler(self._words)
+        self._theirs.propagate = self._propagates
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return self._exporter.force_flush(timeout_millis)
+
+
+class Words(logging.Handler):
+    """Remembers the `first` message of the exporter since somebody cleared it. It says what the trouble is."""
+
+    first: str | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.first is None and record.name.startswith("opentelemetry.exporter"):  # not the SDK: "Queue full"
+            text = " ".join(record.getMessage().split())
+            system = SYSTEM_REASON.search(text)
+            self.first = system[1] if system else text[:MAX_REASON_CHARS]
+
+
+def _child(tracer: Tracer, parent: Span, phase: Phase, clock: int, *, failed: bool) -> None:
+    span = tracer.start_span(phase.name, set_span_in_context(parent), start_time=clock + int(phase.start * 1e9))
+    if failed:
+        span.set_status(Status(StatusCode.ERROR))
+    span.end(clock + int(phase.end * 1e9))
+
+
+def _failed(record: RequestRecord) -> bool:
+    return record.outcome == "error" or (record.status or 0) >= 500
+
+
+def _of_http(record: RequestRecord, scope: Scope) -> Mapping[str, Any]:
+    """Attributes by the conventions for HTTP servers, and our own names for what those lack."""
+    sent = None if record.status == CLIENT_GONE else record.status
+    return _known(
+        {
+            "http.request.method": record.method,
+            "http.route": record.route,
+            "http.response.status_code": sent,
+            "url.path": record.path,
+            "url.scheme": scope.get("scheme"),
+            "client.address": record.client,
+            "noria.request.id": record.id,
+            "noria.key": record.tenant or None,
+            "noria.outcome": record.outcome,
+        }
+    )
+
+
+def _of_model(record: RequestRecord) -> Mapping[str, Any]:
+    """Attributes by the GenAI conventions of OpenTelemetry: numbers and names, no text."""
+    if not record.policy.generates or record.model is None:
+        return {}
+    common: dict[str, Any] = {
+        "gen_ai.operation.name": record.policy.operation,
+        "gen_ai.provider.name": "noria",
+        "gen_ai.request.model": record.model,
+        "gen_ai.response.model": record.model,
+        "gen_ai.usage.input_tokens": record.prompt_tokens,
+    }
+    return _known(common if record.policy.operation == "embeddings" else common | _of_answer(record))
+
+
+def _of_answer(record: RequestRecord) -> dict[str, Any]:
+    """Attributes of a request that samples tokens, which embeddings do not."""
+    return {
+        "gen_ai.request.stream": record.streams or None,
+        "gen_ai.request.choice.count": record.n_choices if record.n_choices > 1 else None,
+        **{f"gen_ai.request.{name}": getattr(record.params, name, None) for name in SAMPLING},
+        "gen_ai.usage.output_tokens": record.generated_tokens,
+        "gen_ai.usage.cache_read.input_tokens": record.cached_tokens,
+        "gen_ai.usage.reasoning.output_tokens": record.reasoning_tokens or None,
+        "gen_ai.response.finish_reasons": record.finishes or None,
+        "gen_ai.response.time_to_first_chunk": record.first_token_seconds if record.streams else None,
+    }
+
+
+def _known(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {name: value for name, value in attributes.items() if value is not None}

@@ -1,0 +1,101 @@
+"""404 and 405 name the path or the method that was probably meant."""
+
+import httpx
+import pytest
+
+from service.app import ROUTES
+from service.errors.hints import OTHERS, Hints, Served
+from service.page.routes import PAGES
+from tests.service.live import Live, running
+
+CHAT = "/v1/chat/completions"
+SERVED: tuple[Served, ...] = (*ROUTES, *PAGES)
+HINTS = Hints(SERVED)
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", CHAT),
+        ("/v1/v1/chat/completions", CHAT),
+        ("/v1/chat/completions/chat/completions", CHAT),
+        ("/v1/chat/completion", CHAT),
+        ("/v1/chat/completions/", CHAT),
+        ("//v1//chat/completions", CHAT),
+        ("/V1/Chat/Completions", CHAT),
+        ("/openai/v1/chat/completions", CHAT),
+        ("/v2/chat/completions", CHAT),
+        ("/v1/chatcompletions", CHAT),
+        ("/api/chat", CHAT),
+        ("/api/generate", "/v1/completions"),
+        ("/completion", "/v1/completions"),
+        ("/completions", "/v1/completions"),
+        ("/v1/completion", "/v1/completions"),
+        ("/v1/v1/completions", "/v1/completions"),
+        ("/messages", "/v1/messages"),
+        ("/v1/message", "/v1/messages"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/v1/messages/count-tokens", "/v1/messages/count_tokens"),
+        ("/models", "/v1/models"),
+        ("/v1/model", "/v1/models"),
+        ("/api/tags", "/v1/models"),
+        ("/v1/response", "/v1/responses"),
+        ("/embeddings", "/v1/embeddings"),
+        ("/v1/tokenize", "/tokenize"),
+        ("/healthz", "/health"),
+        ("/v1", "/v1/models"),
+        ("/v1/", "/v1/models"),
+        ("/docs/", "/docs"),
+        ("/v1/docs", "/docs"),
+        ("/redoc", "/docs"),
+        ("/openapi.yaml", "/openapi.json"),
+        ("/index.html", "/"),
+        ("/x", None),
+        ("/wp-login.php", None),
+        ("/.env", None),
+        ("/" + "a" * 10_000, None),
+        ("/" + "/" * 10_000 + "v1/models", None),
+    ],
+)
+def test_the_path_that_is_meant(path: str, meant: str | None) -> None:
+    assert HINTS.meant(path) == meant
+
+
+def test_every_path_of_others_leads_to_a_route() -> None:
+    assert set(OTHERS.values()) <= {route.path for route in SERVED}
+
+
+def test_the_error_names_path_and_method(live: Live) -> None:
+    response = live.post("/chat/completions", {})
+    assert response.status_code == 404
+    message = "there is no route /chat/completions: did you mean POST /v1/chat/completions?"
+    assert response.json()["error"] == {
+        "message": message,
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "not_found",
+    }
+    nothing = live.http.get("/wp-login.php").json()["error"]["message"]
+    assert nothing == "there is no route /wp-login.php"
+    nameless = live.http.get("/v1/models/").json()["error"]["message"]
+    assert nameless == "there is no route /v1/models/: did you mean GET /v1/models?"
+    wrong = live.http.get(CHAT)
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+    assert wrong.json()["error"]["message"] == "/v1/chat/completions takes POST, not GET"
+    two = live.http.put("/v1/requests/a%20b")
+    assert (two.status_code, two.headers["allow"]) == (405, "GET, DELETE")
+    assert two.json()["error"]["message"] == "/v1/requests/a b takes GET, DELETE, not PUT"
+    assert live.post("/v1/messages/x", {}).json()["type"] == "error"
+
+
+def test_an_odd_path_stays_on_one_short_line(live: Live) -> None:
+    message = live.http.get("/%0a%e2%80%ae" + "x" * 3000).json()["error"]["message"]
+    assert message.isprintable()
+    assert len(message) < 120
+
+
+def test_without_a_key_there_is_no_hint() -> None:
+    with running(api_keys=("right",)) as live:
+        response: httpx.Response = live.http.get("/chat/completions")
+        assert response.status_code == 401
+        assert "chat" not in response.text

@@ -1,0 +1,50 @@
+"""Metrics by adapter: which series there are, and which end."""
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+
+from service.engine.messages import AdapterStats, Stats
+from service.observe.metrics.adapters import AdapterMetrics
+
+NAMES = {1: "sql", 2: "law"}
+
+
+def samples(registry: CollectorRegistry) -> dict[str, float]:
+    lines = generate_latest(registry).decode().splitlines()
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
+
+
+def test_series_begin_at_0_and_end_with_their_adapter() -> None:
+    """Also where requests end after it: what clients and operators name must not make series for ever."""
+    registry, names = CollectorRegistry(), dict(NAMES)
+    metrics = AdapterMetrics(registry, Stats, ("stop", "error"))
+    metrics.watch(lambda: names)
+    zeros = [
+        f'noria_lora_requests_total{{adapter="{name}",outcome="{end}"}}'
+        for name in ("sql", "law")
+        for end in ("stop", "error")
+    ]
+    assert [samples(registry)[name] for name in zeros] == [0, 0, 0, 0]
+    metrics.observe("law", "stop", 7)
+    assert samples(registry)['noria_lora_generated_tokens_total{adapter="law"}'] == 7
+    del names[2]
+    metrics.observe("law", "stop", 7)
+    left = samples(registry)
+    assert not [name for name in left if "law" in name]
+    assert left["noria_lora_loaded"] == 1
+    names[3] = "law"
+    assert samples(registry)[zeros[2]] == 0, "an adapter of that name that is loaded later begins anew"
+
+
+def test_the_series_of_the_inference_gateway_lists_names() -> None:
+    registry = CollectorRegistry()
+    stats = Stats(adapters=(AdapterStats(1, 2, 0), AdapterStats(2, 1, 3), AdapterStats(9, 1, 1)))
+    metrics = AdapterMetrics(registry, lambda: stats, ())
+    metrics.watch(lambda: NAMES)
+    assert not [name for name in samples(registry) if "info" in name], "no model is described yet"
+    metrics.limit(4)
+    found = samples(registry)
+    (info,) = [name for name in found if "info" in name]
+    assert 'max_lora="4",running_lora_adapters="sql,law",waiting_lora_adapters="law"' in info
+    assert found['noria_lora_requests_running{adapter="sql"}'] == 2
+    assert found['noria_lora_requests_waiting{adapter="law"}'] == 3
