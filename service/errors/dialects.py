@@ -13,6 +13,7 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from service.errors.errors import ApiError, as_api_error
+from service.errors.statuses import STATUSES
 
 
 class OpenAIErrorObject(TypedDict):
@@ -57,19 +58,8 @@ def _openai(error: ApiError) -> OpenAIError:
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
 
 
-ANTHROPIC_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
-
-
 def _anthropic(error: ApiError) -> AnthropicError:
-    kind = ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    about: AnthropicErrorObject = {"type": kind, "message": error.message}
+    about: AnthropicErrorObject = {"type": STATUSES[error.status].anthropic, "message": error.message}
     if error.param == "thread":  # Anthropic's tool runner then continues without threads
         about["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     return {"type": "error", "error": about}

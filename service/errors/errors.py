@@ -1,4 +1,4 @@
-"""Errors that reach a client: status codes, names and messages. `dialects.py` writes them as each API does.
+"""Errors that reach a client: status codes and messages. `dialects.py` writes them as each API does.
 
 Messages leak no path and no traceback.
 
@@ -26,37 +26,10 @@ from starlette.exceptions import HTTPException
 
 from model.errors import ParameterError, quoted
 from service.engine.mailbox import EngineDied, EngineUnavailable
+from service.errors.statuses import STATUSES
 
 log = logging.getLogger("noria.api")
 
-CAUSES: Mapping[int, str] = {
-    400: "A field or its value is not accepted; the message names the field, the value and the limit.",
-    401: "The request has no key, or a wrong one.",
-    403: "The key, or the sender, may not do this.",
-    404: "The server does not serve this model, or the key has no such request.",
-    405: "The path has no such method.",
-    408: "The head or the body of the request did not arrive in time.",
-    409: "An adapter, or the model, has this name already.",
-    410: "The key has cancelled the request.",
-    413: "The body is larger than the server's limit.",
-    414: "The URL is too long.",
-    415: "The content type is not application/json.",
-    429: "The queue is full, or a limit of the key is reached; try again after `retry-after` seconds.",
-    431: "The head of the request is too large.",
-    500: "The server failed.",
-    503: "The server is loading, restarting or draining; try again after `retry-after` seconds.",
-}
-"""All statuses of errors, for the OpenAPI document."""
-HTTP_CODES = {
-    400: "invalid_http",
-    404: "not_found",
-    405: "method_not_allowed",
-    408: "request_timeout",
-    414: "uri_too_long",
-    415: "unsupported_media_type",
-    431: "header_fields_too_large",
-}
-"""Status of an `HttpError` -> its code."""
 EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC}
 """Errors of a system that has no more descriptors, memory, processes or disk."""
 MAX_NAMED = 8
@@ -69,7 +42,6 @@ class ApiError(Exception):
     """An error with the message for its client. `param` names the wrong field, `code` is for programs."""
 
     status = 500
-    type = "server_error"
 
     def __init__(
         self,
@@ -85,15 +57,18 @@ class ApiError(Exception):
         self.code = code
         self.headers = dict(headers or {})
 
+    @property
+    def type(self) -> str:
+        """The kind of error, in OpenAI's words."""
+        return STATUSES[self.status].type
+
 
 class InvalidRequest(ApiError):
     status = 400
-    type = "invalid_request_error"
 
 
 class Unauthorized(ApiError):
     status = 401
-    type = "invalid_request_error"
 
     def __init__(self, key_header: str | None) -> None:
         other = f" or '{key_header}: KEY'" if key_header else ""
@@ -106,12 +81,10 @@ class Unauthorized(ApiError):
 
 class Forbidden(ApiError):
     status = 403
-    type = "permission_error"
 
 
 class ModelNotFound(ApiError):
     status = 404
-    type = "invalid_request_error"
 
     def __init__(self, name: str, served: tuple[str, ...]) -> None:
         more = f" and {len(served) - MAX_NAMED} more, see /v1/models" if len(served) > MAX_NAMED else ""
@@ -121,7 +94,6 @@ class ModelNotFound(ApiError):
 
 class RequestNotFound(ApiError):
     status = 404
-    type = "invalid_request_error"
 
     def __init__(self, request_id: str) -> None:
         super().__init__(
@@ -133,7 +105,6 @@ class RequestNotFound(ApiError):
 
 class AdapterNotFound(ApiError):
     status = 404
-    type = "invalid_request_error"
 
     def __init__(self, name: str) -> None:
         super().__init__(f"no adapter has the name {quoted(name)}", param="name", code="adapter_not_found")
@@ -141,7 +112,6 @@ class AdapterNotFound(ApiError):
 
 class AdapterExists(ApiError):
     status = 409
-    type = "invalid_request_error"
 
     def __init__(self, name: str) -> None:
         message = f"a model or adapter has the name {quoted(name)} already; unload it first, or choose another name"
@@ -152,15 +122,13 @@ class Cancelled(ApiError):
     """The end of a request whose API has no finish reason for it. Client libraries do not try this status again."""
 
     status = 410
-    type = "request_cancelled"
 
     def __init__(self) -> None:
-        super().__init__("the request was cancelled by DELETE /v1/requests/{id}", code="request_cancelled")
+        super().__init__("the request was cancelled with DELETE /v1/requests/ID", code="request_cancelled")
 
 
 class BodyTooLarge(ApiError):
     status = 413
-    type = "invalid_request_error"
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"the request body is larger than {limit} bytes", code="request_too_large")
@@ -168,7 +136,6 @@ class BodyTooLarge(ApiError):
 
 class Overloaded(ApiError):
     status = 429
-    type = "rate_limit_error"
 
     def __init__(self, what: str, value: int, limit: int, retry_after: int) -> None:
         message = f"the server is full: {value} {what}, the limit is {limit}; try again in {retry_after} s"
@@ -177,7 +144,6 @@ class Overloaded(ApiError):
 
 class RateLimited(ApiError):
     status = 429
-    type = "rate_limit_error"
 
     def __init__(self, key: str, what: str, value: int, limit: int, retry_after: int) -> None:
         message = f"the key {key} has {value} {what}, the limit is {limit}; try again in {retry_after} s"
@@ -186,19 +152,17 @@ class RateLimited(ApiError):
 
 class Unavailable(ApiError):
     status = 503
-    type = "service_unavailable_error"
 
     def __init__(self, message: str, code: str, retry_after: int = 2) -> None:
         super().__init__(message, code=code, headers={"retry-after": str(retry_after)})
 
 
 class HttpError(ApiError):
-    """An error of routing, or of the bytes of a request. `HTTP_CODES` has its codes."""
+    """An error of routing, or of the bytes of a request."""
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(message, code=HTTP_CODES.get(status), headers=headers)
+        super().__init__(message, code=STATUSES[status].code, headers=headers)
         self.status = status
-        self.type = "invalid_request_error" if status < 500 else "server_error"
 
 
 def as_api_error(error: Exception) -> ApiError:

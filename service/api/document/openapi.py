@@ -9,15 +9,11 @@ from starlette.routing import compile_path
 
 from service import version
 from service.api.routes import Route
-from service.errors.errors import CAUSES, ApiError
+from service.errors.errors import ApiError
+from service.errors.statuses import STATUSES
 
 Json = dict[str, Any]
 
-OF_BODIES = frozenset({400, 408, 410, 413, 415})
-DECLARED = frozenset({409})
-"""Statuses of the routes that declare them."""
-OF_NO_ROUTE = frozenset({405, 414, 431})
-"""The server sends them before it knows a route, or without one."""
 RETRIABLE = frozenset({429, 503})
 HEADERS: Mapping[str, tuple[str, str]] = {
     "x-request-id": ("string", "The client's id of the request, or a new one."),
@@ -118,23 +114,24 @@ def _errors(route: Route, schemas: Mapping[Any, Json]) -> Json:
     content = {"application/json": _content(schemas[dialect.answer], (example,))}
     return {
         str(status): {
-            "description": text,
+            "description": found.cause,
             "content": content,
             "headers": _headers("x-request-id", *(("retry-after",) if status in RETRIABLE else ())),
         }
-        for status, text in CAUSES.items()
+        for status, found in STATUSES.items()
         if _may_give(route, status)
     }
 
 
 def _may_give(route: Route, status: int) -> bool:
-    if status == 403 or route.policy.open:  # pages of other sites may call no route
-        return status == 403
-    if status in OF_NO_ROUTE or status in DECLARED:
-        return status in route.refusals
-    if route.body is not None:
-        return True
-    return status not in OF_BODIES and (status != 429 or route.endless)
+    match STATUSES[status].routes:
+        case "any":
+            return True
+        case "keyed":
+            return not route.policy.open
+        case "bodies":
+            return route.body is not None or (status == 429 and route.endless)
+    return status in route.refusals
 
 
 def _headers(*names: str) -> Json:

@@ -12,6 +12,7 @@ from starlette.types import Scope
 from uvicorn.server import ServerState
 
 from service.errors.errors import ApiError, HttpError, Unavailable
+from service.errors.statuses import STATUSES
 from service.http.connection.deadline import Deadline
 from service.http.connection.exchange import BUFFERED_BYTES, CONTINUE, Exchange, refusal
 from service.http.connection.limits import Limits
@@ -26,8 +27,6 @@ PARSED_BYTES = 2**13
 """Bytes that one connection parses before others have their turn."""
 UNREAD_BYTES = 2**15
 """Bytes of later requests that wait for the response to an earlier one, before the connection stops reading."""
-REASONS = {400: "malformed", 408: "timeout", 414: "too_large", 431: "too_large", 503: "full"}
-"""Status of a refusal -> its reason in the metrics."""
 PROBE_SECONDS = 0.3
 """After this time without a response the server tests whether a client that sends no more still listens."""
 
@@ -272,7 +271,7 @@ class Connection(asyncio.Protocol):
 
     def _refuse(self, error: ApiError) -> None:
         """Answer with an error after the responses to the requests before, and end the connection."""
-        self._on_refused(REASONS[error.status])
+        self._on_refused(STATUSES[error.status].refused or "malformed")
         self._unread.clear()
         self._reading.clear()
         self._refused = refusal(error, self._server.default_headers)

@@ -15,6 +15,7 @@ from prometheus_client.exposition import generate_latest
 from model.batch import RunnerInfo
 from service import version
 from service.engine.messages import Beat, Report, Stats
+from service.errors.statuses import STATUSES
 from service.observe.metrics.adapters import AdapterMetrics
 from service.observe.metrics.engine import EngineCollector, EngineTotals
 from service.observe.metrics.histogram import Histogram
@@ -28,7 +29,7 @@ LATENCY_BUCKETS = tuple(
 )
 STEP_BUCKETS = tuple(2.0**n for n in range(15))
 OUTCOMES = ("stop", "length", "timeout", "abort", "error", "refused")
-REFUSALS = ("malformed", "too_large", "timeout", "unread", "full")
+REFUSALS = ("unread", *sorted({status.refused for status in STATUSES.values() if status.refused}))
 DESCRIBED = ("family", "parameters", "quantize", "dtype", "kv_dtype", "attention", "device", "kernels")
 """Labels of the model's info that `RunnerInfo.description` has."""
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
