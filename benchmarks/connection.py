@@ -16,7 +16,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from service.http.connection.limits import Limits
 from service.http.connection.places import Places
 from service.http.connection.protocol import Connection
 
@@ -68,7 +67,7 @@ def uvicorns(config: uvicorn.Config, state: ServerState) -> Any:
 
 
 def ours(config: uvicorn.Config, state: ServerState) -> Any:
-    return Connection(config, state, {}, limits=Limits(), places=Places(10, 10), on_refused=lambda reason: None)
+    return Connection(config, state, {}, places=Places(10, 10), on_refused=lambda reason: None)
 
 
 async def seconds(make: Callable[[uvicorn.Config, ServerState], Any], app: ASGIApp, n: int) -> float:

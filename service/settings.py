@@ -149,8 +149,8 @@ class Settings(RunnerOptions):
     max_body_bytes: int = option(8 * 2**20, "Size of the largest request body.", name="max_body", is_size=True)
     max_connections: int = option(
         4096,
-        "Number of open connections, as far as descriptors allow. Beyond it the one ends that has waited longest for a "
-        "request; if none waits, the new one gets a 503. /live and /ready go on.",
+        "Number of open connections, as far as descriptors allow. At the limit the server closes the one that has "
+        "waited longest for a request. If none waits, the new one gets a 503, for /live too: see --health-port.",
         least=1,
     )
     max_connections_per_address: int = option(

@@ -15,7 +15,6 @@ from service.commands.announcement import address, progress_bar, say, welcome
 from service.engine.client import EngineClient
 from service.generation.served import ServedModel
 from service.generation.startup import load_served
-from service.http.connection.limits import Limits
 from service.http.connection.places import Places, raise_descriptor_limit
 from service.http.health import HealthListener
 from service.http.listening import is_local
@@ -37,7 +36,6 @@ def create_server(
     health: socket.socket | None = None,
     load: Loader = load_served,
     routes: tuple[Route, ...] = ROUTES,
-    limits: Limits = Limits(),  # noqa: B008 - frozen
 ) -> Server:
     """A server of the application. It reports the progress and the end of loading on stderr.
 
@@ -85,7 +83,6 @@ def create_server(
         places=places,
         on_refused=measured.observe_refused_connection,
         probes=None if health is None else HealthListener(health, probed),
-        limits=limits,
     )
     return server
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from model.errors import OptionError
 
-SEND_BYTES = 2**18
+SEND_BYTES = 2**16
 """The system's buffer for a response, which connections inherit. A client that does not read soon stops its request."""
 BACKLOG = 2048
 SOCKET_MODE = 0o666

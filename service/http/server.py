@@ -16,7 +16,6 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from model.errors import NoriaError
-from service.http.connection.limits import Limits
 from service.http.connection.places import Places
 from service.http.connection.protocol import Connection
 from service.http.connection.proxied import Proxied
@@ -47,7 +46,6 @@ class Server(uvicorn.Server):
         places: Places,
         on_refused: Callable[[str], None],
         probes: HealthListener | None = None,
-        limits: Limits = Limits(),  # noqa: B008 - frozen
     ) -> None:
         self.failed = False
         self._drain = drain
@@ -58,7 +56,7 @@ class Server(uvicorn.Server):
         self._draining = False
         self._loop: asyncio.AbstractEventLoop | None = None
         # uvicorn takes any callable that makes a protocol.
-        protocol: Any = partial(Connection, limits=limits, places=places, on_refused=on_refused)
+        protocol: Any = partial(Connection, places=places, on_refused=on_refused)
         super().__init__(
             uvicorn.Config(
                 Proxied(app, settings.root_path, settings.proxies),

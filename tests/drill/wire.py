@@ -56,13 +56,11 @@ def listen(sock: socket.socket, seconds: float) -> Reply:
     return Reply(b"".join(parts), False)
 
 
-def talk(port: int, data: bytes, *, seconds: float = 2.0, half_close: bool = False) -> Reply:
+def talk(port: int, data: bytes, *, seconds: float = 2.0) -> Reply:
     """Send bytes, then listen."""
     with connect(port) as sock:
         with contextlib.suppress(OSError):  # the server may close before it has read everything
             sock.sendall(data)
-            if half_close:
-                sock.shutdown(socket.SHUT_WR)
         return listen(sock, seconds)
 
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import httpx
 
@@ -22,7 +23,8 @@ from service.engine.client import EngineClient
 from service.generation.adapters import given_adapters
 from service.generation.served import ServedModel, longest_piece
 from service.generation.startup import marks_of
-from service.http.connection.limits import Limits
+from service.http.connection import protocol
+from service.http.connection.limits import LIMITS, Limits
 from service.http.listening import listen, listen_at
 from service.http.server import Server
 from service.observe.metrics import Metrics
@@ -147,7 +149,7 @@ def running(
     sampling: dict[str, float | int] | None = None,
     wait: str = "ready",
     routes: tuple[Route, ...] = ROUTES,
-    limits: Limits = Limits(),  # noqa: B008 - frozen
+    limits: Limits = LIMITS,
     health: socket.socket | None = None,
     at: int = 0,
     **options: Any,
@@ -187,12 +189,13 @@ def running(
     metrics = Metrics(lambda: client.stats)
     keys = Keys(settings.api_keys, settings.api_key_file)
     uds = settings.uds
-    with listen(settings.address[0], at) if uds is None else listen_at(uds) as sock:
+    with (
+        mock.patch.object(protocol, "LIMITS", limits),
+        listen(settings.address[0], at) if uds is None else listen_at(uds) as sock,
+    ):
         port = None if uds else sock.getsockname()[1]
         transport = httpx.HTTPTransport(uds=str(uds)) if uds else None
-        server = create_server(
-            settings, client, metrics, sock, keys, load=load, routes=routes, limits=limits, health=health
-        )
+        server = create_server(settings, client, metrics, sock, keys, load=load, routes=routes, health=health)
         thread = threading.Thread(target=server.run, args=[[sock]])
         thread.start()
         try:

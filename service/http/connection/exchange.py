@@ -10,24 +10,22 @@ from starlette.types import ASGIApp, Message, Scope
 
 from service.errors.dialects import OPENAI, error_response
 from service.errors.errors import ApiError
-from service.http.connection.reader import Fields
+from service.http.connection.outbox import Outbox
+from service.http.connection.reader import Fields, Head
 
 log = logging.getLogger("noria")
 
 BUFFERED_BYTES = 2**16
 """Bytes of a body that wait for the application before the connection stops reading."""
+PIECE_BYTES = 2**14
+"""Bytes of a response that are written at once. The client must read about as much in the time that it has."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 WITHOUT_BODY = (204, 304)
 STATUS_LINES = {int(status): b"HTTP/1.1 %d %b" % (status, status.phrase.encode()) for status in http.HTTPStatus}
 
 
-class Connection(Protocol):
+class Owner(Protocol):
     """The connection as its exchanges see it."""
-
-    drained: asyncio.Future[None] | None
-    """Done when the client has read enough, or is gone; None while more may be written."""
-
-    def write(self, data: bytes) -> None: ...
 
     def want_body(self) -> None:
         """The application waits for more of the body."""
@@ -37,8 +35,6 @@ class Connection(Protocol):
         """The response is complete."""
         ...
 
-    def abort(self) -> None: ...
-
 
 class Exchange:
     """One request and its response. `keep_alive`: another request may follow, if the client can tell where this ends.
@@ -46,15 +42,18 @@ class Exchange:
     The head of a response waits for its first byte of a body, and both are written at once.
     """
 
-    def __init__(self, connection: Connection, scope: Scope, own_fields: Fields, *, keep_alive: bool) -> None:
+    def __init__(self, owner: Owner, outbox: Outbox, scope: Scope, own_fields: Fields, head: Head) -> None:
         self.scope = scope
         self.started = False
         self.complete = False
-        self.keep_alive = keep_alive and scope["http_version"] != "1.0"
+        self.keep_alive = head.keep_alive and head.version != "1.0"
         self.whole = False
         """Whether the request has arrived to its end."""
-        self.expects_continue = False
-        self._connection = connection
+        self.length = head.length
+        """The size of its body, if it is known."""
+        self._expects_continue = (head.value(b"expect") or b"").lower() == b"100-continue"
+        self._owner = owner
+        self._outbox = outbox
         self._own_fields = own_fields
         self._parts: list[bytes] = []
         self._taken = False  # whether the application has the whole body: what it receives next is the disconnect
@@ -94,16 +93,16 @@ class Exchange:
         if self.complete or self._gone:
             return
         if self.started:
-            self._connection.abort()
+            self._outbox.abort()
         else:
             error_ = ApiError("internal error", code="internal_error")
             await error_response(error_, OPENAI)(self.scope, self.receive, self.send)
 
     async def receive(self) -> Message:
-        if self.expects_continue and not self.started:
-            self.expects_continue = False
-            self._connection.write(CONTINUE)
-        self._connection.want_body()
+        if self._expects_continue and not self.started:
+            self._expects_continue = False
+            self._outbox.write(CONTINUE)
+        self._owner.want_body()
         while not (self._parts or self._gone or self.complete or (self.whole and not self._taken)):
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -114,16 +113,30 @@ class Exchange:
         return {"type": "http.request", "body": body, "more_body": not self.whole}
 
     async def send(self, message: Message) -> None:
-        if self._connection.drained is not None:
-            await asyncio.shield(self._connection.drained)
         if self._gone:
             return
-        if message["type"] == "http.response.body" and self.started and not self.complete:
-            self._write(message.get("body", b""), message.get("more_body", False))
-        elif message["type"] == "http.response.start":
+        if message["type"] == "http.response.start":
             self._start(message["status"], message.get("headers", ()))
-        else:
+            return
+        if message["type"] != "http.response.body" or not self.started or self.complete:
             raise RuntimeError(f"unexpected message {message['type']!r}")
+        body, more = message.get("body", b""), message.get("more_body", False)
+        if self._outbox.drained is not None:
+            await asyncio.shield(self._outbox.drained)
+        if len(body) > PIECE_BYTES:
+            body = await self._last_piece(body)
+        if not self._gone:
+            self._write(body, more)
+
+    async def _last_piece(self, body: bytes) -> bytes:
+        """Write the other pieces, as the client reads them."""
+        start = 0
+        while len(body) - start > PIECE_BYTES and not self._gone:
+            self._write(body[start : start + PIECE_BYTES], True)
+            start += PIECE_BYTES
+            if self._outbox.drained is not None:
+                await asyncio.shield(self._outbox.drained)
+        return body[start:]
 
     def _start(self, status: int, fields: Iterable[tuple[bytes, bytes]]) -> None:
         if self.started:
@@ -151,16 +164,16 @@ class Exchange:
         if not more and self._chunked:
             data += b"0\r\n\r\n"
         if self._left and not more:
-            self._connection.abort()
+            self._outbox.abort()
             raise RuntimeError(f"the response is {self._left} bytes shorter than its header says")
         if self._head:
             data, self._head = self._head + data, b""
         if data:
-            self._connection.write(data)
+            self._outbox.write(data)
         if not more:
             self.complete = True
             self._wake()
-            self._connection.finished(self)
+            self._owner.finished(self)
 
     def _framed(self, body: bytes) -> bytes:
         """A part of the body as the client can read it."""
@@ -171,7 +184,7 @@ class Exchange:
         if self.scope["method"] == "HEAD":
             return b""
         if len(body) > self._left:
-            self._connection.abort()
+            self._outbox.abort()
             raise RuntimeError("the response is longer than its header says")
         self._left -= len(body)
         return body

@@ -32,8 +32,8 @@ def refused(data: bytes, status: int, stage: Stage) -> str:
     return str(reply)
 
 
-def answered(data: bytes, half_close: bool, stage: Stage) -> str:
-    reply = talk(stage.target.port, data, seconds=5.0, half_close=half_close)
+def answered(data: bytes, stage: Stage) -> str:
+    reply = talk(stage.target.port, data, seconds=5.0)
     check(reply.statuses == [200], str(reply))
     return str(reply)
 
@@ -61,8 +61,8 @@ def bad(fault: str, data: bytes, status: int = 400) -> Row:
     return Row(fault, Promise(f"{status} with the error's JSON"), partial(refused, data, status))
 
 
-def good(fault: str, data: bytes, *, half_close: bool = False) -> Row:
-    return Row(fault, Promise("200"), partial(answered, data, half_close))
+def good(fault: str, data: bytes) -> Row:
+    return Row(fault, Promise("200"), partial(answered, data))
 
 
 def ambiguous(fault: str, data: bytes) -> Row:
@@ -83,7 +83,6 @@ ROWS = (
     bad("a negative length", POST + b"content-length: -1\r\n\r\n" + BODY),
     bad("a chunk size that is no number", POST + CHUNKED + b"\r\nxyz\r\n" + BODY),
     Row("a stream over HTTP/1.0", Promise("it is not chunked, and whole"), old_version),
-    good("half-close after a whole request", POST + LENGTH + b"\r\n" + BODY, half_close=True),
     good("a byte-order mark before the JSON", request(b"\xef\xbb\xbf" + BODY)),
     ambiguous("CL + TE", POST + LENGTH + CHUNKED + b"\r\n" + b"0\r\n\r\n" + SECOND),
     ambiguous("TE + CL", POST + CHUNKED + b"content-length: 4\r\n\r\n" + CHUNKS + SECOND[:-2]),

@@ -6,9 +6,11 @@ import socket
 import time
 from dataclasses import replace
 
+import httpx
 import pytest
 
-from service.http.connection.limits import Limits
+from service.http.connection.limits import LIMITS
+from service.http.listening import listen
 from tests.service.http.connection.raw import (
     BODY,
     LIVE,
@@ -23,7 +25,6 @@ from tests.service.http.connection.raw import (
 from tests.service.live import LONG, USER, Live, answer, begun, hurried, remaining, running
 from tests.waiting import PATIENCE, eventually
 
-LIMITS = Limits()
 FIELD = b"X-Field: %s\r\n"
 
 
@@ -201,26 +202,27 @@ OF_ADDRESS, OF_SERVER = (
 
 
 @pytest.mark.parametrize(("options", "words"), [OF_ADDRESS, OF_SERVER], ids=["address", "server"])
-def test_probes_are_served_beyond_the_limits(options: dict[str, int], words: str) -> None:
-    """All connections are busy with answers. More silent ones than reserved places do not keep a probe out."""
-    with running(model="slow", **options) as live, contextlib.ExitStack() as stack:
-        body = json.dumps({**LONG, "stream": True}).encode()
-        for _ in range(20):
-            stack.enter_context(connected(live)).sendall(whole(body=body))
-        eventually(lambda: live.engine.stats.running == 20, "all places are taken by requests")
-        for _ in range(40):
-            stack.enter_context(connected(live))
-        for path, status in (("/live", 200), ("/ready", 200), ("/v1/models", 503)):
-            with connected(live) as sock:
-                sock.sendall(b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % path.encode())
-                response = read_answer(sock)
-                assert response.status == status
-                if status == 503:
+def test_connections_beyond_the_limits_are_refused(options: dict[str, int], words: str) -> None:
+    """All connections are busy with answers. The port for probes answers, whatever waits beyond the limits."""
+    with listen("127.0.0.1", 0) as health, running(model="slow", health=health, **options) as live:
+        with contextlib.ExitStack() as stack:
+            body = json.dumps({**LONG, "stream": True}).encode()
+            for _ in range(20):
+                stack.enter_context(connected(live)).sendall(whole(body=body))
+            eventually(lambda: live.engine.stats.running == 20, "all places are taken by requests")
+            for _ in range(40):
+                stack.enter_context(connected(live))
+            for _ in range(2):  # the second is not served in the place of the first
+                with connected(live) as sock:
+                    sock.sendall(LIVE)
+                    response = read_answer(sock)
+                    assert response.status == 503
                     assert words in response.error["message"]
                     assert response.error["code"] == "too_many_connections"
                     assert response.fields["retry-after"]
-        assert live.engine.stats.running == 20
-        stack.close()
+            for path in ("/live", "/ready"):
+                assert httpx.get(f"http://127.0.0.1:{health.getsockname()[1]}{path}").status_code == 200
+            assert live.engine.stats.running == 20
         eventually(lambda: connected_models(live) == 200, "there is place again")
 
 

@@ -125,48 +125,16 @@ def test_expect_continue(live: Live) -> None:
         assert (response.status, response.fields["connection"]) == (404, "close")
 
 
-def test_a_request_before_its_end_of_input_is_answered(live: Live) -> None:
-    for data, n in ((whole(), 1), (chunked(), 1), (whole(body=BODY.ljust(20_000)) * 5, 5)):
-        with connected(live) as sock:
-            sock.sendall(data)
-            sock.shutdown(socket.SHUT_WR)
-            for _ in range(n):
-                response = read_answer(sock)
-                assert json.loads(response.body)["choices"][0]["text"] == answer("a", 5)
-            assert sock.recv(1) == b""
-
-
-def test_a_client_of_http_1_0_that_leaves_is_noticed() -> None:
-    """Nothing can be sent to it before its answer, so the end of its input counts as its end."""
-    with running(model="slow") as live:
-        with connected(live) as sock:
-            sock.sendall(whole(body=json.dumps(LONG).encode(), start=OLD))
-            eventually(lambda: live.metric("noria_requests_running") == 1, "it runs")
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("start", [START, OLD], ids=["1.1", "1.0"])
+def test_a_client_that_ends_its_input_is_gone(start: bytes, stream: bool) -> None:
+    with running(model="slow") as live, connected(live) as sock:
+        sock.sendall(whole(body=json.dumps({**LONG, "stream": stream}).encode(), start=start))
+        eventually(lambda: live.metric("noria_requests_running") == 1, "it runs")
+        sock.shutdown(socket.SHUT_WR)
         eventually(idle(live), "it is forgotten")
-
-
-def test_a_long_answer_after_the_end_of_input() -> None:
-    """A client that still listens gets an interim response, and its answer. One that does not resets it."""
-    body = json.dumps({"prompt": "long", "max_tokens": 100}).encode()
-    with running(model="slow") as live:
-        with connected(live) as sock:
-            sock.sendall(whole(body=body))
-            sock.shutdown(socket.SHUT_WR)
-            assert read_answer(sock).status == 100
-        with connected(live) as sock:
-            sock.sendall(whole(body=body))
-            sock.shutdown(socket.SHUT_WR)
-            data = read_all(sock)
-        interim, _, rest = data.partition(b"\r\n\r\n")
-        assert interim == b"HTTP/1.1 100 Continue"
-        assert json.loads(rest.partition(b"\r\n\r\n")[2])["choices"][0]["text"] == answer("long", 100)
-        with connected(live) as sock:
-            sock.sendall(whole(body=json.dumps({**LONG, "stream": True}).encode()))
-            sock.shutdown(socket.SHUT_WR)
-            with sock.makefile("rb") as file:
-                while not file.readline().startswith(b"data: {"):
-                    pass
-        eventually(idle(live), "the client has closed the other direction too")
+        assert b"[DONE]" not in read_all(sock)
+        assert live.metric("noria_requests_total", outcome="abort") == 1
 
 
 def test_half_a_request_before_the_end_of_input_is_dropped(live: Live) -> None:
