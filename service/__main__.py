@@ -3,7 +3,6 @@
 `serve` starts the engine process before anything else is imported or read, because that process takes longest.
 """
 
-import gc
 import os
 import sys
 
@@ -15,7 +14,6 @@ def main() -> None:
         if _needs_engine():
             from service.engine.supervision.process import try_to_launch
 
-            gc.disable()  # until everything is imported: what imports make is no garbage
             engine = try_to_launch()
         from service import cli
     except KeyboardInterrupt:  # Ctrl-C while Python imports

@@ -1,6 +1,5 @@
 """`noria serve`: the engine process, then the server in this one."""
 
-import gc
 import os
 import signal
 import socket
@@ -46,8 +45,6 @@ def run(settings: Settings, engine: "Launched | None" = None) -> int:
         from service.commands.server import create_server
         from service.observe.metrics import Metrics
 
-        gc.freeze()
-        gc.enable()
         metrics = Metrics(lambda: client.stats)
         progress = settings.log_format == "human" and sys.stderr.isatty()
         server = create_server(settings, client, metrics, sock, keys, progress=progress, health=health)

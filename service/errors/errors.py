@@ -34,8 +34,6 @@ EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSP
 """Errors of a system that has no more descriptors, memory, processes or disk."""
 MAX_NAMED = 8
 """As many names of models are in the message of a 404."""
-NO_THREAD = "can't start new thread"
-"""Python's message where the system allows no more threads."""
 
 
 class ApiError(Exception):
@@ -178,14 +176,8 @@ def as_api_error(error: Exception) -> ApiError:
             return Unavailable("the engine failed while it computed this request; try again", "engine_died")
         case HTTPException():
             return HttpError(error.status_code, str(error.detail), error.headers)
-    if _exhausted(error):
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in EXHAUSTED):
         log.error("the system has no more memory, descriptors, processes or disk: %s", error)
         return Unavailable("the server is out of resources; try again shortly", "out_of_resources")
     log.error("internal error", exc_info=error)
     return ApiError("internal error", code="internal_error")
-
-
-def _exhausted(error: Exception) -> bool:
-    if isinstance(error, OSError):
-        return error.errno in EXHAUSTED
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and str(error) == NO_THREAD)

@@ -1,13 +1,12 @@
 """OpenTelemetry traces: a server span for each request, with a span for each of its phases.
 
 Only `--otlp-endpoint` imports this file: it needs the packages of the extra `otel`. A trace is made when its request
-has ended, from the request's record. A thread of the SDK sends it. It has no text of any client.
+has ended, from the request's record. A thread of the SDK sends it, and logs when it
+cannot. It has no text of any client.
 """
 
-import logging
-import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from threading import Thread
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -15,22 +14,17 @@ from urllib.parse import urlsplit
 from opentelemetry import propagate
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, format_trace_id, set_span_in_context
 from starlette.types import Scope
 
 from service import version
 from service.access.record import CLIENT_GONE, RequestRecord
 
-log = logging.getLogger("noria.tracing")
-
 PATH = "/v1/traces"
 FLUSH_SECONDS = 3.0
 """Time at the end of the server to send the last traces. A collector that does not answer may hold up no longer."""
-MAX_REASON_CHARS = 300
-SYSTEM_REASON = re.compile(r"\[Errno -?\d+\] ([^'\")]+)")
-"""The system's reason of a failed connection. Names of Python's exceptions stand around it."""
 SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "seed", "presence_penalty", "frequency_penalty")
 """Sampling parameters that the GenAI conventions name."""
 
@@ -47,12 +41,12 @@ class Tracing:
     """Makes the traces of requests, and sends them to the collector at `url` in the background."""
 
     def __init__(self, url: str) -> None:
-        self._collector = Collector(url)
+        endpoint = url if urlsplit(url).path.endswith(PATH) else url.rstrip("/") + PATH
         # What the operator's OTEL_* variables say about the resource comes before what we say.
         given = OTELResourceDetector().detect().attributes
         resource = Resource.create({"service.name": "noria", "service.version": version(), **given})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(self._collector))
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
         self._tracer = self._provider.get_tracer("noria", version())
 
     def trace(self, record: RequestRecord, scope: Scope, ended: float) -> str | None:
@@ -84,7 +78,6 @@ class Tracing:
         flush = Thread(target=self._provider.shutdown, name="noria-traces", daemon=True)
         flush.start()
         flush.join(FLUSH_SECONDS)
-        self._collector.release()
 
 
 def phases(record: RequestRecord, ended: float) -> Iterator[Phase]:
@@ -103,61 +96,6 @@ def phases(record: RequestRecord, ended: float) -> Iterator[Phase]:
     if record.first_token_seconds is not None:
         broken = record.outcome == "error" or record.last_token is None
         yield Phase("decode", first, ended if broken else max(first, record.last_token or first))
-
-
-class Collector(SpanExporter):
-    """Sends spans to an OpenTelemetry collector. While it fails, the spans are lost, and the log has one line.
-
-    It counts those that it could not send. The SDK drops more when its queue is full.
-    The loggers of OpenTelemetry would repeat themselves at each attempt; here they only give the reason.
-    """
-
-    def __init__(self, url: str) -> None:
-        endpoint = url if urlsplit(url).path.endswith(PATH) else url.rstrip("/") + PATH
-        self._exporter = OTLPSpanExporter(endpoint=endpoint)
-        self._name = urlsplit(url).netloc.rpartition("@")[2]
-        self._lost = 0
-        self._words = Words()
-        self._theirs = logging.getLogger("opentelemetry")
-        self._propagates, self._theirs.propagate = self._theirs.propagate, False
-        self._theirs.addHandler(self._words)
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        self._words.first = None
-        result = self._exporter.export(spans)
-        if result is SpanExportResult.SUCCESS:
-            if self._lost:
-                log.info("the collector takes traces again; at least %d spans were lost", self._lost)
-            self._lost = 0
-        else:
-            if not self._lost:
-                why = self._words.first or "no reason given"
-                log.warning("traces are lost: the collector %s does not take them (%s)", self._name, why)
-            self._lost += len(spans)
-        return result
-
-    def release(self) -> None:
-        """Give OpenTelemetry's loggers back."""
-        self._theirs.removeHandler(self._words)
-        self._theirs.propagate = self._propagates
-
-    def shutdown(self) -> None:
-        self._exporter.shutdown()
-
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        return self._exporter.force_flush(timeout_millis)
-
-
-class Words(logging.Handler):
-    """Remembers the `first` message of the exporter since somebody cleared it. It says what the trouble is."""
-
-    first: str | None = None
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if self.first is None and record.name.startswith("opentelemetry.exporter"):  # not the SDK: "Queue full"
-            text = " ".join(record.getMessage().split())
-            system = SYSTEM_REASON.search(text)
-            self.first = system[1] if system else text[:MAX_REASON_CHARS]
 
 
 def _child(tracer: Tracer, parent: Span, phase: Phase, clock: int, *, failed: bool) -> None:

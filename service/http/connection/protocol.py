@@ -47,6 +47,9 @@ class Connection(asyncio.Protocol):
     The end of the client's input ends the connection, as in uvicorn: the client is gone.
     """
 
+    # Private: uvicorn documents no interface for protocols. We use `loaded_app`, `asgi_version` and `root_path` of its
+    # Config; `connections`, `tasks` and `default_headers` of its ServerState. pyproject.toml bounds its version.
+
     def __init__(
         self,
         config: uvicorn.Config,
@@ -161,7 +164,6 @@ class Connection(asyncio.Protocol):
 
     def finished(self, exchange: Exchange) -> None:
         """Go on with the next request, which may have arrived already. Not here: the caller may be the parser."""
-        self._server.total_requests += 1
         if self._state is State.CLOSING:
             return
         self._exchanges.popleft()

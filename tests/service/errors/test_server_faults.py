@@ -16,7 +16,6 @@ from tests.service.live import USER, Live, running
 RESOURCES = [
     *(OSError(code, "no more") for code in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC)),
     MemoryError(),
-    RuntimeError("can't start new thread"),
 ]
 """What Python raises where the system has no more of something."""
 OTHERS = [

@@ -12,6 +12,17 @@ from service.observe.metrics import Histogram
 from tests.service.live import Live, answer
 
 
+def test_uvicorn_has_what_our_protocol_uses(live: Live) -> None:
+    """Of the version that is installed: the application, and the sets that it empties before it stops."""
+    config, state = live.server.config, live.server.server_state
+    live.http.get("/live")
+    assert {type(connection) for connection in state.connections} == {Connection}
+    assert state.tasks == set()
+    assert [name for name, _ in state.default_headers] == [b"date"]
+    assert config.loaded_app is config.app
+    assert (config.asgi_version, config.root_path) == ("3.0", "")
+
+
 def test_uvloop_and_httptools_serve(live: Live) -> None:
     assert type(live.server._loop).__module__.startswith("uvloop")
     assert live.server.config.http_protocol_class.func is Connection
