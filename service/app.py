@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
@@ -80,10 +81,10 @@ def create_app(
     client: EngineClient,
     measured: Metrics,
     keys: Keys,
+    *,
     load: Loader,
-    on_ready: Callable[[ServedModel], None],
     on_failed: Callable[[Exception], None],
-    routes: tuple[Route, ...],
+    routes: tuple[Route, ...] = ROUTES,
     hosts: frozenset[str] | None = None,
 ) -> FastAPI:
     """The ASGI application. It serves at once, and loads the model in the background.
@@ -97,7 +98,6 @@ def create_app(
                 settings, client, Slicing(pause=admission.work.pause, aside=admission.work.aside)
             )
             measured.describe_model(admission.model.names[0], admission.model.info)
-            on_ready(admission.model)
             await client.supervised()
         except Exception as error:
             on_failed(error)
@@ -113,11 +113,11 @@ def create_app(
             client,
             measured,
             admission,
-            Grammars(measured.observe_trial_restart),
+            Grammars(partial(measured.observe_helper_restart, "trial")),
             Images(
                 settings.max_images,
                 settings.max_image_pixels,
-                measured.observe_image_restart,
+                partial(measured.observe_helper_restart, "images"),
                 measured.observe_image,
             ),
             feed,
@@ -138,9 +138,34 @@ def create_app(
 
     measured.await_keys(keys.names)
     tracing = _tracing(settings)
-    browsers = BrowserRules(hosts, settings.cors_origins)
-    observer = Observer(measured, None if tracing is None else tracing.trace)
-    return _assemble(settings, measured, keys, lifespan, routes, browsers, observer)
+    app = FastAPI(
+        lifespan=lifespan,
+        openapi_url=None,
+        redirect_slashes=False,
+        # FastAPI's traces would double ours and lack what the model did; its logs would hold text of clients.
+        telemetry={"auto_configure": False, "tracing": False, "metrics": False, "logs": False},
+    )
+    app.state.routes = routes
+    for route in routes:
+        if route.body is not None:
+            measured.await_responses(route.methods, route.path)
+    app.add_middleware(
+        RequestMiddleware,
+        keys=keys,
+        policies=_add_routes(app, routes, settings.root_path),
+        browsers=BrowserRules(hosts, settings.cors_origins),
+        observing=Observer(measured, None if tracing is None else tracing.trace).observing,
+    )
+    if settings.cors_origins:  # outermost: a preflight carries no key
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            allow_private_network=True,
+            expose_headers=["x-request-id", "x-queue-ms", "x-noria-ignored", "retry-after"],
+        )
+    return app
 
 
 def _tracing(settings: Settings) -> "Tracing | None":
@@ -165,28 +190,10 @@ def _check_prefix(prefix: str, served: Sequence[Route | Page]) -> None:
         raise OptionError(f"--root-path {prefix} begins like the server's own path {own}; choose another prefix")
 
 
-def _assemble(
-    settings: Settings,
-    measured: Metrics,
-    keys: Keys,
-    lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
-    routes: tuple[Route, ...],
-    browsers: BrowserRules,
-    observer: Observer,
-) -> FastAPI:
-    app = FastAPI(
-        lifespan=lifespan,
-        openapi_url=None,
-        redirect_slashes=False,
-        # FastAPI's traces would double ours and lack what the model did; its logs would hold text of clients.
-        telemetry={"auto_configure": False, "tracing": False, "metrics": False, "logs": False},
-    )
-    app.state.routes = routes
-    for taking in routes:
-        if taking.body is not None:
-            measured.await_responses(taking.methods, taking.path)
+def _add_routes(app: FastAPI, routes: tuple[Route, ...], prefix: str | None) -> Policies:
+    """Add the routes of the API and of the page, and hints for requests that none of them takes."""
     served: tuple[Route | Page, ...] = (*routes, *PAGES)
-    if (prefix := settings.root_path) is not None:
+    if prefix is not None:
         _check_prefix(prefix, served)
         served = (*served, start_at(prefix))
     for route in served:
@@ -199,15 +206,4 @@ def _assemble(
         return error_response(helpful, request.scope["noria.record"].policy.dialect)
 
     app.add_exception_handler(HTTPException, routing_error)
-    policies = Policies((route.path, route.policy) for route in served)
-    app.add_middleware(RequestMiddleware, keys=keys, policies=policies, browsers=browsers, observing=observer.observing)
-    if settings.cors_origins:  # outermost: a preflight carries no key
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=settings.cors_origins,
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["*"],
-            allow_private_network=True,
-            expose_headers=["x-request-id", "x-queue-ms", "x-noria-ignored", "retry-after"],
-        )
-    return app
+    return Policies((route.path, route.policy) for route in served)

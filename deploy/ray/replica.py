@@ -7,9 +7,11 @@ from ray import serve
 
 from deploy.ray.metrics import RayMetrics
 from deploy.ray.middleware import HoldWithoutEngine, ReplicaHeaders
+from model.tokenizers.slicing import Slicing
 from service.access.keys.keys import Keys
-from service.app import ROUTES, create_app
+from service.app import create_app
 from service.commands.serve import start_engine
+from service.engine.client import EngineClient
 from service.generation.served import ServedModel
 from service.generation.startup import load_served
 from service.observe.metrics import Metrics
@@ -36,14 +38,7 @@ class Replica:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Ray after the constructor. Ray runs the application's lifespan, which loads the model."""
         app = create_app(
-            self._settings,
-            self._client,
-            self._measured,
-            self._keys,
-            load_served,
-            self._on_ready,
-            self._on_failed,
-            ROUTES,
+            self._settings, self._client, self._measured, self._keys, load=self._load, on_failed=self._on_failed
         )
         app.add_middleware(ReplicaHeaders, replica=serve.get_replica_context().replica_id.unique_id)
         app.add_middleware(HoldWithoutEngine, client=self._client)
@@ -59,9 +54,11 @@ class Replica:
         if self._failure is not None:
             raise RuntimeError(f"the model cannot be served: {self._failure}")
 
-    def _on_ready(self, served: ServedModel) -> None:
+    async def _load(self, settings: Settings, client: EngineClient, slicing: Slicing) -> ServedModel:
+        served = await load_served(settings, client, slicing)
         self._exporting = asyncio.create_task(RayMetrics(self._measured).export())
         self._decided.set()
+        return served
 
     def _on_failed(self, error: Exception) -> None:
         self._failure = error

@@ -41,15 +41,7 @@ def create_server(
 
     `client` must report to `measured`. `sock` is the socket to serve on, `health` the one for probes alone.
     """
-    port = None if sock.family == socket.AF_UNIX else sock.getsockname()[1]
     _warn_if_open(keys, sock)
-
-    def on_ready(served: ServedModel) -> None:
-        url = address(settings, port)
-        log.info("ready", extra={"fields": {"model": served.names[0], "url": url, **served.info.description}})
-        if settings.log_format == "human":
-            unused_gpu = served.info.description.get("unused_gpu")
-            say(welcome(served.names[0], url, chat=served.chat is not None, key=bool(keys), unused_gpu=unused_gpu))
 
     def on_failed(error: Exception) -> None:
         if isinstance(error, NoriaError):
@@ -59,12 +51,26 @@ def create_server(
             say(f"noria: the model cannot be served: {type(error).__name__}: {error}")
         server.fail()
 
-    async def load_visibly(settings: Settings, client: EngineClient, slicing: Slicing) -> ServedModel:
+    async def load_and_announce(settings: Settings, client: EngineClient, slicing: Slicing) -> ServedModel:
         async with progress_bar(client) if progress else nullcontext():
-            return await load(settings, client, slicing)
+            served = await load(settings, client, slicing)
+        url = address(settings, None if sock.family == socket.AF_UNIX else sock.getsockname()[1])
+        log.info("ready", extra={"fields": {"model": served.names[0], "url": url, **served.info.description}})
+        if settings.log_format == "human":
+            unused_gpu = served.info.description.get("unused_gpu")
+            say(welcome(served.names[0], url, chat=served.chat is not None, key=bool(keys), unused_gpu=unused_gpu))
+        return served
 
-    hosts = _hosts(settings, keys, sock)
-    app = create_app(settings, client, measured, keys, load_visibly, on_ready, on_failed, routes, hosts)
+    app = create_app(
+        settings,
+        client,
+        measured,
+        keys,
+        load=load_and_announce,
+        on_failed=on_failed,
+        routes=routes,
+        hosts=_hosts(settings, keys, sock),
+    )
 
     def probed(path: str) -> tuple[int, bytes] | None:
         return probes.probed(getattr(app.state, "noria", None), path)  # None before the lifespan begins

@@ -1,7 +1,7 @@
 """Server-sent events: frames, and a response that detects a disconnected client."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from service.errors.dialects import OPENAI, error_response
 from service.errors.errors import ApiError, Unavailable, as_api_error
+from service.http.connection.deadline import Deadline
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -90,31 +91,6 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-class KeepAlive:
-    """A timer that calls `send` when nothing was written for `KEEP_ALIVE_SECONDS`. `last_write` is set by its user."""
-
-    def __init__(self, send: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self.clock = asyncio.get_running_loop().time
-        self.last_write = self.clock()
-        self.sending: asyncio.Task[None] | None = None
-        self._send = send
-        self._set(KEEP_ALIVE_SECONDS)
-
-    def stop(self) -> None:
-        self._timer.cancel()
-        if self.sending is not None:
-            self.sending.cancel()
-
-    def _set(self, seconds: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)
-
-    def _tick(self) -> None:
-        left = self.last_write + KEEP_ALIVE_SECONDS - self.clock()
-        if left <= 0 and (self.sending is None or self.sending.done()):
-            self.sending = asyncio.get_running_loop().create_task(self._send())
-        self._set(left if left > 0 else KEEP_ALIVE_SECONDS)
-
-
 class EventStream(Response):
     """A response of the frames in `events`. It exits `guard` when the stream ends for any reason.
 
@@ -152,15 +128,26 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send, send_directly: Send) -> None:
         """Send the start through every middleware, and the frames past them: no middleware reads frames."""
-        keep_alive = KeepAlive(lambda: self._send(send_directly if self._started else send, KEEP_ALIVE))
+        comment: asyncio.Task[None] | None = None
+
+        def keep_alive() -> None:
+            nonlocal comment
+            if comment is None or comment.done():
+                comment = asyncio.create_task(self._send(send_directly if self._started else send, KEEP_ALIVE))
+            silence.set(KEEP_ALIVE_SECONDS)
+
+        silence = Deadline(keep_alive)
+        silence.set(KEEP_ALIVE_SECONDS)
         try:
             async for body in self._events:
-                if keep_alive.sending is not None:
-                    await keep_alive.sending
+                if comment is not None:
+                    await comment
                 await self._send(send_directly if self._started else send, body)
-                keep_alive.last_write = keep_alive.clock()
+                silence.set(KEEP_ALIVE_SECONDS)
         finally:
-            keep_alive.stop()
+            silence.close()
+            if comment is not None:
+                comment.cancel()
         await self._send(send_directly if self._started else send, self._framing.done, more=False)
 
     async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:

@@ -12,7 +12,7 @@ def known_metrics() -> set[str]:
     pools = (PoolStats(window=None, held=1, cached=1, free=1),)
     metrics = Metrics(lambda: Stats(pools=pools))
     metrics.observe_key("team", "stop", 1, 1)
-    metrics.observe_report(Report((), Stats(expert_tokens=((1,),))))
+    metrics.observe_report(Report((), Stats()))
     metrics.observe_beat(Beat(resident=1))
     metrics.observe_response("GET", "/", 200)
     metrics.describe_model("model", make_info())

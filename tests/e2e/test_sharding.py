@@ -162,12 +162,6 @@ def test_four_ranks_answer_as_one_process(mixtral: Path) -> None:
             assert list(pool.map(ask, prompts)) == expected
         assert sorted(named(pid) for pid in ranks(server)) == ["noria-rank-1", "noria-rank-2", "noria-rank-3"]
         server.wait_idle()
-        computed = 2 * sum(len(prompt) + 23 for prompt in prompts)  # two experts for each position but the last one
-        for layer in "01":
-            counts = (
-                server.metric("noria_expert_tokens_total", layer=layer, expert=str(expert)) for expert in range(4)
-            )
-            assert sum(counts) == computed
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The engine's statistics as metrics. Its counters begin with each engine; these go on across restarts."""
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -28,13 +28,9 @@ class EngineTotals:
         self._current = Stats()
         self._past_processor = 0.0
         self._beat = Beat()
-        self._past_experts: Tally[tuple[int, int]] = Tally()
-        self._experts: Tally[tuple[int, int]] = Tally()
 
     def observe(self, stats: Stats) -> None:
         self._current = stats
-        if stats.expert_tokens:
-            self._experts = _by_expert(stats.expert_tokens)
 
     def observe_beat(self, beat: Beat) -> None:
         self._beat = beat
@@ -42,14 +38,7 @@ class EngineTotals:
     def restart(self) -> None:
         self._past_processor, self._beat = self.processor, Beat()
         self._past.update({field: getattr(self._current, field) for field in TOTALS})
-        self._past_experts.update(self._experts)
-        self._current, self._experts = Stats(), Tally()
-
-    def expert_tokens(self) -> Tally[tuple[int, int]]:
-        """Tokens by layer and expert. An expert without any has its entry too."""
-        total = Tally(self._past_experts)
-        total.update(self._experts)
-        return total
+        self._current = Stats()
 
     @property
     def processor(self) -> float:
@@ -63,10 +52,6 @@ class EngineTotals:
 
     def __getitem__(self, field: str) -> int:
         return self._past[field] + getattr(self._current, field)
-
-
-def _by_expert(counts: Sequence[Sequence[int]]) -> Tally[tuple[int, int]]:
-    return Tally({(layer, expert): n for layer, row in enumerate(counts) for expert, n in enumerate(row)})
 
 
 class EngineCollector(Collector):

@@ -3,6 +3,7 @@
 import asyncio
 import platform
 import time
+from collections import Counter as Tally
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata
@@ -59,8 +60,7 @@ class Metrics:
         registry.register(EngineCollector(stats, self._totals))
         self.adapters = AdapterMetrics(registry, stats, OUTCOMES)
         self._generated = 0
-        self._trial_restarts = 0
-        self._image_restarts = 0
+        self._restarted: Tally[str] = Tally()
         self._model: dict[str, str] | None = None
         self._build = {"version": version(), "python": platform.python_version(), "torch": metadata.version("torch")}
         registry.register(self)
@@ -73,9 +73,9 @@ class Metrics:
             ["method", "route", "status"],
             registry=registry,
         )
-        self._broken_streams = Counter(
+        self.observe_broken_stream = Counter(
             "noria_broken_streams", "Streams that ended with an error after their status 200.", registry=registry
-        )
+        ).inc
         self._key_requests = Counter(
             "noria_key_requests",
             "Requests by the name of their key, and by outcome.",
@@ -88,21 +88,26 @@ class Metrics:
         self._key_generated_tokens = Counter(
             "noria_key_generated_tokens", "Tokens generated in finished requests, by key.", ["key"], registry=registry
         )
-        self._reasoning_tokens = Counter(
+        self.observe_thought = Counter(
             "noria_reasoning_tokens", "Generated tokens of thoughts, with their marks.", registry=registry
-        )
-        self._prompt_tokens = Counter("noria_prompt_tokens", "Prompt tokens of started requests.", registry=registry)
+        ).inc
+        self.observe_prompt = Counter(
+            "noria_prompt_tokens", "Prompt tokens of started requests.", registry=registry
+        ).inc
         self._restarts = Counter("noria_engine_restarts", "Engines replaced after death or a hang.", registry=registry)
         self._step_tokens = Histogram(registry, "noria_step_tokens", "Tokens computed in one step.", STEP_BUCKETS)
         self._queue = self._latency("queue", "Wait from submission to the first step of a sequence.")
         self._first = self._latency("time_to_first_token", "From a request's arrival to its first token.")
         self._between = self._latency("inter_token", "Between two tokens of one sequence.")
-        self._image_decode = self._latency("image_decode", "Decoding of an image of a request, retries included.")
+        self.observe_queue, self.observe_first_token = self._queue.observe, self._first.observe
+        self.observe_image = self._latency(
+            "image_decode", "Decoding of an image of a request, retries included."
+        ).observe
         self._request = self._latency("request", "From a request's arrival to the end of its answer.")
-        self._connections = Gauge("noria_connections", "Open connections.", registry=registry)
-        self._waiting_tokens = Gauge(
+        self.watch_connections = Gauge("noria_connections", "Open connections.", registry=registry).set_function
+        self.watch_backlog = Gauge(
             "noria_prompt_tokens_waiting", "Tokens of prompts that wait for their first step.", registry=registry
-        )
+        ).set_function
         self._refused_connections = Counter(
             "noria_refused_connections",
             "Connections that were ended for their bytes, their silence or a limit.",
@@ -117,14 +122,6 @@ class Metrics:
             "noria_event_loop_lag_seconds", "Largest delay of the event loop in the last 15 s.", registry=registry
         )
         lag.set_function(lambda: max(self._lags))
-
-    def watch_connections(self, n_open: Callable[[], int]) -> None:
-        """Report the number of open connections."""
-        self._connections.set_function(n_open)
-
-    def watch_backlog(self, n_tokens: Callable[[], int]) -> None:
-        """Report the number of prompt tokens that wait."""
-        self._waiting_tokens.set_function(n_tokens)
 
     def observe_refused_connection(self, reason: str) -> None:
         self._refused_connections.labels(reason).inc()
@@ -147,18 +144,12 @@ class Metrics:
         restarts = CounterMetricFamily(
             "noria_grammar_restarts", "Processes replaced that try or follow grammars.", labels=["process"]
         )
-        restarts.add_metric(["trial"], self._trial_restarts)
+        restarts.add_metric(["trial"], self._restarted["trial"])
         restarts.add_metric(["follower"], self._totals["grammar_restarts"])
         yield restarts
         yield CounterMetricFamily(
-            "noria_image_process_restarts", "Processes replaced that decode images.", self._image_restarts
+            "noria_image_process_restarts", "Processes replaced that decode images.", self._restarted["images"]
         )
-        experts = CounterMetricFamily(
-            "noria_expert_tokens", "Tokens that each expert of each layer computed.", labels=["layer", "expert"]
-        )
-        for (layer, expert), n_tokens in self._totals.expert_tokens().items():
-            experts.add_metric([str(layer), str(expert)], n_tokens)
-        yield experts
 
     def observe_report(self, report: Report) -> None:
         """Once a step."""
@@ -174,24 +165,9 @@ class Metrics:
         self._totals.restart()
         self._restarts.inc()
 
-    def observe_trial_restart(self) -> None:
-        self._trial_restarts += 1
-
-    def observe_image_restart(self) -> None:
-        self._image_restarts += 1
-
-    def observe_image(self, seconds: float) -> None:
-        """Once for each image that was decoded."""
-        self._image_decode.observe(seconds)
-
-    def observe_prompt(self, n_tokens: int) -> None:
-        self._prompt_tokens.inc(n_tokens)
-
-    def observe_queue(self, seconds: float) -> None:
-        self._queue.observe(seconds)
-
-    def observe_first_token(self, seconds: float) -> None:
-        self._first.observe(seconds)
+    def observe_helper_restart(self, helper: str) -> None:
+        """A helper process was replaced: that of "images", or of the "trial" of grammars."""
+        self._restarted[helper] += 1
 
     @property
     def latest_waits(self) -> tuple[float | None, float | None]:
@@ -203,9 +179,6 @@ class Metrics:
         self._generated += n_tokens
         gaps, gap = (n_tokens - 1, 0.0) if seconds is None else (n_tokens, seconds / n_tokens)
         self._between.observe(gap, gaps)
-
-    def observe_thought(self, n_tokens: int) -> None:
-        self._reasoning_tokens.inc(n_tokens)
 
     def observe_response(self, method: str, route: str | None, status: int) -> None:
         """Once for each request. `route` is its route's path, None for a path without one."""
@@ -224,9 +197,6 @@ class Metrics:
                 self._key_requests.labels(name, outcome)
             self._key_prompt_tokens.labels(name)
             self._key_generated_tokens.labels(name)
-
-    def observe_broken_stream(self) -> None:
-        self._broken_streams.inc()
 
     def observe_request(self, outcome: str, seconds: float) -> None:
         self._requests.labels(outcome).inc()

@@ -296,15 +296,13 @@ def test_counters_survive_the_engine_and_windows_are_named() -> None:
         draft_tokens=7,
         accepted_draft_tokens=3,
         grammar_restarts=2,
-        expert_tokens=((), (5, 0)),
         pools=(PoolStats(256, 3, 1, 4), PoolStats(None, 1, 0, 9)),
     )
     metrics = Metrics(lambda: stats)
     metrics.observe_report(Report((), stats))
     metrics.observe_restart()
-    metrics.observe_report(Report((), Stats(expert_tokens=((), (2, 7)))))
     metrics.observe_report(Report((), Stats(preemptions=1, queried_tokens=5, hit_tokens=5, draft_tokens=1)))
-    metrics.observe_trial_restart()
+    metrics.observe_helper_restart("trial")
     lines = metrics.render().decode().splitlines()
     for line in (
         "noria_preemptions_total 3.0",
@@ -315,8 +313,6 @@ def test_counters_survive_the_engine_and_windows_are_named() -> None:
         "noria_engine_restarts_total 1.0",
         'noria_grammar_restarts_total{process="trial"} 1.0',
         'noria_grammar_restarts_total{process="follower"} 2.0',
-        'noria_expert_tokens_total{expert="0",layer="1"} 7.0',
-        'noria_expert_tokens_total{expert="1",layer="1"} 7.0',
         'noria_kv_pages{state="held",window="256"} 3.0',
         'noria_kv_pages{state="free",window="full"} 9.0',
         "noria_kv_usage_ratio 0.375",
