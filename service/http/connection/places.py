@@ -1,7 +1,7 @@
 """The places for connections: a limit in all and one for each address."""
 
 import resource
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 OTHER_DESCRIPTORS = 160
@@ -33,47 +33,45 @@ class Places:
     def __init__(self, limit: int, per_address: int) -> None:
         self.limit = limit
         self.per_address = per_address
-        self._open: dict[str | None, set[Place]] = defaultdict(set)
+        self._open: set[Place] = set()
+        self._counts: Counter[str | None] = Counter()  # by address
         self._waiting: dict[Place, None] = {}  # for a head, the longest first
-        self._waiting_at: defaultdict[str | None, dict[Place, None]] = defaultdict(dict)
-        self.n_open = 0
+
+    @property
+    def n_open(self) -> int:
+        return len(self._open)
 
     def enter(self, address: str | None, leave: Callable[[], None]) -> Place:
         """The place of a new connection, which waits for a head. A Unix socket has no address."""
         place = Place(address, self._make_place(address), leave)
-        self._open[address].add(place)
-        self.n_open += 1
+        self._open.add(place)
+        self._counts[address] += 1
         self.wait(place)
         return place
 
     def wait(self, place: Place) -> None:
         """The connection has nothing to do but to wait for a head."""
         self._waiting[place] = None
-        self._waiting_at[place.address][place] = None
 
     def work(self, place: Place) -> None:
         """The head is there."""
         self._waiting.pop(place, None)
-        if (waiting := self._waiting_at.get(place.address)) is not None:
-            waiting.pop(place, None)
-            if not waiting:
-                del self._waiting_at[place.address]
 
     def exit(self, place: Place) -> None:
         """The connection is gone, or will be at once."""
-        if (places := self._open.get(place.address)) is None or place not in places:
+        if place not in self._open:
             return
         self.work(place)
-        self.n_open -= 1
-        places.remove(place)
-        if not places:
-            del self._open[place.address]
+        self._open.remove(place)
+        self._counts[place.address] -= 1
+        if not self._counts[place.address]:
+            del self._counts[place.address]
 
     def _make_place(self, address: str | None) -> str | None:
         """End a connection that waits if there is no place. Returns the limit that is still exceeded."""
-        if address is not None and len(self._open.get(address, ())) >= self.per_address:
-            self._end_first(self._waiting_at.get(address, ()))
-            if len(self._open.get(address, ())) >= self.per_address:
+        if address is not None and self._counts[address] >= self.per_address:
+            self._end_first(place for place in self._waiting if place.address == address)
+            if self._counts[address] >= self.per_address:
                 return f"your address has {self.per_address} connections, which is the limit"
         if self.n_open >= self.limit:
             self._end_first(self._waiting)
