@@ -201,10 +201,10 @@ class Connection(asyncio.Protocol):
                 self._refuse(error)
             if self._state in PARSING:
                 self._parse_soon()
-        arriving = self._arriving
-        if len(self._inbox.unread) > UNREAD_BYTES or (arriving is not None and arriving.buffered > BUFFERED_BYTES):
+        unwanted = self._state is State.BODY and self._exchanges[0].buffered > BUFFERED_BYTES
+        if unwanted or len(self._inbox.unread) > UNREAD_BYTES:
             self._inbox.pause()
-        else:
+        elif self._inbox.paused:
             self._inbox.resume()
 
     def _scope(self, head: Head) -> Scope:
