@@ -165,16 +165,21 @@ def test_origins_of_cors_may_call_from_a_public_page() -> None:
     """A public page asks a private address for leave with Access-Control-Request-Private-Network."""
     origin = {"origin": "https://app.example", "sec-fetch-site": "cross-site", "sec-fetch-mode": "cors"}
     ask = {"access-control-request-method": "POST", "access-control-request-headers": "content-type"}
-    with running(cors_origins=("https://app.example",)) as live:
+    with running(cors_origins=("https://app.example",), api_keys=("key",)) as live:
         preflight = {**origin, **ask, "access-control-request-private-network": "true"}
         response = live.http.options("/v1/completions", headers=preflight)
         assert response.status_code == 200
         assert response.headers["access-control-allow-private-network"] == "true"
-        done = live.post("/v1/completions", {"prompt": "hi", "max_tokens": 3}, headers=origin)
+        body, key = {"prompt": "hi", "max_tokens": 3}, {"authorization": "Bearer key"}
+        done = live.post("/v1/completions", body, headers={**origin, **key})
         assert done.json()["choices"][0]["text"] == answer("hi", 3)
-        assert done.headers["access-control-allow-origin"] == "https://app.example"
-        other = live.post("/v1/completions", {"prompt": "hi"}, headers={**origin, "origin": EVIL})
-        assert other.status_code == 403
+        refused = live.post("/v1/completions", body, headers=origin)
+        assert refused.status_code == 401
+        for reply in (response, done, refused):
+            assert reply.headers["access-control-allow-origin"] == "https://app.example"
+        other = live.http.options("/v1/completions", headers={**preflight, "origin": EVIL})
+        assert "access-control-allow-origin" not in other.headers
+        assert live.post("/v1/completions", body, headers={**origin, **key, "origin": EVIL}).status_code == 403
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,9 @@ import pytest
 
 from model.errors import OptionError
 from service.commands.announcement import address, welcome
-from service.http.connection.limits import Limits
 from service.http.listening import listen_at
 from service.settings import Settings
-from tests.service.live import LONG, Live, answer, busy, hurried, idle, running, sent
+from tests.service.live import Live, answer, hurried, running
 from tests.waiting import PATIENCE, eventually
 
 
@@ -44,29 +43,6 @@ def test_it_answers_streams_and_drains(tmp_path: Path) -> None:
                 assert [line for line in lines if line][-1] == "data: [DONE]"
         eventually(lambda: not live.running(), "it has ended")
     assert not path.exists()
-
-
-def test_a_client_that_leaves_frees_the_engine(tmp_path: Path) -> None:
-    path = tmp_path / "noria.sock"
-    with running(model="slow", uds=path) as live:
-        with sent(str(path)):
-            eventually(busy(live), "the request runs")
-        eventually(idle(live), "the engine forgets the request")
-        with client(live, path) as other, other.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as got:
-            next(got.iter_lines())
-            assert busy(live)()
-        eventually(idle(live), "the engine forgets the stream")
-
-
-def test_a_client_that_does_not_read_is_closed_after_its_time(tmp_path: Path) -> None:
-    """A Unix socket does not tell what its client has read: the buffer of the response must shrink in time."""
-    path = tmp_path / "noria.sock"
-    with running(uds=path, limits=Limits(unread_seconds=0.5)) as live:
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.connect(str(path))
-            sock.sendall(b"GET /page/vendor/highlight.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 40)
-            eventually(lambda: live.metric("noria_refused_connections_total", reason="unread") == 1, "it has ended")
-        assert live.http.get("/ready").status_code == 200
 
 
 def test_the_limit_of_an_address_does_not_apply(tmp_path: Path) -> None:
