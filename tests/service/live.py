@@ -199,8 +199,9 @@ def running(
         thread = threading.Thread(target=server.run, args=[[sock]])
         thread.start()
         try:
-            url = f"http://127.0.0.1:{port}" if port else "http://localhost"
-            with httpx.Client(base_url=url, timeout=PATIENCE, transport=transport) as http:
+            scheme = "http" if settings.ssl_certfile is None else "https"
+            url = f"{scheme}://127.0.0.1:{port}" if port else "http://localhost"
+            with httpx.Client(base_url=url, timeout=PATIENCE, transport=transport, verify=False) as http:
                 live = Live(server, client, keys, hosts, http, thread.is_alive)
                 eventually(lambda: client.state == wait and (wait != "ready" or ready(http)), wait)
                 yield live

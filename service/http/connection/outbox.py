@@ -5,6 +5,9 @@ from collections.abc import Callable
 
 from service.http.connection.deadline import Deadline
 
+BUFFER_BYTES = 2**16
+"""Bytes that wait in the transport before writers pause."""
+
 
 class Outbox:
     """Writes to the client. It calls `late` when a full buffer does not drain in `seconds`.
@@ -16,6 +19,7 @@ class Outbox:
     def __init__(self, transport: asyncio.Transport, seconds: float, late: Callable[[], None]) -> None:
         self.drained: asyncio.Future[None] | None = None
         """Done when the client has read enough, or is gone; None while more may be written."""
+        transport.set_write_buffer_limits(BUFFER_BYTES)  # that of TLS is 512 KiB
         self.write = transport.write
         self.abort = transport.abort
         self._close = transport.close

@@ -3,8 +3,10 @@
 import contextlib
 import json
 import socket
+import ssl
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
@@ -26,6 +28,7 @@ from tests.service.live import LONG, USER, Live, answer, begun, hurried, remaini
 from tests.waiting import PATIENCE, eventually
 
 FIELD = b"X-Field: %s\r\n"
+CERTIFICATE = Path(__file__).parents[1] / "certificates" / "first.pem"
 
 
 def head_of(size: int) -> bytes:
@@ -245,26 +248,33 @@ def connected_models(live: Live) -> int:
         return read_answer(sock).status
 
 
-def test_a_client_that_reads_slowly_gets_its_answer() -> None:
+@pytest.mark.parametrize("certificate", [None, CERTIFICATE], ids=["plain", "TLS"])
+def test_a_client_that_reads_slowly_gets_its_answer(certificate: Path | None) -> None:
     """It needs several times the deadline for all, and takes something within each."""
+    trusting = ssl.create_default_context()
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
     chat = {"messages": USER, "n": 16, "max_tokens": 240, "logprobs": True, "top_logprobs": 20}
     start = START.replace(b"/v1/completions", b"/v1/chat/completions")
     request = whole(b"Connection: close\r\n", json.dumps(chat).encode(), start)
-    with running(limits=replace(SHORT, unread_seconds=0.5)) as live:
+    with running(limits=replace(SHORT, unread_seconds=0.5), ssl_certfile=certificate) as live:
 
         def reads() -> bool:
             """Whether no pause was longer than the deadline because the machine stood still."""
-            with socket.socket() as sock:
+            with contextlib.ExitStack() as stack:
+                sock = stack.enter_context(socket.socket())
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
                 sock.connect(live.address)
                 sock.settimeout(PATIENCE)
+                if certificate is not None:
+                    sock = stack.enter_context(trusting.wrap_socket(sock))
                 sock.sendall(request)
                 data, longest = bytearray(sock.recv(1)), 0.0
-                for _ in range(10):
+                for n in range(1, 11):
                     paused = time.monotonic()
                     time.sleep(0.2)
                     longest = max(longest, time.monotonic() - paused)
-                    data += sock.recv(2**18, socket.MSG_WAITALL)
+                    while len(data) < n * 2**18 and (part := sock.recv(2**14)):
+                        data += part
                 data += read_all(sock)
             if longest > 0.4:
                 return False
