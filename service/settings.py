@@ -150,7 +150,7 @@ class Settings(RunnerOptions):
     max_connections: int = option(
         4096,
         "Number of open connections, as far as descriptors allow. At the limit the server closes the one that has "
-        "waited longest for a request. If none waits, the new one gets a 503, for /live too: see --health-port.",
+        "waited longest for a request. If none waits, the new one gets a 503. /live and /ready are answered all the same.",
         least=1,
     )
     max_connections_per_address: int = option(

@@ -23,6 +23,8 @@ from service.http.connection.places import Places
 from service.http.connection.reader import Head, RequestReader
 from service.http.connection.rules import violation
 
+PROBES = frozenset({b"/live", b"/ready", b"/health"})
+"""Paths that are answered beyond the limits of connections: a full server is alive."""
 PARSED_BYTES = 2**13
 """Bytes that one connection parses before others have their turn."""
 UNREAD_BYTES = 2**15
@@ -136,7 +138,7 @@ class Connection(asyncio.Protocol):
             scope = self._scope(head)
         except (httptools.HttpParserInvalidURLError, UnicodeDecodeError):
             return HttpError(400, "the URL of the request is not valid")
-        if self._place.refusal is not None:
+        if self._place.refusal is not None and head.url.partition(b"?")[0] not in PROBES:
             return Unavailable(f"{self._place.refusal}; try again later", "too_many_connections")
         self._places.work(self._place)
         self._exchanges.append(Exchange(self, self._outbox, scope, self._server.default_headers, head))
