@@ -21,25 +21,21 @@ export class Feed {
     this.#server = server;
     this.#onPicture = onPicture;
     this.#onState = onState;
-    document.addEventListener("visibilitychange", () => this.#follow());
+    document.addEventListener("visibilitychange", () => this.follow());
   }
 
   show() {
     this.#shown = true;
-    this.#follow();
-  }
-
-  /** Try again after "refused". */
-  retry() {
-    this.#follow();
+    this.follow();
   }
 
   hide() {
     this.#shown = false;
-    this.#follow();
+    this.follow();
   }
 
-  #follow() {
+  /** Begin or end as the view is shown; try again after "refused". */
+  follow() {
     const wanted = this.#shown && !document.hidden;
     if (wanted && !this.#abort) {
       this.#abort = new AbortController();
