@@ -1,70 +1,65 @@
 // The API of this server, from its OpenAPI document.
 
-import { element } from "../dom.js";
+import { html, render, useState } from "../html.js";
 import { askForKey } from "../key.js";
 import { Server, ServerError } from "../server.js";
 import { setUpTheme } from "../theme.js";
-import { Operation } from "./operation.js";
+import { Operation, textOf } from "./operation.js";
 
 const byId = (id) => document.getElementById(id);
 const server = new Server(askForKey);
 
-function tell(text) {
-  byId("state").textContent = text;
-}
-
 /** All operations of the document, in its order. */
 function operationsOf(described) {
   return Object.entries(described.paths).flatMap(([path, methods]) =>
-    Object.entries(methods).map(([method, operation]) => new Operation(server, described, method, path, operation)),
+    Object.entries(methods).map(([method, operation]) => ({
+      id: `${method}-${path.replaceAll(/\W+/g, "-").replace(/^-/, "")}`,
+      method,
+      path,
+      operation,
+      text: textOf(described, method, path, operation),
+    })),
   );
 }
 
-function build(described) {
-  const operations = operationsOf(described);
-  const none = element("p", { hidden: true }, "Nothing matches.");
-  const search = element("input", {
-    id: "search",
-    type: "search",
-    autocomplete: "off",
-    placeholder: "a path, a field, a word",
-  });
-  search.addEventListener("input", () => {
-    const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    for (const operation of operations) operation.box.hidden = !words.every((word) => operation.text.includes(word));
-    none.hidden = operations.some(({ box }) => !box.hidden);
-  });
+function Docs({ described, operations }) {
+  const [words, search] = useState([]);
+  const matches = ({ text }) => words.every((word) => text.includes(word));
   const { title, summary, version } = described.info;
-  byId("main").replaceChildren(
-    element(
-      "div",
-      { class: "docs" },
-      element("h2", {}, `The API of ${title} ${version}`),
-      element(
-        "p",
-        {},
-        `${summary} `,
-        element("a", { href: "openapi.json" }, "openapi.json"),
-        " has the same for programs.",
-      ),
-      element("div", { class: "search" }, element("label", { for: "search" }, "Search"), search),
-      operations.map(({ box }) => box),
-      none,
-    ),
-  );
-  const follow = () => operations.find(({ id }) => id === location.hash.slice(1))?.open();
-  addEventListener("hashchange", follow);
-  follow();
+  const oninput = ({ currentTarget }) => search(currentTarget.value.toLowerCase().split(/\s+/).filter(Boolean));
+  return html`<div class="docs">
+    <h2>The API of ${title} ${version}</h2>
+    <p>${summary} <a href="openapi.json">openapi.json</a> has the same for programs.</p>
+    <div class="search">
+      <label for="search">Search</label>
+      <input id="search" type="search" autocomplete="off" placeholder="a path, a field, a word" oninput=${oninput} />
+    </div>
+    ${operations.map(
+      (one) => html`<${Operation} key=${one.id} ...${one} described=${described} server=${server} hidden=${!matches(one)} />`,
+    )}
+    <p hidden=${operations.some(matches)}>Nothing matches.</p>
+  </div>`;
+}
+
+/** Open the operation that the address names. */
+function follow() {
+  const box = location.hash && byId(location.hash.slice(1));
+  if (!box) return;
+  box.open = true;
+  box.scrollIntoView();
+  box.querySelector("summary").focus();
 }
 
 async function load() {
   try {
-    build(await server.json("openapi.json"));
-    tell("");
+    const described = await server.json("openapi.json");
+    render(html`<${Docs} described=${described} operations=${operationsOf(described)} />`, byId("main"));
+    byId("state").textContent = "";
     byId("key-button").hidden = !server.key; // the document needs a key where the server has keys
+    follow();
   } catch (error) {
     if (!(error instanceof ServerError)) throw error;
-    tell(error.message);
+    byId("state").textContent = error.message;
     byId("key-button").hidden = false;
   }
 }
@@ -76,4 +71,5 @@ byId("key-button").addEventListener("click", async () => {
   server.key = key;
   if (!document.querySelector(".docs")) await load();
 });
+addEventListener("hashchange", follow);
 load();
