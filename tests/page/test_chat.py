@@ -68,7 +68,7 @@ def test_what_is_sent_while_the_model_loads_is_answered_later(page: Page) -> Non
     with running(model="large", wait="loading") as live:
         page.goto(live.url)
         ask(page, "early")
-        expect(page.locator(".notice")).to_have_text("Waits until the model is ready.")
+        expect(page.locator(".notice")).to_have_text("Waiting until the model is ready.")
         with hurried():
             expect(answers(page)).to_have_text(re.compile(r"\S{20}"))
 
@@ -226,7 +226,7 @@ def test_a_full_queue_shows_the_wait(reciting: Live, page: Page) -> None:
     page.route("**/v1/chat/completions", refuse)
     page.goto(reciting.url)
     ask(page, "patience")
-    expect(page.locator(".notice")).to_have_text(re.compile(r"^The server is full: .* Asks again in [12] s\.$"))
+    expect(page.locator(".notice")).to_have_text(re.compile(r"^The server is full: .* Asking again in [12] s\.$"))
     expect(answers(page)).to_have_text("patience")
 
 

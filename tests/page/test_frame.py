@@ -13,13 +13,13 @@ from tests.service.live import Live, running
 def test_views_by_link_and_by_key(live: Live, page: Page) -> None:
     page.goto(live.url)
     expect(page.locator("#model")).to_have_text("fake")
-    for name in ("The wheel", "Completions", "Chat"):
+    for name in ("The wheel", "Chat"):
         page.get_by_role("link", name=name).focus()
         page.keyboard.press("Enter")
         expect(page.get_by_role("region", name=name)).to_be_visible()
         expect(page.get_by_role("link", name=name)).to_have_attribute("aria-current", "page")
     assert len(page.locator("main > section:visible").all()) == 1
-    for name in ("Completions", "The wheel", "Chat"):
+    for name in ("The wheel", "Chat"):
         page.go_back()
         expect(page.get_by_role("region", name=name)).to_be_visible()
 
@@ -53,7 +53,7 @@ def test_colours(live: Live, page: Page) -> None:
     expect(page.get_by_role("button", name="Colours: light")).to_be_visible()
 
 
-@pytest.mark.parametrize("view", ["chat", "wheel", "completions"])
+@pytest.mark.parametrize("view", ["chat", "wheel"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_screen_reader_and_a_phone(
     live: Live, page: Page, accessible: Callable[[Page], None], view: str, scheme: str
@@ -70,7 +70,7 @@ def test_a_screen_reader_and_a_phone(
 SELECTORS = """() => {
   const of = (sheet) => [...sheet.cssRules].flatMap((rule) =>
     rule.styleSheet ? of(rule.styleSheet) : rule.media ? of(rule) : rule.selectorText?.split(", ") ?? []);
-  const views = [...document.styleSheets].filter(({ href }) => /\\/(chat|wheel|completions)\\//.test(href));
+  const views = [...document.styleSheets].filter(({ href }) => /\\/(chat|wheel)\\//.test(href));
   return views.flatMap((sheet) => of(sheet).map((selector) => [sheet.href.split("/").at(-2), selector]));
 }"""
 
@@ -78,5 +78,5 @@ SELECTORS = """() => {
 def test_the_styles_of_a_view_reach_no_other_view(live: Live, page: Page) -> None:
     page.goto(live.url)
     found = page.evaluate(SELECTORS)
-    assert {view for view, _ in found} == {"chat", "wheel", "completions"}
+    assert {view for view, _ in found} == {"chat", "wheel"}
     assert [selector for view, selector in found if not re.match(rf"\.({view}\b(?!-)|hljs-)", selector)] == []

@@ -1,4 +1,4 @@
-"""Wheel, completions and /docs with the embedded model: the screenshots of docs/ come from here."""
+"""Wheel and /docs with the embedded model: the screenshots of docs/ come from here."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -46,24 +46,6 @@ def test_the_wheel(server: LiveServer, page: Page, screenshot: Screenshot) -> No
         page.get_by_role("button", name="Stop load").click()
         expect(page.get_by_role("button", name="Send load")).to_be_visible()
     server.wait_idle()
-
-
-def test_completions(server: LiveServer, page: Page, screenshot: Screenshot) -> None:
-    page.set_viewport_size(DESKTOP)  # type: ignore[arg-type]
-    page.goto(f"{server.url}/#completions")
-    page.get_by_label("max_tokens").fill("24")
-    page.get_by_label("temperature").fill("0")
-    page.get_by_label("Text").fill("The capital of France is")
-    page.get_by_label("of the prompt too").check()
-    page.get_by_role("button", name="Continue").click()
-    expect(page.get_by_text("24 tokens after a prompt of")).to_be_visible()
-    expect(page.get_by_label("Text")).to_have_value(re.compile("^The capital of France is Paris"))
-    text = page.get_by_label("Text").input_value()
-    tokens = page.get_by_role("listbox").get_by_role("option")
-    assert "".join(token.inner_text() for token in tokens.all()).replace("⏎\n", "\n") == text
-    page.get_by_role("option", name="“ Paris”").first.hover()
-    expect(page.get_by_role("tooltip")).to_contain_text("Paris")
-    screenshot(page, "completions")
 
 
 def test_docs(server: LiveServer, page: Page, screenshot: Screenshot) -> None:

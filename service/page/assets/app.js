@@ -1,7 +1,6 @@
 // The frame of the page: views, key, colours, and what is known of the server.
 
 import { mount as mountChat } from "./chat/view.js";
-import { mount as mountCompletions } from "./completions/view.js";
 import { askForKey } from "./key.js";
 import { Model } from "./model.js";
 import { Server } from "./server.js";
@@ -12,7 +11,7 @@ const byId = (id) => document.getElementById(id);
 
 /** Show one view by the address's fragment. A view is mounted when it is first shown. */
 function setUpViews(context) {
-  const mounts = { chat: mountChat, wheel: mountWheel, completions: mountCompletions };
+  const mounts = { chat: mountChat, wheel: mountWheel };
   const views = {};
   let current = null;
   const show = () => {

@@ -10,6 +10,7 @@
  * @property {Record<string, number | string | string[]>} fields  Request fields that the person has changed.
  * @property {string} schema  The text of a JSON schema, or "".
  * @property {string} tools  The text of a JSON list of tools, or "".
+ * @property {boolean} raw  Whether the model continues the text as it is, without the chat template.
  * @property {boolean} scores  Whether answers come with probabilities.
  * @property {string | null} leaf  The last node of the branch on screen.
  *
@@ -44,10 +45,10 @@ export function newId() {
 }
 
 /** @returns {Conversation} */
-export function newConversation(scores = false) {
+export function newConversation({ raw = false, scores = false } = {}) {
   const now = Date.now();
   const texts = { title: "", system: "", schema: "", tools: "" };
-  const head = { id: newId(), created: now, updated: now, ...texts, fields: {}, scores, leaf: null };
+  const head = { id: newId(), created: now, updated: now, ...texts, fields: {}, raw, scores, leaf: null };
   return { head, nodes: new Map() };
 }
 

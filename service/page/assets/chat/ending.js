@@ -19,7 +19,7 @@ export function endingOf(node, running, isLast) {
   if (running) return null;
   return {
     kind: "",
-    text: "Not complete: its page was closed, or another tab writes it.",
+    text: "Incomplete. The page was closed, or another tab is writing this answer.",
     offers: goOn.length ? goOn : ["Retry"],
   };
 }

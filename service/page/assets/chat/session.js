@@ -8,7 +8,7 @@ const LEFT = "noria-left"; // in the tab's storage
 const SAVE_MS = 400; // a closed tab loses at most this much of an answer
 
 export class Session {
-  /** `drawn(conversation, whole, node)` draws: the whole branch, or its last message. `node` is the answer. */
+  /** `drawn(conversation, node)` draws. `node` is the answer that begins or ends, if one does. */
   constructor({ server, model, store, drawn }) {
     Object.assign(this, { server, model, store, drawn, runs: new Map(), unsaved: new Map(), heads: new Set() });
     addEventListener("pagehide", () => this.#leave());
@@ -35,11 +35,8 @@ export class Session {
     const before = all.slice(0, all.indexOf(node)).filter(({ state }) => state !== "failed").length;
     this.runs.set(head.id, { conversation, node, controller });
     this.unsaved.set(node.id, node);
-    this.drawn(conversation, true, node);
-    const draw = onceAtATime(
-      requestAnimationFrame,
-      () => this.running(conversation) && this.drawn(conversation, false),
-    );
+    this.drawn(conversation, node);
+    const draw = onceAtATime(requestAnimationFrame, () => this.running(conversation) && this.drawn(conversation));
     const save = onceAtATime(
       (work) => setTimeout(work, SAVE_MS),
       () => this.running(conversation) && this.store.putNode(node),
@@ -49,7 +46,8 @@ export class Session {
       model: this.model,
       node,
       bodyOf: (card, limited) => {
-        node.sent = { system: head.system, fields: fieldsOf(head, card, { limited, before }), continued };
+        const { raw, system } = head;
+        node.sent = { raw, system, fields: fieldsOf(head, card, { limited, before }), continued };
         return bodyOf(node.sent, pathTo(conversation, node.parent));
       },
       signal: controller.signal,
@@ -59,7 +57,7 @@ export class Session {
       },
     });
     this.runs.delete(head.id);
-    this.drawn(conversation, true, node);
+    this.drawn(conversation, node);
     await this.store.putNode(node);
     this.unsaved.delete(node.id);
   }
