@@ -21,7 +21,7 @@ const NOTHING = { sequences: [], waiting: 0 };
 /** Fill `root`. `context` has `server` (server.js) and `model` (model.js). */
 export function mount(root, { server, model }) {
   const view = new Wheel(root, server, model);
-  return { shown: () => view.feed.show(), hidden: () => view.feed.hide() };
+  return { shown: () => view.feed.follow(true), hidden: () => view.feed.follow(false) };
 }
 
 class Wheel {
@@ -43,11 +43,8 @@ class Wheel {
     this.root = root;
     this.load = new Load(server, (n) => this.show({ loading: n }));
     this.show({});
-    this.feed = new Feed(
-      server,
-      (picture) => this.take(picture),
-      (state, message) => this.tellState(state, message),
-    );
+    const warn = (text) => this.show({ warning: ["bad", text] });
+    this.feed = new Feed(server, (picture) => this.take(picture), warn);
     model.follow((card) => {
       this.context = card.max_model_len ?? CONTEXT;
       this.feed.follow(); // a key that was missing is there now
@@ -72,11 +69,6 @@ class Wheel {
     this.paint();
   }
 
-  tellState(state, message) {
-    if (state === "lost") this.show({ warning: ["bad", `${message} Trying again…`] });
-    if (state === "refused") this.show({ warning: ["bad", message] });
-  }
-
   toggleLoad() {
     if (this.load.active) this.load.stop();
     else this.load.send(this.context);
@@ -87,23 +79,25 @@ class Wheel {
     Object.assign(this, changes);
     const { picture, pools, loading } = this;
     const [level, warning] = this.warning;
-    const hint = loading
-      ? `Answers that this page still waits for: ${loading}.`
-      : this.load.failure || INVITATION;
+    const hint = loading ? `Answers that this page still waits for: ${loading}.` : this.load.failure || INVITATION;
     const page = html`<div class="wheel">
       <div class="wheel-head">
-        <button type="button" class="main" onclick=${() => this.toggleLoad()}>${loading ? "Stop load" : "Send load"}</button>
+        <button type="button" class="main" onclick=${() => this.toggleLoad()}>
+          ${loading ? "Stop load" : "Send load"}
+        </button>
         <span class="faint">${hint}</span>
         <p class="banner" role="status" data-level=${level}>${warning}</p>
       </div>
       <${Tiles} picture=${picture} />
       <div class="wheel-parts">
         <div class="column">
-          <${Part} title="Running requests" about="Each wheel is one request, each segment a page of its KV cache. One step of
-            the engine turns them all by a token. Requests get on and off between steps: nobody waits for a batch to end.">
+          <${Part} title="Running requests" about="Each wheel is one request, each segment a page of its KV cache. One
+            step of the engine turns them all by a token. Requests get on and off between steps: nobody waits for a
+            batch to end.">
             <canvas role="img" aria-label="Wheels of the running requests; the table below has their numbers"
               ref=${this.wheels}></canvas>
-            <${Legend} entries=${{ held: "held by one request", shared: "shared with another", empty: "not filled yet" }} />
+            <${Legend}
+              entries=${{ held: "held by one request", shared: "shared with another", empty: "not filled yet" }} />
             <p class="faint">${pools.length > 0 && behaviour(pools)}</p>
           <//>
           <${Part} title="Queue" about="Requests that have no place or no pages yet wait here.">
@@ -111,14 +105,14 @@ class Wheel {
           <//>
         </div>
         <div class="column">
-          <${Part} title="Last steps" about="Each bar is one step of the network. All requests share it: a row for each token
-            that is computed.">
+          <${Part} title="Last steps" about="Each bar is one step of the network. All requests share it: a row for each
+            token that is computed.">
             <canvas role="img" aria-label="Rows of the last steps" ref=${this.chart}></canvas>
             <${Legend} entries=${Object.fromEntries(PARTS.map(({ name }) => [name, `${name} rows`]))} />
             <p class="faint">${this.steps.newest}</p>
           <//>
-          <${Part} title="Pages" about="The KV cache is a pool of pages. Requests that begin alike share pages; pages of ended
-            requests stay cached until others need them.">
+          <${Part} title="Pages" about="The KV cache is a pool of pages. Requests that begin alike share pages; pages of
+            ended requests stay cached until others need them.">
             <${Pools} pools=${pools} />
             <${Legend} entries=${{ held: "held", shared: "shared", cached: "cached", free: "free" }} />
           <//>
