@@ -96,12 +96,15 @@ export class Composer extends Component {
       <label for="chat-input" class="unseen">Message</label>
       <div class="shelf" hidden=${!images.length}>${images.map((url, at) => this.image(url, at))}</div>
       <div class="row">
-        <button type="button" hidden=${!can(card, "vision")} onclick=${() => this.picker.current.click()}>Add image</button>
+        <button type="button" hidden=${!can(card, "vision")} onclick=${() => this.picker.current.click()}>
+          Add image
+        </button>
         <input type="file" accept=${TYPES.join()} multiple hidden aria-hidden="true" ref=${this.picker}
           onchange=${(event) => this.pick(event)} />
         <textarea id="chat-input" rows="1" dir="auto" placeholder="Ask something" enterkeyhint="send"
           aria-describedby="chat-hint" ref=${this.input} oninput=${() => this.changed()}
-          onkeydown=${(event) => this.key(event)} onpaste=${(event) => this.take(event, event.clipboardData)}></textarea>
+          onkeydown=${(event) => this.key(event)}
+          onpaste=${(event) => this.take(event, event.clipboardData)}></textarea>
         <button type="submit" class="main" hidden=${running}>Send</button>
         <button type="button" class="main" hidden=${!running} onclick=${() => view.stop()}>Stop</button>
       </div>

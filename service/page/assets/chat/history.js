@@ -63,11 +63,12 @@ export class History extends Component {
     const tool = (name, sign, onclick) =>
       html`<button type="button" class="quiet" aria-label=${name} aria-describedby="chat-of-${head.id}" title=${name}
         onclick=${onclick}>${sign}</button>`;
-    const remove = () =>
-      confirm(`Delete “${head.title}”? This cannot be undone.`) && view.remove(head.id);
+    const remove = () => confirm(`Delete “${head.title}”? This cannot be undone.`) && view.remove(head.id);
     return html`<li key=${head.id}>
       <button id="chat-of-${head.id}" type="button" class="open" dir="auto" title=${head.title}
-        aria-current=${head.id === view.head.id ? "true" : null} onclick=${() => view.open(head.id)}>${head.title}</button>
+        aria-current=${head.id === view.head.id ? "true" : null} onclick=${() => view.open(head.id)}>
+        ${head.title}
+      </button>
       ${tool("Rename", "✎", () => this.setState({ renamed: head.id }))}
       ${tool("Export", "⤓", () => this.export([head.id]))}
       ${tool("Delete", "×", remove)}

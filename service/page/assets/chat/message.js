@@ -4,6 +4,7 @@ import { asCurl, asPython } from "../code.js";
 import { CopyButton } from "../copy.js";
 import { Component, createRef, html, useLayoutEffect, useRef } from "../html.js";
 import { Tokens } from "../tokens.js";
+import { versions } from "./conversation.js";
 import { costOf, endingOf } from "./ending.js";
 import { Markdown } from "./markdown.js";
 import { endpointOf } from "./request.js";
@@ -12,11 +13,21 @@ const NAMES = { user: "You", assistant: "Answer", tool: "Result of a tool" };
 
 const isWritten = ({ state }) => ["waiting", "writing"].includes(state);
 
-/** A message. `versions` are its alternatives, `running` says whether an answer of the conversation is written. */
+/**
+ * A message. `last`: whether the branch ends with it; `scores`: whether tokens are coloured; `n`: how many alternatives
+ * it has; `running`: whether an answer of the conversation is written.
+ */
 export class Message extends Component {
   foot = createRef();
 
-  render({ node, view, versions, running }, { editing }) {
+  /** Only an answer that is written changes by itself: a long conversation is not drawn again with each token. */
+  shouldComponentUpdate(props, state) {
+    const same = Object.keys(props).every((name) => props[name] === this.props[name]);
+    return !same || state !== this.state || isWritten(props.node);
+  }
+
+  render({ node, view, n, running }, { editing }) {
+    const edit = () => this.setState({ editing: true });
     return html`<article class="message ${node.role}" id="message-${node.id}" aria-busy=${running && isWritten(node)}>
       <h2 class="unseen">${NAMES[node.role]}</h2>
       <div class="body">${this.body(editing)}</div>
@@ -25,15 +36,15 @@ export class Message extends Component {
           editing
             ? html`<button type="button" class="quiet" onclick=${() => this.cancel()}>Cancel</button>
               <button class="main" onclick=${() => this.save()}>Send again</button>`
-            : html`<${Buttons} ...${{ node, view, versions, running }} edit=${() => this.setState({ editing: true })} />`
+            : html`<${Buttons} ...${{ node, view, n, running, edit }} />`
         }
       </div>
     </article>`;
   }
 
   body(editing) {
-    const { node, view, running } = this.props;
-    if (node.role === "assistant") return html`<${Answer} ...${{ node, view, running }} />`;
+    const { node } = this.props;
+    if (node.role === "assistant") return html`<${Answer} ...${this.props} />`;
     if (editing) {
       return html`<textarea aria-label="Your text" rows="3" dir="auto" defaultValue=${node.content} ref=${this.opened}
         onkeydown=${(event) => this.key(event)}></textarea>`;
@@ -70,12 +81,12 @@ export class Message extends Component {
 }
 
 /** What one can do with a message, after what an answer has cost. */
-function Buttons({ node, view, versions, running, edit }) {
+function Buttons({ node, view, n, running, edit }) {
   const cost = node.role === "assistant" && !isWritten(node) && costOf(node);
   const code = (write) => () => write(view.server, endpointOf(node.sent), view.bodyOf(node));
   return html`
     ${cost && html`<span class="cost" title=${cost.more}>${cost.text}</span>`}
-    ${versions.length > 1 && html`<${Switch} ...${{ node, view, versions }} />`}
+    ${n > 1 && html`<${Switch} node=${node} view=${view} />`}
     ${
       node.role === "user" &&
       html`<button type="button" class="quiet" onclick=${edit} disabled=${running}>Edit</button>`
@@ -95,19 +106,20 @@ function Buttons({ node, view, versions, running, edit }) {
 }
 
 /** "‹ 2 / 3 ›": the alternatives of a message. */
-function Switch({ node, view, versions }) {
-  const at = versions.findIndex(({ id }) => id === node.id);
+function Switch({ node, view }) {
+  const all = versions(view.conversation).get(node.parent);
+  const at = all.findIndex(({ id }) => id === node.id);
   const step = (by, name, sign) =>
-    html`<button type="button" class="quiet" aria-label=${name} title=${name} disabled=${!versions[at + by]}
-      onclick=${() => view.pick(versions[at + by])}>${sign}</button>`;
+    html`<button type="button" class="quiet" aria-label=${name} title=${name} disabled=${!all[at + by]}
+      onclick=${() => view.pick(all[at + by])}>${sign}</button>`;
   return html`<span class="switch" role="group" aria-label="Versions">
-    ${step(-1, "Earlier version", "‹")}<span>${at + 1} / ${versions.length}</span>${step(1, "Later version", "›")}
+    ${step(-1, "Earlier version", "‹")}<span>${at + 1} / ${all.length}</span>${step(1, "Later version", "›")}
   </span>`;
 }
 
 /** The parts of an answer: thought, text or tokens, calls, and how it ended. */
-function Answer({ node, view, running }) {
-  const ending = endingOf(node, running, view.isLast(node));
+function Answer({ node, view, running, last, scores }) {
+  const ending = endingOf(node, running, last);
   const run = { Continue: () => view.goOn(node), Retry: () => view.retry(node) };
   const notice = node.notice || (node.state === "waiting" && "Waiting for the first token.");
   return html`
@@ -115,8 +127,8 @@ function Answer({ node, view, running }) {
       <summary>${node.state === "writing" && !node.content ? "Thinking…" : "Thought"}</summary>
       ${node.thought && html`<${Text} text=${node.thought} />`}
     </details>
-    <div class="content">${content(node, view)}</div>
-    <div class="calls"><${Calls} ...${{ node, view, running }} /></div>
+    <div class="content">${content(node, scores)}</div>
+    <div class="calls"><${Calls} ...${{ node, view, open: last && !running && node.state === "done" }} /></div>
     <p class="notice" hidden=${!running || node.state === "done" || !notice}>${notice}</p>
     <div class="ending ${ending?.kind ?? ""}">
       ${ending && html`<span>${ending.text}</span>`}
@@ -127,8 +139,8 @@ function Answer({ node, view, running }) {
 }
 
 /** Colours where there are probabilities; a raw completion as it is; else markdown. */
-function content(node, view) {
-  if (node.scores?.length && view.head.scores) return html`<${Tokens} scores=${node.scores} />`;
+function content(node, scores) {
+  if (node.scores?.length && scores) return html`<${Tokens} scores=${node.scores} />`;
   if (node.sent?.raw) return html`<div class="text" dir="auto">${node.content}</div>`;
   return html`<${Text} text=${node.content} />`;
 }
@@ -143,10 +155,9 @@ function Text({ text }) {
   return html`<div class="markdown" dir="auto" ref=${box}></div>`;
 }
 
-/** The tool calls of an answer. The person plays the tool: the results go into the cards. */
-function Calls({ node, view, running }) {
-  const calls = node.calls ?? [];
-  const open = calls.length > 0 && node.state === "done" && !running && view.isLast(node);
+/** The tool calls of an answer. The person plays the tool: the results go into the cards while they are `open`. */
+function Calls({ node, view, open }) {
+  const { calls = [] } = node;
   const send = ({ currentTarget }) => {
     const inputs = currentTarget.parentElement.querySelectorAll("textarea");
     view.sendResults(
@@ -166,7 +177,7 @@ function Calls({ node, view, running }) {
         }
       </div>`,
     )}
-    ${open && html`<button type="button" class="main" onclick=${send}>Send the results</button>`}`;
+    ${open && calls.length > 0 && html`<button type="button" class="main" onclick=${send}>Send the results</button>`}`;
 }
 
 function pretty(text) {

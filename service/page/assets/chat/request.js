@@ -4,25 +4,9 @@ import { can } from "../card.js";
 import { CHAT, COMPLETIONS } from "../code.js";
 
 /** The request fields that a person can change, for chat and raw completions. */
-export const NAMES = [
-  "temperature",
-  "top_p",
-  "top_k",
-  "min_p",
-  "max_tokens",
-  "seed",
-  "presence_penalty",
-  "frequency_penalty",
-  "repetition_penalty",
-  "stop",
-  "min_tokens",
-  "prompt_lookup_num_tokens",
-  "reasoning_effort",
-  "thinking_token_budget",
-  "tool_choice",
-  "priority",
-  "timeout",
-];
+export const NAMES = `temperature top_p top_k min_p max_tokens seed presence_penalty frequency_penalty
+  repetition_penalty stop min_tokens prompt_lookup_num_tokens reasoning_effort thinking_token_budget tool_choice
+  priority timeout`.split(/\s+/);
 /** Fields that a raw completion has not, and the ability of the model that they need. */
 export const CHAT_ONLY = { reasoning_effort: "reasoning", thinking_token_budget: "reasoning", tool_choice: "tools" };
 const ALTERNATIVES = 5;
@@ -119,7 +103,10 @@ export const endpointOf = ({ raw }) => (raw ? COMPLETIONS : CHAT);
  */
 export function bodyOf({ raw, system, fields, continued }, before) {
   const { model, ...others } = fields;
-  if (raw) return { model, prompt: [...before, continued].map((node) => node?.content ?? "").join(""), ...others, ...DELIVERY };
+  if (raw) {
+    const prompt = [...before, continued].map((node) => node?.content ?? "").join("");
+    return { model, prompt, ...others, ...DELIVERY };
+  }
   const messages = before.filter((node) => !isEmpty(node)).map(messageJson);
   if (system.trim()) messages.unshift({ role: "system", content: system });
   if (continued) messages.push(continuedJson(continued));

@@ -1,6 +1,6 @@
 // The answers that are being written, one a conversation at most, and their way into the storage.
 
-import { pathTo, siblings } from "./conversation.js";
+import { pathTo, versions } from "./conversation.js";
 import { bodyOf, fieldsOf } from "./request.js";
 import { answer } from "./run.js";
 
@@ -31,7 +31,7 @@ export class Session {
   async write(conversation, node, continued = null) {
     const controller = new AbortController();
     const { head } = conversation;
-    const all = siblings(conversation, node);
+    const all = versions(conversation).get(node.parent);
     const before = all.slice(0, all.indexOf(node)).filter(({ state }) => state !== "failed").length;
     this.runs.set(head.id, { conversation, node, controller });
     this.unsaved.set(node.id, node);

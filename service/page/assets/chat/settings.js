@@ -114,7 +114,7 @@ function Field({ id, label, range, about, text, write, json, example, options, p
             ${options.map((one) => html`<option>${one}</option>`)}
           </select>`
         : rows
-          ? html`<textarea ...${more} rows=${rows} dir="auto" class=${isCode && "mono"} spellcheck=${!isCode}></textarea>`
+          ? html`<textarea ...${more} rows=${rows} dir="auto" class=${isCode && "mono"} spellcheck=${!isCode} />`
           : html`<input ...${more} inputmode=${inputmode} autocomplete="off" />`
     }
     <p class="error" id="${id}-error" role="alert">${error}</p>

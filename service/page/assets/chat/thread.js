@@ -1,7 +1,7 @@
 // The branch on screen. It follows the end of the text until the person scrolls away.
 
 import { Component, createRef, html } from "../html.js";
-import { pathTo } from "./conversation.js";
+import { pathTo, versions } from "./conversation.js";
 import { Message } from "./message.js";
 
 const NEAR = 48; // pixels from the bottom that count as being there
@@ -46,6 +46,7 @@ export class Thread extends Component {
 
   render({ view, running }) {
     const path = pathTo(view.conversation);
+    const all = versions(view.conversation);
     return html`<div class="thread">
       <div class="scroller" tabindex="-1" ref=${this.scroller} onscroll=${() => this.look()}>
         <div class="empty" hidden=${path.length > 0}>
@@ -57,8 +58,8 @@ export class Thread extends Component {
         </div>
         <div class="messages" role="log" aria-label="Conversation" aria-live="off" ref=${this.list}>
           ${path.map((node) => {
-            const versions = view.versions(node);
-            return html`<${Message} key=${node.id} ...${{ node, view, versions, running }} />`;
+            const more = { node, view, running, scores: view.head.scores, last: view.head.leaf === node.id };
+            return html`<${Message} key=${node.id} n=${all.get(node.parent).length} ...${more} />`;
           })}
         </div>
       </div>

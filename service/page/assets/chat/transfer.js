@@ -87,7 +87,8 @@ function isTree(nodes) {
 function fieldsIn(fields) {
   const isText = (value) => ["number", "string"].includes(typeof value);
   const isPlain = (value) => isText(value) || (Array.isArray(value) && value.every(isText));
-  return Object.fromEntries(Object.entries(fields ?? {}).filter(([name, value]) => NAMES.includes(name) && isPlain(value)));
+  const known = Object.entries(fields ?? {}).filter(([name, value]) => NAMES.includes(name) && isPlain(value));
+  return Object.fromEntries(known);
 }
 
 /** The part of `value` that has the type of `sample`. A list of two samples is a pair. */

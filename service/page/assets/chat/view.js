@@ -4,7 +4,7 @@ import { readFields } from "../fields.js";
 import { html, render } from "../html.js";
 import { COLOURS } from "../tokens.js";
 import { Composer } from "./composer.js";
-import { addNode, choose, newConversation, pathTo, siblings, titleOf } from "./conversation.js";
+import { addNode, choose, newConversation, pathTo, titleOf } from "./conversation.js";
 import { announced } from "./ending.js";
 import { History } from "./history.js";
 import { bodyOf, NAMES } from "./request.js";
@@ -161,10 +161,7 @@ class View {
 
   /** Add a message and ask for its answer. Returns whether it was taken. */
   send(content, images = []) {
-    if (this.running || !this.#mayAsk()) return false;
-    this.head.title ||= titleOf(content);
-    this.#append(this.head.leaf, [{ role: "user", content, images }]);
-    return true;
+    return !this.running && this.#append(this.head.leaf, [{ role: "user", content, images }]);
   }
 
   /** Whether the settings are right; says what is wrong, and moves the focus there. */
@@ -176,18 +173,20 @@ class View {
     return !wrong;
   }
 
-  /** Add messages in a row below `parent`, and an answer after them. */
-  async #append(parent, contents) {
-    const { conversation } = this;
+  /** Add messages in a row below `parent`, and an answer after them. Returns whether the settings are right. */
+  #append(parent, contents) {
+    if (!this.#mayAsk()) return false;
+    const { conversation, head } = this;
+    head.title ||= titleOf(contents[0].content);
     const added = [];
     for (const content of [...contents, { role: "assistant", content: "", state: "waiting" }]) {
       added.push(addNode(conversation, added.at(-1)?.id ?? parent, content));
     }
     this.follows = true;
-    const written = this.session.write(conversation, added.at(-1));
+    this.session.write(conversation, added.at(-1));
     this.#refocus();
-    await this.#save(added);
-    await written;
+    this.#save(added);
+    return true;
   }
 
   async #save(nodes) {
@@ -214,30 +213,23 @@ class View {
     if (this.saved) this.store.patch(this.head.id, changes);
   }
 
-  versions(node) {
-    return siblings(this.conversation, node);
-  }
-
-  isLast(node) {
-    return this.head.leaf === node.id;
-  }
-
   bodyOf(node) {
     return bodyOf(node.sent, pathTo(this.conversation, node.parent));
   }
 
   edit({ parent, images }, content) {
-    if (this.#mayAsk()) this.#append(parent, [{ role: "user", content, images }]);
+    this.#append(parent, [{ role: "user", content, images }]);
   }
 
   regenerate({ parent }) {
-    if (this.#mayAsk()) this.#append(parent, []);
+    this.#append(parent, []);
   }
 
   sendResults({ id }, results) {
-    if (!this.#mayAsk()) return;
-    const tools = results.map((result) => ({ role: "tool", ...result }));
-    this.#append(id, tools);
+    this.#append(
+      id,
+      results.map((result) => ({ role: "tool", ...result })),
+    );
   }
 
   /** Ask again: in place of an answer without text, beside one with text. */
