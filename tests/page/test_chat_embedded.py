@@ -10,11 +10,9 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.e2e.server import LiveServer, serving
-from tests.page.chat import answers, ask, button
-from tests.page.conftest import PHONE
+from tests.page.chat import answers, ask, button, set_fields
+from tests.page.conftest import DESKTOP, PHONE
 from tests.waiting import strike
-
-DESKTOP = {"width": 1280, "height": 800}
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +32,6 @@ def mortal() -> Iterator[LiveServer]:
             strike(server.process.pid, signal.SIGKILL)
             with suppress(AssertionError):
                 stack.close()
-
-
-def set_fields(page: Page, **fields: str) -> None:
-    button(page, "Settings").click()
-    for name, value in fields.items():
-        page.get_by_label(re.compile(f"^{name}\\b")).fill(value)
-    button(page, "Settings").click()
 
 
 def test_a_conversation_and_its_screenshots(

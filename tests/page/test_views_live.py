@@ -8,8 +8,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.e2e.server import LiveServer, serving
+from tests.page.conftest import DESKTOP
 
-DESKTOP = {"width": 1280, "height": 800}
 Screenshot = Callable[[Page, str], None]
 
 
@@ -34,7 +34,7 @@ def full(server: LiveServer) -> Iterator[None]:
 
 def test_the_wheel(server: LiveServer, page: Page, screenshot: Screenshot) -> None:
     """Four requests run and share their first pages; the load's requests wait for them."""
-    page.set_viewport_size(DESKTOP)  # type: ignore[arg-type]
+    page.set_viewport_size(DESKTOP)
     page.goto(f"{server.url}/#wheel")
     with full(server):
         page.get_by_role("button", name="Send load").click()
@@ -49,7 +49,7 @@ def test_the_wheel(server: LiveServer, page: Page, screenshot: Screenshot) -> No
 
 
 def test_docs(server: LiveServer, page: Page, screenshot: Screenshot) -> None:
-    page.set_viewport_size(DESKTOP)  # type: ignore[arg-type]
+    page.set_viewport_size(DESKTOP)
     page.goto(f"{server.url}/docs#post-v1-completions")
     page.get_by_role("button", name="Send").click()
     expect(page.get_by_role("region", name="Answer of /v1/completions")).to_contain_text("Paris")
