@@ -50,7 +50,7 @@ def test_colours(live: Live, page: Page) -> None:
 SELECTORS = """() => {
   const of = (sheet) => [...sheet.cssRules].flatMap((rule) =>
     rule.styleSheet ? of(rule.styleSheet) : rule.media ? of(rule) : rule.selectorText?.split(", ") ?? []);
-  const views = [...document.styleSheets].filter(({ href }) => /\\/(chat|wheel)\\//.test(href));
+  const views = [...document.styleSheets].filter(({ href }) => /\\/(chat|wheel|docs)\\//.test(href));
   return views.flatMap((sheet) => of(sheet).map((selector) => [sheet.href.split("/").at(-2), selector]));
 }"""
 
@@ -58,5 +58,5 @@ SELECTORS = """() => {
 def test_the_styles_of_a_view_reach_no_other_view(live: Live, page: Page) -> None:
     page.goto(live.url)
     found = page.evaluate(SELECTORS)
-    assert {view for view, _ in found} == {"chat", "wheel"}
+    assert {view for view, _ in found} == {"chat", "wheel", "docs"}
     assert [selector for view, selector in found if not re.match(rf"\.({view}\b(?!-)|hljs-)", selector)] == []

@@ -1,7 +1,8 @@
 // One operation: what it takes, what it answers, and a form that tries it.
 
+import { resolve } from "../fields.js";
 import { html } from "../html.js";
-import { Fields, Lazy, prose, resolve, words } from "./schema.js";
+import { Fields, Lazy, prose, words } from "./schema.js";
 import { Trial } from "./trial.js";
 
 const JSON_TYPE = "application/json";
@@ -34,8 +35,8 @@ export function Operation({ id, described, server, method, path, operation, hidd
 
 function Answer({ described, status, answer: { description, content = {}, headers = {} } }) {
   const kind = ([type, { schema }]) => {
-    const found = resolve(described, schema).schema;
-    return html`<${Lazy} title="${type}: ${words(schema)}">${() => html`<${Fields} ...${{ described, schema: found }} />`}<//>`;
+    const found = () => html`<${Fields} described=${described} schema=${resolve(described, schema).schema} />`;
+    return html`<${Lazy} title="${type}: ${words(schema)}">${found}<//>`;
   };
   const header = ([name, { description = "" }]) => html`<li><code>${name}</code>: ${description}</li>`;
   const named = Object.entries(headers);

@@ -1,13 +1,7 @@
 // A JSON schema of the document, as words and as a list of fields.
 
+import { resolve } from "../fields.js";
 import { html, useState } from "../html.js";
-
-/** The schema that a `$ref` names, with that name. */
-export function resolve(document, schema) {
-  if (!schema.$ref) return { name: null, schema };
-  const path = schema.$ref.replace(/^#\//, "").split("/");
-  return { name: path.at(-1), schema: path.reduce((part, key) => part[key], document) };
-}
 
 const alternatives = (schema) => schema.anyOf ?? schema.oneOf ?? null;
 
@@ -91,5 +85,7 @@ function Nested({ described, schema }) {
 /** A <details> whose content (a function) is made when it first opens. */
 export function Lazy({ title, children: content, ...more }) {
   const [opened, open] = useState(false);
-  return html`<details ...${more} ontoggle=${() => open(true)}><summary>${title}</summary>${opened && content()}</details>`;
+  return html`<details ...${more} ontoggle=${() => open(true)}>
+    <summary>${title}</summary>${opened && content()}
+  </details>`;
 }

@@ -1,13 +1,7 @@
 // The API of this server, from its OpenAPI document.
 
 import { html, render, useState } from "../html.js";
-import { askForKey } from "../key.js";
-import { Server, ServerError } from "../server.js";
-import { setUpTheme } from "../theme.js";
 import { Operation, textOf } from "./operation.js";
-
-const byId = (id) => document.getElementById(id);
-const server = new Server(askForKey);
 
 /** All operations of the document, in its order. */
 function operationsOf(described) {
@@ -22,7 +16,7 @@ function operationsOf(described) {
   );
 }
 
-function Docs({ described, operations }) {
+function Docs({ described, server, operations }) {
   const [words, search] = useState([]);
   const matches = ({ text }) => words.every((word) => text.includes(word));
   const { title, summary, version } = described.info;
@@ -34,42 +28,38 @@ function Docs({ described, operations }) {
       <label for="search">Search</label>
       <input id="search" type="search" autocomplete="off" placeholder="a path, a field, a word" oninput=${oninput} />
     </div>
-    ${operations.map(
-      (one) => html`<${Operation} key=${one.id} ...${one} described=${described} server=${server} hidden=${!matches(one)} />`,
-    )}
+    ${operations.map((one) => html`<${Operation} ...${{ ...one, described, server, hidden: !matches(one) }} />`)}
     <p hidden=${operations.some(matches)}>Nothing matches.</p>
   </div>`;
 }
 
+/** Fill `root`. `context` has `server` (server.js) and `model` (model.js). */
+export function mount(root, { server, model }) {
+  let begun = false;
+  const load = async () => {
+    if (begun) return;
+    begun = true;
+    try {
+      const described = await server.json("openapi.json");
+      render(html`<${Docs} described=${described} server=${server} operations=${operationsOf(described)} />`, root);
+      open();
+    } catch (error) {
+      begun = false;
+      render(html`<p class="docs" role="alert">${error.message}</p>`, root);
+    }
+  };
+  document.title = "Noria: API";
+  addEventListener("hashchange", open);
+  load();
+  model.follow(load); // a key that was missing is there now
+  return {};
+}
+
 /** Open the operation that the address names. */
-function follow() {
-  const box = location.hash && byId(location.hash.slice(1));
-  if (!box) return;
+function open() {
+  const box = document.getElementById(location.hash.slice(1));
+  if (!box?.matches(".operation")) return;
   box.open = true;
   box.scrollIntoView();
   box.querySelector("summary").focus();
 }
-
-async function load() {
-  try {
-    const described = await server.json("openapi.json");
-    render(html`<${Docs} described=${described} operations=${operationsOf(described)} />`, byId("main"));
-    byId("state").textContent = "";
-    byId("key-button").hidden = !server.key; // the document needs a key where the server has keys
-    follow();
-  } catch (error) {
-    if (!(error instanceof ServerError)) throw error;
-    byId("state").textContent = error.message;
-    byId("key-button").hidden = false;
-  }
-}
-
-setUpTheme(byId("theme-button"));
-byId("key-button").addEventListener("click", async () => {
-  const key = await askForKey("");
-  if (key === null) return;
-  server.key = key;
-  if (!document.querySelector(".docs")) await load();
-});
-addEventListener("hashchange", follow);
-load();
