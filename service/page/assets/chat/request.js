@@ -7,7 +7,7 @@ import { CHAT, COMPLETIONS } from "../code.js";
 export const NAMES = `temperature top_p top_k min_p max_tokens seed presence_penalty frequency_penalty
   repetition_penalty stop min_tokens prompt_lookup_num_tokens reasoning_effort thinking_token_budget tool_choice
   priority timeout`.split(/\s+/);
-/** Fields that a raw completion has not, and the ability of the model that they need. */
+/** Fields of chat alone, with the ability that they need: raw completions do not take them. */
 export const CHAT_ONLY = { reasoning_effort: "reasoning", thinking_token_budget: "reasoning", tool_choice: "tools" };
 const ALTERNATIVES = 5;
 const WIDE = 0.9; // top_p
