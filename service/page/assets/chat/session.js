@@ -77,17 +77,15 @@ export class Session {
     return this.unsaved.has(node.id);
   }
 
-  /** The page goes: what was written stays. */
+  /** The page goes: keep for a reload what is not stored yet. */
   #leave() {
     const written = new Set(Array.from(this.runs.values(), ({ node }) => node));
     for (const { controller } of this.runs.values()) controller.abort();
     const stopped = { state: "stopped", notice: "" };
     const nodes = Array.from(this.unsaved.values(), (node) => (written.has(node) ? { ...node, ...stopped } : node));
     if (!nodes.length) return;
-    const heads = [...this.heads];
-    this.store.putLast(heads, nodes); // a browser may drop it: a transaction before it may not have ended
     try {
-      sessionStorage.setItem(LEFT, JSON.stringify({ heads, nodes }));
+      sessionStorage.setItem(LEFT, JSON.stringify({ heads: [...this.heads], nodes })); // no transaction would end
     } catch {
       // larger than the tab's storage
     }
