@@ -524,7 +524,8 @@ def test_hostile_fields_of_an_import_are_harmless(live: Live, page: Page, tmp_pa
     opened(page, live)
     file = tmp_path / "import.json"
     fields = {"messages": "x", "seed": {}, "stop": [[]], "top_k": 3}
-    content = one(title=HTML, nodes=HOSTILE_NODES, id="../x", leaf="b", system=7, fields=fields)
+    nodes = [{"created": n, **node} for n, node in enumerate(HOSTILE_NODES)]  # in this order
+    content = one(title=HTML, nodes=nodes, id="../x", leaf="b", system=7, fields=fields)
     content["conversations"].append(7)
     file.write_text(json.dumps(content).replace('"title"', '"__proto__": {"x": 1}, "title"'))
     load(page, file)
