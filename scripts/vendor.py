@@ -9,7 +9,7 @@ import json
 import subprocess
 import tarfile
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 VENDOR = Path(__file__).parents[1] / "service/page/assets/vendor"
@@ -20,6 +20,7 @@ class Package:
     """One package: its exact version, the hash that the registry publishes, and the files to copy as {from: to}.
 
     `exports`: the variable of a script that is no module; it becomes the default export.
+    `imports`: the package's imports, by name, and the files that they become: a browser knows no package names.
     """
 
     name: str
@@ -27,9 +28,27 @@ class Package:
     integrity: str
     files: dict[str, str]
     exports: str | None = None
+    imports: dict[str, str] = field(default_factory=dict)
 
 
 PACKAGES = (
+    Package(
+        "preact",
+        "11.2.0",
+        "sha512-/HfHI/7N84e6GrWBJ3J280z3mLaRJiDcSvj/A+y/4AbLnND/1UlGHe1sR6oYuTGwId0nP7dqDU9OnLxMPZ7xBg==",
+        {
+            "dist/preact.mjs": "preact.js",
+            "hooks/dist/hooks.mjs": "preact-hooks.js",
+            "LICENSE": "preact.LICENSE.txt",
+        },
+        imports={"preact": "./preact.js"},
+    ),
+    Package(
+        "htm",
+        "3.1.1",
+        "sha512-983Vyg8NwUE7JkZ6NmOqpCZ+sh1bKv2iYTlUkzlWmA5JD2acKoxd4KVxbMmxX/85mtfdnDmTFoNKcg5DGAvxNQ==",
+        {"dist/htm.module.js": "htm.js", "LICENSE": "htm.LICENSE.txt"},
+    ),
     Package(
         "marked",
         "18.2.1",
@@ -76,7 +95,10 @@ def copy(package: Package, directory: Path) -> None:
             kept = [line for line in lines if not line.startswith("//# sourceMappingURL=")]
             if package.exports and target.endswith(".js"):
                 kept.append(f"export default {package.exports};")
-            (VENDOR / target).write_text("\n".join(kept) + "\n")
+            text = "\n".join(kept) + "\n"
+            for name, file in package.imports.items():
+                text = text.replace(f'from"{name}"', f'from"{file}"')
+            (VENDOR / target).write_text(text)
 
 
 def main() -> None:

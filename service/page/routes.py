@@ -46,10 +46,6 @@ async def _index(request: Request) -> Response:
     return respond(request, files()["index.html"])
 
 
-async def _docs(request: Request) -> Response:
-    return respond(request, files()["docs/docs.html"])
-
-
 async def _asset(request: Request) -> Response:
     found = files().get(request.path_params["name"])
     if found is None:
@@ -76,6 +72,6 @@ def start_at(prefix: str) -> Page:
 
 PAGES = (
     Page("/", _index, "page"),
-    Page("/docs", _docs, "page_docs"),
+    Page("/docs", _index, "page_docs"),
     Page("/page/{name:path}", _asset, "page_file"),
 )

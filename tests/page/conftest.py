@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, ViewportSize, expect, sync_playwright
 
 from tests.service.live import Live, running
 from tests.waiting import PATIENCE
 
-PHONE = {"width": 360, "height": 740}
+PHONE = ViewportSize(width=360, height=740)
+DESKTOP = ViewportSize(width=1280, height=800)
+SIZES = pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
+SCHEMES = pytest.mark.parametrize("scheme", ["light", "dark"])
 FLAGS = (
     "--no-sandbox",  # containers run it as root
     "--disable-background-networking",
@@ -53,6 +56,27 @@ def live() -> Iterator[Live]:
         yield live
 
 
+@pytest.fixture(scope="module")
+def reciting() -> Iterator[Live]:
+    """A server whose model repeats the last question."""
+    with running(model="recite", max_model_len=4096) as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[Live]:
+    """A server whose model takes 20 ms a token: it writes until somebody stops it."""
+    with running(model="slow") as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[Live]:
+    """A server with the key "secret". Its model repeats the last question."""
+    with running(model="recite", max_model_len=4096, api_keys=("secret",)) as live:
+        yield live
+
+
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
     """An empty tab of a browser of its own. Fails if the page reports an error or breaks the content policy."""
@@ -74,11 +98,12 @@ def breaks_policy(line: ConsoleMessage) -> bool:
 
 @pytest.fixture
 def accessible() -> Callable[[Page], None]:
-    """A check by axe-core: fails with the report if the page has a violation."""
+    """A check by axe-core: fails with the report if the page has a violation, or is wider than its window."""
 
     def check(page: Page) -> None:
         found = Axe().run(page)
         assert found.violations_count == 0, found.generate_report()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
     return check
 

@@ -1,31 +1,16 @@
 """The chat view with the fake model: text box, streaming, stop, reload, tabs, faults, branches."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Any
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, ViewportSize, expect
 
-from tests.page.chat import answers, ask, button, item
-from tests.page.conftest import PHONE
+from tests.page.chat import answers, ask, button, item, opened, set_fields, unlock
+from tests.page.conftest import PHONE, SCHEMES, SIZES
 from tests.service.live import Live, answer, hurried, idle, running
 from tests.waiting import eventually
-
-LONG_MODEL = {"model": "slow"}
-"""1,024 tokens, the page's limit, at 20 ms a token: it writes until somebody stops it."""
-
-
-@pytest.fixture(scope="module")
-def reciting() -> Iterator[Live]:
-    """A server whose model repeats the last question."""
-    with running(model="recite", max_model_len=4096) as live:
-        yield live
-
-
-@pytest.fixture(scope="module")
-def slow() -> Iterator[Live]:
-    with running(**LONG_MODEL) as live:
-        yield live
 
 
 def live_text(page: Page) -> Locator:
@@ -57,10 +42,11 @@ def test_the_box_has_the_focus_and_enter_sends(reciting: Live, page: Page) -> No
 def test_a_composition_does_not_send(reciting: Live, page: Page) -> None:
     """Enter chooses a word in an input method for Japanese, and must not send."""
     page.goto(reciting.url)
-    page.get_by_label("Message").fill("half")
-    page.get_by_label("Message").dispatch_event("keydown", {"key": "Enter", "isComposing": True})
-    expect(page.get_by_label("Message")).to_have_value("half")
-    page.get_by_label("Message").press("Enter")
+    box = page.get_by_label("Message")
+    box.fill("half")
+    box.dispatch_event("keydown", {"key": "Enter", "isComposing": True})
+    expect(box).to_have_value("half")
+    box.press("Enter")
     expect(answers(page)).to_have_text("half")
 
 
@@ -68,14 +54,14 @@ def test_what_is_sent_while_the_model_loads_is_answered_later(page: Page) -> Non
     with running(model="large", wait="loading") as live:
         page.goto(live.url)
         ask(page, "early")
-        expect(page.locator(".notice")).to_have_text("Waits until the model is ready.")
+        expect(page.locator(".notice")).to_have_text("Waiting until the model is ready.")
         with hurried():
             expect(answers(page)).to_have_text(re.compile(r"\S{20}"))
 
 
 def test_what_an_answer_cost(slow: Live, page: Page) -> None:
     page.goto(slow.url)
-    set_field(page, "max_tokens", "30")
+    set_fields(page, max_tokens="30")
     ask(page, "cost")
     expect(page.locator(".cost")).to_have_text(
         re.compile(r"^30 tokens · [\d.]+ tokens/s · first after [\d.]+ m?s · 0 of 9 prompt tokens cached$")
@@ -84,12 +70,6 @@ def test_what_an_answer_cost(slow: Live, page: Page) -> None:
     expect(page.locator(".cost")).to_have_text(re.compile("· 0 of 9 prompt tokens cached$"))
     ask(page, "x" * 40)
     expect(page.locator(".cost").last).to_have_text(re.compile("· 32 of 85 prompt tokens cached$"))
-
-
-def set_field(page: Page, name: str, value: str) -> None:
-    button(page, "Settings").click()
-    page.get_by_label(re.compile(f"^{name}\\b")).fill(value)
-    button(page, "Close").last.click()
 
 
 @pytest.mark.parametrize("how", ["button", "Escape"])
@@ -148,18 +128,9 @@ def test_a_reload_at_the_end_of_an_answer_loses_nothing(reciting: Live, page: Pa
 
 
 def plain(page: Page) -> str:
-    """The text of the last answer as the storage has it, without what markdown makes of it."""
-    return page.evaluate(
-        """async () => {
-            const name = (await indexedDB.databases())[0].name;
-            const wait = (request) => new Promise((resolve) => (request.onsuccess = () => resolve(request.result)));
-            const database = await wait(indexedDB.open(name));
-            const nodes = await wait(database.transaction("nodes").objectStore("nodes").getAll());
-            database.close();
-            const answers = nodes.filter((node) => node.role === "assistant");
-            return answers.sort((a, b) => a.created - b.created).at(-1).content;
-        }"""
-    )
+    """The text of the last answer without what markdown makes of it."""
+    page.locator(".message.assistant").last.get_by_role("button", name=re.compile("^Cop(y|ied)$")).click()
+    return page.evaluate("navigator.clipboard.readText()")  # type: ignore[no-any-return]
 
 
 def test_three_tabs_at_once(slow: Live, page: Page) -> None:
@@ -197,7 +168,7 @@ def test_two_tabs_with_one_conversation(reciting: Live, page: Page) -> None:
 
 
 def test_the_engine_dies_in_mid_answer(page: Page) -> None:
-    with running(**LONG_MODEL) as live:
+    with running(model="slow") as live:
         page.goto(live.url)
         ask(page, "die")
         wait_writing(page)
@@ -215,18 +186,12 @@ def test_the_engine_dies_in_mid_answer(page: Page) -> None:
 
 
 def test_a_full_queue_shows_the_wait(reciting: Live, page: Page) -> None:
-    refusals = [{"error": {"message": "the server is full: 256 requests; try again in 2 s", "param": None}}]
-
-    def refuse(route: object) -> None:
-        if refusals:
-            route.fulfill(status=429, headers={"retry-after": "2"}, json=refusals.pop())  # type: ignore[attr-defined]
-        else:
-            route.continue_()  # type: ignore[attr-defined]
-
-    page.route("**/v1/chat/completions", refuse)
+    full = {"error": {"message": "the server is full: 256 requests; try again in 2 s", "param": None}}
+    path = "**/v1/chat/completions"
+    page.route(path, lambda route: route.fulfill(status=429, headers={"retry-after": "2"}, json=full), times=1)
     page.goto(reciting.url)
     ask(page, "patience")
-    expect(page.locator(".notice")).to_have_text(re.compile(r"^The server is full: .* Asks again in [12] s\.$"))
+    expect(page.locator(".notice")).to_have_text(re.compile(r"^The server is full: .* Asking again in [12] s\.$"))
     expect(answers(page)).to_have_text("patience")
 
 
@@ -238,24 +203,20 @@ def test_a_refusal_says_why_and_offers_retry(live: Live, page: Page) -> None:
     expect(button(page, "Retry")).to_be_visible()
 
 
-def test_a_wrong_key(page: Page) -> None:
-    with running(model="recite", api_keys=("secret",)) as live:
-        page.goto(live.url)
-        key = page.get_by_label("API key")
-        key.fill("wrong")
-        key.press("Enter")
-        expect(page.get_by_role("alert")).to_have_text("The server does not know this key.")
-        button(page, "Cancel").click()
-        expect(page.get_by_label("Message")).to_be_focused()
-        ask(page, "kept")
-        button(page, "Cancel").click()  # it asks again
-        expect(page.locator(".ending.error")).to_contain_text("This server needs a key.")
-        button(page, "Key").click()
-        key.fill("secret")
-        key.press("Enter")
-        expect(page.locator("#model")).to_have_text("fake")
-        button(page, "Retry").click()
-        expect(answers(page)).to_have_text("kept")
+def test_a_wrong_key(locked: Live, page: Page) -> None:
+    page.goto(locked.url)
+    unlock(page, "wrong")
+    expect(page.get_by_role("alert")).to_have_text("The server does not know this key.")
+    button(page, "Cancel").click()
+    expect(page.get_by_label("Message")).to_be_focused()
+    ask(page, "kept")
+    button(page, "Cancel").click()  # it asks again
+    expect(page.locator(".ending.error")).to_contain_text("This server needs a key.")
+    button(page, "Key").click()
+    unlock(page)
+    expect(page.locator("#model")).to_have_text("fake")
+    button(page, "Retry").click()
+    expect(answers(page)).to_have_text("kept")
 
 
 def test_a_server_that_comes_back_with_another_model(reciting: Live, page: Page) -> None:
@@ -270,31 +231,28 @@ def test_a_server_that_comes_back_with_another_model(reciting: Live, page: Page)
     expect(page.locator("#chat-settings")).to_contain_text("1 to 4096")
 
 
-def test_the_time_to_the_first_token_leaves_out_the_key(page: Page) -> None:
-    with running(model="recite", api_keys=("secret",)) as live:
-        page.goto(live.url)
-        page.get_by_label("API key").fill("secret")
-        page.keyboard.press("Enter")
-        expect(page.locator("#model")).to_have_text("fake")
-        page.evaluate("sessionStorage.setItem('noria-key', 'old')")  # as after a rotation
-        page.clock.install()
-        ask(page, "quick")
-        page.get_by_label("API key").fill("secret")
-        page.clock.fast_forward(3_600_000)
-        page.get_by_label("API key").press("Enter")
-        expect(page.locator(".cost")).to_contain_text(re.compile(r"first after [\d.]+ (ms|s) "))
-        spent = re.findall(r"first after ([\d.]+) (ms|s)", page.locator(".cost").inner_text())[0]
-        assert spent[1] == "ms" or float(spent[0]) < 3600
+def test_the_time_to_the_first_token_leaves_out_the_key(locked: Live, page: Page) -> None:
+    page.goto(locked.url)
+    unlock(page)
+    expect(page.locator("#model")).to_have_text("fake")
+    page.evaluate("sessionStorage.setItem('noria-key', 'old')")  # as after a rotation
+    page.clock.install()
+    ask(page, "quick")
+    page.get_by_label("API key").fill("secret")
+    page.clock.fast_forward(3_600_000)
+    page.get_by_label("API key").press("Enter")
+    expect(page.locator(".cost")).to_contain_text(re.compile(r"first after [\d.]+ (ms|s) "))
+    spent = re.findall(r"first after ([\d.]+) (ms|s)", page.locator(".cost").inner_text())[0]
+    assert spent[1] == "ms" or float(spent[0]) < 3600
 
 
 def test_an_answer_that_is_cut_off_continues(live: Live, page: Page) -> None:
     page.goto(live.url)
-    set_field(page, "max_tokens", "6")
+    set_fields(page, max_tokens="6")
     ask(page, "cut")
-    expect(page.locator(".ending")).to_contain_text(
-        "The answer was cut off at its length limit (max_tokens in Settings)."
-    )
-    expect(live_text(page)).to_have_text("The answer was cut off at its length limit (max_tokens in Settings).")
+    told = "The answer was cut off at its length limit (max_tokens in Settings)."
+    expect(page.locator(".ending")).to_contain_text(told)
+    expect(live_text(page)).to_have_text(told)
     button(page, "Continue").click()
     eventually(lambda: plain(page) == answer("u:cut;a:", 12), "the answer has 12 tokens")
     expect(page.locator(".cost")).to_have_text(re.compile(r"^12 tokens · .* · 0 of 8 prompt tokens cached$"))
@@ -306,8 +264,9 @@ def test_an_answer_whose_request_is_cancelled_is_shown_as_cut(slow: Live, page: 
         ask(page, "cancel")
     wait_writing(page)
     assert slow.http.delete(f"/v1/requests/{asked.value.headers['x-request-id']}").json()["cancelled"] == 1
-    expect(page.locator(".ending")).to_contain_text("The answer was cut off: its request was cancelled at the server.")
-    expect(live_text(page)).to_have_text("The answer was cut off: its request was cancelled at the server.")
+    told = "The answer was cut off: its request was cancelled at the server."
+    expect(page.locator(".ending")).to_contain_text(told)
+    expect(live_text(page)).to_have_text(told)
     expect(button(page, "Continue")).to_be_visible()
 
 
@@ -361,14 +320,15 @@ def test_an_example_starts_a_conversation(reciting: Live, page: Page) -> None:
     expect(answers(page)).to_have_text("What is the capital of Japan?")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [PHONE, {"width": 1280, "height": 800}], ids=["phone", "desktop"])
+@SCHEMES
+@SIZES
 def test_a_conversation_for_a_screen_reader_and_a_phone(
-    reciting: Live, page: Page, accessible: Callable[[Page], None], scheme: str, size: dict[str, int]
+    reciting: Live, page: Page, accessible: Callable[[Page], None], scheme: Any, size: ViewportSize
 ) -> None:
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size(size)
-    page.goto(reciting.url)
+    opened(page, reciting)
+    accessible(page)
     rows = "| a | b |\n|---|---|\n| " + "wide" * 40 + f" | 2 |\n\n$${'x + ' * 60}x$$"
     ask(page, f"# Head\n\n- list\n\n```python\ndef f(x):\n    return 'text' + str({'1' * 90})  # note\n```\n\n{rows}")
     expect(answers(page).locator("math")).to_be_visible()
@@ -376,12 +336,20 @@ def test_a_conversation_for_a_screen_reader_and_a_phone(
     button(page, "Probabilities").click()
     ask(page, "colours")
     expect(page.locator(".token")).to_have_count(7)
-    for panel in ("Settings", "History"):
-        button(page, panel).click()
+    for name, panel in {"Settings": "Settings", "History": "Conversations"}.items():
+        button(page, name).click()
         accessible(page)
-        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
         if size is PHONE:
-            page.get_by_role("complementary", name=panel.replace("History", "Conversations")).get_by_role(
-                "button", name="Close"
-            ).click()
+            button(page.get_by_role("complementary", name=panel), "Close").click()
             accessible(page)
+
+
+def test_each_finish_reason_of_the_server_has_its_word(live: Live, page: Page) -> None:
+    opened(page, live)
+    schemas = live.http.get("/openapi.json").json()["components"]["schemas"].values()
+    fields = [schema["properties"] for schema in schemas if "finish_reason" in schema.get("properties", {})]
+    reasons = {reason for field in fields for reason in field["finish_reason"]["enum"]}
+    assert {"stop", "length", "abort"} < reasons
+    words = page.evaluate("import('./page/chat/ending.js').then(({ FINISHES }) => FINISHES)")
+    assert words.keys() == reasons
+    assert [name for name, text in words.items() if text is None] == ["stop", "tool_calls"]  # complete

@@ -4,50 +4,39 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, Request, Route, expect
+from playwright.sync_api import Page, expect
 
-from tests.page.chat import answers, ask, button, item
-from tests.service.live import Live, answer, running
+from tests.page.chat import (
+    answers,
+    ask,
+    button,
+    foreign,
+    item,
+    opened,
+    replies,
+    requests,
+    set_fields,
+    unlock,
+    with_card,
+)
+from tests.service.live import Live, answer
+from tests.waiting import eventually
 
-
-@pytest.fixture(scope="module")
-def reciting() -> Iterator[Live]:
-    """A server whose model repeats the last question."""
-    with running(model="recite", max_model_len=4096) as live:
-        yield live
-
-
-def sent(page: Page) -> list[dict[str, Any]]:
-    """The bodies of the page's chat requests, as they are sent."""
-    bodies: list[dict[str, Any]] = []
-
-    def note(request: Request) -> None:
-        if request.url.endswith("chat/completions"):
-            bodies.append(request.post_data_json)
-
-    page.on("request", note)
-    return bodies
-
-
-def with_card(page: Page, **facts: Any) -> None:
-    """Add facts to the model's card."""
-
-    def fulfil(route: Route) -> None:
-        route.fulfill(json=route.fetch().json() | facts)
-
-    page.route(re.compile(r"/v1/models/."), fulfil)
+DELIVERY = {
+    "stream": True,
+    "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    "return_progress": True,
+}
 
 
 def test_ranges_come_from_the_server_and_only_changes_are_sent(live: Live, page: Page) -> None:
-    bodies = sent(page)
+    sent = requests(page)
     with_card(page, defaults={"temperature": 0.2, "top_p": 0.9})
-    page.goto(live.url)
-    button(page, "Settings").click()
+    opened(page, live, settings=True)
     expect(page.get_by_text("This model's defaults: temperature 0.2, top_p 0.9.")).to_be_visible()
     schema = live.http.get("/openapi.json").json()["components"]["schemas"]["ChatBody"]["properties"]
     number = schema["repetition_penalty"]["anyOf"][0]
@@ -68,19 +57,9 @@ def test_ranges_come_from_the_server_and_only_changes_are_sent(live: Live, page:
     page.get_by_label("System prompt").fill("Be brief.")
     ask(page, "hi")
     expect(page.locator(".cost")).to_be_visible()
-    assert bodies == [
-        {
-            "model": "fake",
-            "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}],
-            "repetition_penalty": 1.5,
-            "temperature": 0,
-            "max_tokens": 5,
-            "stop": ["\n\n", "END"],
-            "stream": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-            "return_progress": True,
-        }
-    ]
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    changed = {"repetition_penalty": 1.5, "temperature": 0, "max_tokens": 5, "stop": ["\n\n", "END"]}
+    assert sent == [("chat/completions", {"model": "fake", "messages": messages, **changed, **DELIVERY})]
     page.reload()
     button(page, "Settings").click()
     expect(page.get_by_label("repetition_penalty")).to_have_value("1.5")
@@ -89,9 +68,8 @@ def test_ranges_come_from_the_server_and_only_changes_are_sent(live: Live, page:
 
 
 def test_an_answer_has_a_limit_that_a_person_can_change(reciting: Live, page: Page) -> None:
-    bodies = sent(page)
-    page.goto(reciting.url)
-    button(page, "Settings").click()
+    sent = requests(page)
+    opened(page, reciting, settings=True)
     limit = page.get_by_label("max_tokens 1 to 4096")
     expect(limit).to_have_attribute("placeholder", "1024 (this page's)")
     ask(page, "short")
@@ -104,13 +82,13 @@ def test_an_answer_has_a_limit_that_a_person_can_change(reciting: Live, page: Pa
     limit.fill("3")
     ask(page, "other")
     expect(answers(page)).to_have_text("oth")
-    assert [body.get("max_tokens") for body in bodies] == [1024, 1024, None, 3]
+    assert [body.get("max_tokens") for _, body in sent] == [1024, 1024, None, 3]
 
 
 def test_regenerate_asks_for_another_answer(live: Live, page: Page) -> None:
-    bodies = sent(page)
+    sent = requests(page)
     with_card(page, defaults={"temperature": 0.5, "top_p": 0.3})
-    page.goto(live.url)
+    opened(page, live)
     ask(page, "again")
     for number in (1, 2):
         expect(page.locator(".cost")).to_be_visible()
@@ -123,7 +101,7 @@ def test_regenerate_asks_for_another_answer(live: Live, page: Page) -> None:
     page.get_by_label("top_p").fill("0.4")
     button(page, "Regenerate").click()
     expect(page.locator(".switch")).to_contain_text("4 / 4")
-    sampling = [{name: body.get(name) for name in ("seed", "top_p")} for body in bodies]
+    sampling = [{name: body.get(name) for name in ("seed", "top_p")} for _, body in sent]
     assert sampling == [
         {"seed": None, "top_p": None},
         {"seed": None, "top_p": 0.9},
@@ -133,45 +111,26 @@ def test_regenerate_asks_for_another_answer(live: Live, page: Page) -> None:
 
 
 def test_a_schema_is_checked_before_it_is_sent(live: Live, page: Page) -> None:
-    bodies = sent(page)
-    page.goto(live.url)
-    button(page, "Settings").click()
+    sent = requests(page)
+    opened(page, live, settings=True)
     page.get_by_label("JSON schema", exact=True).fill('{"type": ')
     ask(page, "hi")
     expect(page.get_by_role("alert").first).to_have_text(re.compile("^JSON schema: this is not JSON"))
-    assert not bodies
+    assert not sent
     button(page, "Example of JSON schema").click()
     ask(page, "hi")
     expect(page.locator(".message")).to_have_count(2)
-    assert bodies[0]["response_format"]["type"] == "json_schema"
-    assert bodies[0]["response_format"]["json_schema"]["schema"]["required"] == ["city", "continent"]
-
-
-def stream(*deltas: dict[str, Any], finish: str) -> str:
-    """A stream of a chat completion, as OpenAI documents it."""
-    chunks = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
-    chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
-    return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    form = sent[0][1]["response_format"]
+    assert (form["type"], form["json_schema"]["schema"]["required"]) == ("json_schema", ["city", "continent"])
 
 
 def test_a_tool_call_and_its_result(live: Live, page: Page) -> None:
-    bodies = sent(page)
+    sent = requests(page)
     with_card(page, capabilities={"tools": True})
-    calls = [
-        {
-            "tool_calls": [
-                {"index": 0, "id": "abc", "type": "function", "function": {"name": "get_weather", "arguments": ""}}
-            ]
-        },
-        {"tool_calls": [{"index": 0, "function": {"arguments": '{"city": '}}]},
-        {"tool_calls": [{"index": 0, "function": {"arguments": '"Paris"}'}}]},
-    ]
-    replies = [stream({"content": "It is sunny."}, finish="stop"), stream(*calls, finish="tool_calls")]
-    page.route(
-        "**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=replies.pop())
-    )
-    page.goto(live.url)
-    button(page, "Settings").click()
+    start = {"id": "abc", "type": "function", "function": {"name": "get_weather", "arguments": ""}}
+    parts = [start, {"function": {"arguments": '{"city": '}}, {"function": {"arguments": '"Paris"}'}}]
+    replies(page, [{"tool_calls": [{"index": 0, **part}]} for part in parts], ["It is sunny."])
+    opened(page, live, settings=True)
     button(page, "Example of Tools").click()
     button(page, "Settings").click()
     ask(page, "Weather in Paris?")
@@ -179,17 +138,17 @@ def test_a_tool_call_and_its_result(live: Live, page: Page) -> None:
     page.get_by_label("Result of get_weather").fill('{"sky": "clear"}')
     button(page, "Send the results").click()
     expect(answers(page).last).to_have_text("It is sunny.")
-    assert bodies[0]["tools"][0]["function"]["name"] == "get_weather"
+    (_, first), (_, second) = sent
+    assert first["tools"][0]["function"]["name"] == "get_weather"
     call = {"id": "abc", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
-    assert bodies[1]["messages"][1:] == [
+    assert second["messages"][1:] == [
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "abc", "content": '{"sky": "clear"}'},
     ]
 
 
 def test_what_the_card_says_of_its_model(live: Live, page: Page) -> None:
-    page.goto(live.url)
-    expect(page.locator("#model")).to_have_text("fake")
+    opened(page, live)
     hint = page.locator(".composer .hint").last
     expect(hint).to_have_text("")
     with_card(page, description="It is <b>small</b>.")
@@ -198,9 +157,8 @@ def test_what_the_card_says_of_its_model(live: Live, page: Page) -> None:
 
 
 def test_thoughts_are_folded_away(live: Live, page: Page) -> None:
-    body = stream({"reasoning_content": "Let me *think*."}, {"content": "Done."}, finish="stop")
-    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
-    page.goto(live.url)
+    replies(page, [{"reasoning_content": "Let me *think*."}, "Done."])
+    opened(page, live)
     ask(page, "why")
     expect(answers(page)).to_have_text("Done.")
     expect(page.get_by_text("Let me think.")).to_be_hidden()
@@ -212,9 +170,8 @@ PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAW
 
 
 def test_images_where_the_model_takes_them(live: Live, page: Page, tmp_path: Path) -> None:
-    bodies = sent(page)
-    page.goto(live.url)
-    expect(page.locator("#model")).to_have_text("fake")
+    sent = requests(page)
+    opened(page, live)
     expect(button(page, "Add image")).to_be_hidden()
     with_card(page, capabilities={"vision": True})
     page.reload()
@@ -234,24 +191,22 @@ def test_images_where_the_model_takes_them(live: Live, page: Page, tmp_path: Pat
     ask(page, "What is it?")
     expect(page.locator(".message.user img")).to_be_visible()
     expect(page.locator(".ending")).to_be_visible()  # the fake model sees nothing
-    assert bodies[0]["messages"][0]["content"] == [
+    assert sent[0][1]["messages"][0]["content"] == [
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}},
         {"type": "text", "text": "What is it?"},
     ]
 
 
 def test_probabilities_by_pointer_and_by_keyboard(live: Live, page: Page) -> None:
-    bodies = sent(page)
-    page.goto(live.url)
-    button(page, "Settings").click()
-    page.get_by_label("max_tokens").fill("4")
-    button(page, "Settings").click()
+    sent = requests(page)
+    opened(page, live)
+    set_fields(page, max_tokens="4")
     button(page, "Probabilities").click()
     ask(page, "odds")
     first, second, *_ = answer("u:odds;a:", 4)
     tokens = page.get_by_role("listbox", name="Tokens and their probabilities").get_by_role("option")
     expect(tokens).to_have_count(4)
-    assert (bodies[0]["logprobs"], bodies[0]["top_logprobs"]) == (True, 5)
+    assert (sent[0][1]["logprobs"], sent[0][1]["top_logprobs"]) == (True, 5)
     # the fake model gives e^-0.5 to its token, e^-1.5 to the next in the alphabet, and so on
     shares = ["61 %", "22 %", "8.2 %", "3.0 %", "1.1 %"]
     rows = "".join(f"“{chr(ord(first) + n)}”{share}" for n, share in enumerate(shares))
@@ -287,9 +242,7 @@ HOSTILE = """<script>alert(1)</script> <img src=x onerror=alert(1)> <style>body{
 
 
 def test_hostile_text_does_nothing(reciting: Live, page: Page) -> None:
-    foreign: list[str] = []
-    page.on("request", lambda request: foreign.append(request.url) if reciting.url not in request.url else None)
-    page.on("dialog", lambda dialog: foreign.append(dialog.message) or dialog.dismiss())
+    others = foreign(page, reciting)
     page.goto(reciting.url)
     ask(page, HOSTILE)
     expect(page.locator(".cost")).to_be_visible()
@@ -299,7 +252,7 @@ def test_hostile_text_does_nothing(reciting: Live, page: Page) -> None:
     rel = ["_blank", "noopener noreferrer nofollow"]
     assert links == [["https://elsewhere.test/spy.png", *rel], ["https://elsewhere.test/ok", *rel]]
     expect(content).to_contain_text("<script>alert(1)</script>")
-    assert foreign == []
+    assert others == []
 
 
 def test_entities_are_characters_outside_code(reciting: Live, page: Page) -> None:
@@ -318,14 +271,8 @@ def test_entities_are_characters_outside_code(reciting: Live, page: Page) -> Non
 JSON = json.dumps({"city": "Par*is*", "of": ["_a_", 1.5e-7, True, None], "in": {"x": "a\\nb"}}, indent=2)
 
 
-def replies(page: Page, *parts: str) -> None:
-    """Each answer is this text, in one delta for each part."""
-    body = stream(*({"content": part} for part in parts), finish="stop")
-    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
-
-
 def test_json_keeps_its_form(live: Live, page: Page) -> None:
-    replies(page, "Here:\n\n", JSON, "\n\nDone [1] {x}.")
+    replies(page, ["Here:\n\n", JSON, "\n\nDone [1] {x}."])
     page.goto(live.url)
     ask(page, "json")
     code = answers(page).get_by_role("group", name="Code: json")
@@ -333,21 +280,29 @@ def test_json_keeps_its_form(live: Live, page: Page) -> None:
     expect(answers(page)).to_contain_text("Done [1] {x}.")
 
 
-def test_json_keeps_its_form_while_it_is_written(live: Live, page: Page) -> None:
-    """At each length: nothing jumps when the last bracket comes."""
+@pytest.mark.parametrize(
+    ("text", "expression", "expected"),
+    [
+        (JSON, 'root.querySelector("pre")?.textContent', [JSON[: at + 1].strip() for at in range(len(JSON))]),
+        ("is $x^2$,\n$$\ny\n$$\n", 'root.querySelectorAll("math").length', [0] * 7 + [1] * 9 + [2] * 2),
+    ],
+    ids=["JSON", "formulas"],
+)
+def test_nothing_jumps_while_a_text_is_written(
+    live: Live, page: Page, text: str, expression: str, expected: list[Any]
+) -> None:
+    """JSON is code before its last bracket; a formula is text until it is whole."""
     page.goto(live.url)
-    shown = page.evaluate(
-        """async (text) => {
-            const { Markdown } = await import("./page/chat/markdown.js");
-            const markdown = new Markdown();
-            return Array.from(text, (_, at) => {
-                markdown.show(text.slice(0, at + 1));
-                return markdown.root.querySelector("pre")?.textContent;
-            });
-        }""",
-        JSON,
-    )
-    assert shown == [JSON[: at + 1].strip() for at in range(len(JSON))]
+    script = f"""async (text) => {{
+        const {{ Markdown }} = await import("./page/chat/markdown.js");
+        const root = document.createElement("div");
+        const markdown = new Markdown(root);
+        return Array.from(text, (_, at) => {{
+            markdown.show(text.slice(0, at + 1));
+            return {expression};
+        }});
+    }}"""
+    assert page.evaluate(script, text) == expected
 
 
 FORMULAS = r"""Let $x \in \mathbb{R}$ and \(a_1 * b_1 * c\), then:
@@ -362,7 +317,7 @@ It costs $5 or $6, US$7-$8, $9 (or 10$) at $HOME/$USER, `$a$`, \$b$.
 
 
 def test_formulas_are_drawn_and_prices_are_not(live: Live, page: Page) -> None:
-    replies(page, FORMULAS)
+    replies(page, [FORMULAS])
     page.goto(live.url)
     ask(page, "formulas")
     expect(page.locator(".cost, .message.assistant .quiet").first).to_be_visible()
@@ -392,10 +347,9 @@ HOSTILE_FORMULAS = [
 
 
 def test_hostile_formulas_do_nothing(live: Live, page: Page) -> None:
-    foreign: list[str] = []
-    page.on("request", lambda request: foreign.append(request.url) if live.url not in request.url else None)
+    others = foreign(page, live)
     harmless = [r"\label{chat-input}\ref{wheel} x", r"\text{<img src=x onerror=alert(1)>}", r"\rule{9999em}{9999em}"]
-    replies(page, "\n\n".join(f"$${formula}$$" for formula in [*HOSTILE_FORMULAS, *harmless]))
+    replies(page, ["\n\n".join(f"$${formula}$$" for formula in [*HOSTILE_FORMULAS, *harmless])])
     page.goto(live.url)
     ask(page, "hostile")
     blocks = answers(page).locator(".block:not(:empty)")
@@ -406,28 +360,11 @@ def test_hostile_formulas_do_nothing(live: Live, page: Page) -> None:
     assert answers(page).locator("math").count() == len(harmless)
     assert answers(page).locator("img, a, [href], [id], .skip").count() == 0
     assert answers(page).locator("math").last.bounding_box()["height"] < 1000  # type: ignore[index]
-    assert foreign == []
-
-
-def test_a_formula_is_text_until_it_is_whole(live: Live, page: Page) -> None:
-    page.goto(live.url)
-    shown = page.evaluate(
-        """async (text) => {
-            const { Markdown } = await import("./page/chat/markdown.js");
-            const markdown = new Markdown();
-            return Array.from(text, (_, at) => {
-                markdown.show(text.slice(0, at + 1));
-                return markdown.root.querySelectorAll("math").length;
-            });
-        }""",
-        "is $x^2$,\n$$\ny\n$$\n",
-    )
-    assert shown == [0] * 7 + [1] * 9 + [2] * 2
+    assert others == []
 
 
 def test_nesting_without_end_is_shown_as_text(live: Live, page: Page) -> None:
-    body = stream({"content": "> " * 5000 + "end"}, finish="stop")
-    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    replies(page, ["> " * 5000 + "end"])
     page.goto(live.url)
     ask(page, "nest")
     expect(page.get_by_text("The answer is complete.")).to_be_attached()
@@ -448,35 +385,35 @@ def test_code_is_coloured_and_copied(reciting: Live, page: Page) -> None:
 AWKWARD = "it's \"quoted\" $HOME `id` $(id) \\n !! %s\nJSON\n<<'JSON' é 😀 \u2028 end"
 
 
+@pytest.mark.parametrize("raw", [False, True], ids=["chat", "raw"])
 @pytest.mark.parametrize("kind", ["curl", "Python"])
-def test_a_request_as_code_gives_the_same_answer(page: Page, kind: str) -> None:
-    with running(model="recite", max_model_len=4096, api_keys=("secret",)) as live:
-        page.goto(live.url)
-        page.get_by_label("API key").fill("secret")
-        page.get_by_label("API key").press("Enter")
-        button(page, "Settings").click()
-        page.get_by_label("min_p").fill("0.05")  # no parameter of the package `openai`
-        page.get_by_label("stop", exact=True).fill("never\nappears")
+def test_a_request_as_code_gives_the_same_answer(locked: Live, page: Page, kind: str, raw: bool) -> None:
+    page.goto(locked.url)
+    unlock(page)
+    button(page, "Settings").click()
+    page.get_by_label("Raw completion").set_checked(raw)
+    page.get_by_label("min_p").fill("0.05")  # no parameter of the package `openai`
+    page.get_by_label("stop", exact=True).fill("never\nappears")
+    if not raw:
         page.get_by_label("System prompt").fill(AWKWARD)
-        button(page, "Settings").click()
-        ask(page, AWKWARD)
-        expect(page.locator(".cost")).to_be_visible()
-        button(page, f"Copy as {kind}").click()
-        expect(button(page, "Copied")).to_be_visible()
-        code = page.evaluate("navigator.clipboard.readText()")
-        assert "secret" not in code
-        command = ["bash", "-c"] if kind == "curl" else [sys.executable, "-c"]
-        environment = {"PATH": "/usr/bin:/bin", "NORIA_API_KEY": "secret", "PYTHONUTF8": "1"}
-        done = subprocess.run([*command, code], capture_output=True, text=True, check=True, env=environment)
-        text = done.stdout.removesuffix("\n") if kind == "Python" else joined(done.stdout)
-        assert text == AWKWARD
+    button(page, "Settings").click()
+    ask(page, f"u:{AWKWARD};a:" if raw else AWKWARD)
+    expect(page.locator(".cost")).to_be_visible()
+    button(page, f"Copy as {kind}").click()
+    expect(button(page, "Copied")).to_be_visible()
+    code = page.evaluate("navigator.clipboard.readText()")
+    assert "secret" not in code
+    command = ["bash", "-c"] if kind == "curl" else [sys.executable, "-c"]
+    environment = {"PATH": "/usr/bin:/bin", "NORIA_API_KEY": "secret", "PYTHONUTF8": "1"}
+    done = subprocess.run([*command, code], capture_output=True, text=True, check=True, env=environment)
+    assert (done.stdout.removesuffix("\n") if kind == "Python" else joined(done.stdout)) == AWKWARD
 
 
 def joined(events: str) -> str:
     """The text of a stream."""
     data = [line.removeprefix("data: ") for line in events.split("\n") if line.startswith("data: {")]
     chunks = [choice for line in data for choice in json.loads(line)["choices"]]
-    return "".join(chunk["delta"].get("content", "") for chunk in chunks)
+    return "".join(chunk["text"] if "text" in chunk else chunk["delta"].get("content", "") for chunk in chunks)
 
 
 def conversation_names(page: Page) -> Any:
@@ -554,29 +491,17 @@ WRONG: list[tuple[Any, str]] = [
     ("{", "the file is not JSON"),
     ([], "the file is no export of conversations"),
     (one() | {"version": 2}, "the file has version 2, this page reads 1"),
-    (one() | {"conversations": [7]}, "conversations[0]: expected an object"),
-    (one(title=7), "conversations[0].title: expected a string"),
-    (one(fields={"messages": "x"}), "conversations[0].fields.messages: expected a field of this page"),
-    (one(fields={"seed": {}}), "conversations[0].fields.seed: expected a number or text"),
-    (
-        one(nodes=[{"id": "a", "role": "system"}]),
-        "conversations[0].nodes[0].role: expected user, assistant or tool",
-    ),
-    (one(nodes=[{"id": "a", "role": "user"}] * 2), "conversations[0].nodes[1].id: expected an id of its own"),
+    (one(nodes=[{"id": "a", "role": "system"}]), "conversations[0].nodes: expected a tree of messages"),
+    (one(nodes=[{"id": "a", "role": "user"}] * 2), "conversations[0].nodes: expected a tree of messages"),
     (
         one(nodes=[{"id": "a", "parent": "b", "role": "user"}, {"id": "b", "parent": "a", "role": "user"}]),
-        "conversations[0].nodes: expected a tree, found a cycle",
-    ),
-    (
-        one(nodes=[{"id": "a", "role": "user", "images": ["https://elsewhere.test/spy.png"]}]),
-        "conversations[0].nodes[0].images[0]: expected an image as a data URL",
+        "conversations[0].nodes: expected a tree of messages",
     ),
 ]
 
 
 def test_a_wrong_import_changes_nothing(live: Live, page: Page, tmp_path: Path) -> None:
-    page.goto(live.url)
-    expect(page.locator("#model")).to_have_text("fake")
+    opened(page, live)
     file = tmp_path / "import.json"
     for content, problem in WRONG:
         file.write_text(content if isinstance(content, str) else json.dumps(content))
@@ -586,29 +511,39 @@ def test_a_wrong_import_changes_nothing(live: Live, page: Page, tmp_path: Path) 
     expect(page.get_by_text("No conversations yet.")).to_be_visible()
 
 
+HTML = "<img src=x onerror=alert(1)>"
+HOSTILE_NODES: list[dict[str, Any]] = [
+    {"id": "a", "role": "user", "content": "look", "images": ["https://elsewhere.test/spy.png", 7]},
+    {"id": "b", "parent": "a", "role": "assistant", "content": HTML, "error": HTML, "state": "failed", "sent": 1},
+    {"id": "c", "parent": "a", "role": "assistant", "content": {}, "calls": 1, "scores": [{"top": [1]}], "stats": "x"},
+]
+
+
 def test_hostile_fields_of_an_import_are_harmless(live: Live, page: Page, tmp_path: Path) -> None:
-    page.goto(live.url)
-    expect(page.locator("#model")).to_have_text("fake")
+    sent = requests(page)
+    opened(page, live)
     file = tmp_path / "import.json"
-    html = "<img src=x onerror=alert(1)>"
-    node = {
-        "id": "a",
-        "parent": None,
-        "role": "assistant",
-        "content": html,
-        "error": html,
-        "state": "failed",
-        "sent": 1,
-    }
-    text = json.dumps(one(title=html, nodes=[node], id="../x", leaf="nobody"))
-    file.write_text(text.replace('"title"', '"__proto__": {"x": 1}, "title"'))
+    fields = {"messages": "x", "seed": {}, "stop": [[]], "top_k": 3}
+    nodes = [{"created": n, **node} for n, node in enumerate(HOSTILE_NODES)]  # in this order
+    content = one(title=HTML, nodes=nodes, id="../x", leaf="b", system=7, fields=fields)
+    content["conversations"].append(7)
+    file.write_text(json.dumps(content).replace('"title"', '"__proto__": {"x": 1}, "title"'))
     load(page, file)
-    expect(page.get_by_role("alert")).to_have_text("Imported: 1.")
-    conversation_names(page).click()
-    expect(answers(page)).to_have_text(html)
-    expect(page.locator(".ending.error")).to_contain_text(html)
-    expect(page).to_have_title(f"{html} · Noria")
-    assert page.locator("img[src=x]").count() == 0
+    expect(page.get_by_role("alert")).to_have_text("Imported: 2.")
+    expect(conversation_names(page)).to_have_count(2)
+    expect(button(page, "Untitled")).to_be_visible()
+    button(page, HTML).click()
+    expect(answers(page)).to_have_text(HTML)
+    expect(page.locator(".ending.error")).to_contain_text(HTML)
+    expect(page).to_have_title(f"{HTML} · Noria")
+    assert page.locator(".message img").count() == 0
+    button(page, "Later version").click()
+    expect(answers(page)).to_have_text("")
+    ask(page, "hi")
+    expect(page.locator(".message")).to_have_count(4)
+    eventually(lambda: len(sent) == 1, "it asks")
+    messages = [{"role": "user", "content": "look"}, {"role": "user", "content": "hi"}]
+    assert sent[0][1] == {"model": "fake", "messages": messages, "max_tokens": 256, "top_k": 3, **DELIVERY}
 
 
 def test_a_full_storage_is_told_and_the_chat_goes_on(reciting: Live, page: Page) -> None:

@@ -1,13 +1,13 @@
 """The API's page at /docs: it renders every part of the OpenAPI document and sends requests."""
 
 from collections.abc import Callable
-from urllib.parse import urlsplit
+from typing import Any
 
-import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, ViewportSize, expect
 
-from tests.page.conftest import PHONE
-from tests.service.live import Live, running
+from tests.page.chat import button, foreign, unlock
+from tests.page.conftest import SCHEMES, SIZES
+from tests.service.live import Live
 
 OPEN_ALL = "document.querySelectorAll('details:not([open])').forEach((box) => { box.open = true; })"
 
@@ -37,36 +37,29 @@ def test_it_has_every_operation_field_and_status(live: Live, page: Page) -> None
             assert not [name for name in missing if "description" in schema["properties"][name]]
 
 
-def test_it_sends_a_request_with_the_key_of_the_tab(page: Page) -> None:
-    with running(api_keys=("secret",)) as live:
-        page.goto(f"{live.url}/docs#post-v1-completions")
-        page.get_by_label("API key").fill("secret")
-        page.get_by_label("API key").press("Enter")
-        page.get_by_role("button", name="Send").click()
-        expect(page.get_by_text("Status 200, request")).to_be_visible()
-        answer = page.get_by_role("region", name="Answer of /v1/completions")
-        expect(answer).to_contain_text('"object": "text_completion"')
-        body = page.get_by_label("Body, as JSON")
-        body.fill('{"prompt": "a", "temperature": 3}')
-        page.get_by_role("button", name="Send").click()
-        expect(page.get_by_text("Status 400")).to_be_visible()
-        expect(answer).to_contain_text('"param": "temperature"')
-        body.fill('{"prompt": ')
-        page.get_by_role("button", name="Send").click()
-        expect(page.get_by_text("The body is no JSON")).to_be_visible()
-        body.fill('{"prompt": "a", "stream": true, "max_tokens": 3}')
-        page.get_by_role("button", name="Send").click()
-        expect(answer).to_contain_text("data: [DONE]")
+def test_it_sends_a_request_with_the_key_of_the_tab(locked: Live, page: Page) -> None:
+    page.goto(f"{locked.url}/docs#post-v1-completions")
+    unlock(page)
+    answer = page.get_by_role("region", name="Answer of /v1/completions")
+    for body, status, told in (
+        ('{"prompt": "u:hi;a:"}', "Status 200, request", '"text": "hi"'),
+        ('{"prompt": "a", "temperature": 3}', "Status 400", '"param": "temperature"'),
+        ('{"prompt": ', "The body is no JSON", '"param": "temperature"'),
+        ('{"prompt": "u:hi;a:", "stream": true}', "Status 200", "data: [DONE]"),
+    ):
+        page.get_by_label("Body, as JSON").fill(body)
+        button(page, "Send").click()
+        expect(page.get_by_text(status)).to_be_visible()
+        expect(answer).to_contain_text(told)
 
 
-def test_a_stream_can_be_stopped(page: Page) -> None:
-    with running(model="slow") as live:
-        page.goto(f"{live.url}/docs#post-v1-completions")
-        page.get_by_label("Body, as JSON").fill('{"prompt": "a", "stream": true, "max_tokens": 3000}')
-        page.get_by_role("button", name="Send").click()
-        expect(page.get_by_role("region", name="Answer of /v1/completions")).to_contain_text("text_completion")
-        page.get_by_role("button", name="Stop").click()
-        expect(page.get_by_text("Stopped.")).to_be_visible()
+def test_a_stream_can_be_stopped(slow: Live, page: Page) -> None:
+    page.goto(f"{slow.url}/docs#post-v1-completions")
+    page.get_by_label("Body, as JSON").fill('{"prompt": "a", "stream": true, "max_tokens": 3000}')
+    button(page, "Send").click()
+    expect(page.get_by_role("region", name="Answer of /v1/completions")).to_contain_text("text_completion")
+    button(page, "Stop").click()
+    expect(page.get_by_text("Stopped.")).to_be_visible()
 
 
 def test_a_path_with_a_parameter(live: Live, page: Page) -> None:
@@ -77,20 +70,17 @@ def test_a_path_with_a_parameter(live: Live, page: Page) -> None:
     expect(page.get_by_role("region", name="Answer of /v1/models/{name}")).to_contain_text('"id": "org/alias"')
 
 
-def test_it_speaks_of_a_key_only_where_the_server_has_keys(live: Live, page: Page) -> None:
+def test_it_speaks_of_a_key_only_where_the_server_has_keys(live: Live, locked: Live, page: Page) -> None:
     key = page.get_by_role("button", name="Key")
     page.goto(f"{live.url}/docs")
     expect(page.locator(".docs")).to_be_visible()
     expect(key).to_be_hidden()
-    with running(api_keys=("secret",)) as guarded:
-        page.goto(f"{guarded.url}/docs")
-        page.get_by_role("button", name="Cancel").click()
-        key.click()
-        page.get_by_label("API key").fill("secret")
-        page.get_by_label("API key").press("Enter")
-        expect(page.locator(".docs")).to_be_visible()
-        expect(key).to_be_visible()
-        page.close()
+    page.goto(f"{locked.url}/docs")
+    button(page, "Cancel").click()
+    key.click()
+    unlock(page)
+    expect(page.locator(".docs")).to_be_visible()
+    expect(key).to_be_visible()
 
 
 def test_search_and_keyboard(live: Live, page: Page) -> None:
@@ -114,19 +104,17 @@ def test_links_between_the_pages(live: Live, page: Page) -> None:
     expect(page.get_by_role("region", name="The wheel", exact=True)).to_be_visible()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@SCHEMES
+@SIZES
 def test_a_screen_reader_a_phone_and_no_other_origin(
-    live: Live, page: Page, accessible: Callable[[Page], None], scheme: str
+    live: Live, page: Page, accessible: Callable[[Page], None], scheme: Any, size: ViewportSize
 ) -> None:
-    hosts = set()
-    page.on("request", lambda request: hosts.add(urlsplit(request.url).netloc))
-    page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-    for size in (PHONE, {"width": 1280, "height": 800}):
-        page.set_viewport_size(size)  # type: ignore[arg-type]
-        page.goto(f"{live.url}/docs")
-        operation(page, "/v1/completions")
-        for _ in range(2):
-            page.evaluate(OPEN_ALL.replace("details", ".operation[open] details"))
-        accessible(page)
-        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
-    assert hosts == {urlsplit(live.url).netloc}
+    others = foreign(page, live)
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size(size)
+    page.goto(f"{live.url}/docs")
+    operation(page, "/v1/completions")
+    for _ in range(2):
+        page.evaluate(OPEN_ALL.replace("details", ".operation[open] details"))
+    accessible(page)
+    assert others == []

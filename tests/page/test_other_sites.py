@@ -15,7 +15,7 @@ SAME_ORIGIN = """async () => {
   const body = JSON.stringify({ prompt: "hi", max_tokens: 1 });
   const json = { method: "POST", headers: { "content-type": "application/json" }, body };
   const tries = [["/v1/models"], ["/metrics"], ["/v1/engine/events"], ["/live"], ["/docs"], ["/page/app.js"],
-    ["/v1/completions", json], ["/v1/lora/unload", json], ["/v1/requests/one", { method: "DELETE" }]];
+    ["/v1/completions", json], ["/v1/unload_lora_adapter", json], ["/v1/requests/one", { method: "DELETE" }]];
   return Promise.all(tries.map(async ([path, options]) => (await fetch(path, options)).status));
 }"""
 """What a page may try whose name points at the server: it has the server's origin and reads every answer."""
@@ -40,7 +40,7 @@ OTHER_ORIGIN = """async (url) => {
     ended(add("iframe", { src: `${url}/version` }), "load"),
   ];
   const frame = add("iframe", { name: "hidden" });
-  const form = add("form", { action: `${url}/v1/lora/unload`, method: "POST", target: "hidden" });
+  const form = add("form", { action: `${url}/v1/unload_lora_adapter`, method: "POST", target: "hidden" });
   form.enctype = "text/plain";
   form.append(Object.assign(document.createElement("input"), { name: '{"name": "', value: 'an-adapter"}' }));
   tries.push(ended(frame, "load"));
@@ -104,19 +104,17 @@ def test_a_page_of_another_origin_reaches_nothing(page: Page, port: int, name: s
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
-def test_the_page_itself_works(page: Page, name: str) -> None:
-    with running(model="recite") as live:
-        page.goto(f"http://{name}:{live.address[1]}/")
-        ask(page, "the own page")
-        expect(answers(page)).to_have_text("the own page")
+def test_the_page_itself_works(reciting: Live, page: Page, name: str) -> None:
+    page.goto(f"http://{name}:{reciting.address[1]}/")
+    ask(page, "the own page")
+    expect(answers(page)).to_have_text("the own page")
 
 
-def test_a_link_of_another_site_opens_the_page(page: Page, port: int) -> None:
-    with running(model="recite") as live:
-        page.goto(f"http://evil.example:{port}/")
-        page.evaluate("(url) => { location.href = url; }", f"{live.url}/")
-        ask(page, "by a link")
-        expect(answers(page)).to_have_text("by a link")
+def test_a_link_of_another_site_opens_the_page(reciting: Live, page: Page, port: int) -> None:
+    page.goto(f"http://evil.example:{port}/")
+    page.evaluate("(url) => { location.href = url; }", f"{reciting.url}/")
+    ask(page, "by a link")
+    expect(answers(page)).to_have_text("by a link")
 
 
 def test_an_origin_of_the_flag_may_call(page: Page, port: int) -> None:

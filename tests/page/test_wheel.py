@@ -3,12 +3,12 @@
 import re
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, ViewportSize, expect
 
-from tests.page.conftest import PHONE
+from tests.page.chat import foreign, unlock
+from tests.page.conftest import SCHEMES, SIZES
 from tests.page.pictures import holds, picture, push, sequence, stand_in, table
 from tests.service.live import Live, hurried, idle, running
 from tests.waiting import PATIENCE, eventually
@@ -227,51 +227,39 @@ def test_it_warns(live: Live, page: Page, pictures: list[dict[str, Any]], level:
     expect(banner(page)).to_have_attribute("data-level", level)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_screen_reader_and_a_phone(live: Live, page: Page, accessible: Callable[[Page], None], scheme: str) -> None:
-    page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+@SCHEMES
+@SIZES
+def test_a_screen_reader_and_a_phone(
+    live: Live, page: Page, accessible: Callable[[Page], None], scheme: Any, size: ViewportSize
+) -> None:
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size(size)
     show(page, live)
-    for size in (PHONE, {"width": 1280, "height": 800}):
-        page.set_viewport_size(size)  # type: ignore[arg-type]
-        push(page, picture(1, preemptions=1))
-        push(page, {**BUSY, "time": 2})
-        expect(banner(page)).to_contain_text("preempted")
-        page.locator("details").evaluate("box => { box.open = true; }")
-        expect(page.get_by_role("table").get_by_role("row")).to_have_count(5)
-        accessible(page)
-        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+    accessible(page)
+    push(page, picture(1, preemptions=1))
+    push(page, {**BUSY, "time": 2})
+    expect(banner(page)).to_contain_text("preempted")
+    page.get_by_text("As a table").click()
+    expect(page.get_by_role("table").get_by_role("row")).to_have_count(5)
+    accessible(page)
 
 
-def test_load_turns_the_wheel_and_stops(page: Page) -> None:
-    with running(model="slow") as live:
-        page.goto(f"{live.url}/#wheel")
-        running_now = page.locator(".tiles dd").first
-        expect(running_now).to_have_text("0")
-        page.get_by_role("button", name="Send load").click()
-        expect(page.get_by_text(re.compile("^Step [0-9,]+: [5-8] decode rows of"))).to_be_visible()
-        expect(page.get_by_role("img", name=re.compile("^[1-9][0-9]* held, .* of 512 pages"))).to_be_visible()
-        page.get_by_role("button", name="Stop load").click()
-        expect(page.get_by_role("button", name="Send load")).to_be_visible()
-        eventually(idle(live), "the requests have ended")
-        expect(running_now).to_have_text("0")
-        page.close()
-
-
-def test_load_leaves_connections_to_the_other_tabs(page: Page) -> None:
-    """A browser opens six to a server, for all of its tabs. A seventh request waits for the end of another."""
-    with running(model="slow") as live:
-        page.goto(f"{live.url}/#wheel")
-        page.get_by_role("button", name="Send load").click()
-        expect(page.get_by_text(re.compile("^Step [0-9,]+: [5-8] decode rows of"))).to_be_visible()
-        others = [page.context.new_page() for _ in range(2)]
-        for other in others:
-            other.goto(f"{live.url}/#wheel")  # holds the connection of its feed
-            expect(other.locator("#model")).to_have_text("fake")
-            expect(other.locator(".tiles dd").first).to_have_text("8")
-        expect(page.get_by_role("button", name="Stop load")).to_be_visible()
-        page.get_by_role("button", name="Stop load").click()
-        eventually(idle(live), "the requests have ended")
-        page.context.close()
+def test_load_turns_the_wheel_and_stops(slow: Live, page: Page) -> None:
+    """A browser opens six connections to a server, for all of its tabs: those of other tabs stay free."""
+    page.goto(f"{slow.url}/#wheel")
+    running_now = page.locator(".tiles dd").first
+    expect(running_now).to_have_text("0")
+    page.get_by_role("button", name="Send load").click()
+    expect(page.get_by_text(re.compile("^Step [0-9,]+: [5-8] decode rows of"))).to_be_visible()
+    expect(page.get_by_role("img", name=re.compile("^[1-9][0-9]* held, .* of 512 pages"))).to_be_visible()
+    for other in [page.context.new_page() for _ in range(2)]:
+        other.goto(f"{slow.url}/#wheel")  # holds the connection of its feed
+        expect(other.locator("#model")).to_have_text("fake")
+        expect(other.locator(".tiles dd").first).to_have_text("8")
+    page.get_by_role("button", name="Stop load").click()
+    expect(page.get_by_role("button", name="Send load")).to_be_visible()
+    eventually(idle(slow), "the requests have ended")
+    expect(running_now).to_have_text("0")
 
 
 def test_load_counts_its_answers(live: Live, page: Page) -> None:
@@ -279,16 +267,17 @@ def test_load_counts_its_answers(live: Live, page: Page) -> None:
     counts = """() => {
       window.counts = [];
       const hint = document.querySelector(".wheel-head .faint");
-      new MutationObserver(() => window.counts.push(hint.textContent)).observe(hint, { childList: true });
+      const changes = { characterData: true, subtree: true };
+      new MutationObserver(() => window.counts.push(hint.textContent)).observe(hint, changes);
     }"""
     page.evaluate(counts)
     page.get_by_role("button", name="Send load").click()
     holds(
-        page, "window.counts.length > 1 && document.querySelector('.wheel-head .faint').textContent.startsWith('One')"
+        page, "window.counts.length > 1 && document.querySelector('.wheel-head .faint').textContent.startsWith('Sends')"
     )
     first, *_, last = page.evaluate("window.counts")
     assert first == "Answers that this page still waits for: 8."
-    assert last == "One request with eight prompts, so that the wheel turns."
+    assert last == "Sends eight prompts, so that you see the wheel turn."
 
 
 def test_load_tells_why_the_server_refuses_it(live: Live, page: Page) -> None:
@@ -312,26 +301,19 @@ def test_the_engine_restarts_before_the_eyes(page: Page) -> None:
         page.close()
 
 
-def test_the_feed_waits_for_a_key(page: Page) -> None:
-    with running(api_keys=("secret",)) as live:
-        page.goto(f"{live.url}/#wheel")
-        page.get_by_label("API key").fill("wrong")
-        page.get_by_label("API key").press("Enter")
-        expect(page.get_by_role("alert")).to_have_text("The server does not know this key.")
-        page.get_by_role("button", name="Cancel").click()
-        expect(banner(page)).to_have_attribute("data-level", "bad")
-        page.get_by_role("button", name="Key").click()
-        page.get_by_label("API key").fill("secret")
-        page.get_by_label("API key").press("Enter")
-        expect(page.locator(".bar")).to_be_visible()
-        page.close()
+def test_the_feed_waits_for_a_key(locked: Live, page: Page) -> None:
+    page.goto(f"{locked.url}/#wheel")
+    unlock(page, "wrong")
+    expect(page.get_by_role("alert")).to_have_text("The server does not know this key.")
+    page.get_by_role("button", name="Cancel").click()
+    expect(banner(page)).to_have_attribute("data-level", "bad")
+    page.get_by_role("button", name="Key").click()
+    unlock(page)
+    expect(page.locator(".wheel .bar")).to_be_visible()
 
 
 def test_everything_comes_from_this_server(live: Live, page: Page) -> None:
-    hosts = set()
-    page.on("request", lambda request: hosts.add(urlsplit(request.url).netloc))
+    others = foreign(page, live)
     page.goto(f"{live.url}/#wheel")
-    expect(page.locator(".bar")).to_be_visible()
-    page.get_by_role("link", name="Completions").click()
-    expect(page.get_by_label("max_tokens")).to_be_visible()
-    assert hosts == {urlsplit(live.url).netloc}
+    expect(page.locator(".wheel .bar")).to_be_visible()
+    assert others == []

@@ -1,7 +1,7 @@
 // The frame of the page: views, key, colours, and what is known of the server.
 
 import { mount as mountChat } from "./chat/view.js";
-import { mount as mountCompletions } from "./completions/view.js";
+import { mount as mountDocs } from "./docs/view.js";
 import { askForKey } from "./key.js";
 import { Model } from "./model.js";
 import { Server } from "./server.js";
@@ -10,13 +10,14 @@ import { mount as mountWheel } from "./wheel/view.js";
 
 const byId = (id) => document.getElementById(id);
 
-/** Show one view by the address's fragment. A view is mounted when it is first shown. */
+/** Show one view by the address: /docs, or the fragment at /. A view is mounted when it is first shown. */
 function setUpViews(context) {
-  const mounts = { chat: mountChat, wheel: mountWheel, completions: mountCompletions };
+  const mounts = { chat: mountChat, wheel: mountWheel, docs: mountDocs };
   const views = {};
   let current = null;
   const show = () => {
-    const wanted = location.hash.slice(1) || "chat"; // Back may lead to the address without a fragment
+    const fragment = location.hash.slice(1) || "chat"; // Back may lead to the address without a fragment
+    const wanted = location.pathname.endsWith("/docs") ? "docs" : fragment;
     const name = Object.hasOwn(mounts, wanted) ? wanted : (current ?? "chat");
     if (name === current) return;
     if (current) views[current].hidden?.();

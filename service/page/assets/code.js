@@ -20,7 +20,7 @@ export const CHAT = {
 export const COMPLETIONS = {
   path: "v1/completions",
   method: "completions.create",
-  parameters: new Set([...SHARED, "prompt", "best_of", "echo", "suffix"]),
+  parameters: new Set([...SHARED, "prompt"]),
   text: "chunk.choices[0].text",
 };
 

@@ -1,12 +1,13 @@
 // Copying to the clipboard, on origins that are not secure too.
 
-import { element } from "./dom.js";
+import { html, useState } from "./html.js";
 
 const SHOWN_MS = 1500;
 
 async function copy(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
-  const area = element("textarea", { class: "unseen", "aria-hidden": "true" }); // http:// on another machine
+  const area = document.createElement("textarea"); // http:// on another machine
+  area.className = "unseen";
   area.value = text;
   document.body.append(area);
   area.select();
@@ -16,16 +17,16 @@ async function copy(text) {
 }
 
 /** A button that copies `text()` and says that it did. */
-export function copyButton(name, text) {
-  const button = element("button", { type: "button", class: "quiet" }, name);
-  button.addEventListener("click", async () => {
+export function CopyButton({ name, text }) {
+  const [said, say] = useState(null);
+  const onclick = async () => {
     try {
       await copy(text());
-      button.textContent = "Copied";
+      say("Copied");
     } catch {
-      button.textContent = "Not copied";
+      say("Not copied");
     }
-    setTimeout(() => (button.textContent = name), SHOWN_MS);
-  });
-  return button;
+    setTimeout(() => say(null), SHOWN_MS);
+  };
+  return html`<button type="button" class="quiet" onclick=${onclick}>${said ?? name}</button>`;
 }

@@ -20,7 +20,7 @@ const OF_THE_CONTEXT = ["max_tokens", "min_tokens"];
 export async function readFields(server, path, names, card) {
   const document = await server.json("openapi.json");
   const body = document.paths[path].post.requestBody.content["application/json"].schema;
-  const { properties } = resolved(document, body);
+  const { properties } = resolve(document, body).schema;
   return names
     .filter((name) => name in properties)
     .map((name) => field(name, properties[name]))
@@ -30,13 +30,11 @@ export async function readFields(server, path, names, card) {
 
 const within = (field, most) => ({ ...field, max: Math.min(field.max, most ?? Infinity) });
 
-function resolved(document, schema) {
-  return schema.$ref
-    ? schema.$ref
-        .split("/")
-        .slice(1)
-        .reduce((value, key) => value[key], document)
-    : schema;
+/** The schema that a `$ref` names, with that name. */
+export function resolve(document, schema) {
+  if (!schema.$ref) return { name: null, schema };
+  const path = schema.$ref.replace(/^#\//, "").split("/");
+  return { name: path.at(-1), schema: path.reduce((part, key) => part[key], document) };
 }
 
 function field(name, property) {

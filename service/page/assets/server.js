@@ -1,7 +1,5 @@
 // The server that sent this page. Addresses are relative to the page, so a prefix of a reverse proxy stays in them.
 
-import { serverEvents } from "./sse.js";
-
 const KEY = "noria-key"; // in the tab's storage only: closing the tab forgets it
 
 /** An answer that is no success. `status` is that of HTTP, 0 where no answer came. */
@@ -34,12 +32,10 @@ export class Server {
     return new URL(path, this.base).href;
   }
 
-  /** The response to a request, once it is a success. Throws ServerError, or AbortError from `signal`. */
-  async fetch(path, options) {
-    return (await this.#answered(path, options)).response;
-  }
-
-  /** The response, and when its request was sent: a person may have typed a key before. */
+  /**
+   * The response to a request, once it is a success, and when the request was sent: a person may have typed a key
+   * before. Throws ServerError, or AbortError from `signal`.
+   */
   async #answered(path, { method = "GET", body = null, signal = null } = {}) {
     for (;;) {
       const key = this.key;
@@ -58,14 +54,26 @@ export class Server {
   }
 
   async json(path, options) {
-    return (await this.fetch(path, options)).json();
+    return (await this.#answered(path, options)).response.json();
   }
 
-  /** The events of a stream as {event, data, id, sent}: the request's id at the server, and when it was sent. */
+  /** The events of a stream as {data, sent}: its text, and when the request was sent. Comments are left out. */
   async *events(path, options) {
     const { response, sent } = await this.#answered(path, options);
-    const id = response.headers.get("x-request-id");
-    for await (const event of serverEvents(response)) yield { ...event, id, sent };
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader(); // EventSource sends no key or body
+    let rest = "";
+    try {
+      for (let part = await reader.read(); !part.done; part = await reader.read()) {
+        const frames = (rest + part.value).split("\n\n");
+        rest = frames.pop();
+        for (const frame of frames) {
+          const data = frame.split("\n").filter((line) => line.startsWith("data: "));
+          if (data.length) yield { data: data.map((line) => line.slice(6)).join("\n"), sent };
+        }
+      }
+    } finally {
+      reader.cancel().catch(() => {});
+    }
   }
 
   async #send(path, options) {

@@ -10,6 +10,7 @@
  * @property {Record<string, number | string | string[]>} fields  Request fields that the person has changed.
  * @property {string} schema  The text of a JSON schema, or "".
  * @property {string} tools  The text of a JSON list of tools, or "".
+ * @property {boolean} raw  Whether the model continues the text as it is, without the chat template.
  * @property {boolean} scores  Whether answers come with probabilities.
  * @property {string | null} leaf  The last node of the branch on screen.
  *
@@ -44,10 +45,10 @@ export function newId() {
 }
 
 /** @returns {Conversation} */
-export function newConversation(scores = false) {
+export function newConversation({ raw = false, scores = false } = {}) {
   const now = Date.now();
   const texts = { title: "", system: "", schema: "", tools: "" };
-  const head = { id: newId(), created: now, updated: now, ...texts, fields: {}, scores, leaf: null };
+  const head = { id: newId(), created: now, updated: now, ...texts, fields: {}, raw, scores, leaf: null };
   return { head, nodes: new Map() };
 }
 
@@ -66,22 +67,20 @@ export function pathTo(conversation, leaf = conversation.head.leaf) {
   return path;
 }
 
-function childrenOf(conversation, parent) {
-  const children = [...conversation.nodes.values()].filter((node) => node.parent === parent);
-  return children.sort((one, other) => one.created - other.created || (one.id < other.id ? -1 : 1));
-}
-
-/** The node and its alternatives, oldest first. */
-export function siblings(conversation, node) {
-  return childrenOf(conversation, node.parent);
+/** The alternatives of each message, oldest first, by their parent. */
+export function versions({ nodes }) {
+  const all = Map.groupBy(nodes.values(), ({ parent }) => parent);
+  for (const some of all.values()) {
+    some.sort((one, other) => one.created - other.created || (one.id < other.id ? -1 : 1));
+  }
+  return all;
 }
 
 /** Put the branch through `node` on screen, down to its newest end. */
 export function choose(conversation, node) {
+  const below = versions(conversation);
   let last = node;
-  for (let below = childrenOf(conversation, last.id); below.length; below = childrenOf(conversation, last.id)) {
-    last = below.at(-1);
-  }
+  while (below.has(last.id)) last = below.get(last.id).at(-1);
   conversation.head.leaf = last.id;
 }
 

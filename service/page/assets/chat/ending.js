@@ -1,6 +1,9 @@
 // How an answer ended and what it cost, in words.
 
-const FINISHES = {
+/** The server's finish reasons: what to say of each, or null for a complete answer. */
+export const FINISHES = {
+  stop: null,
+  tool_calls: null,
   length: "The answer was cut off at its length limit (max_tokens in Settings).",
   timeout: "The answer was cut off at its time limit.",
   abort: "The answer was cut off: its request was cancelled at the server.",
@@ -19,7 +22,7 @@ export function endingOf(node, running, isLast) {
   if (running) return null;
   return {
     kind: "",
-    text: "Not complete: its page was closed, or another tab writes it.",
+    text: "Incomplete. The page was closed, or another tab is writing this answer.",
     offers: goOn.length ? goOn : ["Retry"],
   };
 }

@@ -4,8 +4,8 @@
 import createPurify from "../vendor/dompurify.js";
 import highlight from "../vendor/highlight.js";
 import { Marked } from "../vendor/marked.js";
-import { copyButton } from "../copy.js";
-import { element } from "../dom.js";
+import { CopyButton } from "../copy.js";
+import { html, render } from "../html.js";
 import { draw, extensions } from "./math.js";
 
 const TAGS = `p br strong em del code pre ul ol li blockquote h3 table thead tbody tr th td a hr span`.split(" ");
@@ -75,26 +75,39 @@ function finish(fragment) {
     Object.assign(anchor, { target: "_blank", rel: "noopener noreferrer nofollow" });
   }
   for (const code of fragment.querySelectorAll("code[data-formula]")) draw(code, cleanFormula);
-  for (const pre of fragment.querySelectorAll("pre")) pre.replaceWith(codeBlock(pre));
+  for (const pre of fragment.querySelectorAll("pre")) finishCode(pre);
   for (const table of fragment.querySelectorAll("table")) {
-    const box = element("div", { class: "wide", role: "group", "aria-label": "Table", tabindex: "0" });
-    table.replaceWith(box);
-    box.append(table);
+    const wide = scrolled(box("wide"), "Table");
+    table.replaceWith(wide);
+    wide.append(table);
   }
   return fragment;
 }
 
-function codeBlock(pre) {
+function finishCode(pre) {
   const language = pre.dataset.language || "text";
-  const code = element("pre", { tabindex: "0", role: "group", "aria-label": `Code: ${language}` }, ...pre.childNodes);
-  const button = copyButton("Copy code", () => code.textContent);
-  return element("div", { class: "code" }, element("div", { class: "code-bar" }, language, button), code);
+  const bar = box("code-bar");
+  render(html`${language}<${CopyButton} name="Copy code" text=${() => pre.textContent} />`, bar);
+  const code = box("code", bar);
+  pre.replaceWith(code);
+  code.append(scrolled(pre, `Code: ${language}`));
+}
+
+function scrolled(element, label) {
+  return Object.assign(element, { tabIndex: 0, role: "group", ariaLabel: label });
+}
+
+function box(name, ...children) {
+  const made = document.createElement("div");
+  made.className = name;
+  made.append(...children);
+  return made;
 }
 
 /** Markdown in an element. While a text grows, only the blocks that change are drawn again. */
 export class Markdown {
-  constructor() {
-    this.root = element("div", { class: "markdown", dir: "auto" });
+  constructor(root) {
+    this.root = root;
     this.blocks = [];
   }
 
@@ -105,7 +118,7 @@ export class Markdown {
       if (!(error instanceof RangeError)) throw error; // thousands of nested quotes or lists
       this.failed = true;
     }
-    this.root.replaceChildren(element("div", { class: "text" }, text));
+    this.root.replaceChildren(box("text", text));
   }
 
   #showBlocks(text) {
@@ -114,7 +127,7 @@ export class Markdown {
     while (same < this.blocks.length && this.blocks[same] === tokens[same]?.raw) same++;
     while (this.root.children.length > same) this.root.lastChild.remove();
     for (const token of tokens.slice(same)) {
-      this.root.append(element("div", { class: "block" }, finish(sanitized(marked.parser([token])))));
+      this.root.append(box("block", finish(sanitized(marked.parser([token])))));
     }
     this.blocks = tokens.map((token) => token.raw);
   }

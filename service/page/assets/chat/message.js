@@ -1,195 +1,189 @@
-// One message on screen. `update` draws what has changed since the last time.
+// One message on screen.
 
-import { asCurl, asPython, CHAT } from "../code.js";
-import { copyButton } from "../copy.js";
-import { element } from "../dom.js";
+import { asCurl, asPython } from "../code.js";
+import { CopyButton } from "../copy.js";
+import { Component, createRef, html, useLayoutEffect, useRef } from "../html.js";
 import { Tokens } from "../tokens.js";
-import { CallCard } from "./calls.js";
-import { Markdown } from "./markdown.js";
+import { versions } from "./conversation.js";
 import { costOf, endingOf } from "./ending.js";
+import { Markdown } from "./markdown.js";
+import { endpointOf } from "./request.js";
 
 const NAMES = { user: "You", assistant: "Answer", tool: "Result of a tool" };
 
 const isWritten = ({ state }) => ["waiting", "writing"].includes(state);
 
-export const quiet = (name, onclick, more = {}) =>
-  element("button", { type: "button", class: "quiet", onclick, ...more }, name);
+/**
+ * A message. `last`: whether the branch ends with it; `scores`: whether tokens are coloured; `n`: how many alternatives
+ * it has; `running`: whether an answer of the conversation is written.
+ */
+export class Message extends Component {
+  foot = createRef();
 
-/** "‹ 2 / 3 ›": the alternatives of a message. */
-function switcher(node, all, pick) {
-  const at = all.findIndex(({ id }) => id === node.id);
-  const step = (by, name, sign) =>
-    quiet(sign, () => pick(all[at + by]), { "aria-label": name, title: name, disabled: !all[at + by] });
-  return element(
-    "span",
-    { class: "switch", role: "group", "aria-label": "Versions" },
-    step(-1, "Earlier version", "‹"),
-    element("span", {}, `${at + 1} / ${all.length}`),
-    step(1, "Later version", "›"),
-  );
+  /** Only an answer that is written changes by itself: a long conversation is not drawn again with each token. */
+  shouldComponentUpdate(props, state) {
+    const same = Object.keys(props).every((name) => props[name] === this.props[name]);
+    return !same || state !== this.state || isWritten(props.node);
+  }
+
+  render({ node, view, n, running }, { editing }) {
+    const edit = () => this.setState({ editing: true });
+    return html`<article class="message ${node.role}" id="message-${node.id}" aria-busy=${running && isWritten(node)}>
+      <h2 class="unseen">${NAMES[node.role]}</h2>
+      <div class="body">${this.body(editing)}</div>
+      <div class="foot" ref=${this.foot}>
+        ${
+          editing
+            ? html`<button type="button" class="quiet" onclick=${() => this.cancel()}>Cancel</button>
+              <button class="main" onclick=${() => this.save()}>Send again</button>`
+            : html`<${Buttons} ...${{ node, view, n, running, edit }} />`
+        }
+      </div>
+    </article>`;
+  }
+
+  body(editing) {
+    const { node } = this.props;
+    if (node.role === "assistant") return html`<${Answer} ...${this.props} />`;
+    if (editing) {
+      return html`<textarea aria-label="Your text" rows="3" dir="auto" defaultValue=${node.content} ref=${this.opened}
+        onkeydown=${(event) => this.key(event)}></textarea>`;
+    }
+    return html`
+      ${node.role === "tool" && html`<div class="label">Result</div>`}
+      ${node.images?.map((url, at) => html`<img src=${url} alt="Image ${at + 1}" />`)}
+      <div class="text" dir="auto">${node.content}</div>`;
+  }
+
+  opened = (input) => {
+    this.input = input;
+    input?.focus();
+  };
+
+  key(event) {
+    if (event.key === "Escape") this.cancel();
+    else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) this.save();
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  cancel() {
+    const focus = () => this.foot.current.querySelector("button:not(.switch button)")?.focus();
+    this.setState({ editing: false }, focus);
+  }
+
+  save() {
+    const { value } = this.input;
+    this.setState({ editing: false });
+    this.props.view.edit(this.props.node, value);
+  }
 }
 
-/** A message. `actions` is what the view does for its buttons. */
-export class Message {
-  constructor(node, actions) {
-    this.node = node;
-    this.actions = actions;
-    this.body = element("div", { class: "body" });
-    this.foot = element("div", { class: "foot" });
-    this.root = element(
-      "article",
-      { class: `message ${node.role}` },
-      element("h2", { class: "unseen" }, NAMES[node.role]),
-      this.body,
-      this.foot,
-    );
-    this.parts = node.role === "assistant" ? new Answer(this.body, node, actions) : null;
-    if (!this.parts) this.#showText();
-  }
-
-  /** Draw the node. `all` are its alternatives, `running` says whether an answer of the conversation is written. */
-  update(all, running) {
-    const { node } = this;
-    this.parts?.update(running);
-    this.root.setAttribute("aria-busy", String(running && isWritten(node)));
-    const state = JSON.stringify([
-      all.map(({ id }) => id),
-      running,
-      node.state,
-      Boolean(node.stats?.tokens),
-      Boolean(node.content),
-    ]);
-    if (state === this.state || this.editing) return;
-    this.state = state;
-    this.foot.replaceChildren(...this.#buttons(all, running));
-  }
-
-  #showText() {
-    const { node } = this;
-    const images = (node.images ?? []).map((url, at) => element("img", { src: url, alt: `Image ${at + 1}` }));
-    const label = node.role === "tool" ? element("div", { class: "label" }, "Result") : null;
-    this.body.replaceChildren(
-      ...[label, ...images, element("div", { class: "text", dir: "auto" }, node.content)].filter(Boolean),
-    );
-  }
-
-  #buttons(all, running) {
-    const { node, actions } = this;
-    const buttons = [];
-    if (all.length > 1) buttons.push(switcher(node, all, actions.pick));
-    if (node.role === "user") buttons.push(quiet("Edit", () => this.#edit(), { disabled: running }));
-    if (node.content) buttons.push(copyButton("Copy", () => node.content));
-    if (node.role !== "assistant") return buttons;
-    buttons.push(quiet("Regenerate", () => actions.regenerate(node), { disabled: running }));
-    if (node.sent) {
-      buttons.push(copyButton("Copy as curl", () => asCurl(actions.server, CHAT, actions.bodyOf(node))));
-      buttons.push(copyButton("Copy as Python", () => asPython(actions.server, CHAT, actions.bodyOf(node))));
+/** What one can do with a message, after what an answer has cost. */
+function Buttons({ node, view, n, running, edit }) {
+  const cost = node.role === "assistant" && !isWritten(node) && costOf(node);
+  const code = (write) => () => write(view.server, endpointOf(node.sent), view.bodyOf(node));
+  return html`
+    ${cost && html`<span class="cost" title=${cost.more}>${cost.text}</span>`}
+    ${n > 1 && html`<${Switch} node=${node} view=${view} />`}
+    ${
+      node.role === "user" &&
+      html`<button type="button" class="quiet" onclick=${edit} disabled=${running}>Edit</button>`
     }
-    const cost = isWritten(node) ? null : costOf(node);
-    return cost ? [element("span", { class: "cost", title: cost.more }, cost.text), ...buttons] : buttons;
-  }
+    ${node.content && html`<${CopyButton} name="Copy" text=${() => node.content} />`}
+    ${
+      node.role === "assistant" &&
+      html`<button type="button" class="quiet" onclick=${() => view.regenerate(node)} disabled=${running}>
+        Regenerate
+      </button>`
+    }
+    ${
+      node.sent &&
+      html`<${CopyButton} name="Copy as curl" text=${code(asCurl)} />
+        <${CopyButton} name="Copy as Python" text=${code(asPython)} />`
+    }`;
+}
 
-  #edit() {
-    const { node, actions } = this;
-    const text = element("textarea", { "aria-label": "Your text", rows: "3", dir: "auto" });
-    text.value = node.content;
-    const close = () => {
-      this.editing = false;
-      this.state = null;
-      this.#showText();
-      actions.redraw();
-      this.foot.querySelector("button:not(.switch button)")?.focus();
-    };
-    const save = () => {
-      close();
-      actions.edit(node, text.value);
-    };
-    text.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") close();
-      else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) save();
-      else return;
-      event.preventDefault();
-      event.stopPropagation();
-    });
-    this.editing = true;
-    this.foot.replaceChildren(
-      quiet("Cancel", close),
-      element("button", { class: "main", onclick: save }, "Send again"),
-    );
-    this.body.replaceChildren(text);
-    text.focus();
-  }
+/** "‹ 2 / 3 ›": the alternatives of a message. */
+function Switch({ node, view }) {
+  const all = versions(view.conversation).get(node.parent);
+  const at = all.findIndex(({ id }) => id === node.id);
+  const step = (by, name, sign) =>
+    html`<button type="button" class="quiet" aria-label=${name} title=${name} disabled=${!all[at + by]}
+      onclick=${() => view.pick(all[at + by])}>${sign}</button>`;
+  return html`<span class="switch" role="group" aria-label="Versions">
+    ${step(-1, "Earlier version", "‹")}<span>${at + 1} / ${all.length}</span>${step(1, "Later version", "›")}
+  </span>`;
 }
 
 /** The parts of an answer: thought, text or tokens, calls, and how it ended. */
-class Answer {
-  constructor(root, node, actions) {
-    Object.assign(this, { node, actions, cards: [] });
-    this.thought = new Markdown();
-    this.summary = element("summary", {}, "Thought");
-    this.thoughtBox = element("details", { class: "thought", hidden: true }, this.summary, this.thought.root);
-    this.content = element("div", { class: "content" });
-    this.calls = element("div", { class: "calls" });
-    this.notice = element("p", { class: "notice" });
-    this.ending = element("div", { class: "ending" });
-    root.append(this.thoughtBox, this.content, this.calls, this.notice, this.ending);
-  }
+function Answer({ node, view, running, last, scores }) {
+  const ending = endingOf(node, running, last);
+  const run = { Continue: () => view.goOn(node), Retry: () => view.retry(node) };
+  const notice = node.notice || (node.state === "waiting" && "Waiting for the first token.");
+  return html`
+    <details class="thought" hidden=${!node.thought}>
+      <summary>${node.state === "writing" && !node.content ? "Thinking…" : "Thought"}</summary>
+      ${node.thought && html`<${Text} text=${node.thought} />`}
+    </details>
+    <div class="content">${content(node, scores)}</div>
+    <div class="calls"><${Calls} ...${{ node, view, open: last && !running && node.state === "done" }} /></div>
+    <p class="notice" hidden=${!running || node.state === "done" || !notice}>${notice}</p>
+    <div class="ending ${ending?.kind ?? ""}">
+      ${ending && html`<span>${ending.text}</span>`}
+      ${ending?.offers.map(
+        (name) => html`<button type="button" onclick=${run[name]} disabled=${running}>${name}</button>`,
+      )}
+    </div>`;
+}
 
-  update(running) {
-    const { node } = this;
-    this.thoughtBox.hidden = !node.thought;
-    if (node.thought) this.thought.show(node.thought);
-    this.summary.textContent = node.state === "writing" && !node.content ? "Thinks…" : "Thought";
-    this.#showContent();
-    this.#showCalls(running);
-    this.notice.hidden = !running || node.state === "done" || !(node.notice || node.state === "waiting");
-    this.notice.textContent = node.notice || "Waits for the first token.";
-    this.#showEnding(running);
-  }
+/** Colours where there are probabilities; a raw completion as it is; else markdown. */
+function content(node, scores) {
+  if (node.scores?.length && scores) return html`<${Tokens} scores=${node.scores} />`;
+  if (node.sent?.raw) return html`<div class="text" dir="auto">${node.content}</div>`;
+  return html`<${Text} text=${node.content} />`;
+}
 
-  #showContent() {
-    const { node } = this;
-    const Kind = node.scores?.length && this.actions.scores() ? Tokens : Markdown;
-    if (!(this.shown instanceof Kind)) {
-      this.shown = new Kind();
-      this.content.replaceChildren(this.shown.root);
-    }
-    this.shown.show(Kind === Tokens ? node.scores : node.content);
-  }
+function Text({ text }) {
+  const box = useRef();
+  const markdown = useRef();
+  useLayoutEffect(() => {
+    markdown.current ??= new Markdown(box.current);
+    markdown.current.show(text);
+  }, [text]);
+  return html`<div class="markdown" dir="auto" ref=${box}></div>`;
+}
 
-  #showCalls(running) {
-    const { node, actions } = this;
-    for (const call of (node.calls ?? []).slice(this.cards.length)) {
-      this.cards.push(new CallCard(call));
-      this.calls.append(this.cards.at(-1).root);
-    }
-    const open = Boolean(this.cards.length) && node.state === "done" && !running && actions.isLast(node);
-    for (const card of this.cards) card.update(open);
-    if (open === Boolean(this.send)) return;
-    this.send?.remove();
-    this.send = open ? element("button", { class: "main", type: "button" }, "Send the results") : null;
-    this.send?.addEventListener("click", () =>
-      actions.sendResults(
-        node,
-        this.cards.map((card) => card.result),
-      ),
+/** The tool calls of an answer. The person plays the tool: the results go into the cards while they are `open`. */
+function Calls({ node, view, open }) {
+  const { calls = [] } = node;
+  const send = ({ currentTarget }) => {
+    const inputs = currentTarget.parentElement.querySelectorAll("textarea");
+    view.sendResults(
+      node,
+      calls.map(({ id }, at) => ({ callId: id, content: inputs[at].value })),
     );
-    if (this.send) this.calls.append(this.send);
-  }
+  };
+  return html`
+    ${calls.map(
+      (call, at) => html`<div class="call">
+        <div class="label">Calls <strong>${call.name}</strong></div>
+        <pre tabindex="0" role="group" aria-label="Arguments">${pretty(call.arguments)}</pre>
+        ${
+          open &&
+          html`<label for="call-${node.id}-${at}">Result of ${call.name}</label>
+            <textarea id="call-${node.id}-${at}" rows="2"></textarea>`
+        }
+      </div>`,
+    )}
+    ${open && calls.length > 0 && html`<button type="button" class="main" onclick=${send}>Send the results</button>`}`;
+}
 
-  #showEnding(running) {
-    const { node, actions } = this;
-    const ending = endingOf(node, running, actions.isLast(node));
-    const key = JSON.stringify([ending, running]);
-    if (key === this.key) return;
-    this.key = key;
-    this.ending.replaceChildren();
-    this.ending.className = `ending ${ending?.kind ?? ""}`;
-    if (!ending) return;
-    const run = { Continue: actions.goOn, Retry: actions.retry };
-    const buttons = ending.offers.map((name) =>
-      element("button", { type: "button", onclick: () => run[name](node), disabled: running }, name),
-    );
-    this.ending.append(element("span", {}, ending.text), ...buttons);
+function pretty(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text; // still being written
   }
 }

@@ -1,7 +1,14 @@
 // The request for an answer, from the settings of a conversation and the messages before the answer.
 
 import { can } from "../card.js";
+import { CHAT, COMPLETIONS } from "../code.js";
 
+/** The request fields that a person can change, for chat and raw completions. */
+export const NAMES = `temperature top_p top_k min_p max_tokens seed presence_penalty frequency_penalty
+  repetition_penalty stop min_tokens prompt_lookup_num_tokens reasoning_effort thinking_token_budget tool_choice
+  priority timeout`.split(/\s+/);
+/** Fields of chat alone, with the ability that they need: raw completions do not take them. */
+export const CHAT_ONLY = { reasoning_effort: "reasoning", thinking_token_budget: "reasoning", tool_choice: "tools" };
 const ALTERNATIVES = 5;
 const WIDE = 0.9; // top_p
 const DELIVERY = { stream: true, stream_options: { include_usage: true, continuous_usage_stats: true }, return_progress: true };
@@ -41,6 +48,10 @@ function varied({ seed, top_p: given }, card, before) {
 export function fieldsOf(head, card, { limited = true, before = 0 } = {}) {
   const limit = limited ? { max_tokens: Math.max(limitOf(card), head.fields.min_tokens ?? 0) } : {};
   const fields = { model: card.id, ...limit, ...head.fields, ...(before ? varied(head.fields, card, before) : {}) };
+  if (head.raw) {
+    for (const name in CHAT_ONLY) delete fields[name];
+    return { ...fields, ...(head.scores ? { logprobs: ALTERNATIVES } : {}) };
+  }
   if (head.schema.trim()) {
     const schema = parsed(head.schema, "JSON schema", false);
     fields.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
@@ -81,15 +92,23 @@ function continuedJson({ content, thought }) {
 
 const isEmpty = (node) => node.role === "assistant" && !node.content && !node.calls?.length;
 
+/** The endpoint (code.js) that a node's request went to. */
+export const endpointOf = ({ raw }) => (raw ? COMPLETIONS : CHAT);
+
 /**
  * The body of a request.
- * @param {{system: string, fields: object, continued: object | null}} sent  What a node keeps of its request.
+ * @param {{raw: boolean, system: string, fields: object, continued: object | null}} sent  What a node keeps of its
+ *   request.
  * @param {import("./conversation.js").Node[]} before  The nodes before the answer. Answers without text are left out.
  */
-export function bodyOf({ system, fields, continued }, before) {
+export function bodyOf({ raw, system, fields, continued }, before) {
+  const { model, ...others } = fields;
+  if (raw) {
+    const prompt = [...before, continued].map((node) => node?.content ?? "").join("");
+    return { model, prompt, ...others, ...DELIVERY };
+  }
   const messages = before.filter((node) => !isEmpty(node)).map(messageJson);
   if (system.trim()) messages.unshift({ role: "system", content: system });
   if (continued) messages.push(continuedJson(continued));
-  const { model, ...others } = fields;
   return { model, messages, ...others, ...(continued ? { continue_final_message: true } : {}), ...DELIVERY };
 }

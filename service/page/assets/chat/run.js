@@ -2,6 +2,7 @@
 
 import { isGone } from "../model.js";
 import { ServerError } from "../server.js";
+import { endpointOf } from "./request.js";
 
 const LONGEST_WAIT = 60; // seconds; a longer Retry-After is an error to read, not a wait
 
@@ -24,7 +25,7 @@ const seconds = (n) => orAborted.bind(null, new Promise((resolve) => setTimeout(
  */
 export async function answer({ server, model, node, bodyOf, signal, changed }) {
   node.state = "waiting";
-  node.notice = "Waits until the model is ready.";
+  node.notice = "Waiting until the model is ready.";
   changed();
   try {
     await askModel({ server, model, node, bodyOf, signal, changed });
@@ -79,7 +80,7 @@ async function ask(run) {
 
 async function countDown({ node, signal, changed }, { message, retryAfter }) {
   for (let left = retryAfter; left > 0; left--) {
-    node.notice = `${sentence(message)} Asks again in ${left} s.`;
+    node.notice = `${sentence(message)} Asking again in ${left} s.`;
     changed();
     await seconds(1)(signal);
   }
@@ -88,7 +89,7 @@ async function countDown({ node, signal, changed }, { message, retryAfter }) {
 async function read({ server, node, body, signal, changed }) {
   const fold = folder(node);
   let ended = false;
-  for await (const { data, sent } of server.events("v1/chat/completions", { method: "POST", body, signal })) {
+  for await (const { data, sent } of server.events(endpointOf(node.sent).path, { method: "POST", body, signal })) {
     if (data === "[DONE]") ended = true;
     else fold(JSON.parse(data), sent);
     changed();
@@ -113,13 +114,14 @@ function folder(node) {
     if (chunk.usage) node.stats = joined(before, { first: node.stats.first, ...statsOf(chunk, first) });
   };
 
-  function foldChoice({ delta, logprobs, finish_reason: finish }, begin) {
+  function foldChoice({ text, delta = { content: text }, logprobs, finish_reason: finish }, begin) {
     const thought = delta.reasoning_content ?? "";
-    if (delta.content || thought || delta.tool_calls || logprobs?.content?.length) begin();
+    const scores = scoresOf(logprobs, decoder);
+    if (delta.content || thought || delta.tool_calls || scores.length) begin();
     if (thought) node.thought = (node.thought ?? "") + thought;
     node.content += delta.content ?? "";
     for (const call of delta.tool_calls ?? []) foldCall(call);
-    if (logprobs?.content) (node.scores ??= []).push(...logprobs.content.map((item) => scoreOf(item, decoder)));
+    if (scores.length) (node.scores ??= []).push(...scores);
     if (finish) node.finish = finish;
   }
 
@@ -140,7 +142,7 @@ function folder(node) {
 }
 
 function progressOf({ total, processed }) {
-  return total ? `Reads the prompt: ${Math.floor((100 * processed) / total)} %.` : "";
+  return total ? `Reading the prompt: ${Math.floor((100 * processed) / total)} %.` : "";
 }
 
 /** What a chunk says of cost and speed. The server tells its speed at the end; an answer may be stopped before. */
@@ -162,6 +164,16 @@ function joined(before, after) {
   const tokens = before.tokens + after.tokens;
   const speed = tokens / (before.tokens / before.speed + after.tokens / after.speed);
   return { ...after, ...before, tokens, speed: Number.isFinite(speed) ? speed : null };
+}
+
+/** The probabilities in a chunk: of a chat completion (`content`) or of a raw one (`tokens`). */
+function scoresOf(logprobs, decoder) {
+  const { content = [], tokens = [], token_logprobs: own, top_logprobs: tops } = logprobs ?? {};
+  const raw = (token, at) => {
+    const top = Object.entries(tops?.[at] ?? {}).sort(([, one], [, other]) => other - one);
+    return { token, shown: token, logprob: own[at], top };
+  };
+  return [...content.map((item) => scoreOf(item, decoder)), ...tokens.map(raw)];
 }
 
 /** A token's text is complete once its last byte has come. Control tokens have no bytes. */

@@ -1,6 +1,6 @@
 // The answers that are being written, one a conversation at most, and their way into the storage.
 
-import { pathTo, siblings } from "./conversation.js";
+import { pathTo, versions } from "./conversation.js";
 import { bodyOf, fieldsOf } from "./request.js";
 import { answer } from "./run.js";
 
@@ -8,7 +8,7 @@ const LEFT = "noria-left"; // in the tab's storage
 const SAVE_MS = 400; // a closed tab loses at most this much of an answer
 
 export class Session {
-  /** `drawn(conversation, whole, node)` draws: the whole branch, or its last message. `node` is the answer. */
+  /** `drawn(conversation, node)` draws. `node` is the answer that begins or ends, if one does. */
   constructor({ server, model, store, drawn }) {
     Object.assign(this, { server, model, store, drawn, runs: new Map(), unsaved: new Map(), heads: new Set() });
     addEventListener("pagehide", () => this.#leave());
@@ -31,15 +31,12 @@ export class Session {
   async write(conversation, node, continued = null) {
     const controller = new AbortController();
     const { head } = conversation;
-    const all = siblings(conversation, node);
+    const all = versions(conversation).get(node.parent);
     const before = all.slice(0, all.indexOf(node)).filter(({ state }) => state !== "failed").length;
     this.runs.set(head.id, { conversation, node, controller });
     this.unsaved.set(node.id, node);
-    this.drawn(conversation, true, node);
-    const draw = onceAtATime(
-      requestAnimationFrame,
-      () => this.running(conversation) && this.drawn(conversation, false),
-    );
+    this.drawn(conversation, node);
+    const draw = onceAtATime(requestAnimationFrame, () => this.running(conversation) && this.drawn(conversation));
     const save = onceAtATime(
       (work) => setTimeout(work, SAVE_MS),
       () => this.running(conversation) && this.store.putNode(node),
@@ -49,7 +46,8 @@ export class Session {
       model: this.model,
       node,
       bodyOf: (card, limited) => {
-        node.sent = { system: head.system, fields: fieldsOf(head, card, { limited, before }), continued };
+        const { raw, system } = head;
+        node.sent = { raw, system, fields: fieldsOf(head, card, { limited, before }), continued };
         return bodyOf(node.sent, pathTo(conversation, node.parent));
       },
       signal: controller.signal,
@@ -59,7 +57,7 @@ export class Session {
       },
     });
     this.runs.delete(head.id);
-    this.drawn(conversation, true, node);
+    this.drawn(conversation, node);
     await this.store.putNode(node);
     this.unsaved.delete(node.id);
   }
@@ -79,17 +77,15 @@ export class Session {
     return this.unsaved.has(node.id);
   }
 
-  /** The page goes: what was written stays. */
+  /** The page goes: keep for a reload what is not stored yet. */
   #leave() {
     const written = new Set(Array.from(this.runs.values(), ({ node }) => node));
     for (const { controller } of this.runs.values()) controller.abort();
     const stopped = { state: "stopped", notice: "" };
     const nodes = Array.from(this.unsaved.values(), (node) => (written.has(node) ? { ...node, ...stopped } : node));
     if (!nodes.length) return;
-    const heads = [...this.heads];
-    this.store.putLast(heads, nodes); // a browser may drop it: a transaction before it may not have ended
     try {
-      sessionStorage.setItem(LEFT, JSON.stringify({ heads, nodes }));
+      sessionStorage.setItem(LEFT, JSON.stringify({ heads: [...this.heads], nodes })); // no transaction would end
     } catch {
       // larger than the tab's storage
     }

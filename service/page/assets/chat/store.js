@@ -78,18 +78,6 @@ export class Store {
     });
   }
 
-  /** Put records while the page goes: no callback will run any more, so that the transaction must end at once. */
-  putLast(heads, nodes) {
-    try {
-      const transaction = this.opened?.transaction(["heads", "nodes"], "readwrite");
-      for (const head of heads) transaction?.objectStore("heads").put(head);
-      for (const node of nodes) transaction?.objectStore("nodes").put(node);
-      transaction?.commit();
-    } catch {
-      // nobody can read a notice any more
-    }
-  }
-
   async remove(id) {
     const work = async (of) => {
       of("heads").delete(id);
@@ -104,7 +92,7 @@ export class Store {
       request.result.createObjectStore("heads", { keyPath: "id" });
       request.result.createObjectStore("nodes", { keyPath: "id" }).createIndex("conversation", "conversation");
     };
-    return (this.opened = await result(request));
+    return result(request);
   }
 
   async #transaction(mode, work) {

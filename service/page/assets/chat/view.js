@@ -1,11 +1,13 @@
 // The chat view: joins the list of conversations, the branch on screen, the text box and the settings.
 
+import { readFields } from "../fields.js";
+import { html, render } from "../html.js";
+import { COLOURS } from "../tokens.js";
 import { Composer } from "./composer.js";
 import { addNode, choose, newConversation, pathTo, titleOf } from "./conversation.js";
 import { announced } from "./ending.js";
 import { History } from "./history.js";
-import { layout } from "./layout.js";
-import { bodyOf } from "./request.js";
+import { bodyOf, NAMES } from "./request.js";
 import { Session } from "./session.js";
 import { Settings } from "./settings.js";
 import { Store } from "./store.js";
@@ -20,34 +22,42 @@ export function mount(root, context) {
   return { shown: () => view.shown(), hidden: () => view.hidden() };
 }
 
+/** What is on screen. Each change of it is followed by `draw`. */
 class View {
+  conversation = newConversation();
+  saved = false;
+  follows = true; // whether the thread is scrolled to its end
+  problem = ""; // a line above the conversation
+  status = ""; // for a screen reader
+  card = {};
+  fields = [];
+
   constructor(root, { server, model }) {
-    this.server = server;
-    this.conversation = newConversation();
-    this.saved = false;
+    Object.assign(this, { root, server });
     const name = `noria-chat${server.base.pathname}`;
     this.store = new Store(name, { onChange: (change) => this.#follow(change), onError: (text) => this.tell(text) });
     this.session = new Session({ server, model, store: this.store, drawn: (...what) => this.#drawn(...what) });
-    this.thread = new Thread(this.#threadActions());
-    this.composer = new Composer({
-      send: (text, images) => this.#send(text, images),
-      stop: () => this.#stop(),
-      tell: (text) => this.tell(text),
-    });
-    this.settings = new Settings(server, {
-      changed: (changes) => this.#change(changes),
-      closed: () => this.#toggle(this.settings.root, this.settingsButton, false),
-    });
-    this.history = new History(this.store, this.#historyActions());
-    this.#build(root);
+    const wide = matchMedia(WIDE);
+    this.panels = { history: wide.matches, settings: false };
+    wide.addEventListener("change", () => this.toggle("history", wide.matches));
+    document.addEventListener("keydown", (event) => this.#escape(event));
+    this.draw();
     model.follow((card) => this.#know(card));
     this.#start();
   }
 
+  get head() {
+    return this.conversation.head;
+  }
+
+  get running() {
+    return this.session.running(this.conversation);
+  }
+
   shown() {
     this.isShown = true;
-    this.#title();
-    this.composer.focus();
+    this.draw();
+    this.#focus();
   }
 
   hidden() {
@@ -57,265 +67,244 @@ class View {
 
   /** Show a line above the conversation until the person closes it. */
   tell(text) {
-    this.alert.textContent = text;
-    this.alertBox.hidden = !text;
+    this.problem = text;
+    this.draw();
   }
 
-  #build(root) {
-    Object.assign(
-      this,
-      layout(this, {
-        history: () => this.#toggle(this.history.root, this.historyButton),
-        settings: () => this.#toggle(this.settings.root, this.settingsButton),
-        scores: () => this.#toggleScores(),
-        fresh: () => this.#fresh(),
-        dismiss: () => this.tell(""),
-      }),
-    );
-    root.append(this.chat);
-    const wide = matchMedia(WIDE);
-    this.#toggle(this.history.root, this.historyButton, wide.matches);
-    wide.addEventListener("change", () => this.#toggle(this.history.root, this.historyButton, wide.matches));
-    this.#toggle(this.settings.root, this.settingsButton, false);
-    document.addEventListener("keydown", (event) => this.#escape(event));
+  draw() {
+    const { head, running, panels, card, fields } = this;
+    if (this.isShown) document.title = head.title ? `${head.title} · Noria` : "Chat · Noria";
+    const panelButton = (name, title) =>
+      html`<button type="button" id="${name}-button" aria-controls="chat-${name}" aria-expanded=${panels[name]}
+        onclick=${() => this.toggle(name)}>${title}</button>`;
+    const chat = html`<div class="chat">
+      <${History} view=${this} hidden=${!panels.history} />
+      <div class="middle">
+        <div class="bar">
+          ${panelButton("history", "History")}
+          <button type="button" onclick=${() => this.fresh()}>New chat</button>
+          <span class="space"></span>
+          <button type="button" aria-pressed=${head.scores} onclick=${() => this.change({ scores: !head.scores })}
+            title="Colour the tokens of answers by their probability">Probabilities</button>
+          ${panelButton("settings", "Settings")}
+        </div>
+        <p class="hint colours" hidden=${!head.scores}>${COLOURS}</p>
+        <div class="alert" hidden=${!this.problem}>
+          <span role="alert">${this.problem}</span>
+          <button type="button" class="quiet" onclick=${() => this.tell("")}>Dismiss</button>
+        </div>
+        <${Thread} view=${this} running=${running} />
+        <${Composer} view=${this} card=${card} running=${running} />
+        <p class="unseen" role="status">${this.status}</p>
+      </div>
+      <${Settings} view=${this} fields=${fields} card=${card} hidden=${!panels.settings} />
+    </div>`;
+    render(chat, this.root);
   }
 
   async #start() {
     await this.session.restore();
     const loaded = await this.store.load(sessionStorage.getItem(CURRENT) ?? "");
-    if (loaded && !this.saved && !this.conversation.nodes.size) this.#open(loaded);
-    else this.#draw();
-    this.history.refresh(this.conversation.head.id);
+    if (loaded && !this.saved && !this.conversation.nodes.size) this.#put(loaded);
+    else this.history.refresh();
   }
 
   async #know(card) {
     this.card = card;
-    this.composer.know(card);
     try {
-      await this.settings.know(card);
+      this.fields = await readFields(this.server, "/v1/chat/completions", NAMES, card);
+      this.draw();
     } catch (error) {
       this.tell(`The parameters cannot be shown: ${error.message}`);
     }
   }
 
-  // ---- what is on screen
-
-  #open(conversation) {
-    this.conversation = conversation;
-    this.saved = true;
-    sessionStorage.setItem(CURRENT, conversation.head.id);
-    this.thread.follows = true;
-    this.#draw();
-    this.history.refresh(conversation.head.id);
-    if (!matchMedia(WIDE).matches) this.#toggle(this.history.root, this.historyButton, false);
+  /** Put a conversation on screen. */
+  #put(conversation) {
+    Object.assign(this, { conversation, saved: true, follows: true });
+    sessionStorage.setItem(CURRENT, this.head.id);
+    this.history.refresh();
+    if (!matchMedia(WIDE).matches) this.panels.history = false;
+    this.draw();
   }
 
-  #fresh() {
-    this.#open(newConversation(this.conversation.head.scores));
-    this.saved = false;
-    sessionStorage.removeItem(CURRENT);
-    this.composer.focus();
-  }
-
-  #draw() {
-    const running = this.session.running(this.conversation);
-    this.settings.show(this.conversation.head);
-    this.scoresButton.setAttribute("aria-pressed", String(this.conversation.head.scores));
-    this.colours.hidden = !this.conversation.head.scores;
-    this.#drawThread(running);
-  }
-
-  #drawThread(running) {
-    this.thread.show(this.conversation, running);
-    this.composer.setRunning(running);
-    this.#title();
-  }
-
-  #drawn(conversation, whole, node) {
+  #drawn(conversation, node) {
     if (conversation !== this.conversation) return;
-    if (!whole) return this.thread.showLast(conversation);
-    const running = this.session.running(conversation);
-    this.#drawThread(running);
-    this.status.textContent = running ? "The answer is being written." : announced(node);
+    if (node) this.status = this.running ? "The answer is being written." : announced(node);
+    this.draw();
   }
 
-  #title() {
-    const { title } = this.conversation.head;
-    if (this.isShown) document.title = title ? `${title} · Noria` : "Chat · Noria";
-  }
-
-  #toggle(panel, button, shown = panel.hidden) {
-    panel.hidden = !shown;
-    button.setAttribute("aria-expanded", String(shown));
-    if (shown || !panel.contains(document.activeElement)) return;
-    button.focus();
-  }
-
-  #escape(event) {
-    if (event.key !== "Escape" || event.isComposing || !this.isShown || document.querySelector("dialog[open]")) return;
-    if (this.session.running(this.conversation)) this.#stop();
-    else if (this.settings.root.contains(event.target)) this.#toggle(this.settings.root, this.settingsButton, false);
-    else if (this.history.root.contains(event.target)) this.#toggle(this.history.root, this.historyButton, false);
-  }
-
-  // ---- what the person does
-
-  /** Add a message and ask for its answer. Returns whether it was taken. */
-  #send(text, images = []) {
-    if (this.session.running(this.conversation)) return false;
-    const { conversation } = this;
-    if (!this.#mayAsk()) return false;
-    conversation.head.title ||= titleOf(text);
-    this.#append(conversation.head.leaf, [{ role: "user", content: text, images }]);
-    return true;
-  }
-
-  /** Whether the settings are right; says what is wrong. */
-  #mayAsk() {
-    const wrong = this.settings.complain();
-    this.tell(wrong ?? "");
-    if (wrong) this.settingsButton.setAttribute("aria-expanded", "true");
-    return !wrong;
-  }
-
-  /** Add messages in a row below `parent`, and an answer after them. */
-  async #append(parent, contents) {
-    const { conversation } = this;
-    const added = [];
-    for (const content of [...contents, { role: "assistant", content: "", state: "waiting" }]) {
-      added.push(addNode(conversation, added.at(-1)?.id ?? parent, content));
-    }
-    this.thread.follows = true;
-    const written = this.session.write(conversation, added.at(-1));
-    this.#refocus();
-    await this.#save(added);
-    await written;
-  }
-
-  async #save(nodes) {
-    const { head } = this.conversation;
-    head.updated = Date.now();
-    const created = !this.saved;
-    this.saved = true;
-    if (created) sessionStorage.setItem(CURRENT, head.id);
-    const { leaf, updated, title } = head;
-    await this.session.saving(head, nodes, () =>
-      created ? this.store.add(this.conversation) : this.store.patch(head.id, { leaf, updated, title }, nodes),
-    );
-    this.history.refresh(head.id);
-  }
-
-  #stop() {
-    this.session.stop(this.conversation.head.id);
-    this.#refocus();
-  }
-
-  #change(changes) {
-    Object.assign(this.conversation.head, changes);
-    if (this.saved) this.store.patch(this.conversation.head.id, changes);
-  }
-
-  #toggleScores() {
-    this.#change({ scores: !this.conversation.head.scores });
-    this.#draw();
-  }
-
-  #threadActions() {
-    return {
-      server: this.server,
-      send: (text) => this.#send(text),
-      scores: () => this.conversation.head.scores,
-      isLast: (node) => this.conversation.head.leaf === node.id,
-      redraw: () => this.#drawThread(this.session.running(this.conversation)),
-      bodyOf: (node) => bodyOf(node.sent, pathTo(this.conversation, node.parent)),
-      edit: (node, text) =>
-        this.#mayAsk() && this.#append(node.parent, [{ role: "user", content: text, images: node.images }]),
-      regenerate: (node) => this.#mayAsk() && this.#append(node.parent, []),
-      retry: (node) => this.#retry(node),
-      goOn: (node) => this.#goOn(node),
-      sendResults: (node, results) =>
-        this.#mayAsk() &&
-        this.#append(
-          node.id,
-          results.map((result) => ({ role: "tool", ...result })),
-        ),
-      pick: (node) => {
-        choose(this.conversation, node);
-        this.#drawThread(this.session.running(this.conversation));
-        this.thread.focusVersions(node);
-        this.store.patch(this.conversation.head.id, { leaf: this.conversation.head.leaf });
-      },
-    };
-  }
-
-  /** Ask again: in place of an answer without text, beside one with text. */
-  #retry(node) {
-    if (!this.#mayAsk()) return;
-    if (node.content || node.thought || node.calls?.length) this.#append(node.parent, []);
-    else this.session.write(this.conversation, node);
-    this.#refocus();
-  }
-
-  #goOn(node) {
-    if (!this.#mayAsk()) return;
-    this.session.write(this.conversation, node, { content: node.content, thought: node.thought ?? "" });
-    this.#refocus();
+  #focus() {
+    this.root.querySelector("#chat-input").focus();
   }
 
   /** The button that was used is gone. On a phone the text box would bring up the keyboard. */
   #refocus() {
-    if (matchMedia("(hover: hover)").matches) this.composer.focus();
+    if (matchMedia("(hover: hover)").matches) this.#focus();
   }
 
-  #historyActions() {
-    return {
-      open: async (id) => {
-        const conversation = this.session.live(id) ?? (await this.store.load(id));
-        if (conversation) this.#open(conversation);
-      },
-      rename: async (id, title) => {
-        if (id === this.conversation.head.id) this.conversation.head.title = title;
-        await this.store.patch(id, { title });
-        this.#title();
-        this.history.refresh();
-      },
-      remove: async (id) => {
-        this.session.stop(id);
-        await this.store.remove(id);
-        if (id === this.conversation.head.id) this.#fresh();
-        this.history.refresh();
-      },
-      live: (id) => this.session.live(id),
-      fields: () => this.settings.fields,
-      tell: (text) => this.tell(text),
-      close: () => this.#toggle(this.history.root, this.historyButton, false),
-    };
+  toggle(name, shown = !this.panels[name]) {
+    const leaves = !shown && this.root.querySelector(`#chat-${name}`).contains(document.activeElement);
+    this.panels[name] = shown;
+    this.draw();
+    if (leaves) this.root.querySelector(`#${name}-button`).focus();
   }
 
-  /** Another tab has changed a conversation. */
+  #escape(event) {
+    if (event.key !== "Escape" || event.isComposing || !this.isShown || document.querySelector("dialog[open]")) return;
+    if (this.running) return this.stop();
+    const panel = event.target.closest("aside");
+    if (panel) this.toggle(panel.id.replace("chat-", ""), false);
+  }
+
+  // ---- what the person does in a conversation
+
+  /** Add a message and ask for its answer. Returns whether it was taken. */
+  send(content, images = []) {
+    return !this.running && this.#append(this.head.leaf, [{ role: "user", content, images }]);
+  }
+
+  /** Whether the settings are right; says what is wrong, and moves the focus there. */
+  #mayAsk() {
+    const wrong = this.root.querySelector("#chat-settings [aria-invalid=true]");
+    if (wrong) this.panels.settings = true;
+    this.tell(wrong ? this.root.querySelector(`#${wrong.id}-error`).textContent : "");
+    wrong?.focus();
+    return !wrong;
+  }
+
+  /** Add messages in a row below `parent`, and an answer after them. Returns whether the settings are right. */
+  #append(parent, contents) {
+    if (!this.#mayAsk()) return false;
+    const { conversation, head } = this;
+    head.title ||= titleOf(contents[0].content);
+    const added = [];
+    for (const content of [...contents, { role: "assistant", content: "", state: "waiting" }]) {
+      added.push(addNode(conversation, added.at(-1)?.id ?? parent, content));
+    }
+    this.follows = true;
+    this.session.write(conversation, added.at(-1));
+    this.#refocus();
+    this.#save(added);
+    return true;
+  }
+
+  async #save(nodes) {
+    const { conversation, head, saved } = this;
+    head.updated = Date.now();
+    this.saved = true;
+    if (!saved) sessionStorage.setItem(CURRENT, head.id);
+    const { leaf, updated, title } = head;
+    await this.session.saving(head, nodes, () =>
+      saved ? this.store.patch(head.id, { leaf, updated, title }, nodes) : this.store.add(conversation),
+    );
+    this.history.refresh();
+  }
+
+  stop() {
+    this.session.stop(this.head.id);
+    this.#refocus();
+  }
+
+  /** Change fields of the head. */
+  change(changes) {
+    Object.assign(this.head, changes);
+    this.draw();
+    if (this.saved) this.store.patch(this.head.id, changes);
+  }
+
+  bodyOf(node) {
+    return bodyOf(node.sent, pathTo(this.conversation, node.parent));
+  }
+
+  edit({ parent, images }, content) {
+    this.#append(parent, [{ role: "user", content, images }]);
+  }
+
+  regenerate({ parent }) {
+    this.#append(parent, []);
+  }
+
+  sendResults({ id }, results) {
+    this.#append(
+      id,
+      results.map((result) => ({ role: "tool", ...result })),
+    );
+  }
+
+  /** Ask again: in place of an answer without text, beside one with text. */
+  retry(node) {
+    if (node.content || node.thought || node.calls?.length) return this.regenerate(node);
+    this.#write(node, null);
+  }
+
+  goOn(node) {
+    this.#write(node, { content: node.content, thought: node.thought ?? "" });
+  }
+
+  #write(node, continued) {
+    if (!this.#mayAsk()) return;
+    this.session.write(this.conversation, node, continued);
+    this.#refocus();
+  }
+
+  /** Put the branch of another version on screen. The next switch is one key away. */
+  pick(node) {
+    choose(this.conversation, node);
+    this.draw();
+    this.root.querySelector(`#message-${node.id} .switch button:enabled`)?.focus();
+    this.store.patch(this.head.id, { leaf: this.head.leaf });
+  }
+
+  // ---- what the person does in the list
+
+  fresh() {
+    this.#put(newConversation(this.head));
+    this.saved = false;
+    sessionStorage.removeItem(CURRENT);
+    this.#focus();
+  }
+
+  async open(id) {
+    const conversation = this.session.live(id) ?? (await this.store.load(id));
+    if (conversation) this.#put(conversation);
+  }
+
+  async rename(id, title) {
+    if (id === this.head.id) this.head.title = title;
+    await this.store.patch(id, { title });
+    this.draw();
+    this.history.refresh();
+  }
+
+  async remove(id) {
+    this.session.stop(id);
+    await this.store.remove(id);
+    if (id === this.head.id) this.fresh();
+    this.history.refresh();
+  }
+
+  // ---- what other tabs do
+
   async #follow({ id, removed }) {
     this.history.refresh();
-    if (id !== this.conversation.head.id || this.session.running(this.conversation)) return;
+    if (id !== this.head.id || this.running) return;
     if (removed) {
-      this.#fresh();
+      this.fresh();
       this.tell("This conversation was deleted in another tab.");
       return;
     }
     const loaded = await this.store.load(id);
-    if (!loaded || id !== this.conversation.head.id || this.session.running(this.conversation)) return;
+    if (!loaded || id !== this.head.id || this.running) return;
     this.#merge(loaded);
   }
 
-  /** Take what is new; messages that did not change stay the same objects, so that they are not drawn again. */
+  /** Take what is new, but for messages of which this tab has a newer state. */
   #merge(loaded) {
     const { head, nodes } = this.conversation;
-    for (const node of loaded.nodes.values()) {
-      const known = nodes.get(node.id);
-      const same = known && known.content === node.content && known.state === node.state;
-      if (!same && !this.session.owns(node)) nodes.set(node.id, node);
-    }
+    for (const node of loaded.nodes.values()) if (!this.session.owns(node)) nodes.set(node.id, node);
     Object.assign(head, loaded.head, { leaf: head.leaf });
     choose(this.conversation, nodes.get(head.leaf) ?? [...nodes.values()].at(-1));
-    this.#drawThread(false);
+    this.draw();
   }
 }

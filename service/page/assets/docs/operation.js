@@ -1,90 +1,50 @@
 // One operation: what it takes, what it answers, and a form that tries it.
 
-import { element } from "../dom.js";
-import { fields, lazy, nested, prose, resolve, words } from "./schema.js";
+import { resolve } from "../fields.js";
+import { html } from "../html.js";
+import { Fields, Lazy, prose, words } from "./schema.js";
 import { Trial } from "./trial.js";
 
 const JSON_TYPE = "application/json";
 
-export class Operation {
-  constructor(server, document, method, path, operation) {
-    Object.assign(this, { server, document, method, path, operation });
-    this.id = `${method}-${path.replaceAll(/\W+/g, "-").replace(/^-/, "")}`;
-    this.body = operation.requestBody?.content[JSON_TYPE] ?? null;
-    this.text = this.#words().toLowerCase();
-    this.box = this.#build();
-  }
+const bodyOf = ({ requestBody }) => requestBody?.content[JSON_TYPE] ?? null;
 
-  open() {
-    this.box.open = true;
-    this.box.scrollIntoView();
-    this.box.querySelector("summary").focus();
-  }
+/** What the search reads. */
+export function textOf(described, method, path, operation) {
+  const body = bodyOf(operation);
+  const { properties = {} } = body ? resolve(described, body.schema).schema : {};
+  const { summary, description = "" } = operation;
+  return [method, path, summary, description, ...Object.keys(properties)].join(" ").toLowerCase();
+}
 
-  /** What the search reads. */
-  #words() {
-    const schema = this.body ? resolve(this.document, this.body.schema).schema : {};
-    const { summary, description = "" } = this.operation;
-    return [this.method, this.path, summary, description, ...Object.keys(schema.properties ?? {})].join(" ");
-  }
+export function Operation({ id, described, server, method, path, operation, hidden }) {
+  const { description, summary, responses } = operation;
+  const body = bodyOf(operation);
+  const title = html`<span class="method ${method}">${method.toUpperCase()}</span> <h3>${path}</h3>${" "}
+    <span class="faint">${summary}</span>`;
+  return html`<${Lazy} id=${id} class="operation" hidden=${hidden} title=${title}>${() => html`
+    ${description && html`<p>${prose(description)}</p>`}
+    <h4>Try it</h4>
+    <${Trial} ...${{ server, method, path, operation, body }} />
+    ${body && html`<h4>Body</h4><${Fields} described=${described} schema=${resolve(described, body.schema).schema} />`}
+    <h4>Answers</h4>
+    <dl class="fields">
+      ${Object.entries(responses).map(([status, answer]) => html`<${Answer} ...${{ described, status, answer }} />`)}
+    </dl>`}<//>`;
+}
 
-  #build() {
-    const box = lazy("", () => this.#content());
-    box.id = this.id;
-    box.className = "operation";
-    box
-      .querySelector("summary")
-      .replaceChildren(
-        element("span", { class: `method ${this.method}` }, this.method.toUpperCase()),
-        " ",
-        element("h3", {}, this.path),
-        " ",
-        element("span", { class: "faint" }, this.operation.summary),
-      );
-    return box;
-  }
-
-  #content() {
-    const { description } = this.operation;
-    return [
-      description ? element("p", {}, prose(description)) : null,
-      element("h4", {}, "Try it"),
-      new Trial(this).box,
-      ...(this.body ? [element("h4", {}, "Body"), ...this.#bodyFields()] : []),
-      element("h4", {}, "Answers"),
-      element(
-        "dl",
-        { class: "fields" },
-        Object.entries(this.operation.responses).map((answer) => this.#answer(...answer)),
-      ),
-    ];
-  }
-
-  #bodyFields() {
-    const { schema } = resolve(this.document, this.body.schema);
-    return (
-      fields(this.document, schema)?.filter(Boolean) ?? [
-        element("p", {}, words(schema)),
-        ...nested(this.document, schema),
-      ]
-    );
-  }
-
-  #answer(status, { description, content = {}, headers = {} }) {
-    const kinds = Object.entries(content).map(([type, { schema }]) =>
-      lazy(`${type}: ${words(schema)}`, () => {
-        const found = resolve(this.document, schema).schema;
-        return fields(this.document, found) ?? element("p", {}, prose(found.description ?? words(found)));
-      }),
-    );
-    const names = Object.entries(headers).map(([name, header]) =>
-      element("li", {}, element("code", {}, name), `: ${header.description ?? ""}`),
-    );
-    return element(
-      "div",
-      {},
-      element("dt", {}, element("code", {}, status), " ", prose(description)),
-      element("dd", {}, kinds, names.length ? lazy("Headers", () => element("ul", {}, names)) : null),
-    );
-  }
+function Answer({ described, status, answer: { description, content = {}, headers = {} } }) {
+  const kind = ([type, { schema }]) => {
+    const found = () => html`<${Fields} described=${described} schema=${resolve(described, schema).schema} />`;
+    return html`<${Lazy} title="${type}: ${words(schema)}">${found}<//>`;
+  };
+  const header = ([name, { description = "" }]) => html`<li><code>${name}</code>: ${description}</li>`;
+  const named = Object.entries(headers);
+  return html`<div>
+    <dt><code>${status}</code> ${prose(description)}</dt>
+    <dd>
+      ${Object.entries(content).map(kind)}
+      ${named.length > 0 && html`<${Lazy} title="Headers">${() => html`<ul>${named.map(header)}</ul>`}<//>`}
+    </dd>
+  </div>`;
 }

@@ -1,13 +1,7 @@
 // A JSON schema of the document, as words and as a list of fields.
 
-import { element } from "../dom.js";
-
-/** The schema that a `$ref` names, with that name. */
-export function resolve(document, schema) {
-  if (!schema.$ref) return { name: null, schema };
-  const path = schema.$ref.replace(/^#\//, "").split("/");
-  return { name: path.at(-1), schema: path.reduce((part, key) => part[key], document) };
-}
+import { resolve } from "../fields.js";
+import { html, useState } from "../html.js";
 
 const alternatives = (schema) => schema.anyOf ?? schema.oneOf ?? null;
 
@@ -41,59 +35,57 @@ function limits(least, most, unit) {
 
 /** Text with `code` between backticks. */
 export function prose(text) {
-  return text.split("`").map((part, i) => (i % 2 ? element("code", {}, part) : part));
+  return text.split("`").map((part, i) => (i % 2 ? html`<code>${part}</code>` : part));
 }
 
 /** A field that only describes what this server does anyway: it takes one value, or null. */
 const isHarmless = (schema) => Array.isArray(schema.enum) && !schema.description && schema.enum.includes(null);
 
-/** The fields of an object schema, with what they refer to folded in. Null if it has none. */
-export function fields(document, schema) {
+/** The fields of an object schema, with what they refer to folded in; a schema without fields in words. */
+export function Fields({ described, schema }) {
   const { properties = {}, required = [] } = schema;
   const listed = Object.entries(properties);
-  if (!listed.length) return null;
+  if (!listed.length) return html`<p>${words(schema)}</p><${Nested} ...${{ described, schema }} />`;
   const own = listed.filter(([, field]) => !isHarmless(field));
   const harmless = listed.filter(([, field]) => isHarmless(field));
   own.sort(([a], [b]) => required.includes(b) - required.includes(a));
-  const rows = own.map(([name, field]) => row(document, name, field, required.includes(name)));
-  return [element("dl", { class: "fields" }, rows), harmless.length ? folded(harmless) : null];
-}
-
-function row(document, name, field, required) {
-  const note = required ? element("strong", { class: "required" }, "required") : null;
-  return element(
-    "div",
-    {},
-    element("dt", {}, element("code", {}, name), " ", element("span", { class: "type" }, words(field)), " ", note),
-    element("dd", {}, field.description ? element("p", {}, prose(field.description)) : null, nested(document, field)),
-  );
-}
-
-function folded(harmless) {
-  const items = harmless.map(([name, field]) => element("li", {}, element("code", {}, name), `: ${words(field)}`));
-  return element(
-    "details",
-    {},
-    element("summary", {}, `${harmless.length} fields of other servers, with these values only`),
-    element("ul", {}, items),
-  );
+  const row = ([name, field]) => html`<div>
+    <dt>
+      <code>${name}</code> <span class="type">${words(field)}</span>${" "}
+      ${required.includes(name) && html`<strong class="required">required</strong>`}
+    </dt>
+    <dd>
+      ${field.description && html`<p>${prose(field.description)}</p>`}
+      <${Nested} described=${described} schema=${field} />
+    </dd>
+  </div>`;
+  return html`<dl class="fields">${own.map(row)}</dl>
+    ${
+      harmless.length > 0 &&
+      html`<details>
+        <summary>${harmless.length} fields of other servers, with these values only</summary>
+        <ul>${harmless.map(([name, field]) => html`<li><code>${name}</code>: ${words(field)}</li>`)}</ul>
+      </details>`
+    }`;
 }
 
 /** The objects that a field can hold, each behind a summary; they may refer to themselves, so they open on demand. */
-export function nested(document, schema) {
+function Nested({ described, schema }) {
   const inner = alternatives(schema) ?? (schema.items ? [schema.items] : [schema]);
-  return inner.flatMap((part) => {
-    if (part !== schema && !part.$ref) return nested(document, part);
-    const { name, schema: found } = resolve(document, part);
-    if (name === null) return [];
-    const view = () => fields(document, found) ?? [element("p", {}, words(found)), nested(document, found)];
-    return [lazy(name, () => [found.description ? element("p", {}, prose(found.description)) : null, view()])];
+  return inner.map((part) => {
+    if (part !== schema && !part.$ref) return html`<${Nested} described=${described} schema=${part} />`;
+    const { name, schema: found } = resolve(described, part);
+    if (name === null) return null;
+    return html`<${Lazy} title=${name}>${() => html`
+      ${found.description && html`<p>${prose(found.description)}</p>`}
+      <${Fields} described=${described} schema=${found} />`}<//>`;
   });
 }
 
-/** A <details> whose content is made when it first opens. */
-export function lazy(title, content) {
-  const box = element("details", {}, element("summary", {}, title));
-  box.addEventListener("toggle", () => box.append(...[content()].flat(2).filter(Boolean)), { once: true });
-  return box;
+/** A <details> whose content (a function) is made when it first opens. */
+export function Lazy({ title, children: content, ...more }) {
+  const [opened, open] = useState(false);
+  return html`<details ...${more} ontoggle=${() => open(true)}>
+    <summary>${title}</summary>${opened && content()}
+  </details>`;
 }

@@ -1,104 +1,87 @@
 // A form that sends one request and shows what the server answers, streams too.
 
-import { element } from "../dom.js";
+import { Component, createRef, html } from "../html.js";
 
 const MOST_SHOWN = 200_000; // characters of an answer; an endless stream must not fill the tab
 
-export class Trial {
-  #abort = null;
+export class Trial extends Component {
+  abort = null;
+  input = createRef();
+  state = { status: "", answer: null };
 
-  constructor({ server, method, path, operation, body }) {
-    Object.assign(this, { server, method, path });
-    const id = operation.operationId;
-    this.parameters = (operation.parameters ?? [])
-      .filter((parameter) => parameter.in === "path")
-      .map(({ name }) => [name, element("input", { id: `${id}-${name}`, autocomplete: "off", required: true })]);
-    this.input = body && element("textarea", { id: `${id}-body`, class: "mono", spellcheck: "false", rows: "6" });
-    if (body) this.input.value = JSON.stringify(body.example ?? {}, null, 2);
-    this.button = element("button", { type: "submit", class: "main" }, "Send");
-    this.status = element("p", { role: "status", class: "faint" });
-    this.answer = element("pre", { tabindex: "0", role: "region", "aria-label": `Answer of ${path}`, hidden: true });
-    this.box = element(
-      "form",
-      { class: "trial", onsubmit: (event) => this.#submit(event) },
-      this.parameters.map(([name, input]) => [element("label", { for: input.id }, name), input]).flat(),
-      this.input && [element("label", { for: this.input.id }, "Body, as JSON"), this.input],
-      element("div", { class: "send" }, this.button, this.status),
-      this.answer,
-    );
-  }
-
-  async #submit(event) {
+  submit = async (event) => {
     event.preventDefault();
-    if (this.#abort) return this.#abort.abort();
-    const body = this.#body();
+    if (this.abort) return this.abort.abort();
+    const form = new FormData(event.currentTarget);
+    const body = this.body();
     if (body === undefined) return;
-    this.#abort = new AbortController();
-    this.button.textContent = "Stop";
-    this.status.textContent = "Sent…";
+    this.abort = new AbortController();
+    this.setState({ status: "Sent…" });
     try {
-      await this.#send(body, this.#abort.signal);
+      await this.send(form, body, this.abort.signal);
     } catch (error) {
-      this.status.textContent += error.name === "AbortError" ? " Stopped." : " The connection broke.";
+      const end = error.name === "AbortError" ? " Stopped." : " The connection broke.";
+      this.setState(({ status }) => ({ status: status + end }));
     } finally {
-      this.#abort = null;
-      this.button.textContent = "Send";
+      this.abort = null;
+      this.forceUpdate();
     }
-  }
+  };
 
   /** The body to send, null where the request has none, undefined where it is no JSON. */
-  #body() {
-    if (!this.input) return null;
+  body() {
+    const { current: input } = this.input;
+    if (!input) return null;
     try {
-      JSON.parse(this.input.value);
-      return this.input.value;
+      JSON.parse(input.value);
+      return input.value;
     } catch (error) {
-      this.status.textContent = `The body is no JSON: ${error.message}`;
-      this.input.focus();
+      this.setState({ status: `The body is no JSON: ${error.message}` });
+      input.focus();
     }
   }
 
   /** As a client would: errors are answers like others here, so they are shown and not handled. */
-  async #send(body, signal) {
-    const path = this.parameters.reduce(
-      (path, [name, { value }]) => path.replace(`{${name}}`, encodeURIComponent(value)),
-      this.path,
-    );
+  async send(form, body, signal) {
+    const { server, method } = this.props;
+    const path = this.props.path.replace(/\{(.+?)\}/g, (_, name) => encodeURIComponent(form.get(name)));
     const headers = {};
-    if (this.server.key) headers.authorization = `Bearer ${this.server.key}`;
+    if (server.key) headers.authorization = `Bearer ${server.key}`;
     if (body !== null) headers["content-type"] = "application/json";
-    const response = await fetch(this.server.url(path.slice(1)), {
-      method: this.method.toUpperCase(),
-      headers,
-      body,
-      signal,
-    });
+    const response = await fetch(server.url(path.slice(1)), { method: method.toUpperCase(), headers, body, signal });
     const id = response.headers.get("x-request-id");
-    this.status.textContent = `Status ${response.status}${id ? `, request ${id}` : ""}.`;
-    this.answer.hidden = false;
-    this.answer.textContent = "";
-    await this.#show(response);
-  }
-
-  async #show(response) {
+    this.setState({ status: `Status ${response.status}${id ? `, request ${id}` : ""}.`, answer: "" });
     if (response.headers.get("content-type")?.startsWith("application/json")) {
-      const text = await response.text();
-      this.answer.textContent = JSON.stringify(JSON.parse(text), null, 2).slice(0, MOST_SHOWN);
+      this.add(JSON.stringify(await response.json(), null, 2));
       return;
     }
-    let shown = 0;
-    for await (const text of pieces(response)) {
-      if (shown < MOST_SHOWN) this.answer.append(text.slice(0, MOST_SHOWN - shown));
-      shown += text.length;
-    }
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    for (let part = await reader.read(); !part.done; part = await reader.read()) this.add(part.value);
   }
-}
 
-async function* pieces(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    yield value;
+  add(text) {
+    this.setState(({ answer }) => ({ answer: (answer + text).slice(0, MOST_SHOWN) }));
+  }
+
+  render({ path, operation, body }, { status, answer }) {
+    const id = operation.operationId;
+    const named = (operation.parameters ?? []).filter((parameter) => parameter.in === "path");
+    return html`<form class="trial" onsubmit=${this.submit}>
+      ${named.map(
+        ({ name }) => html`<label for="${id}-${name}">${name}</label>
+          <input id="${id}-${name}" name=${name} autocomplete="off" required />`,
+      )}
+      ${
+        body &&
+        html`<label for="${id}-body">Body, as JSON</label>
+          <textarea id="${id}-body" class="mono" spellcheck=${false} rows="6" ref=${this.input}
+            defaultValue=${JSON.stringify(body.example ?? {}, null, 2)}></textarea>`
+      }
+      <div class="send">
+        <button type="submit" class="main">${this.abort ? "Stop" : "Send"}</button>
+        <p role="status" class="faint">${status}</p>
+      </div>
+      <pre tabindex="0" role="region" aria-label="Answer of ${path}" hidden=${answer === null}>${answer}</pre>
+    </form>`;
   }
 }

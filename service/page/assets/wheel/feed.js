@@ -5,42 +5,20 @@ import { ServerError } from "../server.js";
 const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 8000;
 
-/** Pictures of the engine while the view is shown and the tab is in front. */
+/** `take(picture)` gets each picture, `warn(text)` the reason for none. After a refusal only `follow` tries again. */
 export class Feed {
-  #server;
-  #onPicture;
-  #onState;
   #shown = false;
   #abort = null;
 
-  /**
-   * `onPicture(picture)` gets each event; `onState(state, message)` is told "connecting", "open", "lost" or "refused".
-   * The feed tries again after "lost", not after "refused".
-   */
-  constructor(server, onPicture, onState) {
-    this.#server = server;
-    this.#onPicture = onPicture;
-    this.#onState = onState;
-    document.addEventListener("visibilitychange", () => this.#follow());
+  constructor(server, take, warn) {
+    Object.assign(this, { server, take, warn });
+    document.addEventListener("visibilitychange", () => this.follow());
   }
 
-  show() {
-    this.#shown = true;
-    this.#follow();
-  }
-
-  /** Try again after "refused". */
-  retry() {
-    this.#follow();
-  }
-
-  hide() {
-    this.#shown = false;
-    this.#follow();
-  }
-
-  #follow() {
-    const wanted = this.#shown && !document.hidden;
+  /** Begin or end: there are pictures while the view is shown and the tab is in front. */
+  follow(shown = this.#shown) {
+    this.#shown = shown;
+    const wanted = shown && !document.hidden;
     if (wanted && !this.#abort) {
       this.#abort = new AbortController();
       this.#run(this.#abort.signal);
@@ -55,25 +33,23 @@ export class Feed {
     while (!signal.aborted) {
       let lost = "The server has ended the feed.";
       try {
-        this.#onState("connecting", "");
-        for await (const { data } of this.#server.events("v1/engine/events", { signal })) {
+        for await (const { data } of this.server.events("v1/engine/events", { signal })) {
           if (signal.aborted) return;
           wait = FIRST_WAIT_MS;
-          this.#onState("open", "");
-          this.#onPicture(JSON.parse(data));
+          this.take(JSON.parse(data));
         }
       } catch (error) {
         if (signal.aborted) return;
         if (error instanceof ServerError && [401, 403, 404].includes(error.status)) {
-          this.#abort = null; // the next look tries again
-          this.#onState("refused", error.message);
+          this.#abort = null;
+          this.warn(error.message);
           return;
         }
         lost = error instanceof ServerError ? error.message : "The connection broke.";
         if (error.retryAfter) wait = Math.max(wait, error.retryAfter * 1000);
       }
       if (signal.aborted) return;
-      this.#onState("lost", lost);
+      this.warn(`${lost} Trying again…`);
       await pause(wait, signal);
       wait = Math.min(2 * wait, LONGEST_WAIT_MS);
     }
@@ -81,7 +57,7 @@ export class Feed {
 }
 
 /** Resolves after `ms`, or at once when `signal` aborts. */
-export function pause(ms, signal) {
+function pause(ms, signal) {
   return new Promise((resolve) => {
     const timer = setTimeout(resolve, ms);
     signal.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });

@@ -20,14 +20,11 @@ const PROMPTS = [
 
 /** Sends the prompts and tells how many still run. */
 export class Load {
-  #server;
-  #onCount;
   #abort = null;
   failure = ""; // why the last load failed
 
   constructor(server, onCount) {
-    this.#server = server;
-    this.#onCount = onCount;
+    Object.assign(this, { server, onCount });
   }
 
   get active() {
@@ -38,14 +35,14 @@ export class Load {
   async send(context) {
     this.#abort = new AbortController();
     this.failure = "";
-    this.#onCount(PROMPTS.length);
+    this.onCount(PROMPTS.length);
     try {
       await this.#complete(Math.min(MOST, context >> 1));
     } catch (error) {
       if (error.name !== "AbortError") this.failure = `The load failed: ${error.message}`;
     }
     this.#abort = null;
-    this.#onCount(0);
+    this.onCount(0);
   }
 
   stop() {
@@ -57,12 +54,12 @@ export class Load {
     const body = { prompt, max_tokens: most, min_tokens: Math.min(LEAST, most), stream: true };
     const { signal } = this.#abort;
     let left = PROMPTS.length;
-    for await (const { data } of this.#server.events("v1/completions", { method: "POST", body, signal })) {
+    for await (const { data } of this.server.events("v1/completions", { method: "POST", body, signal })) {
       if (data === "[DONE]") return;
       const { choices, error } = JSON.parse(data);
       if (error) throw new Error(error.message);
       const ended = choices.filter((choice) => choice.finish_reason).length;
-      if (ended) this.#onCount((left -= ended));
+      if (ended) this.onCount((left -= ended));
     }
   }
 }

@@ -1,11 +1,11 @@
 // The pools as bars: who has the pages.
 
-import { element } from "../dom.js";
+import { html } from "../html.js";
 
 const number = (value) => value.toLocaleString("en");
 
 /** The parts of a pool, which add up to its pages. `held` of the feed includes `shared`. */
-export function partsOf({ held, shared, cached, free }) {
+function partsOf({ held, shared, cached, free }) {
   return [
     ["held", held - shared],
     ["shared", shared],
@@ -26,38 +26,20 @@ export function behaviour(pools) {
   return pools.length === 1 ? turns : `Each pool has a ring. ${turns} ${grows}`;
 }
 
-/** A bar a pool. Elements stay; only widths and numbers change. */
-export class Pools {
-  box = element("div", { class: "pools" });
-  #bars = [];
-
-  update(pools) {
-    if (pools.length !== this.#bars.length) {
-      this.#bars = pools.map(makeBar);
-      this.box.replaceChildren(...this.#bars.map(({ box }) => box));
-    }
-    pools.forEach((pool, i) => fillBar(this.#bars[i], pool));
-  }
+/** A bar a pool. */
+export function Pools({ pools }) {
+  return html`<div class="pools">${pools.map((pool) => html`<${Pool} pool=${pool} />`)}</div>`;
 }
 
-function makeBar() {
-  const parts = Object.fromEntries(
-    ["held", "shared", "cached", "free"].map((name) => [name, element("div", { class: `part ${name}` })]),
-  );
-  const bar = element("div", { class: "bar", role: "img" }, Object.values(parts));
-  const title = element("p", { class: "pool-title" });
-  const counts = element("p", { class: "faint" });
-  return { box: element("div", {}, title, bar, counts), parts, bar, title, counts };
-}
-
-function fillBar({ parts, bar, title, counts }, pool) {
-  const listed = partsOf(pool);
-  for (const [name, pages] of listed) {
-    parts[name].style.flexGrow = pages;
-    parts[name].hidden = pages === 0;
-  }
-  const words = listed.map(([name, pages]) => `${number(pages)} ${name}`).join(", ");
-  title.textContent = nameOf(pool);
-  counts.textContent = `${words} of ${number(pool.pages)} pages`;
-  bar.setAttribute("aria-label", counts.textContent);
+function Pool({ pool }) {
+  const parts = partsOf(pool);
+  const words = parts.map(([name, pages]) => `${number(pages)} ${name}`).join(", ");
+  const counts = `${words} of ${number(pool.pages)} pages`;
+  const part = ([name, pages]) =>
+    html`<div class="part ${name}" style=${{ flexGrow: pages }} hidden=${pages === 0}></div>`;
+  return html`<div>
+    <p class="pool-title">${nameOf(pool)}</p>
+    <div class="bar" role="img" aria-label=${counts}>${parts.map(part)}</div>
+    <p class="faint">${counts}</p>
+  </div>`;
 }

@@ -1,6 +1,6 @@
 // The queue: who waits, and for what.
 
-import { element } from "../dom.js";
+import { html } from "../html.js";
 import { runs } from "./rings.js";
 import { REASONS } from "./trouble.js";
 
@@ -8,20 +8,12 @@ const MOST = 8;
 const number = (value) => value.toLocaleString("en");
 
 /** A list of the first waiting requests. */
-export class Queue {
-  box = element("ol", { class: "queue" });
-  #shown = "";
-
-  update({ sequences, waiting }) {
-    const queued = sequences.filter((sequence) => !runs(sequence));
-    const lines = queued.slice(0, MOST).map(describe);
-    const n = Math.max(waiting, queued.length);
-    if (n > lines.length) lines.push(`and ${number(n - lines.length)} more`);
-    const shown = lines.join("\n");
-    if (shown === this.#shown) return;
-    this.#shown = shown;
-    this.box.replaceChildren(...lines.map((line) => element("li", {}, line)));
-  }
+export function Queue({ picture: { sequences, waiting } }) {
+  const queued = sequences.filter((sequence) => !runs(sequence));
+  const lines = queued.slice(0, MOST).map(describe);
+  const n = Math.max(waiting, queued.length);
+  if (n > lines.length) lines.push(`and ${number(n - lines.length)} more`);
+  return html`<ol class="queue">${lines.map((line) => html`<li>${line}</li>`)}</ol>`;
 }
 
 function describe({ id, state, prompt, generated, reason }) {

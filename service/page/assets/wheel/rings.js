@@ -73,10 +73,6 @@ export class Rings {
     return Math.max(0, ...[...this.rings.values()].map(({ place }) => place + 1));
   }
 
-  clear() {
-    this.rings.clear();
-  }
-
   #join(id, sequence, now) {
     const taken = new Set([...this.rings.values()].map(({ place }) => place));
     let place = 0;

@@ -1,11 +1,11 @@
 // The numbers of the engine, each with what it means.
 
-import { element } from "../dom.js";
+import { html } from "../html.js";
 
 const whole = (value) => Math.round(value).toLocaleString("en");
 const share = (part, all) => (all ? `${Math.round((100 * part) / all)} %` : "–");
 
-export function seconds(value) {
+function seconds(value) {
   if (value === null || value === undefined) return "–";
   return value < 1 ? `${whole(1000 * value)} ms` : `${value.toFixed(1)} s`;
 }
@@ -17,31 +17,14 @@ const TILES = [
   ["Prompt tokens/s", "Prompt tokens computed a second", (p) => whole(p.prompt_tokens_per_second)],
   ["First token", "From the arrival of the latest request to its first token (TTFT)", (p) => seconds(p.ttft_seconds)],
   ["In the queue", "How long the latest request waited for its first step", (p) => seconds(p.queue_seconds)],
-  [
-    "Preemptions",
-    "How often a request lost its pages because there were too few",
-    ({ preemptions }) => whole(preemptions),
-  ],
+  ["Preemptions", "How often a request lost its pages because there were too few", (p) => whole(p.preemptions)],
   ["Prefix hits", "Prompt tokens that were found in the KV cache", ({ prefix }) => share(prefix.hit, prefix.queried)],
   ["Drafts kept", "Draft tokens that the model agreed with", ({ drafts }) => share(drafts.accepted, drafts.proposed)],
 ];
 
-/** A list of numbers. `update(picture)` fills it. */
-export class Tiles {
-  #values = TILES.map(() => element("dd", {}, "–"));
-
-  constructor() {
-    this.box = element(
-      "dl",
-      { class: "tiles" },
-      TILES.map(([name, meaning], i) => element("div", { title: meaning }, element("dt", {}, name), this.#values[i])),
-    );
-  }
-
-  update(picture) {
-    TILES.forEach(([, , text], i) => {
-      const now = text(picture);
-      if (this.#values[i].textContent !== now) this.#values[i].textContent = now;
-    });
-  }
+/** The numbers of a picture, if there is one. */
+export function Tiles({ picture }) {
+  const tile = ([name, meaning, text]) =>
+    html`<div title=${meaning}><dt>${name}</dt><dd>${picture ? text(picture) : "–"}</dd></div>`;
+  return html`<dl class="tiles">${TILES.map(tile)}</dl>`;
 }

@@ -1,6 +1,6 @@
 // The wheel: a live picture of the engine.
 
-import { element } from "../dom.js";
+import { createRef, html, render } from "../html.js";
 import { Feed } from "./feed.js";
 import { Load } from "./load.js";
 import { paintRings } from "./paint.js";
@@ -14,148 +14,59 @@ import { Tiles } from "./tiles.js";
 import { Trouble } from "./trouble.js";
 
 const CONTEXT = 512; // where the model's card has not come yet
-const INVITATION = "One request with eight prompts, so that the wheel turns.";
+const INVITATION = "Sends eight prompts, so that you see the wheel turn.";
+const TABLE_MS = 1000; // a table that changes ten times a second cannot be read
+const NOTHING = { sequences: [], waiting: 0 };
 
 /** Fill `root`. `context` has `server` (server.js) and `model` (model.js). */
 export function mount(root, { server, model }) {
   const view = new Wheel(root, server, model);
-  return { shown: () => view.feed.show(), hidden: () => view.feed.hide() };
+  return { shown: () => view.feed.follow(true), hidden: () => view.feed.follow(false) };
 }
 
 class Wheel {
+  rings = new Rings();
+  steps = new Steps();
+  trouble = new Trouble();
+  stillness = matchMedia("(prefers-reduced-motion: reduce)");
+  wheels = createRef();
+  chart = createRef();
+  frame = 0;
+  timer = 0; // of the table
+  context = CONTEXT;
+  warning = ["", ""]; // level, text
+  loading = 0; // answers of the load that have not ended
+  pools = [];
+  tabled = NOTHING; // the picture in the table
+
   constructor(root, server, model) {
-    this.rings = new Rings();
-    this.steps = new Steps();
-    this.trouble = new Trouble();
-    this.stillness = matchMedia("(prefers-reduced-motion: reduce)");
-    this.frame = 0;
-    this.feed = new Feed(
-      server,
-      (picture) => this.take(picture),
-      (state, message) => this.tellState(state, message),
-    );
-    this.load = new Load(server, (n) => this.showLoad(n));
-    this.context = CONTEXT;
+    this.root = root;
+    this.load = new Load(server, (n) => this.show({ loading: n }));
+    this.show({});
+    const warn = (text) => this.show({ warning: ["bad", text] });
+    this.feed = new Feed(server, (picture) => this.take(picture), warn);
     model.follow((card) => {
       this.context = card.max_model_len ?? CONTEXT;
-      this.feed.retry(); // a key that was missing is there now
+      this.feed.follow(); // a key that was missing is there now
     });
-    this.build(root);
     this.palette = new Palette(root);
     watchColours(() => {
       this.palette = new Palette(root);
-      this.draw();
+      this.paint();
     });
-    new ResizeObserver(() => this.draw()).observe(this.wheels);
-  }
-
-  build(root) {
-    this.banner = element("p", { class: "banner", role: "status" });
-    this.button = element("button", { type: "button", class: "main", onclick: () => this.toggleLoad() }, "Send load");
-    this.hint = element("span", { class: "faint" }, INVITATION);
-    this.tiles = new Tiles();
-    this.wheels = canvas("Wheels of the running requests; the table below has their numbers");
-    this.chart = canvas("Rows of the last steps");
-    this.note = element("p", { class: "faint" });
-    this.newest = element("p", { class: "faint" }, "No step yet.");
-    this.pools = new Pools();
-    this.queue = new Queue();
-    this.table = new Table();
-    root.append(
-      element(
-        "div",
-        { class: "wheel" },
-        element("div", { class: "wheel-head" }, this.button, this.hint, this.banner),
-        this.tiles.box,
-        element(
-          "div",
-          { class: "wheel-parts" },
-          element("div", { class: "column" }, this.runningPart(), this.queuePart()),
-          element("div", { class: "column" }, this.stepsPart(), this.poolsPart()),
-        ),
-        this.table.box,
-      ),
-    );
-  }
-
-  runningPart() {
-    return part(
-      "Running requests",
-      "Each wheel is one request, each segment a page of its KV cache. One step of the engine " +
-        "turns them all by a token. Requests get on and off between steps: nobody waits for a batch to end.",
-      this.wheels,
-      legend([
-        ["held", "held by one request"],
-        ["shared", "shared with another"],
-        ["empty", "not filled yet"],
-      ]),
-      this.note,
-    );
-  }
-
-  stepsPart() {
-    return part(
-      "Last steps",
-      "Each bar is one step of the network. All requests share it: a row for each token that is computed.",
-      this.chart,
-      legend(PARTS.map(({ name }) => [name, `${name} rows`])),
-      this.newest,
-    );
-  }
-
-  poolsPart() {
-    return part(
-      "Pages",
-      "The KV cache is a pool of pages. Requests that begin alike share pages; " +
-        "pages of ended requests stay cached until others need them.",
-      this.pools.box,
-      legend(["held", "shared", "cached", "free"].map((name) => [name, name])),
-    );
-  }
-
-  queuePart() {
-    return part("Queue", "Requests that have no place or no pages yet wait here.", this.queue.box);
+    new ResizeObserver(() => this.paint()).observe(this.wheels.current);
   }
 
   take(picture) {
-    const now = performance.now();
-    this.rings.update(picture, now);
+    this.rings.update(picture, performance.now());
     this.steps.add(picture.steps);
-    this.tiles.update(picture);
-    if (picture.pools.length) this.showPools(picture.pools); // none are known while the engine restarts
-    this.queue.update(picture);
-    this.newest.textContent = this.steps.newest;
-    this.warn(...(this.trouble.judge(picture) ?? ["", ""]));
-    this.table.update(picture);
-    this.draw();
-  }
-
-  showPools(pools) {
-    this.pools.update(pools);
-    const text = behaviour(pools);
-    if (this.note.textContent !== text) this.note.textContent = text;
-  }
-
-  tellState(state, message) {
-    if (state === "lost") this.warn("bad", `${message} Trying again…`);
-    if (state === "refused") this.warn("bad", message);
-  }
-
-  warn(level, text) {
-    if (this.banner.textContent !== text) this.banner.textContent = text;
-    this.banner.dataset.level = level;
-  }
-
-  /** Draw in the next frame, and go on while something moves. */
-  draw() {
-    this.frame ||= requestAnimationFrame((now) => {
-      this.frame = 0;
-      const still = this.stillness.matches;
-      const moving = this.rings.advance(now, still);
-      paintRings(this.wheels, this.rings, this.palette, now, still);
-      paintSteps(this.chart, this.steps, this.palette);
-      if (moving && this.wheels.clientWidth) this.draw();
-    });
+    const pools = picture.pools.length ? picture.pools : this.pools; // none are known while the engine restarts
+    this.show({ picture, pools, warning: this.trouble.judge(picture) ?? ["", ""] });
+    this.timer ||= setTimeout(() => {
+      this.timer = 0;
+      this.show({ tabled: this.picture });
+    }, TABLE_MS);
+    this.paint();
   }
 
   toggleLoad() {
@@ -163,28 +74,73 @@ class Wheel {
     else this.load.send(this.context);
   }
 
-  showLoad(n) {
-    this.button.textContent = n ? "Stop load" : "Send load";
-    this.hint.textContent = n ? `Answers that this page still waits for: ${n}.` : this.load.failure || INVITATION;
+  /** Change what the page shows, but for the canvases. */
+  show(changes) {
+    Object.assign(this, changes);
+    const { picture, pools, loading } = this;
+    const [level, warning] = this.warning;
+    const hint = loading ? `Answers that this page still waits for: ${loading}.` : this.load.failure || INVITATION;
+    const page = html`<div class="wheel">
+      <div class="wheel-head">
+        <button type="button" class="main" onclick=${() => this.toggleLoad()}>
+          ${loading ? "Stop load" : "Send load"}
+        </button>
+        <span class="faint">${hint}</span>
+        <p class="banner" role="status" data-level=${level}>${warning}</p>
+      </div>
+      <${Tiles} picture=${picture} />
+      <div class="wheel-parts">
+        <div class="column">
+          <${Part} title="Running requests" about="Each wheel is one request, each segment a page of its KV cache. One
+            step of the engine turns them all by a token. Requests get on and off between steps: nobody waits for a
+            batch to end.">
+            <canvas role="img" aria-label="Wheels of the running requests; the table below has their numbers"
+              ref=${this.wheels}></canvas>
+            <${Legend}
+              entries=${{ held: "held by one request", shared: "shared with another", empty: "not filled yet" }} />
+            <p class="faint">${pools.length > 0 && behaviour(pools)}</p>
+          <//>
+          <${Part} title="Queue" about="Requests that have no place or no pages yet wait here.">
+            <${Queue} picture=${picture ?? NOTHING} />
+          <//>
+        </div>
+        <div class="column">
+          <${Part} title="Last steps" about="Each bar is one step of the network. All requests share it: a row for each
+            token that is computed.">
+            <canvas role="img" aria-label="Rows of the last steps" ref=${this.chart}></canvas>
+            <${Legend} entries=${Object.fromEntries(PARTS.map(({ name }) => [name, `${name} rows`]))} />
+            <p class="faint">${this.steps.newest}</p>
+          <//>
+          <${Part} title="Pages" about="The KV cache is a pool of pages. Requests that begin alike share pages; pages of
+            ended requests stay cached until others need them.">
+            <${Pools} pools=${pools} />
+            <${Legend} entries=${{ held: "held", shared: "shared", cached: "cached", free: "free" }} />
+          <//>
+        </div>
+      </div>
+      <${Table} picture=${this.tabled} />
+    </div>`;
+    render(page, this.root);
+  }
+
+  /** Paint the canvases in the next frame, and go on while something moves. */
+  paint() {
+    this.frame ||= requestAnimationFrame((now) => {
+      this.frame = 0;
+      const still = this.stillness.matches;
+      const moving = this.rings.advance(now, still);
+      paintRings(this.wheels.current, this.rings, this.palette, now, still);
+      paintSteps(this.chart.current, this.steps, this.palette);
+      if (moving && this.wheels.current.clientWidth) this.paint();
+    });
   }
 }
 
-const canvas = (label) => element("canvas", { role: "img", "aria-label": label });
-
-function part(title, sentence, ...content) {
-  return element(
-    "section",
-    { class: "part-box", "aria-label": title },
-    element("h2", {}, title),
-    element("p", {}, sentence),
-    content,
-  );
+function Part({ title, about, children }) {
+  return html`<section class="part-box" aria-label=${title}><h2>${title}</h2><p>${about}</p>${children}</section>`;
 }
 
-function legend(entries) {
-  return element(
-    "ul",
-    { class: "legend" },
-    entries.map(([kind, text]) => element("li", {}, element("i", { class: `part ${kind}` }), text)),
-  );
+function Legend({ entries }) {
+  const entry = ([kind, text]) => html`<li><i class="part ${kind}"></i>${text}</li>`;
+  return html`<ul class="legend">${Object.entries(entries).map(entry)}</ul>`;
 }

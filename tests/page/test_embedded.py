@@ -1,4 +1,4 @@
-"""The chat view with the embedded model: real answers, deaths of the engine and of the server, screenshots."""
+"""The views with the embedded model: real answers, deaths of the engine and of the server, the screenshots of docs/."""
 
 import json
 import re
@@ -10,16 +10,16 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.e2e.server import LiveServer, serving
-from tests.page.chat import answers, ask, button
-from tests.page.conftest import PHONE
+from tests.page.chat import answers, ask, button, set_fields
+from tests.page.conftest import DESKTOP, PHONE
 from tests.waiting import strike
 
-DESKTOP = {"width": 1280, "height": 800}
+Screenshot = Callable[[Page, str], None]
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[LiveServer]:
-    with serving() as server:
+def server() -> Iterator[LiveServer]:
+    with serving("--max-sequences", "4", paced=True) as server:
         yield server
 
 
@@ -36,19 +36,10 @@ def mortal() -> Iterator[LiveServer]:
                 stack.close()
 
 
-def set_fields(page: Page, **fields: str) -> None:
-    button(page, "Settings").click()
-    for name, value in fields.items():
-        page.get_by_label(re.compile(f"^{name}\\b")).fill(value)
-    button(page, "Settings").click()
-
-
-def test_a_conversation_and_its_screenshots(
-    served: LiveServer, page: Page, screenshot: Callable[[Page, str], None]
-) -> None:
+def test_a_conversation_and_its_screenshots(server: LiveServer, page: Page, screenshot: Screenshot) -> None:
     page.emulate_media(color_scheme="light")
     page.set_viewport_size(DESKTOP)
-    page.goto(served.url)
+    page.goto(server.url)
     expect(page.locator(".composer")).to_contain_text("smollm2-135m-instruct: A toy with 135 million parameters")
     set_fields(page, temperature="0", max_tokens="80")
     ask(page, "What is the capital of Japan?")  # no close second token, whatever the processor rounds to
@@ -70,8 +61,8 @@ def test_a_conversation_and_its_screenshots(
     screenshot(page, "chat-probabilities")
 
 
-def test_another_answer_is_another_text(served: LiveServer, page: Page) -> None:
-    page.goto(served.url)
+def test_another_answer_is_another_text(server: LiveServer, page: Page) -> None:
+    page.goto(server.url)
     set_fields(page, seed="7", max_tokens="60")
     ask(page, "Tell me a story.")
     expect(page.locator(".cost")).to_be_visible()
@@ -82,8 +73,8 @@ def test_another_answer_is_another_text(served: LiveServer, page: Page) -> None:
     assert answers(page).inner_text() != first
 
 
-def test_a_schema_and_a_tool(served: LiveServer, page: Page) -> None:
-    page.goto(served.url)
+def test_a_schema_and_a_tool(server: LiveServer, page: Page) -> None:
+    page.goto(server.url)
     set_fields(page, temperature="0", max_tokens="100")
     button(page, "Settings").click()
     button(page, "Example of JSON schema").click()
@@ -124,3 +115,40 @@ def test_the_engine_and_then_the_server_are_killed_in_mid_answer(page: Page) -> 
         assert answers(page).inner_text().startswith(before)
         button(page, "Retry").click()
         expect(page.locator(".ending.error")).to_contain_text("The server does not answer.")
+
+
+@contextmanager
+def full(server: LiveServer) -> Iterator[None]:
+    """Four long requests that begin alike hold all places: what the page sends waits."""
+    text = "The noria lifts water from a river, one bucket after the other, day and night, to the fields around it. "
+    body = {"max_tokens": 1900, "ignore_eos": True, "stream": True}
+    with server.slow(), ExitStack() as streams:
+        for subject in ("a mill", "a river", "rain", "the sea"):
+            request = body | {"prompt": f"{text * 2}Tell of {subject}."}
+            response = streams.enter_context(server.http.stream("POST", "/v1/completions", json=request))
+            assert response.status_code == 200
+        yield
+
+
+def test_the_wheel(server: LiveServer, page: Page, screenshot: Screenshot) -> None:
+    """Four requests run and share their first pages; the load's requests wait for them."""
+    page.set_viewport_size(DESKTOP)
+    page.goto(f"{server.url}/#wheel")
+    with full(server):
+        page.get_by_role("button", name="Send load").click()
+        queue = page.get_by_role("region", name="Queue").get_by_role("listitem")
+        expect(queue.first).to_contain_text("waits for a place among the running requests")
+        expect(page.get_by_role("img", name=re.compile(r", [1-9][0-9]* shared,"))).to_be_visible()
+        expect(page.get_by_text(re.compile("^Step [0-9,]+: 4 decode"))).to_be_visible()
+        screenshot(page, "wheel")
+        page.get_by_role("button", name="Stop load").click()
+        expect(page.get_by_role("button", name="Send load")).to_be_visible()
+    server.wait_idle()
+
+
+def test_docs(server: LiveServer, page: Page, screenshot: Screenshot) -> None:
+    page.set_viewport_size(DESKTOP)
+    page.goto(f"{server.url}/docs#post-v1-completions")
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("region", name="Answer of /v1/completions")).to_contain_text("Paris")
+    screenshot(page, "docs")
