@@ -102,10 +102,8 @@ def build(arguments: list[str], engine: "Launched | None" = None) -> typer.Typer
         from service.commands.bench.command import bench
         from service.commands.chat.command import chat
         from service.commands.models.command import list_models, pull, rm
-        from service.commands.simulate.command import simulate
 
         add(plan, SERVER)
-        add(simulate, SERVER)
         add(chat, CLIENTS)
         add(batch, CLIENTS)
         add(bench, CLIENTS)

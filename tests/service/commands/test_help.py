@@ -51,7 +51,7 @@ def test_help_has_the_width_of_the_terminal_and_no_colour_in_a_pipe(columns: int
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("noria ", ["serve", "plan", "simulate", "chat", "batch", "bench", "pull", "list", "rm"]),
+        ("noria ", ["serve", "plan", "chat", "batch", "bench", "pull", "list", "rm"]),
         ("noria serve --max-s", ["--max-sequences", "--max-step-tokens"]),
         ("noria serve --quantize int", ["int8", "int4"]),
         ("noria plan --device ", ["auto", "cpu", "cuda"]),
