@@ -160,6 +160,10 @@ class Admission:
         if share.is_full(tenant, limit, n):
             raise Overloaded(what, share.total, limit, self._retry_after())
 
+    def seconds_to_start(self, place: int) -> float:
+        """Estimate when the sequence at this place of the queue starts: once as many requests have finished."""
+        return self._rate.seconds(place)
+
     def _retry_after(self) -> int:
         """Seconds until as many requests have finished as wait now, 1 to `LONGEST_RETRY`."""
         running = 0 if self.model is None else self.model.info.max_sequences

@@ -176,15 +176,15 @@ class EngineClient:
         self._supervisor.send(request)
         return list(mailboxes.values())
 
-    async def look(self, ids: Sequence[int] = (), *, outlook: bool = False) -> Picture:
-        """A picture of everything in the engine, of these sequences, or of the outlook, after the present step.
+    async def look(self, ids: Sequence[int] = ()) -> Picture:
+        """A picture of everything in the engine, or of these sequences, after the present step.
 
         Raises EngineUnavailable unless the engine is ready, EngineDied if it ends before.
         """
         if self.state != "ready":
             raise EngineUnavailable(f"the engine is {self.state}")
         self._looks.append(picture := asyncio.get_running_loop().create_future())
-        self._supervisor.send(Look(list(ids), outlook))
+        self._supervisor.send(Look(list(ids)))
         return await picture
 
     async def load_adapter(self, number: int, path: str) -> None:

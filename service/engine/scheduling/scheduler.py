@@ -35,9 +35,6 @@ from service.engine.scheduling.view import View
 
 log = logging.getLogger("noria.engine")
 
-MAX_ANSWERS = 64
-"""The latest answers whose lengths the scheduler remembers."""
-
 
 class Scheduler:
     """Queues and pages of one engine.
@@ -73,7 +70,6 @@ class Scheduler:
         self._limit = StepLimit(max_step_tokens, least=info.max_sequences)
         self._depth = info.pipeline  # steps in flight
         self._max_model_len = info.max_model_len
-        self._max_adapters = info.max_adapters
         self._copies_pages = info.copies_pages
         self._clock = clock
         self._sequences: dict[int, Sequence] = {}  # running and waiting, by id
@@ -85,7 +81,6 @@ class Scheduler:
         self._n_committed = 0
         self._totals: Counter[str] = Counter()  # by their names in Stats
         self._blocked: str | None = None  # why the latest plan admitted no more
-        self._answers: deque[int] = deque(maxlen=MAX_ANSWERS)
 
     @property
     def has_work(self) -> bool:
@@ -126,7 +121,7 @@ class Scheduler:
     def plan(self) -> StepBatch:
         """Choose the tokens of the next step and take the pages that they need."""
         step = Step(budget := self._budget())
-        for sequence in self._in_order(step):
+        for sequence in self._in_order():
             if step.budget and sequence in self._running:
                 self._extend(sequence, step)
         while step.budget and len(self._running) < self._max_sequences and (first := self._adapters.first()):
@@ -226,11 +221,6 @@ class Scheduler:
             tuple(self._running),
             tuple(self._queue.ordered()),
             self._blocked,
-            tuple(self._answers),
-            self._max_sequences,
-            self._max_step_tokens,
-            self._max_adapters,
-            self.prompts,
             {key: n_prompt for key, n_prompt in preparing.items() if key not in self._sequences},
         )
 
@@ -268,8 +258,8 @@ class Scheduler:
         """The sequences of the steps in flight that have not ended, in order."""
         return {item: None for step in self._planned for item in step.parts if item.id in self._sequences}
 
-    def _in_order(self, step: Step) -> list[Sequence]:
-        """The running sequences in the order in which they get their tokens of a step, which is empty yet.
+    def _in_order(self) -> list[Sequence]:
+        """The running sequences in the order in which they get their tokens of a step.
 
         Of those that decode, each step in flight has an even share: those that have waited longest.
         """
@@ -418,7 +408,6 @@ class Scheduler:
         """Forget a sequence that is complete; the update is its last."""
         log.debug("sequence %d ends: %s, %d tokens", sequence.id, update.finish, sequence.length)
         update = update._replace(embedding=sequence.embedding)
-        self._answers.append(sequence.n_output)
         self._forget(sequence)
         return update
 

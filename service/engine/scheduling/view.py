@@ -4,14 +4,10 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
-from service.engine.budget import PromptBudget
 from service.engine.picture import (
-    MAX_LOADS,
     MAX_PAGES,
     MAX_QUEUED,
     MAX_RUNNING,
-    Load,
-    Outlook,
     Picture,
     PoolPicture,
     SequencePicture,
@@ -36,11 +32,6 @@ class View:
     running: tuple[Sequence, ...]
     waiting: tuple[Sequence, ...]
     blocked: str | None
-    answers: tuple[int, ...]
-    max_sequences: int
-    max_step_tokens: int
-    max_adapters: int
-    prompts: PromptBudget
     preparing: Mapping[int, int]
 
     def whole(self, steps: Picture) -> Picture:
@@ -77,35 +68,6 @@ class View:
     def _unprepared(self) -> Iterator[SequencePicture]:
         for sequence_id, n_prompt in self.preparing.items():
             yield SequencePicture(sequence_id, "waiting", n_prompt, 0, 0, 0, "grammar", None)
-
-    def outlook(self) -> Outlook:
-        """What estimates of waiting times need."""
-        placed = chain(((None, item) for item in self.running), enumerate(self.waiting[:MAX_LOADS], 1))
-        return Outlook(
-            self.prompts.cost,
-            self.prompts.target,
-            self.answers,
-            self.pools[0].page_size,
-            tuple(pool.available for pool in self.pools),
-            self.max_sequences,
-            self.max_step_tokens,
-            tuple(self._load(item, place) for place, item in placed),
-            self.max_adapters,
-        )
-
-    def _load(self, item: Sequence, place: int | None) -> Load:
-        longest = item.n_prompt + item.params.max_tokens
-        return Load(
-            item.id,
-            place,
-            item.length,
-            max(1, item.uncomputed) + item.images.cost(item.computed),
-            item.length - item.n_prompt,
-            item.params.max_tokens,
-            tuple(len(table.pages) for table in item.tables),
-            tuple(pool.max_blocks(longest, self.max_step_tokens) for pool in self.pools),
-            item.adapter,
-        )
 
 
 def _prefills(item: Sequence) -> bool:
