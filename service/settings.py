@@ -74,7 +74,7 @@ class Settings(RunnerOptions):
     )
     lora_dir: Path | None = option(
         None,
-        "Directory from which POST /v1/lora/load may load adapters while the server runs.",
+        "Directory from which POST /v1/load_lora_adapter may load adapters while the server runs.",
         unset="only --lora loads adapters",
     )
     host: str | None = option(None, "Address to listen on.", unset=HOST, group="Network")

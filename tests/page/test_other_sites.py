@@ -15,7 +15,7 @@ SAME_ORIGIN = """async () => {
   const body = JSON.stringify({ prompt: "hi", max_tokens: 1 });
   const json = { method: "POST", headers: { "content-type": "application/json" }, body };
   const tries = [["/v1/models"], ["/metrics"], ["/v1/engine/events"], ["/live"], ["/docs"], ["/page/app.js"],
-    ["/v1/completions", json], ["/v1/lora/unload", json], ["/v1/requests/one", { method: "DELETE" }]];
+    ["/v1/completions", json], ["/v1/unload_lora_adapter", json], ["/v1/requests/one", { method: "DELETE" }]];
   return Promise.all(tries.map(async ([path, options]) => (await fetch(path, options)).status));
 }"""
 """What a page may try whose name points at the server: it has the server's origin and reads every answer."""
@@ -40,7 +40,7 @@ OTHER_ORIGIN = """async (url) => {
     ended(add("iframe", { src: `${url}/version` }), "load"),
   ];
   const frame = add("iframe", { name: "hidden" });
-  const form = add("form", { action: `${url}/v1/lora/unload`, method: "POST", target: "hidden" });
+  const form = add("form", { action: `${url}/v1/unload_lora_adapter`, method: "POST", target: "hidden" });
   form.enctype = "text/plain";
   form.append(Object.assign(document.createElement("input"), { name: '{"name": "', value: 'an-adapter"}' }));
   tries.push(ended(frame, "load"));
