@@ -27,11 +27,10 @@ class ChatOptions:
         "Model to serve, as for noria serve. With --url: a model id on that server.",
         unset="the embedded model, with --url the server's first",
         is_argument=True,
-        group="Server",
     )
     url: str | None = option(None, "Address of a running server.", unset="the chat starts its own server")
     api_key: str | None = option(None, "API key of the server at --url.")
-    system: str | None = option(None, "System message.", group="Answers")
+    system: str | None = option(None, "System message.")
     temperature: float | None = option(None, "Sampling temperature.", unset="the server's", least=0)
     max_tokens: int | None = option(None, "Length limit of an answer, in tokens.", least=1)
 
