@@ -9,11 +9,11 @@ from deploy.ray.metrics import RayMetrics
 from deploy.ray.middleware import HoldWithoutEngine, ReplicaHeaders
 from service.access.keys.keys import Keys
 from service.app import ROUTES, create_app
-from service.commands.serve import start_engine
 from service.generation.served import ServedModel
 from service.generation.startup import load_served
 from service.observe.metrics import Metrics
 from service.settings import Settings
+from service.start import start_engine
 
 
 class Replica:

@@ -4,7 +4,7 @@ It has no text, no token ids and no names of keys.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 MAX_RUNNING, MAX_QUEUED = 64, 16
 """Sequences in one picture that run, and that wait; the others are counted. A full engine must not hide its queue."""
@@ -48,8 +48,13 @@ class TablePicture(NamedTuple):
     shared: tuple[int, ...]
 
 
+SequenceState = Literal["waiting", "prompt", "decode", "preempted"]
+Reason = Literal["pages", "sequences", "tokens", "adapters", "fairness", "priority", "grammar"]
+"""Why a sequence waits: see `SequencePicture`."""
+
+
 class SequencePicture(NamedTuple):
-    """One sequence. `state` is "waiting", "prompt", "decode" or "preempted".
+    """One sequence.
 
     `place` counts from 1 in the order of admission; None if the sequence runs. `reason` says why it waits: "sequences"
     (as many run as may), "pages" (for it or for one before it there are too few, or a step computes one to reuse),
@@ -59,12 +64,12 @@ class SequencePicture(NamedTuple):
     """
 
     id: int
-    state: str
+    state: SequenceState
     prompt: int
     computed: int
     generated: int
     cached: int
-    reason: str | None
+    reason: Reason | None
     place: int | None
     pages: tuple[TablePicture, ...] = ()
 

@@ -23,6 +23,7 @@ from itertools import count
 from model.batch import BROKEN_NUMBERS, RunnerInfo, SliceOutput, StepBatch, StepOutput
 from service.engine.budget import PromptBudget
 from service.engine.messages import Stats, Submit, Update
+from service.engine.picture import Reason
 from service.engine.scheduling.adapters import AdapterPlaces
 from service.engine.scheduling.admission import awaits_page, copy_part, fits, reuse
 from service.engine.scheduling.images import ImageStore
@@ -80,7 +81,7 @@ class Scheduler:
         self._planned: deque[Step] = deque()  # in flight, oldest first
         self._n_committed = 0
         self._totals: Counter[str] = Counter()  # by their names in Stats
-        self._blocked: str | None = None  # why the latest plan admitted no more
+        self._blocked: Reason | None = None  # why the latest plan admitted no more
 
     @property
     def has_work(self) -> bool:
@@ -246,7 +247,7 @@ class Scheduler:
         tokens = int(min(tokens, max(needed, self.prompts.pace.tokens(depth))))
         return max(1, tokens // self._depth)
 
-    def _why_blocked(self, step: Step) -> str:
+    def _why_blocked(self, step: Step) -> Reason:
         """Why the head of the queue waits, once the step is planned: a reason of `SequencePicture`."""
         if len(self._running) >= self._max_sequences:
             return "sequences"

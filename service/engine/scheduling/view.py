@@ -10,7 +10,9 @@ from service.engine.picture import (
     MAX_RUNNING,
     Picture,
     PoolPicture,
+    Reason,
     SequencePicture,
+    SequenceState,
     TablePicture,
 )
 from service.engine.scheduling.pages import PagePool, Table
@@ -31,7 +33,7 @@ class View:
     pools: tuple[PagePool, ...]
     running: tuple[Sequence, ...]
     waiting: tuple[Sequence, ...]
-    blocked: str | None
+    blocked: Reason | None
     preparing: Mapping[int, int]
 
     def whole(self, steps: Picture) -> Picture:
@@ -74,7 +76,9 @@ def _prefills(item: Sequence) -> bool:
     return item.uncomputed > 1 or item.length == item.n_prompt
 
 
-def _shape(item: Sequence, state: str, reason: str | None, place: int | None, pages: bool) -> SequencePicture:
+def _shape(
+    item: Sequence, state: SequenceState, reason: Reason | None, place: int | None, pages: bool
+) -> SequencePicture:
     generated = len(item.tokens) - item.n_prompt
     tables = tuple(map(_table, item.tables)) if pages else ()
     return SequencePicture(item.id, state, item.n_prompt, item.computed, generated, item.cached, reason, place, tables)

@@ -7,9 +7,8 @@ from typing import Literal, get_args
 from typing_extensions import TypedDict  # pydantic, which reads it, needs this one before Python 3.12
 
 from service.access.record import RequestRecord
-from service.engine.picture import SequencePicture
+from service.engine.picture import Reason, SequencePicture
 from service.generation.choice import Choice
-from service.observe.view.event import Reason
 from service.observe.view.requests import LiveRequest
 
 State = Literal["decode", "prompt", "waiting", "preempted", "preparing", "finished"]
@@ -113,12 +112,12 @@ def _facts(record: RequestRecord, state: State, same_id: int) -> RequestFacts:
 def _choice(choice: Choice, found: Mapping[int, SequencePicture]) -> ChoiceFacts:
     """A choice that the engine does not have is done, or on its way there."""
     item = found.get(choice.mailbox.id)
-    state = item.state if item is not None else "finished" if choice.admitted else "waiting"
+    state: State = item.state if item is not None else "finished" if choice.admitted else "waiting"
     return {
         "index": choice.index,
-        "state": state,  # type: ignore[typeddict-item]
+        "state": state,
         "place": item and item.place,
-        "reason": item and item.reason,  # type: ignore[typeddict-item]
+        "reason": item and item.reason,
         "computed_tokens": 0 if item is None else item.computed,
         "generated_tokens": choice.n_generated if item is None else item.generated,
     }
