@@ -33,6 +33,8 @@ class Replica:
         self._decided = asyncio.Event()  # set when the model is loaded, and when it never will be
         self._failure: Exception | None = None
 
+    # Private: the public `serve.ingress(builder)` gives its builder no replica, so `check_health` could not see the
+    # engine of the application. pyproject.toml bounds Ray's version.
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Ray after the constructor. Ray runs the application's lifespan, which loads the model."""
         app = create_app(
