@@ -8,7 +8,6 @@ from io import TextIOWrapper
 
 import httpx
 import typer
-from rich.console import Console
 
 from model.errors import OptionError, one_line
 from model.options import option
@@ -16,6 +15,7 @@ from service.commands.chat.conversation import Conversation, is_sendable
 from service.commands.endpoint import base_url, find_model, headers, is_noria
 from service.commands.flags import takes
 from service.commands.own_server import embedded_server
+from service.commands.pulse import Loading
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +63,9 @@ def _running_server(url: str, api_key: str | None) -> Iterator[httpx.Client]:
 
 @contextmanager
 def _own_server(model: str | None) -> Iterator[httpx.Client]:
-    status = Console(stderr=True).status("")  # prints nothing unless stderr is a terminal
-
-    def show(stage: str, done: float) -> None:
-        status.update(f"{stage} {done:.0%}")
-        status.start()
-
-    try:
-        with embedded_server(model, show) as client:
-            status.stop()
-            yield client
-    finally:
-        status.stop()
+    with Loading() as loading, embedded_server(model, loading.note) as client:
+        loading.close()
+        yield client
 
 
 def _talk(conversation: Conversation) -> None:
