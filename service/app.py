@@ -57,8 +57,6 @@ ROUTES: tuple[Route, ...] = (
     models.model,
     lora.load,
     lora.unload,
-    lora.load_as_in_vllm,
-    lora.unload_as_in_vllm,
     tokens.tokenize,
     tokens.detokenize,
     tokens.apply_template,

@@ -13,7 +13,6 @@ import typer
 
 from model.errors import NoriaError
 from service.commands.flags import refusal, takes
-from service.commands.help import HELP, PanelCommand, PanelGroup
 from service.commands.serve import run
 from service.commands.variables import OF_COMMANDS, PLAN_JSON, PLAN_MEMORY, drop_links, unread
 from service.settings import Settings
@@ -21,8 +20,8 @@ from service.settings import Settings
 if TYPE_CHECKING:
     from service.engine.supervision.process import Launched
 
-SERVER, MODELS, CLIENTS = "Serve", "Models", "Use a server"
-"""Panels of the commands in `noria --help`."""
+HELP = {"help_option_names": ["-h", "--help"]}
+"""Settings of a command's context."""
 
 
 def _memory(text: str) -> int:
@@ -42,10 +41,9 @@ def plan(
             metavar="SIZE",
             envvar=PLAN_MEMORY,
             show_default="of a GPU all, of a CPU what is free now",
-            rich_help_panel="Plan",
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", envvar=PLAN_JSON, help="Print JSON.", rich_help_panel="Plan")] = False,
+    json: Annotated[bool, typer.Option("--json", envvar=PLAN_JSON, help="Print JSON.")] = False,
 ) -> None:
     """Show how much memory MODEL needs and how many sequences fit.
 
@@ -70,12 +68,11 @@ def build(arguments: list[str], engine: "Launched | None" = None) -> typer.Typer
 
     It uses `engine`, a process that is started already.
     """
-    app = typer.Typer(
-        name="noria", cls=PanelGroup, context_settings=HELP, pretty_exceptions_enable=False, rich_markup_mode=None
-    )
+    # Without `rich_markup_mode`, help is complete at 80 columns: boxes would cut the names of flags and variables.
+    app = typer.Typer(name="noria", context_settings=HELP, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-    def add(command: Callable[..., None], panel: str, name: str | None = None) -> None:
-        app.command(name, cls=PanelCommand, context_settings=HELP, rich_help_panel=panel)(command)
+    def add(command: Callable[..., None], name: str | None = None) -> None:
+        app.command(name, context_settings=HELP)(command)
 
     @app.callback()
     def root(
@@ -96,22 +93,20 @@ def build(arguments: list[str], engine: "Launched | None" = None) -> typer.Typer
         """Serve MODEL over HTTP with the APIs of OpenAI and Anthropic."""
         raise typer.Exit(run(settings, engine))
 
-    add(serve, SERVER)
+    add(serve)
     if arguments[:1] != ["serve"]:
         from service.commands.batch.command import batch
         from service.commands.bench.command import bench
         from service.commands.chat.command import chat
         from service.commands.models.command import list_models, pull, rm
-        from service.commands.simulate.command import simulate
 
-        add(plan, SERVER)
-        add(simulate, SERVER)
-        add(chat, CLIENTS)
-        add(batch, CLIENTS)
-        add(bench, CLIENTS)
-        add(pull, MODELS)
-        add(list_models, MODELS, "list")
-        add(rm, MODELS)
+        add(plan)
+        add(chat)
+        add(batch)
+        add(bench)
+        add(pull)
+        add(list_models, "list")
+        add(rm)
     return app
 
 

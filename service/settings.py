@@ -74,7 +74,7 @@ class Settings(RunnerOptions):
     )
     lora_dir: Path | None = option(
         None,
-        "Directory from which POST /v1/lora/load may load adapters while the server runs.",
+        "Directory from which POST /v1/load_lora_adapter may load adapters while the server runs.",
         unset="only --lora loads adapters",
     )
     host: str | None = option(None, "Address to listen on.", unset=HOST, group="Network")
@@ -150,7 +150,7 @@ class Settings(RunnerOptions):
     max_connections: int = option(
         4096,
         "Number of open connections, as far as descriptors allow. At the limit the server closes the one that has "
-        "waited longest for a request. If none waits, the new one gets a 503. /live and /ready are answered all the same.",
+        "waited longest for a request. If none waits, the new one gets a 503, but not for /live and /ready.",
         least=1,
     )
     max_connections_per_address: int = option(

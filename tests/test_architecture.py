@@ -37,7 +37,7 @@ MODEL_ROOMS = """
 SERVICE_ROOMS = """
     settings; logs
     engine; errors; http; access
-    schema; generation; images; structured; observe
+    schema; generation; images; structured; observe; start
     api; page; app; commands; cli; __main__
 """
 API_ROOMS = """

@@ -2,7 +2,7 @@
 
 Nothing here is measured. Mistral 7B's own code runs on fake tensors (absent.py), which gives each launch with its
 bytes and operations. A launch takes as long as the slowest of these: its bytes at the share of the data sheet's
-bandwidth that roofline.py names, its operations at the share of the data sheet's rate, the values of x that programs
+bandwidth that times.py names, its operations at the share of the data sheet's rate, the values of x that programs
 read again and again from the L2 cache, and the passes that its longest program walks one after the other. The table
 `Assumptions` has every number that is neither counted nor from a data sheet.
 """
@@ -12,12 +12,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from typing import NamedTuple
 
-from benchmarks.costs.roofline import MISTRAL_7B, NAME
 from benchmarks.gpu import absent
 from benchmarks.gpu.times import CARDS, Assumptions, Card, Estimator, Times
 from model.batch import PAGE_SIZE, PageTable, Slice, StepBatch
+from model.config import ModelConfig
 from model.options import STEP_LIMITS, RunnerOptions
 from model.sampling_params import SamplingParams
+
+NAME = "Mistral 7B v0.3, bfloat16"
+MISTRAL_7B = ModelConfig("mistral", 4096, 32, 32, 8, 128, 14336, 32768, 1e-5, 1e6, 32768, (None,) * 32)
 
 
 class Case(NamedTuple):

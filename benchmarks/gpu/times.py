@@ -7,15 +7,25 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from benchmarks.costs.roofline import ARITHMETIC_SHARE, BANDWIDTH_SHARE, GPUS, Gpu
 from benchmarks.gpu.absent import Launch
 from model.attention.tiles import FAN, SHORT, SPLIT
 from model.attention.triton import NO_WINDOW
 from model.batch import Slice, StepBatch
 from model.config import ModelConfig
 
+BANDWIDTH_SHARE, ARITHMETIC_SHARE = 0.8, 0.6
+"""The shares of its data sheet that a machine reaches."""
 ACTIVATION = 2
 """Bytes of an activation."""
+
+
+class Gpu(NamedTuple):
+    """Bytes of memory, bytes/s that it reads, and dense operations/s in bfloat16, by the maker's data sheet."""
+
+    name: str
+    memory: float
+    bandwidth: float
+    operations: float
 
 
 class Card(NamedTuple):
@@ -27,10 +37,10 @@ class Card(NamedTuple):
 
 
 CARDS = {
-    "h100": Card(GPUS["h100-80gb"], (9, 0), 132),
+    "h100": Card(Gpu("H100 SXM 80 GB", 80e9, 3.35e12, 989e12), (9, 0), 132),
     "h200": Card(Gpu("H200 SXM 141 GB", 141e9, 4.8e12, 989e12), (9, 0), 132),
-    "a100": Card(GPUS["a100-80gb"], (8, 0), 108),
-    "l4": Card(GPUS["l4-24gb"], (8, 9), 58),
+    "a100": Card(Gpu("A100 SXM 80 GB", 80e9, 2.039e12, 312e12), (8, 0), 108),
+    "l4": Card(Gpu("L4 24 GB", 24e9, 0.3e12, 121e12), (8, 9), 58),
     "4090": Card(Gpu("GeForce RTX 4090", 24e9, 1.008e12, 165e12), (8, 9), 128),
 }
 

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,6 @@ import httpx
 from benchmarks.peers import vllm
 from benchmarks.peers.loads import LOADS, Load, Measured, measure, send
 from model.machine.child import die_with_parent
-from service.commands.own_server import embedded_server
 
 START_SECONDS = 400.0
 """vLLM compiles the network at its first start, which takes minutes on a busy machine."""
@@ -42,8 +42,10 @@ def speeds(server: Server, loads: dict[str, Load], seconds: float) -> Measured:
 
 @contextmanager
 def noria(model: str, flags: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    with embedded_server(model, lambda stage, done: None, flags) as client:
-        yield str(client.base_url), client.headers["Authorization"].removeprefix("Bearer ")
+    port = _free_port()
+    command = [sys.executable, "-P", "-m", "service", "serve", model, *flags, "--port", str(port)]
+    with _running(command, os.environ, port) as url:
+        yield url, "none"
 
 
 @contextmanager

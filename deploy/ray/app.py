@@ -9,6 +9,7 @@ from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 
 from deploy.ray.arguments import Arguments
 from deploy.ray.replica import Ingress
+from service.settings import Settings
 
 CLOSING_SECONDS = 10.0
 """Time for the end of the engine, after the drain."""
@@ -20,9 +21,7 @@ HEALTH_SECONDS = 2.0
 
 def build(arguments: Arguments) -> serve.Application:
     """The application. Ray reads `arguments` as `name=value` on a command line, or as `args` in a file."""
-    settings = arguments.settings
-    if settings.threads is None:
-        settings = replace(settings, threads=max(1, int(arguments.num_cpus)))
+    settings = replica_settings(arguments)
     deployment = serve.deployment(
         Ingress,
         # A proxy keeps the router of a deployment as long as it runs, so another router needs another name.
@@ -34,9 +33,15 @@ def build(arguments: Arguments) -> serve.Application:
         health_check_period_s=HEALTH_SECONDS,
         graceful_shutdown_timeout_s=settings.drain_timeout + CLOSING_SECONDS,
         request_router_config=_router(arguments),
-        **_resources(arguments, settings.layout.size),
+        **resources(arguments, settings.layout.size),
     )
     return deployment.bind(settings)
+
+
+def replica_settings(arguments: Arguments) -> Settings:
+    """The settings of each replica: it computes on the processors that Ray reserves for it."""
+    settings = arguments.settings
+    return replace(settings, threads=max(1, int(arguments.num_cpus))) if settings.threads is None else settings
 
 
 def _router(arguments: Arguments) -> RequestRouterConfig:
@@ -46,7 +51,7 @@ def _router(arguments: Arguments) -> RequestRouterConfig:
     return RequestRouterConfig()
 
 
-def _resources(arguments: Arguments, n_ranks: int) -> dict[str, Any]:
+def resources(arguments: Arguments, n_ranks: int) -> dict[str, Any]:
     """What Ray reserves for a replica. Its ranks are children of its engine: all share one bundle, so one machine."""
     cpus, gpus = arguments.num_cpus * n_ranks, arguments.num_gpus * n_ranks
     return {

@@ -10,12 +10,12 @@ from deploy.ray.middleware import HoldWithoutEngine, ReplicaHeaders
 from model.tokenizers.slicing import Slicing
 from service.access.keys.keys import Keys
 from service.app import create_app
-from service.commands.serve import start_engine
 from service.engine.client import EngineClient
 from service.generation.served import ServedModel
 from service.generation.startup import load_served
 from service.observe.metrics import Metrics
 from service.settings import Settings
+from service.start import start_engine
 
 
 class Replica:
@@ -35,6 +35,8 @@ class Replica:
         self._decided = asyncio.Event()  # set when the model is loaded, and when it never will be
         self._failure: Exception | None = None
 
+    # Private: the public `serve.ingress(builder)` gives its builder no replica, so `check_health` could not see the
+    # engine of the application. pyproject.toml bounds Ray's version.
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Ray after the constructor. Ray runs the application's lifespan, which loads the model."""
         app = create_app(

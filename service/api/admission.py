@@ -16,6 +16,7 @@ from service.generation.backlog import Backlog, Share
 from service.generation.served import ServedModel
 from service.images.images import Images
 from service.observe.metrics import Metrics
+from service.observe.view.event import ServiceState
 from service.observe.view.feed import Feed
 from service.observe.view.requests import LiveRequests
 from service.schema.lenient import Notices
@@ -94,8 +95,8 @@ class Admission:
         return self.model is not None and self._client.state == "ready" and not self.draining
 
     @property
-    def status(self) -> str:
-        """ "ready", or why not: "draining", "starting", "loading", "restarting", "failed", "stopped"."""
+    def status(self) -> ServiceState:
+        """ "ready", or why not."""
         if self.draining:
             return "draining"
         return self._client.state if self.model is not None or self._client.state != "ready" else "loading"
@@ -159,6 +160,10 @@ class Admission:
     def _check(self, what: str, share: Share, tenant: str, limit: int, n: int = 1) -> None:
         if share.is_full(tenant, limit, n):
             raise Overloaded(what, share.total, limit, self._retry_after())
+
+    def seconds_to_start(self, place: int) -> float:
+        """Estimate when the sequence at this place of the queue starts: once as many requests have finished."""
+        return self._rate.seconds(place)
 
     def _retry_after(self) -> int:
         """Seconds until as many requests have finished as wait now, 1 to `LONGEST_RETRY`."""

@@ -65,8 +65,8 @@ def takes(
     Each flag can also be set by the environment variable of its name after `prefix`.
     """
     declared = {
-        field.name: _parameter(field, flag, prefix, group)
-        for group, field, flag in grouped_flags(options)
+        field.name: _parameter(field, flag, prefix)
+        for _, field, flag in grouped_flags(options)
         if flag.in_plan or not only_plan
     }
 
@@ -89,10 +89,9 @@ def variable(field: Field[Any], prefix: str = PREFIX) -> str:
     return prefix + flag_name(field).removeprefix("--").replace("-", "_").upper()
 
 
-def _parameter(field: Field[Any], flag: Flag, prefix: str, group: str) -> inspect.Parameter:
+def _parameter(field: Field[Any], flag: Flag, prefix: str) -> inspect.Parameter:
     """The parameter of a command, as Typer reads it."""
     about: dict[str, Any] = {"help": flag.help, "envvar": variable(field, prefix), "show_envvar": True}
-    about["rich_help_panel"] = group or None
     kind: Any = field.type
     default: Any = field.default
     if flag.unset:

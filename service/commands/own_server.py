@@ -1,13 +1,13 @@
-"""A server for one chat: it listens on a free port of 127.0.0.1 and ends with the chat."""
+"""A server of a command's own: it listens on a Unix socket that only the user reaches, and ends with the command."""
 
 import os
-import secrets
-import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
 from typing import IO
 
 import httpx
@@ -15,61 +15,67 @@ import httpx
 from model.errors import OptionError
 from model.machine.child import PARENT, die_with_parent, start_python
 from model.machine.host import KERNELS
-from model.options import grouped_flags
-from service.commands.endpoint import headers
+from model.options import RunnerOptions, flags
 from service.commands.flags import PREFIX, variable
 from service.settings import Settings
 
+BASE_URL = "http://localhost"
 POLL_SECONDS = 0.1
-END_SECONDS = 10.0
-GROUPS = ("Model", "Computation", "Lengths and memory", "Sharding", "Chat", "LoRA adapters", "Limits", "Images")
-"""The server gets the user's variables of these flags. Others are for a server that has clients, probes and a log."""
+READY_SECONDS, END_SECONDS = 5.0, 10.0
+OPTIONS = {field.name for field in fields(RunnerOptions)} | {
+    *("revision", "cache_dir", "served_model_name", "chat_template", "reasoning_style", "reasoning_budget", "lora"),
+    *("max_body_bytes", "max_images", "max_image_pixels", "step_timeout"),
+}
+"""The server gets the user's variables of these options. Others are for a server with clients, probes and a log."""
 
 
 @contextmanager
 def embedded_server(
-    model: str | None, on_loading: Callable[[str, float], None], flags: Sequence[str] = (), module: str = "service"
+    model: str | None, on_loading: Callable[[str, float], None], arguments: Sequence[str] = ()
 ) -> Iterator[httpx.Client]:
-    """Start `noria serve MODEL FLAGS` as a child process; the context is a client of the server, once that is ready.
+    """Start `noria serve MODEL ARGUMENTS` as a child process; the context is a client of it, once it is ready.
 
-    `module` is run, which has the commands of `noria`.
-    `on_loading(stage, fraction)` is called while the server loads. Only this client has the server's key. Raises
-    OptionError with the last line of the server's log if the server ends before it is ready.
+    `on_loading(stage, fraction)` is called while the server loads. Raises OptionError with the last line of the
+    server's log if the server ends before it is ready.
     """
-    port, key = _free_port(), secrets.token_urlsafe(32)
-    with tempfile.TemporaryFile() as log:
-        process = _start(module, [*([model] if model else []), *flags], port, key, log)
+    with own_socket(model, on_loading, arguments) as path, _client(path, None) as client:
+        yield client
+
+
+@contextmanager
+def own_socket(
+    model: str | None, on_loading: Callable[[str, float], None], arguments: Sequence[str] = ()
+) -> Iterator[str]:
+    """Start the server of `embedded_server`; the context is the path of its socket."""
+    with tempfile.TemporaryDirectory(prefix="noria-") as folder, tempfile.TemporaryFile() as log:
+        path = str(Path(folder) / "socket")
+        process = _start([*([model] if model else []), *arguments, "--uds", path], log)
         try:
-            url = f"http://127.0.0.1:{port}"
-            with httpx.Client(base_url=url, headers=headers(key), timeout=None, trust_env=False) as client:
+            with _client(path, READY_SECONDS) as client:
                 while not _ready(client, on_loading):
                     if process.poll() is not None:
                         raise OptionError(_last_line(log) or f"the server ended with exit code {process.returncode}")
                     time.sleep(POLL_SECONDS)
-                yield client
+            yield path
         finally:
             _end(process)
 
 
 def not_for_own_server(names: Iterable[str]) -> list[str]:
-    """The NORIA_* variables among these that a server of our own does not get."""
-    passed = {variable(field) for group, field, _ in grouped_flags(Settings) if group in GROUPS}
-    passed |= {"NORIA_STEP_TIMEOUT", KERNELS, PARENT}
+    """Return the NORIA_* variables among these that a server of our own does not get."""
+    passed = {variable(field) for field, _ in flags(Settings) if field.name in OPTIONS} | {KERNELS, PARENT}
     return [name for name in names if name.startswith(PREFIX) and name not in passed]
 
 
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+def _client(path: str, seconds: float | None) -> httpx.Client:
+    return httpx.Client(base_url=BASE_URL, transport=httpx.HTTPTransport(uds=path), timeout=seconds)
 
 
-def _start(module: str, arguments: Sequence[str], port: int, key: str, log: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(arguments: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
     """Start the server in its own session: Ctrl-C stops an answer, not the server. No thread may run yet."""
-    where = ("--host", "127.0.0.1", "--port", str(port), "--log-level", "warning", "--no-spare-engine")
     return start_python(
-        *(module, "serve", *arguments, *where),
-        environment=dict.fromkeys(not_for_own_server(os.environ)) | {"NORIA_API_KEY": key},
+        *("service", "serve", *arguments, "--log-level", "warning", "--no-spare-engine"),
+        environment=dict.fromkeys(not_for_own_server(os.environ)),
         stdout=log,
         stderr=log,
         preexec_fn=die_with_parent,

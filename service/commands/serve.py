@@ -4,9 +4,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import TYPE_CHECKING
 
 from model.machine.host import check_addresses
@@ -14,11 +12,10 @@ from model.ranks.world import check_size, from_environment
 from service.access.keys.keys import Keys
 from service.http.listening import listen, listen_at
 from service.settings import Settings
+from service.start import start_engine
 
 if TYPE_CHECKING:  # slow imports
-    from service.engine.client import EngineClient
     from service.engine.supervision.process import Launched
-    from service.observe.metrics import Metrics
 
 
 def run(settings: Settings, engine: "Launched | None" = None) -> int:
@@ -55,42 +52,6 @@ def run(settings: Settings, engine: "Launched | None" = None) -> int:
 def listen_for_requests(settings: Settings) -> AbstractContextManager[socket.socket]:
     """The socket of `--uds`, or of `--host` and `--port`. Raises OptionError."""
     return listen(*settings.address) if settings.uds is None else listen_at(settings.uds)
-
-
-def start_engine(
-    settings: Settings, measured: Callable[[], "Metrics"], engine: "Launched | None" = None
-) -> "EngineClient":
-    """The client of an engine process, which is `engine` or started now. The thread that started it must outlive it.
-
-    An engine of several ranks starts once the model's configuration is known: each of them takes memory and time.
-
-    `measured` gives the metrics that count what the engine reports; no report comes before the model is loaded. Logs
-    are configured. Raises NoriaError if the machine cannot start a process.
-    """
-    from service import logs
-    from service.engine.client import EngineClient
-    from service.engine.supervision.process import NETWORK, EngineProcess, launch
-
-    logs.configure(settings.log_format, settings.level())
-    n_ranks = settings.layout.size
-    runner = f"model.ranks.start:starter:{n_ranks}" if n_ranks > 1 else f"{NETWORK}:create"
-    launched = [] if engine is None else [engine]
-
-    def new_engine() -> EngineProcess:
-        start = launched.pop if launched else partial(launch, NETWORK)
-        return EngineProcess(runner, (settings.log_format, logs.level()), start)
-
-    client = EngineClient(
-        new_engine,
-        step_timeout=settings.step_timeout,
-        spare=settings.spare_engine,
-        on_report=lambda report: measured().observe_report(report),
-        on_beat=lambda beat: measured().observe_beat(beat),
-        on_restart=lambda: measured().observe_restart(),
-    )
-    if n_ranks == 1:
-        client.spawn()  # else `load_served` first sees whether the model fits the ranks
-    return client
 
 
 def listen_for_probes(settings: Settings) -> AbstractContextManager[socket.socket | None]:

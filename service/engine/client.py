@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from model.batch import RunnerInfo
 from model.errors import ModelError
@@ -27,6 +27,7 @@ from service.engine.messages import (
     Report,
     Stats,
     Submit,
+    ToEngine,
     UnloadAdapter,
 )
 from service.engine.picture import Picture
@@ -37,12 +38,14 @@ from service.engine.supervision.watchdog import Patience
 
 log = logging.getLogger("noria.engine")
 
+EngineState = Literal["starting", "loading", "ready", "restarting", "failed", "stopped"]
+
 
 class EngineClient:
     """Submits sequences to whichever engine serves, and delivers their updates.
 
-    `state` is "starting", "loading", "ready", "restarting", "failed" or "stopped"; `stage` and `progress` (0..1)
-    describe loading. `info` is set once the engine is ready. `adapters` are those that every engine gets.
+    `stage` and `progress` (0..1) describe loading. `info` is set once the engine is ready. `adapters` are those that
+    every engine gets.
 
     An engine is replaced if it dies, if a signal stops it, if it sends nothing for `stall_timeout` seconds, or if a
     sequence in it makes no progress for `step_timeout` seconds. With `spare`, another engine process stands ready.
@@ -59,7 +62,7 @@ class EngineClient:
         on_beat: Callable[[Beat], None] = lambda beat: None,
         on_restart: Callable[[], None] = lambda: None,
     ) -> None:
-        self.state = "starting"
+        self.state: EngineState = "starting"
         self.stage = "starting"
         self.progress = 0.0
         self.info: RunnerInfo | None = None
@@ -111,7 +114,6 @@ class EngineClient:
         try:
             await self._supervisor.run(options, self._on_restart)
         finally:  # it has given up, or this service ends
-            self._lose_engine()
             self.state = "stopped" if self.state == "stopped" else "failed"
             self._decided.set()
 
@@ -173,18 +175,18 @@ class EngineClient:
         self._next_id += n
         mailboxes = {sequence_id: Mailbox(sequence_id, self._close_mailbox) for sequence_id in request.ids}
         self._mailboxes |= mailboxes
-        self._supervisor.send(request)
+        self._send(request)
         return list(mailboxes.values())
 
-    async def look(self, ids: Sequence[int] = (), *, outlook: bool = False) -> Picture:
-        """A picture of everything in the engine, of these sequences, or of the outlook, after the present step.
+    async def look(self, ids: Sequence[int] = ()) -> Picture:
+        """A picture of everything in the engine, or of these sequences, after the present step.
 
         Raises EngineUnavailable unless the engine is ready, EngineDied if it ends before.
         """
         if self.state != "ready":
             raise EngineUnavailable(f"the engine is {self.state}")
         self._looks.append(picture := asyncio.get_running_loop().create_future())
-        self._supervisor.send(Look(list(ids), outlook))
+        self._send(Look(list(ids)))
         return await picture
 
     async def load_adapter(self, number: int, path: str) -> None:
@@ -194,12 +196,12 @@ class EngineClient:
         """
         if self.state != "ready":
             raise EngineUnavailable(f"the engine is {self.state}")
-        self._supervisor.send(LoadAdapter(number, path))
+        self._send(LoadAdapter(number, path))
         try:
             await self.adapters.read(number, path)
         except asyncio.CancelledError:
             if self.state == "ready":
-                self._supervisor.send(UnloadAdapter(number))
+                self._send(UnloadAdapter(number))
             raise
 
     def unload_adapter(self, number: int) -> None:
@@ -210,7 +212,7 @@ class EngineClient:
 
     def _forget_adapters(self) -> None:
         for number in self.adapters.superfluous():
-            self._supervisor.send(UnloadAdapter(number))
+            self._send(UnloadAdapter(number))
 
     async def close(self) -> None:
         """End the engine; requests still running get EngineDied."""
@@ -220,6 +222,11 @@ class EngineClient:
             self._supervision.cancel()
             await asyncio.gather(self._supervision, return_exceptions=True)
         await self._supervisor.close()
+
+    def _send(self, message: ToEngine) -> None:
+        """Write a message to the engine that loads or serves, if there is one."""
+        if (wire := self._supervisor.wire) is not None:
+            wire.send(message)
 
     def _take(self, message: FromEngine) -> None:
         if isinstance(message, Report):
@@ -279,7 +286,7 @@ class EngineClient:
 
     def _close_mailbox(self, sequence_id: int) -> None:
         if self._mailboxes.pop(sequence_id, None) is not None:
-            self._supervisor.send(Abort(sequence_id))
+            self._send(Abort(sequence_id))
 
 
 def _words(stage: str) -> str:

@@ -22,7 +22,6 @@ from service.engine.messages import (
     UnloadAdapter,
     Update,
 )
-from service.engine.picture import Picture
 from service.engine.progress import StallClock
 from service.engine.scheduling.scheduler import Scheduler
 from service.engine.steps import StepRecorder
@@ -242,10 +241,7 @@ class EngineLoop:
         looks, self._looks = self._looks, []
         for look in looks:
             view = self._scheduler.view(self._preparing())
-            if look.outlook:
-                self._send(Picture(outlook=view.outlook()))
-            else:
-                self._send(view.of(look.ids) if look.ids else view.whole(self._steps.take()))
+            self._send(view.of(look.ids) if look.ids else view.whole(self._steps.take()))
 
     def _expert_tokens(self) -> tuple[tuple[int, ...], ...]:
         """The load of the experts, now and then and in the last report before the engine is idle."""

@@ -66,13 +66,12 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Send a picture after the present step: of everything, of the sequences with these ids, or of the outlook.
+    """Send a picture after the present step: of everything, or of the sequences with these ids.
 
     Looks are answered in order.
     """
 
     ids: list[int] = field(default_factory=list)
-    outlook: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.costs.roofline import MISTRAL_7B
 from benchmarks.gpu import absent
 from benchmarks.gpu.absent import Launch
-from benchmarks.gpu.estimate import HEADINGS, Case, row, table
+from benchmarks.gpu.estimate import HEADINGS, MISTRAL_7B, Case, row, table
 from benchmarks.gpu.shapes import decode_bytes, prefill_flops
 from benchmarks.gpu.times import CARDS, Assumptions, Estimator, Times
 from model.batch import StepBatch

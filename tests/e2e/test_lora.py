@@ -105,10 +105,13 @@ def test_one_is_loaded_and_unloaded_while_others_run(server: LiveServer, adapter
     expected = [said(ask(server, model, prompt(8), 40)) for model in ("attention", BASE, "all")]
     with ThreadPoolExecutor(4) as pool, server.slow():
         others = [pool.submit(ask, server, model, prompt(8), 40) for model in (BASE, "all")]
-        assert server.http.post("/v1/lora/load", json={"name": "copy", "path": "copy"}).status_code == 200
+        assert (
+            server.http.post("/v1/load_lora_adapter", json={"lora_name": "copy", "lora_path": "copy"}).status_code
+            == 200
+        )
         mine = pool.submit(ask, server, "copy", prompt(8), 40)
         eventually(lambda: server.metric("noria_lora_requests_running", adapter="copy") == 1, "it runs")
-        assert server.http.post("/v1/lora/unload", json={"name": "copy"}).status_code == 200
+        assert server.http.post("/v1/unload_lora_adapter", json={"lora_name": "copy"}).status_code == 200
         assert [said(task.result()) for task in (mine, *others)] == expected
     refused = server.http.post("/v1/completions", json={"model": "copy", "prompt": "x"})
     assert refused.status_code == 404
@@ -121,7 +124,7 @@ def test_a_wrong_base_is_refused_by_the_tensors_name(server: LiveServer, adapter
     save_file(
         {name: tensor[..., :-1].contiguous() for name, tensor in tensors.items()}, wrong / "adapter_model.safetensors"
     )
-    reply = server.http.post("/v1/lora/load", json={"name": "wrong", "path": "wrong"})
+    reply = server.http.post("/v1/load_lora_adapter", json={"lora_name": "wrong", "lora_path": "wrong"})
     assert reply.status_code == 400
     message = reply.json()["error"]["message"]
     assert "lora_A" in message or "lora_B" in message

@@ -42,7 +42,7 @@ def _opens(host: Host, patch: pytest.MonkeyPatch, engines: set[int]) -> None:
 
 
 def _forks(host: Host, patch: pytest.MonkeyPatch, engines: set[int]) -> None:
-    patch.setattr(subprocess, "_fork_exec", host.wrap(subprocess._fork_exec))  # type: ignore[attr-defined]
+    patch.setattr(subprocess.Popen, "__init__", host.wrap(subprocess.Popen.__init__))
 
 
 def _reads(host: Host, patch: pytest.MonkeyPatch, engines: set[int]) -> None:

@@ -1,10 +1,8 @@
 """The engine from the service's side: real processes and threads, and a fake model."""
 
 import asyncio
-import errno
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,9 +16,9 @@ from model.sampling_params import SamplingParams
 from service.engine.client import EngineClient
 from service.engine.mailbox import EngineDied, EngineUnavailable
 from service.engine.messages import Update
-from service.engine.supervision.process import EngineHandle, EngineProcess
+from service.engine.supervision.process import EngineHandle
 from tests.engine.driving import expected
-from tests.engine.hosting import OPTIONS, PARAMS, collect, process, thread, until, with_client
+from tests.engine.hosting import OPTIONS, PARAMS, Hosts, collect, process, thread, until, with_client
 from tests.fakes import WAITING, EngineThread, FakeRunner
 from tests.waiting import ended, eventually
 
@@ -101,17 +99,13 @@ def test_updates_are_merged_while_the_reader_is_away() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_killed_or_stopped_engine_fails_its_requests_and_is_replaced(number: signal.Signals) -> None:
-    hosts: list[EngineProcess] = []
-
-    def host() -> EngineProcess:
-        hosts.append(process())
-        return hosts[-1]
+    hosts = Hosts(process)
 
     async def body(client: EngineClient) -> None:
         mailboxes = [client.submit([n + 1], SamplingParams(max_tokens=400)) for n in range(6)]
         for mailbox in mailboxes:
             await anext(mailbox)
-        os.kill(hosts[0].pid or 0, number)
+        os.kill(hosts.pid(0), number)
         for mailbox in mailboxes:
             with pytest.raises(EngineDied):
                 await collect(mailbox)
@@ -119,55 +113,23 @@ def test_a_killed_or_stopped_engine_fails_its_requests_and_is_replaced(number: s
             client.submit([1], PARAMS)
         await until(lambda: client.state == "ready")
         assert await collect(client.submit([1], PARAMS)) == expected([1], PARAMS)
-        assert len(hosts) == 2
+        assert len(hosts.made) == 2
 
-    with_client(host, body, model="slow")
-
-
-def test_an_engine_that_cannot_be_replaced_at_once_is_replaced_later() -> None:
-    """The second engine cannot be spawned, the third dies while loading, the fourth serves within the same limits."""
-    hosts: list[EngineProcess] = []
-
-    class NoRoom(EngineProcess):
-        def spawn(self) -> socket.socket:
-            raise OSError(errno.EAGAIN, "no more processes")
-
-    class Exits(EngineProcess):
-        def spawn(self) -> socket.socket:
-            self._runner = "tests.fakes:create_exiting"
-            return super().spawn()
-
-    def host() -> EngineProcess:
-        kinds = [EngineProcess, NoRoom, Exits, EngineProcess]
-        hosts.append(kinds[len(hosts)]("tests.fakes:create_fake"))
-        return hosts[-1]
-
-    async def body(client: EngineClient) -> None:
-        os.kill(hosts[0].pid or 0, signal.SIGKILL)
-        await until(lambda: client.state == "restarting")
-        await until(lambda: client.state == "ready")
-        assert len(hosts) == 4
-        assert await collect(client.submit([1], PARAMS)) == expected([1], PARAMS)
-
-    with_client(host, body)
+    with_client(hosts, body, model="slow")
 
 
 def test_sigterm_is_left_to_the_service() -> None:
     """Systemd signals all processes of a unit; the engine must not die before the service has drained."""
-    hosts: list[EngineProcess] = []
-
-    def host() -> EngineProcess:
-        hosts.append(process())
-        return hosts[-1]
+    hosts = Hosts(process)
 
     async def body(client: EngineClient) -> None:
         mailbox = client.submit([1], SamplingParams(max_tokens=30))
         await anext(mailbox)
-        os.kill(hosts[0].pid or 0, signal.SIGTERM)
+        os.kill(hosts.pid(0), signal.SIGTERM)
         await collect(mailbox)
-        assert len(hosts) == 1
+        assert len(hosts.made) == 1
 
-    with_client(host, body, model="slow")
+    with_client(hosts, body, model="slow")
 
 
 def test_a_fault_in_the_service_itself_does_not_end_supervision() -> None:
@@ -190,15 +152,6 @@ def test_a_fault_in_the_service_itself_does_not_end_supervision() -> None:
         await client.close()
 
     asyncio.run(main())
-
-
-def test_a_step_that_hangs_is_noticed_although_the_process_lives() -> None:
-    async def body(client: EngineClient) -> None:
-        with pytest.raises(EngineDied):
-            await collect(client.submit([1], PARAMS))
-        await until(lambda: client.state == "ready")
-
-    with_client(lambda: process("create_hanging"), body, step_timeout=1.0)
 
 
 def test_a_step_that_fails_ends_its_requests_and_nothing_else() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
 
 import pytest
 
@@ -127,22 +126,6 @@ def test_a_queue_is_no_stall_while_others_run(monkeypatch: pytest.MonkeyPatch) -
         await until(lambda: client.stats.running == 0)
 
     with_client(Hosts(lambda: thread("create_slow")), body, step_timeout=2.5)
-
-
-def test_a_grammar_that_cannot_be_prepared_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Raising(FakeRunner):
-        def prepare(self, params: SamplingParams) -> None:
-            raise OSError("no more processes")
-
-    info = make_info(page_size=16, pools=((None, 512),), max_model_len=512)
-    create: Callable[..., FakeRunner] = lambda progress, **options: Raising(info)  # noqa: E731
-    monkeypatch.setattr("tests.fakes.create_raising", create, raising=False)
-
-    async def body(client: EngineClient) -> None:
-        params = SamplingParams(max_tokens=4, grammar="g")
-        assert await collect(client.submit([1], params)) == expected([1], params)
-
-    with_client(Hosts(lambda: thread("create_raising")), body)
 
 
 class SlowPerToken(FakeRunner):

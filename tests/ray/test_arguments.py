@@ -8,7 +8,7 @@ import yaml
 from pydantic import ValidationError
 from ray.serve.schema import ServeDeploySchema
 
-from deploy.ray.app import build
+from deploy.ray.app import replica_settings, resources
 from deploy.ray.arguments import Arguments
 from model.errors import OptionError
 
@@ -54,13 +54,13 @@ def test_the_limits_of_a_flag_are_those_of_serve() -> None:
 
 def test_a_sharded_replica_gets_one_bundle_for_all_ranks() -> None:
     arguments = Arguments(num_cpus=2, num_gpus=1, tensor_parallel_size=2, pipeline_parallel_size=2)
-    deployment = build(arguments)._bound_deployment
-    config = deployment._replica_config
-    assert config.placement_group_bundles == [{"CPU": 8, "GPU": 4}]
-    assert config.placement_group_strategy == "STRICT_PACK"
-    assert (config.ray_actor_options["num_cpus"], config.ray_actor_options["num_gpus"]) == (8, 4)
-    (settings,) = deployment.init_args
+    settings = replica_settings(arguments)
     assert settings.threads == 2
+    assert resources(arguments, settings.layout.size) == {
+        "ray_actor_options": {"num_cpus": 8, "num_gpus": 4},
+        "placement_group_bundles": [{"CPU": 8, "GPU": 4}],
+        "placement_group_strategy": "STRICT_PACK",
+    }
 
 
 def test_the_example_is_what_ray_and_we_read() -> None:

@@ -1,4 +1,4 @@
-"""`POST /v1/lora/load` and `/v1/lora/unload`, and vLLM's names of both."""
+"""`POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as in vLLM."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ from model.errors import ModelError, quoted
 from service.access.record import RequestRecord
 from service.api.admission import State
 from service.api.examples import MODEL
-from service.api.lora.schema import LoadBody, UnloadBody, VllmLoadBody, VllmUnloadBody
+from service.api.lora.schema import LoadBody, UnloadBody
 from service.api.routes import json_response, post
 from service.errors.errors import AdapterExists, AdapterNotFound, Forbidden, InvalidRequest
 from service.http.sse import while_connected
@@ -44,9 +44,9 @@ UNLOADED: UnloadedAdapter = {"id": "sql", "object": "lora.unloaded"}
 
 
 @post(
-    "/v1/lora/load",
+    "/v1/load_lora_adapter",
     body=LoadBody,
-    request={"name": "sql", "path": "sql"},
+    request={"lora_name": "sql", "lora_path": "sql"},
     answer=LoadedAdapter,
     answers=(LOADED,),
     refusals=(409,),
@@ -56,79 +56,51 @@ async def load(request: Request, body: LoadBody) -> Response:
 
     It needs the flag `--lora-dir`. The answer comes once the adapter can serve.
     """
-    return await _load(request, body.name, body.path, ("name", "path"))
+    state: State = request.app.state.noria
+    directory, served = _allowed(request), state.admission.require()
+    found = await asyncio.to_thread(path_inside, directory, body.lora_path)  # its disk may be slow
+    with naming_field():
+        if body.lora_name in served.names:
+            raise AdapterExists(body.lora_name)
+        loading = state.admission.adapters.load(body.lora_name, found)
+        try:
+            await while_connected(request.receive, state.admission.expired, loading)
+        except ModelError as error:
+            raise InvalidRequest(str(error), param="lora_path", code="adapter_refused") from error
+    _note(request, "adapter loaded", body.lora_name)
+    answer: LoadedAdapter = {"id": body.lora_name, "object": "lora.adapter", "parent": served.names[0]}
+    return json_response(answer)
 
 
-@post("/v1/lora/unload", body=UnloadBody, request={"name": "sql"}, answer=UnloadedAdapter, answers=(UNLOADED,))
+@post(
+    "/v1/unload_lora_adapter",
+    body=UnloadBody,
+    request={"lora_name": "sql"},
+    answer=UnloadedAdapter,
+    answers=(UNLOADED,),
+)
 async def unload(request: Request, body: UnloadBody) -> Response:
     """Unload a LoRA adapter
 
     It needs the flag `--lora-dir`. New requests get a 404 at once, those that run with the adapter finish.
     """
-    return _unload(request, body.name, "name")
-
-
-@post(
-    "/v1/load_lora_adapter",
-    body=VllmLoadBody,
-    request={"lora_name": "sql", "lora_path": "sql"},
-    answer=LoadedAdapter,
-    answers=(LOADED,),
-    refusals=(409,),
-)
-async def load_as_in_vllm(request: Request, body: VllmLoadBody) -> Response:
-    """Load a LoRA adapter, by vLLM's names"""
-    return await _load(request, body.lora_name, body.lora_path, ("lora_name", "lora_path"))
-
-
-@post(
-    "/v1/unload_lora_adapter",
-    body=VllmUnloadBody,
-    request={"lora_name": "sql"},
-    answer=UnloadedAdapter,
-    answers=(UNLOADED,),
-)
-async def unload_as_in_vllm(request: Request, body: VllmUnloadBody) -> Response:
-    """Unload a LoRA adapter, by vLLM's names"""
-    return _unload(request, body.lora_name, "lora_name")
-
-
-async def _load(request: Request, name: str, path: str, fields: tuple[str, str]) -> Response:
-    """`fields` are the client's names of name and path."""
-    state: State = request.app.state.noria
-    directory, served = _allowed(request), state.admission.require()
-    found = await asyncio.to_thread(path_inside, directory, path, fields[1])  # its disk may be slow
-    with naming(fields[0]):
-        if name in served.names:
-            raise AdapterExists(name)
-        loading = state.admission.adapters.load(name, found)
-        try:
-            await while_connected(request.receive, state.admission.expired, loading)
-        except ModelError as error:
-            raise InvalidRequest(str(error), param=fields[1], code="adapter_refused") from error
-    _note(request, "adapter loaded", name)
-    answer: LoadedAdapter = {"id": name, "object": "lora.adapter", "parent": served.names[0]}
-    return json_response(answer)
-
-
-def _unload(request: Request, name: str, field: str) -> Response:
     state: State = request.app.state.noria
     _allowed(request)
     state.admission.require()
-    with naming(field):
-        state.admission.adapters.unload(name)
-    _note(request, "adapter unloaded", name)
-    answer: UnloadedAdapter = {"id": name, "object": "lora.unloaded"}
+    with naming_field():
+        state.admission.adapters.unload(body.lora_name)
+    _note(request, "adapter unloaded", body.lora_name)
+    answer: UnloadedAdapter = {"id": body.lora_name, "object": "lora.unloaded"}
     return json_response(answer)
 
 
 @contextmanager
-def naming(field: str) -> Iterator[None]:
-    """Errors about the adapter's name have the client's name of that field."""
+def naming_field() -> Iterator[None]:
+    """Name the field in errors about the adapter's name."""
     try:
         yield
     except (AdapterExists, AdapterNotFound) as error:
-        error.param = field
+        error.param = "lora_name"
         raise
 
 
@@ -149,7 +121,7 @@ def _allowed(request: Request) -> Path:
     return directory
 
 
-def path_inside(directory: Path, path: str, field: str) -> Path:
+def path_inside(directory: Path, path: str) -> Path:
     """The path without symbolic links. Raises InvalidRequest unless it and its files are below the directory."""
     root = directory.resolve()
     try:
@@ -158,9 +130,11 @@ def path_inside(directory: Path, path: str, field: str) -> Path:
     except (OSError, RuntimeError, ValueError):  # a loop of links, a name that is too long, a byte 0
         found = folder = root
     if root not in found.parents:
-        raise InvalidRequest(f"{field} must be a directory below --lora-dir, got {quoted(path)}", param=field)
+        raise InvalidRequest(f"lora_path must be a directory below --lora-dir, got {quoted(path)}", param="lora_path")
     for file in (*folder.glob("*.json"), *folder.glob("*.safetensors")):
         if root not in Path(realpath(file)).parents:
-            message = f"{field}: the file {quoted(file.name)} of {quoted(path)} is a link that leads out of --lora-dir"
-            raise InvalidRequest(message, param=field)
+            message = (
+                f"lora_path: the file {quoted(file.name)} of {quoted(path)} is a link that leads out of --lora-dir"
+            )
+            raise InvalidRequest(message, param="lora_path")
     return found

@@ -1,4 +1,4 @@
-"""The bodies of the endpoints for LoRA adapters, with our names of the fields and with vLLM's."""
+"""The bodies of the endpoints for LoRA adapters, with vLLM's names of the fields."""
 
 from pydantic import Field
 
@@ -12,37 +12,18 @@ PATH = "The adapter's directory, below `--lora-dir`. It may be relative to that.
 
 
 class UnloadBody(Body):
-    """`POST /v1/lora/unload`."""
-
-    name: str = Field(description=NAME)
-
-    def check(self) -> None:
-        _check_name("name", self.name)
-
-
-class LoadBody(UnloadBody):
-    """`POST /v1/lora/load`."""
-
-    path: str = Field(description=PATH, min_length=1, max_length=MAX_PATH)
-
-
-class VllmUnloadBody(Body):
     """`POST /v1/unload_lora_adapter`."""
 
     harmless = only(lora_int_id=())
     lora_name: str = Field(description=NAME)
 
     def check(self) -> None:
-        _check_name("lora_name", self.lora_name)
+        if (problem := adapter_name_problem(self.lora_name)) is not None:
+            raise InvalidRequest(f"lora_name: {problem}", param="lora_name")
 
 
-class VllmLoadBody(VllmUnloadBody):
+class LoadBody(UnloadBody):
     """`POST /v1/load_lora_adapter`."""
 
     harmless = only(load_inplace=(False,))
     lora_path: str = Field(description=PATH, min_length=1, max_length=MAX_PATH)
-
-
-def _check_name(field: str, name: str) -> None:
-    if (problem := adapter_name_problem(name)) is not None:
-        raise InvalidRequest(f"{field}: {problem}", param=field)

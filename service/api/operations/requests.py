@@ -7,9 +7,8 @@ from service.access.policy import Policy
 from service.access.record import RequestRecord
 from service.api.admission import State
 from service.api.routes import get, json_response
-from service.engine.forecast import Waits
 from service.engine.mailbox import EngineDied, EngineUnavailable
-from service.engine.picture import MAX_LOADS, Picture, SequencePicture
+from service.engine.picture import SequencePicture
 from service.errors.errors import RequestNotFound
 from service.observe.view.facts import Cancellation, RequestFacts, ended_facts, live_facts
 from service.observe.view.requests import LiveRequest
@@ -27,8 +26,7 @@ WAITING: RequestFacts = {
     "generated_tokens": 0,
     "place": 3,
     "reason": "sequences",
-    "start": {"seconds": 4.1, "error_seconds": 2.3},
-    "first_token": {"seconds": 4.6, "error_seconds": 2.4},
+    "start": {"seconds": 4.1},
     "outcome": None,
     "choices": [
         {
@@ -56,9 +54,8 @@ async def request_facts(request: Request) -> Response:
         if (record := state.requests.ended(owner, request_id)) is None:
             raise RequestNotFound(request_id)
         return json_response(ended_facts(record))
-    picture, waits = await _engine_view(state, found[-1])
-    sequences = {item.id: item for item in picture.sequences}
-    return json_response(live_facts(found[-1], sequences, waits, len(found)))
+    sequences = await _sequences(state, found[-1])
+    return json_response(live_facts(found[-1], sequences, state.admission.seconds_to_start, len(found)))
 
 
 @get(
@@ -88,21 +85,12 @@ def _whose(request: Request) -> tuple[str, str]:
     return record.owner, request.path_params["id"]
 
 
-def _in_outlook(item: SequencePicture) -> bool:
-    return item.reason != "grammar" and (item.place is None or item.place <= MAX_LOADS)
-
-
-async def _engine_view(state: State, live: LiveRequest) -> tuple[Picture, Waits]:
-    """What the engine knows of a request's sequences. Nothing if it has none of them, or if no engine serves."""
-    nothing = Picture(), Waits(None, None)
+async def _sequences(state: State, live: LiveRequest) -> dict[int, SequencePicture]:
+    """A request's sequences in the engine by id. Empty if it has none there, or if no engine serves."""
     if live.generation is None:
-        return nothing
-    ids = {choice.mailbox.id for choice in live.generation.choices}
+        return {}
     try:
-        picture = await state.requests.look(ids)
-        found = [item for item in picture.sequences if item.id in ids]
-        if any(item.generated for item in found) or not any(map(_in_outlook, found)):
-            return picture, nothing[1]
-        return picture, await state.requests.waits(ids)
+        picture = await state.requests.look({choice.mailbox.id for choice in live.generation.choices})
     except (EngineUnavailable, EngineDied):
-        return nothing
+        return {}
+    return {item.id: item for item in picture.sequences}

@@ -18,7 +18,7 @@ from service.commands.batch.results import Results, opened
 from service.commands.batch.run import run
 from service.commands.endpoint import base_url, headers
 from service.commands.flags import takes
-from service.commands.own_server import embedded_server
+from service.commands.own_server import BASE_URL, own_socket
 from service.commands.pulse import Loading, shown
 
 OWN, OTHER = 256, 32
@@ -78,11 +78,7 @@ def batch(options: BatchOptions) -> None:
 def _answer(options: BatchOptions, results: Results, progress: Progress) -> None:
     """Answer the lines without a result. Raises OptionError, or KeyboardInterrupt at Ctrl-C."""
     n_at_once = options.concurrency or (OTHER if options.url else OWN)
-    with _server(options) as server:
-        limits = httpx.Limits(max_connections=n_at_once)
-        client = httpx.AsyncClient(
-            base_url=server.base_url, headers=server.headers, timeout=None, limits=limits, trust_env=server.trust_env
-        )
+    with _client(options, httpx.Limits(max_connections=n_at_once)) as client:
         progress.start()
         with shown("batch", progress.report):
             lines = (line for line in read(options.input) if not results.has(line))
@@ -90,13 +86,14 @@ def _answer(options: BatchOptions, results: Results, progress: Progress) -> None
 
 
 @contextmanager
-def _server(options: BatchOptions) -> Iterator[httpx.Client]:
+def _client(options: BatchOptions, limits: httpx.Limits) -> Iterator[httpx.AsyncClient]:
     """A client of the server. In the queue of a server of our own there is a place for all requests in flight."""
     if options.url:
-        with httpx.Client(base_url=base_url(options.url), headers=headers(options.api_key)) as client:
-            yield client
+        address = base_url(options.url)
+        yield httpx.AsyncClient(base_url=address, headers=headers(options.api_key), limits=limits, timeout=None)
         return
     flags = [word for flag in QUEUE_FLAGS for word in (flag, str(MAX_QUEUE))]
-    with Loading() as loading, embedded_server(options.model, loading.note, flags) as client:
+    with Loading() as loading, own_socket(options.model, loading.note, flags) as path:
         loading.close()
-        yield client
+        transport = httpx.AsyncHTTPTransport(uds=path, limits=limits)
+        yield httpx.AsyncClient(base_url=BASE_URL, transport=transport, timeout=None)

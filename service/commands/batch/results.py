@@ -6,7 +6,6 @@ which is cut off. What is left says which requests need no answer any more.
 
 import fcntl
 import io
-import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ import orjson
 from model.errors import OptionError
 from service.commands.batch.lines import Line, Refusal, key_of
 
-CHUNK_BYTES = 2**16
 FIELDS = {"custom_id", "response", "error"}
 GOOD = range(200, 300)
 PREFIX = "batch_req_"
@@ -89,14 +87,18 @@ def opened(path: Path, *, retry_failed: bool) -> Iterator[Results]:
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OptionError(f"{path} is not a regular file; a batch goes on from what the file already has")
-    with _locked(path) as file:
-        _cut(path, file)
-        if retry_failed:
+    if retry_failed:
+        with _locked(path) as file:
             _write_good(path, file)
     with _locked(path) as file:
-        results = Results(path, file)
-        for _, result in _read(path, file):
+        results, end = Results(path, file), 0
+        for line, result in _read(path, file):
             results.remember(result)
+            end += len(line)
+        try:
+            file.truncate(end)
+        except OSError as error:
+            raise OptionError(f"{path} cannot be written: {error.strerror}") from error
         yield results
 
 
@@ -114,29 +116,14 @@ def _locked(path: Path) -> Iterator[io.FileIO]:
         yield file
 
 
-def _cut(path: Path, file: io.FileIO) -> None:
-    """Remove the last line if it is the beginning of a result. Raises OptionError if it is anything else."""
-    end, found = file.seek(0, os.SEEK_END), -1
-    while end and found < 0:
-        start = max(0, end - CHUNK_BYTES)
-        file.seek(start)
-        found = file.read(end - start).rfind(b"\n")
-        end = start + found + 1
-    file.seek(end)
-    rest = file.read(2 * len(START)).replace(b" ", b"")[: len(START)]  # another program may have written spaces
-    if rest != START[: len(rest)]:
-        raise OptionError(f"the last line of {path} is no result of a batch; name a new file for the results")
-    try:
-        file.truncate(end)
-    except OSError as error:
-        raise OptionError(f"{path} cannot be written: {error.strerror}") from error
-
-
 def _read(path: Path, file: io.FileIO) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """The lines of the file and the results in them. Raises OptionError for another content."""
+    """The lines of the file and the results in them, without a torn last line. Raises OptionError for other content."""
     file.seek(0)
     lines = io.BufferedReader(file)
     for number, line in enumerate(lines, 1):
+        begin = line.replace(b" ", b"")[: len(START)]  # another program may have written spaces
+        if not line.endswith(b"\n") and START.startswith(begin):
+            break
         try:
             result = orjson.loads(line)
         except ValueError:

@@ -20,7 +20,7 @@ class CannotConnect(Exception):
     """No server accepts the connection."""
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """A connection, which carries one request at a time."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Connections:
 
     def __init__(self, url: str, headers: dict[str, str]) -> None:
         self._url = httpx.URL(url)
-        self._open: list[Connection] = []
+        self._open: list[HttpConnection] = []
         self._head = f"host: {self._url.netloc.decode()}\r\ncontent-type: application/json\r\n" + "".join(
             f"{name}: {value}\r\n" for name, value in headers.items()
         )
@@ -117,7 +117,7 @@ class Connections:
                 # A server may close an idle connection just when the request is sent: send it again.
         return await self._send(await self._connect(), request, on_body)
 
-    async def _send(self, connection: Connection, request: bytes, on_body: OnBody) -> int:
+    async def _send(self, connection: HttpConnection, request: bytes, on_body: OnBody) -> int:
         try:
             return await connection.send(request, on_body)
         except BaseException:
@@ -132,16 +132,16 @@ class Connections:
             connection.close()
             await connection.lost
 
-    def _idle(self) -> Connection | None:
+    def _idle(self) -> HttpConnection | None:
         self._open = [connection for connection in self._open if not connection.lost.done()]
         return next((connection for connection in self._open if connection.is_free), None)
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> HttpConnection:
         secure = ssl.create_default_context() if self._url.scheme == "https" else None
         port = self._url.port or (443 if secure else 80)
         loop = asyncio.get_running_loop()
         try:
-            _, connection = await loop.create_connection(Connection, self._url.host, port, ssl=secure)
+            _, connection = await loop.create_connection(HttpConnection, self._url.host, port, ssl=secure)
         except OSError as error:
             raise CannotConnect(str(error)) from error
         self._open.append(connection)

@@ -8,14 +8,14 @@ from io import TextIOWrapper
 
 import httpx
 import typer
-from rich.console import Console
 
 from model.errors import OptionError, one_line
 from model.options import option
 from service.commands.chat.conversation import Conversation, is_sendable
-from service.commands.endpoint import base_url, find_model, headers
+from service.commands.endpoint import base_url, find_model, headers, is_noria
 from service.commands.flags import takes
 from service.commands.own_server import embedded_server
+from service.commands.pulse import Loading
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,10 @@ class ChatOptions:
         "Model to serve, as for noria serve. With --url: a model id on that server.",
         unset="the embedded model, with --url the server's first",
         is_argument=True,
-        group="Server",
     )
     url: str | None = option(None, "Address of a running server.", unset="the chat starts its own server")
     api_key: str | None = option(None, "API key of the server at --url.")
-    system: str | None = option(None, "System message.", group="Answers")
+    system: str | None = option(None, "System message.")
     temperature: float | None = option(None, "Sampling temperature.", unset="the server's", least=0)
     max_tokens: int | None = option(None, "Length limit of an answer, in tokens.", least=1)
 
@@ -64,18 +63,9 @@ def _running_server(url: str, api_key: str | None) -> Iterator[httpx.Client]:
 
 @contextmanager
 def _own_server(model: str | None) -> Iterator[httpx.Client]:
-    status = Console(stderr=True).status("")  # prints nothing unless stderr is a terminal
-
-    def show(stage: str, done: float) -> None:
-        status.update(f"{stage} {done:.0%}")
-        status.start()
-
-    try:
-        with embedded_server(model, show) as client:
-            status.stop()
-            yield client
-    finally:
-        status.stop()
+    with Loading() as loading, embedded_server(model, loading.note) as client:
+        loading.close()
+        yield client
 
 
 def _talk(conversation: Conversation) -> None:
@@ -84,6 +74,7 @@ def _talk(conversation: Conversation) -> None:
     if sys.stdin.isatty():
         from service.commands.chat.terminal import Chat
 
+        conversation.shows_progress = is_noria(conversation.client, conversation.model)
         Chat(conversation).run()
     else:
         _answer_pipe(conversation)

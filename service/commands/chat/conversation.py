@@ -46,8 +46,8 @@ Event = Piece | Progress | End
 class Conversation:
     """The messages so far and the server that answers them.
 
-    `fields` are part of every request: what the user set. `hidden` are too, but the user does not see them. `images`
-    are data URLs, and go with the next message.
+    `fields` are part of every request: what the user set. `images` are data URLs, and go with the next message. With
+    `shows_progress` the server also reports how much of a prompt it has read.
     """
 
     def __init__(self, client: httpx.Client, model: str, system: str | None, fields: dict[str, Any]) -> None:
@@ -55,7 +55,7 @@ class Conversation:
         self.model = model
         self.system = system
         self.fields = fields
-        self.hidden: dict[str, Any] = {}
+        self.shows_progress = False
         self.images: list[str] = []
         self.messages: list[Message] = []
 
@@ -108,7 +108,9 @@ class Conversation:
                 self.messages.append({"role": "assistant", "content": text})
 
     def _stream(self) -> Iterator[Event]:
-        body = {"model": self.model, "messages": self.history(), "stream": True, **self.hidden, **self.fields}
+        body = {"model": self.model, "messages": self.history(), "stream": True, **self.fields}
+        if self.shows_progress:
+            body["return_progress"] = True
         with self.client.stream("POST", "/v1/chat/completions", json=body) as response:
             if not response.is_success:
                 response.read()

@@ -1,6 +1,7 @@
 """The commands of a chat: `/set temperature 0.2`. Each is a method; what follows its name is its argument."""
 
 import base64
+import difflib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,8 +11,7 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion, Path
 from prompt_toolkit.document import Document
 
 from model.errors import OptionError, one_line
-from service.commands.chat.conversation import Conversation, check_messages
-from service.commands.chat.server import RequestField, nearest, sees_images, settable, shown
+from service.commands.chat.conversation import Conversation, check_messages, is_sendable
 
 MAX_IMAGE_BYTES = 5 * 2**20
 IMAGE_TYPES = {
@@ -23,6 +23,13 @@ IMAGE_TYPES = {
 }
 """Ends of file names -> MIME types. Python's own table has no WebP before 3.13."""
 DEFAULT = "default"
+OWN_FIELDS = ("model", "messages", "stream", "n")
+"""Fields that the chat sends itself, or whose answer it could not show."""
+OFFERED = (
+    *("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "stop", "reasoning_effort"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
+"""Fields that Tab completes. `/set` takes any, and the server refuses what it does not know."""
 
 
 class Outcome(NamedTuple):
@@ -56,30 +63,24 @@ class Words(Completer):
 
 
 class Slash:
-    """Obeys the commands of one conversation.
+    """Obeys the commands of one conversation."""
 
-    `fields` are those that its server takes, `card` is what it says of the model; empty if it says nothing.
-    """
-
-    def __init__(self, conversation: Conversation, fields: dict[str, RequestField], card: dict[str, Any]) -> None:
+    def __init__(self, conversation: Conversation) -> None:
         self._chat = conversation
-        self._fields = settable(fields)
-        self._card = card
 
     def obey(self, line: str) -> Outcome:
         """Do what `line`, which starts with a slash, says. Raises OptionError for what cannot be done."""
         name, _, argument = line[1:].partition(" ")
         command = COMMANDS.get(name.strip())
         if command is None:
-            hint = nearest(name, COMMANDS).replace("mean ", "mean /")
-            raise OptionError(
-                f"no command /{name.strip()[:40]}{hint or '; /help lists them, // begins a message with /'}"
-            )
+            close = difflib.get_close_matches(name, COMMANDS, n=1)
+            hint = f"did you mean /{close[0]}?" if close else "/help lists them, // begins a message with /"
+            raise OptionError(f"no command /{name.strip()[:40]}; {hint}")
         return command.run(self, argument.strip())
 
     def words(self) -> Completer:
         """What Tab completes: commands, the fields of `/set` and names of files."""
-        return Words({"set": WordCompleter([*self._fields]), "image": IMAGE_FILES, "save": FILES, "load": FILES})
+        return Words({"set": WordCompleter([*OFFERED]), "image": IMAGE_FILES, "save": FILES, "load": FILES})
 
     def help(self, _: str) -> Outcome:
         width = max(len(command.usage) for command in COMMANDS.values())
@@ -87,16 +88,16 @@ class Slash:
 
     def set(self, argument: str) -> Outcome:
         name, _, text = argument.partition(" ")
-        if not name:
-            return Outcome(self._values())
-        field = self._field(name)
-        if not text:
-            return Outcome(self._describe(field))
+        fields = self._chat.fields
+        if name in OWN_FIELDS:
+            raise OptionError(f"the chat sets {name} itself")
         if text == DEFAULT:
-            self._chat.fields.pop(name, None)
-        else:
-            self._chat.fields[name] = field.read(text.strip())
-        return Outcome(f"{name} {self._value(name)}")
+            fields.pop(name, None)
+        elif text:
+            fields[name] = value_of(text.strip())
+        names = [name] if name else [*fields]
+        lines = [f"{name} {shown(fields[name]) if name in fields else DEFAULT}" for name in names]
+        return Outcome("\n".join(lines) or "all fields have the server's defaults; /set NAME VALUE changes one")
 
     def system(self, argument: str) -> Outcome:
         if argument:
@@ -127,8 +128,6 @@ class Slash:
 
     def image(self, argument: str) -> Outcome:
         path = _path("/image", argument)
-        if not sees_images(self._card):
-            raise OptionError(f"{self._chat.model} does not see images: its card on the server does not name vision")
         kind = IMAGE_TYPES.get(path.suffix.lower())
         if kind is None:
             raise OptionError(f"{path} is no image by its name; expected {', '.join(IMAGE_TYPES)}")
@@ -145,36 +144,21 @@ class Slash:
     def exit(self, _: str) -> Outcome:
         return Outcome(then="leave")
 
-    def _field(self, name: str) -> RequestField:
-        if not self._fields:  # the server has no OpenAPI document: it checks the value itself
-            return RequestField(name)
-        if name not in self._fields:
-            raise OptionError(f"no field {name[:40]}{nearest(name, self._fields) or '; /set lists them'}")
-        return self._fields[name]
 
-    def _values(self) -> str:
-        """The fields with one number or word, with their values and ranges; then the names of the others."""
-        simple = [field for field in self._fields.values() if field.is_simple]
-        others = [name for name, field in self._fields.items() if not field.is_simple]
-        listed = {field.name: field.range for field in simple} | {
-            name: self._field(name).range for name in self._chat.fields if name in others or not self._fields
-        }
-        values = {name: self._value(name) for name in listed}
-        width, wide = (max(map(len, texts), default=0) for texts in (listed, values.values()))
-        lines = [f"{name:{width}}  {values[name]:{wide}}  {text}" for name, text in listed.items()]
-        if not self._fields:
-            lines.append("the server does not list its fields; /set NAME VALUE sends any")
-        return "\n".join([*lines, *([f"also: {', '.join(others)}"] if others else [])])
+def value_of(text: str) -> Any:
+    """Return the value of JSON, or `text` itself where it is none that a request may have, such as NaN."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if is_sendable(value) else text
 
-    def _describe(self, field: RequestField) -> str:
-        return "\n".join(filter(None, (f"{field.name} {self._value(field.name)}: {field.range}", field.about)))
 
-    def _value(self, name: str) -> str:
-        """The value that the user set, or the default, which the model's card may name."""
-        if name in self._chat.fields:
-            return json.dumps(self._chat.fields[name], ensure_ascii=False)
-        defaults = self._card.get("defaults") or {}
-        return f"{DEFAULT} {shown(defaults[name])}" if name in defaults else DEFAULT
+def shown(value: Any) -> str:
+    """Return a value as JSON, a string without its quotes."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _is_image(name: str) -> bool:

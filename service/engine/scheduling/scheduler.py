@@ -23,6 +23,7 @@ from itertools import count
 from model.batch import BROKEN_NUMBERS, RunnerInfo, SliceOutput, StepBatch, StepOutput
 from service.engine.budget import PromptBudget
 from service.engine.messages import Stats, Submit, Update
+from service.engine.picture import Reason
 from service.engine.scheduling.adapters import AdapterPlaces
 from service.engine.scheduling.admission import awaits_page, copy_part, fits, reuse
 from service.engine.scheduling.images import ImageStore
@@ -34,9 +35,6 @@ from service.engine.scheduling.trail import Trail
 from service.engine.scheduling.view import View
 
 log = logging.getLogger("noria.engine")
-
-MAX_ANSWERS = 64
-"""The latest answers whose lengths the scheduler remembers."""
 
 
 class Scheduler:
@@ -73,7 +71,6 @@ class Scheduler:
         self._limit = StepLimit(max_step_tokens, least=info.max_sequences)
         self._depth = info.pipeline  # steps in flight
         self._max_model_len = info.max_model_len
-        self._max_adapters = info.max_adapters
         self._copies_pages = info.copies_pages
         self._clock = clock
         self._sequences: dict[int, Sequence] = {}  # running and waiting, by id
@@ -84,8 +81,7 @@ class Scheduler:
         self._planned: deque[Step] = deque()  # in flight, oldest first
         self._n_committed = 0
         self._totals: Counter[str] = Counter()  # by their names in Stats
-        self._blocked: str | None = None  # why the latest plan admitted no more
-        self._answers: deque[int] = deque(maxlen=MAX_ANSWERS)
+        self._blocked: Reason | None = None  # why the latest plan admitted no more
 
     @property
     def has_work(self) -> bool:
@@ -126,7 +122,7 @@ class Scheduler:
     def plan(self) -> StepBatch:
         """Choose the tokens of the next step and take the pages that they need."""
         step = Step(budget := self._budget())
-        for sequence in self._in_order(step):
+        for sequence in self._in_order():
             if step.budget and sequence in self._running:
                 self._extend(sequence, step)
         while step.budget and len(self._running) < self._max_sequences and (first := self._adapters.first()):
@@ -226,11 +222,6 @@ class Scheduler:
             tuple(self._running),
             tuple(self._queue.ordered()),
             self._blocked,
-            tuple(self._answers),
-            self._max_sequences,
-            self._max_step_tokens,
-            self._max_adapters,
-            self.prompts,
             {key: n_prompt for key, n_prompt in preparing.items() if key not in self._sequences},
         )
 
@@ -256,7 +247,7 @@ class Scheduler:
         tokens = int(min(tokens, max(needed, self.prompts.pace.tokens(depth))))
         return max(1, tokens // self._depth)
 
-    def _why_blocked(self, step: Step) -> str:
+    def _why_blocked(self, step: Step) -> Reason:
         """Why the head of the queue waits, once the step is planned: a reason of `SequencePicture`."""
         if len(self._running) >= self._max_sequences:
             return "sequences"
@@ -268,8 +259,8 @@ class Scheduler:
         """The sequences of the steps in flight that have not ended, in order."""
         return {item: None for step in self._planned for item in step.parts if item.id in self._sequences}
 
-    def _in_order(self, step: Step) -> list[Sequence]:
-        """The running sequences in the order in which they get their tokens of a step, which is empty yet.
+    def _in_order(self) -> list[Sequence]:
+        """The running sequences in the order in which they get their tokens of a step.
 
         Of those that decode, each step in flight has an even share: those that have waited longest.
         """
@@ -418,7 +409,6 @@ class Scheduler:
         """Forget a sequence that is complete; the update is its last."""
         log.debug("sequence %d ends: %s, %d tokens", sequence.id, update.finish, sequence.length)
         update = update._replace(embedding=sequence.embedding)
-        self._answers.append(sequence.n_output)
         self._forget(sequence)
         return update
 

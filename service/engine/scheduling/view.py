@@ -4,17 +4,15 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
-from service.engine.budget import PromptBudget
 from service.engine.picture import (
-    MAX_LOADS,
     MAX_PAGES,
     MAX_QUEUED,
     MAX_RUNNING,
-    Load,
-    Outlook,
     Picture,
     PoolPicture,
+    Reason,
     SequencePicture,
+    SequenceState,
     TablePicture,
 )
 from service.engine.scheduling.pages import PagePool, Table
@@ -35,12 +33,7 @@ class View:
     pools: tuple[PagePool, ...]
     running: tuple[Sequence, ...]
     waiting: tuple[Sequence, ...]
-    blocked: str | None
-    answers: tuple[int, ...]
-    max_sequences: int
-    max_step_tokens: int
-    max_adapters: int
-    prompts: PromptBudget
+    blocked: Reason | None
     preparing: Mapping[int, int]
 
     def whole(self, steps: Picture) -> Picture:
@@ -78,41 +71,14 @@ class View:
         for sequence_id, n_prompt in self.preparing.items():
             yield SequencePicture(sequence_id, "waiting", n_prompt, 0, 0, 0, "grammar", None)
 
-    def outlook(self) -> Outlook:
-        """What estimates of waiting times need."""
-        placed = chain(((None, item) for item in self.running), enumerate(self.waiting[:MAX_LOADS], 1))
-        return Outlook(
-            self.prompts.cost,
-            self.prompts.target,
-            self.answers,
-            self.pools[0].page_size,
-            tuple(pool.available for pool in self.pools),
-            self.max_sequences,
-            self.max_step_tokens,
-            tuple(self._load(item, place) for place, item in placed),
-            self.max_adapters,
-        )
-
-    def _load(self, item: Sequence, place: int | None) -> Load:
-        longest = item.n_prompt + item.params.max_tokens
-        return Load(
-            item.id,
-            place,
-            item.length,
-            max(1, item.uncomputed) + item.images.cost(item.computed),
-            item.length - item.n_prompt,
-            item.params.max_tokens,
-            tuple(len(table.pages) for table in item.tables),
-            tuple(pool.max_blocks(longest, self.max_step_tokens) for pool in self.pools),
-            item.adapter,
-        )
-
 
 def _prefills(item: Sequence) -> bool:
     return item.uncomputed > 1 or item.length == item.n_prompt
 
 
-def _shape(item: Sequence, state: str, reason: str | None, place: int | None, pages: bool) -> SequencePicture:
+def _shape(
+    item: Sequence, state: SequenceState, reason: Reason | None, place: int | None, pages: bool
+) -> SequencePicture:
     generated = len(item.tokens) - item.n_prompt
     tables = tuple(map(_table, item.tables)) if pages else ()
     return SequencePicture(item.id, state, item.n_prompt, item.computed, generated, item.cached, reason, place, tables)

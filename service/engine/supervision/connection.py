@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from model.errors import NoriaError
-from service.engine.messages import Beat, Failed, FromEngine, LoadModel, Ready, Stop, ToEngine
+from service.engine.messages import Beat, Failed, FromEngine, LoadModel, Ready, Stop
 from service.engine.supervision.process import EngineHandle
 from service.engine.wire import MessageProtocol
 
@@ -19,8 +19,9 @@ STOP_SECONDS = 0.5
 class Connection:
     """An engine that has been spawned.
 
-    `ready`: it has loaded its model. `failure`: what it said before it ended. `heard`: when its latest message came, by
-    the event loop's clock. `stalled`: the seconds that it last gave for its oldest sequence without progress.
+    `ready`: it has loaded its model. `failure`: what it said before it ended. `protocol`: its wire, once that is open.
+    `heard`: when its latest message came, by the event loop's clock. `stalled`: the seconds that it last gave for its
+    oldest sequence without progress.
     """
 
     def __init__(self, engine: EngineHandle) -> None:
@@ -35,7 +36,7 @@ class Connection:
         self.stalled = 0.0
         self._take: Callable[[FromEngine], None] = lambda message: None
         self._transport: asyncio.WriteTransport | None = None
-        self._protocol: MessageProtocol | None = None
+        self.protocol: MessageProtocol | None = None
         try:
             self._sock = engine.spawn()
         except OSError as error:
@@ -43,10 +44,10 @@ class Connection:
 
     async def open(self) -> None:
         """Read the wire from now on, so that the beats of an engine that waits cannot fill it. Does nothing again."""
-        if self._protocol is not None:
+        if self.protocol is not None:
             return
         loop = asyncio.get_running_loop()
-        self._transport, self._protocol = await loop.create_unix_connection(
+        self._transport, self.protocol = await loop.create_unix_connection(
             lambda: MessageProtocol(self._receive), sock=self._sock
         )
         self.heard = loop.time()
@@ -54,26 +55,22 @@ class Connection:
     def load(self, options: Mapping[str, Any], step_timeout: float, take: Callable[[FromEngine], None]) -> None:
         """Tell the engine to load its model. `take` gets its messages from now on."""
         self._take = take
-        self.send(LoadModel(dict(options), step_timeout))
-
-    def send(self, message: ToEngine) -> None:
-        """Write a message. What is written to an engine that has ended is lost."""
-        if self._protocol is not None:
-            self._protocol.send(message)
+        assert self.protocol is not None, "the connection is not open"
+        self.protocol.send(LoadModel(dict(options), step_timeout))
 
     async def ended(self, within: float) -> bool:
         """Whether the wire closes within so many seconds. Raises what `take` raises."""
-        assert self._protocol is not None, "the connection is not open"
-        done, _ = await asyncio.wait((self._protocol.ended,), timeout=within)
+        assert self.protocol is not None, "the connection is not open"
+        done, _ = await asyncio.wait((self.protocol.ended,), timeout=within)
         for future in done:
             future.result()
         return bool(done)
 
     async def stop(self) -> None:
         """End the engine, as the service ends in good order."""
-        self.send(Stop())
-        if self._protocol is not None:
-            await asyncio.wait((self._protocol.ended,), timeout=STOP_SECONDS)
+        if self.protocol is not None:
+            self.protocol.send(Stop())
+            await asyncio.wait((self.protocol.ended,), timeout=STOP_SECONDS)
         await self.close()
 
     async def close(self) -> str:

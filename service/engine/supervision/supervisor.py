@@ -6,12 +6,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from model.errors import NoriaError
-from service.engine.messages import FromEngine, Ready, ToEngine
+from service.engine.messages import FromEngine, Ready
 from service.engine.supervision.backoff import backoff
 from service.engine.supervision.connection import Connection
 from service.engine.supervision.process import EngineHandle
 from service.engine.supervision.spare import Spare
 from service.engine.supervision.watchdog import Patience, watch
+from service.engine.wire import MessageProtocol
 
 log = logging.getLogger("noria.engine")
 
@@ -19,6 +20,17 @@ MAX_FAILED_LOADS = 5
 """Engines in a row that end before they have loaded the model. The next one would do no better."""
 
 Options = Mapping[str, Any]
+
+# How an engine dies, and how the next one serves:
+# 1. The wire closes (`MessageProtocol.connection_lost`), or `watch` finds the engine stopped, silent or stuck.
+# 2. `Supervisor._run_engine` calls `on_end`: `EngineClient._lose_engine` sets the state to "restarting" and fails every
+#    mailbox, look and load of an adapter with EngineDied. Then it kills the process and waits for its end.
+# 3. Each `Generation` whose client has got nothing yet, or that can go on, waits in `EngineClient.serving`. The others
+#    end with an error.
+# 4. `Supervisor.run` gives up, or sleeps for `backoff` and takes the spare, or starts a new process.
+# 5. `LoadModel` carries the options of `renew` (`service/generation/startup.py`) and the adapters whose files are the
+#    same as before (`KeptAdapters`).
+# 6. At `Ready` the client sets the state to "ready" (`_welcome`), and the generations that wait submit again.
 
 
 class Supervisor:
@@ -50,10 +62,10 @@ class Supervisor:
         """Start the first engine. Needs no event loop. Raises NoriaError if the machine cannot."""
         self._next = Connection(self._new_engine())
 
-    def send(self, message: ToEngine) -> None:
-        """Write a message to the engine that loads or serves, if there is one."""
-        if self._current is not None:
-            self._current.send(message)
+    @property
+    def wire(self) -> MessageProtocol | None:
+        """The wire to the engine that loads or serves, if there is one."""
+        return None if self._current is None else self._current.protocol
 
     async def run(self, options: Callable[[], Awaitable[Options]], on_restart: Callable[[], None]) -> NoReturn:
         """Run engines, each with what `options` gives for it. Raises NoriaError to give up."""

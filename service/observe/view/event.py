@@ -6,10 +6,11 @@ from typing import Literal
 
 from typing_extensions import TypedDict  # pydantic, which reads it, needs this one before Python 3.12
 
+from service.engine.client import EngineState
 from service.engine.messages import Stats
-from service.engine.picture import Picture, SequencePicture, TablePicture
+from service.engine.picture import Picture, Reason, SequencePicture, SequenceState, TablePicture
 
-Reason = Literal["pages", "sequences", "tokens", "adapters", "fairness", "priority", "grammar"]
+ServiceState = Literal[EngineState, "draining"]
 
 
 class Prefix(TypedDict):
@@ -63,7 +64,7 @@ class SequenceShape(TypedDict):
     """One sequence: its state, its numbers of tokens, why it waits, and its pages in each pool."""
 
     id: int
-    state: Literal["waiting", "prompt", "decode", "preempted"]
+    state: SequenceState
     prompt: int
     computed: int
     generated: int
@@ -76,7 +77,7 @@ class EngineEvent(TypedDict):
     """The data of an event `engine`. Totals begin with the engine. Rates are of the last second."""
 
     time: float
-    state: Literal["starting", "loading", "ready", "restarting", "draining", "failed", "stopped"]
+    state: ServiceState
     running: int
     waiting: int
     tokens_per_second: float
@@ -102,10 +103,10 @@ class Pace:
     queue: float | None = None
 
 
-def event(status: str, stats: Stats, picture: Picture, pace: Pace) -> EngineEvent:
+def event(status: ServiceState, stats: Stats, picture: Picture, pace: Pace) -> EngineEvent:
     return {
         "time": round(time.time(), 3),
-        "state": status,  # type: ignore[typeddict-item]
+        "state": status,
         "running": stats.running,
         "waiting": stats.waiting,
         "tokens_per_second": round(pace.generated, 2),

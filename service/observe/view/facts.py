@@ -1,16 +1,14 @@
 """The JSON of one request in flight."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, get_args
 
 from typing_extensions import TypedDict  # pydantic, which reads it, needs this one before Python 3.12
 
 from service.access.record import RequestRecord
-from service.engine.forecast import Wait, Waits
-from service.engine.picture import SequencePicture
+from service.engine.picture import Reason, SequencePicture
 from service.generation.choice import Choice
-from service.observe.view.event import Reason
 from service.observe.view.requests import LiveRequest
 
 State = Literal["decode", "prompt", "waiting", "preempted", "preparing", "finished"]
@@ -19,10 +17,9 @@ ORDER: tuple[str, ...] = get_args(State)
 
 
 class Estimate(TypedDict):
-    """Seconds from now, and how far that may be wrong."""
+    """Seconds from now."""
 
     seconds: float
-    error_seconds: float
 
 
 class ChoiceFacts(TypedDict):
@@ -39,7 +36,7 @@ class ChoiceFacts(TypedDict):
 class RequestFacts(TypedDict):
     """One request. `place` and `reason` are those of its first choice that waits, if none is computed.
 
-    `start` estimates the first step, `first_token` the first token; null where that is over or unknown. `outcome` comes
+    `start` is the place divided by the rate at which requests finish; null without a place. `outcome` comes
     with the end. `same_id` counts the key's requests in flight with this id, of which this is the newest.
     """
 
@@ -54,7 +51,6 @@ class RequestFacts(TypedDict):
     place: int | None
     reason: Reason | None
     start: Estimate | None
-    first_token: Estimate | None
     outcome: str | None
     choices: list[ChoiceFacts]
     same_id: int
@@ -68,8 +64,13 @@ class Cancellation(TypedDict):
     cancelled: int
 
 
-def live_facts(live: LiveRequest, found: Mapping[int, SequencePicture], waits: Waits, same_id: int) -> RequestFacts:
-    """The facts of a request; `found` are its sequences in the engine."""
+def live_facts(
+    live: LiveRequest, found: Mapping[int, SequencePicture], seconds: Callable[[int], float], same_id: int
+) -> RequestFacts:
+    """Return the facts of a request; `found` are its sequences in the engine.
+
+    `seconds` estimates when the sequence at a place of the queue starts.
+    """
     generation = live.generation
     choices = [] if generation is None else [_choice(item, found) for item in generation.choices]
     states: list[State] = [item["state"] for item in choices]
@@ -81,7 +82,8 @@ def live_facts(live: LiveRequest, found: Mapping[int, SequencePicture], waits: W
         facts["cached_tokens"] = generation.usage.cached if any(item.admitted for item in generation.choices) else None
     if first is not None:
         facts |= {"place": first["place"], "reason": first["reason"]}
-    return facts | {"choices": choices, "start": _estimate(waits.start), "first_token": _estimate(waits.first_token)}
+    start: Estimate | None = None if facts["place"] is None else {"seconds": round(seconds(facts["place"]), 3)}
+    return facts | {"choices": choices, "start": start}
 
 
 def ended_facts(record: RequestRecord) -> RequestFacts:
@@ -101,7 +103,6 @@ def _facts(record: RequestRecord, state: State, same_id: int) -> RequestFacts:
         "place": None,
         "reason": None,
         "start": None,
-        "first_token": None,
         "outcome": record.outcome,
         "choices": [],
         "same_id": same_id,
@@ -111,16 +112,12 @@ def _facts(record: RequestRecord, state: State, same_id: int) -> RequestFacts:
 def _choice(choice: Choice, found: Mapping[int, SequencePicture]) -> ChoiceFacts:
     """A choice that the engine does not have is done, or on its way there."""
     item = found.get(choice.mailbox.id)
-    state = item.state if item is not None else "finished" if choice.admitted else "waiting"
+    state: State = item.state if item is not None else "finished" if choice.admitted else "waiting"
     return {
         "index": choice.index,
-        "state": state,  # type: ignore[typeddict-item]
+        "state": state,
         "place": item and item.place,
-        "reason": item and item.reason,  # type: ignore[typeddict-item]
+        "reason": item and item.reason,
         "computed_tokens": 0 if item is None else item.computed,
         "generated_tokens": choice.n_generated if item is None else item.generated,
     }
-
-
-def _estimate(wait: Wait | None) -> Estimate | None:
-    return None if wait is None else {"seconds": round(wait.seconds, 3), "error_seconds": round(wait.error, 3)}

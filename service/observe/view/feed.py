@@ -14,7 +14,7 @@ from service.errors.errors import Overloaded
 from service.generation.backlog import Share
 from service.http.sse import PlainEvents
 from service.observe.metrics import Metrics
-from service.observe.view.event import EngineEvent, Pace, event
+from service.observe.view.event import EngineEvent, Pace, ServiceState, event
 
 INTERVAL = 0.1
 """The least number of seconds between two events."""
@@ -43,7 +43,7 @@ class Feed:
     """
 
     def __init__(
-        self, client: EngineClient, metrics: Metrics, status: Callable[[], str], ended: asyncio.Future[None]
+        self, client: EngineClient, metrics: Metrics, status: Callable[[], ServiceState], ended: asyncio.Future[None]
     ) -> None:
         self.framing = EngineFraming()
         self._client = client
@@ -119,7 +119,7 @@ class Feed:
         self._looks.append(picture)
         return picture
 
-    def _publish(self, status: str, stats: Stats, picture: Picture) -> None:
+    def _publish(self, status: ServiceState, stats: Stats, picture: Picture) -> None:
         frame = self.framing.engine(event(status, stats, picture, self._pace()))
         news, self._news = self._news, asyncio.get_running_loop().create_future()
         news.set_result(frame)

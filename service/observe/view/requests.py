@@ -1,29 +1,21 @@
 """The requests in flight by their ids, and the latest that have ended."""
 
 import asyncio
-import math
-import time
 from collections import OrderedDict
-from collections.abc import Collection, Coroutine, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from service.access.record import RequestRecord
 from service.engine.client import EngineClient
-from service.engine.forecast import Forecast, Waits
 from service.engine.picture import Picture
 from service.errors.errors import Cancelled, Unavailable
 from service.generation.generation import Generation
-
-T = TypeVar("T")
 
 MAX_ENDED = 256
 """Requests that are remembered after their end."""
 LOOK_INTERVAL = 0.05
 """The least number of seconds between two looks at the engine for the sake of single requests."""
-FORECAST_SECONDS = 1.0
-"""The least number of seconds between two forecasts of waiting times."""
 LOOK_SECONDS = 5.0
 """Seconds that a client waits for a look."""
 
@@ -62,9 +54,6 @@ class LiveRequests:
         self._ended: OrderedDict[tuple[str, str], RequestRecord] = OrderedDict()
         self._ids: set[int] = set()
         self._look: asyncio.Task[Picture] | None = None
-        self._forecast: Forecast | None = None
-        self._forecast_at = -math.inf  # when its outlook was that of the engine
-        self._replay: asyncio.Task[None] | None = None
 
     @contextmanager
     def serving(self, record: RequestRecord, *, has_reason: bool) -> Iterator[LiveRequest]:
@@ -98,49 +87,15 @@ class LiveRequests:
         """
         self._ids.update(ids)
         if self._look is None:
-            self._look = _shared(self._look_soon())
-        return await _soon(self._look)
-
-    async def waits(self, ids: Collection[int]) -> Waits:
-        """The estimated waits of these sequences, by a forecast for all that is made at most once a second.
-
-        A sequence that came later waits for the next one. Raises as `look`.
-        """
-        now = time.monotonic()
-        if self._forecast is None or now > self._forecast_at + FORECAST_SECONDS or not self._forecast.knows(ids):
-            if self._replay is None:
-                self._replay = _shared(self._replay_soon())
-            await _soon(self._replay)
-        assert self._forecast is not None
-        return self._forecast.waits(ids, time.monotonic() - self._forecast_at)
+            self._look = asyncio.ensure_future(self._look_soon())
+            self._look.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody waits
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._look), LOOK_SECONDS)
+        except TimeoutError:
+            message = f"the engine is in a step that takes more than {LOOK_SECONDS:g} s; try again"
+            raise Unavailable(message, "engine_busy") from None
 
     async def _look_soon(self) -> Picture:
         await asyncio.sleep(LOOK_INTERVAL)
         ids, self._ids, self._look = self._ids, set(), None
         return await self._client.look(sorted(ids))
-
-    async def _replay_soon(self) -> None:
-        try:
-            await asyncio.sleep(self._forecast_at + FORECAST_SECONDS - time.monotonic())
-            outlook = (await self._client.look(outlook=True)).outlook
-            assert outlook is not None
-            self._forecast_at = time.monotonic()
-            self._forecast = await asyncio.to_thread(Forecast, outlook)
-        finally:
-            self._replay = None
-
-
-def _shared(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """A task for several that ask. If none of them waits any more, nobody hears of its error."""
-    task = asyncio.ensure_future(work)
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())
-    return task
-
-
-async def _soon(task: asyncio.Task[T]) -> T:
-    """The result of a shared task. Raises Unavailable if it takes long."""
-    try:
-        return await asyncio.wait_for(asyncio.shield(task), LOOK_SECONDS)
-    except TimeoutError:
-        message = f"the engine is in a step that takes more than {LOOK_SECONDS:g} s; try again"
-        raise Unavailable(message, "engine_busy") from None

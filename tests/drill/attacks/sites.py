@@ -12,7 +12,7 @@ from tests.drill.wire import request, talk
 BODY = json.dumps({"prompt": "The wheel turns. " * 100, "max_tokens": 400, "ignore_eos": True}).encode()
 CALLS = (
     request(BODY),
-    request(b'{"name": "drill"}', "/v1/lora/unload"),
+    request(b'{"lora_name": "drill"}', "/v1/unload_lora_adapter"),
     b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n",
     b"GET /v1/engine/events HTTP/1.1\r\nhost: localhost\r\n\r\n",
     b"DELETE /v1/requests/drill HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",

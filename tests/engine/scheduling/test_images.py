@@ -44,19 +44,6 @@ def answered(engine: ImageDrive, prompts: dict[int, ImagePrompt]) -> None:
         assert engine.answers[number] == expected(prompt.prompt, PARAMS)
 
 
-def test_the_load_of_a_prompt_counts_the_work_on_its_images() -> None:
-    """That of 13 tokens and 8 for the image, in steps of 5, as below. An image that stands twice is encoded once."""
-    engine = drive(max_step_tokens=5)
-    engine.ask(1, prompt_of([1, 2, 3], RED, [4, 5]), PARAMS)
-    engine.ask(2, prompt_of(BLUE, BLUE, [4]), PARAMS)
-    loads = []
-    for _ in range(4):
-        outlook = engine.scheduler.view({}).outlook()
-        loads.append([load.uncomputed for load in outlook.loads])
-        engine.step()
-    assert loads == [[13 + 8, 17 + 8], [10 + 6, 17 + 8], [10 + 1, 17 + 8], [6, 17 + 8]]
-
-
 def test_a_chunk_ends_before_an_image_until_that_is_encoded() -> None:
     """A budget of 5 tokens: 3 of text, then 2 of 8 of the image; 5; the last, and 4 positions of the image."""
     engine = drive(max_step_tokens=5)

@@ -159,19 +159,7 @@ def test_a_preempted_sequence_waits_before_those_that_came_after_it() -> None:
     assert drive.answers[3] == expected([3] * 6, SamplingParams(max_tokens=20))
 
 
-def test_pages_are_shared_among_those_with_one_salt_only() -> None:
-    drive = Drive(make_info(page_size=4), max_step_tokens=64)
-    prompt = list(range(1, 18))
-    reused = []
-    for sequence_id, salt in enumerate(["", "a", "a", "b", "", "b"]):
-        drive.submit(sequence_id, prompt, PARAMS, cache_salt=salt)
-        drive.run()
-        reused.append(drive.updates[sequence_id][0].cached)
-        assert drive.answers[sequence_id] == expected(prompt, PARAMS)
-    assert reused == [0, 0, 16, 0, 16, 16]
-
-
-def test_pages_are_shared_among_those_with_one_owner_only() -> None:
+def test_pages_are_shared_among_those_with_one_owner_and_one_salt_only() -> None:
     drive = Drive(make_info(page_size=4), max_step_tokens=64)
     prompt, reused = list(range(1, 18)), []
     owners = [("", ""), ("a", ""), ("b", ""), ("a", "x"), ("", "a"), ("a", ""), ("b", ""), ("a", "x"), ("", "")]

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from model.sampling_params import SamplingParams
-from service.engine.forecast import Forecast
-from service.engine.picture import MAX_LOADS, MAX_QUEUED, MAX_RUNNING, Picture
+from service.engine.picture import MAX_QUEUED, MAX_RUNNING, Picture
 from service.engine.scheduling.view import View
 from tests.engine.driving import Drive
 from tests.fakes import make_info
@@ -118,17 +117,6 @@ def test_what_is_left_out_is_counted() -> None:
     assert (len(picture.sequences), picture.left_out) == (MAX_QUEUED, 53)
     asked = view(drive).of([3, 68])
     assert [(item.id, item.place) for item in asked.sequences] == [(3, 4), (68, 69)]
-    assert asked.outlook is None
-
-
-def test_an_outlook_ends_with_the_first_that_wait() -> None:
-    drive = driven()
-    for number in range(MAX_LOADS + 5):
-        submit(drive, number)
-    loads = view(drive).outlook().loads
-    assert [load.place for load in loads] == [*range(1, MAX_LOADS + 1)]
-    assert Forecast(view(drive).outlook()).knows({MAX_LOADS - 1})
-    assert not Forecast(view(drive).outlook()).knows({MAX_LOADS})
 
 
 def test_a_full_engine_does_not_hide_its_queue() -> None:

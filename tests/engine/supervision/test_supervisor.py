@@ -62,6 +62,7 @@ def test_five_failed_loads_in_a_row_end_the_supervision(kind: Callable[[], Engin
         with pytest.raises(NoriaError, match=r"^5 engines in a row could not load the model; the last one: "):
             await client.supervised()
         assert len(hosts.made) == 5 + 1 + supervisor.MAX_FAILED_LOADS  # one could not even start
+        assert client.n_lost == len(hosts.made), "each is counted once"
         assert client.state == "failed"
         with pytest.raises(EngineUnavailable):
             await client.serving()

@@ -327,7 +327,7 @@ def test_damaged_files(peft: Path) -> None:
 
 
 def test_messages_name_no_path(peft: Path, tmp_path: Path) -> None:
-    """A client of POST /v1/lora/load reads them."""
+    """A client of POST /v1/load_lora_adapter reads them."""
     (peft / WEIGHTS).unlink()
     for path in (peft, tmp_path / "absent"):
         assert str(tmp_path) not in (fault(lambda path=path: open_adapter(path)) or str(tmp_path))  # type: ignore[misc]

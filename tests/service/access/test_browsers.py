@@ -26,7 +26,7 @@ ROUTES = (
     ("GET", "/nowhere"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/messages"),
-    ("POST", "/v1/lora/unload"),
+    ("POST", "/v1/unload_lora_adapter"),
     ("DELETE", "/v1/requests/one"),
 )
 

@@ -92,12 +92,11 @@ def test_the_statuses_of_all_errors_are_in_the_contract(described: dict[str, Any
     assert {int(text) for row in table.splitlines() for text in row.split("|")[1].split(",")} == {*STATUSES}
 
 
-@pytest.mark.parametrize("path", ["/v1/lora/load", "/v1/load_lora_adapter"])
-def test_refusals_of_adapters_are_in_the_contract(described: dict[str, Any], path: str, tmp_path: Path) -> None:
+def test_refusals_of_adapters_are_in_the_contract(described: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "sql").mkdir()
     keys = tmp_path / "keys.toml"
     keys.write_text('[[keys]]\nname = "a"\nkey = "may"\nloads_adapters = true\n[[keys]]\nname = "b"\nkey = "may-not"\n')
-    body = {"name": "fake", "path": "sql"} if path == "/v1/lora/load" else {"lora_name": "fake", "lora_path": "sql"}
+    path, body = "/v1/load_lora_adapter", {"lora_name": "fake", "lora_path": "sql"}
     with running(lora_dir=tmp_path, api_key_file=keys) as server:
         for key, status in (("may", 409), ("may-not", 403)):
             response = server.post(path, body, headers={"authorization": f"Bearer {key}"})
@@ -124,7 +123,7 @@ def test_examples_of_answers_are_as_their_types_say(route: Route, schemas: dict[
 def test_examples_of_requests_are_answered(live: Live, route: Route, schemas: dict[str, Any]) -> None:
     request = {"tokens": [104]} if route.path == "/detokenize" else route.request  # the fake knows no others
     if "unload" in route.path:
-        live.post("/v1/lora/load", {"name": "sql", "path": "sql"})
+        live.post("/v1/load_lora_adapter", {"lora_name": "sql", "lora_path": "sql"})
     response = live.post(route.path, request)
     assert response.status_code == 200, response.text
     validate(response.json(), route.answer.__name__, schemas)

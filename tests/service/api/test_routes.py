@@ -13,7 +13,6 @@ from typing_extensions import TypedDict
 from model.sampling_params import SamplingParams
 from service.access.policy import Policies, Policy
 from service.api.answering import submit, whole_response
-from service.api.document.api_table import bodies_of, refused, supported
 from service.api.routes import Route, get, json_response, post
 from service.app import ROUTES
 from service.errors.dialects import ANTHROPIC, OPENAI
@@ -110,14 +109,6 @@ def test_it_is_in_the_openapi_document(echoing: Live) -> None:
     schemas = described["components"]["schemas"]
     assert schemas["Echo"]["required"] == ["generated"]
     assert set(schemas["EchoBody"]["properties"]) == {"model", "options"}
-
-
-def test_it_is_in_the_field_table() -> None:
-    bodies = bodies_of((*ROUTES, ECHO))
-    text = supported(bodies)
-    assert "### /v1/echo\n\n| field | meaning |\n|---|---|\n" in text
-    assert "`options` of /v1/echo:\n\n| field | meaning |\n|---|---|\n| `loud` |" in text
-    assert "**/v1/echo**: `" in refused(bodies)
 
 
 def test_a_route_that_hides_that_it_generates_fails(caplog: pytest.LogCaptureFixture) -> None:

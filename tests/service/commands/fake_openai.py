@@ -28,7 +28,6 @@ class FakeOpenAI:
     key: str | None = None
     models: tuple[str, ...] = ("fake-1",)
     finish_reason: str = "length"
-    capabilities: tuple[str, ...] = ("completion",)
     requests: list[dict[str, Any]] = field(default_factory=list)
     in_flight: int = 0
     max_in_flight: int = 0
@@ -43,7 +42,7 @@ class FakeOpenAI:
 
         @app.get("/v1/models/{name}")
         async def card(name: str) -> dict[str, Any]:
-            return {"id": name, "object": "model", "capabilities": self.capabilities}
+            return {"id": name, "object": "model"}
 
         @app.get("/ready")
         async def ready() -> dict[str, str]:

@@ -10,10 +10,10 @@ import pytest
 
 from model.errors import ModelError, NoriaError, OptionError
 from model.tokenizers.slicing import WHOLE
-from service.commands.serve import start_engine
 from service.engine.client import EngineClient
 from service.generation.startup import load_served
 from service.settings import Settings
+from service.start import start_engine
 
 
 class Client:

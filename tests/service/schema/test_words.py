@@ -8,12 +8,11 @@ import pytest
 from pydantic import ValidationError
 
 from model.errors import quoted
-from service.api.document.api_table import names_of
 from service.app import ROUTES
 from service.errors.refusals import invalid_body
 from service.errors.wording import meant
 from service.schema.fields import Body
-from tests.service.bodies import BODIES, KINDS, least
+from tests.service.bodies import BODIES, KINDS, least, names_of
 from tests.service.live import USER, Live, refused
 
 WRONG: tuple[Any, ...] = (None, True, -1, 2.5, 10**30, "x y", [None], [{"a": None}], {"a": [False]}, {"type": "x"})

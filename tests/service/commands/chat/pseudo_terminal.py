@@ -34,6 +34,7 @@ class Terminal:
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, columns, 0, 0))
         variables = {"TERM": kind, "XDG_STATE_HOME": str(state or "/proc/none")}
+        variables["PROMPT_TOOLKIT_NO_CPR"] = "1"  # `screen` does not answer where its cursor is
         self.process = subprocess.Popen(
             [*COMMAND, *arguments],
             stdin=theirs,
@@ -96,16 +97,6 @@ class Terminal:
         self.type(text)
         self.shows(f"> {text}"[: self.screen.columns])
         self.type(ENTER)
-
-    def echoes(self) -> bool:
-        """Whether the terminal shows what is typed."""
-        return bool(termios.tcgetattr(self._ours)[3] & termios.ECHO)
-
-    def cook(self) -> None:
-        """Set the modes that a shell sets."""
-        modes = termios.tcgetattr(self._ours)
-        modes[3] |= termios.ECHO | termios.ICANON
-        termios.tcsetattr(self._ours, termios.TCSANOW, modes)
 
     def end(self) -> int:
         """The exit code of the process, which ends by itself."""

@@ -11,8 +11,8 @@ from prompt_toolkit.document import Document
 
 from model.errors import OptionError
 from service.commands.chat.conversation import Conversation, End, Piece, Progress
-from service.commands.chat.server import RequestField, model_card, request_fields, sees_images, settable
 from service.commands.chat.slash import Slash
+from service.commands.endpoint import is_noria
 from tests.service.commands.fake_openai import FakeOpenAI, serving
 from tests.service.live import running
 
@@ -28,13 +28,10 @@ def chat(fake: FakeOpenAI) -> Iterator[Conversation]:
         yield Conversation(client, "fake-1", None, {})
 
 
-def test_an_image_goes_with_the_next_message_of_a_model_that_sees(
-    fake: FakeOpenAI, chat: Conversation, tmp_path: Path
-) -> None:
-    fake.capabilities = ("completion", "vision")
+def test_an_image_goes_with_the_next_message(fake: FakeOpenAI, chat: Conversation, tmp_path: Path) -> None:
     image = tmp_path / "wheel.png"
     image.write_bytes(b"\x89PNG")
-    slash = Slash(chat, {}, model_card(chat.client, chat.model))
+    slash = Slash(chat)
     assert slash.obey(f"/image {image}").text == "wheel.png goes with the next message"
     for name, kind in (("a.WEBP", "webp"), ("a b.jpeg", "jpeg")):
         (tmp_path / name).write_bytes(b"x")
@@ -56,7 +53,7 @@ def test_names_of_files_are_completed(chat: Conversation, tmp_path: Path) -> Non
     for name in ("wheel.png", "wheat.txt"):
         (tmp_path / name).touch()
     (tmp_path / "whole").mkdir()
-    completer = Slash(chat, {}, {}).words()
+    completer = Slash(chat).words()
 
     def completed(line: str) -> list[str]:
         return [found.text for found in completer.get_completions(Document(line), CompleteEvent())]
@@ -67,7 +64,7 @@ def test_names_of_files_are_completed(chat: Conversation, tmp_path: Path) -> Non
 
 def test_a_file_that_is_no_conversation_is_neither_loaded_nor_overwritten(chat: Conversation, tmp_path: Path) -> None:
     chat.messages = [{"role": "user", "content": "Hi"}]
-    slash, path = Slash(chat, {}, {}), tmp_path / "notes"
+    slash, path = Slash(chat), tmp_path / "notes"
     for text, reason in (
         ("my notes", "not JSON"),
         ("{}", "JSON list of messages"),
@@ -90,76 +87,38 @@ def test_a_file_that_is_no_conversation_is_neither_loaded_nor_overwritten(chat: 
 def test_the_body_of_a_request_is_a_conversation(chat: Conversation, tmp_path: Path) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     (tmp_path / "body").write_text(json.dumps({"messages": messages, "temperature": 1}))
-    Slash(chat, {}, {}).obey(f"/load {tmp_path / 'body'}")
+    Slash(chat).obey(f"/load {tmp_path / 'body'}")
     assert chat.history() == messages
-    assert Slash(chat, {}, {}).obey("/retry").then == "answer"
+    assert Slash(chat).obey("/retry").then == "answer"
 
 
-def test_a_server_without_a_document_gets_any_field(fake: FakeOpenAI, chat: Conversation) -> None:
-    assert request_fields(httpx.Client(base_url="http://127.0.0.1:9")) == {}
-    slash = Slash(chat, {}, {})
-    slash.obey("/set temperature 0.25")
-    slash.obey('/set stop ["a", "b"]')
-    assert "temperature  0.25" in slash.obey("/set").text
+def test_what_is_set_is_sent_as_json_or_as_text(fake: FakeOpenAI, chat: Conversation) -> None:
+    slash = Slash(chat)
+    values = {"temperature": "0.25", "stop": '["a", "b"]', "max_tokens": "1e3", "user": "me", "logit_bias": "NaN"}
+    for name, text in values.items():
+        slash.obey(f"/set {name} {text}")
+    assert "temperature 0.25" in slash.obey("/set").text
+    assert slash.obey("/set user default").text == "user default"
     chat.say("Hi")
     assert list(chat.answer()) == [Piece("Yes"), Piece("."), End("length")]
-    assert (fake.requests[0]["temperature"], fake.requests[0]["stop"]) == (0.25, ["a", "b"])
+    sent = {name: fake.requests[0].get(name) for name in values}
+    assert sent == {"temperature": 0.25, "stop": ["a", "b"], "max_tokens": 1000, "user": None, "logit_bias": "NaN"}
 
 
-def test_the_card_of_the_model_gives_its_defaults_and_its_sight(chat: Conversation) -> None:
-    card = {"defaults": {"temperature": 0.2, "top_k": 40.0}, "capabilities": {"vision": False}}
-    fields = {name: RequestField(name, ("number",)) for name in ("temperature", "top_k", "top_p")}
-    slash = Slash(chat, fields, card)
-    slash.obey("/set temperature 1")
-    assert slash.obey("/set").text.split() == [
-        *("temperature", "1", "a", "number"),
-        *("top_k", "default", "40", "a", "number"),
-        *("top_p", "default", "a", "number"),
-    ]
-    assert slash.obey("/set temperature default").text == "temperature default 0.2"
-    assert not sees_images(card)
-    assert sees_images({"capabilities": {"vision": True}})
-    assert not sees_images({})
-
-
-def test_every_range_is_that_of_the_server() -> None:
-    """The server refuses what the chat refuses, just outside each limit, and takes each limit itself."""
+def test_only_noria_is_asked_for_progress(chat: Conversation) -> None:
+    assert not is_noria(chat.client, chat.model)
     with running() as live:
-        fields = settable(request_fields(live.http))
-        assert {"temperature", "top_p", "max_tokens", "seed", "stop", "min_p"} <= fields.keys()
-        assert not {"messages", "model", "stream", "store", "mirostat"} & fields.keys()
-        for name in ("temperature", "top_p", "min_p", "presence_penalty", "repetition_penalty"):
-            field = fields[name]
-            for limit, outside in ((field.least, -0.001), (field.most, 0.001)):
-                assert field.read(str(limit)) == limit
-                assert live.chat("Hi", max_tokens=1, **{name: limit})
-                with pytest.raises(OptionError, match=f"{name} must be a number from"):
-                    field.read(str(limit + outside))
-                body = {"messages": [{"role": "user", "content": "Hi"}], name: limit + outside}
-                assert live.post("/v1/chat/completions", body).status_code == 400
-        with pytest.raises(OptionError, match="seed must be an integer, got true"):
-            fields["seed"].read("true")
-        assert fields["stop"].read("END") == "END"
-        assert fields["reasoning_effort"].read("none") == "none"
-        with pytest.raises(OptionError, match="reasoning_effort must be one of none, minimal"):
-            fields["reasoning_effort"].read("huge")
+        assert is_noria(live.http, "fake")
 
 
 def test_progress_comes_from_the_server() -> None:
     with running(model="slow", max_step_tokens=64) as live:
         chat = Conversation(live.http, "fake", None, {"max_tokens": 2})
-        chat.hidden["return_progress"] = True
+        chat.shows_progress = True
         chat.say("word " * 600)
         progress = [event for event in chat.answer() if isinstance(event, Progress)]
         assert len(progress) >= 2
         assert progress[-1].processed == progress[-1].total > 3000
-
-
-def test_ranges_in_words() -> None:
-    assert RequestField("a", ("integer",), least=1).range == "an integer of at least 1"
-    assert RequestField("a", ("number",), above=0, most=86400.0).range == "a number above 0, at most 86400"
-    assert RequestField("a", ("string", "array")).range == "a string or an array"
-    assert RequestField("a").range == "any value"
 
 
 @pytest.mark.parametrize("place", ["~no-such-user/chat", "/dev/zero", "x" * 300])
@@ -167,7 +126,7 @@ def test_a_place_that_is_no_file_is_one_line(place: str, chat: Conversation) -> 
     chat.messages = [{"role": "user", "content": "Hi"}]
     for command in ("save", "load"):
         with pytest.raises(OptionError, match=r"no user no-such-user|cannot be (read|written)|not a regular file"):
-            Slash(chat, {}, {}).obey(f"/{command} {place}")
+            Slash(chat).obey(f"/{command} {place}")
 
 
 @pytest.mark.parametrize(
@@ -176,21 +135,13 @@ def test_a_place_that_is_no_file_is_one_line(place: str, chat: Conversation) -> 
 def test_what_no_request_may_have_is_not_loaded(text: str, chat: Conversation, tmp_path: Path) -> None:
     (tmp_path / "file").write_text(text.replace('{"content"', '{"role": "user", "content"'))
     with pytest.raises(OptionError, match="holds no conversation"):
-        Slash(chat, {}, {}).obey(f"/load {tmp_path / 'file'}")
+        Slash(chat).obey(f"/load {tmp_path / 'file'}")
 
 
 def test_a_system_message_of_parts_is_shown_as_json(chat: Conversation) -> None:
     part = {"type": "text", "text": "Be brief."}
     chat.replace([{"role": "system", "content": [part]}, {"role": "user", "content": "Hi"}])
-    assert Slash(chat, {}, {}).obey("/system").text == f"system message: {json.dumps([part])}"
-
-
-def test_values_that_json_cannot_write_are_refused() -> None:
-    bias = RequestField("logit_bias", ("object",))
-    for text in ('{"1": NaN}', '{"1": 1e999}', '{"1": "\\ud800"}'):
-        with pytest.raises(OptionError, match="logit_bias must be an object, got"):
-            bias.read(text)
-    assert RequestField("max_tokens", ("integer",)).read("1e3") == 1000
+    assert Slash(chat).obey("/system").text == f"system message: {json.dumps([part])}"
 
 
 CHUNK = b'data: {"choices": [{"delta": {"content": "Yes"}}]}\n\n'

@@ -2,9 +2,7 @@
 
 import json
 import os
-import re
 import signal
-import threading
 from pathlib import Path
 
 from tests.service.commands.chat.pseudo_terminal import ALT_ENTER, CTRL_C, CTRL_D, ENTER, UP, terminal
@@ -83,22 +81,6 @@ def test_ctrl_c_clears_the_line_and_stops_the_answer_and_ctrl_d_ends_the_chat() 
     assert [second[0], second[2]] == ["Go on", "And now?"]
 
 
-def test_keys_typed_during_an_answer_wait_for_the_next_prompt() -> None:
-    """They are edited there as if typed there, Enter sends nothing, and Ctrl-D does not end the chat."""
-    fake = FakeOpenAI(pieces=("endless ",) * 3000, delay=0.02)
-    with serving(fake) as url, terminal("--url", url) as chat:
-        chat.send("Go on")
-        chat.shows("endless endless")
-        chat.type(f"nexd\x7ft{ENTER}line{CTRL_D}{ENTER}{CTRL_C}")
-        chat.shows("[stopped]\n> next\n  line")
-        assert "nex" not in chat.text.split("[stopped]")[0]
-        assert len(fake.requests) == 1
-        fake.pieces = BRIEF
-        chat.type(ENTER)
-        chat.says("> next", "  line", "Yes.", "[cut: the context, or what the server allows, is full]")
-    assert sent(fake)[1][-1] == "next\nline"
-
-
 def test_an_answer_wraps_at_words_and_cannot_control_the_terminal() -> None:
     fake = FakeOpenAI(
         thoughts=("I add\x1b[31m", " them."),
@@ -146,23 +128,20 @@ def test_a_server_that_goes_in_mid_answer() -> None:
         chat.shows("/retry")
 
 
-def test_fields_are_set_within_the_ranges_of_the_server() -> None:
-    with running() as live, terminal("--url", live.url, columns=90) as chat:
-        chat.send("/set")
-        listed = re.compile(r"^temperature +default.* a number from 0 to 2$", re.MULTILINE)
-        chat.until(lambda: listed.search(chat.text), "the range of temperature")
-        chat.send("/set temprature 1")
-        chat.says("> /set temprature 1", "no field temprature; did you mean temperature?")
+def test_the_server_refuses_a_value_and_the_chat_goes_on() -> None:
+    with running() as live, terminal("--url", live.url, columns=120) as chat:
+        chat.send("/set stream false")
+        chat.says("> /set stream false", "the chat sets stream itself")
         chat.send("/set temperature 2.5")
-        chat.says("> /set temperature 2.5", "temperature must be a number from 0 to 2, got 2.5")
-        chat.send("/set temperature warm")
-        chat.says("> /set temperature warm", "temperature must be a number from 0 to 2, got warm")
-        chat.send("/set temperature 0.5")
-        chat.says("> /set temperature 0.5", "temperature 0.5")
+        chat.says("> /set temperature 2.5", "temperature 2.5")
+        chat.send("Hello")
+        chat.shows("temperature must be")
         chat.send("/set temperature default")
-        chat.says("> /set temperature default", "temperature default 1")
+        chat.says("> /set temperature default", "temperature default")
         chat.send("/set max_tokens 5")
         chat.says("> /set max_tokens 5", "max_tokens 5")
+        chat.send("/set")
+        chat.says("> /set", "max_tokens 5")
         chat.send("Hello")
         chat.shows("[cut at max_tokens 5]")
 
@@ -205,8 +184,6 @@ def test_commands(tmp_path: Path) -> None:
         chat.says(f"> /load {saved}", "loaded 3 messages")
         chat.send("Old?")
         chat.says("> Old?", "No.")
-        chat.send("/image photo.png")
-        chat.says("> /image photo.png", "fake-1 does not see images: its card on the server does not name vision")
     assert sent(fake) == [
         ["Be brief.", "/usr is a folder?"],
         ["Be brief.", "/usr is a folder?"],
@@ -236,35 +213,9 @@ def test_a_dumb_terminal_gets_no_control_sequences() -> None:
     assert b"\x1b[J" not in chat.written
 
 
-def test_keys_are_hidden_in_an_answer_after_it_was_suspended_too() -> None:
-    """The shell sets the modes of its terminal when a program stops. `fg` sends SIGCONT."""
-    fake = FakeOpenAI(pieces=("Yes ",) * 3000, delay=0.02)
-    with serving(fake) as url, terminal("--url", url) as chat:
-        chat.send("Hi")
-        chat.shows("Yes Yes")
-        chat.cook()
-        os.kill(chat.process.pid, signal.SIGCONT)
-        chat.until(lambda: not chat.echoes(), "keys are hidden")
-        chat.type(CTRL_C)
-        chat.shows("[stopped]")
-
-
-def test_a_long_paste_in_an_answer_does_not_hold_back_ctrl_c() -> None:
-    """The terminal's own buffer has 4 KiB, and Ctrl-C waits behind what does not fit."""
-    fake = FakeOpenAI(pieces=("Yes ",) * 3000, delay=0.02)
-    with serving(fake) as url, terminal("--url", url) as chat:
-        chat.send("Hi")
-        chat.shows("Yes Yes")
-        paste = threading.Thread(target=chat.type, args=(f"{'word ' * 1600}END{CTRL_C}",))
-        paste.start()
-        chat.shows("[stopped]")
-        paste.join()
-        chat.shows("END")
-
-
 def test_tab_completes_begun_commands_fields_and_files(tmp_path: Path) -> None:
     (tmp_path / "talk.json").write_text("[]")
-    with running() as live, terminal("--url", live.url) as chat:
+    with serving(FakeOpenAI()) as url, terminal("--url", url) as chat:
         for begun, whole in (("/he", "/help"), ("/set repetition", "/set repetition_penalty"), ("/sy", "/system")):
             chat.prompts()
             chat.type(f"{begun}\t")

@@ -164,15 +164,15 @@ def test_the_gpu_is_the_one_that_this_process_may_use(
     assert (gpu_memory("free"), gpu_memory()) == ((3 * 2**20, 7 * 2**20) if device == "cuda" else (None, None))
 
 
-def test_kinds_of_one_repository_come_and_go_alone(user: User) -> None:
-    """What was made from a GGUF file goes with it."""
+def test_a_repository_goes_as_a_whole(user: User) -> None:
+    """What was made from its GGUF files goes with it."""
     for kind in ("F32", "Q8_0"):
         assert user.pull(f"org/kinds:{kind}")[0] == 0
     assert set(user.list()) == {"org/kinds:F32", "org/kinds:Q8_0"}
     assert len(list((user.home / "made").glob("m-*"))) == 2
-    user.run("rm", "org/kinds:F32", "--yes")
-    assert set(user.list()) == {"org/kinds:Q8_0"}
-    assert [path.name[:6] for path in (user.home / "made").glob("m-*")] == ["m-q8_0"]
+    with pytest.raises(OptionError, match="whole repositories: org/kinds in place of org/kinds:F32"):
+        user.run("rm", "org/kinds:F32", "--yes")
+    assert len(user.list()) == 2
     user.run("rm", "org/kinds", "--yes")
     assert not user.list()
     assert not list((user.home / "made").glob("m-*"))

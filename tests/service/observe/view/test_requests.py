@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from service.observe.view import requests
+from service.api.admission import FinishRate
 from tests.service.live import LONG, Live, begun, hurried, idle, remaining, running
 from tests.waiting import PATIENCE, eventually
 
@@ -63,8 +63,6 @@ def test_a_request_is_followed_from_the_queue_to_its_end() -> None:
             assert (found["state"], found["place"], found["reason"]) == ("waiting", 1, "sequences")
             assert (found["prompt_tokens"], found["generated_tokens"], found["cached_tokens"]) == (4, 0, None)
             assert found["start"]["seconds"] > 0
-            assert found["first_token"]["seconds"] > found["start"]["seconds"]
-            assert found["first_token"]["error_seconds"] > 0
             assert found["same_id"] == 1
             assert cancel(live, "mine").json() == {"id": "mine", "object": "request.cancelled", "cancelled": 1}
             assert response().json()["choices"][0] == {
@@ -205,10 +203,10 @@ def test_many_questions_are_one_look() -> None:
         looks = 0
         look = live.engine.look
 
-        async def counted(ids: Any = (), *, outlook: bool = False) -> Any:
+        async def counted(ids: Any = ()) -> Any:
             nonlocal looks
             looks += 1
-            return await look(ids, outlook=outlook)
+            return await look(ids)
 
         live.engine.look = counted  # type: ignore[method-assign]
         request_id = last_id(live)
@@ -233,31 +231,22 @@ def test_a_key_gets_nobody_elses_requests_when_the_file_changes(tmp_path: Path) 
         assert facts(live, "a", **first)["outcome"] == "length"
 
 
-def test_many_that_wait_are_estimated_by_one_outlook(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look is for the sequences that are asked about, and shows no other; the outlook is for all of them."""
-    with running(model="slow", max_sequences=1) as live, begun(live), contextlib.ExitStack() as stack:
-        ids = [f"w{number}" for number in range(8)]
+def test_the_estimate_is_the_place_divided_by_the_rate_of_finished_requests() -> None:
+    """Two finished requests in 6 s: the third in the queue starts in 9 s."""
+    with running(model="slow", max_sequences=1) as live, contextlib.ExitStack() as stack:
+        stack.enter_context(begun(live))
+        ids = ["a", "b", "c"]
         for request_id in ids:
-            stack.enter_context(
-                sent(live, "/v1/completions", {**LONG, "max_tokens": 1}, **{"x-request-id": request_id})
-            )
-        eventually(lambda: live.metric("noria_requests_waiting") == 8, "all wait")
-        looks, look = list[tuple[int, bool, int]](), live.engine.look
-
-        async def kept(ids: Any = (), *, outlook: bool = False) -> Any:
-            picture = await look(ids, outlook=outlook)
-            looks.append((len(ids), outlook, len(picture.sequences)))
-            assert (picture.outlook is not None) == outlook
-            return picture
-
-        monkeypatch.setattr(live.engine, "look", kept)
-        monkeypatch.setattr(requests, "FORECAST_SECONDS", 1e6)
-        for _ in range(2):
-            found = [facts(live, request_id) for request_id in ids]
-            assert sorted(item["place"] for item in found) == [*range(1, 9)]
-            assert all(0 < item["start"]["seconds"] < item["first_token"]["seconds"] for item in found)
-        assert sum(outlook for _, outlook, _ in looks) == 1
-        assert all(n_asked == n_found for n_asked, outlook, n_found in looks if not outlook)
+            stack.enter_context(begun_later(live, request_id, max_tokens=1))
+        eventually(lambda: live.metric("noria_requests_waiting") == 3, "all wait")
+        now = 100.0
+        rate = FinishRate(lambda: now)
+        rate.count()
+        rate.count()
+        live.state.admission._rate = rate
+        now += 6.0
+        found = [facts(live, request_id) for request_id in ids]
+        assert sorted((item["place"], item["start"]["seconds"]) for item in found) == [(1, 3.0), (2, 6.0), (3, 9.0)]
         for request_id in ids:
             cancel(live, request_id)
 
