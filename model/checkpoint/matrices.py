@@ -2,152 +2,18 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from model.checkpoint.gguf.index import OTHERS, STORED
+from model.checkpoint.block_matrix import BlockMatrix
+from model.checkpoint.gguf.blocks import EncodedMatrix
 from model.kernels.groups import BLOCK_GROUP
 from model.sharding.shard import Part
 
 VALUES_AT_ONCE = 2**18
 """Values that are decoded or quantized at once: float32 copies then take 1 MiB, which the cache of a core holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class BlockMatrix:
-    """A matrix [n_out, n_in] in groups of 32 channels: `w = scale * q + min`, or `scale * (q - zero)` without minima.
-
-    `quants` is uint8 [n_out, n_in/32, 16], channel j in the lower and j + 16 in the upper half of byte j (q in 0..15,
-    zero 8), or int8 [n_out, n_in/32, 32] (zero 0). `scales` and `mins` are float16 [n_out, n_in/32]. The 4-bit kinds
-    are GGUF's Q4_0 (no minima) and Q4_1, the 8-bit kind without minima is its Q8_0.
-    """
-
-    quants: Tensor
-    scales: Tensor
-    mins: Tensor | None = None
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """The shape of the matrix: (n_out, n_in)."""
-        return len(self.scales), self.scales.shape[1] * BLOCK_GROUP
-
-    @property
-    def zero(self) -> int:
-        """The q that stands for 0 where there are no minima."""
-        return 8 if self.mins is None and self.quants.dtype is torch.uint8 else 0
-
-    def __len__(self) -> int:
-        return len(self.scales)
-
-    def __getitem__(self, rows: slice | Tensor) -> "BlockMatrix":
-        return BlockMatrix(self.quants[rows], self.scales[rows], None if self.mins is None else self.mins[rows])
-
-    @property
-    def unit(self) -> int:
-        """`columns` takes multiples of so many channels."""
-        return BLOCK_GROUP
-
-    def columns(self, columns: range) -> "BlockMatrix":
-        """Some input channels."""
-        blocks = slice(columns.start // BLOCK_GROUP, columns.stop // BLOCK_GROUP)
-        mins = None if self.mins is None else self.mins[:, blocks]
-        return BlockMatrix(self.quants[:, blocks], self.scales[:, blocks], mins)
-
-    def block_form(self) -> tuple[int, bool]:
-        """Bytes of integers in a block, and whether there are minima. Raises ValueError if a scale is not finite."""
-        for table in (self.scales, self.mins):
-            if table is not None:
-                check_finite(table)
-        return self.form
-
-    @property
-    def form(self) -> tuple[int, bool]:
-        """`block_form` of a matrix that was checked."""
-        return self.quants.shape[2], self.mins is not None
-
-    def integers(self) -> Tensor:
-        """q - zero, int8 [n_out, n_in/32, 32]."""
-        return unpack(self.quants, self.zero)
-
-    def dequantize(self) -> Tensor:
-        """float32 [n_out, n_in], with the same bits as from the decoders of the gguf package."""
-        values = self.integers() * self.scales.float()[:, :, None]
-        return (values if self.mins is None else values.add_(self.mins.float()[:, :, None])).flatten(1)
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedMatrix:
-    """A matrix in any other kind of GGUF: `data` is uint8 [n_out, bytes of a row], whole blocks of the kind.
-
-    `skip` channels of the first block come before those of the matrix.
-    """
-
-    data: Tensor
-    kind: str
-    shape: tuple[int, int]
-    skip: int = 0
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, rows: slice | Tensor) -> "EncodedMatrix":
-        data = self.data[rows]
-        return EncodedMatrix(data, self.kind, (len(data), self.shape[1]), self.skip)
-
-    @property
-    def unit(self) -> int:
-        """`columns` takes multiples of so many channels."""
-        return 1
-
-    def columns(self, columns: range) -> "EncodedMatrix":
-        """Some input channels. Other channels of their first and of their last block stay in `data`."""
-        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
-        block, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[self.kind]]
-        first, stop = self.skip + columns.start, self.skip + columns.stop
-        data = self.data[:, first // block * n_bytes : -(-stop // block) * n_bytes]
-        return EncodedMatrix(data, self.kind, (len(data), len(columns)), first % block)
-
-    @property
-    def _own(self) -> slice:
-        """Its channels among those of `data`."""
-        return slice(self.skip, self.skip + self.shape[1])
-
-    def block_form(self) -> tuple[int, bool]:
-        """What `blocks` has: bytes of integers in a block, and whether there are minima."""
-        form = STORED.get(self.kind, OTHERS)
-        return form.value_bits * BLOCK_GROUP // 8, form.has_minima
-
-    @property
-    def is_superblocks(self) -> bool:
-        """Whether it has whole blocks of Q4_K, whose scales and minima are finite in float16."""
-        from model.checkpoint.gguf.blocks import largest_factor
-
-        if self.kind != "Q4_K" or self.skip or self.data.shape[1] * 16 != self.shape[1] * 9:
-            return False
-        return largest_factor(self.data) * 63 <= torch.finfo(torch.float16).max
-
-    def blocks(self) -> BlockMatrix:
-        """The matrix in blocks of 32, see `gguf.blocks`. Raises ValueError for a scale that is not finite."""
-        from model.checkpoint.gguf.blocks import groups
-
-        own = self._own
-        found = groups(EncodedMatrix(self.data, self.kind, (len(self), own.stop))).columns(range(own.start, own.stop))
-        found.block_form()
-        return found
-
-    def dequantize(self) -> Tensor:
-        """float32 [n_out, n_in]."""
-        from gguf import GGMLQuantizationType
-        from gguf.quants import dequantize
-
-        with np.errstate(all="ignore"):  # a damaged weight is found by who takes it
-            values: np.ndarray = dequantize(self.data.numpy(), GGMLQuantizationType[self.kind])
-        return torch.from_numpy(values[:, self._own])
 
 
 class QuantizedMatrix(ABC):
@@ -233,13 +99,6 @@ def cut(matrix: Matrix, part: Part) -> Matrix:
     return found if whole == part.columns else found.dequantize()[:, first - whole.start : stop - whole.start]
 
 
-def unpack(quants: Tensor, zero: int) -> Tensor:
-    """int8 q - zero [..., 32] from some of `BlockMatrix.quants`."""
-    if quants.dtype is torch.int8:
-        return quants
-    return torch.cat((quants & 15, quants >> 4), dim=-1).view(torch.int8).sub_(zero)
-
-
 def parts(rows: Matrix) -> Iterator[Tensor]:
     """The matrix in the pieces of `pieces` [n, n_in]; quantized rows are decoded to float32."""
     for part in pieces(rows):
@@ -252,13 +111,6 @@ def pieces(rows: M) -> Iterator[M]:
     step = max(16, VALUES_AT_ONCE // width // 16 * 16)  # the CPU's kernels store 16 outputs together
     for first in range(0, len(rows), step):
         yield rows[first : first + step]  # type: ignore[misc]
-
-
-def check_finite(values: Tensor) -> Tensor:
-    """The values. Raises ValueError if one is not finite."""
-    if values.numel() and not torch.stack(values.aminmax()).isfinite().all():  # NaN is both least and greatest
-        raise ValueError("a value is not finite")
-    return values
 
 
 Blocks = BlockMatrix | EncodedMatrix | QuantizedMatrix

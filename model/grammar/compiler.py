@@ -5,10 +5,8 @@ A grammar is a text: Lark with llguidance's extensions, or JSON, `{"grammars": [
 consumes tokens and computes the mask of the tokens that may come next.
 """
 
-import json
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING
 from model.errors import ParameterError
 from model.grammar.follower import Follower, Matcher, problem
 from model.grammar.thinking import Tables, Thinking, ThinkingMatcher
+from model.grammar.vocabulary import Vocabulary
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.pieces import encode_inner
 
@@ -27,33 +26,6 @@ MAX_LEXER_STATES, MAX_GRAMMAR_SIZE, MAX_STEP_ITEMS = 10_000, 200_000, 30_000
 MAX_ROW_ITEMS = 4_000
 """Above llguidance's limit: an object needs four items for each optional property that may come next."""
 MAX_COMPILED = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """Bytes of every token by id (names for control tokens), the control tokens, and the tokens that end an output."""
-
-    pieces: tuple[bytes, ...]
-    control: tuple[int, ...]
-    ends: tuple[int, ...]
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer, ends: Sequence[int], size: int) -> "Vocabulary":
-        """The vocabulary of a tokenizer. `size` is the width of the logits; ids without a token are never allowed."""
-        names = {token: name.encode() for name, token in tokenizer.control.items()}
-        pieces = [names.get(token) or tokenizer.piece(token) for token in range(tokenizer.vocab_size)]
-        padding = [b""] * (size - len(pieces))
-        return cls((*pieces, *padding), tuple(sorted(names.keys())), tuple(ends))
-
-    def to_json(self) -> str:
-        """The vocabulary as JSON, for another process."""
-        return json.dumps([[piece.decode("latin-1") for piece in self.pieces], self.control, self.ends])
-
-    @classmethod
-    def from_json(cls, text: str) -> "Vocabulary":
-        """Inverse of `to_json`."""
-        pieces, control, ends = json.loads(text)
-        return cls(tuple(piece.encode("latin-1") for piece in pieces), tuple(control), tuple(ends))
 
 
 class Compiler:

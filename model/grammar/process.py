@@ -20,8 +20,9 @@ from typing import Any
 from model.checkpoint.generation_config import read_generation
 from model.errors import ParameterError, one_line
 from model.grammar.archive import unpack
-from model.grammar.compiler import CompiledGrammars, Compiler, Vocabulary
+from model.grammar.compiler import CompiledGrammars, Compiler
 from model.grammar.follower import Follower
+from model.grammar.vocabulary import Vocabulary
 from model.machine.frames import receive, send
 from model.machine.limits import Timer, limit_memory, run
 from model.tokenizers.load import load_tokenizer

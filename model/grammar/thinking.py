@@ -11,13 +11,12 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
+from model.grammar.vocabulary import Vocabulary
 from model.sampling_params import FREE_END
 from model.tokenizers.pieces import n_begun
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
-
-    from model.grammar.compiler import Vocabulary
 
 CONSTRAINED = '{"end": "grammar"'
 """The beginning of a grammar with one for the answer."""
@@ -69,7 +68,7 @@ class Thinking:
 class Tables:
     """What the matchers of one vocabulary share: sets of tokens as integers with a bit for each token."""
 
-    def __init__(self, vocabulary: "Vocabulary", tokens_of: Any) -> None:
+    def __init__(self, vocabulary: Vocabulary, tokens_of: Any) -> None:
         self.pieces = vocabulary.pieces
         self.ends = frozenset(vocabulary.ends)
         self.control = {vocabulary.pieces[token]: token for token in vocabulary.control}

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from model.checkpoint.matrices import Matrix, check_finite, parts
+from model.checkpoint.block_matrix import check_finite
+from model.checkpoint.matrices import Matrix, parts
 from model.kernels.cpu import native
 from model.kernels.cpu.packed import bfloat16
 from model.linear.compiled import Compiled

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from model.checkpoint.block_matrix import unpack
 from model.checkpoint.gguf.blocks import inverse, quantize8
 from model.checkpoint.matrices import (
     BlockMatrix,
@@ -24,7 +25,6 @@ from model.checkpoint.matrices import (
     in_form,
     join,
     parts,
-    unpack,
 )
 from model.kernels.cpu import packed
 from model.kernels.cpu.functions import Kernels

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from model.attention.rope import internal_order
-from model.checkpoint.matrices import Matrix, QuantizedMatrix, check_finite, cut, parts
+from model.checkpoint.block_matrix import check_finite
+from model.checkpoint.matrices import Matrix, QuantizedMatrix, cut, parts
 from model.config import ModelConfig
 from model.errors import ModelError
 from model.linear.compiled import Compiled

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 
 from model.grammar.client import GrammarProcess
-from model.grammar.compiler import Vocabulary
 from model.grammar.process import COMPILE_BYTES, COMPILE_SECONDS
+from model.grammar.vocabulary import Vocabulary
 from model.machine.helper import ATTEMPTS, First, ProcessLost
 from service.errors.errors import InvalidRequest, Unavailable
 from service.generation.order import Order

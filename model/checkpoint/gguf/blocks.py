@@ -7,11 +7,14 @@ llama.cpp's ggml-common.h.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from model.checkpoint.matrices import BlockMatrix, EncodedMatrix
+from model.checkpoint.block_matrix import BlockMatrix
+from model.checkpoint.gguf.index import OTHERS, STORED
 from model.kernels.groups import BLOCK_GROUP
 
 AS_THEY_ARE: Mapping[str, int] = {"Q4_0": 2, "Q4_1": 4, "Q8_0": 2}
@@ -21,6 +24,80 @@ _CODES = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 
 """The 16 values of IQ4_NL and IQ4_XS."""
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedMatrix:
+    """A matrix in any other kind of GGUF: `data` is uint8 [n_out, bytes of a row], whole blocks of the kind.
+
+    `skip` channels of the first block come before those of the matrix.
+    """
+
+    data: Tensor
+    kind: str
+    shape: tuple[int, int]
+    skip: int = 0
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, rows: slice | Tensor) -> "EncodedMatrix":
+        data = self.data[rows]
+        return EncodedMatrix(data, self.kind, (len(data), self.shape[1]), self.skip)
+
+    @property
+    def unit(self) -> int:
+        """`columns` takes multiples of so many channels."""
+        return 1
+
+    def columns(self, columns: range) -> "EncodedMatrix":
+        """Some input channels. Other channels of their first and of their last block stay in `data`."""
+        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        block, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[self.kind]]
+        first, stop = self.skip + columns.start, self.skip + columns.stop
+        data = self.data[:, first // block * n_bytes : -(-stop // block) * n_bytes]
+        return EncodedMatrix(data, self.kind, (len(data), len(columns)), first % block)
+
+    @property
+    def _own(self) -> slice:
+        """Its channels among those of `data`."""
+        return slice(self.skip, self.skip + self.shape[1])
+
+    def block_form(self) -> tuple[int, bool]:
+        """What `blocks` has: bytes of integers in a block, and whether there are minima."""
+        form = STORED.get(self.kind, OTHERS)
+        return form.value_bits * BLOCK_GROUP // 8, form.has_minima
+
+    @property
+    def is_superblocks(self) -> bool:
+        """Whether it has whole blocks of Q4_K, whose scales and minima are finite in float16."""
+        if self.kind != "Q4_K" or self.skip or self.data.shape[1] * 16 != self.shape[1] * 9:
+            return False
+        return _largest_factor(self.data) * 63 <= torch.finfo(torch.float16).max
+
+    def blocks(self) -> BlockMatrix:
+        """A copy in groups of 32. A kind that does not fit is quantized again, to 8 bits.
+
+        Raises ValueError for a scale that is not finite.
+        """
+        decode, own = _DECODERS.get(self.kind), self._own
+        if decode is None:
+            whole = quantize8(EncodedMatrix(self.data, self.kind, (len(self), own.stop)).dequantize())
+        else:
+            whole = decode(self.data)
+        found = whole.columns(range(own.start, own.stop))
+        found.block_form()
+        return found
+
+    def dequantize(self) -> Tensor:
+        """float32 [n_out, n_in]."""
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        with np.errstate(all="ignore"):  # a damaged weight is found by who takes it
+            values: np.ndarray = dequantize(self.data.numpy(), GGMLQuantizationType[self.kind])
+        return torch.from_numpy(values[:, self._own])
+
+
 def as_they_are(rows: Tensor, kind: str) -> BlockMatrix:
     """A matrix of uint8 [n_out, bytes of a row], as views of these bytes."""
     n_head = AS_THEY_ARE[kind]
@@ -28,12 +105,6 @@ def as_they_are(rows: Tensor, kind: str) -> BlockMatrix:
     head, quants = groups[..., :n_head].view(torch.float16), groups[..., n_head:]
     mins = head[..., 1] if kind == "Q4_1" else None
     return BlockMatrix(quants.view(torch.int8) if kind == "Q8_0" else quants, head[..., 0], mins)
-
-
-def groups(matrix: EncodedMatrix) -> BlockMatrix:
-    """The matrix in groups of 32, a copy. A kind that does not fit is quantized again, to 8 bits."""
-    decode = _DECODERS.get(matrix.kind)
-    return quantize8(matrix.dequantize()) if decode is None else decode(matrix.data)
 
 
 def quantize8(weight: Tensor) -> BlockMatrix:
@@ -99,7 +170,7 @@ _DECODERS: Mapping[str, Callable[[Tensor], BlockMatrix]] = {
 }
 
 
-def largest_factor(rows: Tensor) -> float:
+def _largest_factor(rows: Tensor) -> float:
     """The greatest magnitude of the float16 factors of Q4_K [n, bytes of a row]; NaN if one is."""
     factors = rows.unflatten(1, (-1, 144))[..., :4].contiguous().view(torch.float16).float()
     return float(factors.abs().max())

@@ -10,10 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from model.checkpoint.block_matrix import BlockMatrix
 from model.checkpoint.files import SAMPLE_BLOCKS, fingerprint
-from model.checkpoint.gguf.blocks import AS_THEY_ARE, as_they_are
+from model.checkpoint.gguf.blocks import AS_THEY_ARE, EncodedMatrix, as_they_are
 from model.checkpoint.gguf.index import FLOATS, Entry, Index
-from model.checkpoint.matrices import BlockMatrix, EncodedMatrix, Matrix
+from model.checkpoint.matrices import Matrix
 from model.checkpoint.quantized.config import Kind
 from model.errors import ModelError
 

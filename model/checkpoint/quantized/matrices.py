@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from model.checkpoint.matrices import BlockMatrix, QuantizedMatrix, check_finite
+from model.checkpoint.block_matrix import BlockMatrix, check_finite
+from model.checkpoint.matrices import QuantizedMatrix
 from model.kernels.groups import BLOCK_GROUP
 
 Order = Literal["rows", "columns", "awq"]

@@ -3,7 +3,8 @@
 import pytest
 
 from model.errors import ParameterError
-from model.grammar.compiler import Compiler, Vocabulary
+from model.grammar.compiler import Compiler
+from model.grammar.vocabulary import Vocabulary
 from tests.model.grammar.vocabulary import VOCABULARY, token
 
 

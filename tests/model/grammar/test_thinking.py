@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from model.grammar.compiler import Compiler, Vocabulary
+from model.grammar.compiler import Compiler
 from model.grammar.follower import Follower
 from model.grammar.thinking import GRACE_TOKENS, Thinking
+from model.grammar.vocabulary import Vocabulary
 
 BYTES = tuple(bytes([n]) for n in range(1, 128))
 MERGED = (b"</", b"think", b">\n\n", b'>{"', b".</", b"<th", b"ink>", b"\n\n", b". ", b'{"a"', b">x", b"<think>Hm")

@@ -1,6 +1,6 @@
 """A small vocabulary: a token is one byte, or sometimes several bytes. Grammars that harm who compiles them."""
 
-from model.grammar.compiler import Vocabulary
+from model.grammar.vocabulary import Vocabulary
 from model.machine.helper import First
 
 END = 0

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from model.batch import UNKNOWN, PageTable, Slice, SliceOutput, StepBatch, StepOutput, StepTooLarge
-from model.grammar.compiler import Vocabulary
+from model.grammar.vocabulary import Vocabulary
 from model.loading import load_from
 from model.machine.helper import First
 from model.options import RunnerOptions

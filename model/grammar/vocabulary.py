@@ -1,0 +1,34 @@
+"""The tokens of a model as grammars see them. No torch, no llguidance."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from model.tokenizers.base import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Bytes of every token by id (names for control tokens), the control tokens, and the tokens that end an output."""
+
+    pieces: tuple[bytes, ...]
+    control: tuple[int, ...]
+    ends: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, ends: Sequence[int], size: int) -> "Vocabulary":
+        """The vocabulary of a tokenizer. `size` is the width of the logits; ids without a token are never allowed."""
+        names = {token: name.encode() for name, token in tokenizer.control.items()}
+        pieces = [names.get(token) or tokenizer.piece(token) for token in range(tokenizer.vocab_size)]
+        padding = [b""] * (size - len(pieces))
+        return cls((*pieces, *padding), tuple(sorted(names.keys())), tuple(ends))
+
+    def to_json(self) -> str:
+        """The vocabulary as JSON, for another process."""
+        return json.dumps([[piece.decode("latin-1") for piece in self.pieces], self.control, self.ends])
+
+    @classmethod
+    def from_json(cls, text: str) -> "Vocabulary":
+        """Inverse of `to_json`."""
+        pieces, control, ends = json.loads(text)
+        return cls(tuple(piece.encode("latin-1") for piece in pieces), tuple(control), tuple(ends))
