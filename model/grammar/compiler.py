@@ -77,7 +77,7 @@ class Compiler:
         if not matcher.is_error():
             matcher.compute_bitmask()
         if matcher.is_error():
-            raise ParameterError("grammar", problem(matcher))
+            raise ParameterError("grammar", f"llguidance says: {problem(matcher)}")
         return matcher
 
     def _tokens_of(self, text: str) -> list[int]:

@@ -5,7 +5,6 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from model.errors import MAX_CHARS
-from model.grammar.reasons import in_our_words
 from model.grammar.thinking import ThinkingMatcher
 
 if TYPE_CHECKING:
@@ -66,5 +65,6 @@ class Follower:
 
 
 def problem(matcher: Matcher) -> str:
-    """The error of a matcher, on one line, in our words."""
-    return in_our_words(" ".join(matcher.get_error().replace("<non-verbose/>", "").split()))[:MAX_CHARS]
+    """The library's own sentence about the error of a matcher, on one line."""
+    # Wording: the library puts this word where verbose errors would stand; no argument leaves it out.
+    return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:MAX_CHARS]

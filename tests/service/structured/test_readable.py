@@ -1,4 +1,4 @@
-"""Valid JSON schemas that llguidance refuses as they are, against the library `jsonschema`; our words for limits."""
+"""Valid JSON schemas that llguidance refuses as they are, against the library `jsonschema`; what refusals say."""
 
 from typing import Any
 
@@ -6,7 +6,6 @@ import jsonschema
 import pytest
 
 from model.errors import ParameterError
-from model.grammar.reasons import in_our_words
 from service.structured.constraint import json_constraint
 from service.structured.json_schema import FORMATS, readable
 from tests.service.structured.taking import COMPILER, takes
@@ -62,33 +61,14 @@ def test_known_formats_stay(name: str) -> None:
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
-        ({"not": {}, "contains": {}}, "contains, not are not supported"),
-        ({"type": "array", "uniqueItems": True}, "uniqueItems is not supported"),
-        ({**TEXT, "minLength": 1.5}, "minLength must be a whole number of at least 0, got 1.5"),
-        ({**TEXT, "minLength": -1}, "minLength must be a whole number of at least 0, got -1"),
-        ({"type": "integer", "minimum": 5, "maximum": 3}, "no value can satisfy it: minimum (5) is greater"),
-        ({"enum": []}, "no value can satisfy it: a list of alternatives is empty"),
-        ({"type": "any"}, '"any" is no type of JSON Schema'),
-        ({"$ref": "http://localhost/x"}, "$ref to another document, http://localhost/x, is not followed"),
-        ({**TEXT, "pattern": "(?=a)b"}, "the regex is not supported: look-around"),
-        ({**TEXT, "pattern": r"\bfoo"}, r"look-around and \b are not supported in the regex"),
-        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "the schemas of oneOf overlap"),
-        (many(2, "string", minProperties=1), "need all of properties to be required"),
-        ({"patternProperties": {"^a": TEXT, "b$": {}}, "type": "object"}, "may match the same name: ^a and b$"),
+        ({"not": {}, "contains": {}}, '"contains", "not"'),
+        ({**TEXT, "minLength": 1.5}, "'minLength', got 1.5"),
+        ({**TEXT, "pattern": "(?=a)b"}, "look-around, including look-ahead and look-behind, is not supported"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
     ],
 )
-def test_limits_have_our_words(schema: Any, words: str) -> None:
+def test_a_refusal_names_keyword_and_value(schema: Any, words: str) -> None:
     with pytest.raises(ParameterError) as caught:
         COMPILER.compile(json_constraint(schema, "x").serialized())
     assert words in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "problem",
-    [
-        "Parser Error: Current row has 4007 items; max is 4000; consider making your grammar left-recursive",
-        "parser error: Too many items (limit 30000; mask); try avoiding single-byte/short lexemes",
-    ],
-)
-def test_too_large_objects_have_our_words(problem: str) -> None:
-    assert in_our_words(problem).startswith("it allows too many alternatives at one place")
+    assert "\n" not in str(caught.value)
