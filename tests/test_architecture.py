@@ -251,7 +251,79 @@ def test_the_model_imports_without_optional_readers() -> None:
     run(f"{uninstalled(*blocked)}import importlib\n[importlib.import_module(name) for name in {names!r}]")
 
 
-@pytest.mark.parametrize("folder", ["model", "service", "deploy", "benchmarks"])
-def test_the_table_of_imported_modules_is_left_alone(folder: str) -> None:
-    """An entry of ours once left out a part of PyTorch, and no engine started on processors with AMX."""
-    assert not [path for path in sources(folder) if re.search(r"\bsys\.modules\b|from sys import", path.read_text())]
+PRODUCT = ("model", "service", "deploy", "benchmarks")
+DEFENCE = re.compile(r"# (Private|Wording): .+")
+"""A comment on the line of a trick, or above it: which public way was tried."""
+OF_TUPLES = {"_replace", "_asdict", "_fields", "_make"}
+
+
+def tricks(text: str, own: set[str]) -> Iterator[int]:
+    """Lines that use `sys.modules`, set an attribute of another package, or use a private name that is not in `own`."""
+    nodes = list(ast.walk(ast.parse(text)))
+    theirs = {name for node in nodes for name in foreign_names(node)}
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+            private = any(is_private(part) for name in names for part in name.split("."))
+            if "sys.modules" in (f"{names[-1]}.{name}" for name in names) or (private and foreign_names(node)):
+                yield node.lineno
+        elif isinstance(node, ast.Attribute):
+            base = ast.unparse(node.value)
+            private = is_private(node.attr) and node.attr not in own and base not in sys.stdlib_module_names
+            assigned = base.split(".")[0] in theirs and not isinstance(node.ctx, ast.Load)
+            if (base, node.attr) == ("sys", "modules") or private or assigned:
+                yield node.lineno
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def foreign_names(node: ast.AST) -> set[str]:
+    """The names that an import of another package, not of the standard library, binds."""
+    if not isinstance(node, ast.Import | ast.ImportFrom):
+        return set()
+    packages = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+    if packages[0].split(".")[0] in {*PRODUCT, "tests", "scripts", *sys.stdlib_module_names}:
+        return set()
+    return {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+
+
+def defined(tree: ast.AST) -> Iterator[str]:
+    """Names of functions and classes, and those that are assigned, as variables or on self."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+            yield node.attr
+
+
+def test_other_libraries_are_used_by_their_public_doors() -> None:
+    """An entry of ours in `sys.modules` left out a part of PyTorch, and no engine started on processors with AMX."""
+    texts = {path: path.read_text() for folder in PRODUCT for path in sources(folder)}
+    own = OF_TUPLES.union(*(defined(ast.parse(text)) for text in texts.values()))
+    found = []
+    for path, text in texts.items():
+        lines = ["", *text.splitlines()]
+        for number in tricks(text, own):
+            if not any(DEFENCE.search(line) for line in lines[number - 1 : number + 1]):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {lines[number].strip()}")
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import sys\nsys.modules['torch._x'] = None",
+        "from sys import modules",
+        "import torch\ntorch.backends.flag = 1",
+        "from PIL import Image\nImage.LIMIT += 1",
+        "from torch._subclasses import x",
+        "def f(response):\n    return response._body",
+    ],
+)
+def test_a_trick_is_found(line: str) -> None:
+    assert list(tricks(line, {"_own"}))
+    assert not list(tricks("import torch\nx = torch.zeros(1)\nself._own = x._own", {"_own"}))

@@ -15,9 +15,9 @@ from unittest.mock import MagicMock, patch
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch._subclasses.fake_tensor import FakeTensorMode  # Private: fake tensors have no public door
+from torch.utils._python_dispatch import TorchDispatchMode  # Private: fake tensors have no public door
+from torch.utils._pytree import tree_leaves  # Private: fake tensors have no public door
 
 from model import attention, loading, setup
 from model.batch import StepBatch

@@ -12,7 +12,6 @@ from model.chat.mistral_messages import fitted
 from model.chat.reasoning import EFFORT, PARTS, check_effort, has_tokens, with_thought
 from model.errors import ModelError, ParameterError, one_line, quoted
 from model.tokenizers.base import Tokenizer
-from model.tokenizers.huggingface import HuggingFaceTokenizer
 
 CALL_STYLES: Mapping[str, str | None] = MappingProxyType(
     {
@@ -46,8 +45,6 @@ class MistralChat:
     """mistral-common's encoding, of the version that the tokenizer file has.
 
     `efforts` are the values that the file allows for the variable `reasoning_effort`; versions before v15 have none.
-    `tokenizer` encodes the contents if it is of the same file. Unlike mistral-common's it encodes in slices, and can
-    encode a megabyte of white space.
     Raises ModelError for a file that mistral-common cannot read, for a version that is not in `CALL_STYLES`, and for
     control tokens that are not those of `tokenizer`.
     """
@@ -57,7 +54,8 @@ class MistralChat:
 
     def __init__(self, file: Path, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._format = _load(file)
+        images = ImageTokens.of(tokenizer)
+        self._format = _load(file, images)
         inner = self._format.instruct_tokenizer.tokenizer
         self._version: str = inner.version.value
         if self._version not in CALL_STYLES:
@@ -68,9 +66,8 @@ class MistralChat:
         self.reasoning_style = "tokens" if has_tokens(tokenizer) else None
         self.switches: frozenset[str] = frozenset({EFFORT} if self.efforts else ())
         _check_same(inner, tokenizer, file.name)
-        if not isinstance(tokenizer, HuggingFaceTokenizer):
-            inner.encode = partial(_encode, tokenizer)
-        self.image_roles = self._find_image_roles()
+        roles = () if images is None else (role for role in TRIALS if self._writes_image(role, images.image))
+        self.image_roles = frozenset(roles)
 
     def encode(
         self,
@@ -112,15 +109,8 @@ class MistralChat:
                 "messages", f"the model's chat format refuses these messages: {one_line(error)}"
             ) from error
 
-    def _find_image_roles(self) -> frozenset[str]:
-        """Have one `[IMG]` written for each image, and find out in messages of which roles it is."""
-        tokens = ImageTokens.of(self._tokenizer)
-        if tokens is None:
-            return frozenset()
-        self._format.instruct_tokenizer.image_encoder = partial(_encode_image, tokens.image)
-        return frozenset(role for role in TRIALS if self._writes_image(role, tokens.image))
-
     def _writes_image(self, role: str, token: int) -> bool:
+        """Whether an image in a message of this role becomes one `[IMG]`."""
         parts = [{"type": "text", "text": "Hello"}, {"type": "image"}]
         *others, last = TRIALS[role]
         try:
@@ -143,22 +133,24 @@ class MistralChat:
         return effort
 
 
-def _load(file: Path) -> Any:
-    """The file's MistralTokenizer."""
+def _load(file: Path, images: ImageTokens | None) -> Any:
+    """The file's MistralTokenizer, which writes one token for each image if there are `images`."""
     from mistral_common.exceptions import MistralCommonException
+    from mistral_common.protocol.instruct.normalize import get_normalizer
+    from mistral_common.protocol.instruct.validator import ValidationMode, get_validator
     from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
     problems = (MistralCommonException, ImportError, ValueError, TypeError, LookupError, AssertionError)
     try:
-        return MistralTokenizer.from_file(file)
+        found = MistralTokenizer.from_file(file)
+        if images is None:
+            return found
+        inner = found.instruct_tokenizer.tokenizer
+        writer = type(found.instruct_tokenizer)(inner, image_encoder=partial(_encode_image, images.image))
+        validator = get_validator(inner.version, mode=ValidationMode.test)
+        return MistralTokenizer(writer, validator, get_normalizer(inner.version, inner.model_settings_builder))
     except problems as error:
         raise ModelError(f"{file.name} cannot be read by mistral-common: {one_line(error)}") from error
-
-
-def _encode(tokenizer: Tokenizer, s: str, bos: bool, eos: bool) -> list[int]:
-    """Ids of a text, with the parameters of mistral-common's tokenizers."""
-    ids = tokenizer.encode(s, add_bos=bos, parse_control=False)
-    return [*ids, tokenizer.eos_id] if eos and tokenizer.eos_id is not None else ids
 
 
 def _encode_image(token: int, chunk: Any) -> Any:

@@ -2,7 +2,6 @@
 
 import logging
 import shutil
-import time
 from collections.abc import Callable, Iterable
 from glob import escape
 from pathlib import Path
@@ -26,8 +25,6 @@ _TEMPLATES = (
 _HF_WEIGHTS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
 _NATIVE_WEIGHTS = ("consolidated*.safetensors",)
 
-STALE_SECONDS = 3600.0
-"""A part of a file that has not grown for so long belongs to no download."""
 FREE_SPACE = "free some (noria list, noria rm NAME), or move the cache with HF_HOME"
 
 Fetch = Callable[[Iterable[str], type[Any]], Path]
@@ -59,7 +56,6 @@ def download(model: str, *, revision: str | None, progress: Progress, weights: b
 
     progress(STAGE, 0.0)
     try:
-        _sweep(name)
         files = _files(name, revision)
         with metered(progress) as meter:
             if kind or not any(file.endswith(".safetensors") for file in files):
@@ -80,17 +76,6 @@ def download(model: str, *, revision: str | None, progress: Progress, weights: b
     except Exception as error:  # also of the HTTP library, which differs between versions
         remedy = f"; {FREE_SPACE}" if isinstance(error, OSError) and error.errno in FULL else ""
         raise ModelError(f"{name} cannot be downloaded from the hub: {one_line(error)}{remedy}") from error
-
-
-def _sweep(name: str) -> None:
-    """Remove parts of files that killed downloads left. huggingface_hub never uses them again."""
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
-
-    blobs = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="model") / "blobs"
-    for part in blobs.glob("*.incomplete"):
-        if time.time() - part.stat().st_mtime > STALE_SECONDS:
-            part.unlink(missing_ok=True)
 
 
 def _check_space(name: str, revision: str | None, patterns: list[str]) -> None:
@@ -177,8 +162,7 @@ def _bar(count: Callable[[float, float], None]) -> type[Any]:
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **{**options, "disable": True})
             self.total = options.get("total") or 0
-            # huggingface_hub counts bytes twice, when they arrive and when they are written: report the second.
-            self.counts_bytes = options.get("unit") == "B" and "Downloading" not in options.get("desc", "")
+            self.counts_bytes = options.get("unit") == "B"
 
         def update(self, n: float | None = 1) -> None:
             self.n += n or 0

@@ -24,10 +24,13 @@ class Meter:
         self._done, self._total = 0.0, 0.0
 
     def count(self, done: float, total: float) -> None:
-        """Note that so many bytes are there, of so many. What was there at the first call does not count as rate."""
+        """Note that so many bytes are there, of so many. What was there at the first call does not count as rate.
+
+        huggingface_hub counts the same bytes when they arrive and when they are written: the greater number counts.
+        """
         if self._first is None:
             self._first, self._start = done, time.monotonic()
-        self._done, self._total = done, total
+        self._done, self._total = max(done, self._done), max(total, self._total)
         self.report()
 
     def report(self) -> None:

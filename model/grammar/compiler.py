@@ -36,11 +36,13 @@ class Compiler:
     """
 
     def __init__(self, vocabulary: Vocabulary, encode: Callable[[str], list[int]] | None = None) -> None:
-        from llguidance import LLTokenizer
+        from llguidance import LLTokenizer, TokenizerWrapper
 
         self._vocabulary = vocabulary
         self._encode = encode
-        self._tokenizer = LLTokenizer(_Wrapper(vocabulary, self._tokens_of), eos_token=list(vocabulary.ends))  # type: ignore[arg-type]
+        self._tokenizer = LLTokenizer(
+            TokenizerWrapper(_Tokens(vocabulary, self._tokens_of)), eos_token=[*vocabulary.ends]
+        )
         self._tables = cache(lambda: Tables(vocabulary, self._tokens_of))
 
     @property
@@ -118,10 +120,9 @@ class CompiledGrammars:
             return error
 
 
-class _Wrapper:
-    """The tokenizer interface that llguidance needs."""
+class _Tokens:
+    """What llguidance's `TokenizerWrapper` takes."""
 
-    is_tokenizer_wrapper = True
     bos_token_id = None
 
     def __init__(self, vocabulary: Vocabulary, tokens_of: Callable[[str], list[int]]) -> None:

@@ -34,11 +34,12 @@ TRANSPOSITIONS = {
 """EXIF's orientation -> what brings the image upright."""
 DEEP = "I;16"
 """Pillow's mode of grey with 16 bits."""
-DEEP_COLOURS = "RGB;16B"
-"""Pillow's name of how a PNG file stores colours with 16 bits. It reads their high bytes."""
+BIT_DEPTH = 24
+"""The byte of a PNG file with the bits of a colour (PNG, section 11.2.2). Pillow reads the high bytes of 16 bits."""
 HIGH_BYTES = [value >> 8 for value in range(2**16)]
 
-Image.MAX_IMAGE_PIXELS = None  # `_open` has the limit; Pillow's own only warns up to twice its value
+# Private: Pillow's manual assigns here; no argument sets this limit, which only warns. `_open` has ours.
+Image.MAX_IMAGE_PIXELS = None
 
 
 def decode(
@@ -73,7 +74,7 @@ def _open(data: bytes, max_pixels: int) -> Image.Image:
         raise ImageError("is no PNG, JPEG, WebP or GIF image, or its header is damaged") from None
     _check_size(*image.size, max_pixels)
     hidden = image.info.get("transparency")
-    if isinstance(hidden, tuple) and any(DEEP_COLOURS in tile for tile in image.tile):
+    if isinstance(hidden, tuple) and data[BIT_DEPTH] == 16:
         image.info["transparency"] = tuple(value >> 8 for value in hidden)
     return image
 

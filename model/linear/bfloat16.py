@@ -43,16 +43,19 @@ class BFloat16Linear(Compiled):
             first += len(part)
         self._missing -= len(rows)
         if not self._missing and has_onednn():
+            # Private: torch.nn.functional.linear reorders the weight in each call.
             self._weight = torch.ops.mkldnn._reorder_linear_weight(self._weight, ROWS)
 
     def multiply_plainly(self, x: Tensor) -> Tensor:
         """The result stays in bfloat16."""
         assert self._weight is not None, "no weights have been loaded"
         if has_onednn():
+            # Private: no public operator takes a reordered weight.
             return torch.ops.mkldnn._linear_pointwise(x.bfloat16(), self._weight, None, "none", [], "")
         return linear(x.bfloat16(), self._weight)
 
 
 def has_onednn() -> bool:
     """Whether oneDNN multiplies bfloat16 in a layout of its own."""
+    # Private: torch.backends.mkldnn says nothing of bfloat16.
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()

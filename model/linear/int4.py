@@ -116,6 +116,7 @@ def _multiply(x: Tensor, blocks: BlockMatrix) -> Tensor:
     total = torch.zeros(len(x), len(blocks))
     for g, part in enumerate(rows.split(BLOCK_GROUP, dim=1)):
         weights = unpack(blocks.quants[:, g], blocks.zero)  # [n_out, 32]
+        # Private: torch.matmul has no product of int8.
         values = torch._int_mm(part.contiguous(), weights.T).float().mul_(blocks.scales[:, g])
         if blocks.mins is not None:
             values += part.sum(dim=1, keepdim=True).float() * blocks.mins[:, g]

@@ -74,5 +74,6 @@ def _multiply(x: Tensor, groups: Tensor, scales: Tensor) -> Tensor:
     rows, row_scales = quantize_rows(pad(x, (0, -x.shape[1] % INT8_GROUP)), INT8_GROUP)
     total = torch.zeros(len(x), groups.shape[2])
     for g, part in enumerate(rows.split(INT8_GROUP, dim=1)):
+        # Private: torch.matmul has no product of int8.
         total.addcmul_(torch._int_mm(part.contiguous(), groups[g]).float(), row_scales[:, g : g + 1])
     return total.mul_(scales)

@@ -13,6 +13,7 @@ from model.machine.host import free_memory
 DEVICES = ("auto", "cpu", "cuda")
 BUILDS = "pytorch.org/get-started/locally"
 DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in VALUE_BYTES}
+# Wording: torch.OutOfMemoryError is that of CUDA's allocator alone; all others raise a plain RuntimeError.
 OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
 """Parts of out-of-memory messages of CUDA, Triton, cuBLAS and PyTorch's CPU allocator, which raise RuntimeError."""
 

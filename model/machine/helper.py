@@ -142,7 +142,7 @@ class HelperProcess:
             raise CannotStart("it cannot be started") from error
         try:
             # This thread reads the exit code as soon as there is one: no zombie stays, whoever kills the process.
-            # `Thread.start` could wait for ever where memory is short.
+            # Private: `_thread` is documented. `Thread.start` could wait for ever where memory is short.
             _thread.start_new_thread(self._process.wait, ())
             self._limited = self.exchange(*first)[0]["limited"]
         except (ProcessLost, RuntimeError) as error:  # RuntimeError: the system allows no more threads

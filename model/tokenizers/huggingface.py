@@ -10,6 +10,9 @@ from typing import Any
 
 import tokenizers
 from tokenizers import models
+from tokenizers.decoders import Decoder
+from tokenizers.normalizers import Normalizer
+from tokenizers.pre_tokenizers import PreTokenizer
 
 from model.checkpoint.words import LLAMA3_WORDS, TEKKEN_WORDS
 from model.errors import ModelError, one_line
@@ -18,6 +21,7 @@ from model.tokenizers.pieces import decode_pieces, readable
 from model.tokenizers.slicing import CUT, CUT_IN_WORDS, WHOLE, Slicing, words_begin_at_marks
 
 _DECODERS = ("ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace")
+_PARTS = {"normalizer": Normalizer, "pre_tokenizer": PreTokenizer, "decoder": Decoder}
 _WORDS = (LLAMA3_WORDS, TEKKEN_WORDS)
 """Patterns of words that end before a space."""
 
@@ -119,7 +123,11 @@ def _steps(part: Any) -> list[dict[str, Any]]:
     """The steps of a part of the pipeline: of its normalizer, pre-tokenizer or decoder."""
     if part is None:
         return []
-    state = json.loads(part.__getstate__())
+    bare = tokenizers.Tokenizer(models.BPE())
+    for name, kind in _PARTS.items():
+        if isinstance(part, kind):
+            setattr(bare, name, part)
+    state = next(state for state in map(json.loads(bare.to_str()).get, _PARTS) if state)
     lists = (state[name] for name in ("normalizers", "pretokenizers", "decoders") if name in state)
     return list(next(lists, [state]))
 
