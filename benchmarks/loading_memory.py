@@ -115,7 +115,7 @@ def load(directory: Path, quantize: str) -> dict[str, int]:
     from model.setup import choose
 
     if (gguf := directory / "model.gguf").exists():
-        directory = resolve(str(gguf), cache_dir=directory)
+        directory = resolve(str(gguf))
     checkpoint = open_checkpoint(directory)
     setup = choose(checkpoint, RunnerOptions(str(directory), device="cpu", quantize=quantize))
     torch.randn(256, 256) @ torch.randn(256, 256)  # PyTorch's own buffers

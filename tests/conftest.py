@@ -1,9 +1,7 @@
 """Shared by all tests: threads, garbage collection, and the embedded model's directory."""
 
 import gc
-import json
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -49,21 +47,23 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def embedded_model() -> Path:
-    """SmolLM2-135M-Instruct as a directory, converted once into the user's cache."""
+    """The file of SmolLM2-135M-Instruct."""
     from model.checkpoint.resolve import resolve
 
     return resolve("smollm2-135m-instruct")
 
 
 @pytest.fixture(scope="session")
+def embedded_files(embedded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The configuration and the tokenizer of the embedded model in a directory, for `transformers`."""
+    from tests.gguf_models import extracted
+
+    return extracted(embedded_model, tmp_path_factory.mktemp("embedded") / "files")
+
+
+@pytest.fixture(scope="session")
 def short_model(embedded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The first 4 of SmolLM2's 30 layers, with its embeddings, head and tokenizer: for a fraction of the time."""
-    short = tmp_path_factory.mktemp("short") / "smollm2-short"
-    shutil.copytree(embedded_model, short)
-    config, index = (json.loads((short / name).read_text()) for name in ("config.json", "gguf.json"))
-    config["num_hidden_layers"] = 4
-    beyond = tuple(f"layers.{number}." for number in range(4, 30))
-    index["tensors"] = [tensor for tensor in index["tensors"] if not tensor["name"].startswith(beyond)]
-    (short / "config.json").write_text(json.dumps(config))
-    (short / "gguf.json").write_text(json.dumps(index))
-    return short
+    from tests.gguf_models import shortened
+
+    return shortened(embedded_model, tmp_path_factory.mktemp("short") / "smollm2-short.gguf", n_layers=4)

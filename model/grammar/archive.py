@@ -3,16 +3,17 @@
 import io
 import zipfile
 from importlib.resources.abc import Traversable
-from pathlib import Path
 
+from model.checkpoint.model_files import model_files
 from model.tokenizers.load import tokenizer_file
 
 NAMES = ("tokenizer_config.json", "generation_config.json", "config.json")
 """What `load_tokenizer` and `read_generation` read, besides the file of the tokenizer."""
 
 
-def pack(directory: Path) -> bytes:
-    """An archive of the files in a model directory. It is as long as they are. Raises OSError."""
+def pack(model: Traversable) -> bytes:
+    """An archive of the files of a model. It is as long as they are. Raises OSError."""
+    directory = model_files(model)
     present = [path for name in NAMES if (path := directory / name).is_file()]
     if (tokenizer := tokenizer_file(directory)) is not None:
         present.append(directory / tokenizer.name)

@@ -7,7 +7,8 @@ from pathlib import Path
 from model.batch import PAGE_SIZE, PoolSpec
 from model.checkpoint.configs.fields import present_shards
 from model.checkpoint.families import read_config
-from model.checkpoint.gguf.index import INDEX, read_index
+from model.checkpoint.gguf.open import open_gguf
+from model.checkpoint.model_files import is_gguf
 from model.checkpoint.quantized.config import Kind, read_quantization
 from model.checkpoint.quantized.parts import block_bits, stored_weights
 from model.config import VALUE_BYTES, ModelConfig
@@ -243,8 +244,8 @@ def _stored(directory: Path, config: ModelConfig) -> tuple[Kind, float | None, s
 
     Without weights, as for a name on the hub, all projections but the head count as quantized.
     """
-    if (directory / INDEX).is_file():
-        index = read_index(directory)
+    if is_gguf(directory):
+        index = open_gguf(directory).index
         return "blocks" if index.quantized else "floats", index.block_bits, ""
     quantization = read_quantization(directory)
     if quantization is None:

@@ -5,6 +5,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from model.checkpoint.files import layout
+from model.checkpoint.model_files import model_files
 from model.errors import ModelError
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.slicing import WHOLE, Slicing
@@ -14,10 +15,11 @@ _SENTENCEPIECE = re.compile(r"tokenizer\.model(\.v(\d+))?(m\d+)?")
 
 
 def load_tokenizer(directory: Traversable, slicing: Slicing = WHOLE) -> Tokenizer:
-    """The tokenizer of a model directory. It encodes long texts by `slicing`.
+    """The tokenizer of a model directory or GGUF file. It encodes long texts by `slicing`.
 
     Raises ModelError, one line, for a directory without a tokenizer that can be read.
     """
+    directory = model_files(directory)
     path = tokenizer_file(directory)
     if path is None:
         raise ModelError(f"{directory.name!r} has no tokenizer: expected {HUGGINGFACE}, {TEKKEN} or tokenizer.model")

@@ -40,7 +40,7 @@ def show(settings: Settings, total: int | None, *, as_json: bool) -> None:
     device, own = _device(settings.device)
     settings = replace(settings, device=device)
     settings.check()
-    directory = resolve(settings.model, cache_dir=settings.cache_dir, revision=settings.revision, weights=False)
+    directory = resolve(settings.model, revision=settings.revision, weights=False)
     options = RunnerOptions(**runner_options(settings, directory))
     made = make_plan(directory, options, own if total is None else total)
     reason = lack(made, options)

@@ -44,7 +44,7 @@ def supervise(settings: Settings, world: World) -> int:
     refuses this rank.
     """
     logs.configure(settings.log_format, settings.level(), f"rank {world.rank}")
-    directory = resolve(settings.model, cache_dir=settings.cache_dir, revision=settings.revision)
+    directory = resolve(settings.model, revision=settings.revision)
     check_layout(settings, directory)
     rank = RankProcess(json.dumps(runner_options(settings, directory)))
     for number in (signal.SIGTERM, signal.SIGINT):

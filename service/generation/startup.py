@@ -11,9 +11,11 @@ from typing import Any, TypeVar
 
 from model.chat.formats import ChatFormat, load_chat
 from model.chat.reasoning import STYLES, Marks, has_tokens
+from model.checkpoint.embedded import EMBEDDED, EMBEDDED_DESCRIPTION
 from model.checkpoint.families import read_config
 from model.checkpoint.generation_config import GenerationDefaults, read_generation
-from model.checkpoint.resolve import EMBEDDED, EMBEDDED_DESCRIPTION, resolve, resolve_again
+from model.checkpoint.model_files import model_files
+from model.checkpoint.resolve import resolve, resolve_again
 from model.errors import OptionError, ParameterError
 from model.options import RunnerOptions
 from model.sharding.layout import Layout
@@ -45,14 +47,12 @@ async def load_served(settings: Settings, client: EngineClient, slicing: Slicing
     Raises NoriaError as soon as either fails; the caller closes the client, which ends an engine that still loads.
     The tokenizer encodes long texts by `slicing`.
     """
-    directory = await _in_thread(
-        lambda: resolve(settings.model, cache_dir=settings.cache_dir, revision=settings.revision, progress=client.note)
-    )
+    directory = await _in_thread(lambda: resolve(settings.model, revision=settings.revision, progress=client.note))
     await _in_thread(lambda: check_layout(settings, directory))
 
     async def renew() -> dict[str, Any]:
         """The runner's options for another engine: the model's files may have gone, or moved."""
-        find = partial(resolve_again, settings.model, directory, cache_dir=settings.cache_dir, progress=client.note)
+        find = partial(resolve_again, settings.model, directory, progress=client.note)
         return runner_options(settings, await _in_thread(find))
 
     text = asyncio.create_task(_in_thread(lambda: _frozen(load_text_side(directory, settings.chat_template, slicing))))
@@ -84,11 +84,12 @@ def check_layout(settings: Settings, directory: Path) -> None:
 
 def load_text_side(directory: Path, chat_template: Path | None, slicing: Slicing = WHOLE) -> TextSide:
     """The tokenizer, chat format and generation defaults of a model directory."""
-    tokenizer = load_tokenizer(directory, slicing)
-    chat = load_chat(directory, tokenizer, _read(chat_template))
+    files = model_files(directory)
+    tokenizer = load_tokenizer(files, slicing)
+    chat = load_chat(files, tokenizer, _read(chat_template))
     if chat is not None and chat_template is not None:
         _try_template(chat, chat_template)
-    return TextSide(tokenizer, chat, read_generation(directory, tokenizer.eos_id), longest_piece(tokenizer))
+    return TextSide(tokenizer, chat, read_generation(files, tokenizer.eos_id), longest_piece(tokenizer))
 
 
 def _frozen(side: TextSide) -> TextSide:

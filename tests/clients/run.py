@@ -17,11 +17,13 @@ import venv
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 
 from model.checkpoint.resolve import resolve
 from tests.e2e.paced import PACE
 from tests.e2e.server import MODEL, serving
+from tests.gguf_models import extracted
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parents[1] / ".clients"
@@ -82,8 +84,9 @@ def tested(name: str, programs: Path, variables: Mapping[str, str]) -> str:
 def main() -> int:
     names = sys.argv[1:] or NAMES
     failed = []
-    with ThreadPoolExecutor(INSTALLS) as pool, serving(paced=True) as server:
-        variables = {"NORIA_URL": server.url, "NORIA_MODEL_DIR": str(resolve(MODEL)), PACE: str(server.pace)}
+    with ThreadPoolExecutor(INSTALLS) as pool, serving(paced=True) as server, TemporaryDirectory() as folder:
+        files = extracted(resolve(MODEL), Path(folder))
+        variables = {"NORIA_URL": server.url, "NORIA_MODEL_DIR": str(files), PACE: str(server.pace)}
         for name, (programs, failure) in zip(names, pool.map(prepared, names), strict=True):
             started = time.monotonic()
             failure = failure or tested(name, programs, variables)

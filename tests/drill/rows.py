@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from tests.drill.attacks import bodies, connections, forms, generated, heads, protocol, queue, sites
-from tests.drill.faults import clock, deaths, disk, images, limits, steps
+from tests.drill.faults import clock, deaths, images, limits, steps
 from tests.drill.row import LoneRow, Row
 
 FAMILIES: Mapping[str, Sequence[Row | LoneRow]] = {
@@ -16,7 +16,6 @@ FAMILIES: Mapping[str, Sequence[Row | LoneRow]] = {
     "Processes": deaths.ROWS,
     "Images": images.ROWS,
     "Limits of the machine": limits.ROWS,
-    "Disk": disk.ROWS,
     "Generated requests and files": generated.ROWS,
     "Queue and keys": queue.ROWS,
     "Steps of the engine": steps.ROWS,

@@ -1,7 +1,6 @@
 """The server under drill: a real `noria serve` process, started as a user starts it, and its state."""
 
 import atexit
-import functools
 import os
 import shutil
 import signal
@@ -15,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from model.checkpoint.resolve import resolve
 from tests.drill.processes import Process, send, tree
 from tests.drill.row import Broken, NotPossible
 from tests.e2e.server import MODEL, LiveServer, free_port
@@ -90,22 +88,13 @@ SETUPS = {
 }
 
 
-@functools.cache
-def converted() -> Path:
-    """A cache with the embedded model, which is converted once for all servers of a run."""
-    folder = Path(tempfile.mkdtemp(prefix="noria-drill-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    resolve(MODEL, cache_dir=folder)
-    return folder
-
-
 class Target:
     """One server process with a folder of its own: its log, its cache, its key file. `close` removes the folder.
 
-    `wrapper` is a command that runs the server's. Without `cached` the server has to convert the model itself.
+    `wrapper` is a command that runs the server's.
     """
 
-    def __init__(self, setup: str = "main", *, wrapper: tuple[str, ...] = (), cached: bool = True) -> None:
+    def __init__(self, setup: str = "main", *, wrapper: tuple[str, ...] = ()) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="noria-drill-"))
         self.port, self.health_port = free_port(), free_port()
         self.headers = SETUPS[setup].headers
@@ -115,8 +104,6 @@ class Target:
         self._command = [*wrapper, *self._command, "--port", str(self.port)]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("NORIA_")}
         self._environment = clean | flags | paths | own
-        if cached:
-            shutil.copytree(converted(), self.cache)
         self._log: IO[bytes] | None = None
         self.server: LiveServer
 

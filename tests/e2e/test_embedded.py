@@ -1,7 +1,6 @@
 """The embedded model through a real server and the openai client."""
 
 import os
-import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -140,15 +139,13 @@ def test_plain_requests_survive_the_death_of_the_engine_and_the_loss_of_the_cach
     def text(body: dict[str, Any]) -> str:
         return server.http.post("/v1/completions", json=body).json()["choices"][0]["text"]
 
-    cache = ("--cache-dir", str(tmp_path / "cache"))
-    with serving(*cache, "--spare-engine", paced=True) as server, ThreadPoolExecutor(6) as pool:
+    with serving("--spare-engine", paced=True) as server, ThreadPoolExecutor(6) as pool:
         alone = list(pool.map(text, bodies))
         eventually(lambda: children(server.process.pid, "noria-spare"), "a spare engine")
         (spare,) = children(server.process.pid, "noria-spare")
         with server.slow():
             again = pool.map(text, bodies)
             eventually(lambda: server.metric("noria_requests_running") == len(bodies), "all run")
-            shutil.rmtree(tmp_path / "cache")
             os.kill(server.engine_pid, signal.SIGKILL)
         assert list(again) == alone
         assert server.engine_pid == spare

@@ -22,7 +22,7 @@ NUMBERS = count(100)
 @pytest.fixture(scope="module")
 def directory(short_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the model that a test may remove."""
-    return Path(shutil.copytree(short_model, tmp_path_factory.mktemp("copy") / "model"))
+    return Path(shutil.copy(short_model, tmp_path_factory.mktemp("copy")))
 
 
 @pytest.fixture(scope="module")

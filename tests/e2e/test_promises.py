@@ -4,7 +4,6 @@ The schemes are int8, a file's own blocks, bfloat16, and float32 with --determin
 depth over HTTP."""
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
 from service.engine.scheduling.scheduler import Scheduler
 from tests.e2e.without_server import Answer, serve, serve_with
+from tests.gguf_models import shortened
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, logprobs=3)
 SEEDED = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=12, logprobs=3)
@@ -42,15 +42,7 @@ SERVED: list[dict[str, Any]] = [
 @pytest.fixture(scope="module")
 def narrow_model(short_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same layers with the first tokens of the vocabulary. In whole tiles of float32 its head takes most time."""
-    narrow = tmp_path_factory.mktemp("narrow") / "smollm2-narrow"
-    shutil.copytree(short_model, narrow)
-    config, index = (json.loads((narrow / name).read_text()) for name in ("config.json", "gguf.json"))
-    (embeddings,) = [tensor for tensor in index["tensors"] if tensor["name"] == "tok_embeddings.weight"]
-    rows, columns = embeddings["shape"]
-    embeddings |= {"shape": [N_TOKENS, columns], "n_bytes": embeddings["n_bytes"] // rows * N_TOKENS}
-    (narrow / "config.json").write_text(json.dumps({**config, "vocab_size": N_TOKENS}))
-    (narrow / "gguf.json").write_text(json.dumps(index))
-    return narrow
+    return shortened(short_model, tmp_path_factory.mktemp("narrow") / "smollm2-narrow.gguf", 4, N_TOKENS)
 
 
 @pytest.fixture(scope="module", params=SERVED, ids=lambda options: "-".join(map(str, options.values())))

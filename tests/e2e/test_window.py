@@ -13,6 +13,7 @@ from gguf.quants import dequantize
 from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
 
 from model.attention.sdpa import SdpaAttention
+from model.checkpoint.embedded import embedded_gguf
 from tests.e2e.server import MODEL, serving
 
 WINDOW = 128
@@ -33,10 +34,10 @@ NAMES = {
 """Parts of tensors' names in a GGUF and in `transformers`."""
 
 
-def decoded(directory: Path, config: MistralConfig) -> dict[str, torch.Tensor]:
+def decoded(config: MistralConfig) -> dict[str, torch.Tensor]:
     """The weights by the gguf package's own reader; rows of q and k from adjacent pairs to halves."""
     weights = {}
-    for tensor in GGUFReader(json.loads((directory / "gguf.json").read_text())["paths"][0]).tensors:
+    for tensor in GGUFReader(embedded_gguf()).tensors:
         values = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
         for part, heads in (("attn_q.", config.num_attention_heads), ("attn_k.", config.num_key_value_heads)):
             if part in tensor.name:
@@ -54,7 +55,7 @@ def oracle(directory: Path, prompt: list[int], tokens: list[int]) -> list[float]
     fields = {key: value for key, value in fields.items() if key not in {"architectures", "model_type", "dtype"}}
     config = MistralConfig(**{**fields, "sliding_window": WINDOW, "attn_implementation": "sdpa"})
     model = MistralForCausalLM(config).eval()
-    missing, unexpected = model.load_state_dict(decoded(directory, config), strict=False)
+    missing, unexpected = model.load_state_dict(decoded(config), strict=False)
     assert not unexpected
     assert set(missing) <= {"lm_head.weight"}
     with torch.inference_mode():
@@ -64,8 +65,8 @@ def oracle(directory: Path, prompt: list[int], tokens: list[int]) -> list[float]
     return logprobs.amax(-1).tolist()
 
 
-def test_pages_are_bounded_by_the_window(embedded_model: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(embedded_model)
+def test_pages_are_bounded_by_the_window(embedded_files: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(embedded_files)
     words = ["river", "wheel", "bucket", "water", "turns", "slowly", "under", "old", "stone", "bridge", "rain"]
     choose = random.Random(7)
     prompt = tokenizer(" ".join(choose.choice(words) for _ in range(N_PROMPT)))["input_ids"][:N_PROMPT]
@@ -96,4 +97,4 @@ def test_pages_are_bounded_by_the_window(embedded_model: Path) -> None:
     assert 0 < max(held) <= bound < N_PROMPT / page_size
     tokens = tokenizer(answer.choices[0].text)["input_ids"]
     assert len(tokens) == 8
-    assert answer.choices[0].logprobs.token_logprobs == pytest.approx(oracle(embedded_model, prompt, tokens), abs=1e-3)
+    assert answer.choices[0].logprobs.token_logprobs == pytest.approx(oracle(embedded_files, prompt, tokens), abs=1e-3)

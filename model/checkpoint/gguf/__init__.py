@@ -1,1 +1,1 @@
-"""GGUF files: their index, tokenizer and weights, read in place or converted to a directory."""
+"""GGUF files: their index, tokenizer and weights, read in place."""

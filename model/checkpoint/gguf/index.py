@@ -1,18 +1,14 @@
-"""The index of a GGUF model: name, kind and place of each weight, stored in the converted directory. No torch."""
+"""The index of a GGUF model: name, kind and place of each weight. No torch."""
 
-import json
 import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from model.checkpoint.files import fingerprint, read_json
-from model.errors import ModelError
 from model.kernels.groups import BLOCK_GROUP
 
-INDEX = "gguf.json"
 FLOATS: Mapping[str, str] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """PyTorch's name of each kind that is not quantized."""
 
@@ -98,16 +94,6 @@ class Index:
         sizes = {name: sum(math.prod(entry.shape) for entry in parts) for name, parts in projections.items()}
         return sum(sizes[name] * _bits(parts) for name, parts in projections.items()) / sum(sizes.values())
 
-    def write(self, directory: Path) -> None:
-        """Write the index into a converted directory, with the states and fingerprints of the files."""
-        index = {
-            "paths": list(map(str, self.paths)),
-            "states": list(map(_state, self.paths)),  # before they are read
-            "fingerprints": list(map(fingerprint, self.paths)),
-            "tensors": [asdict(entry) for entry in self.entries],
-        }
-        (directory / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
-
 
 def _projection(name: str) -> str:
     for part in _JOINED:
@@ -121,33 +107,3 @@ def _bits(parts: Iterable[Entry]) -> float:
         return stored[0].own_bits
     tables = 32 if any(kind.has_minima for kind in stored) else 16
     return max(kind.value_bits for kind in stored) + tables / BLOCK_GROUP
-
-
-def read_paths(directory: Path) -> tuple[Path, ...]:
-    """The GGUF files that a converted directory names."""
-    return tuple(map(Path, read_json(directory / INDEX)["paths"]))
-
-
-def _state(path: Path) -> list[int]:
-    """What the system changes whenever someone writes to a file: its times, beside its number and size."""
-    found = path.stat()
-    return [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
-
-
-def read_index(directory: Path) -> Index:
-    """The index in a converted directory. Raises ModelError if a GGUF file is gone or has changed.
-
-    A file is read only if the system says that it may have changed.
-    """
-    index = read_json(directory / INDEX)
-    paths = read_paths(directory)
-    states = index.get("states", [None] * len(paths))  # versions before 5 wrote none
-    for path, state, expected in zip(paths, states, index["fingerprints"], strict=True):
-        try:
-            same = _state(path) == state or fingerprint(path) == expected
-        except OSError as error:
-            raise ModelError(f"{path.name} cannot be read: {error.strerror}; start again with its new path") from error
-        if not same:
-            raise ModelError(f"{path.name} has changed since it was converted; start again")
-    entries = (Entry(**{**entry, "shape": tuple(entry["shape"])}) for entry in index["tensors"])
-    return Index(paths, tuple(entries))

@@ -7,7 +7,6 @@ byte fallback; its merges follow from the pieces' scores).
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,8 @@ _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 Metadata = Mapping[str, Any]
 
 
-def write_tokenizer(metadata: Metadata, directory: Path) -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json`. Raises ModelError for another kind of tokenizer."""
+def tokenizer_files(metadata: Metadata) -> dict[str, str]:
+    """The texts of `tokenizer.json` and `tokenizer_config.json`. Raises ModelError for another kind of tokenizer."""
     kind = metadata.get("tokenizer.ggml.model", "")
     if kind not in _BUILDERS:
         raise ModelError(f"the GGUF file has a {short(kind)} tokenizer; Noria supports {', '.join(_BUILDERS)}")
@@ -39,8 +38,7 @@ def write_tokenizer(metadata: Metadata, directory: Path) -> None:
             pair=[bos, "$A", "$B"],
             special_tokens=[(bos, metadata["tokenizer.ggml.bos_token_id"])],
         )
-    (directory / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
-    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    return {"tokenizer.json": tokenizer.to_str(), "tokenizer_config.json": json.dumps(config)}
 
 
 def tokenizer_config(metadata: Metadata) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The weights of a GGUF model, read one at a time where the index in a converted directory says they are."""
+"""The weights of a GGUF model, read one at a time where the index says they are."""
 
 import math
 import mmap
@@ -50,7 +50,7 @@ class GgufWeights:
                     continue
                 data = file[entry.offset : entry.offset + entry.n_bytes]
                 if len(data) < entry.n_bytes:
-                    raise ModelError(f"{path.name} is shorter than it was when it was converted; start again")
+                    raise ModelError(f"{path.name} is shorter than it was when it was opened; start again")
                 if entry.kind in FLOATS and (not quantized or len(entry.shape) == 1):
                     yield entry.name, data.view(getattr(torch, FLOATS[entry.kind])).view(entry.shape)
                 else:

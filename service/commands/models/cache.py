@@ -1,16 +1,11 @@
 """The models in the hub's cache, under the names that `noria serve` takes. Other programs share the cache."""
 
-import shutil
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model.checkpoint.conversions import conversions_folder
-from model.checkpoint.gguf.index import INDEX, read_paths
 from model.checkpoint.gguf.kinds import find_kinds
-from model.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +25,11 @@ def cached_models() -> list[CachedModel]:
     return sorted(found, key=lambda model: model.name)
 
 
-def remove(repository: str, cache_dir: Path | None) -> bool:
-    """Delete a repository, and what was made from its GGUF files. Returns whether all of it is gone."""
+def remove(repository: str) -> bool:
+    """Delete a repository. Returns whether all of it is gone."""
     cache = _scan()
     repo = next(repo for repo in cache.repos if repo.repo_id == repository and repo.repo_type == "model")
-    made = [*_conversions({file.blob_path for revision in repo.revisions for file in revision.files}, cache_dir)]
     cache.delete_revisions(*(revision.commit_hash for revision in repo.revisions)).execute()  # it logs its failures
-    for directory in made:
-        shutil.rmtree(directory, ignore_errors=True)
     return not repo.repo_path.exists()
 
 
@@ -69,11 +61,3 @@ def _models(repo: Any) -> Iterator[CachedModel]:
     for name, place, own in parts:
         sizes = {links[path].blob_path: links[path].size_on_disk for path in own}
         yield CachedModel(name, repo.repo_id, place, sum(sizes.values()))
-
-
-def _conversions(blobs: set[Path], cache_dir: Path | None) -> Iterator[Path]:
-    """The directories that were made from GGUF files among these."""
-    for index in conversions_folder(cache_dir).glob(f"*/{INDEX}"):
-        with suppress(ModelError, LookupError):
-            if any(path.resolve() in blobs for path in read_paths(index.parent)):
-                yield index.parent

@@ -11,8 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from model.checkpoint.gguf.index import INDEX, read_paths
-from model.checkpoint.resolve import EMBEDDED, embedded_gguf, is_hub_name, resolve
+from model.checkpoint.embedded import EMBEDDED, embedded_gguf
+from model.checkpoint.gguf.parts import find_parts
+from model.checkpoint.model_files import is_gguf
+from model.checkpoint.resolve import is_hub_name, resolve
 from model.errors import NoriaError, OptionError, size
 from model.options import option, required, same
 from service import logs
@@ -29,7 +31,6 @@ class PullOptions:
 
     model: str = required("Name on the hub: org/name or, for a GGUF file of one kind, org/name:Q4_K_M.")
     revision: str | None = same(Settings, "revision")
-    cache_dir: Path | None = same(Settings, "cache_dir")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,6 @@ class ListOptions:
     """The options of `noria list`."""
 
     json: bool = option(False, "Print JSON.")
-    cache_dir: Path | None = same(Settings, "cache_dir")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,6 @@ class RemoveOptions:
 
     name: str = required("Name of a repository in the hub's cache: org/name.")
     yes: bool = option(False, "Remove without a question.")
-    cache_dir: Path | None = same(Settings, "cache_dir")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +71,8 @@ def pull(options: PullOptions) -> None:
         raise OptionError(f"{options.model!r} is no name on the hub; expected org/name or org/name:Q4_K_M")
     logs.configure("human", "info")
     with Loading(options.model) as loading:
-        directory = resolve(
-            options.model, cache_dir=options.cache_dir, revision=options.revision, progress=loading.note
-        )
-    row = _row(options.model, directory, options.cache_dir, _bytes_in(directory))
+        place = resolve(options.model, revision=options.revision, progress=loading.note)
+    row = _row(options.model, place, _bytes_in(place))
     typer.echo(f"{row.name} is here: {size(row.disk)} on the disk, {_words(row)}")
 
 
@@ -86,8 +83,8 @@ def list_models(options: ListOptions) -> None:
     The memory is that of the weights, of a step and of one sequence that fills the context.
     """
     source = embedded_gguf()
-    rows = [_row(EMBEDDED, source, options.cache_dir, source.stat().st_size)]
-    rows += [_row(model.name, model.place, options.cache_dir, model.n_bytes) for model in cached_models()]
+    rows = [_row(EMBEDDED, source, source.stat().st_size)]
+    rows += [_row(model.name, model.place, model.n_bytes) for model in cached_models()]
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
     else:
@@ -113,7 +110,7 @@ def rm(options: RemoveOptions) -> None:
     names = ", ".join(model.name for model in chosen)
     if not options.yes and not _confirmed(f"Remove {names} and free {freed}?"):
         raise typer.Exit(1)
-    if not remove(options.name, options.cache_dir):
+    if not remove(options.name):
         raise OptionError(f"{names} cannot be removed: some files are still in the hub's cache")
     typer.echo(f"removed {names}: {freed} are free again")
 
@@ -141,20 +138,20 @@ def _unknown(name: str, models: list[CachedModel]) -> str:
     return f"there is no {name} in the hub's cache; " + (f"there is {', '.join(near)}" if near else "it has no model")
 
 
-def _row(name: str, place: Path | None, cache_dir: Path | None, disk: int) -> Row:
+def _row(name: str, place: Path | None, disk: int) -> Row:
     if place is None:
         return Row(name, disk, note=f"no weights here; noria pull {name} fetches them")
     try:
-        directory = resolve(name if name == EMBEDDED else str(place), cache_dir=cache_dir)
+        directory = resolve(name if name == EMBEDDED else str(place))
         need = need_of(directory)
     except NoriaError as error:
         return Row(name, disk, note=str(error))
     return Row(name, disk, need.n_bytes, need.context, need.device, need.fits)
 
 
-def _bytes_in(directory: Path) -> int:
-    """The size of a model's files: of the weights, where the directory only names them."""
-    files = read_paths(directory) if (directory / INDEX).is_file() else directory.iterdir()
+def _bytes_in(place: Path) -> int:
+    """The size of a model's files."""
+    files = find_parts(place) if is_gguf(place) else place.iterdir()
     return sum(path.stat().st_size for path in files)
 
 

@@ -46,7 +46,7 @@ def damaged(original: bytes, places: list[tuple[int, bytes]], cut: int | None) -
 
 def load(kind: str, path: Path) -> None:
     """Read everything that a server reads of a model. Raises ModelError for a damaged one."""
-    folder = resolve(str(path), cache_dir=path.parent / "cache") if kind == "gguf" else path.parent
+    folder = resolve(str(path)) if kind == "gguf" else path.parent
     for name, matrix in open_checkpoint(folder).tensors():
         assert name, matrix
 

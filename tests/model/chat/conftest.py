@@ -21,5 +21,5 @@ def tokenizer(directory: Path) -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def oracle(directory: Path) -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(directory)
+def oracle(embedded_files: Path) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(embedded_files)

@@ -11,7 +11,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralFo
 
 from model.checkpoint.matrices import Matrix
 from model.checkpoint.open import open_checkpoint
-from model.checkpoint.resolve import resolve
 
 DIM, HIDDEN, HEADS, KV_HEADS, VOCAB = 32, 64, 4, 2, 20
 SIZES = {
@@ -144,11 +143,6 @@ def store(original: torch.nn.Module, writer: GGUFWriter, formats: tuple[str, ...
     write(writer)
 
 
-def converted(source: Path) -> Path:
-    """The directory of a GGUF file, in a cache beside the file."""
-    return resolve(str(source), cache_dir=source.parent / "cache")
-
-
 def stored(kinds: dict[str, str], path: Path, n_out: int = 300, n_in: int = 512) -> dict[str, tuple[Matrix, Tensor]]:
     """Random matrices of these kinds: as they come from the file, and what the gguf package makes of them."""
     file = new_file(path)
@@ -159,5 +153,5 @@ def stored(kinds: dict[str, str], path: Path, n_out: int = 300, n_in: int = 512)
         expected[name] = torch.from_numpy(dequantize(data, GGMLQuantizationType[kind]))
         file.add_tensor(f"blk.0.attn_{name}.weight", data, raw_dtype=GGMLQuantizationType[kind])
     write(file)
-    tensors = dict(open_checkpoint(converted(path)).tensors())
+    tensors = dict(open_checkpoint(path).tensors())
     return {name: (tensors[f"layers.0.attention.w{name}.weight"], expected[name]) for name in kinds}

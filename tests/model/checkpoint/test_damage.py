@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from model.checkpoint.gguf.reader import GgufFile, read_gguf
+from model.checkpoint.model_files import model_files
 from model.checkpoint.open import open_checkpoint
 from model.checkpoint.resolve import resolve
 from model.errors import ModelError
@@ -47,8 +48,9 @@ class Whole(NamedTuple):
 
 def start(model: Path) -> None:
     """Resolve and load a model, as the service and the engine do."""
-    directory = resolve(str(model), cache_dir=model.parent / "cache")
-    create(lambda *_: None, model=str(directory), device="cpu", quantize="int8", cache_memory=2**20)
+    found = resolve(str(model))
+    model_files(found)
+    create(lambda *_: None, model=str(found), device="cpu", quantize="int8", cache_memory=2**20)
 
 
 def started(directory: Path, data: bytes) -> str | None:

@@ -1,21 +1,19 @@
-"""GGUF files as cached directories."""
+"""GGUF files as configurations; what is refused."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from gguf import Keys
 
+from model.checkpoint.embedded import EMBEDDED, EMBEDDED_SAMPLING
 from model.checkpoint.families import read_config
 from model.checkpoint.generation_config import read_generation
+from model.checkpoint.model_files import model_files
 from model.checkpoint.open import open_checkpoint
-from model.checkpoint.resolve import EMBEDDED, EMBEDDED_SAMPLING, resolve
+from model.checkpoint.resolve import resolve
 from model.errors import ModelError
-from tests.model.checkpoint.gguf_files import DIM, VOCAB, converted, new_file, write
+from tests.model.checkpoint.gguf_files import DIM, VOCAB, new_file, write
 
 
 @pytest.fixture
@@ -32,7 +30,7 @@ def test_metadata_becomes_the_config(tmp_path: Path) -> None:
     file.add_float32("llama.rope.scaling.factor", 4.0)
     file.add_uint32("llama.rope.scaling.original_context_length", 32)
     write(file)
-    config = read_config(converted(tmp_path / "m.gguf"))
+    config = read_config(tmp_path / "m.gguf")
     assert (config.family, config.windows, config.head_dim, config.norm_eps) == ("mistral", (48, 48), 24, 1e-5)
     assert (config.max_position, config.rope_theta, config.tied_head) == (128, 10_000.0, True)
     assert config.rope_scaling is not None
@@ -49,7 +47,7 @@ def test_the_authors_sampling_becomes_the_default(tmp_path: Path) -> None:
     file.add_float32(Keys.General.SAMPLING_MIN_P, 0.05)
     file.add_float32(Keys.General.SAMPLING_PENALTY_REPEAT, 1.1)
     write(file)
-    found = read_generation(converted(tmp_path / "m.gguf"))
+    found = read_generation(tmp_path / "m.gguf")
     assert found.eos_token_ids == (1,)
     assert found.sampling == {
         "temperature": 0.15,
@@ -62,89 +60,14 @@ def test_the_authors_sampling_becomes_the_default(tmp_path: Path) -> None:
 
 def test_the_embedded_model_has_defaults_that_suit_it(small: Path) -> None:
     assert read_generation(resolve(EMBEDDED)).sampling == EMBEDDED_SAMPLING
-    assert read_generation(converted(small)).sampling == {}
+    assert read_generation(small).sampling == {}
 
 
-def _stamps(directory: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
-
-
-def test_a_warm_start_reads_no_gguf(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = converted(small)
-    before = _stamps(directory)
-    monkeypatch.setitem(sys.modules, "gguf", None)  # an import of it would raise
-    assert converted(small) == directory
-    assert _stamps(directory) == before
-
-
-def test_an_entry_is_of_one_content_at_one_place(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = converted(small)
-    assert directory.name.startswith("small-")
+def test_a_file_is_found_by_its_path_or_a_link(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(small.parent)
-    assert resolve("Small.gguf", cache_dir=small.parent / "cache") == directory
     (small.parent / "link.gguf").symlink_to(small)
-    link = resolve("link.gguf", cache_dir=small.parent / "cache")
-    small.rename(small.parent / "Moved.gguf")
-    for stale in (directory, link):
-        with pytest.raises(ModelError, match=r"Small\.gguf cannot be read: No such file or directory; start again"):
-            open_checkpoint(stale)
-    moved = resolve("Moved.gguf", cache_dir=small.parent / "cache")
-    assert [name for name, _ in open_checkpoint(moved).tensors()] == ["tok_embeddings.weight"]
-
-
-def test_another_file_in_its_place_is_noticed(small: Path) -> None:
-    directory = converted(small)
-    data = bytearray(small.read_bytes())
-    data[-1] ^= 1
-    small.write_bytes(data)
-    with pytest.raises(ModelError, match=r"Small\.gguf has changed since it was converted; start again"):
-        open_checkpoint(directory)
-    assert converted(small) != directory
-
-
-@pytest.mark.parametrize("file", ["gguf.json", "tokenizer.json", "config.json", "noria.json"])
-@pytest.mark.parametrize("damage", ["one bit", "truncated", "removed"])
-def test_a_damaged_entry_is_rebuilt(small: Path, file: str, damage: str) -> None:
-    directory = converted(small)
-    target = directory / file
-    good = target.read_bytes()
-    if damage == "removed":
-        target.unlink()
-    else:
-        flipped = good[:-2] + bytes([good[-2] ^ 1]) + good[-1:]
-        target.write_bytes(flipped if damage == "one bit" else good[: len(good) // 2])
-    assert converted(small) == directory
-    assert target.read_bytes() == good
-
-
-def test_the_leavings_of_a_killed_build_are_no_obstacle(small: Path) -> None:
-    directory = converted(small)
-    partial = directory.rename(directory.with_name(f".{directory.name}.partial"))
-    (partial / "config.json").unlink()
-    assert converted(small) == directory
-    assert (directory / "config.json").exists()
-    assert not partial.exists()
-
-
-def test_processes_that_start_together_share_one_conversion(small: Path) -> None:
-    code = f"""
-from pathlib import Path
-from model.checkpoint.resolve import EMBEDDED, EMBEDDED_SAMPLING, resolve
-stages = set()
-print(resolve({str(small)!r}, cache_dir=Path({str(small.parent)!r}) / "cache", progress=lambda s, f: stages.add(s)))
-print(len(stages))
-"""
-    command = [sys.executable, "-c", code]
-    children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    answers = [child.communicate(timeout=60)[0].split() for child in children]
-    assert len({directory for directory, _ in answers}) == 1
-    assert sorted(stages for _, stages in answers) == ["0", "0", "0", "1"]
-
-
-def test_a_cache_dir_that_is_a_file_is_one_line(small: Path) -> None:
-    (small.parent / "cache").touch()
-    with pytest.raises(ModelError, match=r"the converted model cannot be written: .* --cache-dir"):
-        converted(small)
+    assert resolve("Small.gguf") == resolve("link.gguf") == small
+    assert [name for name, _ in open_checkpoint(small).tensors()] == ["tok_embeddings.weight"]
 
 
 @pytest.mark.parametrize(
@@ -215,48 +138,19 @@ def test_what_is_not_supported_is_named(change: object, message: str, tmp_path: 
     change(file)  # type: ignore[operator]
     write(file)
     with pytest.raises(ModelError, match=message):
-        converted(tmp_path / "m.gguf")
-    assert not list((tmp_path / "cache").glob("[!.]*"))
+        model_files(tmp_path / "m.gguf")
 
 
 def test_another_architecture_is_named(tmp_path: Path) -> None:
     for name, why in (("qwen2", ""), ("mistral4", r" \(latent attention, as in Mistral Small 4\)")):
         write(new_file(tmp_path / f"{name}.gguf", architecture=name))
         with pytest.raises(ModelError, match=f"architecture '{name}'{why}; Noria supports llama, mistral3"):
-            converted(tmp_path / f"{name}.gguf")
+            model_files(tmp_path / f"{name}.gguf")
 
 
 @pytest.mark.parametrize("size", [0, 3, 100, 1000, -1000])
 def test_a_truncated_file_is_one_line(small: Path, size: int) -> None:
     small.write_bytes(small.read_bytes()[:size])
     with pytest.raises(ModelError, match=r"Small\.gguf is not a readable GGUF file") as caught:
-        converted(small)
+        model_files(small)
     assert "\n" not in str(caught.value)
-
-
-def test_the_manifest_names_every_file(small: Path) -> None:
-    directory = converted(small)
-    names = {path.name for path in directory.iterdir()}
-    assert set(json.loads((directory / "noria.json").read_text())) == names - {"noria.json"}
-
-
-def test_a_file_with_new_times_is_read_and_serves(small: Path) -> None:
-    directory = converted(small)
-    os.utime(small, ns=(0, 0))
-    assert open_checkpoint(directory).fingerprint
-    small.write_bytes(bytes(small.stat().st_size))
-    os.utime(small, ns=(0, 0))  # the time of the change itself cannot be set
-    with pytest.raises(ModelError, match="has changed since it was converted"):
-        open_checkpoint(directory)
-
-
-def test_a_directory_without_states_is_compared_with_the_file(small: Path) -> None:
-    """Versions before 5 converted so. A user may name the directory itself."""
-    directory = converted(small)
-    index = json.loads((directory / "gguf.json").read_text())
-    del index["states"]
-    (directory / "gguf.json").write_text(json.dumps(index))
-    assert open_checkpoint(directory).fingerprint
-    small.write_bytes(bytes(small.stat().st_size))
-    with pytest.raises(ModelError, match="has changed since it was converted"):
-        open_checkpoint(directory)

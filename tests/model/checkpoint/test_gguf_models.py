@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from model.checkpoint.families import read_config
-from tests.model.checkpoint.gguf_files import SIZES, VOCAB, converted, new_file, store
+from tests.model.checkpoint.gguf_files import SIZES, VOCAB, new_file, store
 from tests.model.driving import network
 
 LONG = {**SIZES, "initializer_range": 0.2, "max_position_embeddings": 256}
@@ -194,7 +194,7 @@ def test_log_probabilities_are_those_of_transformers(name: str, tmp_path: Path) 
     store(original, writer)
     with torch.no_grad():
         expected = original(torch.tensor(PROMPT)[None]).logits[0].log_softmax(dim=1)
-    served = network(converted(tmp_path / "model.gguf"))
+    served = network(tmp_path / "model.gguf")
     for chunk in (len(PROMPT), 7, 24):
         found = served.whole(PROMPT, chunk=chunk).log_softmax(dim=1)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
@@ -210,7 +210,7 @@ def test_the_scale_of_yarn_is_what_the_file_says(tmp_path: Path) -> None:
         if multiplier is not None:
             writer.add_rope_scaling_yarn_log_mul(multiplier)
         store(LlamaForCausalLM(LlamaConfig(**SIZES)), writer)
-        scaling = read_config(converted(path)).rope_scaling
+        scaling = read_config(path).rope_scaling
         assert scaling is not None
         assert scaling.magnitude == pytest.approx(scale, abs=1e-6)
         assert (scaling.beta_fast, scaling.beta_slow) == (4.0, 1.0)

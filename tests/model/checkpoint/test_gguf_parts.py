@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from model.checkpoint.open import open_checkpoint
+from model.checkpoint.gguf.open import open_gguf
 from model.errors import ModelError
-from tests.model.checkpoint.gguf_files import SIZES, VOCAB, converted, new_file, store
+from tests.model.checkpoint.gguf_files import SIZES, VOCAB, new_file, store
 from tests.model.driving import network
 
 
@@ -24,44 +24,32 @@ def parts(tmp_path: Path) -> list[Path]:
 
 def test_a_split_model_is_the_whole_one(parts: list[Path]) -> None:
     assert [path.name for path in parts] == [f"Model-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
-    directory = converted(parts[0])
-    assert directory.name.startswith("model-")
-    whole = network(converted(parts[0].with_name("Whole.gguf"))).whole(range(VOCAB))
-    assert torch.equal(network(directory).whole(range(VOCAB)), whole)
+    whole = network(parts[0].with_name("Whole.gguf")).whole(range(VOCAB))
+    assert torch.equal(network(parts[0]).whole(range(VOCAB)), whole)
 
 
 def test_a_part_that_is_missing_or_is_not_the_first_is_one_line(parts: list[Path]) -> None:
     with pytest.raises(
         ModelError, match=r"Model-00002-of-00003\.gguf is part 2 of 3; name the first part, Model-00001-of-00003\.gguf"
     ):
-        converted(parts[1])
+        open_gguf(parts[1])
     parts[2].unlink()
     with pytest.raises(
         ModelError, match=r"Model-00003-of-00003\.gguf, a part of the model, is missing beside Model-00001-of-00003"
     ):
-        converted(parts[0])
+        open_gguf(parts[0])
 
 
 def test_parts_that_do_not_belong_together_are_one_line(parts: list[Path]) -> None:
     second, third = (path.read_bytes() for path in parts[1:])
     parts[1].write_bytes(third)
     with pytest.raises(ModelError, match=r"Model-00002-of-00003\.gguf says it is part 3 of 3, expected 2 of 3"):
-        converted(parts[0])
+        open_gguf(parts[0])
     parts[1].write_bytes(second)
     for number in (1, 2):  # a whole model of two parts, which are named as parts of three
         parts[number].rename(parts[number].with_name(f"Model-0000{number}-of-00002.gguf"))
     with pytest.raises(ModelError, match=r"says it is part 2 of 3, expected 1 of 2"):
-        converted(parts[0].with_name("Model-00001-of-00002.gguf"))
+        open_gguf(parts[0].with_name("Model-00001-of-00002.gguf"))
     alone = parts[0].rename(parts[0].with_name("alone.gguf"))
     with pytest.raises(ModelError, match=re.escape("alone.gguf says it is part 1 of 3, expected 1 of 1")):
-        converted(alone)
-
-
-def test_a_part_that_changes_is_noticed(parts: list[Path]) -> None:
-    directory = converted(parts[0])
-    data = bytearray(parts[1].read_bytes())
-    data[-1] ^= 1
-    parts[1].write_bytes(data)
-    with pytest.raises(ModelError, match=r"Model-00002-of-00003\.gguf has changed since it was converted"):
-        open_checkpoint(directory)
-    assert converted(parts[0]) != directory
+        open_gguf(alone)

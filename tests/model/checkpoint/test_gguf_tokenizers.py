@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
-from model.checkpoint.gguf.tokenizer import write_tokenizer
 from model.errors import ModelError
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
+from tests.gguf_models import write_tokenizer
 from tests.model.tokenizers.vocabularies import DATA
 
 N_SPECIAL, N_TOKENS = 1000, 9000

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from model.checkpoint.gguf.index import Index, read_index
+from model.checkpoint.gguf.index import Index
+from model.checkpoint.gguf.open import open_gguf
 from model.checkpoint.gguf.reader import readable_kinds
 from model.checkpoint.matrices import BlockMatrix, EncodedMatrix, join
 from model.kernels.cpu import native
@@ -16,13 +17,13 @@ from model.loading import create
 from model.sampling_params import SamplingParams
 from service.engine.messages import Submit
 from service.engine.scheduling.scheduler import Scheduler
-from tests.model.checkpoint.gguf_files import KINDS, VOCAB, converted, save, stored
+from tests.model.checkpoint.gguf_files import KINDS, VOCAB, save, stored
 from tests.model.driving import network
 
 
 @pytest.mark.parametrize("scheme", ["none", "int4"])
-def test_the_embedded_model_answers(scheme: str, embedded_model: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(embedded_model)
+def test_the_embedded_model_answers(scheme: str, embedded_model: Path, embedded_files: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(embedded_files)
     messages = [{"role": "user", "content": "What is the chemical formula of water?"}]
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
     options = {"quantize": scheme, "max_model_len": 128, "cache_memory": 2**25}
@@ -41,7 +42,7 @@ def test_a_model_survives_the_way_through_gguf(kind: str, tmp_path: Path) -> Non
     original = save(kind, tmp_path / "model.gguf")
     with torch.no_grad():
         expected = original(torch.arange(VOCAB)[None]).logits[0]
-    found = network(converted(tmp_path / "model.gguf")).whole(range(VOCAB))
+    found = network(tmp_path / "model.gguf").whole(range(VOCAB))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -114,10 +115,10 @@ def test_joined_blocks_mean_the_same(kinds: tuple[str, ...], bits: int, tmp_path
 )
 def test_the_index_counts_the_bits_that_are_stored(formats: tuple[str, ...], tmp_path: Path) -> None:
     save("llama", tmp_path / "model.gguf", formats)
-    directory = converted(tmp_path / "model.gguf")
+    directory = tmp_path / "model.gguf"
     projections = [part for part in network(directory, "int4").model.modules() if isinstance(part, Int4Linear)]
     packed = [part.packed for part in projections if part.packed is not None and part.n_out % 16 == 0]
-    entries = [entry for entry in read_index(directory).entries if not entry.name.startswith(("tok_", "output"))]
+    entries = [entry for entry in open_gguf(directory).index.entries if not entry.name.startswith(("tok_", "output"))]
     bits = Index((), tuple(entries)).block_bits
     assert bits == sum(part.packed.numel() * 8 for part in packed) / sum(part.n_out * part.n_in for part in packed)
 
@@ -141,7 +142,7 @@ MIXED = ("Q4_0", "Q8_0", "Q4_1", "F16", "Q5_0")
 )
 def test_int4_runs_a_file_near_its_dequantized_self(kind: str, formats: tuple[str, ...], tmp_path: Path) -> None:
     save(kind, tmp_path / "model.gguf", formats)
-    directory = converted(tmp_path / "model.gguf")
+    directory = tmp_path / "model.gguf"
     tokens = [*range(VOCAB)] * 3
     expected = network(directory).whole(tokens)
     served = network(directory, "int4")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from model.checkpoint.gguf.kinds import choose, find_kinds
+from model.checkpoint.gguf.parts import find_parts
 from model.checkpoint.resolve import default_name, ignore_progress, resolve, resolve_again
 from model.errors import ModelError
 from tests.model.checkpoint.fake_hub import SHA, Hub, serving
@@ -79,8 +80,7 @@ for name, revision, *rest in json.loads(sys.argv[1]):
     lines.clear()
     try:
         note = lambda stage, fraction: stages.append((stage, fraction))
-        folder = Path(sys.argv[2]) / "cache"
-        directory = resolve(name, revision=revision, progress=note, weights=not rest, cache_dir=folder)
+        directory = resolve(name, revision=revision, progress=note, weights=not rest)
         files = sorted(path.name for path in directory.rglob("*"))
         answers.append({"directory": str(directory), "files": files, "stages": stages, "lines": list(lines)})
     except ModelError as error:
@@ -130,9 +130,9 @@ def test_what_is_not_there_is_one_line(hub: Hub, tmp_path: Path) -> None:
 
 
 def paths(answer: dict) -> list[str]:
-    """The GGUF files that a converted directory names, in their snapshot."""
-    files = json.loads((Path(answer["directory"]) / "gguf.json").read_text())["paths"]
-    return [file.partition(f"/snapshots/{SHA}/")[2] for file in files]
+    """The GGUF files of a model, in their snapshot."""
+    files = find_parts(Path(answer["directory"]))
+    return [str(file).partition(f"/snapshots/{SHA}/")[2] for file in files]
 
 
 def test_a_kind_in_the_name_chooses_a_gguf_file(hub: Hub, tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_another_engine_gets_the_same_revision(tmp_path: Path, monkeypatch: pyte
 
 
 def test_another_engine_gets_the_same_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the converted directory is intact the hub is not asked; else it is asked for the file's revision."""
+    """While the file is there the hub is not asked; else it is asked for the file's revision."""
     asked = []
     blob, link = tmp_path / "blobs/abc", tmp_path / f"snapshots/{SHA}/m-Q4_K_M.gguf"
 
@@ -266,13 +266,11 @@ def test_another_engine_gets_the_same_gguf_file(tmp_path: Path, monkeypatch: pyt
         return link
 
     monkeypatch.setattr("model.checkpoint.hub.download", download)
-    directory = resolve("org/name:Q4_K_M", cache_dir=tmp_path / "cache")
+    directory = resolve("org/name:Q4_K_M")
     for _ in range(2):
-        again = resolve_again("org/name:Q4_K_M", directory, cache_dir=tmp_path / "cache", progress=ignore_progress)
+        again = resolve_again("org/name:Q4_K_M", directory, progress=ignore_progress)
         assert again == directory
     assert asked == [("org/name:Q4_K_M", None)]
     blob.unlink()
-    assert directory == resolve_again(
-        "org/name:Q4_K_M", directory, cache_dir=tmp_path / "cache", progress=ignore_progress
-    )
+    assert directory == resolve_again("org/name:Q4_K_M", directory, progress=ignore_progress)
     assert asked[1:] == [("org/name:Q4_K_M", SHA)]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from model.checkpoint.generation_config import read_generation
-from model.grammar.archive import NAMES, pack, unpack
+from model.grammar.archive import pack, unpack
 from model.grammar.client import GrammarProcess
 from model.machine.helper import CannotStart, First, ProcessLost
 from model.tokenizers.load import load_tokenizer
@@ -186,15 +186,13 @@ TEXT = 'A caffè, naïve 漢字 \n\t {"a": [1, 2]} </s>'
 
 
 @pytest.mark.parametrize("native", [False, True])
-def test_an_archive_holds_the_same_tokenizer_and_ends(embedded_model: Path, tmp_path: Path, *, native: bool) -> None:
+def test_an_archive_holds_the_same_tokenizer_and_ends(embedded_files: Path, tmp_path: Path, *, native: bool) -> None:
     source = tmp_path / "model"
     source.mkdir()
     if native:
         shutil.copy(str(files("mistral_common") / "data" / "tokenizer.model.v1"), source)
     else:
-        for name in ("tokenizer.json", *NAMES):
-            if (embedded_model / name).is_file():
-                shutil.copy(embedded_model / name, source)
+        shutil.copytree(embedded_files, source, dirs_exist_ok=True)
     expected = load_tokenizer(source), read_generation(source)
     archive = pack(source)
     shutil.rmtree(source)

@@ -13,6 +13,7 @@ import pytest
 from model import loading
 from model.checkpoint.families import read_config
 from model.checkpoint.gguf.index import Entry, Index
+from model.checkpoint.gguf.open import GgufModel
 from model.errors import ModelError, OptionError
 from model.kernels.cpu import native
 from model.linear.schemes import NAMES, SCHEMES, Scheme
@@ -175,17 +176,19 @@ def test_an_index_alone_is_a_model_without_files(tmp_path: Path) -> None:
         make_plan(tmp_path, options(), None)
 
 
-def test_a_gguf_keeps_its_blocks_on_a_cpu(tmp_path: Path) -> None:
+def test_a_gguf_keeps_its_blocks_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the projections' weights in 4.5 bits, half in 8.5, the embeddings in 16."""
     file = tmp_path / "file.gguf"
     file.write_bytes(b"GGUF")
     shape = (14336, 4096)
     entries = [Entry("tok_embeddings.weight", "Q4_0", (32000, 4096), 0, 0), Entry("output.weight", "Q8_0", shape, 0, 0)]
-    Index((file,), (*entries, Entry("layers.0.feed_forward.w1.weight", "Q4_0", shape, 0, 0))).write(tmp_path)
-    plan = make_plan(write(tmp_path, MISTRAL), options(device="cpu"), 16 * GIB)
+    index = Index((file,), (*entries, Entry("layers.0.feed_forward.w1.weight", "Q4_0", shape, 0, 0)))
+    for module in ("model.memory.plan", "model.checkpoint.families"):
+        monkeypatch.setattr(f"{module}.open_gguf", lambda path: GgufModel(index, {}, MISTRAL))
+    plan = make_plan(file, options(device="cpu"), 16 * GIB)
     assert (plan.scheme, plan.dtype) == ("int4", "bfloat16")
     assert plan.weights == 2 * 131_072_000 + (7_241_732_096 - 131_072_000) * 6.5 / 8
-    assert make_plan(tmp_path, options(), None).scheme == "none"
+    assert make_plan(file, options(), None).scheme == "none"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from model.batch import Slice
-from model.grammar.archive import NAMES, pack
+from model.grammar.archive import pack
 from model.grammar.client import GrammarProcess
 from model.machine.helper import First
 from model.sampling_params import SamplingParams
@@ -265,10 +265,8 @@ def test_every_fault_ends_in_masks_or_a_fault(kind: str, code: int) -> None:
         assert (descriptors(), offspring()) == (before, children), fault
 
 
-def test_the_process_needs_no_directory(embedded_model: Path, tmp_path: Path) -> None:
-    for name in ("tokenizer.json", *NAMES):
-        if (embedded_model / name).is_file():
-            shutil.copy(embedded_model / name, tmp_path)
+def test_the_process_needs_no_directory(embedded_files: Path, tmp_path: Path) -> None:
+    shutil.copytree(embedded_files, tmp_path, dirs_exist_ok=True)
     width = 49152
     masks = Masks(First({"size": width}, pack(tmp_path)), width)
     yes = load_tokenizer(tmp_path).encode("yes", add_bos=False, parse_control=False)

@@ -14,12 +14,12 @@ import tokenizers
 from sentencepiece import SentencePieceProcessor
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
-from model.checkpoint.gguf.tokenizer import write_tokenizer
-from model.checkpoint.resolve import resolve
+from model.checkpoint.embedded import embedded_gguf
 from model.checkpoint.words import TEKKEN_WORDS
 from model.tokenizers import huggingface
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.slicing import Slicing
+from tests.gguf_models import extracted, write_tokenizer
 from tests.model.tokenizers.tekken_files import SPECIAL, VERSIONS, tekken_content, write_tekken
 from tests.model.tokenizers.vocabularies import DATA, V1, gguf_metadata
 
@@ -124,7 +124,7 @@ def sliced(tokenizer: Tokenizer, slicing: Slicing) -> Any:
 
 
 def embedded(directory: Path) -> Path:
-    return resolve("smollm2-135m-instruct")
+    return extracted(embedded_gguf(), directory)
 
 
 def sentencepiece(file: Path, directory: Path) -> Path:

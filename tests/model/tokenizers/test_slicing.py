@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from model.checkpoint.gguf.tokenizer import write_tokenizer
 from model.tokenizers import huggingface
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
 from model.tokenizers.slicing import Slicing
+from tests.gguf_models import write_tokenizer
 from tests.model.tokenizers.kinds import KINDS, PIPELINES, byte_fallback, sliced, trained
 from tests.model.tokenizers.vocabularies import V1, gguf_metadata
 

@@ -13,12 +13,12 @@ from sentencepiece import SentencePieceProcessor
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
-from model.checkpoint.gguf.tokenizer import write_tokenizer
 from model.checkpoint.resolve import resolve
 from model.errors import ModelError
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.huggingface import HuggingFaceTokenizer
 from model.tokenizers.load import load_tokenizer
+from tests.gguf_models import write_tokenizer
 from tests.model.tokenizers.vocabularies import V1, V3
 
 ENCODING = {"add_bos": False, "parse_control": True}
@@ -66,10 +66,12 @@ def test_the_gguf_tokenizer_splits_digits_as_the_published_one(byte_level: Token
     ]
 
 
-def test_control_tokens_are_parsed_on_request(byte_level: Tokenizer, embedded: Path, sentencepiece: tuple) -> None:
+def test_control_tokens_are_parsed_on_request(
+    byte_level: Tokenizer, embedded_files: Path, sentencepiece: tuple
+) -> None:
     text = "<|im_start|>user\n hi <|im_end|>\n"
     ids = byte_level.encode(text, add_bos=False, parse_control=True)
-    assert ids == AutoTokenizer.from_pretrained(embedded)(text)["input_ids"]
+    assert ids == AutoTokenizer.from_pretrained(embedded_files)(text)["input_ids"]
     assert (ids[0], byte_level.piece(ids[0]), byte_level.name(ids[0])) == (1, b"", "<|im_start|>")
     assert byte_level.decode(ids) == "user\n hi \n"
     mine, library = sentencepiece

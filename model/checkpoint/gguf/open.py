@@ -1,58 +1,89 @@
-"""Conversion of a GGUF file to a directory: configuration and tokenizer in Hugging Face's format, index of weights.
+"""A GGUF model: where its weights are, and the files of a Hugging Face directory that its metadata make, in memory.
 
-The weights stay in the file. No torch.
+No torch.
 """
 
+import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.resources.abc import Traversable
 from pathlib import Path
-from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
-from model.checkpoint.files import Progress
+from model.checkpoint.embedded import EMBEDDED_SAMPLING, is_embedded
 from model.checkpoint.gguf.config import EMBEDDINGS, generation_config, hf_config
 from model.checkpoint.gguf.index import Entry, Index
 from model.checkpoint.gguf.parts import find_parts
 from model.checkpoint.gguf.reader import is_readable, read_parts, readable_kinds
-from model.checkpoint.gguf.tokenizer import write_tokenizer
+from model.checkpoint.gguf.tokenizer import Metadata, tokenizer_files
 from model.checkpoint.names import GGUF, native_name
 from model.errors import ModelError, one_line, short
 
-Sampling = Mapping[str, float]
-"""Sampling parameters by their names in `generation_config.json`."""
-NO_SAMPLING: Sampling = MappingProxyType({})
 DIVISORS = "rope_freqs.weight"
 
 
-def convert(source: Path, directory: Path, progress: Progress, sampling: Sampling = NO_SAMPLING) -> None:
-    """Write what serving the model in `source` needs, except its weights, to `directory`, which exists.
+@dataclass(frozen=True, slots=True)
+class GgufModel:
+    """A GGUF model of which only the headers have been read. `config` is its `config.json`."""
 
-    `source` is the first file of a split model. `sampling` are defaults for a file that has none of its own. Raises
-    ModelError for a damaged file, for another architecture, and for a quantization without a decoder.
+    index: Index
+    metadata: Metadata
+    config: dict[str, Any]
+
+
+def open_gguf(source: Path) -> GgufModel:
+    """The model whose first file is `source`.
+
+    Raises ModelError for a damaged file, for another architecture, and for a quantization without a decoder.
     """
-    progress("reading", 0.0)
     paths = find_parts(source)
     file = read_parts(paths)
     weights = [tensor for tensor in file.tensors if tensor.name != DIVISORS]
-    entries = [entry for tensor in weights for entry in _entries(tensor)]
-    shapes = {entry.name: entry.shape for entry in entries}
+    index = Index(paths, tuple(entry for tensor in weights for entry in _entries(tensor)))
+    shapes = {entry.name: entry.shape for entry in index.entries}
     if EMBEDDINGS not in shapes:
         raise ModelError(f"{source.name} has no tensor 'token_embd.weight'; a model needs it")
-    index = Index(paths, tuple(entries))
+    with _metadata_of(source):
+        config = hf_config(file.metadata, shapes, _divisors(paths, file.tensors), index.dtype)
+    return GgufModel(index, file.metadata, config)
+
+
+def gguf_files(source: Path) -> Traversable:
+    """Configuration and tokenizer of the model, as files in memory.
+
+    Raises ModelError as `open_gguf` does, and for a tokenizer that is not supported.
+    """
+    opened = open_gguf(source)
+    sampling = EMBEDDED_SAMPLING if is_embedded(source) else {}
+    with _metadata_of(source):
+        configs = {
+            "config.json": opened.config,
+            "generation_config.json": {**sampling, **generation_config(opened.metadata)},
+        }
+        files = {name: json.dumps(config) for name, config in configs.items()} | tokenizer_files(opened.metadata)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return zipfile.Path(zipfile.ZipFile(buffer))
+
+
+@contextmanager
+def _metadata_of(source: Path) -> Iterator[None]:
+    """Raise ModelError for metadata that the block cannot read."""
     try:
-        configs = {"config.json": hf_config(file.metadata, shapes, _divisors(paths, file.tensors), index.dtype)}
-        configs["generation_config.json"] = {**sampling, **generation_config(file.metadata)}
-        for name, config in configs.items():
-            (directory / name).write_text(json.dumps(config, indent=1), encoding="utf-8")
-        write_tokenizer(file.metadata, directory)
+        yield
     except KeyError as error:
         raise ModelError(f"{source.name} has no {error} in its metadata; a model of this kind needs it") from error
     except (ModelError, OSError):
         raise
     except Exception as error:  # a value of another type or size; tokenizers raises Exception itself
         raise ModelError(f"{source.name} has metadata that no model can have: {one_line(error)}") from error
-    index.write(directory)
 
 
 def _divisors(paths: Sequence[Path], tensors: Sequence[Entry]) -> Sequence[float]:

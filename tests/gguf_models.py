@@ -1,0 +1,48 @@
+"""Smaller copies of GGUF models, and their files as a directory."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from model.checkpoint.gguf.reader import read_gguf
+from model.checkpoint.gguf.tokenizer import Metadata, tokenizer_files
+from model.checkpoint.model_files import model_files
+from tests.model.checkpoint.gguf_bytes import join
+
+EMBEDDINGS = "token_embd.weight"
+
+
+def shortened(source: Path, target: Path, n_layers: int, n_tokens: int | None = None) -> Path:
+    """The first layers of a model of one file, and perhaps the first tokens of its embeddings, which are the head."""
+    file, data = read_gguf(source), source.read_bytes()
+    metadata = {**file.metadata, "llama.block_count": n_layers}
+    left_out = tuple(f"blk.{number}." for number in range(n_layers, file.metadata["llama.block_count"]))
+    tensors, parts, place = [], [], 0
+    for tensor in file.tensors:
+        if tensor.name.startswith(left_out):
+            continue
+        shape, n_bytes = tensor.shape, tensor.n_bytes
+        if n_tokens is not None and tensor.name == EMBEDDINGS:
+            shape, n_bytes = (n_tokens, shape[1]), n_bytes // shape[0] * n_tokens
+        parts.append(data[tensor.offset : tensor.offset + n_bytes] + bytes(-n_bytes % 32))
+        tensors.append(replace(tensor, shape=shape, n_bytes=n_bytes, offset=place))
+        place += len(parts[-1])
+    target.write_bytes(join(metadata, tensors, b"".join(parts), 0))
+    return target
+
+
+def extracted(model: Path, directory: Path) -> Path:
+    """The configuration and the tokenizer of a model in a directory, for `transformers`."""
+    directory.mkdir(exist_ok=True)
+    for file in model_files(model).iterdir():
+        if isinstance(file, Path):
+            shutil.copy(file, directory)
+        else:
+            (directory / file.name).write_bytes(file.read_bytes())
+    return directory
+
+
+def write_tokenizer(metadata: Metadata, directory: Path) -> None:
+    """Write the tokenizer that the metadata of a GGUF file have."""
+    for name, text in tokenizer_files(metadata).items():
+        (directory / name).write_text(text, encoding="utf-8")
