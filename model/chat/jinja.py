@@ -14,7 +14,7 @@ from model.chat.conversation import NOTHING, TEXTS, Message, checked
 from model.chat.images import ImageTokens, check_images
 from model.chat.needs import Needs, in_parts, needs_of
 from model.chat.reasoning import EFFORT, SWITCHES, check_effort, style_of_template, way_of_template, with_thought
-from model.chat.template import FAULTS, call_style, compile_template, takes_functions, with_own_values
+from model.chat.template import FAULTS, call_style, compile_template
 from model.chat.variables import RESERVED, check_variables
 from model.errors import ParameterError, one_line
 from model.tokenizers.base import Tokenizer
@@ -33,7 +33,7 @@ class _Template(NamedTuple):
     @classmethod
     def of(cls, source: str, special_tokens: Mapping[str, str], tools: Sequence[Any] | None = None) -> "_Template":
         render, declared = compile_template(source)
-        complete = with_own_values(render, declared, special_tokens)
+        complete = partial(render, **special_tokens)
         needs = needs_of(complete, tools)
         return cls(in_parts(complete) if needs.parts else complete, declared, needs)
 
@@ -54,11 +54,10 @@ class JinjaChat:
         self._template = _Template.of(source, special_tokens)
         self._tool_template = _Template.of(tool_source, special_tokens, [TRIAL_TOOL]) if tool_source else self._template
         known = self._tool_template.variables
-        own = {"functions"} if takes_functions(known) else set()
-        self._variables = (self._template.variables | known).difference(RESERVED, own)
+        self._variables = (self._template.variables | known).difference(RESERVED)
         single = self._tool_template.needs.single_call
-        has_tools = bool(own) or "tools" in known
-        self.call_style = call_style(tool_source or source, tokenizer, single=single) if has_tools else None
+        style = call_style(tool_source or source, tokenizer, single=single)
+        self.call_style = style if "tools" in known else None
         self.reasoning_style = style_of_template(source, tokenizer)
         self.efforts = self._template.needs.efforts
         self.switches = self._variables.intersection((*SWITCHES, EFFORT))

@@ -1,7 +1,7 @@
 """Compilation of chat templates, in a sandbox, with the environment and the functions of transformers."""
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -43,30 +43,6 @@ def compile_template(source: str) -> tuple[Callable[..., str], frozenset[str]]:
         raise ModelError(f"the chat template is not valid Jinja, line {error.lineno}: {error.message}") from error
 
 
-def with_own_values(
-    render: Callable[..., str], declared: Collection[str], special_tokens: Mapping[str, str]
-) -> Callable[..., str]:
-    """`render` with the special tokens, and with the two variables that firefunction's template has.
-
-    These are `functions`, the tools as JSON text in a template without `tools`, and `datetime`, the day. The time of
-    day would make every prompt a new one, and the KV cache could serve none of them.
-    """
-
-    def rendered(**values: Any) -> str:
-        own = {"datetime": datetime.now().astimezone().strftime("%b %d %Y")} if "datetime" in declared else {}
-        if takes_functions(declared):
-            tools = values.get("tools")
-            own["functions"] = json.dumps(tools, ensure_ascii=False, indent=2) if tools else ""
-        return render(**{**own, **values, **special_tokens})
-
-    return rendered
-
-
-def takes_functions(declared: Collection[str]) -> bool:
-    """Whether a template has the variable `functions` in place of `tools`."""
-    return "functions" in declared and "tools" not in declared
-
-
 def call_style(source: str, tokenizer: Tokenizer, *, single: bool = False) -> str | None:
     """The style of tool calls, found by what the template writes before a call; None if it is not known.
 
@@ -76,8 +52,6 @@ def call_style(source: str, tokenizer: Tokenizer, *, single: bool = False) -> st
         if "[ARGS]" not in source:
             return "mistral"
         return "mistral-v11" if "[CALL_ID]" in source else "mistral-args"
-    if "functools[" in source:
-        return "functools"
     if "<tool_call>" in source:
         return None if "<function=" in source or "<arg_key>" in source else "hermes"
     if '"parameters": ' in source and "ipython" in source:

@@ -7,7 +7,6 @@ files in `templates/` have constructs that no original has.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,6 @@ class Format:
 OWN: Mapping[str, Format] = {
     "chatml": Format(),
     "command-r-plus.tool_use": Format(calls=True, undefined_tools=True),
-    "firefunction-v2": Format("functools", calls=True, text_arguments=True),
     "granite-3": Format(calls=True),
     "hermes-2-pro.tool_use": Format("hermes", calls=True, undefined_tools=True),
     "llama-2": Format(),
@@ -111,10 +109,6 @@ def originals() -> Path:
 
 def theirs(oracle: PreTrainedTokenizerBase, name: str, messages: Sequence[Json], **values: Any) -> list[int]:
     """The oracle's ids for messages and variables as the template takes them."""
-    if name == "firefunction-v2":
-        tools = values.pop("tools", None)
-        values["functions"] = json.dumps(tools, ensure_ascii=False, indent=2) if tools else ""
-        values["datetime"] = datetime.now().astimezone().strftime("%b %d %Y")
     if FORMATS[name].undefined_tools and not values.get("tools"):
         values["tools"] = []
     found = oracle.apply_chat_template(

@@ -1,7 +1,6 @@
 """Formats of published models' templates. Oracle: transformers' apply_chat_template with the same tokenizer."""
 
 import json
-from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -91,14 +90,10 @@ def test_where_no_user_message_follows_the_template_decides(directory: Path, tok
 
 
 def test_variables_that_the_server_sets_itself(directory: Path, tokenizer: Tokenizer) -> None:
-    chat = chat_of("firefunction-v2", directory, tokenizer)
-    assert "Today is 1 May." in chat.render([USER], variables={"datetime": "1 May"})
-    with pytest.raises(ParameterError, match="chat template declares: datetime"):
-        chat.encode([USER], variables={"functions": "[]"})
-    day = datetime.now().astimezone().strftime("%b %d %Y")
-    assert f"Today is {day}." in chat.render([USER])
-    other = chat_of("llama3_2", directory, tokenizer)
-    assert "Today Date: 1 May\n" in other.render([USER], variables={"date_string": "1 May"})
+    chat = chat_of("llama3_2", directory, tokenizer)
+    assert "Today Date: 1 May\n" in chat.render([USER], variables={"date_string": "1 May"})
+    with pytest.raises(ParameterError, match="chat template declares: "):
+        chat.encode([USER], variables={"tools": "[]"})
 
 
 def test_a_model_with_two_templates_uses_one_for_tools(
