@@ -5,14 +5,13 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from model.checkpoint.resolve import resolve
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
 
 
 @pytest.fixture(scope="session")
-def directory() -> Path:
-    return resolve("smollm2-135m-instruct")
+def directory(embedded_files: Path) -> Path:
+    return embedded_files
 
 
 @pytest.fixture(scope="session")
@@ -21,5 +20,5 @@ def tokenizer(directory: Path) -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def oracle(embedded_files: Path) -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(embedded_files)
+def oracle(directory: Path) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(directory)

@@ -69,9 +69,9 @@ CONVERSATIONS = {
 
 
 @pytest.fixture(scope="module")
-def small(embedded_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model directory whose tokenizer has the control tokens of images."""
-    made = FastTokenizer.from_file(str(embedded_files / "tokenizer.json"))
+    made = FastTokenizer.from_file(str(directory / "tokenizer.json"))
     made.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in NAMES])
     folder = tmp_path_factory.mktemp("images")
     made.save(str(folder / "tokenizer.json"))

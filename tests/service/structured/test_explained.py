@@ -14,14 +14,14 @@ from tests.model.chat.published import ANSWER, CALLED, FORMATS, SYSTEM, TOOL, US
 
 
 @pytest.fixture(scope="module")
-def tokenizer(embedded_model: Path) -> Tokenizer:
-    return load_tokenizer(embedded_model)
+def tokenizer(embedded_files: Path) -> Tokenizer:
+    return load_tokenizer(embedded_files)
 
 
 @pytest.mark.parametrize("name", [name for name, known in FORMATS.items() if known.style is None])
-def test_tools_calls_and_results_reach_the_model(name: str, embedded_model: Path, tokenizer: Tokenizer) -> None:
+def test_tools_calls_and_results_reach_the_model(name: str, embedded_files: Path, tokenizer: Tokenizer) -> None:
     """Also where the template refuses system messages, or wants users and assistants to take turns."""
-    chat = load_chat(embedded_model, tokenizer, source(name))
+    chat = load_chat(embedded_files, tokenizer, source(name))
     assert chat is not None
     function = Function.model_validate(TOOL["function"])
     for messages in (CALLED, [SYSTEM, *CALLED, ANSWER, USER]):
