@@ -97,7 +97,7 @@ def test_a_stopped_follower_dies_with_its_engine(server: LiveServer) -> None:
 
 def test_forms_without_the_models_directory(server: LiveServer, directory: Path) -> None:
     """The last test of this server: no engine could load the model again."""
-    shutil.rmtree(directory)
+    directory.unlink()
     for pid in (follower(server), trier(server)):
         strike(pid, signal.SIGKILL)
     new_form(server)
