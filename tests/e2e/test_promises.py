@@ -3,13 +3,13 @@
 The schemes are int8, a file's own blocks, bfloat16, and float32 with --deterministic. test_sampling.py tests the full
 depth over HTTP."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from model.checkpoint.families import read_config
 from model.loading import create
 from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
@@ -118,7 +118,7 @@ def test_with_speculation(runner: ModelRunner, options: dict[str, Any]) -> None:
 
 
 def test_after_preemption(options: dict[str, Any], runner: ModelRunner) -> None:
-    n_layers = json.loads((Path(options["model"]) / "config.json").read_text())["num_hidden_layers"]
+    n_layers = read_config(Path(options["model"])).n_layers
     head = {"int8": 68, "bfloat16": 128, "float32": 256}[runner.info.description["kv_dtype"]]
     five_pages = 5 * 32 * 2 * n_layers * 3 * head
     small = create(lambda stage, done: None, max_model_len=128, cache_memory=five_pages, **options)
