@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,9 @@ STORY = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 2000, "temp
 LONG = {**STORY, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[LiveServer]:
-    with serving("--max-sequences", "32", "--spare-engine", paced=True) as live:
-        yield live
+@pytest.fixture
+def server(embedded: LiveServer) -> LiveServer:
+    return embedded
 
 
 def test_chat_answers(server: LiveServer) -> None:

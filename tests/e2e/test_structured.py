@@ -18,7 +18,7 @@ from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
 from service.structured.constraint import choice_grammar, json_constraint
 from tests.e2e.schemas import random_schema
-from tests.e2e.server import MODEL, serving
+from tests.e2e.server import MODEL, LiveServer
 from tests.e2e.without_server import Answer, serve
 
 PROMPT = "<|im_start|>user\nAnswer with any JSON.<|im_end|>\n<|im_start|>assistant\n"
@@ -123,31 +123,30 @@ def test_logprobs_are_the_models_own(runner: ModelRunner, tokenizer: Tokenizer) 
     assert forced[0][1].logprob < forced[0][1].top[1][1]  # type: ignore[union-attr]
 
 
-def test_a_stop_string_ends_it_before_the_grammar_does_and_streams_are_the_same() -> None:
-    with serving("--max-sequences", "8") as server:
-        ask: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Describe a person."}]}
-        ask |= {"temperature": 1, "seed": 5, "max_tokens": 80, "n": 3}
-        people = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
-        whole = server.openai.chat.completions.create(**ask, response_format=people)
-        texts = [choice.message.content for choice in whole.choices]
-        assert len(set(texts)) == 3
-        for choice in whole.choices:
-            assert choice.finish_reason == "stop"
-            jsonschema.validate(json.loads(choice.message.content or ""), PERSON)
-        streamed = ["", "", ""]
-        for chunk in server.openai.chat.completions.create(**ask, response_format=people, stream=True):
-            streamed[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
-        assert streamed == texts
-        cut = server.openai.chat.completions.create(**ask, response_format=people, stop=['"age"'])
-        assert [choice.message.content for choice in cut.choices] == [str(text).split('"age"')[0] for text in texts]
-        by_regex = server.openai.completions.create(
-            model=MODEL, prompt="Call", max_tokens=40, extra_body={"structured_outputs": {"regex": "[0-9]{3}-[0-9]{4}"}}
-        )
-        assert re.fullmatch("[0-9]{3}-[0-9]{4}", by_regex.choices[0].text)
-        parsed = server.openai.chat.completions.parse(**ask | {"n": 1}, response_format=_person_model())
-        assert parsed.choices[0].message.parsed.age >= 0  # type: ignore[union-attr]
-        with pytest.raises(openai.BadRequestError, match='"persn" is no type of JSON Schema'):
-            server.openai.chat.completions.create(**ask, extra_body={"guided_json": {"type": "persn"}})
+def test_a_stop_string_ends_it_before_the_grammar_does_and_streams_are_the_same(embedded: LiveServer) -> None:
+    ask: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Describe a person."}]}
+    ask |= {"temperature": 1, "seed": 5, "max_tokens": 80, "n": 3}
+    people = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+    whole = embedded.openai.chat.completions.create(**ask, response_format=people)
+    texts = [choice.message.content for choice in whole.choices]
+    assert len(set(texts)) == 3
+    for choice in whole.choices:
+        assert choice.finish_reason == "stop"
+        jsonschema.validate(json.loads(choice.message.content or ""), PERSON)
+    streamed = ["", "", ""]
+    for chunk in embedded.openai.chat.completions.create(**ask, response_format=people, stream=True):
+        streamed[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert streamed == texts
+    cut = embedded.openai.chat.completions.create(**ask, response_format=people, stop=['"age"'])
+    assert [choice.message.content for choice in cut.choices] == [str(text).split('"age"')[0] for text in texts]
+    by_regex = embedded.openai.completions.create(
+        model=MODEL, prompt="Call", max_tokens=40, extra_body={"structured_outputs": {"regex": "[0-9]{3}-[0-9]{4}"}}
+    )
+    assert re.fullmatch("[0-9]{3}-[0-9]{4}", by_regex.choices[0].text)
+    parsed = embedded.openai.chat.completions.parse(**ask | {"n": 1}, response_format=_person_model())
+    assert parsed.choices[0].message.parsed.age >= 0  # type: ignore[union-attr]
+    with pytest.raises(openai.BadRequestError, match='"persn" is no type of JSON Schema'):
+        embedded.openai.chat.completions.create(**ask, extra_body={"guided_json": {"type": "persn"}})
 
 
 def _person_model() -> Any:
