@@ -32,8 +32,8 @@ SCHEMAS = [random_schema(random.Random(number)) for number in range(24)]
 
 
 @pytest.fixture(scope="module")
-def tokenizer(embedded_model: Path) -> Tokenizer:
-    return load_tokenizer(embedded_model)
+def tokenizer(short_model: Path) -> Tokenizer:
+    return load_tokenizer(short_model)
 
 
 def load(directory: Path, **options: Any) -> ModelRunner:
@@ -42,8 +42,8 @@ def load(directory: Path, **options: Any) -> ModelRunner:
 
 
 @pytest.fixture(scope="module")
-def runner(embedded_model: Path) -> ModelRunner:
-    return load(embedded_model)
+def runner(short_model: Path) -> ModelRunner:
+    return load(short_model)
 
 
 def params(grammar: str, seed: int, **options: Any) -> SamplingParams:
@@ -104,9 +104,9 @@ def test_the_same_with_drafts(runner: ModelRunner, tokenizer: Tokenizer) -> None
 
 
 def test_the_same_after_preemption(
-    embedded_model: Path, requests: list[tuple[list[int], SamplingParams]], answers: list[Answer]
+    short_model: Path, requests: list[tuple[list[int], SamplingParams]], answers: list[Answer]
 ) -> None:
-    small = load(embedded_model, max_model_len=128, cache_memory=5 * 32 * 23040)
+    small = load(short_model, max_model_len=128, cache_memory=5 * 32 * 3072)
     longest = sorted(range(len(answers)), key=lambda number: -len(answers[number]))[:3]
     found, scheduler = serve(small, [requests[number] for number in longest])
     assert scheduler.stats().preemptions > 0
