@@ -3,6 +3,7 @@
 #   make serve PIP_ARGS="--index-url ..."      (another PyTorch build or package index)
 #   make test WORKERS=4 ARGS="tests/service"   (processes that test; a file's tests stay in one of them)
 #   make test-clients CLIENTS="openai curl"    (real clients, each in an environment of its own in .clients)
+#   make test-tools                            (benchmarks, and what deploy/ has: manifests, proxies, dashboards)
 #   make test-page                             (the page at / in a real browser, Chromium)
 #   make test-machines                         (servers on other processors and in odd places: docs/machines.md)
 #   make test-arm                              (kernels and servers on an emulated 64-bit ARM processor, in .arm)
@@ -18,7 +19,7 @@ export PIP_ARGS
 
 INPUTS := pyproject.toml constraints.txt scripts/setup model/kernels/cpu/build.py $(wildcard model/kernels/cpu/*.[ch] model/kernels/cpu/*/*.[ch])
 
-.PHONY: serve test test-page test-clients test-machines test-arm test-ray drill check clean
+.PHONY: serve test test-tools test-page test-clients test-machines test-arm test-ray drill check clean
 
 serve: .venv/.ready
 	@exec .venv/bin/python -m service serve $(if $(MODEL),"$(MODEL)") --port $(PORT) $(ARGS)
@@ -26,6 +27,9 @@ serve: .venv/.ready
 # Tests start a hundred programs, which must find their modules compiled: the variable would keep Python from writing them.
 test: .venv/.ready-dev
 	PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(ARGS)
+
+test-tools: .venv/.ready-dev
+	.venv/bin/python -m pytest -n $(WORKERS) --dist loadscope -m tools tests/benchmarks tests/deploy $(ARGS)
 
 test-page: .venv/.ready-dev
 	@scripts/setup-browser

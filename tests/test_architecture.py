@@ -106,10 +106,10 @@ def _eager(node: ast.AST) -> Iterator[ast.AST]:
         yield from _eager(child)
 
 
-@pytest.mark.parametrize("package", ROOMS)
-def test_imports_run_one_way(package: str) -> None:
-    paths = sources(package.replace(".", "/"))
-    assert not [line for path in paths for line in upward(package, path)]
+def test_imports_run_one_way() -> None:
+    for package in ROOMS:
+        paths = sources(package.replace(".", "/"))
+        assert not [line for path in paths for line in upward(package, path)]
 
 
 def test_the_order_of_rooms_is_read_everywhere_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,21 +140,14 @@ def test_every_room_is_there() -> None:
         assert names - {"__init__"} == order(package).keys()
 
 
-SOURCES = {".py", ".c", ".h"}
-FOLDERS = sorted(
-    {path.parent for package in ("model", "service") for path in (ROOT / package).rglob("*") if path.suffix in SOURCES}
-)
-PACKAGES = [folder for folder in FOLDERS if list(folder.glob("*.py"))]
+def test_a_package_says_what_it_is_for() -> None:
+    rooms = [path for path in sources("model") + sources("service") if path.stem == "__init__"]
+    assert not [room for room in rooms if not ast.get_docstring(ast.parse(room.read_text()))], "what is it for?"
 
 
-@pytest.mark.parametrize("folder", PACKAGES, ids=str)
-def test_a_package_says_what_it_is_for(folder: Path) -> None:
-    assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), f"{folder}: what is this room for?"
-
-
-@pytest.mark.parametrize("path", sources("tests"), ids=str)
-def test_no_test_imports_from_another(path: Path) -> None:
-    assert not [name for name in imported_modules(path) if name.startswith("tests.") and ".test_" in name]
+def test_no_test_imports_from_another() -> None:
+    names = {name: path for path in sources("tests") for name in imported_modules(path)}
+    assert not [path for name, path in names.items() if name.startswith("tests.") and ".test_" in name]
 
 
 def mirror(room: Path) -> Path:
@@ -163,43 +156,36 @@ def mirror(room: Path) -> Path:
     return ROOT.joinpath("tests", *(parts[1:] if parts[:2] == ("service", "engine") else parts))
 
 
-@pytest.mark.parametrize("package", ["model", "service"])
-def test_every_room_has_tests(package: str) -> None:
-    rooms = [path for path in (ROOT / package).iterdir() if (path / "__init__.py").is_file()]
+def test_every_room_has_tests() -> None:
+    folders = [path for package in ("model", "service") for path in (ROOT / package).iterdir()]
+    rooms = [path for path in folders if (path / "__init__.py").is_file()]
     assert not [room for room in rooms if not list(mirror(room).glob("test_*.py"))]
 
 
-@pytest.mark.parametrize("path", sources("model"), ids=str)
-def test_model_never_imports_the_service(path: Path) -> None:
-    assert not [name for name in imports(path) if name.split(".")[0] == "service"]
+def test_the_model_needs_five_packages_at_most_and_never_the_service() -> None:
+    for path in sources("model"):
+        tops = {name.split(".")[0] for name in imports(path, top_level=True)}
+        others = {"triton"} if path in TRITON else {"PIL"} if path in PILLOW else set()
+        assert tops <= MODEL_MAY_NEED | others | {"model"} | set(sys.stdlib_module_names), path
+        assert "service" not in {name.split(".")[0] for name in imports(path)}, path
 
 
-@pytest.mark.parametrize("path", sources("model"), ids=str)
-def test_model_needs_five_packages_at_most(path: Path) -> None:
-    tops = {name.split(".")[0] for name in imports(path, top_level=True)}
-    others = {"triton"} if path in TRITON else {"PIL"} if path in PILLOW else set()
-    assert tops <= MODEL_MAY_NEED | others | {"model"} | set(sys.stdlib_module_names)
-
-
-@pytest.mark.parametrize("path", sources("service/engine"), ids=str)
-def test_engine_uses_the_standard_library_and_the_seam(path: Path) -> None:
-    for name in imports(path):
-        inside = name.startswith("service.engine") or name in ENGINE_MAY_USE
-        assert inside or name.split(".")[0] in sys.stdlib_module_names, name
+def test_engine_uses_the_standard_library_and_the_seam() -> None:
+    for path in sources("service/engine"):
+        for name in imports(path):
+            inside = name.startswith("service.engine") or name in ENGINE_MAY_USE
+            assert inside or name.split(".")[0] in sys.stdlib_module_names, f"{path}: {name}"
 
 
 SHARED = {"__init__", "base", "cache", "compiled", "floats", "inputs", "rope", "schemes", "selection", "tiles"}
 """Files of `attention/` and `linear/` that are no backend and no scheme."""
 
 
-@pytest.mark.parametrize("folder", ["attention", "linear"])
-def test_backends_never_import_each_other(folder: str) -> None:
-    for path in sources(f"model/{folder}"):
-        if path.stem in SHARED:
-            continue
-        for name in imported_modules(path):
-            inside = name.startswith(f"model.{folder}.")
-            assert not inside or name.split(".")[2] in SHARED, f"{path}: {name}"
+def test_backends_never_import_each_other() -> None:
+    for path in sources("model/attention") + sources("model/linear"):
+        room = f"model.{path.parent.name}."
+        for name in imported_modules(path) if path.stem not in SHARED else ():
+            assert not name.startswith(room) or name.split(".")[2] in SHARED, f"{path}: {name}"
 
 
 def run(code: str) -> None:

@@ -11,6 +11,8 @@ import yaml
 from model.checkpoint.resolve import EMBEDDED
 from service.cli import build
 
+pytestmark = pytest.mark.tools
+
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 DOCKERFILE = (ROOT / "Dockerfile").read_text()

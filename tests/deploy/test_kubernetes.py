@@ -32,6 +32,8 @@ from tests.deploy.manifests import (
     selects,
 )
 
+pytestmark = pytest.mark.tools
+
 pytestmark = needs_kubectl
 
 

@@ -40,6 +40,8 @@ from tests.deploy.manifests import (
 )
 from tests.deploy.series import known_metrics
 
+pytestmark = pytest.mark.tools
+
 pytestmark = needs_kubectl
 INSTANCE = "app.kubernetes.io/instance"
 

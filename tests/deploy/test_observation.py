@@ -15,6 +15,8 @@ from service.engine.messages import Stats
 from service.observe.metrics import Metrics
 from tests.deploy.series import known_metrics
 
+pytestmark = pytest.mark.tools
+
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DOCS = [DEPLOY.parent / "README.md", *sorted((DEPLOY.parent / "docs").rglob("*.md"))]
 METRIC = re.compile(r"\b(?:noria|process)_[a-z_]+(?![a-z_]*\()")

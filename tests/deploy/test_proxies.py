@@ -18,6 +18,8 @@ from tests.deploy.proxies import CLIENT, DEPLOY, FIRST_OF_TWO, REPLICAS, proxied
 from tests.service.live import LONG, Live, busy, hurried, idle, running, sent
 from tests.waiting import PATIENCE, eventually
 
+pytestmark = pytest.mark.tools
+
 FEW_BYTES = 1024
 """A proxy that buffers sends the events in parts of 4 KiB or more; one event has less than 300 bytes."""
 

@@ -17,6 +17,8 @@ from tests.e2e.server import LiveServer, serving
 from tests.service.live import Live, hurried, running
 from tests.waiting import PATIENCE, eventually
 
+pytestmark = pytest.mark.tools
+
 HEADER = "x-conversation-id"
 COMPLETIONS = "/v1/completions"
 NAMES = [f"conversation-{number}" for number in range(16)]

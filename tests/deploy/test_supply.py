@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.tools
+
 ROOT = Path(__file__).parents[2]
 CHECK = (ROOT / "scripts/check").read_text()
 DOCKERFILE = (ROOT / "Dockerfile").read_text()

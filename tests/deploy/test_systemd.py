@@ -11,6 +11,8 @@ from typer.main import get_command
 from service import cli
 from tests.deploy.manifests import CLOSING_SECONDS
 
+pytestmark = pytest.mark.tools
+
 UNIT = Path(__file__).parents[2] / "deploy/systemd/noria.service"
 PROGRAM = "/opt/noria/bin/noria"
 needs_systemd = pytest.mark.skipif(

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ import httpx
 import pytest
 
 from service.app import ROUTES
-from tests.e2e.server import LiveServer, serving
+from tests.e2e.server import LiveServer
 
 API = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 CURL = re.compile(r"^    (curl .*(?:\n      .*)*)$", re.MULTILINE)
@@ -64,10 +63,9 @@ def parsed(command: str) -> Curl:
 CURLS = [parsed(found) for found in CURL.findall(API)]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[LiveServer]:
-    with serving() as live:
-        yield live
+@pytest.fixture
+def server(embedded: LiveServer) -> LiveServer:
+    return embedded
 
 
 def sent(http: httpx.Client, curl: Curl) -> tuple[int, str]:

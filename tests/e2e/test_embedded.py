@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,9 @@ STORY = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 2000, "temp
 LONG = {**STORY, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[LiveServer]:
-    with serving("--max-sequences", "32", "--spare-engine", paced=True) as live:
-        yield live
+@pytest.fixture
+def server(embedded: LiveServer) -> LiveServer:
+    return embedded
 
 
 def test_chat_answers(server: LiveServer) -> None:
@@ -153,9 +151,9 @@ def test_plain_requests_survive_the_death_of_the_engine_and_the_loss_of_the_cach
         assert server.metric("noria_requests_total", outcome="length") == 2 * len(bodies)
 
 
-def test_sigterm_lets_running_requests_finish() -> None:
-    with serving("--max-sequences", "4", paced=True) as server, ThreadPoolExecutor(1) as pool:
-        ask = {**LONG, "max_tokens": 200}
+def test_sigterm_lets_running_requests_finish(short_model: Path) -> None:
+    with serving(str(short_model), "--max-sequences", "4", paced=True) as server, ThreadPoolExecutor(1) as pool:
+        ask = {**LONG, "model": short_model.name, "max_tokens": 200}
         with server.slow():
             answer = pool.submit(lambda: server.http.post("/v1/completions", json=ask).json())
             eventually(lambda: server.metric("noria_requests_running") == 1, "it runs")

@@ -1,4 +1,4 @@
-"""--cache-isolation key over the embedded model: another key computes the prompt itself, and gets the same bits."""
+"""--cache-isolation key on a real server: another key computes the prompt itself, and gets the same bits."""
 
 from pathlib import Path
 from typing import Any
@@ -8,10 +8,10 @@ from tests.e2e.server import serving
 PROMPT = "The wheel turns in the river and lifts the water to the field. " * 12
 
 
-def test_another_key_computes_the_prompt_itself_and_gets_the_same_bits(tmp_path: Path) -> None:
+def test_another_key_computes_the_prompt_itself_and_gets_the_same_bits(short_model: Path, tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("first\nsecond\n")
-    with serving("--api-key-file", str(file)) as server:
+    with serving(str(short_model), "--api-key-file", str(file)) as server:
 
         def ask(key: str) -> tuple[Any, int]:
             body = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "logprobs": 5}

@@ -3,15 +3,15 @@
 import signal
 from pathlib import Path
 
-from tests.e2e.server import MODEL, serving
+from tests.e2e.server import serving
 from tests.waiting import eventually
 
 
-def test_sighup_reloads_and_ends_nothing(tmp_path: Path) -> None:
+def test_sighup_reloads_and_ends_nothing(short_model: Path, tmp_path: Path) -> None:
     level = tmp_path / "level"
     level.write_text("warning")
-    with serving("--log-level-file", str(level), paced=True) as server:
-        request = {"model": MODEL, "prompt": "One, two,", "max_tokens": 60, "temperature": 0}
+    with serving(str(short_model), "--log-level-file", str(level), paced=True) as server:
+        request = {"model": short_model.name, "prompt": "One, two,", "max_tokens": 60, "temperature": 0}
         alone = server.openai.completions.create(**request).choices[0].text
         with server.slow():
             stream = server.openai.completions.create(**request, stream=True)

@@ -2,22 +2,20 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from tests.e2e.server import MODEL, LiveServer, serving
+from tests.e2e.server import MODEL, LiveServer
 from tests.waiting import eventually
 
 STORY = {"prompt": "Once upon a time, in a small village, there", "max_tokens": 48}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[LiveServer]:
-    with serving("--max-sequences", "32", paced=True) as live:
-        yield live
+@pytest.fixture
+def server(embedded: LiveServer) -> LiveServer:
+    return embedded
 
 
 def complete(server: LiveServer, **body: Any) -> list[dict[str, Any]]:

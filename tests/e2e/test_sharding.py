@@ -45,7 +45,7 @@ def alone(short_model: Path) -> Iterator[LiveServer]:
 
 @pytest.fixture(scope="module")
 def pair(short_model: Path) -> Iterator[LiveServer]:
-    flags = ("--dtype", "float32", "--pipeline-parallel-size", "2", "--max-step-tokens", "64", "--spare-engine")
+    flags = ("--dtype", "float32", "--pipeline-parallel-size", "2", "--max-step-tokens", "64")
     with serving(str(short_model), *flags, paced=True) as started:
         yield started
 

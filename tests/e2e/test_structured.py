@@ -18,7 +18,7 @@ from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
 from service.structured.constraint import choice_grammar, json_constraint
 from tests.e2e.schemas import random_schema
-from tests.e2e.server import MODEL, serving
+from tests.e2e.server import MODEL, LiveServer
 from tests.e2e.without_server import Answer, serve
 
 PROMPT = "<|im_start|>user\nAnswer with any JSON.<|im_end|>\n<|im_start|>assistant\n"
@@ -32,8 +32,8 @@ SCHEMAS = [random_schema(random.Random(number)) for number in range(24)]
 
 
 @pytest.fixture(scope="module")
-def tokenizer(embedded_model: Path) -> Tokenizer:
-    return load_tokenizer(embedded_model)
+def tokenizer(short_model: Path) -> Tokenizer:
+    return load_tokenizer(short_model)
 
 
 def load(directory: Path, **options: Any) -> ModelRunner:
@@ -42,8 +42,8 @@ def load(directory: Path, **options: Any) -> ModelRunner:
 
 
 @pytest.fixture(scope="module")
-def runner(embedded_model: Path) -> ModelRunner:
-    return load(embedded_model)
+def runner(short_model: Path) -> ModelRunner:
+    return load(short_model)
 
 
 def params(grammar: str, seed: int, **options: Any) -> SamplingParams:
@@ -104,9 +104,9 @@ def test_the_same_with_drafts(runner: ModelRunner, tokenizer: Tokenizer) -> None
 
 
 def test_the_same_after_preemption(
-    embedded_model: Path, requests: list[tuple[list[int], SamplingParams]], answers: list[Answer]
+    short_model: Path, requests: list[tuple[list[int], SamplingParams]], answers: list[Answer]
 ) -> None:
-    small = load(embedded_model, max_model_len=128, cache_memory=5 * 32 * 23040)
+    small = load(short_model, max_model_len=128, cache_memory=5 * 32 * 3072)
     longest = sorted(range(len(answers)), key=lambda number: -len(answers[number]))[:3]
     found, scheduler = serve(small, [requests[number] for number in longest])
     assert scheduler.stats().preemptions > 0
@@ -123,31 +123,30 @@ def test_logprobs_are_the_models_own(runner: ModelRunner, tokenizer: Tokenizer) 
     assert forced[0][1].logprob < forced[0][1].top[1][1]  # type: ignore[union-attr]
 
 
-def test_a_stop_string_ends_it_before_the_grammar_does_and_streams_are_the_same() -> None:
-    with serving("--max-sequences", "8") as server:
-        ask: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Describe a person."}]}
-        ask |= {"temperature": 1, "seed": 5, "max_tokens": 80, "n": 3}
-        people = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
-        whole = server.openai.chat.completions.create(**ask, response_format=people)
-        texts = [choice.message.content for choice in whole.choices]
-        assert len(set(texts)) == 3
-        for choice in whole.choices:
-            assert choice.finish_reason == "stop"
-            jsonschema.validate(json.loads(choice.message.content or ""), PERSON)
-        streamed = ["", "", ""]
-        for chunk in server.openai.chat.completions.create(**ask, response_format=people, stream=True):
-            streamed[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
-        assert streamed == texts
-        cut = server.openai.chat.completions.create(**ask, response_format=people, stop=['"age"'])
-        assert [choice.message.content for choice in cut.choices] == [str(text).split('"age"')[0] for text in texts]
-        by_regex = server.openai.completions.create(
-            model=MODEL, prompt="Call", max_tokens=40, extra_body={"structured_outputs": {"regex": "[0-9]{3}-[0-9]{4}"}}
-        )
-        assert re.fullmatch("[0-9]{3}-[0-9]{4}", by_regex.choices[0].text)
-        parsed = server.openai.chat.completions.parse(**ask | {"n": 1}, response_format=_person_model())
-        assert parsed.choices[0].message.parsed.age >= 0  # type: ignore[union-attr]
-        with pytest.raises(openai.BadRequestError, match="Invalid type: persn"):
-            server.openai.chat.completions.create(**ask, extra_body={"guided_json": {"type": "persn"}})
+def test_a_stop_string_ends_it_before_the_grammar_does_and_streams_are_the_same(embedded: LiveServer) -> None:
+    ask: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Describe a person."}]}
+    ask |= {"temperature": 1, "seed": 5, "max_tokens": 80, "n": 3}
+    people = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+    whole = embedded.openai.chat.completions.create(**ask, response_format=people)
+    texts = [choice.message.content for choice in whole.choices]
+    assert len(set(texts)) == 3
+    for choice in whole.choices:
+        assert choice.finish_reason == "stop"
+        jsonschema.validate(json.loads(choice.message.content or ""), PERSON)
+    streamed = ["", "", ""]
+    for chunk in embedded.openai.chat.completions.create(**ask, response_format=people, stream=True):
+        streamed[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert streamed == texts
+    cut = embedded.openai.chat.completions.create(**ask, response_format=people, stop=['"age"'])
+    assert [choice.message.content for choice in cut.choices] == [str(text).split('"age"')[0] for text in texts]
+    by_regex = embedded.openai.completions.create(
+        model=MODEL, prompt="Call", max_tokens=40, extra_body={"structured_outputs": {"regex": "[0-9]{3}-[0-9]{4}"}}
+    )
+    assert re.fullmatch("[0-9]{3}-[0-9]{4}", by_regex.choices[0].text)
+    parsed = embedded.openai.chat.completions.parse(**ask | {"n": 1}, response_format=_person_model())
+    assert parsed.choices[0].message.parsed.age >= 0  # type: ignore[union-attr]
+    with pytest.raises(openai.BadRequestError, match="Invalid type: persn"):
+        embedded.openai.chat.completions.create(**ask, extra_body={"guided_json": {"type": "persn"}})
 
 
 def _person_model() -> Any:

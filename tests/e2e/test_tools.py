@@ -2,7 +2,6 @@
 
 import json
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -10,7 +9,7 @@ import openai
 import pytest
 
 from tests.e2e.schemas import object_schema
-from tests.e2e.server import MODEL, LiveServer, serving
+from tests.e2e.server import MODEL, LiveServer
 
 CITY = {"type": "string", "maxLength": 12}
 WEATHER = {"type": "object", "properties": {"city": CITY}, "required": ["city"], "additionalProperties": False}
@@ -25,10 +24,9 @@ ASK: Any = {
 }
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[LiveServer]:
-    with serving("--max-sequences", "8") as live:
-        yield live
+@pytest.fixture
+def server(embedded: LiveServer) -> LiveServer:
+    return embedded
 
 
 def test_a_call_a_result_an_answer(server: LiveServer) -> None:

@@ -17,8 +17,8 @@ from model.checkpoint.embedded import embedded_gguf
 from tests.e2e.server import MODEL, serving
 
 WINDOW = 128
-CHUNK = 256
-N_PROMPT = 600
+CHUNK = 128
+N_PROMPT = 330
 
 
 NAMES = {

@@ -14,6 +14,8 @@ from benchmarks.gpu.times import CARDS, Assumptions, Estimator, Times
 from model.batch import StepBatch
 from model.options import RunnerOptions
 
+pytestmark = pytest.mark.tools
+
 TWO_LAYERS = replace(MISTRAL_7B, n_layers=2, windows=(None,) * 2)
 H100 = CARDS["h100"]
 DECODE, PROMPT = Case("", 32, 2048), Case("", prompt=2048)

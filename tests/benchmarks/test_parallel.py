@@ -9,6 +9,8 @@ import pytest
 
 from benchmarks import pipeline_schedule
 
+pytestmark = pytest.mark.tools
+
 ROOT = Path(__file__).parents[2]
 SHAPES = [(2, 1), (2, 2), (2, 4), (4, 1), (4, 2), (4, 4), (4, 8)]
 

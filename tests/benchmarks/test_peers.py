@@ -20,6 +20,8 @@ from benchmarks.peers.results import Row, figure, rows
 from benchmarks.workload import Workload
 from tests.service.commands.fake_openai import FakeOpenAI, serving
 
+pytestmark = pytest.mark.tools
+
 
 @pytest.mark.parametrize("flags", [["--engines", "nosuch"], ["--gguf", "x.gguf", "--only", "online"]])
 def test_flags_that_leave_nothing_are_refused(

@@ -5,6 +5,8 @@ import pytest
 from benchmarks.step import decoding, n_keys
 from tests.model.driving import tiny
 
+pytestmark = pytest.mark.tools
+
 
 def test_each_kind_of_step_decodes_at_least_once() -> None:
     """The first token comes from the prompt, and steps as served and part by part take turns."""

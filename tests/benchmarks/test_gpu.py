@@ -29,6 +29,8 @@ from benchmarks.gpu.shapes import (
 )
 from tests.uninstalled import uninstalled
 
+pytestmark = pytest.mark.tools
+
 ROOT = Path(__file__).parents[2]
 
 CPU = torch.device("cpu")
