@@ -33,7 +33,6 @@ from model.network.adapters import AdapterStore, count_values, read_adapter
 from model.network.group import Group
 from model.network.kernels import kernel_errors
 from model.network.transformer import Transformer
-from model.network.tuning.tiles import choose_tiles
 from model.options import RunnerOptions, check_limits
 from model.setup import Setup, choose
 from model.step.graphs import CudaCapture
@@ -107,7 +106,6 @@ def load(setup: Setup, checkpoint: Checkpoint, progress: Progress, member: Membe
     (length,) = member.agree((sizes.length,))
     sizes = sizes._replace(length=length)
     model = read(setup, checkpoint, progress, member.group)
-    choose_tiles(model, setup.options, setup.attention, setup.kv_dtype)
     adapters = _read_adapters(setup, progress)
     masks = Masks(First({"size": setup.config.vocab_size}, pack(Path(options.model))), setup.config.vocab_size)
     build = partial(_runner, setup, model, masks, adapters, _describe(setup, checkpoint), member.runner)

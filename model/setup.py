@@ -9,7 +9,6 @@ from model import attention
 from model.attention.base import Attention
 from model.checkpoint.open import Checkpoint
 from model.config import ModelConfig
-from model.errors import OptionError
 from model.kernels import cuda as kernels
 from model.kernels.cpu import native
 from model.linear.schemes import Scheme, cache_format
@@ -19,7 +18,7 @@ from model.memory import sizes as memory
 from model.memory.decide import Abilities, decide
 from model.memory.images import ImageSizes, image_sizes
 from model.network.kernels import try_out as try_products
-from model.options import TUNINGS, RunnerOptions
+from model.options import RunnerOptions
 from model.sharding.layout import SINGLE, Place
 from model.sharding.shard import Shard, shard_of
 
@@ -82,7 +81,6 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE
     chosen, scheme, name = decide(widest, checkpoint.kind, options, here)
     dtype = DTYPES[name]
     _use_threads(choose_threads(options.threads))
-    _check_tuning(options, scheme)
     shard = shard_of(config, place, memory.stored_bits(config, scheme, name, checkpoint.block_bits))
     activations = torch.float32 if scheme.compiled else dtype
     kv_dtype = getattr(torch, cache_format(options.kv_dtype, name).dtype)
@@ -98,16 +96,6 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE
     images = image_sizes(shard.whole, options, activations.itemsize) if place.is_first else None
     formats = chosen, scheme, dtype, activations, kv_dtype
     return Setup(options, device, *formats, backend_name, backend, shard, sizes, images)
-
-
-def _check_tuning(options: RunnerOptions, scheme: Scheme) -> None:
-    if options.tune not in TUNINGS:
-        raise OptionError(f"--tune {options.tune} is not known, choose one of: {', '.join(TUNINGS)}")
-    if options.tune == "thorough" and not (scheme.compiled and native.kernels() is not None):
-        raise OptionError(
-            f"--tune thorough times the compiled kernels of a CPU, which do not serve here (scheme {scheme.name}); "
-            "choose start or off"
-        )
 
 
 def _use_threads(threads: int) -> None:

@@ -37,7 +37,7 @@ def follow(world: World, options: Mapping[str, Any] | None) -> int:
         return Exit.REFUSED
     link = joined.links[0]
     logging.basicConfig(level=logging.INFO, handlers=[ToRank0(link)])
-    own = {name: value for name, value in (options or theirs).items() if name in ("model", "cache", "threads")}
+    own = {name: value for name, value in (options or theirs).items() if name in ("model", "threads")}
     try:
         Follower(world, link, complains=options is not None).run(RunnerOptions(**{**theirs, **own}), joined.store)
     except NoriaError as error:

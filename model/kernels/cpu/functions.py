@@ -3,7 +3,6 @@
 import ctypes
 import threading
 from dataclasses import dataclass, field
-from itertools import count, repeat, takewhile
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,6 @@ _PLAIN, _NORMED, _GATED = range(3)
 _pointer, _integer = ctypes.c_void_p, ctypes.c_int64
 ARGUMENTS = {
     "linear": (_pointer, _pointer, _integer, _integer, _pointer, ctypes.c_float, _pointer, _integer, _pointer),
-    "tile_name": (_integer, _integer),
     "attention": (_pointer,),
     "sample": (_pointer, _integer, _integer, _pointer, _pointer),
     "network": (
@@ -64,7 +62,6 @@ RESULTS = {
     "sample": ctypes.c_int,
     "experts_scratch": _integer,
     "step": _integer,
-    "tile_name": ctypes.c_char_p,
 }
 """Result types of those that return something."""
 
@@ -75,7 +72,6 @@ class Kernels:
 
     variant: str
     _linear: Any
-    _tile_name: Any
     _attention: Any
     _sample: Any
     _network: Any
@@ -88,11 +84,6 @@ class Kernels:
     _step: Any
     _lock: threading.Lock = POOL
     _scratch: Tensor = field(default_factory=lambda: _bytes(0))
-
-    def tiles(self, format: int) -> tuple[str, ...]:
-        """Names of the compiled tiles for weights of a format, as rows x blocks: the first is choice 1 of a record."""
-        names = map(self._tile_name, repeat(format), count(1))
-        return tuple(name.decode() for name in takewhile(bool, names))
 
     def quantize(self, weights: PackedWeights, first: int, rows: Tensor) -> None:
         """Store rows [n, n_in] of floats as outputs first.. of `weights`, rounded to bfloat16 or int8.

@@ -142,7 +142,7 @@ def check_records(compiled: ctypes.CDLL, name: str) -> None:
                     f"struct {struct} of the compiled kernels has {c} in C, {python} in Python (name, offset, bytes); "
                     "correct model/kernels/cpu/records.py"
                 )
-    for symbol, expected in (("attention_limits", records.LIMITS), ("row_classes", records.ROW_CLASSES)):
+    for symbol, expected in (("attention_limits", records.LIMITS),):
         limits = tuple((ctypes.c_int64 * len(expected)).in_dll(compiled, f"{symbol}_{suffix(name)}"))
         if limits != expected:
             raise NoriaError(

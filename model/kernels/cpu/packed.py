@@ -37,13 +37,6 @@ class PackedWeights:
         a_group = 4 * self.group if self.record.format == _BFLOAT16 else self.group + 12
         return n_rows * padded(self.n_in, self.group) // self.group * a_group
 
-    def part(self, first: int, n: int) -> "PackedWeights":
-        """Blocks first..first+n-1 of 16 outputs, in the same memory but with a record of their own."""
-        packed = self.packed[first : first + n]
-        scales = None if self.scales is None else self.scales[first * OUTPUTS : (first + n) * OUTPUTS]
-        n_out = min(self.n_out - first * OUTPUTS, n * OUTPUTS)
-        return _weights(n_out, self.n_in, self.record.format, packed, scales, by_tiles=bool(self.record.by_tiles))
-
 
 class PackedExperts:
     """The weights of a block of sparse experts, all in one place for the kernels.

@@ -9,8 +9,6 @@ from torch import Tensor
 
 LIMITS = PAGE_SIZE, MAX_QUERIES, MAX_HEAD_DIM, MAX_ROWS, SPLIT_PAGES = 32, 64, 512, 16, 16
 """Limits of attention.c, in the order of its `attention_limits`."""
-ROW_CLASSES = 1, 2, 17, 128
-"""The first number of rows of each class of shapes.h, for which tiles are chosen apart."""
 CELL_KINDS: Mapping[torch.dtype, int] = {torch.bfloat16: 0, torch.float32: 1, torch.int8: 2}
 """`AttentionCall.kind` for the types in which keys and values are stored: the kinds of cells.h."""
 FLOAT_KINDS: Mapping[torch.dtype, int] = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
@@ -40,7 +38,6 @@ class WeightsRecord(ctypes.Structure):
         ("n_out", ctypes.c_int64),
         ("n_in", ctypes.c_int64),
         ("format", ctypes.c_int64),
-        ("tiles", ctypes.c_int64 * len(ROW_CLASSES)),
         ("by_tiles", ctypes.c_int64),
     )
 
@@ -57,7 +54,7 @@ class AttentionCall(ctypes.Structure):
             (name, ctypes.c_int64)
             for name in ("n_rows", "n_tasks", "n_joins", "n_heads", "n_kv_heads", "head_dim", "window", "kind")
         ),
-        *((name, ctypes.c_int64) for name in ("part_queries", "n_keys", "ahead")),
+        *((name, ctypes.c_int64) for name in ("part_queries", "n_keys")),
     )
 
 
@@ -90,7 +87,7 @@ class NetworkRecord(ctypes.Structure):
         ),
         *(
             (name, ctypes.c_int64)
-            for name in ("head_dim", "kind", "embedding_kind", "page_size", "rows_a_task", "split", "enough", "ahead")
+            for name in ("head_dim", "kind", "embedding_kind", "page_size", "rows_a_task", "split", "enough")
         ),
         ("eps", ctypes.c_float),
     )

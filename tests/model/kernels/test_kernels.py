@@ -170,8 +170,8 @@ NARROW = np.dtype([(name, np.int32 if name == "part" else np.int64) for name in 
 @pytest.mark.parametrize(
     ("struct", "mirror", "difference"),
     [
-        ("attention_call", LongerCall, "('', 0, 168) in C, ('extra', 168, 8) in Python"),
-        ("attention_call", ShorterCall, "('ahead', 160, 8) in C, ('', 0, 160) in Python"),
+        ("attention_call", LongerCall, "('', 0, 160) in C, ('extra', 160, 8) in Python"),
+        ("attention_call", ShorterCall, "('n_keys', 152, 8) in C, ('', 0, 152) in Python"),
         ("attention_call", SwappedCall, "('rotations', 8, 8) in C, ('q_factors', 8, 8) in Python"),
         ("task_t", NARROW, "('part', 48, 8) in C, ('part', 48, 4) in Python"),
     ],

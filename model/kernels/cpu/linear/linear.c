@@ -20,7 +20,7 @@
 #include "linear/shapes.h"
 
 #define F(name) FIELD(weights, name)
-MIRRORED(weights, F(packed), F(scales), F(n_out), F(n_in), F(format), F(tiles), F(by_tiles));
+MIRRORED(weights, F(packed), F(scales), F(n_out), F(n_in), F(format), F(by_tiles));
 #undef F
 
 enum { TASK_BYTES = 48 * 1024, TASK_ROWS = 128 };
