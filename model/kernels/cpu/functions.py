@@ -12,17 +12,16 @@ from torch import Tensor
 
 from model.kernels.cpu.build import suffix
 from model.kernels.cpu.low_rank import PackedRows
-from model.kernels.cpu.packed import (
-    FORMATS,
-    SUPERBLOCK,
-    SUPERBLOCK_BYTES,
-    PackedExperts,
-    PackedWeights,
-    block_format,
-)
+from model.kernels.cpu.packed import PackedExperts, PackedWeights, block_format
 from model.kernels.cpu.records import (
     FLOAT_KINDS,
+    FORMATS,
+    GATED,
+    NORMED,
+    PLAIN,
     SAMPLING,
+    SUPERBLOCK,
+    SUPERBLOCK_BYTES,
     AttentionCall,
     Grid,
     Layer,
@@ -34,7 +33,6 @@ from model.kernels.groups import BLOCK_GROUP
 
 POOL = threading.Lock()
 """All variants share one pool of threads, which takes one call at a time."""
-_PLAIN, _NORMED, _GATED = range(3)
 _pointer, _integer = ctypes.c_void_p, ctypes.c_int64
 ARGUMENTS = {
     "linear": (_pointer, _pointer, _integer, _integer, _pointer, ctypes.c_float, _pointer, _integer, _pointer),
@@ -282,7 +280,7 @@ def _bytes(n: int) -> Tensor:
 
 
 def _kind(norm: Tensor | None, gated: bool) -> int:
-    return _GATED if gated else _PLAIN if norm is None else _NORMED
+    return GATED if gated else PLAIN if norm is None else NORMED
 
 
 def _check_rows(weights: PackedWeights, first: int, n: int, n_in: int) -> None:

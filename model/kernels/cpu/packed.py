@@ -9,15 +9,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from model.kernels.cpu.records import ExpertsRecord, WeightsRecord, pointer
+from model.kernels.cpu.records import (
+    FORMATS,
+    OUTPUTS,
+    SUPERBLOCK,
+    SUPERBLOCK_BYTES,
+    ExpertsRecord,
+    WeightsRecord,
+    pointer,
+)
 from model.kernels.groups import BLOCK_GROUP, INT8_GROUP
 
-OUTPUTS = 16
-"""Outputs that are stored together."""
-FORMATS = ("int8", "q8", "q8_min", "q4", "q4_min", "bfloat16", "q4_k")
-"""Names of the layouts, in the order of `WeightsRecord.format`."""
-SUPERBLOCK, SUPERBLOCK_BYTES = 256, 144
-"""Channels and bytes of a block of Q4_K."""
 _INT8, _Q8, _Q8_MIN, _Q4, _Q4_MIN, _BFLOAT16, _Q4_K = range(len(FORMATS))
 
 

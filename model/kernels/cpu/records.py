@@ -1,4 +1,4 @@
-"""Structs of the C kernels as Python fills them, and limits of attention.c. native.py compares both at load."""
+"""Structs and numbers of the C kernels as Python repeats them. native.py compares them at load."""
 
 import ctypes
 from collections.abc import Mapping
@@ -7,12 +7,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LIMITS = PAGE_SIZE, MAX_QUERIES, MAX_HEAD_DIM, MAX_ROWS, SPLIT_PAGES = 32, 64, 512, 16, 16
-"""Limits of attention.c, in the order of its `attention_limits`."""
+from model.batch import PAGE_SIZE
+from model.kernels.groups import BLOCK_GROUP, INT8_GROUP
+from model.machine.device import name_of
+
+MAX_QUERIES, MAX_HEAD_DIM, MAX_ROWS, SPLIT_PAGES = 64, 512, 16, 16
+"""Limits of attention.c."""
+OUTPUTS = 16
+"""Outputs of a projection that are stored together."""
+FORMATS = ("int8", "q8", "q8_min", "q4", "q4_min", "bfloat16", "q4_k")
+"""Names of the layouts of weights, in the order of `WeightsRecord.format`."""
+SUPERBLOCK, SUPERBLOCK_BYTES = 256, 144
+"""Channels and bytes of a block of Q4_K."""
+PLAIN, NORMED, GATED = range(3)
+"""How a product takes its input: as it is, RMS-normalised, or as gate and up."""
+RANKS, CHANNELS = 8, 32
+"""Ranks and channels of a LoRA adapter's A that are stored together."""
+TARGETS = ("wqkv", "wo", "w13", "w2")
+"""The projections of a layer that an adapter may change, in the order of `AdapterRows.targets`."""
 CELL_KINDS: Mapping[torch.dtype, int] = {torch.bfloat16: 0, torch.float32: 1, torch.int8: 2}
 """`AttentionCall.kind` for the types in which keys and values are stored: the kinds of cells.h."""
 FLOAT_KINDS: Mapping[torch.dtype, int] = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-"""Kinds of floats in a checkpoint: those of pack.c and step.c."""
+"""Kinds of floats in a checkpoint, and of embeddings."""
 WHOLE = -1
 """The `part` of a task of attention.h that is not split."""
 
@@ -171,6 +187,37 @@ MIRRORS: Mapping[str, Mirror] = {
     "params": SAMPLING,
 }
 """The structs by their names in C."""
+
+CONSTANTS: Mapping[str, Mapping[str, int]] = {
+    "formats": {name: i for i, name in enumerate(FORMATS)},
+    "inputs": {"PLAIN": PLAIN, "NORMED": NORMED, "GATED": GATED},
+    "packing": {
+        "OUTPUTS": OUTPUTS,
+        "INT8_GROUP": INT8_GROUP,
+        "BLOCK_GROUP": BLOCK_GROUP,
+        "SUPERBLOCK": SUPERBLOCK,
+        "SUPERBLOCK_BYTES": SUPERBLOCK_BYTES,
+    },
+    "floats": {name_of(dtype): kind for dtype, kind in FLOAT_KINDS.items()},
+    "cells": {name_of(dtype): kind for dtype, kind in CELL_KINDS.items()},
+    "limits": {
+        "PAGE_SIZE": PAGE_SIZE,
+        "MAX_QUERIES": MAX_QUERIES,
+        "MAX_HEAD_DIM": MAX_HEAD_DIM,
+        "MAX_ROWS": MAX_ROWS,
+        "SPLIT_PAGES": SPLIT_PAGES,
+    },
+    "samples": {"NO_TOKEN": NO_TOKEN, "NOT_FINITE": NOT_FINITE},
+    "targets": {name: i for i, name in enumerate(TARGETS)},
+    "adapters": {"RANKS": RANKS, "CHANNELS": CHANNELS, "OUTPUTS": OUTPUTS},
+}
+"""Numbers by their names, in the groups of C's `CONSTANTS`."""
+
+
+class Constant(ctypes.Structure):
+    """`constant_t` of vectors.h."""
+
+    _fields_ = (("name", ctypes.c_char_p), ("value", ctypes.c_int64))
 
 
 class Field(ctypes.Structure):

@@ -7,6 +7,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import quantize
 from torch import Tensor
 
+from model.checkpoint.gguf.index import STORED, Stored
 from model.checkpoint.matrices import BlockMatrix, EncodedMatrix
 from model.errors import OptionError
 from model.kernels.cpu import native
@@ -87,6 +88,19 @@ def test_products_are_those_of_the_quantized_values(serving: str, kinds: tuple[s
     assert all(torch.equal(made(x[i : i + 1])[0], made(x)[i]) for i in range(7))
     onto = torch.ones(7, 40)
     np.testing.assert_allclose(made(x, onto=onto).numpy(), expected + 1, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "layout"),
+    [("Q5_1", Stored(8), "q8, the rows fit q8_min"), ("Q5_0", Stored(4), "q4, the rows fit q8")],
+)
+def test_a_wrong_row_for_a_kind_of_a_file_is_an_error(
+    kind: str, wrong: Stored, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C would write records of the size of the decoded rows, beyond memory for smaller ones."""
+    monkeypatch.setitem(STORED, kind, wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=f"weights have the layout {layout}"):
+        Int4Linear(64, 16).take(0, encoded(torch.randn(16, 64), kind))
 
 
 def test_parts_may_come_in_any_order(serving: str) -> None:

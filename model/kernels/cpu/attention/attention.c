@@ -29,8 +29,8 @@ MIRRORED(attention_call, F(qkv), F(rotations), F(q_factors), F(out), F(parts), F
          F(n_rows), F(n_tasks), F(n_joins), F(n_heads), F(n_kv_heads), F(head_dim), F(window), F(kind), F(part_queries),
          F(n_keys));
 #undef F
-/* Limits that callers must keep, as Python repeats them. */
-const int64_t EXPORT(attention_limits)[] = {PAGE, MAX_QUERIES, MAX_DIM, ROWS, SPLIT};
+CONSTANTS(limits, {"PAGE_SIZE", PAGE}, {"MAX_QUERIES", MAX_QUERIES}, {"MAX_HEAD_DIM", MAX_DIM}, {"MAX_ROWS", ROWS}, {"SPLIT_PAGES", SPLIT});
+CONSTANTS(cells, {"bfloat16", BF16}, {"float32", FLOAT32}, {"int8", INT8});
 
 typedef struct {
     float q[MAX_QUERIES * QUERY], acc[MAX_QUERIES * MAX_DIM], joined[MAX_QUERIES * MAX_DIM], p[MAX_QUERIES * KEYS];

@@ -6,6 +6,7 @@
 enum { INT8, Q8, Q8_MIN, Q4, Q4_MIN, BF16, Q4_K };
 enum { IN_SUPERBLOCK = 8, SUPERBLOCK = 2304 }; /* groups and bytes of a record of Q4_K */
 enum { PLAIN, NORMED, GATED };
+enum { FLOAT32, FLOAT16, BFLOAT16 }; /* kinds of floats in a checkpoint, and of embeddings */
 
 /* Weights, padded to whole groups and blocks of 16 outputs. Only INT8 has `scales`, one for each output. BF16 weights are
  * multiplied in the order of AMX if `by_tiles`. */

@@ -15,7 +15,6 @@ MIRRORED(network_t, F(embeddings), F(layers), F(pools), F(norm), F(head), F(n_la
 MIRRORED(step_t, F(slices), F(tokens), F(pages), F(sampling), F(x), F(sampled), F(n_slices), F(block_rows), F(product_bytes));
 #undef F
 
-enum { FLOAT32, FLOAT16, BFLOAT16 }; /* kinds of embeddings */
 enum { LINE = 64, ROWS_A_LOOKUP = 32 };
 
 /* Scratch memory that is handed out piece by piece. `used` may exceed it: then nobody may write there. */
