@@ -12,7 +12,13 @@
 #define BLOCK_TILES {{1, 1}, {4, 2}, {4, 3}}
 #define INT8_TILES {{1, 1}, {8, 1}, {4, 3}}
 #define BF16_TILES {{1, 1}, {8, 1}, {8, 3}}
-#elif defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
+#elif defined(__AVX2__)
+#define QUAD_SHAPES(X, F) X(F, 1, 1) X(F, 2, 1) X(F, 4, 1) X(F, 1, 2)
+#define PAIR_SHAPES QUAD_SHAPES
+#define BLOCK_TILES {{1, 2}, {4, 1}, {4, 1}}
+#define INT8_TILES BLOCK_TILES
+#define BF16_TILES BLOCK_TILES
+#elif defined(__ARM_FEATURE_DOTPROD)
 #define QUAD_SHAPES(X, F) X(F, 1, 1) X(F, 2, 1) X(F, 1, 2)
 #define PAIR_SHAPES(X, F) X(F, 1, 1) X(F, 2, 1) X(F, 4, 1) X(F, 1, 2)
 #define BLOCK_TILES {{1, 2}, {2, 1}, {2, 1}}
