@@ -117,8 +117,6 @@ class Follower:
                 self._plans.put(None)
             elif kind == "prepare":
                 self._preparer.submit(self._prepare, *body)
-            elif kind == "layer_counts":  # rank 0's loop waits for it, and should not wait for a grammar
-                self._reply(body[0], self._runner.layer_counts if self._runner is not None else ())
             elif kind == "agreed":
                 self._agreed.put(body)
             elif kind == "refused":

@@ -44,7 +44,7 @@ class PackedExperts:
     """The weights of a block of sparse experts, all in one place for the kernels.
 
     gate [n_experts, dim] float32; `experts` and `shared` are pairs of w13 and w2, None for an expert that another rank
-    holds. `load` [n_experts] int64 counts the tokens of each expert. `n_in` is dim.
+    holds. `n_in` is dim.
     """
 
     def __init__(
@@ -52,18 +52,16 @@ class PackedExperts:
         gate: Tensor,
         experts: Sequence[tuple[PackedWeights, PackedWeights] | None],
         shared: tuple[PackedWeights, PackedWeights] | None,
-        load: Tensor,
         n_used: int,
         routed_scale: float,
     ) -> None:
         self.n_in = gate.shape[1]
         pointers = [_pointers([None if pair is None else pair[i].record for pair in experts]) for i in range(2)]
-        self._owners = (gate, experts, shared, load, pointers)  # keep alive the memory that the record points to
+        self._owners = (gate, experts, shared, pointers)  # keep alive the memory that the record points to
         self.record = ExpertsRecord(
             pointer("gate", gate, torch.float32),
             *map(ctypes.addressof, pointers),
             *((None, None) if shared is None else (ctypes.addressof(weights.record) for weights in shared)),
-            pointer("load", load, torch.int64),
             len(experts),
             n_used,
             routed_scale,

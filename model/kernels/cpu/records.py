@@ -122,7 +122,7 @@ class ExpertsRecord(ctypes.Structure):
     """`experts_t` of experts.h."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("gate", "w13", "w2", "shared_w13", "shared_w2", "load")),
+        *((name, ctypes.c_void_p) for name in ("gate", "w13", "w2", "shared_w13", "shared_w2")),
         *((name, ctypes.c_int64) for name in ("n_experts", "n_used")),
         ("routed_scale", ctypes.c_float),
     )
