@@ -26,7 +26,6 @@ from model.machine.helper import First
 from model.machine.host import return_free_memory
 from model.memory import profile
 from model.memory import sizes as memory
-from model.memory.beside import alone
 from model.memory.images import check_images
 from model.network import weights
 from model.network.adapters import AdapterStore, count_values, read_adapter
@@ -54,7 +53,7 @@ def create(progress: Progress, **options: Any) -> ModelRunner:
     check_options(chosen)
     progress("checking memory", 0.0)
     checkpoint = open_checkpoint(Path(chosen.model), max_model_len=chosen.max_model_len)
-    with alone(choose_device(chosen.device), 1, progress), memory_errors():
+    with memory_errors():
         return load_from(checkpoint, chosen, progress)
 
 
@@ -67,7 +66,8 @@ def memory_errors() -> Iterator[None]:
         if not of_memory(error):
             raise
         raise MemoryLack(
-            f"memory ran out while the model was loaded ({one_line(error)}); free memory, or lower --cache-memory"
+            f"memory ran out while the model was loaded ({one_line(error)}); free memory, or lower "
+            "--cache-memory or --gpu-memory-utilization"
         ) from error
 
 

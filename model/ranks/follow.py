@@ -12,8 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 from model.errors import NoriaError, OptionError
-from model.machine.device import choose_device
-from model.memory.beside import alone
 from model.options import RunnerOptions
 from model.ranks.links import BEAT_SECONDS, Link
 from model.ranks.meeting import join
@@ -83,9 +81,7 @@ class Follower:
 
     def run(self, options: RunnerOptions, store: Any) -> NoReturn:
         """Load and compute. The process ends with rank 0, or at its own first error."""
-        n_gpus = self._world.local_size if self._world.local_rank == 0 else 0  # one rank waits for those of its host
-        with alone(choose_device(options.device), n_gpus, self._progress):
-            self._runner = load_part(options, self._world, store, self._progress, self._compare, self._agree)
+        self._runner = load_part(options, self._world, store, self._progress, self._compare, self._agree)
         reader = PlanReader()
         while True:
             plan = self._plans.get()
