@@ -169,8 +169,12 @@ def test_network_is_near_its_float32_self(serving: str, changes: dict[str, objec
 
 
 def test_it_is_what_none_is_in_bfloat16_on_a_cpu() -> None:
-    assert schemes.serving(schemes.SCHEMES["none"], "bfloat16", "cpu").name == "bfloat16"
-    others = [("none", "float32", "cpu"), ("none", "bfloat16", "cuda"), ("int8", "bfloat16", "cpu")]
-    assert [schemes.serving(schemes.SCHEMES[name], *rest).name for name, *rest in others] == ["none", "none", "int8"]
+    def name(scheme: str, dtype: str, device: str, *, compiled: bool = True) -> str:
+        return schemes.serving(schemes.SCHEMES[scheme], dtype, device, compiled=compiled).name
+
+    assert name("none", "bfloat16", "cpu") == "bfloat16"
+    assert name("none", "bfloat16", "cpu", compiled=False) == "none"
+    assert [name("none", "float32", "cpu"), name("none", "bfloat16", "cuda")] == ["none", "none"]
+    assert name("int8", "bfloat16", "cpu") == "int8"
     with pytest.raises(OptionError, match="--quantize bfloat16 is not known, choose one of: auto, none, fp8"):
         schemes.choose("bfloat16", "auto", "cpu", compiled=True)

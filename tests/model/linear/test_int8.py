@@ -88,6 +88,10 @@ def test_auto_is_int8_or_a_files_own_blocks_on_a_cpu_unless_a_format_is_requeste
     with pytest.raises(OptionError, match="int8 is for a CPU only, on a GPU choose one of: auto, none, fp8, int4"):
         schemes.choose("int8", "auto", "cuda", compiled=True)
     assert schemes.choose("int4", "auto", "cuda", compiled=True).name == "int4-weights"
+    assert schemes.choose("auto", "auto", "cpu", compiled=False).name == "none"
+    for name in ("int8", "int4"):
+        with pytest.raises(OptionError, match=f"--quantize {name} on a CPU needs the compiled kernels, .* build them"):
+            schemes.choose(name, "auto", "cpu", compiled=False)
     known = "auto, none, fp8, int8, int4, int4-weights"
     with pytest.raises(OptionError, match=f"--quantize int3 is not known, choose one of: {known}"):
         schemes.choose("int3", "auto", "cpu", compiled=True)

@@ -15,11 +15,11 @@ from model.attention.cache import PagePools
 from model.attention.reference import ReferenceAttention
 from model.batch import PageTable, Slice, SliceOutput, StepBatch
 from model.checkpoint.open import Checkpoint, open_checkpoint
+from model.decide import Abilities, choose_dtype, planned
 from model.errors import ModelError, OptionError
 from model.kernels.cpu import native
 from model.loading import create
 from model.machine import device, gpu
-from model.memory.decide import Abilities, choose_dtype, planned
 from model.sampling_params import SamplingParams
 from model.step import runner
 from model.step.runner import ModelRunner
