@@ -159,7 +159,7 @@ def read(setup: Setup, checkpoint: Checkpoint, progress: Progress, group: Group 
         model = Transformer(setup.config, setup.scheme.name, setup.shard, group)
     if setup.options.deterministic:
         linear.fix_tiles(model)
-    if setup.scheme.compiled and native.kernels() is not None:
+    if setup.scheme.compiled:
         torch.set_num_threads(1)  # the kernels' threads do nearly all the work; PyTorch's would only spin
     progress("loading weights", 0.0)
     weights.load(
@@ -179,8 +179,9 @@ def read(setup: Setup, checkpoint: Checkpoint, progress: Progress, group: Group 
 
 def _read_adapters(setup: Setup, progress: Progress) -> AdapterStore:
     """The adapters that the options name. Raises ModelError for one that is damaged."""
-    packed = setup.scheme.compiled and native.kernels() is not None
-    read = partial(read_adapter, config=setup.config, dtype=setup.adapter_dtype, device=setup.device, packed=packed)
+    read = partial(
+        read_adapter, config=setup.config, dtype=setup.adapter_dtype, device=setup.device, packed=setup.scheme.compiled
+    )
     store, chosen = AdapterStore(read, setup.options.max_loras), setup.options.adapters
     for done, (number, path) in enumerate(chosen):
         progress("loading adapters", done / len(chosen))
