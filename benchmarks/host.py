@@ -131,7 +131,7 @@ class Metered:
 
     def __init__(self, runner: ModelRunner, meter: Meter) -> None:
         self.info = runner.info
-        self.grammar_restarts, self.expert_tokens, self.waits_for_grammars = 0, (), False
+        self.grammar_restarts, self.waits_for_grammars = 0, False
         self.idle = runner.idle
         self._launch, self._meter = meter.timed("launch", runner.launch), meter
 

@@ -31,7 +31,6 @@ class Stages:
 
     grammar_restarts = 0
     waits_for_grammars = False
-    expert_tokens: tuple[tuple[int, ...], ...] = ()
 
     def __init__(self, n: int, in_flight: int, cost: Cost) -> None:
         self.info = replace(INFO, pipeline=in_flight)

@@ -240,11 +240,6 @@ class Runner(Protocol):
         """Whether a step waits for the process that follows grammars, which has limits of its own."""
         ...
 
-    @property
-    def expert_tokens(self) -> tuple[tuple[int, ...], ...]:
-        """Number of tokens that each expert of each layer has computed; empty without experts."""
-        ...
-
     def prepare(self, params: SamplingParams) -> None:
         """Make what sequences with these parameters need besides the weights, before their first step.
 

@@ -26,14 +26,12 @@ from model.machine.helper import First
 from model.machine.host import return_free_memory
 from model.memory import profile
 from model.memory import sizes as memory
-from model.memory.beside import alone
 from model.memory.images import check_images
 from model.network import weights
 from model.network.adapters import AdapterStore, count_values, read_adapter
 from model.network.group import Group
 from model.network.kernels import kernel_errors
 from model.network.transformer import Transformer
-from model.network.tuning.tiles import choose_tiles
 from model.options import RunnerOptions, check_limits
 from model.setup import Setup, choose
 from model.step.graphs import CudaCapture
@@ -55,7 +53,7 @@ def create(progress: Progress, **options: Any) -> ModelRunner:
     check_options(chosen)
     progress("checking memory", 0.0)
     checkpoint = open_checkpoint(Path(chosen.model), max_model_len=chosen.max_model_len)
-    with alone(choose_device(chosen.device), 1, progress), memory_errors():
+    with memory_errors():
         return load_from(checkpoint, chosen, progress)
 
 
@@ -68,7 +66,8 @@ def memory_errors() -> Iterator[None]:
         if not of_memory(error):
             raise
         raise MemoryLack(
-            f"memory ran out while the model was loaded ({one_line(error)}); free memory, or lower --cache-memory"
+            f"memory ran out while the model was loaded ({one_line(error)}); free memory, or lower "
+            "--cache-memory or --gpu-memory-utilization"
         ) from error
 
 
@@ -107,7 +106,6 @@ def load(setup: Setup, checkpoint: Checkpoint, progress: Progress, member: Membe
     (length,) = member.agree((sizes.length,))
     sizes = sizes._replace(length=length)
     model = read(setup, checkpoint, progress, member.group)
-    choose_tiles(model, setup.options, setup.attention, setup.kv_dtype)
     adapters = _read_adapters(setup, progress)
     masks = Masks(First({"size": setup.config.vocab_size}, pack(Path(options.model))), setup.config.vocab_size)
     build = partial(_runner, setup, model, masks, adapters, _describe(setup, checkpoint), member.runner)
@@ -161,7 +159,7 @@ def read(setup: Setup, checkpoint: Checkpoint, progress: Progress, group: Group 
         model = Transformer(setup.config, setup.scheme.name, setup.shard, group)
     if setup.options.deterministic:
         linear.fix_tiles(model)
-    if setup.scheme.compiled and native.kernels() is not None:
+    if setup.scheme.compiled:
         torch.set_num_threads(1)  # the kernels' threads do nearly all the work; PyTorch's would only spin
     progress("loading weights", 0.0)
     weights.load(
@@ -181,8 +179,9 @@ def read(setup: Setup, checkpoint: Checkpoint, progress: Progress, group: Group 
 
 def _read_adapters(setup: Setup, progress: Progress) -> AdapterStore:
     """The adapters that the options name. Raises ModelError for one that is damaged."""
-    packed = setup.scheme.compiled and native.kernels() is not None
-    read = partial(read_adapter, config=setup.config, dtype=setup.adapter_dtype, device=setup.device, packed=packed)
+    read = partial(
+        read_adapter, config=setup.config, dtype=setup.adapter_dtype, device=setup.device, packed=setup.scheme.compiled
+    )
     store, chosen = AdapterStore(read, setup.options.max_loras), setup.options.adapters
     for done, (number, path) in enumerate(chosen):
         progress("loading adapters", done / len(chosen))

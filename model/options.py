@@ -24,8 +24,6 @@ CPU_SHARE = 0.25
 """Default part of the memory left by the weights that the KV cache gets on a CPU."""
 MAX_RANKS = 64
 """The greatest number of ranks in each direction of a layout."""
-TUNINGS = ("off", "start", "thorough")
-"""How long the tiles of products are timed at start."""
 IMAGE_CACHE, LEAST_IMAGES = 2**28, 2
 """Default bytes of the embeddings of images that are kept, and the number of the largest images that fit at least."""
 GPU_UTILIZATION = 0.9
@@ -116,12 +114,10 @@ class RunnerOptions:
     """How to load and run a model. `model` is a local directory in HF or native format, or that of a converted GGUF.
 
     None leaves the choice to the model and the machine; `step_limits` makes it for sequences and tokens of a step.
-    `adapters` are the LoRA adapters to load at start, by number, each with the path of its files. `cache` is the
-    directory for what is made at a start for later ones, None the user's own.
+    `adapters` are the LoRA adapters to load at start, by number, each with the path of its files.
     """
 
     model: str
-    cache: str | None = None
     device: str = option(
         "auto",
         "Device that runs the model. auto is a GPU if there is one.",
@@ -228,13 +224,6 @@ class RunnerOptions:
         "Number of CPU threads that compute.",
         unset="OMP_NUM_THREADS, else one for each core that the process may use",
         least=1,
-    )
-    tune: str = option(
-        "start",
-        "Choose how the compiled kernels of a CPU divide products into tiles and read the KV cache, by timing them. No "
-        "choice changes an answer. start times new shapes in 0.1 s and keeps the result in the cache directory for the "
-        "next start; thorough times all shapes anew for some seconds; off uses the defaults.",
-        choices=TUNINGS,
     )
     tensor_parallel_size: int = option(
         1,

@@ -9,19 +9,18 @@ from model import attention
 from model.attention.base import Attention
 from model.checkpoint.open import Checkpoint
 from model.config import ModelConfig
-from model.errors import OptionError
+from model.decide import Abilities, decide
 from model.kernels import cuda as kernels
 from model.kernels.cpu import native
-from model.linear.schemes import Scheme, cache_format
+from model.linear.schemes import Scheme
 from model.machine.device import DTYPES, choose_device, name_of, native_formats, unused_gpu
 from model.machine.host import choose_threads
 from model.memory import sizes as memory
-from model.memory.decide import Abilities, decide
 from model.memory.images import ImageSizes, image_sizes
 from model.network.kernels import try_out as try_products
-from model.options import TUNINGS, RunnerOptions
+from model.options import RunnerOptions
 from model.sharding.layout import SINGLE, Place
-from model.sharding.shard import Shard, shard_of
+from model.sharding.shard import Shard
 
 log = logging.getLogger(__name__)
 
@@ -76,16 +75,10 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE
     device = choose_device(options.device)
     if why := unused_gpu(options.device):
         log.warning("no GPU is used: %s, or choose --device cpu", why)
-    config = checkpoint.config.with_window(options.sliding_window)
-    widest = shard_of(config, place.layout.place(0))  # what all ranks choose by
     here = Abilities(device.type, native_formats(device), compiled=native.kernels() is not None)
-    chosen, scheme, name = decide(widest, checkpoint.kind, options, here)
-    dtype = DTYPES[name]
+    made = decide(checkpoint.config, checkpoint.kind, checkpoint.block_bits, options, here, place.layout)
     _use_threads(choose_threads(options.threads))
-    _check_tuning(options, scheme)
-    shard = shard_of(config, place, memory.stored_bits(config, scheme, name, checkpoint.block_bits))
-    activations = torch.float32 if scheme.compiled else dtype
-    kv_dtype = getattr(torch, cache_format(options.kv_dtype, name).dtype)
+    shard, activations, kv_dtype = made.shard(place), DTYPES[made.activations], getattr(torch, made.cache.dtype)
     own = shard.config
     backend_name, backend = attention.choose(
         *(options.attention, device, kv_dtype, activations),
@@ -93,21 +86,11 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE
         heads=(own.n_heads, own.n_kv_heads, own.head_dim),
     )
     if device.type == "cuda" and kernels.obstacle(device) is None:
-        try_products(scheme, own.dim, activations, device)
-    sizes = memory.pool_sizes(shard.config, options, device.type, name, backend.page_size)
+        try_products(made.scheme, own.dim, activations, device)
+    sizes = memory.pool_sizes(own, options, device.type, made.dtype, backend.page_size)
     images = image_sizes(shard.whole, options, activations.itemsize) if place.is_first else None
-    formats = chosen, scheme, dtype, activations, kv_dtype
+    formats = made.chosen, made.scheme, DTYPES[made.dtype], activations, kv_dtype
     return Setup(options, device, *formats, backend_name, backend, shard, sizes, images)
-
-
-def _check_tuning(options: RunnerOptions, scheme: Scheme) -> None:
-    if options.tune not in TUNINGS:
-        raise OptionError(f"--tune {options.tune} is not known, choose one of: {', '.join(TUNINGS)}")
-    if options.tune == "thorough" and not (scheme.compiled and native.kernels() is not None):
-        raise OptionError(
-            f"--tune thorough times the compiled kernels of a CPU, which do not serve here (scheme {scheme.name}); "
-            "choose start or off"
-        )
 
 
 def _use_threads(threads: int) -> None:

@@ -44,7 +44,7 @@ class Settings(RunnerOptions):
     )
     cache_dir: Path | None = option(
         None,
-        "Directory for files made from GGUF files, and for the tiles that --tune chooses.",
+        "Directory for files made from GGUF files.",
         unset="~/.cache/noria",
         in_plan=True,
     )

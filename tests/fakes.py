@@ -92,7 +92,6 @@ class FakeRunner:
 
     grammar_restarts = 0
     waits_for_grammars = False
-    expert_tokens: tuple[tuple[int, ...], ...] = ()
 
     def __init__(self, info: RunnerInfo, step_seconds: float = 0.0, say: Say = next_token) -> None:
         self.info = info

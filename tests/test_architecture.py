@@ -30,7 +30,7 @@ PILLOW = [ROOT / f"model/images/{name}.py" for name in ("decode", "process")]
 MODEL_ROOMS = """
     errors; version; sampling_params; image_spans; batch; ranges; vision_config; config; sharding
     machine; images; kernels; checkpoint; linear; attention
-    options; memory
+    options; decide; memory
     tokenizers; chat; grammar
     network; step; setup; warming; loading; ranks
 """

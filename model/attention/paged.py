@@ -35,15 +35,6 @@ Join = tuple[int, int, int, int]
 """row, number of rows, first part, number of parts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What --tune chooses; the bits are the same. Keys and values are prefetched `ahead` halves of a cell before their
-    use, 0 is what is compiled in. A task has up to `rows` rows."""
-
-    ahead: int = 0
-    rows: int = records.MAX_ROWS
-
-
 @dataclass(slots=True)
 class Prepared:
     """A step of one pool. The first layer, which knows the heads, makes `call`; all layers use it. `referenced` keeps
@@ -64,7 +55,6 @@ class PagedAttention(Attention):
         kernels = native.kernels()
         assert kernels is not None
         self._kernels = kernels
-        self.choice = Choice()
 
     @classmethod
     def obstacle(cls, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -102,7 +92,7 @@ class PagedAttention(Attention):
 
     def rows_a_task(self, group: int) -> int:
         """The greatest number of rows of a task where so many queries share a key."""
-        return min(self.choice.rows, records.MAX_QUERIES // group)
+        return min(records.MAX_ROWS, records.MAX_QUERIES // group)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, prepared: Prepared) -> Tensor:
         qkv = torch.cat((q, k, v), dim=1).float()
@@ -155,7 +145,6 @@ class PagedAttention(Attention):
             window=inputs.window or 0,
             kind=kind,
             part_queries=part_queries,
-            ahead=self.choice.ahead,
         )
 
 

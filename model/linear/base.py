@@ -13,8 +13,6 @@ from model.linear.schemes import Scheme
 
 TINY = 1e-30
 """Rows and groups with no greater magnitude count as zeros."""
-LARGEST = torch.tensor(127.0)
-"""The largest int8. A tensor, because PyTorch divides a plain number by a tensor in two rounded steps."""
 
 
 class RMSNorm(nn.Module):
@@ -85,12 +83,3 @@ class Projection(nn.Module, ABC):
     def gate(self, gate_up: Tensor) -> Tensor | GateUp:
         """swiglu of a gate and an up that are side by side, [T, n_out] -> [T, n_out/2], for the next projection."""
         return swiglu(*gate_up.chunk(2, dim=-1))
-
-
-def quantize_rows(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """x [T, k] float32, k a multiple of `group` -> int8 [T, k] and scales [T, k/group], as the kernels do it."""
-    groups = x.unflatten(1, (-1, group))
-    largest = groups.abs().amax(dim=2)  # [T, k/group]
-    inverse = torch.where(largest <= TINY, 0.0, LARGEST / largest)
-    scales = torch.where(largest <= TINY, 0.0, largest / 127)  # a value that is not finite makes its group's scale so
-    return (groups * inverse[:, :, None]).round_().flatten(1).to(torch.int8), scales

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from model.checkpoint.block_matrix import unpack
 from model.checkpoint.gguf.blocks import inverse, quantize8
 from model.checkpoint.matrices import (
     BlockMatrix,
@@ -23,14 +22,12 @@ from model.checkpoint.matrices import (
     Matrix,
     common_form,
     in_form,
-    join,
     parts,
 )
 from model.kernels.cpu import packed
 from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.packed import PackedWeights
 from model.kernels.groups import BLOCK_GROUP
-from model.linear.base import quantize_rows
 from model.linear.compiled import Compiled
 from model.linear.schemes import SCHEMES
 
@@ -43,21 +40,13 @@ class Int4Linear(Compiled):
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__(n_in, n_out)
         self._parts: dict[int, list[Blocks]] = {}  # by first row, until all are there
-        self._blocks: BlockMatrix | None = None  # without kernels
 
     def take(self, first: int, rows: Matrix) -> None:
         self._parts[first] = _blocks(rows)
         if sum(len(piece) for part in self._parts.values() for piece in part) < self.n_out:
             return
         pieces = [piece for at in sorted(self._parts) for piece in self._parts.pop(at)]
-        if self._kernels is None:
-            self._blocks = join(pieces)
-        else:
-            self.packed = _packed(self._kernels, pieces)
-
-    def multiply_plainly(self, x: Tensor) -> Tensor:
-        assert self._blocks is not None, "no weights have been loaded"
-        return _multiply(x, self._blocks)
+        self.packed = _packed(self._kernels, pieces)
 
 
 def _packed(kernels: Kernels, parts: Sequence[Blocks]) -> PackedWeights:
@@ -108,17 +97,3 @@ def quantize4(weight: Tensor) -> BlockMatrix:
     steps = (groups - mins.float()[:, :, None]) * inverse(scales)[:, :, None]
     q = steps.round_().clamp_(0, 15).to(torch.uint8)
     return BlockMatrix(q[..., :16] | q[..., 16:] << 4, scales, mins)
-
-
-def _multiply(x: Tensor, blocks: BlockMatrix) -> Tensor:
-    """What linear.c computes, in plain PyTorch: x [T, n_in] -> [T, n_out]."""
-    rows, row_scales = quantize_rows(x, BLOCK_GROUP)
-    total = torch.zeros(len(x), len(blocks))
-    for g, part in enumerate(rows.split(BLOCK_GROUP, dim=1)):
-        weights = unpack(blocks.quants[:, g], blocks.zero)  # [n_out, 32]
-        # Private: torch.matmul has no product of int8.
-        values = torch._int_mm(part.contiguous(), weights.T).float().mul_(blocks.scales[:, g])
-        if blocks.mins is not None:
-            values += part.sum(dim=1, keepdim=True).float() * blocks.mins[:, g]
-        total += values.mul_(row_scales[:, g : g + 1])
-    return total

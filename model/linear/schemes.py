@@ -142,7 +142,7 @@ def choose(name: str, dtype: str, device: str, *, compiled: bool, kind: str = "f
     """The scheme for --quantize `name` and --dtype `dtype` on a "cpu" or on "cuda".
 
     "auto" is `NEAREST` to the `kind` of the checkpoint; on a CPU without `compiled` kernels, or with a --dtype, none.
-    Raises OptionError for a name that is not known, or not for this device.
+    Raises OptionError for a name that is not known, or not for this device, or without `compiled` kernels.
     """
     if name == "auto":
         if device == "cpu" and (not compiled or dtype != "auto"):
@@ -151,6 +151,11 @@ def choose(name: str, dtype: str, device: str, *, compiled: bool, kind: str = "f
     if name not in NAMES:
         raise OptionError(f"--quantize {name} is not known, choose one of: auto, {', '.join(NAMES)}")
     rows = [row for row in SCHEMES.values() if name in (row.name, row.quantize)]
+    if device == "cpu" and rows and rows[0].compiled and not compiled:
+        raise OptionError(
+            f"--quantize {name} on a CPU needs the compiled kernels, which do not serve here; build them (python -m "
+            "model.kernels.cpu.build), or leave --quantize out"
+        )
     if device == "cuda":  # there the short names mean the schemes that quantize weights only
         rows = [row for row in rows if not row.compiled]
     if not rows:
@@ -159,9 +164,9 @@ def choose(name: str, dtype: str, device: str, *, compiled: bool, kind: str = "f
     return rows[0]
 
 
-def serving(scheme: Scheme, dtype: str, device: str) -> Scheme:
+def serving(scheme: Scheme, dtype: str, device: str, *, compiled: bool) -> Scheme:
     """The scheme that serves in place of the chosen one for a model in `dtype`."""
-    return SCHEMES["bfloat16"] if (scheme.name, dtype, device) == ("none", "bfloat16", "cpu") else scheme
+    return SCHEMES["bfloat16"] if compiled and (scheme.name, dtype, device) == ("none", "bfloat16", "cpu") else scheme
 
 
 def of_images(scheme: Scheme) -> Scheme:

@@ -12,14 +12,14 @@ from model.checkpoint.model_files import is_gguf
 from model.checkpoint.quantized.config import Kind, read_quantization
 from model.checkpoint.quantized.parts import block_bits, stored_weights
 from model.config import VALUE_BYTES, ModelConfig
+from model.decide import Decision, decide, encoder_bytes, planned
 from model.linear import schemes
-from model.linear.schemes import Scheme, cache_format
 from model.memory import sizes as memory
-from model.memory.decide import decide, planned
 from model.memory.images import ImageSizes, image_sizes
 from model.memory.sizes import PoolSizes
 from model.options import RunnerOptions
-from model.sharding.shard import Shard, shard_of
+from model.sharding.layout import Place
+from model.sharding.shard import Shard
 
 LENGTHS = tuple(2**n * 1024 for n in (0, 2, 3, 5, 7, 9, 11))
 """1k, 4k, 8k, 32k, 128k, 512k, 2M tokens."""
@@ -155,14 +155,12 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
     the model's own format.
     Raises ModelError for a configuration that is not supported, OptionError for a layout that does not fit.
     """
-    config = read_config(directory, max_model_len=options.max_model_len).with_window(options.sliding_window)
-    widest = shard_of(config, options.layout.place(0))
-    stored, own_bits, summary = _stored(directory, config)
-    chosen, scheme, dtype = decide(widest, stored, options, planned(options.device))
-    bits = memory.stored_bits(config, scheme, dtype, own_bits)
-    shards = [shard_of(config, place, bits) for place in options.layout.places()]
+    own_config = read_config(directory, max_model_len=options.max_model_len)
+    stored, own_bits, summary = _stored(directory, own_config)
+    decision = decide(own_config, stored, own_bits, options, planned(options.device))
+    config, scheme, dtype = decision.config, decision.scheme, decision.dtype
     context = options.max_model_len or config.max_position
-    ranks = [_rank(shard, options, scheme, dtype, own_bits, context) for shard in shards]
+    ranks = [_rank(decision, place, options, own_bits, context) for place in options.layout.places()]
     ranks[0].sizes.check_length(options.max_model_len)
     own = total // len(ranks) if total is not None and options.device == "cpu" else total
     caches, served = _caches(ranks, options, own, context)
@@ -172,13 +170,13 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
     sizes, images, specs = largest.sizes, largest.images, _specs(ranks, caches, served)
     return MemoryPlan(
         parameters=config.n_parameters,
-        scheme=chosen.quantize,
+        scheme=decision.chosen.quantize,
         stored=schemes.stored_as(scheme, dtype, own_bits),
         checkpoint=summary,
         dtype=dtype,
-        kv_dtype=cache_format(options.kv_dtype, dtype).name,
+        kv_dtype=decision.cache.name,
         weights=largest.weights,
-        encoder=memory.encoder_bytes(sizes.config, scheme, dtype),
+        encoder=encoder_bytes(sizes.config, scheme, dtype),
         images=images.n_bytes if images else 0,
         image_tokens=images.tokens if images else 0,
         token=largest.token,
@@ -202,16 +200,15 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
     )
 
 
-def _rank(
-    shard: Shard, options: RunnerOptions, scheme: Scheme, dtype: str, own_bits: float | None, context: int
-) -> _Rank:
-    sizes = memory.pool_sizes(shard.config, options, options.device, dtype, PAGE_SIZE)
-    value_bytes = 4 if scheme.compiled else VALUE_BYTES[dtype]
+def _rank(decision: Decision, place: Place, options: RunnerOptions, own_bits: float | None, context: int) -> _Rank:
+    shard, value_bytes = decision.shard(place), VALUE_BYTES[decision.activations]
+    sizes = memory.pool_sizes(shard.config, options, options.device, decision.dtype, PAGE_SIZE)
     images = image_sizes(shard.whole, options, value_bytes) if shard.place.is_first else None
     step = sizes.step_bytes(value_bytes) + memory.CONTEXT_BYTES * (options.device == "cuda")
     captures = options.device == "cuda" and options.layout.size == 1
     graphs = sizes.graph_bytes(context, value_bytes) if captures else 0
-    return _Rank(shard, sizes, memory.weight_bytes(shard, scheme, dtype, own_bits), images, step, graphs)
+    weights = memory.weight_bytes(shard, decision.scheme, decision.dtype, own_bits)
+    return _Rank(shard, sizes, weights, images, step, graphs)
 
 
 def _caches(

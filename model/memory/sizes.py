@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from model.batch import PoolSpec, max_pages
 from model.config import VALUE_BYTES, ModelConfig
+from model.decide import stored_bits
 from model.errors import MemoryLack, OptionError, size
-from model.linear.schemes import SCHEMES, Scheme, cache_format, of_images
+from model.linear.schemes import SCHEMES, Scheme, cache_format
 from model.options import CPU_SHARE, GPU_UTILIZATION, RunnerOptions
 from model.sharding.shard import Shard
-from model.sharding.stages import StoredBits
 
 SPARE_SEQUENCES = 2
 """On a CPU pools hold by default this many times `max_sequences` full sequences: the spare pages serve prefix reuse."""
@@ -165,16 +165,6 @@ def pool_sizes(config: ModelConfig, options: RunnerOptions, device: str, dtype: 
     return PoolSizes(config, page_size, head_bytes, max_step_tokens, max_sequences)
 
 
-def stored_bits(config: ModelConfig, scheme: Scheme, dtype: str, block_bits: float | None = None) -> StoredBits:
-    """Bits of weights: projections in `scheme`, with the checkpoint's own `block_bits`, others in `dtype`.
-
-    A compiled scheme quantizes the output head too.
-    """
-    plain = VALUE_BYTES[dtype] * 8
-    layers = scheme.bits(config.dim, block_bits) or plain
-    return StoredBits(layers, plain, layers if scheme.compiled else plain, encoder_bytes(config, scheme, dtype) * 8)
-
-
 def weight_bytes(shard: Shard, scheme: Scheme, dtype: str, block_bits: float | None = None) -> int:
     """Bytes of a rank's weights, which take `stored_bits`. A tied head that is quantized is beside the embeddings."""
     config, has_head = shard.config, shard.place.is_last
@@ -184,14 +174,6 @@ def weight_bytes(shard: Shard, scheme: Scheme, dtype: str, block_bits: float | N
         table_bits += bits.head
     layers = shard.n_layer_parameters + config.dim * has_head
     return math.ceil((layers * bits.layers + shard.n_table_parameters * table_bits + bits.encoder) / 8)
-
-
-def encoder_bytes(config: ModelConfig, scheme: Scheme, dtype: str) -> int:
-    """Bytes of the weights of the image encoder, 0 if there is none."""
-    if config.vision is None:
-        return 0
-    bits = of_images(scheme).bits(config.vision.dim) or VALUE_BYTES[dtype] * 8
-    return math.ceil(config.vision.n_parameters(config.dim) * bits / 8)
 
 
 def adapter_bytes(config: ModelConfig, dtype: str) -> int:

@@ -16,8 +16,9 @@ from model.checkpoint.adapters.open import open_adapter
 from model.checkpoint.adapters.pairs import AdapterFile, Pair
 from model.config import ModelConfig
 from model.errors import ModelError, size
+from model.kernels.cpu.records import TARGETS
 from model.machine.device import free_bytes, name_of
-from model.network.lora import TARGETS, Adapter, LowRank, Part
+from model.network.lora import Adapter, LowRank, Part
 from model.network.transformer import Transformer
 from model.network.weights import Place, places
 from model.sharding.shard import shard_of

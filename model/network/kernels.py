@@ -41,8 +41,8 @@ def row_counts(model: nn.Module, most: int) -> Sequence[int]:
 
 def _kind(part: nn.Module) -> Kind | None:
     """The kind of a projection or of a layer's experts; None if no kernel of a GPU computes it."""
-    if isinstance(part, MoE) and part.stacked is not None and triton.serves(part.load):
-        return Kind(part.stacked[0].layout, bool(part.gate.fixed), len(part.load), part.n_used)
+    if isinstance(part, MoE) and part.stacked is not None and triton.serves(part.stacked[0].values):
+        return Kind(part.stacked[0].layout, bool(part.gate.fixed), part.n_experts, part.n_used)
     if isinstance(part, Floats) and part.weights is not None and triton.serves(part.weights.values):
         return Kind(part.weights.layout, part.fixed)
     return None

@@ -18,15 +18,13 @@ from torch.nn.functional import pad
 from model.kernels import cuda as triton
 from model.kernels.cpu import low_rank, native
 from model.kernels.cpu.low_rank import PackedLowRank, PackedRows, PackedTargets
+from model.kernels.cpu.records import TARGETS
 from model.linear.base import GateUp, Projection, RMSNorm, swiglu
 from model.linear.floats import TILE, Floats
 from model.machine.transfers import upload
 
 if TYPE_CHECKING:
     from model.kernels.cuda.adapters import Grouped
-
-TARGETS = ("wqkv", "wo", "w13", "w2")
-"""The products of a layer to which an adapter may add, as the network fuses them. The output head is one more."""
 
 
 class Part(NamedTuple):

@@ -37,8 +37,7 @@ class MoE(nn.Module):
     """A feed-forward of many experts: each token uses its `n_used` best, and the gate weighs their outputs.
 
     The weights are multiplied by `routed_scale`. With a `shared_dim`, shared experts of this hidden size serve every
-    token. `load` [n_experts] int64 counts the tokens of each expert. A rank may hold only the experts `held`: the
-    outputs of the others are left out, and `load` counts their tokens too.
+    token. A rank may hold only the experts `held`: the outputs of the others are left out.
     """
 
     def __init__(
@@ -54,14 +53,13 @@ class MoE(nn.Module):
         routed_scale: float = 1.0,
     ) -> None:
         super().__init__()
-        self.n_used, self.routed_scale = n_used, routed_scale
+        self.n_experts, self.n_used, self.routed_scale = n_experts, n_used, routed_scale
         self._held = range(n_experts) if held is None else held
         self._exact = SCHEMES[scheme].bit_identical
         self._kernels = native.kernels() if SCHEMES[scheme].compiled else None
         self._packed: PackedExperts | None = None
         self._alike = True
         self.stacked: tuple[DeviceWeights, DeviceWeights] | None = None
-        self.load = torch.zeros(n_experts, dtype=torch.int64, device="cpu")
         self.gate = make_linear(dim, n_experts)  # never quantized: it is small and decides everything
         self.experts = nn.ModuleList(FeedForward(dim, hidden_dim, scheme) for _ in self._held)
         self.shared_experts = FeedForward(dim, shared_dim, scheme) if shared_dim else None
@@ -70,7 +68,6 @@ class MoE(nn.Module):
         """Allocate the weights of all experts in one piece, as the GPU's kernels need them."""
         w13, w2 = (self._stack(name, dtype, device) for name in ("w13", "w2"))
         self.stacked = w13, w2
-        self.load = self.load.to(device)
 
     def _stack(self, name: str, dtype: torch.dtype, device: torch.device) -> DeviceWeights:
         parts: list[Floats] = [getattr(expert, name) for expert in self.experts]
@@ -95,9 +92,9 @@ class MoE(nn.Module):
         if not self._alike:
             return None
         gate: Tensor = self.gate.weight  # type: ignore[assignment]
-        elsewhere = self._held.start, len(self.load) - self._held.stop
+        elsewhere = self._held.start, self.n_experts - self._held.stop
         places = [*[None] * elsewhere[0], *experts, *[None] * elsewhere[1]]
-        return PackedExperts(gate, places, shared, self.load, self.n_used, self.routed_scale)
+        return PackedExperts(gate, places, shared, self.n_used, self.routed_scale)
 
     def _scores(self, x: Tensor) -> Tensor:
         """The gate's logits [T, n_experts]. Their bits depend on no other row if those of the experts do not."""
@@ -125,8 +122,7 @@ class MoE(nn.Module):
         """The weighted sum of the chosen experts, computed one expert after another."""
         experts, weights = route(self._scores(x), self.n_used)  # [T, k] each
         order = experts.flatten().argsort(stable=True)  # [T * k]: (token, choice) pairs, grouped by expert
-        counts = experts.flatten().bincount(minlength=len(self.load))
-        self.load += counts
+        counts = experts.flatten().bincount(minlength=self.n_experts)
         groups = x.index_select(0, order // self.n_used).split(counts.tolist())  # n_experts x [n, dim]
         results = torch.cat([self._expert(number, group) for number, group in enumerate(groups) if len(group)])
         y = torch.empty_like(results)
@@ -147,9 +143,9 @@ class MoE(nn.Module):
 
         n_pairs = len(x) * self.n_used
         fixed = bool(self.gate.fixed)
-        tile = product.tile_of(w13.layout, -(-n_pairs // len(self.load)), fixed=fixed)
-        assignment = routing.assign(self.gate(x), self.n_used, tile.rows, self.load, self.routed_scale)
-        some = len(self.experts) < len(self.load)
+        tile = product.tile_of(w13.layout, -(-n_pairs // self.n_experts), fixed=fixed)
+        assignment = routing.assign(self.gate(x), self.n_used, tile.rows, self.routed_scale)
+        some = len(self.experts) < self.n_experts
         if not fixed and not some and tile.rows == product.MOST_ROWS and multiplies_groups(x, w13):
             y = self._in_groups(x, w13.values, w2.values, assignment.slots, assignment.ends)
             return routing.join(y, assignment.shares, onto, assignment.places)
@@ -167,7 +163,7 @@ class MoE(nn.Module):
 
     def _here(self, experts: Tensor) -> Tensor:
         """Numbers of experts of the model as those of this rank, -1 for one that is not here."""
-        if len(self.experts) == len(self.load):
+        if len(self.experts) == self.n_experts:
             return experts
         elsewhere = (experts < self._held.start) | (experts >= self._held.stop)
         return (experts - self._held.start).masked_fill_(elsewhere, -1)

@@ -136,6 +136,5 @@ def _network(
         rows_a_task=layers.attention.rows_a_task(config.n_heads // config.n_kv_heads),
         split=records.SPLIT_PAGES,
         enough=paged.ENOUGH,
-        ahead=layers.attention.choice.ahead,
         eps=config.norm_eps,
     )

@@ -12,8 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 from model.errors import NoriaError, OptionError
-from model.machine.device import choose_device
-from model.memory.beside import alone
 from model.options import RunnerOptions
 from model.ranks.links import BEAT_SECONDS, Link
 from model.ranks.meeting import join
@@ -37,7 +35,7 @@ def follow(world: World, options: Mapping[str, Any] | None) -> int:
         return Exit.REFUSED
     link = joined.links[0]
     logging.basicConfig(level=logging.INFO, handlers=[ToRank0(link)])
-    own = {name: value for name, value in (options or theirs).items() if name in ("model", "cache", "threads")}
+    own = {name: value for name, value in (options or theirs).items() if name in ("model", "threads")}
     try:
         Follower(world, link, complains=options is not None).run(RunnerOptions(**{**theirs, **own}), joined.store)
     except NoriaError as error:
@@ -83,9 +81,7 @@ class Follower:
 
     def run(self, options: RunnerOptions, store: Any) -> NoReturn:
         """Load and compute. The process ends with rank 0, or at its own first error."""
-        n_gpus = self._world.local_size if self._world.local_rank == 0 else 0  # one rank waits for those of its host
-        with alone(choose_device(options.device), n_gpus, self._progress):
-            self._runner = load_part(options, self._world, store, self._progress, self._compare, self._agree)
+        self._runner = load_part(options, self._world, store, self._progress, self._compare, self._agree)
         reader = PlanReader()
         while True:
             plan = self._plans.get()
@@ -117,8 +113,6 @@ class Follower:
                 self._plans.put(None)
             elif kind == "prepare":
                 self._preparer.submit(self._prepare, *body)
-            elif kind == "layer_counts":  # rank 0's loop waits for it, and should not wait for a grammar
-                self._reply(body[0], self._runner.layer_counts if self._runner is not None else ())
             elif kind == "agreed":
                 self._agreed.put(body)
             elif kind == "refused":

@@ -154,7 +154,7 @@ def _greet(world: World, link: Link, secret: str, about: Mapping[str, Any] | Non
 
 def started_with(options: Mapping[str, Any]) -> dict[str, Any]:
     """What ranks must agree on: `model` and `threads` are each host's own, and a later engine keeps its length."""
-    differ = {"model", "cache", "threads", "max_model_len", "adapters"}
+    differ = {"model", "threads", "max_model_len", "adapters"}
     return {f"--{name.replace('_', '-')}": value for name, value in options.items() if name not in differ}
 
 

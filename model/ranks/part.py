@@ -18,7 +18,6 @@ from model.checkpoint.files import Progress
 from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.errors import OptionError
 from model.machine.device import choose_device, name_of
-from model.network.expert_load import Counts
 from model.network.group import Group
 from model.options import RunnerOptions
 from model.ranks.meeting import use_interface
@@ -48,16 +47,6 @@ class PartRunner(ModelRunner):
         self._place, self._widths, self.group = shard.place, shard.vocab_widths, group
         self.image_faults: Mapping[int, str] = {}
         """Images that could not be encoded in the latest step, by number, as all ranks of the first stage know them."""
-
-    @property
-    def has_experts(self) -> bool:
-        """Whether the model has experts, in whatever stage."""
-        return bool(self._model.config.n_experts)
-
-    @property
-    def layer_counts(self) -> Counts:
-        """`expert_tokens` with an entry for each layer of its stage, also if none has experts."""
-        return self.expert_tokens or ((),) * len(self._model.layers)
 
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:

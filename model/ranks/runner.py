@@ -7,7 +7,6 @@ from typing import TypeVar
 from model.batch import SliceOutput, StepBatch, StepOutput
 from model.errors import ModelError
 from model.machine import records
-from model.network.expert_load import Counts
 from model.ranks.followers import Followers
 from model.ranks.links import packed
 from model.ranks.part import PartRunner
@@ -45,13 +44,6 @@ class ParallelRunner:
     @property
     def waits_for_grammars(self) -> bool:
         return self._own.waits_for_grammars
-
-    @property
-    def expert_tokens(self) -> Counts:
-        if not self._own.has_experts:
-            return ()
-        stages = [self._own.layer_counts, *(self._followers.call(rank, "layer_counts") for rank in self._heads)]
-        return tuple(tuple(layer) for stage in stages for layer in stage)
 
     @property
     def _samples(self) -> bool:

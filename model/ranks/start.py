@@ -13,7 +13,6 @@ from model.checkpoint.files import Progress
 from model.errors import NoriaError, OptionError
 from model.machine.child import ending, start_python
 from model.machine.device import choose_device
-from model.memory.beside import alone
 from model.options import RunnerOptions
 from model.ranks.followers import Followers, Lost
 from model.ranks.meeting import Host, Joined, difference
@@ -119,13 +118,12 @@ def _load(
         return least
 
     device = choose_device(options.device)
-    with alone(device, world.local_size, report):  # for the other ranks of this host, too
-        own = load_part(options, world, joined.store, report, compare, agree)
-        runner = ParallelRunner(own, options.layout.place(0), followers)
-        progress.note(0, "warming up", 0.0)
-        first_steps(runner)
-        if device.type == "cuda" and not options.fast_start:
-            compile_all(runner, own.row_counts, report)
+    own = load_part(options, world, joined.store, report, compare, agree)
+    runner = ParallelRunner(own, options.layout.place(0), followers)
+    progress.note(0, "warming up", 0.0)
+    first_steps(runner)
+    if device.type == "cuda" and not options.fast_start:
+        compile_all(runner, own.row_counts, report)
     runner.warmed()
     log.info("%d ranks share the model: %s", world.size, options.layout.name)
     return runner

@@ -28,7 +28,6 @@ from model.batch import (
 from model.kernels.cpu.records import NO_TOKEN, NOT_FINITE
 from model.memory.sizes import LOGIT_VALUES
 from model.network.adapters import AdapterStore, blank
-from model.network.expert_load import Counts, ExpertLoad
 from model.network.fused import fuse
 from model.network.kernels import row_counts
 from model.network.lora import StepAdapters
@@ -90,7 +89,6 @@ class ModelRunner:
         self._tables = tables
         self._fused = fuse(model, attention, pools)
         self._whole = whole_steps(model, self._fused, pools, tables, self._block_rows())
-        self._expert_load = ExpertLoad(model.layers)
         self._last = LastTokens.of((), (), tables.device)
         self._graphs: DecodeGraphs | None = None
         self._images = Images(model.vision)
@@ -121,14 +119,9 @@ class ModelRunner:
     def waits_for_grammars(self) -> bool:
         return self._masks.waits
 
-    @property
-    def expert_tokens(self) -> Counts:
-        return self._expert_load.read()
-
     @torch.inference_mode()
     def warmed(self) -> None:
-        """Forget what was counted and kept while the first steps ran, which serve nobody."""
-        self._expert_load.forget()
+        """Forget what was kept while the first steps ran, which serve nobody."""
         self._adapters.unload(BLANK)
 
     def prepare(self, params: SamplingParams) -> None:

@@ -29,8 +29,6 @@ from service.engine.steps import StepRecorder
 log = logging.getLogger("noria.engine")
 
 MAX_FAILED_STEPS = 3
-EXPERTS_EVERY = 1.0
-"""Seconds between two reports with the load of experts, while there is work."""
 
 
 class Flight(NamedTuple):
@@ -72,7 +70,6 @@ class EngineLoop:
         self._failed_steps = 0
         self._landed_at = 0.0
         self._landed = (0, 0.0)  # tokens of the step that was read since the last report, and its seconds
-        self._experts_at = 0.0
 
     def run(self) -> None:
         """Serve until a Stop arrives. Raises the error of a step if it repeats; the process is then replaced."""
@@ -233,19 +230,10 @@ class EngineLoop:
         return self._scheduler.fail_steps()
 
     def _report(self, updates: list[Update]) -> None:
-        stats = self._scheduler.stats(*self._landed)._replace(
-            grammar_restarts=self._runner.grammar_restarts, expert_tokens=self._expert_tokens()
-        )
+        stats = self._scheduler.stats(*self._landed)._replace(grammar_restarts=self._runner.grammar_restarts)
         self._send(Report(tuple(updates), stats))
         self._landed = (0, 0.0)
         looks, self._looks = self._looks, []
         for look in looks:
             view = self._scheduler.view(self._preparing())
             self._send(view.of(look.ids) if look.ids else view.whole(self._steps.take()))
-
-    def _expert_tokens(self) -> tuple[tuple[int, ...], ...]:
-        """The load of the experts, now and then and in the last report before the engine is idle."""
-        if self._scheduler.has_work and time.monotonic() < self._experts_at + EXPERTS_EVERY:
-            return ()
-        self._experts_at = time.monotonic()
-        return self._runner.expert_tokens

@@ -202,8 +202,7 @@ class AdapterStats(NamedTuple):
 class Stats(NamedTuple):
     """State of the engine after a step. Counters are totals since the engine started.
 
-    `expert_tokens` counts the tokens of each expert of each layer. Most reports leave it empty, as it does not fit one
-    that comes hundreds of times a second. `adapters` are those that sequences use.
+    `adapters` are those that sequences use.
     """
 
     running: int = 0
@@ -217,7 +216,6 @@ class Stats(NamedTuple):
     accepted_draft_tokens: int = 0
     pools: tuple[PoolStats, ...] = ()
     grammar_restarts: int = 0
-    expert_tokens: tuple[tuple[int, ...], ...] = ()
     adapters: tuple[AdapterStats, ...] = ()
 
 

@@ -131,8 +131,7 @@ def runner_options(settings: Settings, directory: Path) -> dict[str, Any]:
     """Keyword arguments of the runner: the fields of RunnerOptions."""
     options = {field.name: getattr(settings, field.name) for field in fields(RunnerOptions)}
     adapters = tuple((adapter.number, str(adapter.path)) for adapter in given_adapters(settings))
-    cache = None if settings.cache_dir is None else str(settings.cache_dir)
-    return options | {"model": str(directory), "adapters": adapters, "cache": cache}
+    return options | {"model": str(directory), "adapters": adapters}
 
 
 def _read(path: Path | None) -> str | None:

@@ -42,4 +42,3 @@ def test_alone_packed_in_chunks_and_from_cached_pages(runner: ModelRunner) -> No
     assert serve_with(scheduler, runner, mine) == alone
     assert serve_with(scheduler, runner, mine) == alone
     assert scheduler.stats().hit_tokens >= 64
-    assert sum(map(sum, runner.expert_tokens)) > 0

@@ -9,7 +9,6 @@ import pytest
 
 from model.batch import BROKEN_NUMBERS, StepBatch, StepOutput
 from model.sampling_params import SamplingParams
-from service.engine import loop
 from service.engine.loop import MAX_FAILED_STEPS
 from service.engine.messages import Abort, FromEngine, Report, Submit, ToEngine
 from tests.engine.driving import Client, copied, expected
@@ -253,21 +252,3 @@ def test_a_grammar_process_that_is_lost_is_no_fault_of_the_engine() -> None:
     client = Client(FakeRunner(INFO), [[Submit(i, [40], lost, 0)] for i in range(2 * MAX_FAILED_STEPS)])
     assert client.finished == dict.fromkeys(range(2 * MAX_FAILED_STEPS), "error")
     assert not any(client.scheduler.prompts.cost)
-
-
-class Sparse(FakeRunner):
-    """A runner with one expert that computes every token."""
-
-    @property
-    def expert_tokens(self) -> tuple[tuple[int, ...], ...]:
-        return ((sum(batch.n_tokens for batch in self.steps),),)
-
-
-def test_the_load_of_experts_comes_now_and_then_and_before_the_engine_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = [[Submit(1, [5, 6, 7], SamplingParams(max_tokens=4))]]
-    monkeypatch.setattr(loop, "EXPERTS_EVERY", 1e9)
-    seen = [stats.expert_tokens for stats in Client(Sparse(INFO), script).stats]
-    assert seen == [((0,),), (), (), (), ((6,),)]
-    monkeypatch.setattr(loop, "EXPERTS_EVERY", 0.0)
-    seen = [stats.expert_tokens for stats in Client(Sparse(INFO), script).stats]
-    assert seen == [((0,),), ((3,),), ((4,),), ((5,),), ((6,),)]

@@ -150,7 +150,7 @@ def test_experts(layout: str, n_rows: int) -> None:
     logits, x = torch.randn(n_rows, 8), torch.randn(n_rows, 256).bfloat16()
     parts = [weights_of(layout, torch.randn(128, 256) / 16, torch.bfloat16) for _ in range(8)]
     tile = product.tile_of(layout, -(-n_rows * 2 // 8), fixed=False)
-    plan = routing.assign(logits.to(GPU), 2, tile.rows, torch.zeros(logits.shape[1], dtype=torch.int64, device=GPU))
+    plan = routing.assign(logits.to(GPU), 2, tile.rows)
     experts, shares = route(logits, 2)
     torch.testing.assert_close(plan.shares.cpu(), shares)
     weights = there(stacked([part for part, _ in parts]))

@@ -1,4 +1,4 @@
-"""Weights in the records of linear.c, by permuting whole tensors: the expected results of pack.c."""
+"""Weights in the records of linear.c, by permuting whole tensors: the expected results of pack.c, in PyTorch."""
 
 import torch
 from torch import Tensor
@@ -7,6 +7,14 @@ from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.packed import PackedWeights
 from model.kernels.cpu.packed import blocks as empty_blocks
 from model.kernels.cpu.packed import int8 as empty_int8
+
+
+def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """weight [n, k] -> int8 [n, k] in -127..127 and scales [n] float32: each row's greatest magnitude becomes 127."""
+    weight = weight.float()
+    largest = weight.abs().amax(dim=1)
+    inverse = torch.where(largest > 1e-30, torch.tensor(127.0) / largest, 0.0)
+    return (weight * inverse[:, None]).round_().to(torch.int8), torch.where(largest > 1e-30, largest / 127, 0.0)
 
 
 def int8(weight: Tensor, scales: Tensor) -> PackedWeights:

@@ -65,7 +65,7 @@ def capture(compute: Callable[[], Tensor]) -> Callable[[], Any]:
 
 def loaded(config: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> ModelRunner:
     """A runner on the CPU as one on a GPU, which has computed nothing yet."""
-    monkeypatch.setattr(schemes, "serving", lambda scheme, *_: scheme)
+    monkeypatch.setattr(schemes, "serving", lambda scheme, *_, **__: scheme)
     monkeypatch.setattr(selection, "check_tiles", lambda *_: None)
     monkeypatch.setattr(weights, "_reserve", reserve)
     monkeypatch.setattr(loading, "warm", lambda *_: None)

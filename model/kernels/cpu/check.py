@@ -9,10 +9,11 @@ from torch import Tensor
 from model.kernels.cpu import packed
 from model.kernels.cpu.build import variants
 from model.kernels.cpu.functions import Kernels
-from model.kernels.cpu.packed import FORMATS, SUPERBLOCK_BYTES, PackedWeights
+from model.kernels.cpu.packed import PackedWeights
+from model.kernels.cpu.records import FORMATS, SUPERBLOCK, SUPERBLOCK_BYTES
 from model.kernels.groups import BLOCK_GROUP
 
-N_OUT, N_IN = 88, packed.SUPERBLOCK
+N_OUT, N_IN = 88, SUPERBLOCK
 """Five blocks of 16 outputs and a half: whole tiles of every width, a narrower one and an incomplete block."""
 ROWS = 1, 7, 150
 """One row; a few; more than a task has, which is 128, with a whole tile of AMX and rows beyond it in the rest."""

@@ -3,7 +3,6 @@
 import ctypes
 import threading
 from dataclasses import dataclass, field
-from itertools import count, repeat, takewhile
 from typing import Any
 
 import numpy as np
@@ -13,17 +12,16 @@ from torch import Tensor
 
 from model.kernels.cpu.build import suffix
 from model.kernels.cpu.low_rank import PackedRows
-from model.kernels.cpu.packed import (
-    FORMATS,
-    SUPERBLOCK,
-    SUPERBLOCK_BYTES,
-    PackedExperts,
-    PackedWeights,
-    block_format,
-)
+from model.kernels.cpu.packed import PackedExperts, PackedWeights, block_format
 from model.kernels.cpu.records import (
     FLOAT_KINDS,
+    FORMATS,
+    GATED,
+    NORMED,
+    PLAIN,
     SAMPLING,
+    SUPERBLOCK,
+    SUPERBLOCK_BYTES,
     AttentionCall,
     Grid,
     Layer,
@@ -35,11 +33,9 @@ from model.kernels.groups import BLOCK_GROUP
 
 POOL = threading.Lock()
 """All variants share one pool of threads, which takes one call at a time."""
-_PLAIN, _NORMED, _GATED = range(3)
 _pointer, _integer = ctypes.c_void_p, ctypes.c_int64
 ARGUMENTS = {
     "linear": (_pointer, _pointer, _integer, _integer, _pointer, ctypes.c_float, _pointer, _integer, _pointer),
-    "tile_name": (_integer, _integer),
     "attention": (_pointer,),
     "sample": (_pointer, _integer, _integer, _pointer, _pointer),
     "network": (
@@ -64,7 +60,6 @@ RESULTS = {
     "sample": ctypes.c_int,
     "experts_scratch": _integer,
     "step": _integer,
-    "tile_name": ctypes.c_char_p,
 }
 """Result types of those that return something."""
 
@@ -75,7 +70,6 @@ class Kernels:
 
     variant: str
     _linear: Any
-    _tile_name: Any
     _attention: Any
     _sample: Any
     _network: Any
@@ -88,11 +82,6 @@ class Kernels:
     _step: Any
     _lock: threading.Lock = POOL
     _scratch: Tensor = field(default_factory=lambda: _bytes(0))
-
-    def tiles(self, format: int) -> tuple[str, ...]:
-        """Names of the compiled tiles for weights of a format, as rows x blocks: the first is choice 1 of a record."""
-        names = map(self._tile_name, repeat(format), count(1))
-        return tuple(name.decode() for name in takewhile(bool, names))
 
     def quantize(self, weights: PackedWeights, first: int, rows: Tensor) -> None:
         """Store rows [n, n_in] of floats as outputs first.. of `weights`, rounded to bfloat16 or int8.
@@ -291,7 +280,7 @@ def _bytes(n: int) -> Tensor:
 
 
 def _kind(norm: Tensor | None, gated: bool) -> int:
-    return _GATED if gated else _PLAIN if norm is None else _NORMED
+    return GATED if gated else PLAIN if norm is None else NORMED
 
 
 def _check_rows(weights: PackedWeights, first: int, n: int, n_in: int) -> None:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from model.kernels.cpu.packed import OUTPUTS, padded
-from model.kernels.cpu.records import AdapterRows, LowRankRecord, pointer
+from model.kernels.cpu.packed import padded
+from model.kernels.cpu.records import CHANNELS, OUTPUTS, RANKS, AdapterRows, LowRankRecord, pointer
 
-RANKS, CHANNELS, LINE = 8, 32, 64
-"""Ranks and channels of A that are stored together; bytes of a cache line, at which each matrix begins."""
+LINE = 64
+"""Bytes of a cache line, at which each matrix begins."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

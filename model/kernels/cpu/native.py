@@ -7,7 +7,7 @@ import ctypes
 import logging
 import os
 from functools import cache, partial
-from itertools import count, pairwise
+from itertools import count, pairwise, takewhile
 from typing import NamedTuple
 
 from model.errors import NoriaError, OptionError
@@ -129,9 +129,10 @@ def _library() -> ctypes.CDLL | None:
 
 
 def check_records(compiled: ctypes.CDLL, name: str) -> None:
-    """Raise NoriaError if a struct, or a limit, of the variant `name` differs in C and in records.py.
+    """Raise NoriaError if a struct, or a number, of the variant `name` differs in C and in records.py.
 
-    A call would crash. Building again does not help: the library was built from these sources.
+    A call would crash, or compute something else. Building again does not help: the library was built from these
+    sources.
     """
     for struct, mirror in records.MIRRORS.items():
         for c, python in zip(
@@ -142,11 +143,15 @@ def check_records(compiled: ctypes.CDLL, name: str) -> None:
                     f"struct {struct} of the compiled kernels has {c} in C, {python} in Python (name, offset, bytes); "
                     "correct model/kernels/cpu/records.py"
                 )
-    for symbol, expected in (("attention_limits", records.LIMITS), ("row_classes", records.ROW_CLASSES)):
-        limits = tuple((ctypes.c_int64 * len(expected)).in_dll(compiled, f"{symbol}_{suffix(name)}"))
-        if limits != expected:
+    for group, expected in records.CONSTANTS.items():
+        first = ctypes.pointer(records.Constant.in_dll(compiled, f"constants_{group}_{suffix(name)}"))
+        found = {
+            each.name.decode(): each.value
+            for each in takewhile(lambda each: each.name, map(first.__getitem__, count()))
+        }
+        if found != expected:
             raise NoriaError(
-                f"{symbol} of the compiled kernels are {limits} in C and {expected} in Python; "
+                f"{group} of the compiled kernels are {found} in C and {dict(expected)} in Python; "
                 "correct model/kernels/cpu/records.py"
             )
 

@@ -8,6 +8,7 @@ MIRRORED(layer, F(attention_norm), F(ffn_norm), F(wqkv), F(wo), F(w13), F(w2), F
 
 /* Parts of an adapter for one layer, in the order of `lora_rows.targets`. The head comes after all layers. */
 enum { WQKV, WO, W13, W2, TARGETS };
+CONSTANTS(targets, {"wqkv", WQKV}, {"wo", WO}, {"w13", W13}, {"w2", W2});
 
 /* Bytes of a layer's keys and values. Fewer stay in the caches of cores, and many rows compute more than they read. */
 enum { LEAST_AHEAD = 1 << 20, MANY_ROWS = 128 };

@@ -9,15 +9,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from model.kernels.cpu.records import ExpertsRecord, WeightsRecord, pointer
+from model.kernels.cpu.records import (
+    FORMATS,
+    OUTPUTS,
+    SUPERBLOCK,
+    SUPERBLOCK_BYTES,
+    ExpertsRecord,
+    WeightsRecord,
+    pointer,
+)
 from model.kernels.groups import BLOCK_GROUP, INT8_GROUP
 
-OUTPUTS = 16
-"""Outputs that are stored together."""
-FORMATS = ("int8", "q8", "q8_min", "q4", "q4_min", "bfloat16", "q4_k")
-"""Names of the layouts, in the order of `WeightsRecord.format`."""
-SUPERBLOCK, SUPERBLOCK_BYTES = 256, 144
-"""Channels and bytes of a block of Q4_K."""
 _INT8, _Q8, _Q8_MIN, _Q4, _Q4_MIN, _BFLOAT16, _Q4_K = range(len(FORMATS))
 
 
@@ -37,19 +39,12 @@ class PackedWeights:
         a_group = 4 * self.group if self.record.format == _BFLOAT16 else self.group + 12
         return n_rows * padded(self.n_in, self.group) // self.group * a_group
 
-    def part(self, first: int, n: int) -> "PackedWeights":
-        """Blocks first..first+n-1 of 16 outputs, in the same memory but with a record of their own."""
-        packed = self.packed[first : first + n]
-        scales = None if self.scales is None else self.scales[first * OUTPUTS : (first + n) * OUTPUTS]
-        n_out = min(self.n_out - first * OUTPUTS, n * OUTPUTS)
-        return _weights(n_out, self.n_in, self.record.format, packed, scales, by_tiles=bool(self.record.by_tiles))
-
 
 class PackedExperts:
     """The weights of a block of sparse experts, all in one place for the kernels.
 
     gate [n_experts, dim] float32; `experts` and `shared` are pairs of w13 and w2, None for an expert that another rank
-    holds. `load` [n_experts] int64 counts the tokens of each expert. `n_in` is dim.
+    holds. `n_in` is dim.
     """
 
     def __init__(
@@ -57,18 +52,16 @@ class PackedExperts:
         gate: Tensor,
         experts: Sequence[tuple[PackedWeights, PackedWeights] | None],
         shared: tuple[PackedWeights, PackedWeights] | None,
-        load: Tensor,
         n_used: int,
         routed_scale: float,
     ) -> None:
         self.n_in = gate.shape[1]
         pointers = [_pointers([None if pair is None else pair[i].record for pair in experts]) for i in range(2)]
-        self._owners = (gate, experts, shared, load, pointers)  # keep alive the memory that the record points to
+        self._owners = (gate, experts, shared, pointers)  # keep alive the memory that the record points to
         self.record = ExpertsRecord(
             pointer("gate", gate, torch.float32),
             *map(ctypes.addressof, pointers),
             *((None, None) if shared is None else (ctypes.addressof(weights.record) for weights in shared)),
-            pointer("load", load, torch.int64),
             len(experts),
             n_used,
             routed_scale,

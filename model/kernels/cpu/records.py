@@ -1,4 +1,4 @@
-"""Structs of the C kernels as Python fills them, and limits of attention.c. native.py compares both at load."""
+"""Structs and numbers of the C kernels as Python repeats them. native.py compares them at load."""
 
 import ctypes
 from collections.abc import Mapping
@@ -7,14 +7,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LIMITS = PAGE_SIZE, MAX_QUERIES, MAX_HEAD_DIM, MAX_ROWS, SPLIT_PAGES = 32, 64, 512, 16, 16
-"""Limits of attention.c, in the order of its `attention_limits`."""
-ROW_CLASSES = 1, 2, 17, 128
-"""The first number of rows of each class of shapes.h, for which tiles are chosen apart."""
+from model.batch import PAGE_SIZE
+from model.kernels.groups import BLOCK_GROUP, INT8_GROUP
+from model.machine.device import name_of
+
+MAX_QUERIES, MAX_HEAD_DIM, MAX_ROWS, SPLIT_PAGES = 64, 512, 16, 16
+"""Limits of attention.c."""
+OUTPUTS = 16
+"""Outputs of a projection that are stored together."""
+FORMATS = ("int8", "q8", "q8_min", "q4", "q4_min", "bfloat16", "q4_k")
+"""Names of the layouts of weights, in the order of `WeightsRecord.format`."""
+SUPERBLOCK, SUPERBLOCK_BYTES = 256, 144
+"""Channels and bytes of a block of Q4_K."""
+PLAIN, NORMED, GATED = range(3)
+"""How a product takes its input: as it is, RMS-normalised, or as gate and up."""
+RANKS, CHANNELS = 8, 32
+"""Ranks and channels of a LoRA adapter's A that are stored together."""
+TARGETS = ("wqkv", "wo", "w13", "w2")
+"""The projections of a layer that an adapter may change, in the order of `AdapterRows.targets`."""
 CELL_KINDS: Mapping[torch.dtype, int] = {torch.bfloat16: 0, torch.float32: 1, torch.int8: 2}
 """`AttentionCall.kind` for the types in which keys and values are stored: the kinds of cells.h."""
 FLOAT_KINDS: Mapping[torch.dtype, int] = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-"""Kinds of floats in a checkpoint: those of pack.c and step.c."""
+"""Kinds of floats in a checkpoint, and of embeddings."""
 WHOLE = -1
 """The `part` of a task of attention.h that is not split."""
 
@@ -40,7 +54,6 @@ class WeightsRecord(ctypes.Structure):
         ("n_out", ctypes.c_int64),
         ("n_in", ctypes.c_int64),
         ("format", ctypes.c_int64),
-        ("tiles", ctypes.c_int64 * len(ROW_CLASSES)),
         ("by_tiles", ctypes.c_int64),
     )
 
@@ -57,7 +70,7 @@ class AttentionCall(ctypes.Structure):
             (name, ctypes.c_int64)
             for name in ("n_rows", "n_tasks", "n_joins", "n_heads", "n_kv_heads", "head_dim", "window", "kind")
         ),
-        *((name, ctypes.c_int64) for name in ("part_queries", "n_keys", "ahead")),
+        *((name, ctypes.c_int64) for name in ("part_queries", "n_keys")),
     )
 
 
@@ -90,7 +103,7 @@ class NetworkRecord(ctypes.Structure):
         ),
         *(
             (name, ctypes.c_int64)
-            for name in ("head_dim", "kind", "embedding_kind", "page_size", "rows_a_task", "split", "enough", "ahead")
+            for name in ("head_dim", "kind", "embedding_kind", "page_size", "rows_a_task", "split", "enough")
         ),
         ("eps", ctypes.c_float),
     )
@@ -109,7 +122,7 @@ class ExpertsRecord(ctypes.Structure):
     """`experts_t` of experts.h."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("gate", "w13", "w2", "shared_w13", "shared_w2", "load")),
+        *((name, ctypes.c_void_p) for name in ("gate", "w13", "w2", "shared_w13", "shared_w2")),
         *((name, ctypes.c_int64) for name in ("n_experts", "n_used")),
         ("routed_scale", ctypes.c_float),
     )
@@ -174,6 +187,37 @@ MIRRORS: Mapping[str, Mirror] = {
     "params": SAMPLING,
 }
 """The structs by their names in C."""
+
+CONSTANTS: Mapping[str, Mapping[str, int]] = {
+    "formats": {name: i for i, name in enumerate(FORMATS)},
+    "inputs": {"PLAIN": PLAIN, "NORMED": NORMED, "GATED": GATED},
+    "packing": {
+        "OUTPUTS": OUTPUTS,
+        "INT8_GROUP": INT8_GROUP,
+        "BLOCK_GROUP": BLOCK_GROUP,
+        "SUPERBLOCK": SUPERBLOCK,
+        "SUPERBLOCK_BYTES": SUPERBLOCK_BYTES,
+    },
+    "floats": {name_of(dtype): kind for dtype, kind in FLOAT_KINDS.items()},
+    "cells": {name_of(dtype): kind for dtype, kind in CELL_KINDS.items()},
+    "limits": {
+        "PAGE_SIZE": PAGE_SIZE,
+        "MAX_QUERIES": MAX_QUERIES,
+        "MAX_HEAD_DIM": MAX_HEAD_DIM,
+        "MAX_ROWS": MAX_ROWS,
+        "SPLIT_PAGES": SPLIT_PAGES,
+    },
+    "samples": {"NO_TOKEN": NO_TOKEN, "NOT_FINITE": NOT_FINITE},
+    "targets": {name: i for i, name in enumerate(TARGETS)},
+    "adapters": {"RANKS": RANKS, "CHANNELS": CHANNELS, "OUTPUTS": OUTPUTS},
+}
+"""Numbers by their names, in the groups of C's `CONSTANTS`."""
+
+
+class Constant(ctypes.Structure):
+    """`constant_t` of vectors.h."""
+
+    _fields_ = (("name", ctypes.c_char_p), ("value", ctypes.c_int64))
 
 
 class Field(ctypes.Structure):

@@ -32,6 +32,7 @@ enum { STRETCH = 1024 };
 
 /* Results for a row without a token: its values are all hidden, or one is NaN or infinite. */
 enum { NO_TOKEN = -1, NOT_FINITE = -2 };
+CONSTANTS(samples, {"NO_TOKEN", NO_TOKEN}, {"NOT_FINITE", NOT_FINITE});
 
 /* Lowest index of the greatest of n values, or one of the results above. */
 static int64_t greatest(const float *x, int64_t n) {

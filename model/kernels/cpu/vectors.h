@@ -24,6 +24,12 @@ typedef struct {
 } field_t;
 #define FIELD(type, name) {#name, offsetof(type, name), sizeof(((type *)0)->name)}
 #define MIRRORED(type, ...) const field_t EXPORT(fields_##type)[] = {__VA_ARGS__, {0, 0, sizeof(type)}}
+/* Numbers that Python repeats, each with its name there. Python compares them, too. */
+typedef struct {
+    const char *name;
+    int64_t value;
+} constant_t;
+#define CONSTANTS(group, ...) const constant_t EXPORT(constants_##group)[] = {__VA_ARGS__, {0, 0}}
 #define INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)
 #define UNROLL _Pragma("unroll")

@@ -101,10 +101,10 @@ def _all_counts(counts, n_programs, EXPERTS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n_rows", "n_blocks"])
 def _place(
-    chosen, counts, slots, experts, places, last, load, n_rows, n_experts, n_blocks,
+    chosen, counts, slots, experts, places, last, n_rows, n_experts, n_blocks,
     CHOICES: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Program (rows): store every pair in the next free slot of its expert. The first adds the counts to `load` too."""
+    """Program (rows): store every pair in the next free slot of its expert."""
     numbers = tl.arange(0, EXPERTS)
     total, before = _all_counts(counts, tl.num_programs(0), EXPERTS)
     blocks = (total + BLOCK - 1) // BLOCK
@@ -112,7 +112,6 @@ def _place(
     begins = (ends - blocks) * BLOCK
     if tl.program_id(0) == 0:
         known = numbers < n_experts
-        tl.store(load + numbers, tl.load(load + numbers, mask=known, other=0) + total, mask=known)
         tl.store(last + numbers, ends * BLOCK, mask=known)
         left = (begins + total)[:, None] + tl.arange(0, BLOCK)[None, :]  # free slots of the last blocks
         tl.store(slots + left, tl.full((EXPERTS, BLOCK), -1, tl.int32), mask=left < (ends * BLOCK)[:, None])
@@ -148,10 +147,10 @@ def _join(y, shares, places, onto, out, dim, CHOICES: tl.constexpr, COLUMNS: tl.
     tl.store(out + row * dim + columns, total.to(out.dtype.element_ty), mask=there)
 
 
-def assign(logits: Tensor, choices: int, block: int, load: Tensor, scale: float = 1.0) -> Assignment:
+def assign(logits: Tensor, choices: int, block: int, scale: float = 1.0) -> Assignment:
     """The assignment for the gate's logits [T, n_experts]; `model.network.moe.route` is the same in PyTorch.
 
-    The shares are multiplied by `scale`. `load` [n_experts] int64 counts the pairs of each expert.
+    The shares are multiplied by `scale`.
     """
     n_rows, n_experts = logits.shape
     n_pairs, n_programs = n_rows * choices, triton.cdiv(n_rows, ROWS)
@@ -161,7 +160,7 @@ def assign(logits: Tensor, choices: int, block: int, load: Tensor, scale: float 
     slots, experts, places, ends, chosen, counts = (logits.new_empty(n, dtype=torch.int32) for n in lengths)
     shares = logits.new_empty(n_rows, choices, dtype=torch.float32)
     _choose[(n_programs,)](logits.contiguous(), shares, chosen, counts, n_rows, n_experts, scale, *sizes, ROWS)
-    made = slots, experts, places, ends, load
+    made = slots, experts, places, ends
     _place[(n_programs,)](chosen, counts, *made, n_rows, n_experts, n_blocks, *sizes, block, ROWS)
     return Assignment(slots, experts, shares, places, ends)
 

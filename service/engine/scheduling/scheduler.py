@@ -210,7 +210,6 @@ class Scheduler:
             step_tokens=step_tokens,
             step_seconds=step_seconds,
             pools=tuple(pool.stats for pool in self.pools),
-            expert_tokens=(),
             adapters=self._adapters.stats,
             **self._totals,
         )

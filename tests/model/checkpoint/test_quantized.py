@@ -114,11 +114,8 @@ def test_int8_with_a_scale_an_output_stays_as_it_is(name: str, kernels: Kernels)
     assert torch.equal(stored.scales[:48], scales)
 
 
-@pytest.mark.parametrize("serving", ["compiled", "torch"])
 @pytest.mark.parametrize("name", ["ct int8 channel", "ct int8 zeros", "fp8 tensor", "awq g64"])
-def test_int8_products(name: str, serving: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if serving == "torch":
-        monkeypatch.setenv(native.ENVIRONMENT, "torch")
+def test_int8_products(name: str) -> None:
     found, wanted = matrix(name, 48, 256)
     made, x = Int8Linear(256, 48), torch.randn(5, 256, generator=torch.Generator().manual_seed(2))
     made.take(0, found[:30])

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from model.kernels.cpu import check, native
 from model.kernels.cpu.functions import Kernels
-from model.kernels.cpu.packed import FORMATS, PackedWeights
+from model.kernels.cpu.packed import PackedWeights
+from model.kernels.cpu.records import FORMATS
 
 
 def exact_weights(layout: str) -> Tensor:

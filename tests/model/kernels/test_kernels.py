@@ -170,8 +170,8 @@ NARROW = np.dtype([(name, np.int32 if name == "part" else np.int64) for name in 
 @pytest.mark.parametrize(
     ("struct", "mirror", "difference"),
     [
-        ("attention_call", LongerCall, "('', 0, 168) in C, ('extra', 168, 8) in Python"),
-        ("attention_call", ShorterCall, "('ahead', 160, 8) in C, ('', 0, 160) in Python"),
+        ("attention_call", LongerCall, "('', 0, 160) in C, ('extra', 160, 8) in Python"),
+        ("attention_call", ShorterCall, "('n_keys', 152, 8) in C, ('', 0, 152) in Python"),
         ("attention_call", SwappedCall, "('rotations', 8, 8) in C, ('q_factors', 8, 8) in Python"),
         ("task_t", NARROW, "('part', 48, 8) in C, ('part', 48, 4) in Python"),
     ],
@@ -186,8 +186,32 @@ def test_a_struct_that_differs_from_its_mirror_is_an_error(
         native._library.__wrapped__()
 
 
+@pytest.mark.parametrize(
+    ("group", "name", "there"),
+    [
+        ("formats", "q4", 3),
+        ("inputs", "GATED", 2),
+        ("packing", "SUPERBLOCK_BYTES", 144),
+        ("floats", "bfloat16", 2),
+        ("cells", "int8", 2),
+        ("limits", "PAGE_SIZE", 32),
+        ("samples", "NOT_FINITE", -2),
+        ("targets", "w13", 2),
+        ("adapters", "RANKS", 8),
+    ],
+)
 @pytest.mark.skipif(native.kernels() is None, reason="needs the compiled library")
-def test_a_limit_that_differs_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(structs, "LIMITS", (32, 64, 256, 16, 16))
-    with pytest.raises(NoriaError, match=re.escape("are (32, 64, 512, 16, 16) in C and (32, 64, 256, 16, 16)")):
-        native._library.__wrapped__()
+def test_a_number_that_differs_is_an_error(monkeypatch: pytest.MonkeyPatch, group: str, name: str, there: int) -> None:
+    """Another value, one that C does not have, or one that Python does not."""
+    right = dict(structs.CONSTANTS[group])
+    assert right[name] == there
+    for wrong in (
+        {**right, name: there + 1},
+        {**right, "more": 9},
+        {other: right[other] for other in right if other != name},
+    ):
+        monkeypatch.setattr(structs, "CONSTANTS", {**structs.CONSTANTS, group: wrong})
+        with pytest.raises(
+            NoriaError, match=re.escape(f"{group} of the compiled kernels are {right} in C and {wrong}")
+        ):
+            native._library.__wrapped__()

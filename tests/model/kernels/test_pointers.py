@@ -72,7 +72,7 @@ def rows(kernels: Kernels, rows: Tensor) -> None:
 
 def gate(kernels: Kernels, weight: Tensor) -> None:
     pair = (packed.int8(64, 64), packed.int8(64, 32))
-    block = PackedExperts(weight, [pair, pair], None, torch.zeros(2, dtype=torch.int64), 1, 1.0)
+    block = PackedExperts(weight, [pair, pair], None, 1, 1.0)
     kernels.experts(block, torch.ones(2, 64), norm=None, eps=0.0, onto=torch.ones(2, 64))
 
 

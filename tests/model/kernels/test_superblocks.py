@@ -100,11 +100,6 @@ def test_the_index_counts_their_bits(kinds: tuple[str, ...], bits: float) -> Non
     assert Index((), tuple(entries)).block_bits == bits
 
 
-def test_a_part_is_that_of_the_product(kernels: Kernels) -> None:
-    made, x = packed_rows(kernels, random_rows(96, 2, [1e-3])), torch.randn(3, 512)
-    assert torch.equal(kernels.linear(made.part(2, 3), x), kernels.linear(made, x)[:, 32:80])
-
-
 def test_a_projection_keeps_the_bits_of_its_file_where_it_can() -> None:
     """Beside another kind, and with factors that float16 may not hold, it gets groups of 32."""
     fits, large = random_rows(32, 2, [1e-3]), random_rows(32, 2, [1e-3])

@@ -1,4 +1,4 @@
-"""bfloat16 weights: the kernels against plain additions and against themselves, oneDNN where nothing is compiled."""
+"""bfloat16 weights: the kernels against plain additions and against themselves."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch import Tensor
 from model.attention import choose
 from model.checkpoint.matrices import BlockMatrix
 from model.errors import OptionError
-from model.kernels.cpu import native, packed
+from model.kernels.cpu import packed
 from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.packed import PackedWeights
 from model.linear import schemes
@@ -19,13 +19,6 @@ from tests.model import records
 from tests.model.driving import CPU, Driver, random_model, random_tensors, tiny
 
 SHAPES = [(16, 64), (1, 3), (17, 65), (200, 130), (576, 1536)]
-
-
-@pytest.fixture(params=["compiled", "torch"])
-def serving(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "torch":
-        monkeypatch.setenv(native.ENVIRONMENT, "torch")
-    return request.param
 
 
 def rounded(*shape: int) -> Tensor:
@@ -125,7 +118,7 @@ def test_weights_that_are_not_finite_in_bfloat16_are_refused(kernels: Kernels, b
 
 @pytest.mark.parametrize("n_rows", [1, 32, 33, 100])
 @pytest.mark.parametrize("shape", [(40, 100), (5, 7), (256, 64)], ids=str)
-def test_parts_may_come_in_any_order_and_format(serving: str, shape: tuple[int, int], n_rows: int) -> None:
+def test_parts_may_come_in_any_order_and_format(shape: tuple[int, int], n_rows: int) -> None:
     torch.manual_seed(0)
     weight, x = rounded(*shape), rounded(n_rows, shape[1])
     made = BFloat16Linear(shape[1], shape[0])
@@ -135,14 +128,14 @@ def test_parts_may_come_in_any_order_and_format(serving: str, shape: tuple[int, 
 
 
 @pytest.mark.parametrize("bad", [float("nan"), 3.4e38])
-def test_a_projection_refuses_what_is_not_finite_in_bfloat16(serving: str, bad: float) -> None:
+def test_a_projection_refuses_what_is_not_finite_in_bfloat16(bad: float) -> None:
     weight = torch.randn(300, 8)
     weight[280, 3] = bad
     with pytest.raises(ValueError, match="not finite"):
         BFloat16Linear(8, 300).take(0, weight)
 
 
-def test_a_files_blocks_are_decoded(serving: str) -> None:
+def test_a_files_blocks_are_decoded() -> None:
     blocks = BlockMatrix(torch.randint(-127, 128, (300, 2, 32), dtype=torch.int8), torch.rand(300, 2).half())
     made = BFloat16Linear(64, 300)
     made.take(0, blocks)
@@ -151,7 +144,7 @@ def test_a_files_blocks_are_decoded(serving: str) -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"tied_head": True}, {"n_experts": 4, "n_experts_per_token": 2}], ids=str)
-def test_network_is_near_its_float32_self(serving: str, changes: dict[str, object]) -> None:
+def test_network_is_near_its_float32_self(changes: dict[str, object]) -> None:
     config = tiny((None, 9), **changes)
     with torch.device("meta"):
         model = Transformer(config, "bfloat16")
@@ -165,12 +158,16 @@ def test_network_is_near_its_float32_self(serving: str, changes: dict[str, objec
     for chunk in (1, 7):
         cut = Driver(model, attention, shuffle=1).whole(tokens, chunk)
         assert torch.nn.functional.cosine_similarity(cut, expected).min() > 0.99
-        assert serving == "torch" or torch.equal(cut, logits)
+        assert torch.equal(cut, logits)
 
 
 def test_it_is_what_none_is_in_bfloat16_on_a_cpu() -> None:
-    assert schemes.serving(schemes.SCHEMES["none"], "bfloat16", "cpu").name == "bfloat16"
-    others = [("none", "float32", "cpu"), ("none", "bfloat16", "cuda"), ("int8", "bfloat16", "cpu")]
-    assert [schemes.serving(schemes.SCHEMES[name], *rest).name for name, *rest in others] == ["none", "none", "int8"]
+    def name(scheme: str, dtype: str, device: str, *, compiled: bool = True) -> str:
+        return schemes.serving(schemes.SCHEMES[scheme], dtype, device, compiled=compiled).name
+
+    assert name("none", "bfloat16", "cpu") == "bfloat16"
+    assert name("none", "bfloat16", "cpu", compiled=False) == "none"
+    assert [name("none", "float32", "cpu"), name("none", "bfloat16", "cuda")] == ["none", "none"]
+    assert name("int8", "bfloat16", "cpu") == "int8"
     with pytest.raises(OptionError, match="--quantize bfloat16 is not known, choose one of: auto, none, fp8"):
         schemes.choose("bfloat16", "auto", "cpu", compiled=True)

@@ -7,17 +7,10 @@ from gguf import GGMLQuantizationType
 from gguf.quants import quantize
 from torch import Tensor
 
+from model.checkpoint.gguf.index import STORED, Stored
 from model.checkpoint.matrices import BlockMatrix, EncodedMatrix
 from model.errors import OptionError
-from model.kernels.cpu import native
 from model.linear.int4 import Int4Linear, quantize4, quantize8
-
-
-@pytest.fixture(params=["compiled", "torch"])
-def serving(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "torch":
-        monkeypatch.setenv(native.ENVIRONMENT, "torch")
-    return request.param
 
 
 def test_four_bits_are_fifteen_steps_from_the_least() -> None:
@@ -69,7 +62,7 @@ def encoded(weight: Tensor, kind: str) -> Tensor | BlockMatrix | EncodedMatrix:
 
 
 @pytest.mark.parametrize("kinds", [("Q4_1",), ("Q8_0", "Q4_1"), ("Q4_1", "float"), ("F16", "Q8_0"), ("Q5_0", "Q4_1")])
-def test_products_are_those_of_the_quantized_values(serving: str, kinds: tuple[str, ...]) -> None:
+def test_products_are_those_of_the_quantized_values(kinds: tuple[str, ...]) -> None:
     generator = torch.Generator().manual_seed(3)
     weight, x = torch.randn(40, 96, generator=generator), torch.randn(7, 96, generator=generator)
     x[0, :32] = 0
@@ -89,7 +82,20 @@ def test_products_are_those_of_the_quantized_values(serving: str, kinds: tuple[s
     np.testing.assert_allclose(made(x, onto=onto).numpy(), expected + 1, rtol=1e-4, atol=1e-4)
 
 
-def test_parts_may_come_in_any_order(serving: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "wrong", "layout"),
+    [("Q5_1", Stored(8), "q8, the rows fit q8_min"), ("Q5_0", Stored(4), "q4, the rows fit q8")],
+)
+def test_a_wrong_row_for_a_kind_of_a_file_is_an_error(
+    kind: str, wrong: Stored, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C would write records of the size of the decoded rows, beyond memory for smaller ones."""
+    monkeypatch.setitem(STORED, kind, wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=f"weights have the layout {layout}"):
+        Int4Linear(64, 16).take(0, encoded(torch.randn(16, 64), kind))
+
+
+def test_parts_may_come_in_any_order() -> None:
     weight, x = torch.randn(40, 64), torch.randn(3, 64)
     made, whole = Int4Linear(64, 40), Int4Linear(64, 40)
     whole.take(0, weight)

@@ -1,38 +1,23 @@
-"""The int8 scheme: rounding by hand, fallback against kernels, networks near their float32 selves."""
+"""The int8 scheme: rounding by hand, parts in any order, networks near their float32 selves."""
 
 import pytest
 import torch
 
 from model.attention import choose
 from model.errors import OptionError
-from model.kernels.cpu import native
 from model.linear import schemes
-from model.linear.base import quantize_rows
-from model.linear.int8 import Int8Linear, quantize
+from model.linear.int8 import Int8Linear
 from model.network import weights
 from model.network.transformer import Transformer
 from model.sharding.shard import shard_of
 from tests.model.driving import CPU, Driver, random_model, random_tensors, tiny
-
-
-@pytest.fixture(params=["compiled", "torch"])
-def serving(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "torch":
-        monkeypatch.setenv(native.ENVIRONMENT, "torch")
-    return request.param
+from tests.model.records import quantize
 
 
 def test_weights_round_to_the_nearest_of_127_steps() -> None:
     rows, scales = quantize(torch.tensor([[1.0, -0.5, 0.3, 0.0], [0.0, 0.0, 0.0, 0.0], [-12.7, 0.1, 0.26, 12.7]]))
     assert rows.tolist() == [[127, -64, 38, 0], [0, 0, 0, 0], [-127, 1, 3, 127]]  # -63.5 goes to even
     assert scales.tolist() == pytest.approx([1 / 127, 0.0, 0.1])
-
-
-def test_activations_have_a_scale_a_group() -> None:
-    x = torch.cat((torch.full((1, 64), 127.0), torch.full((1, 64), 0.5)), dim=1)
-    rows, scales = quantize_rows(x, 64)
-    assert rows.unique().tolist() == [127]
-    assert scales[0].tolist() == pytest.approx([1.0, 0.5 / 127])
 
 
 def linear(weight: torch.Tensor, cuts: tuple[int, ...]) -> Int8Linear:
@@ -42,17 +27,7 @@ def linear(weight: torch.Tensor, cuts: tuple[int, ...]) -> Int8Linear:
     return made
 
 
-def test_fallback_equals_kernels_within_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    weight, x = torch.randn(40, 100), torch.randn(7, 100)
-    compiled = linear(weight, (16, 24))(x)
-    monkeypatch.setenv(native.ENVIRONMENT, "torch")
-    plain = linear(weight, (16, 24))
-    torch.testing.assert_close(plain(x), compiled, rtol=1e-5, atol=1e-5)
-    assert all(torch.equal(plain(x[i : i + 1])[0], plain(x)[i]) for i in range(7))
-
-
-def test_parts_may_come_in_any_order(serving: str) -> None:
+def test_parts_may_come_in_any_order() -> None:
     torch.manual_seed(0)
     weight, x = torch.randn(40, 64), torch.randn(3, 64)
     made = Int8Linear(64, 40)
@@ -63,7 +38,7 @@ def test_parts_may_come_in_any_order(serving: str) -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"tied_head": True}, {"n_experts": 4, "n_experts_per_token": 2}], ids=str)
-def test_network_is_near_its_float32_self(serving: str, changes: dict[str, object]) -> None:
+def test_network_is_near_its_float32_self(changes: dict[str, object]) -> None:
     config = tiny((None, 9), **changes)
     with torch.device("meta"):
         model = Transformer(config, "int8")
@@ -76,8 +51,7 @@ def test_network_is_near_its_float32_self(serving: str, changes: dict[str, objec
     logits = Driver(model.eval(), attention).whole(tokens)
     expected = Driver(random_model(config), attention).whole(tokens)
     assert torch.nn.functional.cosine_similarity(logits, expected).min() > 0.98
-    if serving == "compiled":
-        assert torch.equal(Driver(model, attention, shuffle=1).whole(tokens, chunk=7), logits)
+    assert torch.equal(Driver(model, attention, shuffle=1).whole(tokens, chunk=7), logits)
 
 
 def test_auto_is_int8_or_a_files_own_blocks_on_a_cpu_unless_a_format_is_requested() -> None:
@@ -88,6 +62,10 @@ def test_auto_is_int8_or_a_files_own_blocks_on_a_cpu_unless_a_format_is_requeste
     with pytest.raises(OptionError, match="int8 is for a CPU only, on a GPU choose one of: auto, none, fp8, int4"):
         schemes.choose("int8", "auto", "cuda", compiled=True)
     assert schemes.choose("int4", "auto", "cuda", compiled=True).name == "int4-weights"
+    assert schemes.choose("auto", "auto", "cpu", compiled=False).name == "none"
+    for name in ("int8", "int4"):
+        with pytest.raises(OptionError, match=f"--quantize {name} on a CPU needs the compiled kernels, .* build them"):
+            schemes.choose(name, "auto", "cpu", compiled=False)
     known = "auto, none, fp8, int8, int4, int4-weights"
     with pytest.raises(OptionError, match=f"--quantize int3 is not known, choose one of: {known}"):
         schemes.choose("int3", "auto", "cpu", compiled=True)

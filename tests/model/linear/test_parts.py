@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 from model.checkpoint.matrices import cut
 from model.errors import OptionError
-from model.kernels.cpu import native
 from model.linear.base import Projection
 from model.linear.compiled import Compiled
 from model.linear.floats import WeightsOnly
@@ -40,12 +39,9 @@ def part_of(weight: Tensor, columns: range, scheme: str) -> Projection:
     return made
 
 
-@pytest.mark.parametrize("serving", ["compiled", "torch"])
 @pytest.mark.parametrize(("scheme", "width"), CASES)
-def test_partial_sums_add_up(scheme: str, width: int, serving: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_sums_add_up(scheme: str, width: int) -> None:
     """To the product in float64, but for what a scheme rounds in weights and in activations."""
-    if serving == "torch":
-        monkeypatch.setenv(native.ENVIRONMENT, "torch")
     generator = torch.Generator().manual_seed(width)
     weight, x = torch.randn(N_OUT, 4 * width, generator=generator), torch.randn(N_ROWS, 4 * width, generator=generator)
     total, allowed = torch.zeros(N_ROWS, N_OUT), torch.zeros(N_ROWS, N_OUT)
@@ -58,7 +54,7 @@ def test_partial_sums_add_up(scheme: str, width: int, serving: str, monkeypatch:
         dw = WEIGHT_ERRORS[scheme] * w.abs().amax(dim=1)  # [n_out]
         dx = INPUT_ERRORS.get(scheme, 0.0) * own.abs().amax(dim=1, keepdim=True)  # [n, 1]
         allowed += own.square().sum(dim=1, keepdim=True) * dw**2 + dx**2 * w.square().sum(dim=1)
-        if SCHEMES[scheme].bit_identical and serving == "compiled":
+        if SCHEMES[scheme].bit_identical:
             assert torch.equal(projection(own[2:3]), y[2:3])
     error = (total - (x.double() @ weight.double().T)).square().mean()
     assert error <= allowed.mean() + 1e-10  # the errors are independent: their squares add up

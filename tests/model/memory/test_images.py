@@ -7,12 +7,12 @@ import pytest
 
 from model import loading
 from model.checkpoint.families import read_config
+from model.decide import encoder_bytes
 from model.errors import OptionError
 from model.image_spans import ImageFormat
 from model.linear.schemes import SCHEMES
 from model.memory.images import image_sizes
 from model.memory.plan import make_plan
-from model.memory.sizes import encoder_bytes
 from model.options import RunnerOptions
 from tests.model import pixtral
 from tests.model.checkpoint.published import written

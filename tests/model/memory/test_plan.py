@@ -14,12 +14,12 @@ from model import loading
 from model.checkpoint.families import read_config
 from model.checkpoint.gguf.index import Entry, Index
 from model.checkpoint.gguf.open import GgufModel
+from model.decide import planned
 from model.errors import ModelError, OptionError
 from model.kernels.cpu import native
 from model.linear.schemes import NAMES, SCHEMES, Scheme
 from model.linear.selection import PROJECTIONS
 from model.memory import sizes as memory
-from model.memory.decide import planned
 from model.memory.plan import Fit, PoolNeed, make_plan
 from model.options import RunnerOptions
 from tests.model.driving import checkpoint, storages, tiny
@@ -230,6 +230,12 @@ def test_weights_that_are_not_quantized_are_in_a_format_of_the_processor(
     monkeypatch.setattr("model.memory.plan.planned", partial(planned, root=tmp_path))
     plan = make_plan(write(tmp_path, MISTRAL), options(device="cpu", quantize="none"), 80 * GIB)
     assert (plan.weights, plan.token) == (7_241_732_096 * value_bytes, 65_536 * value_bytes)
+
+
+def test_a_library_of_other_sources_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine does not use it either: it was built before, or is not complete."""
+    monkeypatch.setattr("model.decide.fingerprint", lambda: "0" * 16)
+    assert not planned("cpu").compiled
 
 
 @pytest.mark.parametrize(("kernels", "scheme"), [("torch", "none"), ("baseline", "int8")])

@@ -132,8 +132,6 @@ def test_the_kernels_give_the_bits_of_one_expert_after_another(
         expected = block.shared_experts(x, norm, onto=expected)
         assert block.packed is not None
         assert torch.equal(block(x, norm, onto=onto), expected)
-        counts = torch.tensor(best).bincount(minlength=8 // n_used)
-        assert torch.equal(block.load, counts.repeat(n_used))
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int4", "bfloat16"])
@@ -148,10 +146,8 @@ def test_the_kernels_route_as_pytorch_does(scheme: str, monkeypatch: pytest.Monk
     x = torch.randn(50, 128)
     fast = block(x)
     assert block.packed is not None
-    tokens = block.load.clone()
     monkeypatch.setattr(MoE, "packed", None)
     torch.testing.assert_close(fast, block(x), atol=2e-5, rtol=1e-5)
-    assert torch.equal(block.load, 2 * tokens)
 
 
 @pytest.mark.parametrize("scheme", ["none", "int8", "int4", "bfloat16"])
@@ -169,7 +165,6 @@ def test_the_experts_of_two_ranks_add_up_to_all(scheme: str) -> None:
         part.gate.weight.copy_(whole.gate.weight)
     for rows in (x, x[:7]):
         torch.testing.assert_close(parts[0](rows) + parts[1](rows), whole(rows), atol=1e-4, rtol=1e-4)
-    assert all(torch.equal(part.load, whole.load) for part in parts)
     assert not parts[1](x[:7]).any()
 
 

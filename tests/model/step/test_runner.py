@@ -15,11 +15,11 @@ from model.attention.cache import PagePools
 from model.attention.reference import ReferenceAttention
 from model.batch import PageTable, Slice, SliceOutput, StepBatch
 from model.checkpoint.open import Checkpoint, open_checkpoint
+from model.decide import Abilities, choose_dtype, planned
 from model.errors import ModelError, OptionError
 from model.kernels.cpu import native
 from model.loading import create
 from model.machine import device, gpu
-from model.memory.decide import Abilities, choose_dtype, planned
 from model.sampling_params import SamplingParams
 from model.step import runner
 from model.step.runner import ModelRunner
@@ -287,8 +287,6 @@ def test_memory_that_runs_out_after_all_is_one_line(
         ({"sliding_window": -1}, "--sliding-window must be at least 1, got -1"),
         ({"max_step_tokens": 0}, "--max-step-tokens must be at least 1 and at most 1048576, got 0"),
         ({"max_sequences": 0}, "--max-sequences must be at least 1, got 0"),
-        ({"tune": "always"}, "--tune always is not known, choose one of: off, start, thorough"),
-        ({"tune": "thorough"}, "--tune thorough times the compiled kernels of a CPU, which do not serve here"),
         ({"threads": 0}, "--threads must be at least 1, got 0"),
         ({"threads": 10**6}, "--threads must be 1 to "),
         ({"cache_memory": 1000}, "one sequence of 1 tokens needs 8.0 KiB"),

@@ -27,10 +27,10 @@ MIRRORED(join_t, F(row), F(n_rows), F(first), F(n));
 #define F(name) FIELD(attention_call, name)
 MIRRORED(attention_call, F(qkv), F(rotations), F(q_factors), F(out), F(parts), F(cells), F(slots), F(pages), F(tasks), F(joins),
          F(n_rows), F(n_tasks), F(n_joins), F(n_heads), F(n_kv_heads), F(head_dim), F(window), F(kind), F(part_queries),
-         F(n_keys), F(ahead));
+         F(n_keys));
 #undef F
-/* Limits that callers must keep, as Python repeats them. */
-const int64_t EXPORT(attention_limits)[] = {PAGE, MAX_QUERIES, MAX_DIM, ROWS, SPLIT};
+CONSTANTS(limits, {"PAGE_SIZE", PAGE}, {"MAX_QUERIES", MAX_QUERIES}, {"MAX_HEAD_DIM", MAX_DIM}, {"MAX_ROWS", ROWS}, {"SPLIT_PAGES", SPLIT});
+CONSTANTS(cells, {"bfloat16", BF16}, {"float32", FLOAT32}, {"int8", INT8});
 
 typedef struct {
     float q[MAX_QUERIES * QUERY], acc[MAX_QUERIES * MAX_DIM], joined[MAX_QUERIES * MAX_DIM], p[MAX_QUERIES * KEYS];
@@ -195,7 +195,7 @@ INLINE void attend_block(const int kind, const call *c, int index, int64_t from,
     if (low >= high) return;
     const int first = (int)low * group, many = (int)(high - low) * group;
     const int n = (int)(end - from), one = (int)(from % BLOCK);
-    const int ahead = (int)most_of(least_of(c->ahead ? c->ahead : AHEAD / half, 2 * BLOCK), 1);
+    const int ahead = (int)most_of(least_of(AHEAD / half, 2 * BLOCK), 1);
     const char *used[4 * BLOCK]; /* keys and values in the order of their use, these and the next block's */
     for (int i = 0; i < n + BLOCK; i++) {
         int64_t b = from - t->block + i;

@@ -20,7 +20,7 @@ typedef struct {
     const int64_t *slots, *pages;
     const task_t *tasks;
     const join_t *joins;
-    int64_t n_rows, n_tasks, n_joins, n_heads, n_kv_heads, head_dim, window, kind, part_queries, n_keys, ahead;
+    int64_t n_rows, n_tasks, n_joins, n_heads, n_kv_heads, head_dim, window, kind, part_queries, n_keys;
 } attention_call;
 
 /* Floats of `attention_call.parts` for a query: its sums, for heads that are padded, and their maximum and total. */
@@ -31,6 +31,5 @@ int64_t GLUE(page_bytes, VARIANT)(const attention_call *c);
 
 /* Store the keys and values of all rows, then attend. With `rotations` [n_rows, 2, head_dim/2] q and k are rotated first.
  * With `q_factors` [n_rows] the queries of each row are multiplied by its factor. With `n_keys` every row of a task sees
- * the keys of positions 0..n_keys-1, whatever its own position is; there is no window then. Keys and
- * values are prefetched `ahead` halves of a cell before their use (1 to 8), or as many as are compiled in for 0. */
+ * the keys of positions 0..n_keys-1, whatever its own position is; there is no window then. */
 void EXPORT(attention)(const attention_call *c);

@@ -10,7 +10,7 @@
 #include "linear/calls.h"
 
 #define F(name) FIELD(experts_t, name)
-MIRRORED(experts_t, F(gate), F(w13), F(w2), F(shared_w13), F(shared_w2), F(load), F(n_experts), F(n_used), F(routed_scale));
+MIRRORED(experts_t, F(gate), F(w13), F(w2), F(shared_w13), F(shared_w2), F(n_experts), F(n_used), F(routed_scale));
 #undef F
 
 enum { GATES = 8, LINE = 64 };
@@ -124,16 +124,13 @@ static void route_some(void *context, int task, int thread) {
     }
 }
 
-/* Sorts the pairs by expert, in order of tokens, and counts them. */
+/* Sorts the pairs by expert, in order of tokens. */
 static void sort(block *b) {
     int n_experts = (int)b->e->n_experts, n_used = (int)b->e->n_used, pairs = b->n_rows * n_used;
     int32_t *begins = b->begins;
     memset(begins, 0, (size_t)(n_experts + 1) * 4);
     for (int i = 0; i < pairs; i++) begins[b->chosen[i] + 1]++;
-    for (int i = 0; i < n_experts; i++) {
-        if (b->e->load) b->e->load[i] += begins[i + 1];
-        begins[i + 1] += begins[i];
-    }
+    for (int i = 0; i < n_experts; i++) begins[i + 1] += begins[i];
     for (int i = 0; i < pairs; i++) {
         int32_t place = begins[b->chosen[i]]++; /* afterwards an entry is the end of its expert */
         b->places[i] = place;

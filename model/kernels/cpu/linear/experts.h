@@ -4,12 +4,11 @@
 
 /* A block of sparse experts. `gate` is [n_experts, dim]. w13 and w2 have an entry for each expert; all w13 have one
  * format and one size, and all w2. They are null for an expert that is not here: its output is left out. Shared experts
- * are one more feed-forward, or null. `load` [n_experts] counts the tokens of each expert; null counts none. */
+ * are one more feed-forward, or null. */
 typedef struct {
     const float *gate;
     const weights *const *w13, *const *w2;
     const weights *shared_w13, *shared_w2;
-    int64_t *load;
     int64_t n_experts, n_used;
     float routed_scale;
 } experts_t;

@@ -20,8 +20,11 @@
 #include "linear/shapes.h"
 
 #define F(name) FIELD(weights, name)
-MIRRORED(weights, F(packed), F(scales), F(n_out), F(n_in), F(format), F(tiles), F(by_tiles));
+MIRRORED(weights, F(packed), F(scales), F(n_out), F(n_in), F(format), F(by_tiles));
 #undef F
+CONSTANTS(formats, {"int8", INT8}, {"q8", Q8}, {"q8_min", Q8_MIN}, {"q4", Q4}, {"q4_min", Q4_MIN}, {"bfloat16", BF16}, {"q4_k", Q4_K});
+CONSTANTS(inputs, {"PLAIN", PLAIN}, {"NORMED", NORMED}, {"GATED", GATED});
+CONSTANTS(adapters, {"RANKS", LORA_PAD}, {"CHANNELS", LORA_GROUP}, {"OUTPUTS", LORA_BLOCK});
 
 enum { TASK_BYTES = 48 * 1024, TASK_ROWS = 128 };
 #define TASKS(c) ((c)->n_grains * (((c)->n_rows + TASK_ROWS - 1) / TASK_ROWS))

@@ -6,17 +6,14 @@
 enum { INT8, Q8, Q8_MIN, Q4, Q4_MIN, BF16, Q4_K };
 enum { IN_SUPERBLOCK = 8, SUPERBLOCK = 2304 }; /* groups and bytes of a record of Q4_K */
 enum { PLAIN, NORMED, GATED };
+enum { FLOAT32, FLOAT16, BFLOAT16 }; /* kinds of floats in a checkpoint, and of embeddings */
 
-/* A product's tiles are chosen by its number of rows: 1, 2 to 16, 17 to 127, 128 and more (`row_classes`). */
-enum { ROW_CLASSES = 4 };
-
-/* Weights, padded to whole groups and blocks of 16 outputs. Only INT8 has `scales`, one for each output. `tiles` has a
- * choice for each class of row counts: i means `tile_name(format, i)`, 0 the default. BF16
- * weights are multiplied in the order of AMX if `by_tiles`. */
+/* Weights, padded to whole groups and blocks of 16 outputs. Only INT8 has `scales`, one for each output. BF16 weights are
+ * multiplied in the order of AMX if `by_tiles`. */
 typedef struct {
     const uint8_t *packed;
     const float *scales;
-    int64_t n_out, n_in, format, tiles[ROW_CLASSES], by_tiles;
+    int64_t n_out, n_in, format, by_tiles;
 } weights;
 
 enum { LORA_BLOCK = 16, LORA_PAD = 8, LORA_GROUP = 32 };

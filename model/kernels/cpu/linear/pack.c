@@ -3,7 +3,9 @@
 #include "pool.h"
 
 enum { OUTPUTS = 16, CHANNELS = 64, GROUP = 32 };
-enum { FLOAT32, FLOAT16, BFLOAT16 };
+CONSTANTS(floats, {"float32", FLOAT32}, {"float16", FLOAT16}, {"bfloat16", BFLOAT16});
+CONSTANTS(packing, {"OUTPUTS", OUTPUTS}, {"INT8_GROUP", CHANNELS}, {"BLOCK_GROUP", GROUP}, {"SUPERBLOCK", IN_SUPERBLOCK * GROUP},
+          {"SUPERBLOCK_BYTES", SUPERBLOCK / OUTPUTS});
 
 typedef struct {
     const char *rows;

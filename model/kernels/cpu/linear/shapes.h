@@ -3,31 +3,36 @@
 #include "linear/tiles.h"
 
 /* Shapes of tiles: rows, blocks. Those of one width stand together, and their rows grow from 1. BF16 has only one kind of
- * sums, and therefore taller tiles. DEFAULT_* name those without a choice: for one row, a few, and more. */
+ * sums, and therefore taller tiles. *_TILES are the tiles of a product of one row, of 2 to 16, and of more; their last rows
+ * and blocks take smaller ones. */
 #if defined(__AVX512VNNI__)
-#define QUAD_SHAPES(X, F) \
-    X(F, 1, 1) X(F, 2, 1) X(F, 4, 1) X(F, 8, 1) X(F, 1, 2) X(F, 2, 2) X(F, 4, 2) X(F, 6, 2) X(F, 1, 3) X(F, 2, 3) X(F, 4, 3)
+#define QUAD_SHAPES(X, F) X(F, 1, 1) X(F, 2, 1) X(F, 4, 1) X(F, 8, 1) X(F, 1, 2) X(F, 2, 2) X(F, 4, 2) X(F, 1, 3) X(F, 2, 3) X(F, 4, 3)
 #define PAIR_SHAPES(X, F) \
     X(F, 1, 1) X(F, 2, 1) X(F, 4, 1) X(F, 8, 1) X(F, 1, 2) X(F, 2, 2) X(F, 4, 2) X(F, 8, 2) X(F, 1, 3) X(F, 4, 3) X(F, 8, 3)
-#define DEFAULTS {"1x1", "4x2", "4x3", "4x3"}
-#define INT8_DEFAULTS {"1x1", "8x1", "4x3", "4x3"}
-#define BF16_DEFAULTS {"1x1", "8x1", "8x3", "8x3"}
-#elif defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
+#define BLOCK_TILES {{1, 1}, {4, 2}, {4, 3}}
+#define INT8_TILES {{1, 1}, {8, 1}, {4, 3}}
+#define BF16_TILES {{1, 1}, {8, 1}, {8, 3}}
+#elif defined(__AVX2__)
 #define QUAD_SHAPES(X, F) X(F, 1, 1) X(F, 2, 1) X(F, 4, 1) X(F, 1, 2)
 #define PAIR_SHAPES QUAD_SHAPES
-#define DEFAULTS {"1x2", "2x1", "2x1", "2x1"}
-#define INT8_DEFAULTS DEFAULTS
-#define BF16_DEFAULTS {"1x2", "4x1", "4x1", "4x1"}
+#define BLOCK_TILES {{1, 2}, {4, 1}, {4, 1}}
+#define INT8_TILES BLOCK_TILES
+#define BF16_TILES BLOCK_TILES
+#elif defined(__ARM_FEATURE_DOTPROD)
+#define QUAD_SHAPES(X, F) X(F, 1, 1) X(F, 2, 1) X(F, 1, 2)
+#define PAIR_SHAPES(X, F) X(F, 1, 1) X(F, 2, 1) X(F, 4, 1) X(F, 1, 2)
+#define BLOCK_TILES {{1, 2}, {2, 1}, {2, 1}}
+#define INT8_TILES BLOCK_TILES
+#define BF16_TILES {{1, 2}, {4, 1}, {4, 1}}
 #else
-#define QUAD_SHAPES(X, F) X(F, 1, 1) X(F, 2, 1)
-#define PAIR_SHAPES QUAD_SHAPES
-#define DEFAULTS {"1x1", "1x1", "1x1", "1x1"}
-#define INT8_DEFAULTS DEFAULTS
-#define BF16_DEFAULTS {"1x1", "2x1", "2x1", "2x1"}
+#define QUAD_SHAPES(X, F) X(F, 1, 1)
+#define PAIR_SHAPES(X, F) X(F, 1, 1) X(F, 2, 1)
+#define BLOCK_TILES {{1, 1}, {1, 1}, {1, 1}}
+#define INT8_TILES BLOCK_TILES
+#define BF16_TILES {{1, 1}, {2, 1}, {2, 1}}
 #endif
 
 struct shape {
-    const char *name;
     int rows, blocks;
     void (*compute)(const call *c, int row, int block, const uint8_t *soon, int n_soon, const float *decoded);
 };
@@ -37,41 +42,25 @@ struct shape {
                                                                 const float *decoded) { \
         tile(c, F, R, C, row, block, soon, n_soon, decoded); \
     }
-#define ENTRY(F, R, C) {#R "x" #C, R, C, tile_##F##_##R##x##C},
-#define COMPILED(F, LIST, ...) \
+#define ENTRY(F, R, C) {R, C, tile_##F##_##R##x##C},
+#define COMPILED(F, LIST) \
     LIST(TILE, F) \
-    static const shape shapes_##F[] = {LIST(ENTRY, F) {0}}; \
-    static const char *const defaults_##F[ROW_CLASSES] = __VA_ARGS__;
-COMPILED(INT8, QUAD_SHAPES, INT8_DEFAULTS)
-COMPILED(Q8, QUAD_SHAPES, DEFAULTS)
-COMPILED(Q8_MIN, QUAD_SHAPES, DEFAULTS)
-COMPILED(Q4, QUAD_SHAPES, DEFAULTS)
-COMPILED(Q4_MIN, QUAD_SHAPES, DEFAULTS)
-COMPILED(BF16, PAIR_SHAPES, BF16_DEFAULTS)
-COMPILED(Q4_K, QUAD_SHAPES, DEFAULTS)
-#define EACH(name) {name##_INT8, name##_Q8, name##_Q8_MIN, name##_Q4, name##_Q4_MIN, name##_BF16, name##_Q4_K}
-static const shape *const shapes[] = EACH(shapes);
-static const char *const *const defaults[] = EACH(defaults);
-
-/* The first number of rows of each class. */
-const int64_t EXPORT(row_classes)[ROW_CLASSES] = {1, 2, 17, 128};
-
-static int row_class(int n_rows) {
-    int i = ROW_CLASSES - 1;
-    while (n_rows < GLUE(row_classes, VARIANT)[i]) i--;
-    return i;
-}
-
-/* The name of choice i = 1, 2, .. for weights of a format, "rows x blocks"; null beyond the last. */
-typedef const char *text;
-text EXPORT(tile_name)(int64_t format, int64_t i) { return shapes[format][i - 1].name; }
+    static const shape shapes_##F[] = {LIST(ENTRY, F)};
+COMPILED(INT8, QUAD_SHAPES)
+COMPILED(Q8, QUAD_SHAPES)
+COMPILED(Q8_MIN, QUAD_SHAPES)
+COMPILED(Q4, QUAD_SHAPES)
+COMPILED(Q4_MIN, QUAD_SHAPES)
+COMPILED(BF16, PAIR_SHAPES)
+COMPILED(Q4_K, QUAD_SHAPES)
+static const shape *const shapes[] = {shapes_INT8, shapes_Q8, shapes_Q8_MIN, shapes_Q4, shapes_Q4_MIN, shapes_BF16, shapes_Q4_K};
 
 /* The shape of a call's tiles. */
 static const shape *chosen(const weights *w, int n_rows) {
+    static const int tiles[][3][2] = {BLOCK_TILES, INT8_TILES, BF16_TILES};
+    const int *wanted = tiles[w->format == INT8 ? 1 : w->format == BF16 ? 2 : 0][n_rows == 1 ? 0 : n_rows <= 16 ? 1 : 2];
     const shape *s = shapes[w->format];
-    int class = row_class(n_rows);
-    if (w->tiles[class]) return s + w->tiles[class] - 1;
-    while (strcmp(s->name, defaults[w->format][class])) s++;
+    while (s->rows != wanted[0] || s->blocks != wanted[1]) s++;
     return s;
 }
 

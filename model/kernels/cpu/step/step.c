@@ -9,13 +9,12 @@ MIRRORED(pool_t, F(rotations), F(q_factors), F(window));
 #define F(name) FIELD(network_t, name)
 MIRRORED(network_t, F(embeddings), F(layers), F(pools), F(norm), F(head), F(n_layers), F(n_pools), F(n_positions), F(n_tokens),
          F(dim), F(hidden_dim), F(n_heads), F(n_kv_heads), F(head_dim), F(kind), F(embedding_kind), F(page_size), F(rows_a_task), F(split),
-         F(enough), F(ahead), F(eps));
+         F(enough), F(eps));
 #undef F
 #define F(name) FIELD(step_t, name)
 MIRRORED(step_t, F(slices), F(tokens), F(pages), F(sampling), F(x), F(sampled), F(n_slices), F(block_rows), F(product_bytes));
 #undef F
 
-enum { FLOAT32, FLOAT16, BFLOAT16 }; /* kinds of embeddings */
 enum { LINE = 64, ROWS_A_LOOKUP = 32 };
 
 /* Scratch memory that is handed out piece by piece. `used` may exceed it: then nobody may write there. */
@@ -97,7 +96,7 @@ static attention_call place(const work *w, int64_t p, const int64_t *pages) {
         .slots = pool->slots, .pages = pages, .tasks = pool->pieces, .joins = pool->joins, .n_rows = w->n_rows,
         .n_tasks = pool->cut ? pool->count.pieces : pool->count.n, .n_joins = n_joins, .n_heads = m->n_heads,
         .n_kv_heads = m->n_kv_heads, .head_dim = m->head_dim, .window = m->pools[p].window, .kind = m->kind,
-        .part_queries = pool->part_queries, .ahead = m->ahead,
+        .part_queries = pool->part_queries,
     };
 }
 

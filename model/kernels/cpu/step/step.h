@@ -11,7 +11,7 @@ typedef struct {
 } pool_t;
 
 /* A network with its pages and its head. Nothing in it changes. `embeddings` [n_tokens, dim] are floats of
- * `embedding_kind`. `kind`, `page_size`, `rows_a_task`, `split` (pages) and `ahead` are those of the attention. Long tasks
+ * `embedding_kind`. `kind`, `page_size`, `rows_a_task` and `split` (pages) are those of the attention. Long tasks
  * are split if there are fewer than `enough`. */
 typedef struct {
     const void *embeddings;
@@ -20,7 +20,7 @@ typedef struct {
     const float *norm;
     const weights *head;
     int64_t n_layers, n_pools, n_positions, n_tokens, dim, hidden_dim, n_heads, n_kv_heads, head_dim, kind,
-        embedding_kind, page_size, rows_a_task, split, enough, ahead;
+        embedding_kind, page_size, rows_a_task, split, enough;
     float eps;
 } network_t;
 

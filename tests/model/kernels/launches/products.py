@@ -30,8 +30,8 @@ def experts(layout: str, n_rows: int) -> Callable[[], None]:
         x = torch.empty(n_rows * 4, 1024, dtype=BF16)
         weights = stacked([weights_of(layout, torch.zeros(128, 1024), BF16)[0]] * 8)
         tile = product.tile_of(layout, n_rows, fixed=False)
-        logits, load = torch.empty(len(x), 8, dtype=BF16), torch.zeros(8, dtype=torch.int64)
-        plan = routing.assign(logits, 2, tile.rows, load, 2.5)
+        logits = torch.empty(len(x), 8, dtype=BF16)
+        plan = routing.assign(logits, 2, tile.rows, 2.5)
         product.grouped(x, weights, plan.slots, plan.experts, 2, tile, 2 * len(x), gated=True)
         for places in (None, plan.places):
             routing.join(torch.empty(2 * len(x), 1024, dtype=BF16), plan.shares, x, places)

@@ -1,0 +1,116 @@
+"""How a model runs on a device: the engine and `noria plan` decide here, from the same facts. No torch."""
+
+import math
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from model.config import VALUE_BYTES, ModelConfig
+from model.errors import OptionError
+from model.kernels.cpu.build import fingerprint, library
+from model.linear import schemes
+from model.linear.schemes import CacheFormat, Scheme, cache_format, of_images
+from model.machine.host import KERNELS
+from model.machine.processor import native_formats
+from model.options import RunnerOptions
+from model.sharding.layout import Layout, Place
+from model.sharding.shard import Shard, shard_of
+from model.sharding.stages import StoredBits
+
+
+class Abilities(NamedTuple):
+    """What a device can do: "cpu" or "cuda", the `formats` that it computes natively, and on a CPU `compiled` kernels.
+
+    On a CPU the formats count for what PyTorch computes.
+    """
+
+    device: str
+    formats: Collection[str] = tuple(VALUE_BYTES)
+    compiled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The choices that the options leave open and that need no device: all ranks make the same.
+
+    `config` has the windows that the model is served with. `chosen` is the scheme that --quantize names, `scheme` the
+    one that serves for it. The embeddings are in `dtype`, the values between layers in `activations`, keys and values
+    in `cache`. `bits` are those of the weights.
+    """
+
+    config: ModelConfig
+    chosen: Scheme
+    scheme: Scheme
+    dtype: str
+    activations: str
+    cache: CacheFormat
+    bits: StoredBits
+
+    def shard(self, place: Place) -> Shard:
+        """What the rank at `place` holds."""
+        return shard_of(self.config, place, self.bits)
+
+
+def decide(
+    config: ModelConfig,
+    kind: str,
+    block_bits: float | None,
+    options: RunnerOptions,
+    here: Abilities,
+    layout: Layout | None = None,
+) -> Decision:
+    """How a checkpoint of this `kind`, whose own blocks have `block_bits`, runs in a `layout`, that of the options.
+
+    The widest part of the model decides. Raises OptionError for options that do not fit together, the model, or the
+    device.
+    """
+    config = config.with_window(options.sliding_window)
+    widest = shard_of(config, (layout or options.layout).place(0))
+    kind = schemes.nearest(kind, here.device, widest.config)
+    chosen = schemes.choose(options.quantize, options.dtype, here.device, compiled=here.compiled, kind=kind)
+    dtype = choose_dtype(chosen.own_dtype(options.dtype) or "auto", widest.config.dtype, here)
+    scheme = schemes.serving(chosen, dtype, here.device, compiled=here.compiled)
+    scheme.check_part(widest)
+    activations = "float32" if scheme.compiled else dtype
+    bits = stored_bits(config, scheme, dtype, block_bits)
+    return Decision(config, chosen, scheme, dtype, activations, cache_format(options.kv_dtype, dtype), bits)
+
+
+def choose_dtype(name: str, own: str, here: Abilities) -> str:
+    """The format for --dtype `name`; "auto" is the checkpoint's `own` if the device computes it natively.
+
+    If it does not, "auto" is float32 on a CPU and float16 on a GPU. Raises OptionError for an unknown name.
+    """
+    if name != "auto":
+        if name not in VALUE_BYTES:
+            raise OptionError(f"--dtype {name} is not known, choose one of: auto, {', '.join(VALUE_BYTES)}")
+        return name
+    return own if own in here.formats else "float32" if here.device == "cpu" else "float16"
+
+
+def planned(device: str, root: Path = Path("/")) -> Abilities:
+    """What a plan takes for granted: this machine's processor and kernels, or a GPU that computes in every format."""
+    if device != "cpu":
+        return Abilities(device)
+    built = library().is_file() and fingerprint().encode() in library().read_bytes()  # from these sources
+    return Abilities("cpu", native_formats(root), built and os.environ.get(KERNELS) != "torch")
+
+
+def stored_bits(config: ModelConfig, scheme: Scheme, dtype: str, block_bits: float | None = None) -> StoredBits:
+    """Bits of weights: projections in `scheme`, with the checkpoint's own `block_bits`, others in `dtype`.
+
+    A compiled scheme quantizes the output head too.
+    """
+    plain = VALUE_BYTES[dtype] * 8
+    layers = scheme.bits(config.dim, block_bits) or plain
+    return StoredBits(layers, plain, layers if scheme.compiled else plain, encoder_bytes(config, scheme, dtype) * 8)
+
+
+def encoder_bytes(config: ModelConfig, scheme: Scheme, dtype: str) -> int:
+    """Bytes of the weights of the image encoder, 0 if there is none."""
+    if config.vision is None:
+        return 0
+    bits = of_images(scheme).bits(config.vision.dim) or VALUE_BYTES[dtype] * 8
+    return math.ceil(config.vision.n_parameters(config.dim) * bits / 8)
