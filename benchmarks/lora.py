@@ -55,7 +55,7 @@ def step(runner: ModelRunner, work: StepBatch) -> Callable[[list[Adapter]], None
     def compute(adapters: list[Adapter]) -> None:
         chosen = [adapters[i % len(adapters)] if adapters else None for i in range(len(lengths))]
         used, used_by_head = StepAdapters.of(chosen, lengths, CPU), StepAdapters.of(chosen, [1] * len(chosen), CPU)
-        hidden = runner._model(inputs, runner._tables, runner._attention, runner._pools, runner._fused, used)
+        hidden = runner._model(inputs, runner._tables, runner._attention, runner._pools, used)
         runner._model.logits(hidden.index_select(0, inputs.sample_rows), used_by_head)
 
     return compute

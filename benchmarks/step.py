@@ -203,14 +203,14 @@ def profile(runner: ModelRunner, clock: Clock, shape: Shape, n_steps: int) -> di
     clock.wrap(scheduler, "plan", "plan")
     clock.wrap(scheduler, "commit", "commit")
     submit(runner, scheduler, shape.rows or 2 * n_steps, shape.length, shape.n_tokens)
-    served = runner._whole, runner._fused
+    served = runner._compiled
     counted: list[list[dict[str, float]]] = [[], []]
     for number, step in enumerate(engine.steps(runner, scheduler)):
         parts = clock.take() | {"step": step.seconds}
         if step.batch.n_tokens == (shape.rows or shape.length):
             counted[number % 2].append(parts)
-        runner._whole, runner._fused = served if number % 2 else (None, None)
-    runner._whole, runner._fused = served
+        runner._compiled = served if number % 2 else None
+    runner._compiled = served
     whole, by_part = map(fastest, counted)
     return {part: mean(by_part, part) for part in (*PARTS, "step")} | {"served": mean(whole, "step")}
 

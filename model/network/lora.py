@@ -80,8 +80,8 @@ class Adapter:
 
     @cached_property
     def targets(self) -> PackedTargets:
-        """A packed adapter for all projections of all layers."""
-        return _targets([layer.get(target) for layer in self.layers for target in TARGETS])
+        """A packed adapter for all projections of all layers, then for the head."""
+        return _targets([*(layer.get(target) for layer in self.layers for target in TARGETS), self.head])
 
     @cached_property
     def entries(self) -> NDArray[np.int64]:
@@ -171,10 +171,6 @@ class StepAdapters:
         if self.grouped is not None:
             return GroupedUses(self.grouped, len(self.grouped.table) - 1)
         return self._uses([one.head for one in self.adapters])
-
-    def packed(self) -> PackedRows:
-        """The rows and the entries of their adapters, which are packed, for all layers at once."""
-        return PackedRows([(one.targets, rows) for one, rows in zip(self.adapters, self.rows, strict=True)])
 
     def _uses(self, products: Sequence[Product | None]) -> list[Use]:
         return [Use(product, rows) for product, rows in zip(products, self.rows, strict=True) if product is not None]

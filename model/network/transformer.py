@@ -3,7 +3,6 @@
 T is the number of new tokens of a step, of all sequences, packed without padding.
 """
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -158,40 +157,41 @@ class Transformer(nn.Module):
         tables: RopeTables,
         attention: Attention,
         pools: PagePools,
-        fused: Callable[[Tensor, Sequence[RopeRows], list[Any], lora.StepAdapters | None], Tensor] | None = None,
         adapters: lora.StepAdapters | None = None,
     ) -> Tensor:
         """Hidden states [T, dim] after the last layer, before the last norm; writes the new keys and values to `pools`.
 
-        A stage of a pipeline receives those of the stage before, and sends its own to the next stage: nobody may change
-        them then.
-        `tables` have max_model_len positions; `fused`, of fused.py, does all layers at once, with packed adapters.
+        `tables` have max_model_len positions.
         """
         prepared = [attention.prepare(pool) for pool in inputs.pools]
         ropes = tables.rows(inputs.positions)
-        x = self._first_hidden(inputs)  # [T, dim]
-        if fused is not None:
-            x = fused(x, ropes, prepared, adapters)
-        else:
-            places = zip(self.layers, pools.layers, pools.pool_of_layer, strict=True)
-            for number, (layer, cache, pool) in enumerate(places):
-                uses = lora.NO_USES if adapters is None else adapters.layer(number)
-                x = layer(x, ropes[pool], attention, cache, prepared[pool], uses)
-        if self._group is not None and not self.has_head:
-            self._group.send(x)
+        x = self.receive(len(inputs.tokens))
+        if x is None:
+            x = self._embed(inputs)  # [T, dim]
+        places = zip(self.layers, pools.layers, pools.pool_of_layer, strict=True)
+        for number, (layer, cache, pool) in enumerate(places):
+            uses = lora.NO_USES if adapters is None else adapters.layer(number)
+            x = layer(x, ropes[pool], attention, cache, prepared[pool], uses)
+        self.send(x)
         return x
 
-    def _first_hidden(self, inputs: PackedInputs) -> Tensor:
-        """What the first of these layers reads, [T, dim]: embeddings, or hidden states of the stage before."""
+    def receive(self, n_rows: int) -> Tensor | None:
+        """Hidden states [n_rows, dim] of the stage before in a pipeline; None in the first stage."""
         if self._group is None or self._shard.place.is_first:
-            return self._embed(inputs)
-        return self._group.receive((len(inputs.tokens), self.config.dim), self.dtype)
+            return None
+        return self._group.receive((n_rows, self.config.dim), self.dtype)
+
+    def send(self, x: Tensor) -> None:
+        """Send hidden states [T, dim] to the next stage, if there is one: nobody may change them then."""
+        if self._group is not None and not self.has_head:
+            self._group.send(x)
 
     def _embed(self, inputs: PackedInputs) -> Tensor:
         """Embeddings of tokens and images, [T, dim]."""
         x = self._look_up(inputs.tokens).to(self.dtype)
-        if inputs.image_rows is not None and inputs.image_values is not None:
-            x[inputs.image_rows] = inputs.image_values.to(x.dtype)
+        if inputs.images is not None:
+            rows, values = inputs.images
+            x[rows] = values.to(x.dtype)
         return x
 
     def _look_up(self, tokens: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from model.sharding.shard import Shard
 from model.step import sampler
 from model.step.ahead import LastTokens
 from model.step.images import FAULT
-from model.step.runner import ModelRunner, Started, fault_of
+from model.step.runner import CPU, ModelRunner, Started, fault_of
 
 Identity = Mapping[str, str | int]
 """What all ranks must have in common, by the words for it in an error."""
@@ -79,7 +79,10 @@ class PartRunner(ModelRunner):
     def _start(self, batch: StepBatch, before: LastTokens) -> Started:
         if self._place.is_last:
             return super()._start(batch, before)
-        self._hidden(self._pack(batch, before, self._tables.device), before.tokens)
+        if self._compiled is not None:
+            self._compiled(batch.slices, [0] * len(batch.slices), None, images=self._images.place(batch, CPU))
+        else:
+            self._hidden(self._pack(batch, before, self._tables.device), before.tokens)
         return Started(before, (), ())
 
     def _sample(self, rows: Tensor, slices: list[Slice], *, computed: bool = False) -> Iterator[sampler.Sampled]:

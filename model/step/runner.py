@@ -28,11 +28,10 @@ from model.batch import (
 from model.kernels.cpu.records import NO_TOKEN, NOT_FINITE
 from model.memory.sizes import LOGIT_VALUES
 from model.network.adapters import AdapterStore, blank
-from model.network.fused import fuse
+from model.network.compiled import compiled_steps
 from model.network.kernels import row_counts
 from model.network.lora import StepAdapters
 from model.network.transformer import Transformer
-from model.network.whole import whole_steps
 from model.sampling_params import SamplingParams
 from model.step import logprobs, packing, retry, sampler
 from model.step.ahead import LastTokens, resolve
@@ -87,8 +86,7 @@ class ModelRunner:
         self._pools = pools
         self._attention = attention
         self._tables = tables
-        self._fused = fuse(model, attention, pools)
-        self._whole = whole_steps(model, self._fused, pools, tables, self._block_rows())
+        self._compiled = compiled_steps(model, attention, pools, tables, self._block_rows())
         self._last = LastTokens.of((), (), tables.device)
         self._graphs: DecodeGraphs | None = None
         self._images = Images(model.vision)
@@ -203,25 +201,22 @@ class ModelRunner:
             logits = self._graphs.logits(self._pack(batch, before, CPU), before.tokens)
             if logits is not None:
                 return Started(before, views, list(self._sample(logits, flat, computed=True)))
-        whole = self._start_whole(batch, before, views, flat)
-        if whole is not None:
-            return whole
+        if self._compiled is not None:
+            return self._start_compiled(batch, before, views, flat)
         inputs = self._pack(batch, before, self._tables.device)
         hidden = self._hidden(inputs, before.tokens, self._adapters_of(batch.slices))
         sampled = list(self._sample(hidden.index_select(0, inputs.sample_rows), flat))
         return _started(batch, before, views, sampled, hidden)
 
-    def _start_whole(
+    def _start_compiled(
         self, batch: StepBatch, before: LastTokens, views: Sequence[Sequence[Slice]], flat: list[Slice]
-    ) -> Started | None:
-        """A step of text in one call; PyTorch may sample after it. None if that cannot be."""
-        if self._whole is None or any(item.images or item.adapter for item in batch.slices):
-            return None
+    ) -> Started:
+        """A step in one call; PyTorch may sample after it."""
+        assert self._compiled is not None
         sampling = sampler.compiled_rows(flat)
-        computed = self._whole(batch.slices, [len(samples) for samples in views], sampling)
-        if computed is None:
-            return None
-        hidden, tokens = computed
+        adapters = [self._adapters.get(item.adapter) if item.adapter else None for item in batch.slices]
+        images = self._images.place(batch, CPU)
+        hidden, tokens = self._compiled(batch.slices, [len(some) for some in views], sampling, adapters, images)
         if sampling is not None:
             sampled = [sampler.Sampled(tokens, {}, None)]
         else:
@@ -238,7 +233,7 @@ class ModelRunner:
 
     def _pack(self, batch: StepBatch, before: LastTokens, device: torch.device) -> PackedInputs:
         inputs = packing.pack(batch, self.info.page_size, self._windows, device, before.rows)
-        return self._images.place(inputs, batch)
+        return replace(inputs, images=self._images.place(batch, device))
 
     def _adapters_of(self, slices: Sequence[Slice], lengths: Sequence[int] | None = None) -> StepAdapters | None:
         """The adapters of the rows: `lengths[i]` rows belong to slice i, by default those that it computes."""
@@ -252,7 +247,7 @@ class ModelRunner:
         """Hidden states [T, dim] before the last norm; `last_tokens` [M] are those that the step before sampled."""
         if self.info.runs_ahead:
             inputs = replace(inputs, tokens=resolve(inputs.tokens, last_tokens))
-        return self._model(inputs, self._tables, self._attention, self._pools, self._fused, adapters)
+        return self._model(inputs, self._tables, self._attention, self._pools, adapters)
 
     def _sample(self, rows: Tensor, slices: list[Slice], *, computed: bool = False) -> Iterator[sampler.Sampled]:
         """One token after each of N rows of hidden states, or of logits that are `computed`, in blocks."""

@@ -52,7 +52,7 @@ def create(progress: Callable[[str, float], None], **options: Any) -> Any:
 
     Transformer.__init__ = init  # type: ignore[method-assign]
     runner = loading.create(progress, **options)
-    runner._whole = None  # a step in one call passes by the hooks
+    runner._compiled = None  # a step in one call passes by the hooks
     return runner
 
 

@@ -15,7 +15,7 @@ from model.sampling_params import SamplingParams
 from model.step.runner import BROKEN_NUMBERS, ModelRunner
 from service.engine.messages import FromEngine, Report, Submit, ToEngine, Update
 from tests.engine.driving import Client
-from tests.model.driving import checkpoint, tiny
+from tests.model.driving import checkpoint, run_ahead, tiny
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, logprobs=2)
 SEEDED = SamplingParams(temperature=0.9, seed=3, max_tokens=20, logprobs=0)
@@ -36,10 +36,10 @@ def submit(number: int, like: int | None = None) -> Submit:
 
 
 @pytest.fixture(params=["a step at a time", "a step ahead"])
-def runner(request: pytest.FixtureRequest) -> ModelRunner:
+def runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
     options = RunnerOptions("", device="cpu", quantize="int8", cache_memory=2**22)
     made = load_from(checkpoint(tiny((5, None))), options, lambda stage, done: None)
-    made.info = replace(made.info, runs_ahead=request.param == "a step ahead")
+    run_ahead(made, monkeypatch, runs_ahead=request.param == "a step ahead")
     return made
 
 

@@ -15,7 +15,6 @@ from model.checkpoint.open import open_checkpoint
 from model.config import ModelConfig
 from model.linear.selection import fix_tiles
 from model.network.adapters import check_shapes, place
-from model.network.fused import fuse
 from model.network.lora import Adapter, StepAdapters
 from tests.model.checkpoint.adapter_files import ALL, ATTENTION, save_native, save_peft
 from tests.model.checkpoint.native_files import save_native as save_native_base
@@ -213,8 +212,7 @@ def test_compiled_kernels_give_the_bits_of_each_alone(
     base = bases["mistral"]
     driver, alone = network(base.directory, scheme), network(base.directory, scheme)
     if fused:
-        driver.fused = fuse(driver.model, PAGED, driver.pools)
-        assert driver.fused is not None
+        driver.compile()
     chosen = [None, *(read(path, base.config, torch.bfloat16).pack() for path in adapters)]
     for i, logits in enumerate(mixed(driver, chosen)):
         assert torch.equal(logits, alone.whole(TOKENS[i : i + 20 + i], None, chosen[i % 5]))
@@ -224,8 +222,7 @@ def test_compiled_kernels_give_the_bits_of_each_alone(
 def test_requests_without_adapter_keep_their_bits(scheme: str, bases: Any, adapters: list[Path]) -> None:
     base = bases["mistral"]
     driver = network(base.directory, scheme)
-    driver.fused = fuse(driver.model, PAGED, driver.pools)
-    assert driver.fused is not None
+    driver.compile()
     chosen = [None, *(read(path, base.config, torch.bfloat16).pack() for path in adapters)]
     together = mixed(driver, chosen)
     for i in range(0, 16, 5):

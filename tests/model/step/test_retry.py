@@ -20,7 +20,7 @@ from model.step.runner import ModelRunner
 from service.engine.messages import Submit, ToEngine
 from service.engine.scheduling.step import PATIENCE
 from tests.engine.driving import Client
-from tests.model.driving import checkpoint, tiny
+from tests.model.driving import checkpoint, run_ahead, tiny
 
 WIDTH = 64
 VOCABULARY = Vocabulary((b"<end>", *(bytes([n + 60]) for n in range(1, WIDTH))), (0,), (0,))
@@ -156,7 +156,7 @@ def test_requests_of_a_step_that_does_not_fit_are_planned_again(
     runner: ModelRunner, runs_ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """First 10 tokens fit, then all. Prompts come in smaller chunks until enough steps were computed."""
-    monkeypatch.setattr(runner, "info", replace(runner.info, runs_ahead=runs_ahead, max_sequences=4))
+    run_ahead(runner, monkeypatch, runs_ahead=runs_ahead, max_sequences=4)
     kinds = [GREEDY, SEEDED, replace(WRITING, prompt_logprobs=0), replace(GREEDY, max_tokens=0, embed="mean")]
     early: list[ToEngine] = [Submit(number, prompt(number, 30), params) for number, params in enumerate(kinds)]
     late = [[Submit(10 + number, prompt(number, 30), GREEDY)] for number in range(9)]
@@ -175,7 +175,7 @@ def test_requests_of_a_step_that_does_not_fit_are_planned_again(
 def test_a_step_that_is_taken_back_leaves_the_tokens_of_the_one_before(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "info", replace(runner.info, runs_ahead=True, max_sequences=1))
+    run_ahead(runner, monkeypatch, max_sequences=1)
     expected = answer(runner, 1, GREEDY, 2)[9:]
     wait = runner.launch(StepBatch((part(1, prompt(1), 0, GREEDY),)))
     after = part(1, [*prompt(1), UNKNOWN], 9, GREEDY)
@@ -193,7 +193,7 @@ def test_the_next_step_may_follow_one_of_which_a_slice_failed_alone(
     """The step is launched before the host has read the sampled tokens."""
     stuck = replace(GREEDY, allowed_token_ids=(1,), min_tokens=2, stop_token_ids=(1,))
     expected = answer(runner, 1, GREEDY, 2)[-1:]
-    monkeypatch.setattr(runner, "info", replace(runner.info, runs_ahead=True))
+    run_ahead(runner, monkeypatch)
     sequences = {0: (prompt(0), stuck), 1: (prompt(1), GREEDY)}
     with monkeypatch.context() as patch:
         patch.setattr(runner, "_start", Small(runner._start, 9))
@@ -208,7 +208,7 @@ def test_a_step_whose_slices_are_computed_apart_while_the_next_is_in_flight_lose
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own UNKNOWN tokens are those that the step before it sampled, not those of the step after it."""
-    monkeypatch.setattr(runner, "info", replace(runner.info, runs_ahead=True))
+    run_ahead(runner, monkeypatch)
     expected = [answer(runner, number, GREEDY, 3)[9:] for number in (1, 2)]
 
     def step(*more: tuple[int, ...]) -> StepBatch:
