@@ -24,8 +24,8 @@ from model.network.lora import Adapter
 from model.network.transformer import Block, Transformer
 
 
-class CompiledSteps:
-    """The steps of `model` over `pools`; see `compiled_steps`. Logits are computed for `block_rows` rows at once."""
+class CompiledNetwork:
+    """`model` over `pools`; see `compiled_network`. Logits are computed for `block_rows` rows at once."""
 
     def __init__(
         self, model: Transformer, attention: PagedAttention, pools: PagePools, tables: RopeTables, block_rows: int
@@ -35,6 +35,7 @@ class CompiledSteps:
         self._kernels = kernels
         self._model = model
         self._block_rows = block_rows
+        self.has_head = model.has_head
         self._head = model.output.packed if model.has_head else None
         parts = [part for block in model.layers for part in _parts(block)]  # type: ignore[arg-type]
         products = [part for part in parts if not isinstance(part, PackedExperts)]
@@ -55,7 +56,7 @@ class CompiledSteps:
         self._network = self._record(attention, pools, tables)
         self._owners = (pools, tables)  # keep alive the memory that the records point to
 
-    def __call__(
+    def step(
         self,
         slices: Sequence[Slice],
         counts: Sequence[int],
@@ -140,17 +141,17 @@ class CompiledSteps:
         )
 
 
-def compiled_steps(
+def compiled_network(
     model: Transformer, attention: Attention, pools: PagePools, tables: RopeTables, block_rows: int
-) -> CompiledSteps | None:
-    """The steps of a model of which the kernels compute all, else None: ranks that share layers add up their parts."""
+) -> CompiledNetwork | None:
+    """The network if the kernels compute all of it, else None: ranks that share layers have to add up their parts."""
     if not isinstance(attention, PagedAttention) or model.splits_layers:
         return None
     parts = [part for block in model.layers for part in _parts(block)]  # type: ignore[arg-type]
     heads = [model.output.packed] if model.has_head else []
     if any(part is None for part in (*parts, *heads)):
         return None
-    return CompiledSteps(model, attention, pools, tables, block_rows)
+    return CompiledNetwork(model, attention, pools, tables, block_rows)
 
 
 def _tokens(slices: Sequence[Slice]) -> "array[int]":

@@ -118,17 +118,17 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        self._shard = shard_of(config) if shard is None else shard
-        place, n_rows = self._shard.place, len(self._shard.vocab)
-        self._group, self.splits_layers = group, place.layout.tensor > 1
+        self.shard = shard_of(config) if shard is None else shard
+        place, n_rows = self.shard.place, len(self.shard.vocab)
+        self.group, self.splits_layers = group, place.layout.tensor > 1
         self.has_head = place.is_last
         ties = config.tied_head and not SCHEMES[scheme].compiled  # else the head is a quantized copy
-        self.has_embeddings = self._shard.keeps_embeddings(quantizes_head=SCHEMES[scheme].compiled)
+        self.has_embeddings = self.shard.keeps_embeddings(quantizes_head=SCHEMES[scheme].compiled)
         if self.has_embeddings:
             self.tok_embeddings = nn.Embedding.from_pretrained(torch.empty(n_rows, config.dim))
         within = group if self.splits_layers else None
         self.layers = nn.ModuleList(
-            Block(config, scheme, layer, self._shard.experts, within) for layer in range(config.n_layers)
+            Block(config, scheme, layer, self.shard.experts, within) for layer in range(config.n_layers)
         )
         if self.has_head:
             self.norm = RMSNorm(config.dim, config.norm_eps)
@@ -177,14 +177,14 @@ class Transformer(nn.Module):
 
     def receive(self, n_rows: int) -> Tensor | None:
         """Hidden states [n_rows, dim] of the stage before in a pipeline; None in the first stage."""
-        if self._group is None or self._shard.place.is_first:
+        if self.group is None or self.shard.place.is_first:
             return None
-        return self._group.receive((n_rows, self.config.dim), self.dtype)
+        return self.group.receive((n_rows, self.config.dim), self.dtype)
 
     def send(self, x: Tensor) -> None:
         """Send hidden states [T, dim] to the next stage, if there is one: nobody may change them then."""
-        if self._group is not None and not self.has_head:
-            self._group.send(x)
+        if self.group is not None and not self.has_head:
+            self.group.send(x)
 
     def _embed(self, inputs: PackedInputs) -> Tensor:
         """Embeddings of tokens and images, [T, dim]."""
@@ -196,12 +196,12 @@ class Transformer(nn.Module):
 
     def _look_up(self, tokens: Tensor) -> Tensor:
         """Embeddings of tokens, [T, dim]. Of ranks that share the table, one has a token's row and the others add 0."""
-        if self._group is None or not self.splits_layers:
+        if self.group is None or not self.splits_layers:
             return self.tok_embeddings(tokens)
-        own = self._shard.vocab
+        own = self.shard.vocab
         elsewhere = (tokens < own.start) | (tokens >= own.stop)
         x = self.tok_embeddings((tokens - own.start).masked_fill_(elsewhere, 0))
-        return self._group.sum(x.masked_fill_(elsewhere[:, None], 0))
+        return self.group.sum(x.masked_fill_(elsewhere[:, None], 0))
 
     def logits(self, hidden: Tensor, adapters: lora.StepAdapters | None = None) -> Tensor:
         """Hidden states [N, dim], of the rows that need it only -> logits [N, vocab_size] float32.
@@ -210,7 +210,7 @@ class Transformer(nn.Module):
         return their own columns.
         """
         y = self.own_logits(hidden, adapters)
-        gathered = self._group.gather(y, self._shard.vocab_widths) if self._group is not None else None
+        gathered = self.group.gather(y, self.shard.vocab_widths) if self.group is not None else None
         return (y if gathered is None else gathered).float()
 
     def own_logits(self, hidden: Tensor, adapters: lora.StepAdapters | None = None) -> Tensor:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.engine import by_layer
 from model.attention import choose
 from model.attention.base import Attention
 from model.attention.cache import PagePools
@@ -25,7 +26,7 @@ from model.config import ModelConfig
 from model.linear.base import Projection
 from model.linear.floats import WeightsOnly
 from model.network import weights
-from model.network.compiled import CompiledSteps, compiled_steps
+from model.network.compiled import CompiledNetwork, compiled_network
 from model.network.lora import Adapter, LowRank, Part, StepAdapters
 from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
@@ -156,7 +157,7 @@ class Driver:
         )
         self.tables = RopeTables.build(config, length, self.device)
         self.wheel = Wheel(specs, attention.page_size, shuffle)
-        self.compiled: CompiledSteps | None = None
+        self.compiled: CompiledNetwork | None = None
         for layer in self.pools.layers:
             layer.k.fill_(float("nan"))
             layer.v.fill_(float("nan"))
@@ -166,7 +167,7 @@ class Driver:
 
     def compile(self) -> None:
         """From now on the kernels compute a step in one call."""
-        self.compiled = compiled_steps(self.model, self.attention, self.pools, self.tables, 4)
+        self.compiled = compiled_network(self.model, self.attention, self.pools, self.tables, 4)
         assert self.compiled is not None
 
     @torch.inference_mode()
@@ -177,7 +178,7 @@ class Driver:
         own = [rider.adapter for rider, _ in parts]
         adapters = StepAdapters.of(own, [n for _, n in parts], self.device)
         if self.compiled is not None:
-            hidden, _ = self.compiled(slices, [0] * len(slices), None, own)
+            hidden, _ = self.compiled.step(slices, [0] * len(slices), None, own)
         else:
             hidden = self.model(inputs, self.tables, self.attention, self.pools, adapters)
         logits = self.model.logits(hidden, adapters) if self.model.has_head else hidden[:, :0]
@@ -242,7 +243,7 @@ def run_ahead(runner: ModelRunner, patch: pytest.MonkeyPatch, **info: Any) -> No
     """Let a runner on a CPU run ahead, as on a GPU, with these changes of its `info`. PyTorch then computes."""
     patch.setattr(runner, "info", replace(runner.info, **{"runs_ahead": True, **info}))
     if runner.info.runs_ahead:
-        patch.setattr(runner, "_compiled", None)
+        patch.setattr(runner, "executor", by_layer(runner))
 
 
 def storages(model: Transformer) -> int:

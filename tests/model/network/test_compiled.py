@@ -16,7 +16,7 @@ from model.batch import PageTable, Slice, StepBatch
 from model.config import QueryTemperature, Rope, RopeScaling
 from model.linear.base import Projection
 from model.linear.selection import PROJECTIONS
-from model.network.compiled import compiled_steps
+from model.network.compiled import compiled_network
 from model.sampling_params import SamplingParams
 from model.step.packing import pack
 from tests.model.driving import CPU, EXPERTS, Driver, network, quantized, random_adapter, random_model, tiny
@@ -154,4 +154,4 @@ def test_others_are_left_alone() -> None:
         (random_model(tiny((None,))), paged),
         (quantized("int8"), choose("sdpa", CPU)[1]),
     ):
-        assert compiled_steps(model, attention, (driver := Driver(model, attention)).pools, driver.tables, 4) is None
+        assert compiled_network(model, attention, (driver := Driver(model, attention)).pools, driver.tables, 4) is None

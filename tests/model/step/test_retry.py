@@ -36,6 +36,7 @@ def runner() -> Iterator[ModelRunner]:
     options = RunnerOptions("", device="cpu", quantize="int8", cache_memory=2**22)
     made = load_from(checkpoint(tiny((5, None))), options, lambda stage, done: None)
     made._masks = Masks(First({"vocabulary": VOCABULARY.to_json()}), WIDTH)
+    made.head.last = (made._masks.step,)
     yield made
     made._masks.close()
 
@@ -99,7 +100,7 @@ class Small:
         return result
 
 
-@pytest.mark.parametrize("work", ["_start", "_collect"])
+@pytest.mark.parametrize("work", ["start", "_collect"])
 @pytest.mark.parametrize("n_tokens", [9, 17, 30])
 def test_slices_apart_give_what_the_whole_gives(
     runner: ModelRunner, batch: StepBatch, n_tokens: int, work: str, monkeypatch: pytest.MonkeyPatch
@@ -112,8 +113,9 @@ def test_slices_apart_give_what_the_whole_gives(
     started: list[Any] = []
     start = runner._masks.start
     monkeypatch.setattr(runner._masks, "start", lambda samples: (started.append(samples), start(samples)))
-    small = Small(getattr(runner, work), n_tokens)
-    monkeypatch.setattr(runner, work, small)
+    owner: Any = runner.executor if work == "start" else runner
+    small = Small(getattr(owner, work), n_tokens)
+    monkeypatch.setattr(owner, work, small)
     assert runner.step(batch).slices == expected
     assert len(started) == 1
     assert small.sizes[0] == batch.n_tokens
@@ -129,7 +131,7 @@ def test_a_failure_is_that_of_its_slice_alone(runner: ModelRunner, monkeypatch: 
     )
     expected = runner.step(batch).slices
     assert [output.failure is None for output in expected] == [False, False, True]
-    monkeypatch.setattr(runner, "_start", Small(runner._start, 9))
+    monkeypatch.setattr(runner.executor, "start", Small(runner.executor.start, 9))
     assert runner.step(batch).slices == expected
 
 
@@ -163,7 +165,7 @@ def test_requests_of_a_step_that_does_not_fit_are_planned_again(
     script = [early, *[part for each in late for part in (each, *[[]] * 20)]]
     expected = Client(runner, script, max_step_tokens=64)
     assert set(expected.finished.values()) == {"length"}
-    monkeypatch.setattr(runner, "_start", small := Small(runner._start, 10))
+    monkeypatch.setattr(runner.executor, "start", small := Small(runner.executor.start, 10))
     found = Client(runner, [*script[:60], [], *script[60:]], max_step_tokens=64)
     assert (found.answers, found.logprobs, found.finished) == (expected.answers, expected.logprobs, expected.finished)
     failed = [place for place, size in enumerate(small.sizes) if size > 10]
@@ -180,7 +182,7 @@ def test_a_step_that_is_taken_back_leaves_the_tokens_of_the_one_before(
     wait = runner.launch(StepBatch((part(1, prompt(1), 0, GREEDY),)))
     after = part(1, [*prompt(1), UNKNOWN], 9, GREEDY)
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "_start", Small(runner._start, 9))
+        patch.setattr(runner.executor, "start", Small(runner.executor.start, 9))
         with pytest.raises(StepTooLarge):
             runner.launch(StepBatch((after, part(2, prompt(2), 0, GREEDY))))
     outputs = runner.launch(StepBatch((after,)))
@@ -196,7 +198,7 @@ def test_the_next_step_may_follow_one_of_which_a_slice_failed_alone(
     run_ahead(runner, monkeypatch)
     sequences = {0: (prompt(0), stuck), 1: (prompt(1), GREEDY)}
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "_start", Small(runner._start, 9))
+        patch.setattr(runner.executor, "start", Small(runner.executor.start, 9))
         wait = runner.launch(StepBatch(tuple(part(n, tokens, 0, params) for n, (tokens, params) in sequences.items())))
     after = [part(n, [*tokens, UNKNOWN], 9, params) for n, (tokens, params) in sequences.items()]
     outputs = runner.launch(StepBatch(tuple(after)))

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.engine import by_layer
 from model.batch import PageTable, Slice, StepBatch, StepOutput
 from model.config import ModelConfig, QueryTemperature, Rope, RopeScaling
 from model.kernels.cpu import native
 from model.loading import load_from
 from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
-from model.step import runner as runners
+from model.step import head
+from model.step.executors.compiled import CompiledExecutor
 from model.step.runner import ModelRunner
 from tests.model.driving import EXPERTS, checkpoint, random_adapter, tiny
 
@@ -58,9 +60,9 @@ def steps(params: SamplingParams, window: int) -> list[StepBatch]:
 def both(
     runner: ModelRunner, batches: list[StepBatch], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[StepOutput], list[StepOutput]]:
-    assert runner._compiled is not None
+    assert isinstance(runner.executor, CompiledExecutor)
     whole = [runner.step(batch) for batch in batches]
-    monkeypatch.setattr(runner, "_compiled", None)
+    monkeypatch.setattr(runner, "executor", by_layer(runner))
     return whole, [runner.step(batch) for batch in batches]
 
 
@@ -79,7 +81,7 @@ def test_bits_are_those_of_the_parts(
     config: dict[str, Any], options: dict[str, str], params: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All kinds of embeddings, pools with a window and without, tasks that are split, and logits in blocks."""
-    monkeypatch.setattr(runners, "LOGIT_VALUES", 4 * WIDTH)
+    monkeypatch.setattr(head, "LOGIT_VALUES", 4 * WIDTH)
     runner = made(tiny((50, None), max_position=1024, **config), **options)
     whole, parts = both(runner, steps(params, 50), monkeypatch)
     assert whole == parts
@@ -101,12 +103,12 @@ def test_adapters_and_images_are_those_of_the_parts(
     config: dict[str, Any], params: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three adapters of other ranks, with and without the head, and rows of images among the rows of all slices."""
-    monkeypatch.setattr(runners, "LOGIT_VALUES", 4 * WIDTH)
+    monkeypatch.setattr(head, "LOGIT_VALUES", 4 * WIDTH)
     torch.manual_seed(0)
     runner = made(tiny((50, None), max_position=1024, **config))
     targets = ("wqkv", "wo", "output") if config else ("wqkv", "wo", "w13", "w2", "output")
     for number, wanted in enumerate((targets, targets[:2], targets), 1):
-        runner._adapters.hold(number, random_adapter(runner._model.config, 5 * number, wanted).pack())
+        runner.adapters.hold(number, random_adapter(runner.head.model.config, 5 * number, wanted).pack())
     batches = [
         StepBatch(tuple(item._replace(adapter=item.sequence_id % 4) for item in batch.slices))
         for batch in steps(params, 50)
