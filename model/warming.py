@@ -94,7 +94,7 @@ def step(
 ) -> StepBatch:
     """A slice of each of these lengths, after `before` tokens; one that is too long becomes several.
 
-    All share the pages of each pool, because nobody reads what they write. No sequence of a request has a number below 0.
+    All share the pages of each pool, because nobody reads what they write. No request has a number below 0.
     """
     most = info.max_model_len - before
     lengths = [min(most, n - first) for n in lengths for first in range(0, n, most)]

@@ -47,11 +47,10 @@ class SelfAttention(nn.Module):
         onto: Tensor | None,
     ) -> Tensor:
         """attention(norm(x)), or `onto` with it added in place. [T, dim] -> [T, dim]"""
-        qkv = lora.add(self.wqkv(x, norm), uses.get("wqkv", ()), self.wqkv, x, norm)
+        qkv = self.wqkv(x, norm, adapters=uses.get("wqkv"))
         qkv = qkv.view(len(x), -1, self.head_dim)  # [T, n_heads + 2 n_kv_heads, head_dim]
         attended = attention.attend_unrotated(qkv, self.n_heads, rope, cache, prepared)  # [T, n_heads, head_dim]
-        attended = attended.flatten(1)
-        return lora.add(self.wo(attended, onto=onto), uses.get("wo", ()), self.wo, attended)
+        return self.wo(attended.flatten(1), onto=onto, adapters=uses.get("wo"))
 
 
 class Block(nn.Module):
@@ -94,11 +93,7 @@ class Block(nn.Module):
         y = self.attention(x, self.attention_norm, rope, attention, cache, prepared, uses, onto)
         x = self._joined(x, y)
         onto = x if self._group is None else None
-        if isinstance(self.feed_forward, MoE):
-            y = self.feed_forward(x, self.ffn_norm, onto=onto)
-        else:
-            y = self.feed_forward(x, self.ffn_norm, onto=onto, uses=uses)
-        return self._joined(x, y)
+        return self._joined(x, self.feed_forward(x, self.ffn_norm, onto, uses))
 
     def _joined(self, x: Tensor, y: Tensor) -> Tensor:
         """x with the sum of y over all ranks added in place; y itself without a group, for it is this x already."""
@@ -215,5 +210,4 @@ class Transformer(nn.Module):
 
     def own_logits(self, hidden: Tensor, adapters: lora.StepAdapters | None = None) -> Tensor:
         """As `logits`, in the model's type and only for the part of the vocabulary that is here: [N, own tokens]."""
-        y = self.output(hidden, self.norm)
-        return y if adapters is None else lora.add(y, adapters.head, self.output, hidden, self.norm)
+        return self.output(hidden, self.norm, adapters=None if adapters is None else adapters.head)

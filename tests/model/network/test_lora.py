@@ -13,12 +13,11 @@ from model.attention import choose
 from model.checkpoint.adapters.open import open_adapter
 from model.checkpoint.open import open_checkpoint
 from model.config import ModelConfig
-from model.linear.selection import fix_tiles
 from model.network.adapters import check_shapes, place
 from model.network.lora import Adapter, StepAdapters
 from tests.model.checkpoint.adapter_files import ALL, ATTENTION, save_native, save_peft
 from tests.model.checkpoint.native_files import save_native as save_native_base
-from tests.model.driving import CPU, Driver, loaded, network
+from tests.model.driving import CPU, Driver, network
 from tests.model.network.oracles import HEAD_DIM, SHAPE, TOKENS, WINDOW, llama, logprobs, mistral
 
 PAGED = choose("paged", CPU)[1]
@@ -191,17 +190,6 @@ def test_sixteen_mixed_requests_equal_each_alone(bases: Any, adapters: list[Path
     for i, logits in enumerate(mixed(driver, chosen)):
         alone = driver.whole(TOKENS[i : i + 20 + i], None, chosen[i % 5])
         torch.testing.assert_close(logits, alone, atol=1e-4, rtol=1e-4)
-
-
-def test_fixed_tiles_give_the_bits_of_each_alone(bases: Any, adapters: list[Path]) -> None:
-    """What --deterministic promises in float32."""
-    base = bases["mistral"]
-    model = loaded(base.directory)
-    fix_tiles(model)
-    driver = Driver(model, PAGED)
-    chosen = [None, *(read(path, base.config) for path in adapters)]
-    for i, logits in enumerate(mixed(driver, chosen)):
-        assert torch.equal(logits, driver.whole(TOKENS[i : i + 20 + i], None, chosen[i % 5]))
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "by layer"])
