@@ -19,21 +19,10 @@ from model.linear.selection import PROJECTIONS
 from model.network.compiled import compiled_network
 from model.sampling_params import SamplingParams
 from model.step.packing import pack
-from tests.model.driving import CPU, EXPERTS, Driver, network, quantized, random_adapter, random_model, tiny
+from tests.model.driving import CPU, Driver, network, quantized, random_adapter, random_model, tiny
 
 TARGETS_OF = (("wqkv",), ("wqkv", "wo"), ("w13", "w2"), ("wqkv", "wo", "w13", "w2"))
 TOKENS = [(7 * i) % 64 for i in range(70)]
-
-
-@pytest.mark.parametrize("scheme", ["int8", "int4", "bfloat16"])
-@pytest.mark.parametrize("chunk", [None, 1, 33])
-@pytest.mark.parametrize("experts", [{}, {**EXPERTS, "expert_hidden_dim": 160}], ids=["dense", "sparse"])
-def test_bits_are_the_same(scheme: str, chunk: int | None, experts: dict[str, int]) -> None:
-    model = quantized(scheme, dim=64, hidden_dim=96, **experts)
-    attention = choose("paged", CPU)[1]
-    plain, driver = Driver(model, attention), Driver(model, attention, shuffle=1)
-    driver.compile()
-    assert torch.equal(driver.whole(TOKENS, chunk), plain.whole(TOKENS, chunk))
 
 
 PECULIAR = {
@@ -104,18 +93,6 @@ def test_the_kernel_multiplies_queries_as_the_reference_does(kv_dtype: torch.dty
         results.append(backend.attend_unrotated(qkv.clone(), 4, rope, cache, backend.prepare(inputs)))
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.int8: 5e-2}[kv_dtype]
     torch.testing.assert_close(*results, atol=tolerance, rtol=tolerance)
-
-
-@pytest.mark.parametrize("experts", [{}, EXPERTS], ids=["dense", "sparse"])
-def test_several_sequences_share_a_step(experts: dict[str, int]) -> None:
-    model, attention = quantized("int8", **experts), choose("paged", CPU)[1]
-    driver = Driver(model, attention)
-    alone = driver.whole(TOKENS)
-    driver.compile()
-    first, second = driver.start(TOKENS), driver.start(TOKENS[:40])
-    parts = driver.step([(first, 50), (second, 3)]) + driver.step([(second, 37), (first, 20)])
-    assert torch.equal(torch.cat((parts[0], parts[3])), alone)
-    assert torch.equal(torch.cat((parts[1], parts[2])), alone[:40])
 
 
 def test_sixteen_requests_over_four_adapters_equal_each_alone(short_model: Path) -> None:

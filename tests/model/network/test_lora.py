@@ -206,17 +206,6 @@ def test_compiled_kernels_give_the_bits_of_each_alone(
         assert torch.equal(logits, alone.whole(TOKENS[i : i + 20 + i], None, chosen[i % 5]))
 
 
-@pytest.mark.parametrize("scheme", ["int8", "bfloat16"])
-def test_requests_without_adapter_keep_their_bits(scheme: str, bases: Any, adapters: list[Path]) -> None:
-    base = bases["mistral"]
-    driver = network(base.directory, scheme)
-    driver.compile()
-    chosen = [None, *(read(path, base.config, torch.bfloat16).pack() for path in adapters)]
-    together = mixed(driver, chosen)
-    for i in range(0, 16, 5):
-        assert torch.equal(together[i], driver.whole(TOKENS[i : i + 20 + i]))
-
-
 def test_rows_of_a_step() -> None:
     first, second = Adapter(({},)), Adapter(({},))
     step = StepAdapters.of([first, None, second, first, None], [2, 1, 0, 3, 1], CPU)
