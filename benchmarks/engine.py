@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.workload import Generate, Timing, Workload, answer, joining
+from model.attention import choose
+from model.attention.rope import RopeTables
 from model.batch import StepBatch
 from model.checkpoint.resolve import EMBEDDED, resolve
 from model.loading import create
 from model.options import STEP_LIMITS
 from model.sampling_params import SamplingParams
+from model.step.executors.torch import TorchExecutor
 from model.step.runner import ModelRunner
 from service.engine.messages import Submit, Update
 from service.engine.scheduling.scheduler import Scheduler
@@ -32,6 +35,14 @@ def load(model: str = EMBEDDED, **options: Any) -> ModelRunner:
     """A runner with the limits of `noria serve`."""
     limits = {"max_sequences": MAX_SEQUENCES, "max_step_tokens": MAX_STEP_TOKENS}
     return create(lambda stage, done: None, model=str(resolve(model)), **(limits | options))
+
+
+def by_layer(runner: ModelRunner) -> TorchExecutor:
+    """What computes the steps of a runner layer by layer, in place of one call of the compiled kernels."""
+    model, device = runner.head.model, runner.head.device
+    attention = choose("auto", device, runner._pools.layers[0].k.dtype)[1]
+    tables = RopeTables.build(model.config, runner.info.max_model_len, device)
+    return TorchExecutor(model, attention, runner._pools, tables, runner.info, runner._images, runner.head)
 
 
 def scheduler_for(runner: ModelRunner, max_sequences: int = MAX_SEQUENCES) -> Scheduler:

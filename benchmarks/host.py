@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from statistics import median
 from types import SimpleNamespace
@@ -28,9 +28,16 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.kernels import ROOT, worktree
+from model.attention.cache import PagePools
 from model.batch import PoolSpec, RunnerInfo, StepBatch, StepOutput
+from model.network.adapters import AdapterStore
 from model.sampling_params import SamplingParams
-from model.step import graphs, packing, sampler
+from model.step import packing, sampler
+from model.step.executors import graphs
+from model.step.executors.graphs import GraphExecutor
+from model.step.executors.torch import TorchExecutor
+from model.step.head import Head
+from model.step.images import Images
 from model.step.masks import Masks
 from model.step.runner import ModelRunner
 from service.engine.loop import EngineLoop
@@ -100,7 +107,11 @@ class NoModel:
     """Stands for a network: hidden states and logits without a computation."""
 
     layers = ()
-    vision = None
+    config = SimpleNamespace(vocab_size=VOCAB)
+    has_head = True
+
+    def parameters(self) -> Iterator[Tensor]:
+        yield torch.zeros(1)
 
     def __call__(self, inputs: Any, *others: object) -> Tensor:
         return torch.zeros(len(inputs.tokens), 1)
@@ -117,10 +128,12 @@ def _captured(compute: Callable[[], Tensor]) -> Callable[[], None]:
 def _runner(case: Case) -> ModelRunner:
     pool = PoolSpec(case.window, (case.n + 8) * (LENGTH + 512) // case.page_size)
     info = RunnerInfo(case.page_size, (pool,), 2 * LENGTH, VOCAB, 1, 2 * case.n, STEP_TOKENS, {}, runs_ahead=True)
-    parts = SimpleNamespace(device=torch.device("cpu"), begin_step=lambda numbers: {})
-    model, first = NoModel(), cast(Any, None)
-    runner = ModelRunner(*cast(Any, (model, None, None, parts, info, Masks(first, VOCAB), parts)))
-    runner.record(case.n, _captured)
+    device, model = torch.device("cpu"), cast(Any, NoModel())
+    masks, images = Masks(cast(Any, None), VOCAB), Images(None)
+    head = Head(model, AdapterStore(cast(Any, None), 1), (masks.step,))
+    pools, tables = PagePools((), ()), SimpleNamespace(device=device)
+    eager = TorchExecutor(model, cast(Any, None), pools, cast(Any, tables), info, images, head)
+    runner = ModelRunner(GraphExecutor(eager, case.n, _captured), head, pools, info, masks, images)
     while runner.idle():
         pass
     return runner

@@ -1,7 +1,7 @@
 """What LoRA adapters cost a step on a CPU: `python -m benchmarks.lora [--model embedded|large] [--repeats 200]`.
 
-A step is the network and the head for rows that decode after 256 tokens, or for a prompt of 512 tokens. Sampling and
-scheduling are not in it. Adapters have all seven projections of a layer. Row i uses adapter i modulo 8. Steps without
+A step is that of rows that decode after 256 tokens, or of a prompt of 512 tokens. Scheduling is not in it.
+Adapters have all seven projections of a layer. Row i uses adapter i modulo 8. Steps without
 and with adapters take turns. Times are the least of all repeats; the ratio is the median of the ratios of neighbours.
 "large" is Mistral 7B's shape with 4 of its 32 layers. On a busy machine use --clock processor with OMP_NUM_THREADS=1,
 which counts the time of the one thread.
@@ -22,10 +22,8 @@ from benchmarks.gpu.shapes import MISTRAL_7B
 from benchmarks.random_weights import checkpoint, random_adapter
 from model.batch import PageTable, Slice, StepBatch
 from model.loading import load_from
-from model.network.lora import Adapter, StepAdapters
 from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
-from model.step.packing import pack
 from model.step.runner import ModelRunner
 
 CPU = torch.device("cpu")
@@ -46,47 +44,42 @@ def batch(runner: ModelRunner, rows: int, length: int, start: int) -> StepBatch:
     return StepBatch(tuple(slices))
 
 
-def step(runner: ModelRunner, work: StepBatch) -> Callable[[list[Adapter]], None]:
-    """A function that computes `work`, whose slice i uses adapter i modulo their number."""
-    inputs = pack(work, runner.info.page_size, [pool.window for pool in runner.info.pools], CPU)
-    lengths = [item.stop - item.start for item in work.slices]
+def step(runner: ModelRunner, work: StepBatch) -> Callable[[int], None]:
+    """A function that computes `work`, whose slice i uses adapter i modulo their number, or none."""
 
-    @torch.inference_mode()
-    def compute(adapters: list[Adapter]) -> None:
-        chosen = [adapters[i % len(adapters)] if adapters else None for i in range(len(lengths))]
-        used, used_by_head = StepAdapters.of(chosen, lengths, CPU), StepAdapters.of(chosen, [1] * len(chosen), CPU)
-        hidden = runner._model(inputs, runner._tables, runner._attention, runner._pools, runner._fused, used)
-        runner._model.logits(hidden.index_select(0, inputs.sample_rows), used_by_head)
+    def compute(n_adapters: int) -> None:
+        numbers = [1 + i % n_adapters if n_adapters else 0 for i in range(len(work.slices))]
+        pairs = zip(work.slices, numbers, strict=True)
+        runner.step(StepBatch(tuple(item._replace(adapter=number) for item, number in pairs)))
 
     return compute
 
 
-def measure(
-    compute: Callable[[list[Adapter]], None], adapters: list[Adapter], repeats: int, clock: Clock
-) -> tuple[float, ...]:
+def measure(compute: Callable[[int], None], n_adapters: int, repeats: int, clock: Clock) -> tuple[float, ...]:
     """Least ms without and with adapters, and the median ratio of two neighbours."""
 
-    def seconds(used: list[Adapter]) -> float:
+    def seconds(used: int) -> float:
         started = clock()
         compute(used)
         return clock() - started
 
-    pairs = [(seconds([]), seconds(adapters)) for _ in range(repeats)]
+    pairs = [(seconds(0), seconds(n_adapters)) for _ in range(repeats)]
     base, adapted = (1000 * min(column) for column in zip(*pairs, strict=True))
     return base, adapted, statistics.median(after / before for before, after in pairs)
 
 
 def cases(runner: ModelRunner, repeats: int, clock: Clock) -> Iterator[tuple[str, tuple[float, ...]]]:
     for rank in RANKS:
-        adapters = [random_adapter(runner._model.config, rank, CPU).pack() for _ in range(ADAPTERS)]
+        for number in range(1, ADAPTERS + 1):
+            runner.adapters.hold(number, random_adapter(runner.head.model.config, rank, CPU).pack())
         for rows in ROWS:
             compute = step(runner, batch(runner, rows, CONTEXT + 1, CONTEXT))
             yield (
                 f"rank {rank}, {rows} rows of {min(rows, ADAPTERS)} adapters",
-                measure(compute, adapters[:rows], repeats, clock),
+                measure(compute, min(rows, ADAPTERS), repeats, clock),
             )
         prompt = step(runner, batch(runner, 1, PROMPT, 0))
-        yield f"rank {rank}, prompt of {PROMPT}", measure(prompt, adapters[:1], max(3, repeats // 20), clock)
+        yield f"rank {rank}, prompt of {PROMPT}", measure(prompt, 1, max(3, repeats // 20), clock)
 
 
 def main() -> None:
@@ -97,7 +90,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(0)
     if args.model == "embedded":
-        runner = engine.load(quantize="int8", max_model_len=1024)
+        runner = engine.load(quantize="int8", max_model_len=1024, max_loras=ADAPTERS)
     else:
         options = RunnerOptions(model=".", quantize="int8", max_sequences=32, max_model_len=1024)
         runner = load_from(checkpoint(LARGE, CPU), options, lambda stage, done: None)

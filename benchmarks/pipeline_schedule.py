@@ -3,11 +3,12 @@
 It gives the idle share of the schedule alone, for any number of stages, on any machine.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from benchmarks import streams
 from model.batch import PoolSpec, RunnerInfo, SliceOutput, StepBatch, StepOutput
+from model.ranks.runner import NoAdapters
 from model.sampling_params import SamplingParams
 from service.engine.scheduling.scheduler import Scheduler
 
@@ -31,6 +32,8 @@ class Stages:
 
     grammar_restarts = 0
     waits_for_grammars = False
+
+    adapters = NoAdapters()
 
     def __init__(self, n: int, in_flight: int, cost: Cost) -> None:
         self.info = replace(INFO, pipeline=in_flight)
@@ -63,15 +66,6 @@ class Stages:
         return False
 
     def prepare(self, params: SamplingParams) -> None: ...
-
-    def load_adapter(self, number: int, path: str) -> None: ...
-
-    def unload_adapter(self, number: int) -> None: ...
-
-    def has_adapter(self, number: int) -> bool:
-        return True
-
-    def read_adapter(self, number: int, running: Collection[int]) -> None: ...
 
     def watch(self, lost: Callable[[str], None]) -> None: ...
 

@@ -96,13 +96,13 @@ class Kind:
 
 
 def projections(runner: ModelRunner) -> Iterator[tuple[str, Projection]]:
-    for name, module in runner._model.named_modules():
+    for name, module in runner.head.model.named_modules():
         if isinstance(module, Projection):
             yield name.rpartition(".")[2].replace("output", "head"), module
 
 
 def kinds(runner: ModelRunner) -> dict[str, Kind]:
-    config = runner._model.config
+    config = runner.head.model.config
     q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
     shapes = {
         "wqkv": config.dim * (q + 2 * kv),
@@ -148,7 +148,7 @@ def bandwidth(size: int, threads: int) -> float:
 
 def rate(runner: ModelRunner, shapes: dict[str, Kind]) -> float:
     """Multiply-adds/s, the best of the kinds of projection."""
-    config, dtype = runner._model.config, runner._model.norm.weight.dtype
+    config, dtype = runner.head.model.config, runner.head.model.norm.weight.dtype
     widths = {"w2": config.hidden_dim, "wo": config.n_heads * config.head_dim}
     found = []
     for name, projection in dict(projections(runner)).items():
@@ -161,12 +161,10 @@ def rate(runner: ModelRunner, shapes: dict[str, Kind]) -> float:
 def wrap(clock: Clock, runner: ModelRunner) -> None:
     clock.wrap(packing, "pack", "pack")
     clock.wrap(sampler, "sample", "sample")
-    clock.wrap(runner._model, "forward", PARTS[2])
+    clock.wrap(runner.head.model, "forward", PARTS[2])
     for name, projection in projections(runner):
         clock.wrap(projection, "forward", name)
         clock.wrap(projection, "gated", name)
-    clock.wrap(runner._attention, "prepare", "attention")
-    clock.wrap(runner._attention, "attend_unrotated", "attention")
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,14 +201,16 @@ def profile(runner: ModelRunner, clock: Clock, shape: Shape, n_steps: int) -> di
     clock.wrap(scheduler, "plan", "plan")
     clock.wrap(scheduler, "commit", "commit")
     submit(runner, scheduler, shape.rows or 2 * n_steps, shape.length, shape.n_tokens)
-    served = runner._whole, runner._fused
+    served, layers = runner.executor, engine.by_layer(runner)
+    clock.wrap(layers._attention, "prepare", "attention")
+    clock.wrap(layers._attention, "attend_unrotated", "attention")
     counted: list[list[dict[str, float]]] = [[], []]
     for number, step in enumerate(engine.steps(runner, scheduler)):
         parts = clock.take() | {"step": step.seconds}
         if step.batch.n_tokens == (shape.rows or shape.length):
             counted[number % 2].append(parts)
-        runner._whole, runner._fused = served if number % 2 else (None, None)
-    runner._whole, runner._fused = served
+        runner.executor = served if number % 2 else layers
+    runner.executor = served
     whole, by_part = map(fastest, counted)
     return {part: mean(by_part, part) for part in (*PARTS, "step")} | {"served": mean(whole, "step")}
 
@@ -250,7 +250,7 @@ class Floor:
         }
         slots = runner.info.pools[0].n_pages * runner.info.page_size
         slot_bytes = n_bytes([[cache.k, cache.v] for cache in runner._pools.layers]) / slots
-        config = runner._model.config
+        config = runner.head.model.config
         pairs = rows * n_keys(config, length) or sum(n_keys(config, n) for n in range(1, length + 1))
         macs = pairs * config.n_heads * config.head_dim * 2
         read = (rows or 1) * n_keys(config, length) * slot_bytes / config.n_layers

@@ -55,7 +55,7 @@ def states(model: Transformer, tokens: list[int], image: Tensor | None = None) -
     batch = StepBatch((Slice(0, tokens, len(tokens), 0, len(tokens), pages, SamplingParams()),))
     inputs = pack(batch, attention.page_size, config.pool_windows, CPU)
     if image is not None:
-        inputs = replace(inputs, image_rows=torch.arange(len(image)), image_values=image)
+        inputs = replace(inputs, images=(torch.arange(len(image)), image))
     pools = PagePools.allocate(
         config, (PoolSpec(None, n_pages),), lambda shape: attention.allocate(shape, torch.float32, CPU)
     )

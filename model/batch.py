@@ -225,10 +225,35 @@ class StepTooLarge(MemoryError):
         self.image_faults = image_faults
 
 
+class Adapters(Protocol):
+    """The LoRA adapters of a model, by number. Any thread may call this while a step runs."""
+
+    def load(self, number: int, path: str) -> None:
+        """Read an adapter, which slices may use from now on. Raises ModelError for one that does not fit the model."""
+        ...
+
+    def unload(self, number: int) -> None:
+        """Forget an adapter that no sequence uses any more."""
+        ...
+
+    def has(self, number: int) -> bool:
+        """Whether an adapter is in memory: the next step need not read it."""
+        ...
+
+    def read_again(self, number: int, running: Collection[int]) -> None:
+        """Read an adapter again that has left the memory. None of `running` leaves it. Raises ModelError."""
+        ...
+
+
 class Runner(Protocol):
     """A loaded model. One thread calls `launch` and `idle`; another thread may call all else meanwhile."""
 
     info: RunnerInfo
+
+    @property
+    def adapters(self) -> Adapters:
+        """Its LoRA adapters."""
+        ...
 
     @property
     def grammar_restarts(self) -> int:
@@ -244,28 +269,6 @@ class Runner(Protocol):
         """Make what sequences with these parameters need besides the weights, before their first step.
 
         It does not hang: what it waits for has limits of its own.
-        """
-        ...
-
-    def load_adapter(self, number: int, path: str) -> None:
-        """Read a LoRA adapter, which slices may use from now on. Raises ModelError for one that does not fit the model.
-
-        As `prepare`, it may run beside `launch`.
-        """
-        ...
-
-    def unload_adapter(self, number: int) -> None:
-        """Forget an adapter that no sequence uses any more. It may run beside `launch`."""
-        ...
-
-    def has_adapter(self, number: int) -> bool:
-        """Whether a LoRA adapter is in memory: the next step need not read it."""
-        ...
-
-    def read_adapter(self, number: int, running: Collection[int]) -> None:
-        """Read a LoRA adapter again that has left the memory. None of `running` leaves it.
-
-        As `prepare`, it may run beside `launch`. Raises ModelError if the adapter cannot be read.
         """
         ...
 

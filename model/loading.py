@@ -29,15 +29,19 @@ from model.memory import sizes as memory
 from model.memory.images import check_images
 from model.network import weights
 from model.network.adapters import AdapterStore, count_values, read_adapter
+from model.network.compiled import compiled_network
 from model.network.group import Group
-from model.network.kernels import kernel_errors
 from model.network.transformer import Transformer
 from model.options import RunnerOptions, check_limits
 from model.setup import Setup, choose
-from model.step.graphs import CudaCapture
+from model.step.executors import Executor
+from model.step.executors.compiled import CompiledExecutor
+from model.step.executors.torch import TorchExecutor
+from model.step.head import Head, SplitHead
+from model.step.images import Images
 from model.step.masks import Masks
 from model.step.runner import ModelRunner
-from model.warming import capture_all, compile_all, first_steps
+from model.warming import warm
 
 RETURN_AFTER = 2**27
 """Values that are loaded before free memory is returned to the system: a call takes milliseconds."""
@@ -91,7 +95,7 @@ class Membership(NamedTuple):
     group: Group | None = None
     agree: Agree = tuple
     n_local: int = 1
-    runner: Callable[..., ModelRunner] = ModelRunner
+    runner: Callable[..., Any] = ModelRunner
 
 
 ALONE = Membership()
@@ -186,7 +190,7 @@ def _read_adapters(setup: Setup, progress: Progress) -> AdapterStore:
     for done, (number, path) in enumerate(chosen):
         progress("loading adapters", done / len(chosen))
         with _naming(path):
-            store.load(number, Path(path))
+            store.load(number, path)
     return store
 
 
@@ -197,19 +201,6 @@ def _naming(path: str) -> Iterator[None]:
         yield
     except ModelError as error:
         raise ModelError(f"adapter {path}: {error}") from error
-
-
-def warm(runner: ModelRunner, setup: Setup, progress: Progress) -> None:
-    """Run the first steps. On a GPU compile all kernels and capture all graphs, but with `fast_start` do so later."""
-    with kernel_errors(f"--attention {setup.attention_name}, --quantize {setup.scheme.quantize}"):
-        first_steps(runner)
-        if complete := setup.device.type == "cuda" and not setup.options.fast_start:
-            compile_all(runner, runner.row_counts, progress)
-        if setup.captures:  # only now: the greatest graph should be the first
-            runner.record(setup.pool_sizes.max_sequences, CudaCapture())
-        if complete:
-            capture_all(runner, progress)
-    runner.warmed()
 
 
 def _lean(tensors: Iterable[tuple[str, Matrix]]) -> Iterator[tuple[str, Matrix]]:
@@ -255,7 +246,15 @@ def _runner(
     )
     pools = PagePools.allocate(config, specs, lambda shape: backend.allocate(shape, setup.kv_dtype, device))
     tables = RopeTables.build(config, length, device)
-    return runner(model, pools, backend, tables, info, masks, adapters)
+    images = Images(model.vision)
+    head = (SplitHead if model.splits_layers else Head)(model, adapters, (masks.step,))
+    compiled = compiled_network(model, backend, pools, tables, head.block_rows)
+    executor: Executor = (
+        TorchExecutor(model, backend, pools, tables, info, images, head)
+        if compiled is None
+        else CompiledExecutor(compiled, images, head)
+    )
+    return runner(executor, head, pools, info, masks, images)
 
 
 def _reserved(setup: Setup) -> int:

@@ -7,8 +7,14 @@ from model.batch import PageTable, Runner, RunnerInfo, Slice, StepBatch
 from model.checkpoint.files import Progress
 from model.errors import ModelError
 from model.image_spans import ImageWork
+from model.network.adapters import blank
+from model.network.kernels import kernel_errors, row_counts
+from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
-from model.step.runner import BLANK, ModelRunner
+from model.setup import Setup
+from model.step.executors.graphs import CudaCapture, DecodeGraphs, GraphExecutor
+from model.step.executors.torch import TorchExecutor
+from model.step.runner import ModelRunner
 
 SAMPLINGS: Sequence[Mapping[str, Any]] = (
     {},
@@ -17,6 +23,23 @@ SAMPLINGS: Sequence[Mapping[str, Any]] = (
 )
 """Sampling parameters: none, of a greedy row, and one of each stage that has kernels."""
 ONE_TOKEN = SamplingParams(max_tokens=1)
+BLANK = -1
+"""The number of an adapter of zeros, of the first steps."""
+
+
+def warm(runner: ModelRunner, setup: Setup, progress: Progress) -> None:
+    """Run the first steps. On a GPU compile all kernels and capture all graphs, but with `fast_start` do so later."""
+    complete = setup.device.type == "cuda" and not setup.options.fast_start
+    with kernel_errors(f"--attention {setup.attention_name}, --quantize {setup.scheme.quantize}"):
+        first_steps(runner)
+        if complete:
+            compile_all(runner, runner.head.model, progress)
+        if setup.captures:  # only now: the greatest graph should be the first
+            assert isinstance(runner.executor, TorchExecutor)
+            executor = GraphExecutor(runner.executor, setup.pool_sizes.max_sequences, CudaCapture())
+            runner.executor = executor
+            if complete:
+                capture_all(executor.graphs, progress)
 
 
 def first_steps(runner: Runner) -> None:
@@ -25,23 +48,26 @@ def first_steps(runner: Runner) -> None:
     _first_image(runner)
 
 
-def compile_all(runner: Runner, counts: Sequence[int], progress: Progress) -> None:
+def compile_all(runner: Runner, model: Transformer, progress: Progress) -> None:
     """Compute steps of so many rows that serving compiles no kernel any more. Nobody reads their results."""
+    counts = row_counts(model, runner.info.max_step_tokens)
     batches = list(steps(runner.info, counts))
     if isinstance(runner, ModelRunner):  # ranks have no adapters
-        runner.hold_blank_adapter()
+        runner.adapters.hold(BLANK, blank(model))
         batches += [step(runner.info, [n], adapter=BLANK) for n in _possible(runner.info, counts)]
     for done, batch in enumerate(batches):
         progress("compiling kernels", done / len(batches))
         runner.launch(batch)()
+    if isinstance(runner, ModelRunner):
+        runner.adapters.unload(BLANK)
 
 
-def capture_all(runner: ModelRunner, progress: Progress) -> None:
+def capture_all(graphs: DecodeGraphs, progress: Progress) -> None:
     """Capture all graphs."""
-    total = runner.missing_graphs
-    while missing := runner.missing_graphs:
+    total = graphs.n_missing
+    while missing := graphs.n_missing:
         progress(f"capturing CUDA graph {total - missing + 1} of {total}", (total - missing) / total)
-        runner.idle()
+        graphs.capture_next()
 
 
 def steps(info: RunnerInfo, counts: Sequence[int]) -> Iterator[StepBatch]:
@@ -68,12 +94,12 @@ def step(
 ) -> StepBatch:
     """A slice of each of these lengths, after `before` tokens; one that is too long becomes several.
 
-    All share the pages of each pool, because nobody reads what they write.
+    All share the pages of each pool, because nobody reads what they write. No request has a number below 0.
     """
     most = info.max_model_len - before
     lengths = [min(most, n - first) for n in lengths for first in range(0, n, most)]
     return StepBatch(
-        tuple(_slice(info, number, before, before + n, params, adapter) for number, n in enumerate(lengths))
+        tuple(_slice(info, -number, before, before + n, params, adapter) for number, n in enumerate(lengths, 1))
     )
 
 

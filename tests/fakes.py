@@ -87,6 +87,25 @@ def think(tokens: Sequence[int], choice: int = 0) -> int:
 SAYS: Mapping[str, Say] = {"parrot": parrot, "recite": recite, "marks": think}
 
 
+class FakeAdapters(dict[int, str]):
+    """Paths by number."""
+
+    def load(self, number: int, path: str) -> None:
+        if not Path(path).is_dir() or (Path(path) / BROKEN_ADAPTER).exists():
+            raise ModelError(f"{path}: no LoRA adapter")
+        assert number not in self, "a number is used twice"
+        self[number] = path
+
+    def has(self, number: int) -> bool:
+        return True
+
+    def read_again(self, number: int, running: Collection[int]) -> None:
+        pass
+
+    def unload(self, number: int) -> None:
+        self.pop(number, None)
+
+
 class FakeRunner:
     """A runner that stores tokens in pages and samples from them: a wrong page table gives a wrong token."""
 
@@ -99,25 +118,10 @@ class FakeRunner:
         self._say = say
         self._step_seconds = step_seconds
         self._content: dict[tuple[int, int], dict[int, tuple[int, int, int]]] = {}
-        self.adapters: dict[int, str] = {}
+        self.adapters = FakeAdapters()
 
     def prepare(self, params: SamplingParams) -> None:
         pass
-
-    def load_adapter(self, number: int, path: str) -> None:
-        if not Path(path).is_dir() or (Path(path) / BROKEN_ADAPTER).exists():
-            raise ModelError(f"{path}: no LoRA adapter")
-        assert number not in self.adapters, "a number is used twice"
-        self.adapters[number] = path
-
-    def has_adapter(self, number: int) -> bool:
-        return True
-
-    def read_adapter(self, number: int, running: Collection[int]) -> None:
-        pass
-
-    def unload_adapter(self, number: int) -> None:
-        self.adapters.pop(number, None)
 
     def idle(self) -> bool:
         return False
@@ -332,7 +336,7 @@ def create_fake(progress: Callable[[str, float], None], **options: object) -> Fa
         info = replace(info, images=IMAGES, image_tokens=64)
     runner = FakeRunner(info, 0.02 if model == "slow" else 0.0, SAYS.get(str(model), next_token))
     for number, path in options.get("adapters", ()):  # type: ignore[attr-defined]
-        runner.load_adapter(number, path)
+        runner.adapters.load(number, path)
     return runner
 
 

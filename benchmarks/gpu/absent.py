@@ -30,7 +30,8 @@ from model.linear.selection import PROJECTIONS
 from model.network import weights
 from model.options import RunnerOptions
 from model.sharding.shard import shard_of
-from model.step.graphs import Replay
+from model.step.executors.graphs import GraphExecutor, Replay
+from model.step.executors.torch import TorchExecutor
 from model.step.runner import ModelRunner
 
 DEVICE = torch.device("cuda", 0)
@@ -185,7 +186,8 @@ def load(config: ModelConfig, recorder: Recorder, options: RunnerOptions) -> Mod
     checkpoint = Checkpoint(config, "half", _Weights(config))
     chosen = setup.choose(checkpoint, options)
     runner = loading.load(chosen, checkpoint, lambda stage, done: None)
-    runner.record(runner.info.max_sequences, recorder.capture)
+    assert isinstance(runner.executor, TorchExecutor)
+    runner.executor = GraphExecutor(runner.executor, runner.info.max_sequences, recorder.capture)
     while runner.idle():  # a capture has launches of its own, which are no part of a step
         pass
     return runner

@@ -68,7 +68,7 @@ class CompiledImageAttention(ImageAttention):
         out = _empty(n, n_heads, head_dim)
         tasks = self._tasks(n)
         call = self._call(first, qkv)
-        call.out, call.tasks, call.n_tasks = _floats("out", out), tasks.ctypes.data, len(tasks)
+        call.out, call.tasks, call.n_tasks = records.floats("out", out), tasks.ctypes.data, len(tasks)
         self._kernels.attention(call)
         return out
 
@@ -81,8 +81,8 @@ class CompiledImageAttention(ImageAttention):
     def _call(self, first: int, qkv: Tensor) -> records.AttentionCall:
         n_patches, n_heads, head_dim = self._shape
         return records.AttentionCall(
-            qkv=_floats("qkv", qkv),
-            rotations=_floats("rotations", self._rotations[first:]),
+            qkv=records.floats("qkv", qkv),
+            rotations=records.floats("rotations", self._rotations[first:]),
             cells=records.pointer("cells", self._cells, *COMPILED),
             pages=records.pointer("pages", self._pages, torch.int64),
             n_heads=n_heads,
@@ -95,10 +95,6 @@ class CompiledImageAttention(ImageAttention):
 
 def _empty(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.float32, device="cpu")
-
-
-def _floats(name: str, tensor: Tensor) -> int:
-    return records.pointer(name, tensor, torch.float32)
 
 
 class PlainImageAttention(ImageAttention):

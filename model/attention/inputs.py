@@ -98,13 +98,11 @@ class PackedInputs:
     """A step as tensors: `tokens` [T], `positions` [T], one entry for each pool, and the rows that need logits.
 
     After each of `sample_rows` [D] a token is sampled; the rows of draft tokens are among them.
-    Rows `image_rows` [N] have the embeddings `image_values` [N, dim] of images in place of those of their tokens; both
-    are None for a step without.
+    `images`: rows [N] that have embeddings [N, dim] of images in place of those of their tokens, and these embeddings.
     """
 
     tokens: Tensor
     positions: Tensor
     pools: tuple[PoolInputs, ...]
     sample_rows: Tensor
-    image_rows: Tensor | None = None
-    image_values: Tensor | None = None
+    images: tuple[Tensor, Tensor] | None = None

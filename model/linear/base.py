@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,14 @@ class GateUp:
     both: Tensor
 
 
+class RowAdapters(Protocol):
+    """The LoRA adapters of the rows of a step, for one projection."""
+
+    def add(self, y: Tensor, x: Any, norm: RMSNorm | None) -> None:
+        """Add B A norm(x) of each adapter to its rows of y [T, n_out], in place; x [T, n_in] is the product's input."""
+        ...
+
+
 class Projection(nn.Module, ABC):
     """A map [T, n_in] -> [T, n_out] without bias.
 
@@ -71,14 +80,27 @@ class Projection(nn.Module, ABC):
     def multiply(self, x: Tensor) -> Tensor:
         """W x: [T, n_in] -> a new [T, n_out]."""
 
-    def forward(self, x: Tensor, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor | GateUp,
+        norm: RMSNorm | None = None,
+        onto: Tensor | None = None,
+        adapters: RowAdapters | None = None,
+    ) -> Tensor:
+        """`compute`, to which `adapters` add theirs. The base's product does not depend on them."""
+        y = self.compute(x, norm, onto)  # type: ignore[arg-type]
+        if adapters is not None:
+            adapters.add(y, x, norm)
+        return y
+
+    def compute(self, x: Tensor, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
         """W norm(x), [T, n_out]. With `onto` the result is added to that tensor in place, and the sum is returned."""
         y = self.multiply(x if norm is None else norm(x))
         return y if onto is None else onto.add_(y)
 
-    def gated(self, x: Tensor, norm: RMSNorm | None = None) -> Tensor | GateUp:
+    def gated(self, x: Tensor, norm: RMSNorm | None = None, adapters: RowAdapters | None = None) -> Tensor | GateUp:
         """swiglu(G norm(x), U norm(x)), [T, n_out/2], for the next projection. G is W's upper half, U its lower."""
-        return self.gate(self(x, norm))
+        return self.gate(self(x, norm, adapters=adapters))
 
     def gate(self, gate_up: Tensor) -> Tensor | GateUp:
         """swiglu of a gate and an up that are side by side, [T, n_out] -> [T, n_out/2], for the next projection."""

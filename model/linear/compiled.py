@@ -36,7 +36,7 @@ class Compiled(Projection):
     def multiply(self, x: Tensor) -> Tensor:
         return self._run(x)
 
-    def forward(self, x: Tensor | GateUp, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
+    def compute(self, x: Tensor | GateUp, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
         if isinstance(x, GateUp):
             return self._run(x.both, gated=True, onto=onto)
         scale, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)

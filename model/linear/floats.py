@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from model.checkpoint.matrices import Matrix, QuantizedMatrix, parts
 from model.kernels import cuda as triton
 from model.kernels.cuda.layouts import FEW_ROWS, DeviceWeights
-from model.linear.base import Projection, RMSNorm, swiglu
+from model.linear.base import Projection, RMSNorm, RowAdapters, swiglu
 
 TILE = 16
 """Rows of a fixed tile in PyTorch."""
@@ -54,11 +54,13 @@ class Floats(Projection):
         tiles = (pad(rows, (0, 0, 0, TILE - len(rows))) for rows in x.split(TILE))
         return torch.cat([self.product(tile) for tile in tiles])[: len(x)]
 
-    def forward(self, x: Tensor, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
+    def compute(self, x: Tensor, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
         x = x if norm is None else norm(x)
-        return self._run(x, onto=onto) if self._in_kernel(x) else super().forward(x, onto=onto)
+        return self._run(x, onto=onto) if self._in_kernel(x) else super().compute(x, onto=onto)
 
-    def gated(self, x: Tensor, norm: RMSNorm | None = None) -> Tensor:
+    def gated(self, x: Tensor, norm: RMSNorm | None = None, adapters: RowAdapters | None = None) -> Tensor:
+        if adapters is not None:
+            return self.gate(self(x, norm, adapters=adapters))
         x = x if norm is None else norm(x)
         return self._run(x, gated=True) if self._in_kernel(x) and not self.fixed else self.gate(self(x))
 

@@ -173,11 +173,11 @@ class AdapterStore:
         """Bytes of the adapters in memory."""
         return sum(adapter.n_bytes for adapter in self._in_memory.values())
 
-    def load(self, number: int, path: Path) -> None:
+    def load(self, number: int, path: str) -> None:
         """Read an adapter. It stays on disk while the present step uses as many as fit. Raises ModelError."""
-        fingerprint, adapter = self._read(path)
+        fingerprint, adapter = self._read(Path(path))
         with self._lock:
-            self._known[number] = Known(path, fingerprint)
+            self._known[number] = Known(Path(path), fingerprint)
             if len(self._in_step) < self._capacity:
                 self._keep(number, adapter, self._in_step)
 

@@ -23,8 +23,5 @@ class FeedForward(nn.Module):
         uses: lora.LayerUses = lora.NO_USES,
     ) -> Tensor:
         """FeedForward(norm(x)), or `onto` with it added in place. [T, dim] -> [T, dim]"""
-        if not uses:
-            return self.w2(self.w13.gated(x, norm), onto=onto)  # [T, dim]
-        gate_up = lora.add(self.w13(x, norm), uses.get("w13", ()), self.w13, x, norm)  # [T, 2 hidden_dim]
-        inner = self.w13.gate(gate_up)
-        return lora.add(self.w2(inner, onto=onto), uses.get("w2", ()), self.w2, inner)
+        inner = self.w13.gated(x, norm, uses.get("w13"))
+        return self.w2(inner, onto=onto, adapters=uses.get("w2"))  # [T, dim]

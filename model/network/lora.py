@@ -13,14 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import pad
 
 from model.kernels import cuda as triton
 from model.kernels.cpu import low_rank, native
 from model.kernels.cpu.low_rank import PackedLowRank, PackedRows, PackedTargets
 from model.kernels.cpu.records import TARGETS
-from model.linear.base import GateUp, Projection, RMSNorm, swiglu
-from model.linear.floats import TILE, Floats
+from model.linear.base import GateUp, RMSNorm, RowAdapters
 from model.machine.transfers import upload
 
 if TYPE_CHECKING:
@@ -80,8 +78,8 @@ class Adapter:
 
     @cached_property
     def targets(self) -> PackedTargets:
-        """A packed adapter for all projections of all layers."""
-        return _targets([layer.get(target) for layer in self.layers for target in TARGETS])
+        """A packed adapter for all projections of all layers, then for the head."""
+        return _targets([*(layer.get(target) for layer in self.layers for target in TARGETS), self.head])
 
     @cached_property
     def entries(self) -> NDArray[np.int64]:
@@ -107,23 +105,52 @@ def _targets(products: Sequence[Product | None]) -> PackedTargets:
     return PackedTargets([None if product is None else _packed(product) for product in products])
 
 
-class Use(NamedTuple):
-    """Rows [n] of a step, in order, that use the same matrices."""
+class PlainUses(NamedTuple):
+    """Matrices for one product, and the rows [n] of a step that use them, for PyTorch."""
 
-    product: Product
-    rows: Tensor
+    pairs: Sequence[tuple[LowRank, Tensor]]
+
+    def add(self, y: Tensor, x: Tensor, norm: RMSNorm | None) -> None:
+        """See `RowAdapters`."""
+        for product, rows in self.pairs:
+            inputs = x.index_select(0, rows)
+            shrunk = (inputs if norm is None else norm(inputs)) @ product.a.to(x.dtype).T  # [n, ranks]
+            for first, rank, b in product.parts:
+                change = shrunk.narrow(1, rank, b.shape[1]) @ b.to(x.dtype).T  # [n, outputs]
+                y.narrow(1, first, len(b)).index_add_(0, rows, change.to(y.dtype))
+
+
+class PackedUses(NamedTuple):
+    """The same for the compiled kernels."""
+
+    rows: PackedRows
+
+    def add(self, y: Tensor, x: Tensor | GateUp, norm: RMSNorm | None) -> None:
+        """See `RowAdapters`."""
+        kernels = native.kernels()
+        assert kernels is not None, "only the compiled kernels read packed adapters"
+        if isinstance(x, GateUp):
+            kernels.adapt(self.rows, x.both, y, gated=True)
+        else:
+            scale, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+            kernels.adapt(self.rows, x, y, norm=scale, eps=eps)
 
 
 class GroupedUses(NamedTuple):
-    """All uses of a product, number `product` of `grouped`, for the GPU's kernels."""
+    """The same for the GPU's kernels: product number `product` of `grouped`."""
 
     grouped: "Grouped"
     product: int
 
+    def add(self, y: Tensor, x: Tensor, norm: RMSNorm | None) -> None:
+        """See `RowAdapters`."""
+        from model.kernels.cuda import adapters
 
-Uses = Sequence[Use] | GroupedUses
-LayerUses = Mapping[str, Uses]
-"""The uses of one layer, by target. A target that no adapter has is missing."""
+        adapters.add(y, x if norm is None else norm(x), self.grouped, self.product)
+
+
+LayerUses = Mapping[str, RowAdapters]
+"""The adapters of one layer's rows, by target. A target that no adapter has is missing."""
 NO_USES: LayerUses = {}
 
 
@@ -162,81 +189,27 @@ class StepAdapters:
         return {
             target: uses
             for target in TARGETS
-            if (uses := self._uses([one.layers[number].get(target) for one in self.adapters]))
+            if (uses := self._uses([one.layers[number].get(target) for one in self.adapters])) is not None
         }
 
     @property
-    def head(self) -> Uses:
+    def head(self) -> RowAdapters | None:
         """The uses of the output head."""
         if self.grouped is not None:
             return GroupedUses(self.grouped, len(self.grouped.table) - 1)
         return self._uses([one.head for one in self.adapters])
 
-    def packed(self) -> PackedRows:
-        """The rows and the entries of their adapters, which are packed, for all layers at once."""
-        return PackedRows([(one.targets, rows) for one, rows in zip(self.adapters, self.rows, strict=True)])
-
-    def _uses(self, products: Sequence[Product | None]) -> list[Use]:
-        return [Use(product, rows) for product, rows in zip(products, self.rows, strict=True) if product is not None]
+    def _uses(self, products: Sequence[Product | None]) -> RowAdapters | None:
+        pairs = [(one, rows) for one, rows in zip(products, self.rows, strict=True) if one is not None]
+        if not pairs:
+            return None
+        plain = [(one, rows) for one, rows in pairs if isinstance(one, LowRank)]
+        if plain:
+            return PlainUses(plain)
+        return PackedUses(PackedRows([(_targets([one]), rows) for one, rows in pairs]))
 
 
 def _group(adapters: Sequence[Adapter], rows: Sequence[NDArray[np.int64]], device: torch.device) -> "Grouped":
     from model.kernels.cuda.adapters import group
 
     return group(rows, np.stack([one.entries for one in adapters], axis=1), device)
-
-
-def add(y: Tensor, uses: Uses, projection: Projection, x: Tensor | GateUp, norm: RMSNorm | None = None) -> Tensor:
-    """y [T, n_out] = `projection(x, norm)`, to which the adapters are added in place: `y[rows] += B (A norm(x[rows]))`.
-
-    Where the base computes in fixed tiles, adapters do too: a row's bits then depend on no other row.
-    The compiled kernels add packed ones, the GPU's kernels grouped ones.
-    """
-    if isinstance(uses, GroupedUses):
-        _add_grouped(y, uses, x, norm)
-        return y
-    if uses and isinstance(uses[0].product, PackedLowRank):
-        _add_packed(y, uses, x, norm)
-        return y
-    fixed = isinstance(projection, Floats) and projection.fixed
-    for product, rows in uses:
-        assert isinstance(product, LowRank), "adapters are packed for one projection, not for another"
-        inputs = _inputs(x, rows, norm)
-        size = TILE if fixed else len(inputs)
-        for tile, some in zip(inputs.split(size), rows.split(size), strict=True):
-            _add_tile(y, product, some, pad(tile, (0, 0, 0, size - len(tile))))
-    return y
-
-
-def _add_packed(y: Tensor, uses: Sequence[Use], x: Tensor | GateUp, norm: RMSNorm | None) -> None:
-    kernels = native.kernels()
-    assert kernels is not None, "only the compiled kernels read packed adapters"
-    rows = PackedRows([(_targets([use.product]), use.rows) for use in uses])
-    if isinstance(x, GateUp):
-        kernels.adapt(rows, x.both, y, gated=True)
-    else:
-        scale, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-        kernels.adapt(rows, x, y, norm=scale, eps=eps)
-
-
-def _add_grouped(y: Tensor, uses: GroupedUses, x: Tensor | GateUp, norm: RMSNorm | None) -> None:
-    from model.kernels.cuda import adapters
-
-    assert isinstance(x, Tensor), "only the compiled kernels leave the gate to the next product"
-    adapters.add(y, x if norm is None else norm(x), *uses)
-
-
-def _inputs(x: Tensor | GateUp, rows: Tensor, norm: RMSNorm | None) -> Tensor:
-    """The inputs [n, n_in] of a product in these rows."""
-    if isinstance(x, GateUp):
-        return swiglu(*x.both.index_select(0, rows).chunk(2, dim=-1))
-    x = x.index_select(0, rows)
-    return x if norm is None else norm(x)
-
-
-def _add_tile(y: Tensor, product: LowRank, rows: Tensor, x: Tensor) -> None:
-    """Add to rows [n] of y; x has at least n rows."""
-    shrunk = x @ product.a.to(x.dtype).T  # [tile, ranks]
-    for first, rank, b in product.parts:
-        change = shrunk.narrow(1, rank, b.shape[1]) @ b.to(x.dtype).T  # [tile, outputs]
-        y.narrow(1, first, len(b)).index_add_(0, rows, change[: len(rows)].to(y.dtype))

@@ -12,6 +12,7 @@ from model.linear.base import RMSNorm
 from model.linear.floats import Floats
 from model.linear.schemes import SCHEMES
 from model.linear.selection import make_linear
+from model.network import lora
 from model.network.feed_forward import FeedForward
 
 
@@ -103,8 +104,14 @@ class MoE(nn.Module):
         weight: Tensor = self.gate.weight  # type: ignore[assignment]
         return torch.stack([(x * row).sum(dim=-1) for row in weight], dim=1)
 
-    def forward(self, x: Tensor, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
-        """MoE(norm(x)), or `onto` with it added in place. [T, dim] -> [T, dim]"""
+    def forward(
+        self,
+        x: Tensor,
+        norm: RMSNorm | None = None,
+        onto: Tensor | None = None,
+        uses: lora.LayerUses = lora.NO_USES,
+    ) -> Tensor:
+        """MoE(norm(x)), or `onto` with it added in place. [T, dim] -> [T, dim]. No adapter changes experts."""
         packed = self.packed
         if packed is not None and self._kernels is not None:
             scale, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)

@@ -3,7 +3,6 @@
 T is the number of new tokens of a step, of all sequences, packed without padding.
 """
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -48,11 +47,10 @@ class SelfAttention(nn.Module):
         onto: Tensor | None,
     ) -> Tensor:
         """attention(norm(x)), or `onto` with it added in place. [T, dim] -> [T, dim]"""
-        qkv = lora.add(self.wqkv(x, norm), uses.get("wqkv", ()), self.wqkv, x, norm)
+        qkv = self.wqkv(x, norm, adapters=uses.get("wqkv"))
         qkv = qkv.view(len(x), -1, self.head_dim)  # [T, n_heads + 2 n_kv_heads, head_dim]
         attended = attention.attend_unrotated(qkv, self.n_heads, rope, cache, prepared)  # [T, n_heads, head_dim]
-        attended = attended.flatten(1)
-        return lora.add(self.wo(attended, onto=onto), uses.get("wo", ()), self.wo, attended)
+        return self.wo(attended.flatten(1), onto=onto, adapters=uses.get("wo"))
 
 
 class Block(nn.Module):
@@ -95,11 +93,7 @@ class Block(nn.Module):
         y = self.attention(x, self.attention_norm, rope, attention, cache, prepared, uses, onto)
         x = self._joined(x, y)
         onto = x if self._group is None else None
-        if isinstance(self.feed_forward, MoE):
-            y = self.feed_forward(x, self.ffn_norm, onto=onto)
-        else:
-            y = self.feed_forward(x, self.ffn_norm, onto=onto, uses=uses)
-        return self._joined(x, y)
+        return self._joined(x, self.feed_forward(x, self.ffn_norm, onto, uses))
 
     def _joined(self, x: Tensor, y: Tensor) -> Tensor:
         """x with the sum of y over all ranks added in place; y itself without a group, for it is this x already."""
@@ -119,17 +113,17 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        self._shard = shard_of(config) if shard is None else shard
-        place, n_rows = self._shard.place, len(self._shard.vocab)
-        self._group, self.splits_layers = group, place.layout.tensor > 1
+        self.shard = shard_of(config) if shard is None else shard
+        place, n_rows = self.shard.place, len(self.shard.vocab)
+        self.group, self.splits_layers = group, place.layout.tensor > 1
         self.has_head = place.is_last
         ties = config.tied_head and not SCHEMES[scheme].compiled  # else the head is a quantized copy
-        self.has_embeddings = self._shard.keeps_embeddings(quantizes_head=SCHEMES[scheme].compiled)
+        self.has_embeddings = self.shard.keeps_embeddings(quantizes_head=SCHEMES[scheme].compiled)
         if self.has_embeddings:
             self.tok_embeddings = nn.Embedding.from_pretrained(torch.empty(n_rows, config.dim))
         within = group if self.splits_layers else None
         self.layers = nn.ModuleList(
-            Block(config, scheme, layer, self._shard.experts, within) for layer in range(config.n_layers)
+            Block(config, scheme, layer, self.shard.experts, within) for layer in range(config.n_layers)
         )
         if self.has_head:
             self.norm = RMSNorm(config.dim, config.norm_eps)
@@ -158,50 +152,51 @@ class Transformer(nn.Module):
         tables: RopeTables,
         attention: Attention,
         pools: PagePools,
-        fused: Callable[[Tensor, Sequence[RopeRows], list[Any], lora.StepAdapters | None], Tensor] | None = None,
         adapters: lora.StepAdapters | None = None,
     ) -> Tensor:
         """Hidden states [T, dim] after the last layer, before the last norm; writes the new keys and values to `pools`.
 
-        A stage of a pipeline receives those of the stage before, and sends its own to the next stage: nobody may change
-        them then.
-        `tables` have max_model_len positions; `fused`, of fused.py, does all layers at once, with packed adapters.
+        `tables` have max_model_len positions.
         """
         prepared = [attention.prepare(pool) for pool in inputs.pools]
         ropes = tables.rows(inputs.positions)
-        x = self._first_hidden(inputs)  # [T, dim]
-        if fused is not None:
-            x = fused(x, ropes, prepared, adapters)
-        else:
-            places = zip(self.layers, pools.layers, pools.pool_of_layer, strict=True)
-            for number, (layer, cache, pool) in enumerate(places):
-                uses = lora.NO_USES if adapters is None else adapters.layer(number)
-                x = layer(x, ropes[pool], attention, cache, prepared[pool], uses)
-        if self._group is not None and not self.has_head:
-            self._group.send(x)
+        x = self.receive(len(inputs.tokens))
+        if x is None:
+            x = self._embed(inputs)  # [T, dim]
+        places = zip(self.layers, pools.layers, pools.pool_of_layer, strict=True)
+        for number, (layer, cache, pool) in enumerate(places):
+            uses = lora.NO_USES if adapters is None else adapters.layer(number)
+            x = layer(x, ropes[pool], attention, cache, prepared[pool], uses)
+        self.send(x)
         return x
 
-    def _first_hidden(self, inputs: PackedInputs) -> Tensor:
-        """What the first of these layers reads, [T, dim]: embeddings, or hidden states of the stage before."""
-        if self._group is None or self._shard.place.is_first:
-            return self._embed(inputs)
-        return self._group.receive((len(inputs.tokens), self.config.dim), self.dtype)
+    def receive(self, n_rows: int) -> Tensor | None:
+        """Hidden states [n_rows, dim] of the stage before in a pipeline; None in the first stage."""
+        if self.group is None or self.shard.place.is_first:
+            return None
+        return self.group.receive((n_rows, self.config.dim), self.dtype)
+
+    def send(self, x: Tensor) -> None:
+        """Send hidden states [T, dim] to the next stage, if there is one: nobody may change them then."""
+        if self.group is not None and not self.has_head:
+            self.group.send(x)
 
     def _embed(self, inputs: PackedInputs) -> Tensor:
         """Embeddings of tokens and images, [T, dim]."""
         x = self._look_up(inputs.tokens).to(self.dtype)
-        if inputs.image_rows is not None and inputs.image_values is not None:
-            x[inputs.image_rows] = inputs.image_values.to(x.dtype)
+        if inputs.images is not None:
+            rows, values = inputs.images
+            x[rows] = values.to(x.dtype)
         return x
 
     def _look_up(self, tokens: Tensor) -> Tensor:
         """Embeddings of tokens, [T, dim]. Of ranks that share the table, one has a token's row and the others add 0."""
-        if self._group is None or not self.splits_layers:
+        if self.group is None or not self.splits_layers:
             return self.tok_embeddings(tokens)
-        own = self._shard.vocab
+        own = self.shard.vocab
         elsewhere = (tokens < own.start) | (tokens >= own.stop)
         x = self.tok_embeddings((tokens - own.start).masked_fill_(elsewhere, 0))
-        return self._group.sum(x.masked_fill_(elsewhere[:, None], 0))
+        return self.group.sum(x.masked_fill_(elsewhere[:, None], 0))
 
     def logits(self, hidden: Tensor, adapters: lora.StepAdapters | None = None) -> Tensor:
         """Hidden states [N, dim], of the rows that need it only -> logits [N, vocab_size] float32.
@@ -210,10 +205,9 @@ class Transformer(nn.Module):
         return their own columns.
         """
         y = self.own_logits(hidden, adapters)
-        gathered = self._group.gather(y, self._shard.vocab_widths) if self._group is not None else None
+        gathered = self.group.gather(y, self.shard.vocab_widths) if self.group is not None else None
         return (y if gathered is None else gathered).float()
 
     def own_logits(self, hidden: Tensor, adapters: lora.StepAdapters | None = None) -> Tensor:
         """As `logits`, in the model's type and only for the part of the vocabulary that is here: [N, own tokens]."""
-        y = self.output(hidden, self.norm)
-        return y if adapters is None else lora.add(y, adapters.head, self.output, hidden, self.norm)
+        return self.output(hidden, self.norm, adapters=None if adapters is None else adapters.head)

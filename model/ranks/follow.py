@@ -18,7 +18,6 @@ from model.ranks.meeting import join
 from model.ranks.part import Identity, PartRunner, load_part
 from model.ranks.plans import PlanReader
 from model.ranks.world import Exit, World
-from model.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +72,7 @@ class Follower:
         self._complains = complains
         self._link = link
         self._agreed: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._plans: queue.SimpleQueue[tuple[Any, bytes] | None] = queue.SimpleQueue()
+        self._plans: queue.SimpleQueue[tuple[Any, bytes]] = queue.SimpleQueue()
         self._runner: PartRunner | None = None
         self._preparer = ThreadPoolExecutor(1, "rank-preparer")
         for work in (self._receive, self._beat):
@@ -84,12 +83,7 @@ class Follower:
         self._runner = load_part(options, self._world, store, self._progress, self._compare, self._agree)
         reader = PlanReader()
         while True:
-            plan = self._plans.get()
-            if plan is None:
-                self._runner.warmed()
-                reader = PlanReader()
-                continue
-            output = self._runner.step(reader.read(*plan))
+            output = self._runner.launch(reader.read(*self._plans.get()))()
             if output.slices:
                 self._link.send("output", [output.slices, self._runner.grammar_restarts])
 
@@ -109,8 +103,6 @@ class Follower:
         for kind, body, data in self._link.received():
             if kind == "plan":
                 self._plans.put((body, data))
-            elif kind == "warmed":
-                self._plans.put(None)
             elif kind == "prepare":
                 self._preparer.submit(self._prepare, *body)
             elif kind == "agreed":
@@ -130,7 +122,7 @@ class Follower:
     def _prepare(self, number: int, grammar: str) -> None:
         try:
             if self._runner is not None:
-                self._runner.prepare(SamplingParams(grammar=grammar))
+                self._runner.prepare(grammar)
         except Exception:  # the sequence's first step meets the same fault and reports it
             log.exception("a grammar cannot be prepared")
         self._reply(number, None)

@@ -1,19 +1,18 @@
 """The part of one rank, whichever it is: how it is loaded, and how it computes its part of each step."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 from torch import distributed as dist
 
 from model import loading
-from model.batch import Slice, StepBatch, StepOutput
+from model.attention.cache import PagePools
+from model.batch import RunnerInfo, Slice, StepBatch, StepOutput
 from model.checkpoint.files import Progress
 from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.errors import OptionError
@@ -23,11 +22,13 @@ from model.options import RunnerOptions
 from model.ranks.meeting import use_interface
 from model.ranks.world import World
 from model.setup import Setup, choose
-from model.sharding.shard import Shard
-from model.step import sampler
+from model.sharding.layout import Place
 from model.step.ahead import LastTokens
-from model.step.images import FAULT
-from model.step.runner import ModelRunner, Started, fault_of
+from model.step.executors import Executor
+from model.step.head import Head
+from model.step.images import FAULT, Images
+from model.step.masks import Masks
+from model.step.runner import Started, collect, fault_of, start
 
 Identity = Mapping[str, str | int]
 """What all ranks must have in common, by the words for it in an error."""
@@ -35,18 +36,41 @@ GROUP_TIMEOUT = timedelta(hours=1)
 """Our own connections notice a rank that is gone or hangs, much earlier."""
 
 
-class PartRunner(ModelRunner):
-    """A `ModelRunner` of a shard, in a group. The ranks of a stage send and receive in the same order.
+class PartRunner:
+    """Computes the part of the rank at `place` of each step. The ranks of a stage send and receive in the same order.
 
     A step that raises is not computed in parts, because the other ranks would not know. Its output is that of the whole
     step on the rank that samples, and empty on the others. The `group` counts what this rank sends.
     """
 
-    def __init__(self, shard: Shard, group: Group, *parts: Any) -> None:
-        super().__init__(*parts)
-        self._place, self._widths, self.group = shard.place, shard.vocab_widths, group
+    def __init__(
+        self,
+        place: Place,
+        group: Group,
+        executor: Executor,
+        head: Head,
+        pools: PagePools,
+        info: RunnerInfo,
+        masks: Masks,
+        images: Images,
+    ) -> None:
+        self.group, self.head, self.info = group, head, info
+        self._place, self._executor, self._pools, self._masks, self._images = place, executor, pools, masks, images
+        self._before = LastTokens.of((), (), head.device)
         self.image_faults: Mapping[int, str] = {}
         """Images that could not be encoded in the latest step, by number, as all ranks of the first stage know them."""
+
+    @property
+    def grammar_restarts(self) -> int:
+        return self._masks.restarts
+
+    @property
+    def waits_for_grammars(self) -> bool:
+        return self._masks.waits
+
+    def prepare(self, grammar: str) -> None:
+        """Compile a grammar. Any thread may call it but the one that launches."""
+        self._masks.prepare(grammar)
 
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
@@ -58,7 +82,7 @@ class PartRunner(ModelRunner):
             return partial(StepOutput, ())
         if self._place.samples:
             self._masks.start([item.samples for item in batch.slices if item.params.grammar is not None])
-        return partial(self._finish, batch, self._start(batch, self._last))
+        return partial(self._finish, batch, start(self._executor, batch, self._before))
 
     def _update_images(self, batch: StepBatch) -> dict[int, str]:
         """The faults of images, by number. What fails on one rank, for want of memory, is a fault on all."""
@@ -66,7 +90,7 @@ class PartRunner(ModelRunner):
             return {}
         own = self._images.update(batch)
         failed = torch.tensor([[work.image in own] for work in batch.images], dtype=torch.float32)
-        counts = self.group.sum(failed.to(self._tables.device)).flatten().tolist() if batch.images else ()
+        counts = self.group.sum(failed.to(self.head.device)).flatten().tolist() if batch.images else ()
         faults = [work.image for work, count in zip(batch.images, counts, strict=True) if count]
         for number in faults:
             self._images.drop(number)
@@ -76,35 +100,15 @@ class PartRunner(ModelRunner):
         sound = self._place.is_first and fault_of(item, self.image_faults, {}) is None
         return item if sound else item._replace(images=())
 
-    def _start(self, batch: StepBatch, before: LastTokens) -> Started:
-        if self._place.is_last:
-            return super()._start(batch, before)
-        self._hidden(self._pack(batch, before, self._tables.device), before.tokens)
-        return Started(before, (), ())
-
-    def _sample(self, rows: Tensor, slices: list[Slice], *, computed: bool = False) -> Iterator[sampler.Sampled]:
-        """As in one process; of ranks that share the head, only the first samples."""
-        size = self._block_rows()
-        for first in range(0, len(slices), size):
-            own = self._model.own_logits(rows[first : first + size]).float()
-            some = slices[first : first + size]
-            sampled = sampler.sample_parts(own, some, self.group, self._widths, (self._masks.step,))
-            if sampled is not None:
-                yield sampled
-
     @torch.inference_mode()
     def _finish(self, batch: StepBatch, started: Started) -> StepOutput:
         if self._place.samples:
-            return self._collect(batch, started)
-        for row, n_rows in started.score_rows:
-            self._give_logits(started.hidden[row : row + n_rows])
+            return collect(batch, started, self.head, self._masks)
+        if self._place.is_last:
+            for item, (row, n_rows) in zip(batch.slices, started.score_rows, strict=bool(started.score_rows)):
+                for _ in self.head.logits(started.hidden[row : row + n_rows], item):
+                    pass  # its columns are for the rank that samples, in the same blocks
         return StepOutput(())
-
-    def _give_logits(self, hidden: Tensor) -> None:
-        """Compute its columns of the logits that score a prompt, in the blocks of the rank that samples."""
-        size = self._block_rows()
-        for first in range(0, len(hidden), size):
-            self._model.logits(hidden[first : first + size])
 
 
 def load_part(
@@ -127,7 +131,7 @@ def load_part(
         backend = "nccl" if setup.device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=GROUP_TIMEOUT)
         group = Group(place, setup.device, deterministic=options.deterministic)
-        member = loading.Membership(group, agree, world.local_size, partial(PartRunner, setup.shard, group))
+        member = loading.Membership(group, agree, world.local_size, partial(PartRunner, place, group))
         runner = loading.load(setup, checkpoint, progress, member)
     assert isinstance(runner, PartRunner)
     return runner

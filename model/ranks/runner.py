@@ -22,11 +22,27 @@ NO_ADAPTERS = "LoRA adapters cannot be used with a model that several ranks shar
 _output = records.record(SliceOutput)
 
 
+class NoAdapters:
+    """The `model.batch.Adapters` of a group of ranks: none can be loaded."""
+
+    def load(self, number: int, path: str) -> None:
+        raise ModelError(NO_ADAPTERS)
+
+    def unload(self, number: int) -> None:
+        """There is none."""
+
+    def has(self, number: int) -> bool:
+        return True
+
+    def read_again(self, number: int, running: Collection[int]) -> None:
+        raise ModelError(NO_ADAPTERS)
+
+
 class ParallelRunner:
     """The `model.batch.Runner` of a group of ranks. `own` computes rank 0's part of each step."""
 
     def __init__(self, own: PartRunner, place: Place, followers: Followers) -> None:
-        self.info = own.info
+        self.info, self.adapters = own.info, NoAdapters()
         self._own = own
         self.group = own.group
         self._layout = place.layout
@@ -51,22 +67,12 @@ class ParallelRunner:
 
     def prepare(self, params: SamplingParams) -> None:
         """Compile the grammar where tokens are sampled. Any thread may call it but the one that launches."""
+        if params.grammar is None:
+            return
         if self._samples:
-            self._own.prepare(params)
-        elif params.grammar is not None:
+            self._own.prepare(params.grammar)
+        else:
             self._followers.call(self._layout.sampler, "prepare", params.grammar)
-
-    def load_adapter(self, number: int, path: str) -> None:
-        raise ModelError(NO_ADAPTERS)
-
-    def has_adapter(self, number: int) -> bool:
-        return True
-
-    def read_adapter(self, number: int, running: Collection[int]) -> None:
-        raise ModelError(NO_ADAPTERS)
-
-    def unload_adapter(self, number: int) -> None:
-        """There is none."""
 
     def step(self, batch: StepBatch) -> StepOutput:
         """Launch and wait."""
@@ -93,12 +99,6 @@ class ParallelRunner:
     def idle(self) -> bool:
         """Nothing can wait: there are no graphs to capture."""
         return False
-
-    def warmed(self) -> None:
-        """Forget the first steps, on all ranks."""
-        self._own.warmed()
-        self._followers.send("warmed")
-        self._writer = PlanWriter()
 
     def _read(self) -> StepOutput:
         """The output of the oldest step that has not been read, from the rank that samples."""

@@ -123,7 +123,6 @@ def _load(
     progress.note(0, "warming up", 0.0)
     first_steps(runner)
     if device.type == "cuda" and not options.fast_start:
-        compile_all(runner, own.row_counts, report)
-    runner.warmed()
+        compile_all(runner, own.head.model, report)
     log.info("%d ranks share the model: %s", world.size, options.layout.name)
     return runner

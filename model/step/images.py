@@ -2,13 +2,11 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from model.attention.inputs import PackedInputs
 from model.batch import StepBatch
 from model.image_spans import ImageWork
 from model.machine.device import of_memory
@@ -43,18 +41,18 @@ class Images:
         self._encodings.pop(number, None)
         self._embeddings.pop(number, None)
 
-    def place(self, inputs: PackedInputs, batch: StepBatch) -> PackedInputs:
-        """The inputs of a step with the embeddings of the images that its slices read."""
+    def place(self, batch: StepBatch, device: torch.device) -> tuple[Tensor, Tensor] | None:
+        """The rows [n] of a step that have embeddings of images in place of tokens, and these embeddings [n, dim]."""
         parts = list(_parts(batch))
         if not parts:
-            return inputs
+            return None
         numbers, rows, entries = zip(*parts, strict=True)
-        tensors = upload([*rows, *entries], inputs.tokens.device)
+        tensors = upload([*rows, *entries], device)
         values = [
             self._embeddings[number].index_select(0, entry)
             for number, entry in zip(numbers, tensors[len(parts) :], strict=True)
         ]
-        return replace(inputs, image_rows=torch.cat(tensors[: len(parts)]), image_values=torch.cat(values))
+        return torch.cat(tensors[: len(parts)]), torch.cat(values)
 
     def _encode(self, work: ImageWork, *, again: bool = True) -> str | None:
         """Do a part of an image, a second time if memory runs out; returns the fault of an image that raises."""

@@ -120,7 +120,7 @@ class EngineLoop:
             elif isinstance(message, Look):
                 self._looks.append(message)
             elif isinstance(message, UnloadAdapter):
-                self._runner.unload_adapter(message.adapter)
+                self._runner.adapters.unload(message.adapter)
             elif isinstance(message, AdapterRead):
                 self._scheduler.note_adapter(message.adapter)
             elif isinstance(message, Submit):

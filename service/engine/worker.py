@@ -187,7 +187,7 @@ class Worker:
         problem = ""
         try:
             assert self._runner is not None, "an adapter comes after the model"
-            self._runner.load_adapter(message.adapter, message.path)
+            self._runner.adapters.load(message.adapter, message.path)
         except NoriaError as error:
             problem = str(error)
         except Exception as error:
@@ -198,7 +198,7 @@ class Worker:
 
     def _adapter_ready(self, runner: Runner, adapter: int, running: Collection[int]) -> bool:
         """Whether an adapter is in memory. If not, the preparing thread reads it, beside the `running` ones."""
-        if runner.has_adapter(adapter):
+        if runner.adapters.has(adapter):
             return True
         self._reading.add(adapter)
         self._preparer.submit(self._read_adapter, runner, adapter, running)
@@ -206,7 +206,7 @@ class Worker:
 
     def _read_adapter(self, runner: Runner, adapter: int, running: Collection[int]) -> None:
         try:
-            runner.read_adapter(adapter, running)
+            runner.adapters.read_again(adapter, running)
         except Exception as error:  # the first step meets the same fault and reports it
             log.warning("adapter %d cannot be read: %s", adapter, error)
         self._inbox.put(AdapterRead(adapter))

@@ -185,7 +185,7 @@ def test_a_process_that_dies_takes_one_row_along(monkeypatch: pytest.MonkeyPatch
 
 def test_what_the_model_warns_of_stands_beside_the_number() -> None:
     def measure_one(bench: Bench) -> dict[str, Any]:
-        logging.getLogger("model.step.graphs").warning("no graph of %d sequences", 8)
+        logging.getLogger("model.step.executors.graphs").warning("no graph of %d sequences", 8)
         return {"value": 1.0, "unit": "tok/s"}
 
     results: Results = {}

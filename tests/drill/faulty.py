@@ -40,6 +40,7 @@ class Faults:
 
 def create(progress: Callable[[str, float], None], **options: Any) -> Any:
     """The runner of `model.loading.create`, with faults."""
+    from benchmarks.engine import by_layer
     from model import loading
     from model.network.transformer import Transformer
 
@@ -52,7 +53,7 @@ def create(progress: Callable[[str, float], None], **options: Any) -> Any:
 
     Transformer.__init__ = init  # type: ignore[method-assign]
     runner = loading.create(progress, **options)
-    runner._whole = None  # a step in one call passes by the hooks
+    runner.executor = by_layer(runner)  # a step in one call passes by the hooks
     return runner
 
 

@@ -15,7 +15,7 @@ from model.sampling_params import SamplingParams
 from model.step.runner import BROKEN_NUMBERS, ModelRunner
 from service.engine.messages import FromEngine, Report, Submit, ToEngine, Update
 from tests.engine.driving import Client
-from tests.model.driving import checkpoint, tiny
+from tests.model.driving import checkpoint, run_ahead, tiny
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, logprobs=2)
 SEEDED = SamplingParams(temperature=0.9, seed=3, max_tokens=20, logprobs=0)
@@ -36,10 +36,10 @@ def submit(number: int, like: int | None = None) -> Submit:
 
 
 @pytest.fixture(params=["a step at a time", "a step ahead"])
-def runner(request: pytest.FixtureRequest) -> ModelRunner:
+def runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
     options = RunnerOptions("", device="cpu", quantize="int8", cache_memory=2**22)
     made = load_from(checkpoint(tiny((5, None))), options, lambda stage, done: None)
-    made.info = replace(made.info, runs_ahead=request.param == "a step ahead")
+    run_ahead(made, monkeypatch, runs_ahead=request.param == "a step ahead")
     return made
 
 
@@ -90,12 +90,13 @@ def test_keys_that_are_no_numbers(runner: ModelRunner, n_before: int, monkeypatc
 
 
 @pytest.mark.parametrize("n_before", [0, 1, 9])
-@pytest.mark.parametrize("work", ["_start", "_collect"])
+@pytest.mark.parametrize("work", ["start", "_collect"])
 def test_a_sequence_that_makes_its_steps_raise(
     runner: ModelRunner, work: str, n_before: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     undisturbed = Served(runner, SCRIPT)
-    whole: Callable[..., Any] = getattr(runner, work)
+    owner: Any = runner.executor if work == "start" else runner
+    whole: Callable[..., Any] = getattr(owner, work)
     armed: list[int] = []
 
     def raising(batch: StepBatch, *more: Any, **named: Any) -> Any:
@@ -104,7 +105,7 @@ def test_a_sequence_that_makes_its_steps_raise(
             raise RuntimeError("not this one")
         return result
 
-    monkeypatch.setattr(runner, work, raising)
+    monkeypatch.setattr(owner, work, raising)
     at_step(monkeypatch, runner, n_before, lambda batch: armed.append(1))
     served = Served(runner, SCRIPT)
     check(served, undisturbed, "the engine could not compute this request (RuntimeError)", n_before)

@@ -9,6 +9,7 @@ from model.batch import TokenLogprob
 from model.loading import load_from
 from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
+from model.step.executors.graphs import GraphExecutor
 from model.step.runner import ModelRunner
 from service.engine.messages import Submit, ToEngine
 from tests.engine.driving import Client
@@ -60,16 +61,17 @@ def test_deterministic_answers_do_not_depend_on_who_is_served(fixed: ModelRunner
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="there are no graphs on a CPU")
 def test_graphs_change_nothing(fixed: ModelRunner, caplog: pytest.LogCaptureFixture) -> None:
-    assert fixed._graphs is not None
+    graphs = fixed.executor
+    assert isinstance(graphs, GraphExecutor)
     while fixed.idle():
         pass
     assert not caplog.records, "one could not be recorded"
     with_graphs = answers(fixed, [requests()])
-    graphs, fixed._graphs = fixed._graphs, None
+    fixed.executor = graphs._eager
     try:
         assert answers(fixed, [requests()]) == with_graphs
     finally:
-        fixed._graphs = graphs
+        fixed.executor = graphs
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="there are no graphs on a CPU")

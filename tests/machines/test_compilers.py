@@ -94,7 +94,7 @@ def test_the_kernels_own_tests_with_amx(with_amx: Path) -> None:
     """Those of the order of additions and of bits, of which no other processor runs all."""
     shutil.copytree(ROOT / "tests", with_amx / "tests", ignore=WITHOUT)
     shutil.copy(ROOT / "pyproject.toml", with_amx)
-    files = ["kernels/test_check.py", "kernels/test_pairs.py", "linear/test_bfloat16.py", "network/test_fused.py"]
+    files = ["kernels/test_check.py", "kernels/test_pairs.py", "linear/test_bfloat16.py", "network/test_compiled.py"]
     command = [sys.executable, "-m", "pytest", "-rs", "-k", "not sixteen", *(f"tests/model/{file}" for file in files)]
     done = subprocess.run(command, cwd=with_amx, env=own_shell(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

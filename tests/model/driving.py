@@ -5,13 +5,15 @@ Memory that has not been written, or has been released, holds NaN: reading any o
 
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.engine import by_layer
 from model.attention import choose
 from model.attention.base import Attention
 from model.attention.cache import PagePools
@@ -24,12 +26,13 @@ from model.config import ModelConfig
 from model.linear.base import Projection
 from model.linear.floats import WeightsOnly
 from model.network import weights
-from model.network.fused import FusedLayers
-from model.network.lora import Adapter, StepAdapters
+from model.network.compiled import CompiledNetwork, compiled_network
+from model.network.lora import Adapter, LowRank, Part, StepAdapters
 from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
 from model.sharding.shard import shard_of
 from model.step.packing import pack
+from model.step.runner import ModelRunner
 
 CPU = torch.device("cpu")
 EXPERTS: Mapping[str, Any] = {
@@ -154,7 +157,7 @@ class Driver:
         )
         self.tables = RopeTables.build(config, length, self.device)
         self.wheel = Wheel(specs, attention.page_size, shuffle)
-        self.fused: FusedLayers | None = None
+        self.compiled: CompiledNetwork | None = None
         for layer in self.pools.layers:
             layer.k.fill_(float("nan"))
             layer.v.fill_(float("nan"))
@@ -162,13 +165,22 @@ class Driver:
     def start(self, tokens: Sequence[int], adapter: Adapter | None = None) -> Rider:
         return Rider(list(tokens), len(tokens), tables=[(0, []) for _ in self.windows], adapter=adapter)
 
+    def compile(self) -> None:
+        """From now on the kernels compute a step in one call."""
+        self.compiled = compiled_network(self.model, self.attention, self.pools, self.tables, 4)
+        assert self.compiled is not None
+
     @torch.inference_mode()
     def step(self, parts: Sequence[tuple[Rider, int]]) -> list[Tensor]:
         """Compute the next n tokens of each sequence; logits [n, vocab_size] of each, [n, 0] without a head."""
         slices = tuple(self._slice(sequence, n) for sequence, n in parts)
         inputs = pack(StepBatch(slices), self.attention.page_size, self.windows, self.device)
-        adapters = StepAdapters.of([rider.adapter for rider, _ in parts], [n for _, n in parts], self.device)
-        hidden = self.model(inputs, self.tables, self.attention, self.pools, self.fused, adapters)
+        own = [rider.adapter for rider, _ in parts]
+        adapters = StepAdapters.of(own, [n for _, n in parts], self.device)
+        if self.compiled is not None:
+            hidden, _ = self.compiled.step(slices, [0] * len(slices), None, own)
+        else:
+            hidden = self.model(inputs, self.tables, self.attention, self.pools, adapters)
         logits = self.model.logits(hidden, adapters) if self.model.has_head else hidden[:, :0]
         for sequence, n in parts:
             sequence.done += n
@@ -208,6 +220,30 @@ class Driver:
                 layer.k[page] = float("nan")
                 layer.v[page] = float("nan")
         self.wheel.free[pool].append(page)
+
+
+def random_adapter(config: ModelConfig, rank: int, targets: Sequence[str]) -> Adapter:
+    """An adapter of one part for each target of every layer, and for the head if "output" is among the targets."""
+    q = config.n_heads * config.head_dim
+    sizes = {"wqkv": (config.dim, q), "wo": (q, config.dim), "w13": (config.dim, config.hidden_dim)}
+    sizes |= {"w2": (config.hidden_dim, config.dim), "output": (config.dim, config.vocab_size)}
+    layers: list[dict[str, LowRank]] = [
+        {
+            name: LowRank(torch.randn(rank, n_in) / n_in**0.5, (Part(0, 0, torch.randn(n_out, rank)),))
+            for name, (n_in, n_out) in sizes.items()
+            if name in targets
+        }
+        for _ in range(config.n_layers)
+    ]
+    heads = [layer.pop("output", None) for layer in layers]
+    return Adapter(tuple(layers), heads[0])
+
+
+def run_ahead(runner: ModelRunner, patch: pytest.MonkeyPatch, **info: Any) -> None:
+    """Let a runner on a CPU run ahead, as on a GPU, with these changes of its `info`. PyTorch then computes."""
+    patch.setattr(runner, "info", replace(runner.info, **{"runs_ahead": True, **info}))
+    if runner.info.runs_ahead:
+        patch.setattr(runner, "executor", by_layer(runner))
 
 
 def storages(model: Transformer) -> int:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model import loading
+from model import loading, warming
 from model.batch import PoolSpec, RunnerInfo, StepBatch
 from model.errors import OptionError
 from model.image_spans import ImageWork
@@ -21,10 +21,10 @@ from model.network.moe import MoE
 from model.network.transformer import Transformer
 from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
-from model.step.graphs import buckets
-from model.step.runner import BLANK, ModelRunner
+from model.step.executors.graphs import GraphExecutor, buckets
+from model.step.runner import ModelRunner
 from model.vision_config import VisionConfig
-from model.warming import step, steps
+from model.warming import BLANK, step, steps
 from service.engine.messages import Submit, ToEngine
 from tests.engine.driving import Client
 from tests.model.driving import checkpoint, tiny
@@ -32,7 +32,7 @@ from tests.model.kernels.recording import recorded
 
 pytest.importorskip("triton")
 
-WARM = loading.warm
+WARM = warming.warm
 WIDE = {"dim": 64, "hidden_dim": 128, "head_dim": 16, "max_position": 2048}
 DENSE = tiny((40, None), **WIDE)
 SPARSE = tiny((40, None), **WIDE, n_experts=4, n_experts_per_token=2, expert_hidden_dim=64)
@@ -77,7 +77,7 @@ def loaded(config: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Mode
 def warm(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, *, fast_start: bool = False) -> list[tuple[str, float]]:
     """What `load_from` does on a GPU; returns the progress."""
     stages: list[tuple[str, float]] = []
-    monkeypatch.setattr(loading, "CudaCapture", lambda: capture)
+    monkeypatch.setattr(warming, "CudaCapture", lambda: capture)
     pretended = SimpleNamespace(
         device=torch.device("cuda"),
         captures=True,
@@ -89,6 +89,11 @@ def warm(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, *, fast_start: bo
     with torch.inference_mode():
         WARM(runner, pretended, lambda stage, done: stages.append((stage, done)))  # type: ignore[arg-type]
     return stages
+
+
+def missing_graphs(runner: ModelRunner) -> int:
+    assert isinstance(runner.executor, GraphExecutor)
+    return runner.executor.graphs.n_missing
 
 
 def requests() -> list[list[ToEngine]]:
@@ -121,9 +126,9 @@ def smaller(adapter: Adapter) -> Adapter:
 
 
 def serve(runner: ModelRunner) -> None:
-    whole = blank(runner._model)
-    runner._adapters.hold(1, whole)
-    runner._adapters.hold(2, smaller(whole))
+    whole = blank(runner.head.model)
+    runner.adapters.hold(1, whole)
+    runner.adapters.hold(2, smaller(whole))
     if (form := runner.info.images) is not None:
         for number, sides in enumerate([(1, 1), (3, 5), (16, 16)]):
             n_patches = form.n_patches(*sides)
@@ -147,7 +152,7 @@ def test_serving_compiles_nothing(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_logits_in_blocks_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of an odd vocabulary: only some of them begin at multiples of 16 bytes."""
-    monkeypatch.setattr("model.step.runner.LOGIT_VALUES", 7 * 67)
+    monkeypatch.setattr("model.step.head.LOGIT_VALUES", 7 * 67)
     runner = loaded(tiny((None,), **WIDE, vocab_size=67), monkeypatch)
     with recorded() as launches:
         warm(runner, monkeypatch)
@@ -162,7 +167,7 @@ def test_a_fast_start_leaves_the_rest_for_later(monkeypatch: pytest.MonkeyPatch)
     with recorded() as launches:
         assert warm(runner, monkeypatch, fast_start=True) == []
         launches.mark()
-        assert runner.missing_graphs == len(buckets(24)) == 8
+        assert missing_graphs(runner) == len(buckets(24)) == 8
         while runner.idle():
             pass
         serve(runner)
@@ -190,8 +195,8 @@ def test_progress_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     fractions = [done for stage, done in stages if stage == "compiling kernels"]
     assert fractions == sorted(fractions)
     assert stages[len(fractions) :] == [(f"capturing CUDA graph {i + 1} of 8", i / 8) for i in range(8)]
-    assert runner.missing_graphs == 0
-    assert not runner._adapters.has(BLANK)
+    assert missing_graphs(runner) == 0
+    assert not runner.adapters.has(BLANK)
 
 
 def test_a_cpu_compiles_nothing_at_its_start() -> None:

@@ -10,7 +10,6 @@ from benchmarks.gpu.shapes import Shapes, adapter_bytes, decode_bytes, image_flo
 from benchmarks.random_weights import random_adapter
 from model.config import ModelConfig
 from model.kernels.cpu import native
-from model.network.adapters import AdapterStore
 from model.sampling_params import SamplingParams
 
 Served = Callable[[Shapes], tuple[ModelConfig, int]]
@@ -52,9 +51,8 @@ def adapters(bench: Bench) -> Measured:
     config, packed = shapes.dense, bench.device.type == "cpu" and native.kernels() is not None
     made = (random_adapter(config, shapes.rank, bench.device) for _ in range(shapes.adapters))
     each = (adapter.pack() if packed else adapter for adapter in made)
-    runner._adapters = AdapterStore(lambda path: ("random", next(each)), shapes.adapters)
-    for number in range(shapes.adapters):
-        runner.load_adapter(number + 1, "random")
+    for number, adapter in enumerate(each, 1):
+        runner.adapters.hold(number, adapter)
     lengths = [shapes.prompt] * shapes.streams[1]
     steps = gpu_engine.decode(runner, shapes, lengths, adapters=shapes.adapters)
     n_used = min(shapes.adapters, len(lengths))

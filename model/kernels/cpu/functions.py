@@ -17,14 +17,16 @@ from model.kernels.cpu.records import (
     FLOAT_KINDS,
     FORMATS,
     GATED,
+    NO_MEMORY,
+    NO_PAGE,
     NORMED,
+    OUTSIDE,
     PLAIN,
     SAMPLING,
     SUPERBLOCK,
     SUPERBLOCK_BYTES,
     AttentionCall,
     Grid,
-    Layer,
     NetworkRecord,
     StepRecord,
     pointer,
@@ -33,15 +35,16 @@ from model.kernels.groups import BLOCK_GROUP
 
 POOL = threading.Lock()
 """All variants share one pool of threads, which takes one call at a time."""
+_REFUSALS = {
+    NO_PAGE: "a sequence has no page for one of its positions",
+    OUTSIDE: "a token, position, adapter or row of an image is out of range",
+}
+"""Why `step` refuses a step."""
 _pointer, _integer = ctypes.c_void_p, ctypes.c_int64
 ARGUMENTS = {
     "linear": (_pointer, _pointer, _integer, _integer, _pointer, ctypes.c_float, _pointer, _integer, _pointer),
     "attention": (_pointer,),
     "sample": (_pointer, _integer, _integer, _pointer, _pointer),
-    "network": (
-        *(_pointer, _integer, _pointer, _pointer, _integer, ctypes.c_float),
-        *(_pointer, _pointer, _integer, _pointer),
-    ),
     "adapt": (
         *(_pointer, _integer, _integer, _pointer, ctypes.c_float),
         *(_pointer, _integer, _integer, _pointer, _integer),
@@ -72,7 +75,6 @@ class Kernels:
     _linear: Any
     _attention: Any
     _sample: Any
-    _network: Any
     _adapt: Any
     _quantize: Any
     _pack: Any
@@ -221,26 +223,6 @@ class Kernels:
         with self._lock:
             self._attention(ctypes.byref(call))
 
-    def network(
-        self,
-        layers: "ctypes.Array[Layer]",
-        pools: "ctypes.Array[AttentionCall]",
-        x: Tensor,
-        eps: float,
-        gate_up: Tensor,
-        adapters: PackedRows | None,
-        scratch_bytes: int,
-    ) -> None:
-        """All layers over x [T, dim] float32, in place. `pools` point to the tensors of the attention.
-
-        gate_up is memory of [T, 2 hidden_dim]. The projections of `adapters` are wqkv, wo, w13 and w2 of each layer.
-        """
-        rows = (None, 0) if adapters is None else (adapters.records, len(adapters.records))
-        x_at, gate_up_at = pointer("x", x, torch.float32), pointer("gate_up", gate_up, torch.float32)
-        with self._lock:
-            scratch = self._scratch_of(scratch_bytes)
-            self._network(layers, len(layers), pools, x_at, len(x), eps, gate_up_at, *rows, scratch)
-
     def sample(self, logits: Tensor, rows: NDArray[np.void]) -> Tensor:
         """Tokens [N] int64 sampled from logits [N, vocab_size] float32, which it overwrites.
 
@@ -256,14 +238,20 @@ class Kernels:
             raise MemoryError("no memory to sample tokens")
         return tokens
 
-    def step(self, network: NetworkRecord, step: StepRecord) -> bool:
-        """A whole step of text, see step.h. Returns False if it cannot be done like this, and then has no result."""
+    def step(self, network: NetworkRecord, step: StepRecord) -> None:
+        """Compute a whole step, see step.h.
+
+        Raises ValueError for a step that does not fit the network, MemoryError without memory for top_k or top_p.
+        """
         with self._lock:
             status = self._try_step(network, step)
             if status > 0:  # bytes of scratch memory
                 self._scratch_of(status)
                 status = self._try_step(network, step)
-        return status == 0
+        if status == NO_MEMORY:
+            raise MemoryError("no memory to sample tokens")
+        if status:
+            raise ValueError(_REFUSALS[status])
 
     def _try_step(self, network: NetworkRecord, step: StepRecord) -> int:
         scratch, n_bytes = self._scratch_of(0), len(self._scratch)

@@ -6,8 +6,6 @@
 MIRRORED(layer, F(attention_norm), F(ffn_norm), F(wqkv), F(wo), F(w13), F(w2), F(experts), F(cells), F(pool));
 #undef F
 
-/* Parts of an adapter for one layer, in the order of `lora_rows.targets`. The head comes after all layers. */
-enum { WQKV, WO, W13, W2, TARGETS };
 CONSTANTS(targets, {"wqkv", WQKV}, {"wo", WO}, {"w13", W13}, {"w2", W2});
 
 /* Bytes of a layer's keys and values. Fewer stay in the caches of cores, and many rows compute more than they read. */
@@ -29,8 +27,8 @@ static const ahead_t *look_ahead(ahead_t *a, const layer *l, const layer *next, 
     return a;
 }
 
-void EXPORT(network)(const layer *layers, int64_t n_layers, attention_call *pools, float *x, int64_t n_rows, float eps,
-                     float *gate_up, const lora_rows *runs, int64_t n_runs, void *scratch) {
+void GLUE(network, VARIANT)(const layer *layers, int64_t n_layers, attention_call *pools, float *x, int64_t n_rows, float eps,
+                            float *gate_up, const lora_rows *runs, int64_t n_runs, void *scratch) {
     cursor cursors[noria_thread_count()];
     ahead_t memory = {.cursors = cursors};
     const ahead_t *ahead = 0;

@@ -45,6 +45,11 @@ def pointer(name: str, tensor: Tensor, *dtypes: torch.dtype, dense: bool = True)
     raise ValueError(f"{name} must be {wanted} on the CPU, got {tensor.dtype} on {tensor.device}, {layout}")
 
 
+def floats(name: str, tensor: Tensor) -> int:
+    """The `pointer` to float32 values."""
+    return pointer(name, tensor, torch.float32)
+
+
 class WeightsRecord(ctypes.Structure):
     """`weights` of linear.h."""
 
@@ -92,6 +97,12 @@ class PoolRecord(ctypes.Structure):
     _fields_ = (("rotations", ctypes.c_void_p), ("q_factors", ctypes.c_void_p), ("window", ctypes.c_int64))
 
 
+class AdapterRecord(ctypes.Structure):
+    """`adapter_t` of step.h."""
+
+    _fields_ = (("targets", ctypes.c_void_p), ("rank", ctypes.c_int64))
+
+
 class NetworkRecord(ctypes.Structure):
     """`network_t` of step.h. Pointers to what its owner keeps alive."""
 
@@ -113,8 +124,9 @@ class StepRecord(ctypes.Structure):
     """`step_t` of step.h. Pointers to what the caller keeps alive."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("slices", "tokens", "pages", "sampling", "x", "sampled")),
-        *((name, ctypes.c_int64) for name in ("n_slices", "block_rows", "product_bytes")),
+        *((name, ctypes.c_void_p) for name in ("slices", "tokens", "pages", "sampling", "adapters", "image_rows")),
+        *((name, ctypes.c_void_p) for name in ("images", "x", "sampled")),
+        *((name, ctypes.c_int64) for name in ("n_slices", "n_adapters", "n_image_rows", "block_rows", "product_bytes")),
     )
 
 
@@ -161,6 +173,8 @@ SAMPLING = np.dtype(
     + [(name, np.int32) for name in ("top_k", "start", "step")]
 )
 """How to sample from a row of logits: `params` of sample.c."""
+NO_PAGE, OUTSIDE, NO_MEMORY = -1, -2, -3
+"""Why `step` refuses a step: see step.h."""
 NO_TOKEN = -1
 """The sample from a row whose logits are all hidden."""
 NOT_FINITE = -2
@@ -178,6 +192,7 @@ MIRRORS: Mapping[str, Mirror] = {
     "join_t": JOIN,
     "layer": Layer,
     "pool_t": PoolRecord,
+    "adapter_t": AdapterRecord,
     "network_t": NetworkRecord,
     "step_t": StepRecord,
     "experts_t": ExpertsRecord,
@@ -207,6 +222,7 @@ CONSTANTS: Mapping[str, Mapping[str, int]] = {
         "MAX_ROWS": MAX_ROWS,
         "SPLIT_PAGES": SPLIT_PAGES,
     },
+    "refusals": {"NO_PAGE": NO_PAGE, "OUTSIDE": OUTSIDE, "NO_MEMORY": NO_MEMORY},
     "samples": {"NO_TOKEN": NO_TOKEN, "NOT_FINITE": NOT_FINITE},
     "targets": {name: i for i, name in enumerate(TARGETS)},
     "adapters": {"RANKS": RANKS, "CHANNELS": CHANNELS, "OUTPUTS": OUTPUTS},

@@ -16,7 +16,7 @@ from service.engine.mailbox import EngineDied, EngineUnavailable
 from service.engine.supervision.adapters import files_state
 from tests.engine.driving import expected
 from tests.engine.hosting import PARAMS, Hosts, collect, process, thread, until, with_client
-from tests.fakes import EngineThread, WaitingRunner, make_info, shade
+from tests.fakes import EngineThread, FakeAdapters, WaitingRunner, make_info, shade
 
 
 def test_a_load_whose_caller_has_gone_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,32 +82,40 @@ def test_the_state_of_files_changes_with_each_of_them(tmp_path: Path) -> None:
     assert states[0] == ""
 
 
-class ForgetfulRunner(WaitingRunner):
-    """A runner whose adapters have left the memory. It reads one again when the test allows it."""
+class ForgetfulAdapters(FakeAdapters):
+    """Adapters that have left the memory. One is read again when the test allows it."""
 
     def __init__(self) -> None:
-        super().__init__(make_info(page_size=16, pools=((None, 512),), max_model_len=512))
+        super().__init__()
         self.may = threading.Event()
         self.present: set[int] = set()
         self.asked = 0
-        self.waited = False
 
-    def has_adapter(self, number: int) -> bool:
+    def has(self, number: int) -> bool:
         self.asked += 1
         return number in self.present
 
-    def idle(self) -> bool:
-        self.waited |= bool(self.asked) and not self.may.is_set()
-        return super().idle()
-
-    def read_adapter(self, number: int, running: Collection[int]) -> None:
+    def read_again(self, number: int, running: Collection[int]) -> None:
         self.may.wait(30)
-        if number not in self.adapters:
+        if number not in self:
             raise ModelError("gone")
         self.present.add(number)
 
+
+class ForgetfulRunner(WaitingRunner):
+    """A runner with such adapters."""
+
+    def __init__(self) -> None:
+        super().__init__(make_info(page_size=16, pools=((None, 512),), max_model_len=512))
+        self.adapters: ForgetfulAdapters = ForgetfulAdapters()
+        self.waited = False
+
+    def idle(self) -> bool:
+        self.waited |= bool(self.adapters.asked) and not self.adapters.may.is_set()
+        return super().idle()
+
     def step(self, batch: StepBatch) -> StepOutput:
-        assert self.present.issuperset({item.adapter for item in batch.slices} & self.adapters.keys())
+        assert self.adapters.present.issuperset({item.adapter for item in batch.slices} & self.adapters.keys())
         return super().step(batch)
 
 
@@ -120,9 +128,9 @@ def test_others_are_served_while_an_adapter_is_read_again(tmp_path: Path, monkey
         adapted, unknown = client.submit([7], PARAMS, adapter=1), client.submit([7], PARAMS, adapter=9)
         assert await collect(client.submit([1, 2], PARAMS)) == expected([1, 2], PARAMS)
         await until(lambda: runner.waited)  # the loop waits for messages
-        runner.may.set()
+        runner.adapters.may.set()
         assert await collect(adapted) == expected([7], PARAMS, shade(str(tmp_path)))
         assert await collect(unknown) == []
-        assert runner.asked == 2, "each was read once"
+        assert runner.adapters.asked == 2, "each was read once"
 
     with_client(lambda: EngineThread("tests.fakes:create_waiting"), body)

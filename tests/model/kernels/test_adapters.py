@@ -82,7 +82,8 @@ def test_a_step_uses_the_kernels_where_they_serve(monkeypatch: pytest.MonkeyPatc
     assert step is not None
     x, y = torch.randn(3, N_IN), torch.randn(3, N_OUT)
     for uses, expected in ((step.layer(0)["w2"], product), (step.head, product), (step.layer(1)["w2"], None)):
-        found = lora.add(y.clone(), uses, None, x)  # type: ignore[arg-type]
+        found = y.clone()
+        uses.add(found, x, None)  # type: ignore[union-attr]
         for row in range(3):
             if expected is None or row == 0:
                 assert torch.equal(found[row], y[row])

@@ -116,7 +116,7 @@ def test_the_runner_does_as_planned(
         (pool.window, pool.n_pages) for pool in runner.info.pools
     ]
     assert 0 < plan.encoder < plan.weights
-    assert storages(runner._model) == pytest.approx(plan.weights, rel=0.1)
+    assert storages(runner.head.model) == pytest.approx(plan.weights, rel=0.1)
     monkeypatch.setattr(loading, "free_bytes", lambda _: plan.weights + plan.images - 1)
     with pytest.raises(OptionError, match=r"images need .* beside the weights, this machine has .* free"):
         loading.create(

@@ -265,8 +265,8 @@ def test_the_plan_of_every_scheme_is_what_loading_allocates(tmp_path: Path, sche
     requested = options(device="cpu", cache_memory=2**22, max_step_tokens=64, max_sequences=4, **by_name)
     runner = loading.load_from(checkpoint(config), requested, lambda stage, done: None)
     plan = make_plan(tmp_path, requested, 2**30)
-    assert isinstance(runner._model.layers[0].attention.wo, PROJECTIONS[scheme.name])
-    assert storages(runner._model) == pytest.approx(plan.weights, rel=0.02)
+    assert isinstance(runner.head.model.layers[0].attention.wo, PROJECTIONS[scheme.name])
+    assert storages(runner.head.model) == pytest.approx(plan.weights, rel=0.02)
     caches = [cache.k.nbytes + cache.v.nbytes for cache in runner._pools.layers]
     assert sum(caches) == sum((pool.n_pages or 0) * pool.page_bytes for pool in plan.pools)
     description = runner.info.description

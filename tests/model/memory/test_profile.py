@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from model import loading
+from model import loading, warming
 from model.attention.tiles import Gpu, scratch_bytes
 from model.batch import PoolSpec, RunnerInfo, StepBatch
 from model.config import ModelConfig
@@ -15,7 +15,7 @@ from model.memory import profile
 from model.memory.sizes import GRAPH_BYTES, PoolSizes, check_step
 from model.options import RunnerOptions
 from model.setup import Setup, choose
-from model.step.graphs import DecodeGraphs
+from model.step.executors.graphs import DecodeGraphs
 from model.step.runner import ModelRunner
 from tests.model.driving import checkpoint, tiny
 
@@ -118,7 +118,7 @@ def test_memory_for_the_cache_may_be_given(device: Device) -> None:
 
 def test_what_graphs_hold_is_left_for_them(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Setup, "captures", True)
-    monkeypatch.setattr(loading, "CudaCapture", lambda: lambda compute: compute)
+    monkeypatch.setattr(warming, "CudaCapture", lambda: lambda compute: compute)
     device.total = 2**28
     graphs = PoolSizes(CONFIG, 32, 32, 48, 4).graph_bytes(256, 4)
     left = int(0.9 * 2**28) - 10_000 - WEIGHTS - STEP - graphs

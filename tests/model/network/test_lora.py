@@ -13,13 +13,11 @@ from model.attention import choose
 from model.checkpoint.adapters.open import open_adapter
 from model.checkpoint.open import open_checkpoint
 from model.config import ModelConfig
-from model.linear.selection import fix_tiles
 from model.network.adapters import check_shapes, place
-from model.network.fused import fuse
 from model.network.lora import Adapter, StepAdapters
 from tests.model.checkpoint.adapter_files import ALL, ATTENTION, save_native, save_peft
 from tests.model.checkpoint.native_files import save_native as save_native_base
-from tests.model.driving import CPU, Driver, loaded, network
+from tests.model.driving import CPU, Driver, network
 from tests.model.network.oracles import HEAD_DIM, SHAPE, TOKENS, WINDOW, llama, logprobs, mistral
 
 PAGED = choose("paged", CPU)[1]
@@ -194,17 +192,6 @@ def test_sixteen_mixed_requests_equal_each_alone(bases: Any, adapters: list[Path
         torch.testing.assert_close(logits, alone, atol=1e-4, rtol=1e-4)
 
 
-def test_fixed_tiles_give_the_bits_of_each_alone(bases: Any, adapters: list[Path]) -> None:
-    """What --deterministic promises in float32."""
-    base = bases["mistral"]
-    model = loaded(base.directory)
-    fix_tiles(model)
-    driver = Driver(model, PAGED)
-    chosen = [None, *(read(path, base.config) for path in adapters)]
-    for i, logits in enumerate(mixed(driver, chosen)):
-        assert torch.equal(logits, driver.whole(TOKENS[i : i + 20 + i], None, chosen[i % 5]))
-
-
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "by layer"])
 @pytest.mark.parametrize("scheme", ["int8", "int4", "bfloat16"])
 def test_compiled_kernels_give_the_bits_of_each_alone(
@@ -213,23 +200,10 @@ def test_compiled_kernels_give_the_bits_of_each_alone(
     base = bases["mistral"]
     driver, alone = network(base.directory, scheme), network(base.directory, scheme)
     if fused:
-        driver.fused = fuse(driver.model, PAGED, driver.pools)
-        assert driver.fused is not None
+        driver.compile()
     chosen = [None, *(read(path, base.config, torch.bfloat16).pack() for path in adapters)]
     for i, logits in enumerate(mixed(driver, chosen)):
         assert torch.equal(logits, alone.whole(TOKENS[i : i + 20 + i], None, chosen[i % 5]))
-
-
-@pytest.mark.parametrize("scheme", ["int8", "bfloat16"])
-def test_requests_without_adapter_keep_their_bits(scheme: str, bases: Any, adapters: list[Path]) -> None:
-    base = bases["mistral"]
-    driver = network(base.directory, scheme)
-    driver.fused = fuse(driver.model, PAGED, driver.pools)
-    assert driver.fused is not None
-    chosen = [None, *(read(path, base.config, torch.bfloat16).pack() for path in adapters)]
-    together = mixed(driver, chosen)
-    for i in range(0, 16, 5):
-        assert torch.equal(together[i], driver.whole(TOKENS[i : i + 20 + i]))
 
 
 def test_rows_of_a_step() -> None:

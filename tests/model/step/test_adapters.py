@@ -21,6 +21,8 @@ from model.network import adapters as network_adapters
 from model.network.adapters import AdapterStore
 from model.network.lora import Adapter
 from model.sampling_params import SamplingParams
+from model.step.executors.graphs import GraphExecutor
+from model.step.executors.torch import TorchExecutor
 from model.step.runner import ModelRunner
 from tests.model.checkpoint.adapter_files import save_peft
 from tests.model.network.oracles import TOKENS, llama
@@ -83,18 +85,18 @@ def test_requests_of_several_adapters_share_a_step(base: Any) -> None:
 
 def test_an_adapter_may_come_and_go(base: Any) -> None:
     runner = start(base)
-    runner.load_adapter(7, str(base[0] / "1"))
+    runner.adapters.load(7, str(base[0] / "1"))
     check(base, step(runner, 7)[0], 1)
-    runner.unload_adapter(7)
+    runner.adapters.unload(7)
     (output,) = step(runner, 7)
     assert output.fault == "the request's adapter cannot be read again: no adapter has the number 7"
     with pytest.raises(ModelError, match="there is no adapter 'absent'"):
-        runner.load_adapter(8, str(base[0] / "absent"))
+        runner.adapters.load(8, str(base[0] / "absent"))
 
 
 def test_dropped_adapters_are_read_again(base: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = start(base, (1, 2, 3), max_loras=2)
-    store, reads = runner._adapters, []
+    store, reads = runner.adapters, []
     inner = store._read
     monkeypatch.setattr(store, "_read", lambda path: (reads.append(path.name), inner(path))[1])
     for adapters in ((2, 3), (1, 3), (3, 1), (2,), (2, 3)):
@@ -109,9 +111,9 @@ def test_an_adapter_that_cannot_be_read_again_ends_its_slices_alone(base: Any, k
     for n in (1, 2):
         shutil.copytree(base[0] / str(n), tmp_path / str(n))
     runner = start(base)
-    runner.load_adapter(1, str(tmp_path / "1"))
+    runner.adapters.load(1, str(tmp_path / "1"))
     for number in (2, 3, 4, 5):  # 1 leaves the memory
-        runner.load_adapter(number, str(tmp_path / "2"))
+        runner.adapters.load(number, str(tmp_path / "2"))
     if kind == "gone":
         shutil.rmtree(tmp_path / "1")
     else:
@@ -162,7 +164,7 @@ def test_memory_for_adapters_is_reserved(base: Any, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(memory, "cpu_budget", watched)
     monkeypatch.setattr(loading, "free_bytes", lambda device: 2**30)
-    store = start(base, (1, 2, 3))._adapters
+    store = start(base, (1, 2, 3)).adapters
     largest = max(store.get(number).n_bytes for number in (1, 2, 3))
     start(base)
     start(base, (1, 2, 3), max_loras=7)
@@ -181,7 +183,8 @@ def test_graphs_serve_no_adapters(base: Any) -> None:
         return compute
 
     with torch.inference_mode():
-        runner.record(2, capture)
+        assert isinstance(runner.executor, TorchExecutor)
+        runner.executor = GraphExecutor(runner.executor, 2, capture)
     size = len(PROMPT)
     for adapter in (1, 0):
         step(runner, adapter)
@@ -195,7 +198,7 @@ def test_an_adapter_beyond_the_memory_is_refused(base: Any, monkeypatch: pytest.
     runner = start(base)
     monkeypatch.setattr(network_adapters, "free_bytes", lambda device: 1000)
     with pytest.raises(ModelError, match=r"the adapter '1' needs .* KiB, 1000 bytes are free; unload another"):
-        runner.load_adapter(1, str(base[0] / "1"))
+        runner.adapters.load(1, str(base[0] / "1"))
 
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "auto", "quantize": "int8"}], ids=str)
@@ -205,14 +208,14 @@ def test_an_adapter_that_no_request_could_use_is_refused(options: Any, base: Any
     save_file({name: value * 1e15 for name, value in tensors.items()}, tmp_path / "1" / "adapter_model.safetensors")
     runner = start(base, (2,), **options)
     with pytest.raises(ModelError, match=r"lora_A\.weight' and its lora_B reach .*e\+\d+ with the scale 2.67; in "):
-        runner.load_adapter(1, str(tmp_path / "1"))
-    assert not runner.has_adapter(1)
+        runner.adapters.load(1, str(tmp_path / "1"))
+    assert not runner.adapters.has(1)
 
 
 def test_an_adapter_whose_numbers_overflow_breaks_its_own_requests_alone(base: Any) -> None:
     """Its values pass the check at load; then they grow in memory, in place of inputs for which they are too large."""
     runner = start(base, (1, 2))
-    products = [product for layer in runner._adapters.get(1).layers for product in layer.values()]
+    products = [product for layer in runner.adapters.get(1).layers for product in layer.values()]
     with torch.inference_mode():
         for matrix in (matrix for one in products for matrix in (one.a, *(part.b for part in one.parts))):
             matrix.mul_(1e30)
@@ -232,19 +235,19 @@ def test_what_a_step_uses_stays_in_memory() -> None:
 
     store = AdapterStore(read, 2)
     for number in (1, 2):
-        store.load(number, Path(str(number)))
+        store.load(number, str(number))
     assert store.begin_step({1, 2}) == {}
-    store.load(3, Path("3"))
+    store.load(3, "3")
     first = store.get(1)
     assert reads == ["1", "2", "3"]
     assert store.begin_step({1, 3}) == {}
     assert store.get(1) is first
     assert reads == ["1", "2", "3", "3"]
-    store.load(4, Path("4"))
+    store.load(4, "4")
     assert store.begin_step({4}) == {}
     assert reads[4:] == ["4", "4"], "the last step used as many as fit"
     store.begin_step(())
-    store.load(5, Path("5"))
+    store.load(5, "5")
     store.get(5)
     assert reads[6:] == ["5"]
 
@@ -254,12 +257,12 @@ def test_an_adapter_is_read_again_while_steps_run(base: Any, monkeypatch: pytest
     runner = start(base, (1, 2, 3), max_loras=2)
     step(runner, 2)
     step(runner, 3)  # its sequence ends
-    store = runner._adapters
+    store = runner.adapters
     inner = store._read
     monkeypatch.setattr(store, "_read", lambda path: (step(runner, 2), inner(path))[1])
-    runner.read_adapter(1, {2})
-    assert [runner.has_adapter(number) for number in (1, 2, 3)] == [True, True, False]
+    runner.adapters.read_again(1, {2})
+    assert [runner.adapters.has(number) for number in (1, 2, 3)] == [True, True, False]
     monkeypatch.setattr(store, "_read", lambda path: pytest.fail("a step reads no adapter"))
     check(base, step(runner, 1)[0], 1)
-    runner.read_adapter(9, ())
-    assert not runner.has_adapter(9), "it has been unloaded meanwhile"
+    runner.adapters.read_again(9, ())
+    assert not runner.adapters.has(9), "it has been unloaded meanwhile"

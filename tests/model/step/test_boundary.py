@@ -78,7 +78,7 @@ def same(found: StepOutput, expected: StepOutput, but: set[int] = frozenset()) -
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
-@pytest.mark.parametrize("work", ["_start", "_collect"])
+@pytest.mark.parametrize("work", ["start", "_collect"])
 @pytest.mark.parametrize("guilty", [{0}, {3}, {5}, {1, 2, 4}])
 def test_a_slice_that_raises_ends_alone(
     runner: ModelRunner,
@@ -89,7 +89,8 @@ def test_a_slice_that_raises_ends_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     expected = runner.step(batch)
-    monkeypatch.setattr(runner, work, Raising(getattr(runner, work), guilty, error))
+    owner: Any = runner.executor if work == "start" else runner
+    monkeypatch.setattr(owner, work, Raising(getattr(owner, work), guilty, error))
     found = runner.step(batch)
     same(found, expected, guilty)
     for place in guilty:
@@ -102,7 +103,9 @@ def test_a_step_that_raises_once_costs_no_request(
     runner: ModelRunner, batch: StepBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = runner.step(batch)
-    monkeypatch.setattr(runner, "_start", Raising(runner._start, {0}, RuntimeError("for a moment"), times=1))
+    monkeypatch.setattr(
+        runner.executor, "start", Raising(runner.executor.start, {0}, RuntimeError("for a moment"), times=1)
+    )
     assert runner.step(batch) == expected
 
 
@@ -110,7 +113,7 @@ def test_a_step_that_raises_once_costs_no_request(
 def test_where_every_slice_fails_the_step_fails(
     runner: ModelRunner, batch: StepBatch, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "_start", Raising(runner._start, set(range(6)), error))
+    monkeypatch.setattr(runner.executor, "start", Raising(runner.executor.start, set(range(6)), error))
     with pytest.raises(type(error)):
         runner.step(batch)
 

@@ -14,9 +14,9 @@ from model.batch import UNKNOWN, PageTable, PoolSpec, RunnerInfo, Slice, StepBat
 from model.loading import load_from
 from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
-from model.step import runner as runner_module
-from model.step import sampler
-from model.step.graphs import DecodeGraphs, Replay, buckets
+from model.step import head, sampler
+from model.step.executors.graphs import DecodeGraphs, GraphExecutor, Replay, buckets
+from model.step.executors.torch import TorchExecutor
 from model.step.packing import pack
 from service.engine.messages import Submit, ToEngine
 from tests.engine.driving import Client
@@ -151,7 +151,7 @@ def test_more_than_there_is_a_graph_for(greatest: int) -> None:
 def test_answers_of_a_network_are_the_same_with_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's kernels with captured decoding steps give the answers of reference attention. Two prompts join later."""
     pytest.importorskip("triton")
-    monkeypatch.setattr(runner_module, "LOGIT_VALUES", 4 * 64)
+    monkeypatch.setattr(head, "LOGIT_VALUES", 4 * 64)
     sample = sampler.sample
 
     def some(logits: Tensor, *more: Any) -> sampler.Sampled:
@@ -172,7 +172,8 @@ def test_answers_of_a_network_are_the_same_with_graphs(monkeypatch: pytest.Monke
         runner.info = replace(runner.info, runs_ahead=True)
         if capture is not None:
             with torch.inference_mode():  # as `load_from` does: tensors of then are changed later
-                runner.record(4, capture)
+                assert isinstance(runner.executor, TorchExecutor)
+                runner.executor = GraphExecutor(runner.executor, 4, capture)
         answers.append(Client(runner, script, max_sequences=4, max_step_tokens=16).answers)
     assert recorder.replays == [2, 2, 4, 4, 4, 4, 4, 2, 2, 2]
     assert answers[0] == answers[1]

@@ -13,7 +13,8 @@ from model.image_spans import ImageSpan, ImageWork, PlacedImage
 from model.loading import create
 from model.sampling_params import SamplingParams
 from model.step import images
-from model.step.runner import ModelRunner, _only_decodes
+from model.step.executors.graphs import only_decodes
+from model.step.runner import ModelRunner
 from tests.model import pixtral
 from tests.model.pixtral import IMG, IMG_BREAK, IMG_END
 
@@ -136,7 +137,7 @@ def test_a_step_that_does_not_fit_has_done_its_images_and_says_which_failed(
     with monkeypatch.context() as patch:
         patch.setattr(runner._images._encoder, "begin", lambda *args: fail() if args[0][0, 0, 0] == 9 else begin(*args))
         patch.setattr(runner, "info", replace(runner.info, max_sequences=2))
-        patch.setattr(runner, "_start", fail)
+        patch.setattr(runner.executor, "start", fail)
         with pytest.raises(StepTooLarge) as raised:
             runner.launch(StepBatch((item(0, 72), item(1, 73), item(2)), (work(72, color=9), work(73))))
     assert [*raised.value.image_faults] == [72]
@@ -153,8 +154,8 @@ def test_what_is_forgotten_is_released(runner: ModelRunner) -> None:
 
 
 def test_no_graph_computes_an_image() -> None:
-    assert _only_decodes(StepBatch((item(0, start=9),)), 1)
-    assert not _only_decodes(StepBatch((item(0, 1, start=9),)), 1)
+    for one, is_text in ((item(0, start=9), True), (item(0, 1, start=9), False)):
+        assert only_decodes(StepBatch((one,)), [one.samples]) == is_text
 
 
 def test_warming_up_leaves_no_image(runner: ModelRunner) -> None:

@@ -20,7 +20,7 @@ from model.step.runner import ModelRunner
 from service.engine.messages import Submit, ToEngine
 from service.engine.scheduling.step import PATIENCE
 from tests.engine.driving import Client
-from tests.model.driving import checkpoint, tiny
+from tests.model.driving import checkpoint, run_ahead, tiny
 
 WIDTH = 64
 VOCABULARY = Vocabulary((b"<end>", *(bytes([n + 60]) for n in range(1, WIDTH))), (0,), (0,))
@@ -36,6 +36,7 @@ def runner() -> Iterator[ModelRunner]:
     options = RunnerOptions("", device="cpu", quantize="int8", cache_memory=2**22)
     made = load_from(checkpoint(tiny((5, None))), options, lambda stage, done: None)
     made._masks = Masks(First({"vocabulary": VOCABULARY.to_json()}), WIDTH)
+    made.head.last = (made._masks.step,)
     yield made
     made._masks.close()
 
@@ -99,7 +100,7 @@ class Small:
         return result
 
 
-@pytest.mark.parametrize("work", ["_start", "_collect"])
+@pytest.mark.parametrize("work", ["start", "_collect"])
 @pytest.mark.parametrize("n_tokens", [9, 17, 30])
 def test_slices_apart_give_what_the_whole_gives(
     runner: ModelRunner, batch: StepBatch, n_tokens: int, work: str, monkeypatch: pytest.MonkeyPatch
@@ -112,8 +113,9 @@ def test_slices_apart_give_what_the_whole_gives(
     started: list[Any] = []
     start = runner._masks.start
     monkeypatch.setattr(runner._masks, "start", lambda samples: (started.append(samples), start(samples)))
-    small = Small(getattr(runner, work), n_tokens)
-    monkeypatch.setattr(runner, work, small)
+    owner: Any = runner.executor if work == "start" else runner
+    small = Small(getattr(owner, work), n_tokens)
+    monkeypatch.setattr(owner, work, small)
     assert runner.step(batch).slices == expected
     assert len(started) == 1
     assert small.sizes[0] == batch.n_tokens
@@ -129,7 +131,7 @@ def test_a_failure_is_that_of_its_slice_alone(runner: ModelRunner, monkeypatch: 
     )
     expected = runner.step(batch).slices
     assert [output.failure is None for output in expected] == [False, False, True]
-    monkeypatch.setattr(runner, "_start", Small(runner._start, 9))
+    monkeypatch.setattr(runner.executor, "start", Small(runner.executor.start, 9))
     assert runner.step(batch).slices == expected
 
 
@@ -156,14 +158,14 @@ def test_requests_of_a_step_that_does_not_fit_are_planned_again(
     runner: ModelRunner, runs_ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """First 10 tokens fit, then all. Prompts come in smaller chunks until enough steps were computed."""
-    monkeypatch.setattr(runner, "info", replace(runner.info, runs_ahead=runs_ahead, max_sequences=4))
+    run_ahead(runner, monkeypatch, runs_ahead=runs_ahead, max_sequences=4)
     kinds = [GREEDY, SEEDED, replace(WRITING, prompt_logprobs=0), replace(GREEDY, max_tokens=0, embed="mean")]
     early: list[ToEngine] = [Submit(number, prompt(number, 30), params) for number, params in enumerate(kinds)]
     late = [[Submit(10 + number, prompt(number, 30), GREEDY)] for number in range(9)]
     script = [early, *[part for each in late for part in (each, *[[]] * 20)]]
     expected = Client(runner, script, max_step_tokens=64)
     assert set(expected.finished.values()) == {"length"}
-    monkeypatch.setattr(runner, "_start", small := Small(runner._start, 10))
+    monkeypatch.setattr(runner.executor, "start", small := Small(runner.executor.start, 10))
     found = Client(runner, [*script[:60], [], *script[60:]], max_step_tokens=64)
     assert (found.answers, found.logprobs, found.finished) == (expected.answers, expected.logprobs, expected.finished)
     failed = [place for place, size in enumerate(small.sizes) if size > 10]
@@ -175,12 +177,12 @@ def test_requests_of_a_step_that_does_not_fit_are_planned_again(
 def test_a_step_that_is_taken_back_leaves_the_tokens_of_the_one_before(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "info", replace(runner.info, runs_ahead=True, max_sequences=1))
+    run_ahead(runner, monkeypatch, max_sequences=1)
     expected = answer(runner, 1, GREEDY, 2)[9:]
     wait = runner.launch(StepBatch((part(1, prompt(1), 0, GREEDY),)))
     after = part(1, [*prompt(1), UNKNOWN], 9, GREEDY)
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "_start", Small(runner._start, 9))
+        patch.setattr(runner.executor, "start", Small(runner.executor.start, 9))
         with pytest.raises(StepTooLarge):
             runner.launch(StepBatch((after, part(2, prompt(2), 0, GREEDY))))
     outputs = runner.launch(StepBatch((after,)))
@@ -193,10 +195,10 @@ def test_the_next_step_may_follow_one_of_which_a_slice_failed_alone(
     """The step is launched before the host has read the sampled tokens."""
     stuck = replace(GREEDY, allowed_token_ids=(1,), min_tokens=2, stop_token_ids=(1,))
     expected = answer(runner, 1, GREEDY, 2)[-1:]
-    monkeypatch.setattr(runner, "info", replace(runner.info, runs_ahead=True))
+    run_ahead(runner, monkeypatch)
     sequences = {0: (prompt(0), stuck), 1: (prompt(1), GREEDY)}
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "_start", Small(runner._start, 9))
+        patch.setattr(runner.executor, "start", Small(runner.executor.start, 9))
         wait = runner.launch(StepBatch(tuple(part(n, tokens, 0, params) for n, (tokens, params) in sequences.items())))
     after = [part(n, [*tokens, UNKNOWN], 9, params) for n, (tokens, params) in sequences.items()]
     outputs = runner.launch(StepBatch(tuple(after)))
@@ -208,7 +210,7 @@ def test_a_step_whose_slices_are_computed_apart_while_the_next_is_in_flight_lose
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own UNKNOWN tokens are those that the step before it sampled, not those of the step after it."""
-    monkeypatch.setattr(runner, "info", replace(runner.info, runs_ahead=True))
+    run_ahead(runner, monkeypatch)
     expected = [answer(runner, number, GREEDY, 3)[9:] for number in (1, 2)]
 
     def step(*more: tuple[int, ...]) -> StepBatch:

@@ -21,7 +21,7 @@ from model.kernels.cpu import native
 from model.loading import create
 from model.machine import device, gpu
 from model.sampling_params import SamplingParams
-from model.step import runner
+from model.step import head
 from model.step.runner import ModelRunner
 
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26, 43]
@@ -102,7 +102,7 @@ def test_a_slice_that_ends_early_or_wants_nothing_samples_nothing(saved: Any) ->
 @pytest.mark.parametrize("cuts", [[13], [1, 2, 9, 13], [12, 13]])
 def test_prompt_logprobs_in_any_chunks(saved: Any, cuts: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts are scored in blocks of four rows, so that the ends of blocks and of chunks differ."""
-    monkeypatch.setattr(runner, "LOGIT_VALUES", 4 * 96)
+    monkeypatch.setattr(head, "LOGIT_VALUES", 4 * 96)
     directory, theirs = saved
     outputs = run(start(directory), PROMPT, cuts, SamplingParams(prompt_logprobs=1, max_tokens=2))
     expected = theirs(PROMPT).log_softmax(-1)
@@ -115,12 +115,12 @@ def test_prompt_logprobs_in_any_chunks(saved: Any, cuts: list[int], monkeypatch:
     assert [len(output.tokens) for output in outputs] == [0] * (len(cuts) - 1) + [1]
 
 
-def test_many_rows_are_sampled_in_blocks(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_are_sampled_in_blocks(saved: Any) -> None:
     directory, theirs = saved
     loaded = start(directory)
     params = SamplingParams(temperature=0.0)
     slices = tuple(Slice(i, PROMPT[: i + 2], i + 2, 0, i + 2, (PageTable(0, [i]),), params) for i in range(7))
-    monkeypatch.setattr(runner, "LOGIT_VALUES", 4 * 96)
+    loaded.head.block_rows = 4
     sampled = [output.tokens for output in loaded.step(StepBatch(slices)).slices]
     assert sampled == [(int(theirs(PROMPT[: i + 2])[-1].argmax()),) for i in range(7)]
 

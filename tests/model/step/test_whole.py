@@ -6,16 +6,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+from benchmarks.engine import by_layer
 from model.batch import PageTable, Slice, StepBatch, StepOutput
 from model.config import ModelConfig, QueryTemperature, Rope, RopeScaling
 from model.kernels.cpu import native
 from model.loading import load_from
 from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
-from model.step import runner as runners
+from model.step import head
+from model.step.executors.compiled import CompiledExecutor
 from model.step.runner import ModelRunner
-from tests.model.driving import EXPERTS, checkpoint, tiny
+from tests.model.driving import EXPERTS, checkpoint, random_adapter, tiny
 
 WIDTH = 64
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4)
@@ -57,9 +60,9 @@ def steps(params: SamplingParams, window: int) -> list[StepBatch]:
 def both(
     runner: ModelRunner, batches: list[StepBatch], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[StepOutput], list[StepOutput]]:
-    assert runner._whole is not None
+    assert isinstance(runner.executor, CompiledExecutor)
     whole = [runner.step(batch) for batch in batches]
-    monkeypatch.setattr(runner, "_whole", None)
+    monkeypatch.setattr(runner, "executor", by_layer(runner))
     return whole, [runner.step(batch) for batch in batches]
 
 
@@ -78,7 +81,7 @@ def test_bits_are_those_of_the_parts(
     config: dict[str, Any], options: dict[str, str], params: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All kinds of embeddings, pools with a window and without, tasks that are split, and logits in blocks."""
-    monkeypatch.setattr(runners, "LOGIT_VALUES", 4 * WIDTH)
+    monkeypatch.setattr(head, "LOGIT_VALUES", 4 * WIDTH)
     runner = made(tiny((50, None), max_position=1024, **config), **options)
     whole, parts = both(runner, steps(params, 50), monkeypatch)
     assert whole == parts
@@ -94,6 +97,31 @@ def test_scored_prompts_and_embeddings_are_those_of_the_parts(monkeypatch: pytes
     assert len(whole[0].slices[2].pooled) == 32
 
 
+@pytest.mark.parametrize("params", [GREEDY, PENALIZED], ids=["greedy", "penalized"])
+@pytest.mark.parametrize("config", [{}, {"dim": 64, **EXPERTS}], ids=["dense", "experts"])
+def test_adapters_and_images_are_those_of_the_parts(
+    config: dict[str, Any], params: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three adapters of other ranks, with and without the head, and rows of images among the rows of all slices."""
+    monkeypatch.setattr(head, "LOGIT_VALUES", 4 * WIDTH)
+    torch.manual_seed(0)
+    runner = made(tiny((50, None), max_position=1024, **config))
+    targets = ("wqkv", "wo", "output") if config else ("wqkv", "wo", "w13", "w2", "output")
+    for number, wanted in enumerate((targets, targets[:2], targets), 1):
+        runner.adapters.hold(number, random_adapter(runner.head.model.config, 5 * number, wanted).pack())
+    batches = [
+        StepBatch(tuple(item._replace(adapter=item.sequence_id % 4) for item in batch.slices))
+        for batch in steps(params, 50)
+    ]
+    plain = [runner.step(StepBatch(tuple(item._replace(adapter=0) for item in batch.slices))) for batch in batches]
+    images = torch.tensor([0, 3, 5, 71]), torch.randn(4, runner.info.dim)
+    monkeypatch.setattr(runner._images, "place", lambda batch, device: images if batch is batches[0] else None)
+    whole, parts = both(runner, batches, monkeypatch)
+    assert whole == parts
+    assert whole[0] != plain[0]
+    assert whole[1] != plain[1]
+
+
 def test_a_step_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a step of text nothing is left to other calls. Where PyTorch changes logits, head and sampling are two."""
     kernels, called = native.kernels(), []
@@ -105,7 +133,7 @@ def test_a_step_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = made(tiny((50, None), max_position=1024))
     for batch in steps(GREEDY, 50):
         runner.step(batch)  # scratch memory is there now
-    for name in ("_linear", "_attention", "_network", "_sample", "_step"):
+    for name in ("_linear", "_attention", "_sample", "_step"):
         monkeypatch.setattr(kernels, name, counted(name))
     runner.step(steps(SEEDED, 50)[1])
     assert called == ["_step"]
@@ -125,5 +153,5 @@ def test_what_the_model_does_not_have_is_not_read(place: str) -> None:
         "negative": item._replace(tokens=[-1, *item.tokens[1:]]),
         "position": part(0, 100, 129, GREEDY, 129, 50),
     }[place]
-    with pytest.raises((ValueError, IndexError), match=r"sequence 0 needs blocks|index out of range"):
+    with pytest.raises(ValueError, match=r"has no page|out of range"):
         runner.step(StepBatch((broken,)))

@@ -13,7 +13,10 @@ typedef struct {
     int64_t pool;
 } layer;
 
+/* Entries of an adapter for one layer, in the order of `lora_rows.targets`. The head comes after all layers. */
+enum { WQKV, WO, W13, W2, TARGETS };
+
 /* Replaces x [n_rows, dim]. `pools` have all arguments of the attention but `cells`. gate_up is [n_rows, 2 hidden_dim].
  * `runs` are the rows with adapters; a layer with experts has none for w13 and w2. */
-void EXPORT(network)(const layer *layers, int64_t n_layers, attention_call *pools, float *x, int64_t n_rows, float eps,
-                     float *gate_up, const lora_rows *runs, int64_t n_runs, void *scratch);
+void GLUE(network, VARIANT)(const layer *layers, int64_t n_layers, attention_call *pools, float *x, int64_t n_rows, float eps,
+                            float *gate_up, const lora_rows *runs, int64_t n_runs, void *scratch);

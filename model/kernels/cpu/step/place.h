@@ -2,7 +2,7 @@
 #pragma once
 #include "step/step.h"
 
-enum { START, STOP, SAMPLES, TABLES }; /* columns of `slices` */
+enum { START, STOP, SAMPLES, ADAPTER, TABLES }; /* columns of `slices` */
 
 /* A slice's table of one pool: `pages` hold `n` blocks from `first` on. */
 typedef struct {
@@ -29,6 +29,7 @@ static int count(const network_t *m, const step_t *s, int64_t *n_rows, int64_t *
     for (int64_t i = 0; i < s->n_slices; i++) {
         const int64_t *slice = slice_at(m, s, i), start = slice[START], stop = slice[STOP];
         if (start < 0 || stop <= start || stop > m->n_positions) return OUTSIDE;
+        if (slice[ADAPTER] < -1 || slice[ADAPTER] >= s->n_adapters) return OUTSIDE;
         for (int64_t p = 0; p < m->n_pools; p++) {
             table_t table = table_at(slice, p);
             if (first_block(m, p, start) < table.first) return NO_PAGE;
@@ -37,8 +38,10 @@ static int count(const network_t *m, const step_t *s, int64_t *n_rows, int64_t *
         *n_rows += stop - start;
         *n_samples += slice[SAMPLES];
     }
-    for (int64_t row = 0; row < *n_rows; row++)
+    for (int64_t row = 0; s->tokens && row < *n_rows; row++)
         if (s->tokens[row] < 0 || s->tokens[row] >= m->n_tokens) return OUTSIDE;
+    for (int64_t i = 0; i < s->n_image_rows; i++)
+        if (s->image_rows[i] < 0 || s->image_rows[i] >= *n_rows) return OUTSIDE;
     return DONE;
 }
 

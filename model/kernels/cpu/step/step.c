@@ -1,4 +1,4 @@
-/* A whole step of text in one call: rows are placed in their pages, all layers are computed, and tokens are sampled. */
+/* A whole step in one call: rows are placed in their pages, all layers are computed, and tokens are sampled. */
 #include "pool.h"
 #include "step/place.h"
 #include <stdlib.h>
@@ -6,14 +6,20 @@
 #define F(name) FIELD(pool_t, name)
 MIRRORED(pool_t, F(rotations), F(q_factors), F(window));
 #undef F
+#define F(name) FIELD(adapter_t, name)
+MIRRORED(adapter_t, F(targets), F(rank));
+#undef F
 #define F(name) FIELD(network_t, name)
 MIRRORED(network_t, F(embeddings), F(layers), F(pools), F(norm), F(head), F(n_layers), F(n_pools), F(n_positions), F(n_tokens),
          F(dim), F(hidden_dim), F(n_heads), F(n_kv_heads), F(head_dim), F(kind), F(embedding_kind), F(page_size), F(rows_a_task), F(split),
          F(enough), F(eps));
 #undef F
 #define F(name) FIELD(step_t, name)
-MIRRORED(step_t, F(slices), F(tokens), F(pages), F(sampling), F(x), F(sampled), F(n_slices), F(block_rows), F(product_bytes));
+MIRRORED(step_t, F(slices), F(tokens), F(pages), F(sampling), F(adapters), F(image_rows), F(images), F(x), F(sampled), F(n_slices),
+         F(n_adapters), F(n_image_rows), F(block_rows), F(product_bytes));
 #undef F
+
+CONSTANTS(refusals, {"NO_PAGE", NO_PAGE}, {"OUTSIDE", OUTSIDE}, {"NO_MEMORY", NO_MEMORY});
 
 enum { LINE = 64, ROWS_A_LOOKUP = 32 };
 
@@ -41,7 +47,8 @@ typedef struct {
     float *rotations, *q_factors, *parts;
 } pool_work;
 
-/* A step and its memory. `n_samples` of its rows are followed by a token to sample. */
+/* A step and its memory. `n_samples` of its rows are followed by a token to sample. `runs` have up to one entry for each adapter;
+ * `adapted` are their rows, `u` their sums. */
 typedef struct {
     const network_t *m;
     const step_t *s;
@@ -50,6 +57,9 @@ typedef struct {
     int64_t *positions;
     float *qkv, *out, *gate_up, *states, *logits;
     void *product;
+    lora_rows *runs;
+    int64_t *adapted;
+    float *u;
 } work;
 
 static void take_pool(const work *w, int64_t p, arena *a) {
@@ -71,14 +81,18 @@ static void take_pool(const work *w, int64_t p, arena *a) {
 static int64_t take_all(work *w, void *scratch) {
     const network_t *m = w->m;
     arena a = {(uintptr_t)scratch, 0};
-    int64_t q = m->n_heads * m->head_dim, samples = w->s->sampling ? w->n_samples : 0;
+    int64_t q = m->n_heads * m->head_dim, samples = w->s->sampling ? w->n_samples : 0, rank = 0;
     w->positions = take(&a, w->n_rows * 8);
     w->qkv = take_floats(&a, w->n_rows * (q + 2 * m->n_kv_heads * m->head_dim));
     w->out = take_floats(&a, w->n_rows * q);
     w->gate_up = take_floats(&a, w->n_rows * 2 * m->hidden_dim);
     w->states = take_floats(&a, samples * m->dim);
-    w->logits = take_floats(&a, least_of(samples, w->s->block_rows) * m->head->n_out);
+    w->logits = samples ? take_floats(&a, least_of(samples, w->s->block_rows) * m->head->n_out) : 0;
     w->product = take(&a, w->s->product_bytes);
+    for (int64_t i = 0; i < w->s->n_adapters; i++) rank = w->s->adapters[i].rank > rank ? w->s->adapters[i].rank : rank;
+    w->runs = take(&a, w->s->n_adapters * (int64_t)sizeof(lora_rows));
+    w->adapted = take(&a, w->s->n_adapters ? w->n_rows * 8 : 0);
+    w->u = take_floats(&a, w->n_rows * rank);
     for (int64_t p = 0; p < m->n_pools; p++) take_pool(w, p, &a);
     return a.used;
 }
@@ -130,13 +144,39 @@ static void look_up_some(void *context, int task, int thread) {
     (void)thread;
     for (int64_t i = task * ROWS_A_LOOKUP; i < w->n_rows && i < (task + 1) * ROWS_A_LOOKUP; i++) {
         int64_t position = w->positions[i];
-        embed(m, w->s->tokens[i], w->s->x + i * m->dim);
+        if (w->s->tokens) embed(m, w->s->tokens[i], w->s->x + i * m->dim);
         for (int64_t p = 0; p < m->n_pools; p++) {
             const float *rotations = m->pools[p].rotations + position * m->head_dim;
             memcpy(w->pools[p].rotations + i * m->head_dim, rotations, (size_t)m->head_dim * 4);
             if (w->pools[p].q_factors) w->pools[p].q_factors[i] = m->pools[p].q_factors[position];
         }
     }
+}
+
+/* Puts the embeddings of images into their rows. */
+static void place_images(const network_t *m, const step_t *s) {
+    for (int64_t i = 0; i < s->n_image_rows; i++)
+        memcpy(s->x + s->image_rows[i] * m->dim, s->images + i * m->dim, (size_t)m->dim * 4);
+}
+
+/* Makes the runs of n rows from `first` on: of the rows of the layers, or of those that are `sampled`. Returns their number. */
+static int64_t make_runs(const work *w, int sampled, int64_t first, int64_t n) {
+    int64_t n_runs = 0, *rows = w->adapted;
+    float *u = w->u;
+    for (int64_t a = 0; a < w->s->n_adapters; a++) {
+        lora_rows *run = w->runs + n_runs;
+        *run = (lora_rows){w->s->adapters[a].targets, rows, u, 0};
+        for (int64_t i = 0, row = -first, end; i < w->s->n_slices; i++, row = end) {
+            const int64_t *slice = slice_at(w->m, w->s, i);
+            end = row + (sampled ? slice[SAMPLES] : slice[STOP] - slice[START]);
+            if (slice[ADAPTER] != a) continue;
+            for (int64_t at = row < 0 ? 0 : row; at < end && at < n; at++) *rows++ = at;
+        }
+        run->n_rows = rows - run->rows;
+        u += run->n_rows * w->s->adapters[a].rank;
+        n_runs += run->n_rows > 0;
+    }
+    return n_runs;
 }
 
 /* The states of the rows after which a token is sampled: the last ones of each slice. */
@@ -156,7 +196,9 @@ static int sample_all(const work *w) {
     gather(w);
     for (int64_t first = 0, n; first < w->n_samples; first += n) {
         n = least_of(w->s->block_rows, w->n_samples - first);
-        GLUE(linear, VARIANT)(m->head, w->states + first * m->dim, n, NORMED, m->norm, m->eps, w->logits, 0, w->product);
+        int64_t n_runs = make_runs(w, 1, first, n);
+        GLUE(adapted, VARIANT)(m->head, w->states + first * m->dim, n, NORMED, m->norm, m->eps, w->logits, 0, w->runs, n_runs,
+                               m->n_layers * TARGETS, 0, w->product);
         if (GLUE(sample, VARIANT)(w->logits, n, m->head->n_out, w->s->sampling + first, w->s->sampled + first)) return NO_MEMORY;
     }
     return DONE;
@@ -179,6 +221,8 @@ int64_t EXPORT(step)(const network_t *m, const step_t *s, void *scratch, int64_t
         pages += place_rows(m, s, p, pages, pools[p].slots);
     }
     noria_parallel(look_up_some, &w, (int)((w.n_rows + ROWS_A_LOOKUP - 1) / ROWS_A_LOOKUP));
-    GLUE(network, VARIANT)(m->layers, m->n_layers, calls, s->x, w.n_rows, m->eps, w.gate_up, 0, 0, w.product);
+    place_images(m, s);
+    int64_t n_runs = make_runs(&w, 0, 0, w.n_rows);
+    GLUE(network, VARIANT)(m->layers, m->n_layers, calls, s->x, w.n_rows, m->eps, w.gate_up, w.runs, n_runs, w.product);
     return s->sampling ? sample_all(&w) : DONE;
 }

@@ -1,4 +1,4 @@
-/* What a step of text is made of. */
+/* The arguments of a step. */
 #pragma once
 #include "step/network.h"
 #include "step/sample.h"
@@ -10,8 +10,15 @@ typedef struct {
     int64_t window;
 } pool_t;
 
-/* A network with its pages and its head. Nothing in it changes. `embeddings` [n_tokens, dim] are floats of
- * `embedding_kind`. `kind`, `page_size`, `rows_a_task` and `split` (pages) are those of the attention. Long tasks
+/* A LoRA adapter: its entries for each projection of the network, then for the head; and the greatest of their ranks. */
+typedef struct {
+    const lora *targets;
+    int64_t rank;
+} adapter_t;
+
+/* A network, or a stage of one, with its pages and its head. Nothing in it changes. `embeddings` [n_tokens, dim] are floats of
+ * `embedding_kind`. A stage may have no `embeddings`, or no `norm` and `head`. `kind`,
+ * `page_size`, `rows_a_task` and `split` (pages) are those of the attention. Long tasks
  * are split if there are fewer than `enough`. */
 typedef struct {
     const void *embeddings;
@@ -24,18 +31,22 @@ typedef struct {
     float eps;
 } network_t;
 
-/* A step. A slice is a row of `slices`: start, stop, and the number of its last rows after which a token is sampled; then for
- * each pool the first block of its table and the number of its pages. `pages` are those of all slices in the first pool, then
- * those in the second. `tokens` are those of all rows. `sampling` has an entry for each token to sample, or is null: then
- * none is. Logits are computed for `block_rows` rows at once. */
+/* A step. A slice is a row of `slices`: start, stop, the number of its last rows after which a token is sampled, and the index
+ * of its adapter, or -1; then for each pool the first block of its table and the number of its pages. `pages` are those of all
+ * slices in the first pool, then those in the second. `tokens` are those of all rows; null: x has the inputs of the layers.
+ * Rows `image_rows` get the embeddings `images` [n_image_rows, dim] in place of those of their tokens. `sampling` has an entry
+ * for each token to sample, or is null: then none is. Logits are computed for `block_rows` rows at once. */
 typedef struct {
     const int64_t *slices, *tokens, *pages;
     const params *sampling;
+    const adapter_t *adapters;
+    const int64_t *image_rows;
+    const float *images;
     float *x;         /* hidden states [rows, dim] after the last layer */
     int64_t *sampled; /* tokens, as `sample` gives them */
-    int64_t n_slices, block_rows, product_bytes; /* the scratch of the widest product */
+    int64_t n_slices, n_adapters, n_image_rows, block_rows, product_bytes; /* the scratch of the widest product */
 } step_t;
 
-/* What `step` returns if it did nothing: a slice without a page, or a token or a position that the network does not have;
- * or if it has to be repeated. */
+/* What `step` returns if it did nothing: a slice has no page; a token, position, adapter or row of an image does not exist; or,
+ * after the layers, if there was no memory to sample. */
 enum { DONE = 0, NO_PAGE = -1, OUTSIDE = -2, NO_MEMORY = -3 };

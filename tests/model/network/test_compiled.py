@@ -1,7 +1,6 @@
-"""All layers in one call give the bits of layer after layer."""
+"""A step in one call gives the bits of layer after layer."""
 
 import inspect
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -14,30 +13,16 @@ from model.attention.paged import PagedAttention
 from model.attention.reference import ReferenceAttention
 from model.attention.rope import RopeRows
 from model.batch import PageTable, Slice, StepBatch
-from model.config import ModelConfig, QueryTemperature, Rope, RopeScaling
-from model.kernels.cpu import native
+from model.config import QueryTemperature, Rope, RopeScaling
 from model.linear.base import Projection
 from model.linear.selection import PROJECTIONS
-from model.network.fused import fuse
-from model.network.lora import Adapter, LowRank, Part
+from model.network.compiled import compiled_network
 from model.sampling_params import SamplingParams
 from model.step.packing import pack
-from tests.model.driving import CPU, EXPERTS, Driver, network, quantized, random_model, tiny
+from tests.model.driving import CPU, Driver, network, quantized, random_adapter, random_model, tiny
 
 TARGETS_OF = (("wqkv",), ("wqkv", "wo"), ("w13", "w2"), ("wqkv", "wo", "w13", "w2"))
 TOKENS = [(7 * i) % 64 for i in range(70)]
-
-
-@pytest.mark.parametrize("scheme", ["int8", "int4", "bfloat16"])
-@pytest.mark.parametrize("chunk", [None, 1, 33])
-@pytest.mark.parametrize("experts", [{}, {**EXPERTS, "expert_hidden_dim": 160}], ids=["dense", "sparse"])
-def test_bits_are_the_same(scheme: str, chunk: int | None, experts: dict[str, int]) -> None:
-    model = quantized(scheme, dim=64, hidden_dim=96, **experts)
-    attention = choose("paged", CPU)[1]
-    plain, driver = Driver(model, attention), Driver(model, attention, shuffle=1)
-    driver.fused = fuse(model, attention, driver.pools)
-    assert driver.fused is not None
-    assert torch.equal(driver.whole(TOKENS, chunk), plain.whole(TOKENS, chunk))
 
 
 PECULIAR = {
@@ -81,8 +66,7 @@ def test_bits_with_two_ropes_and_a_query_temperature(scheme: str) -> None:
     """The kernels' attention has the bits of one token after the other, fused or not, and agrees with the reference."""
     model, attention, outputs = quantized(scheme, **PECULIAR), choose("paged", CPU)[1], []
     plain, driver = Driver(model, Recorded(outputs)), Driver(model, attention, shuffle=1)
-    driver.fused = fuse(model, attention, driver.pools)
-    assert driver.fused is not None
+    driver.compile()
     whole = plain.whole(TOKENS)
     for chunk in (None, 1, 33):
         assert torch.equal(driver.whole(TOKENS, chunk), whole)
@@ -111,43 +95,16 @@ def test_the_kernel_multiplies_queries_as_the_reference_does(kv_dtype: torch.dty
     torch.testing.assert_close(*results, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("experts", [{}, EXPERTS], ids=["dense", "sparse"])
-def test_several_sequences_share_a_step(experts: dict[str, int]) -> None:
-    model, attention = quantized("int8", **experts), choose("paged", CPU)[1]
-    driver = Driver(model, attention)
-    alone = driver.whole(TOKENS)
-    driver.fused = fuse(model, attention, driver.pools)
-    first, second = driver.start(TOKENS), driver.start(TOKENS[:40])
-    parts = driver.step([(first, 50), (second, 3)]) + driver.step([(second, 37), (first, 20)])
-    assert torch.equal(torch.cat((parts[0], parts[3])), alone)
-    assert torch.equal(torch.cat((parts[1], parts[2])), alone[:40])
-
-
-def random_adapter(config: ModelConfig, rank: int, targets: Sequence[str]) -> Adapter:
-    """An adapter of one part for each target of every layer."""
-    q = config.n_heads * config.head_dim
-    sizes = {"wqkv": (config.dim, q), "wo": (q, config.dim), "w13": (config.dim, config.hidden_dim)}
-    sizes["w2"] = (config.hidden_dim, config.dim)
-    layers = [
-        {
-            name: LowRank(torch.randn(rank, n_in) / n_in**0.5, (Part(0, 0, torch.randn(n_out, rank)),))
-            for name, (n_in, n_out) in sizes.items()
-            if name in targets
-        }
-        for _ in range(config.n_layers)
-    ]
-    return Adapter(tuple(layers)).pack()
-
-
 def test_sixteen_requests_over_four_adapters_equal_each_alone(short_model: Path) -> None:
     """The shapes of SmolLM2, two steps each: a part of the prompt, then the rest. Every fifth request has none."""
     torch.manual_seed(0)
     driver = network(short_model, "int8")
     config = driver.model.config
-    made = [random_adapter(config, rank, targets) for rank, targets in zip((1, 8, 16, 40), TARGETS_OF, strict=True)]
+    made = [
+        random_adapter(config, rank, targets).pack() for rank, targets in zip((1, 8, 16, 40), TARGETS_OF, strict=True)
+    ]
     chosen = [[None, *made][i % 5] for i in range(16)]
-    driver.fused = fuse(driver.model, driver.attention, driver.pools)
-    assert driver.fused is not None
+    driver.compile()
     riders = [driver.start(TOKENS[i : i + 9], adapter) for i, adapter in enumerate(chosen)]
     first = driver.step([(rider, 1 + i % 5) for i, rider in enumerate(riders)])
     second = driver.step([(rider, 9 - rider.done) for rider in riders])
@@ -156,31 +113,6 @@ def test_sixteen_requests_over_four_adapters_equal_each_alone(short_model: Path)
         assert torch.equal(torch.cat((first[i], second[i])), alone)
     changed = [driver.step([(driver.start(TOKENS[:9], adapter), 9)])[0] for adapter in (None, *made)]
     assert all((one - changed[0]).abs().max() > 0.1 for one in changed[1:])
-
-
-def test_calls_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dense layer takes five calls (four products and the attention), one of experts four. All layers together take
-    one, the head one more.
-    """
-    kernels = native.kernels()
-    assert kernels is not None
-    called: list[str] = []
-
-    def counted(name: str) -> Callable[..., None]:
-        function = getattr(kernels, name)
-        return lambda *arguments: (called.append(name), function(*arguments))[1]
-
-    for name in ("_linear", "_attention", "_network", "_experts"):
-        monkeypatch.setattr(kernels, name, counted(name))
-    model, attention = quantized("int8", **EXPERTS), choose("paged", CPU)[1]
-    driver = Driver(model, attention)
-    driver.whole(TOKENS)
-    attend = ["_linear", "_attention", "_linear"]
-    assert called == [*attend, "_linear", "_linear", *attend, "_experts", "_linear"]
-    called.clear()
-    driver.fused = fuse(model, attention, driver.pools)
-    driver.whole(TOKENS)
-    assert called == ["_network", "_linear"]
 
 
 @pytest.mark.parametrize("projection", PROJECTIONS.values(), ids=lambda kind: kind.__name__)
@@ -199,4 +131,4 @@ def test_others_are_left_alone() -> None:
         (random_model(tiny((None,))), paged),
         (quantized("int8"), choose("sdpa", CPU)[1]),
     ):
-        assert fuse(model, attention, Driver(model, attention).pools) is None
+        assert compiled_network(model, attention, (driver := Driver(model, attention)).pools, driver.tables, 4) is None

@@ -1,4 +1,4 @@
-"""CUDA graphs of steps that only decode: one for each bucket of slices, all over the same memory.
+"""Steps that only decode as CUDA graphs: one for each bucket of slices, all over the same memory.
 
 A graph repeats the same kernels on the same addresses. Its inputs therefore have static memory, which is filled before
 each replay. Rows beyond those of the step are padding (slot -1, no queries). Grids are those of the longest sequences;
@@ -8,17 +8,24 @@ cannot be used by the others.
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from model.attention.inputs import TABLE_WIDTH, PackedInputs, PoolInputs, Span
-from model.batch import PoolSpec, RunnerInfo, max_pages
+from model.batch import PoolSpec, RunnerInfo, StepBatch, max_pages
 from model.errors import one_line
 from model.machine.transfers import staged
+from model.step.ahead import LastTokens
+from model.step.executors import Views
+from model.step.executors.torch import TorchExecutor
+from model.step.sampler import Sampled
 
 log = logging.getLogger(__name__)
+
+CPU = torch.device("cpu")
 
 Compute = Callable[[PackedInputs, Tensor], Tensor]
 """Logits [N, vocab_size] from packed inputs and the tokens [M] that the step before sampled; waits for nothing."""
@@ -179,3 +186,37 @@ class DecodeGraphs:
             self._sizes = [smaller for smaller in self._sizes if smaller < size]
             return None
         return self._graphs[size]
+
+
+class GraphExecutor:
+    """The `Executor` that replays graphs of up to `max_slices` decoding slices. `eager` computes all other steps."""
+
+    def __init__(self, eager: TorchExecutor, max_slices: int, capture: Capture) -> None:
+        self._eager = eager
+        self.graphs = DecodeGraphs(self._decode, eager.info, max_slices, eager.device, capture)
+
+    def start(self, batch: StepBatch, views: Views, before: LastTokens) -> tuple[Tensor, Sequence[Sampled]]:
+        """See `Executor`."""
+        if only_decodes(batch, views):
+            logits = self.graphs.logits(self._eager.pack(batch, before, CPU), before.tokens)
+            if logits is not None:
+                return torch.empty(0), self._eager.head.sample_logits(logits, [*chain.from_iterable(views)])
+        return self._eager.start(batch, views, before)
+
+    def idle(self) -> bool:
+        """Capture the next graph."""
+        return self.graphs.capture_next()
+
+    def _decode(self, inputs: PackedInputs, last_tokens: Tensor) -> Tensor:
+        """Logits [T, vocab_size] of every row."""
+        return self._eager.model.logits(self._eager.hidden(inputs, last_tokens))
+
+
+def only_decodes(batch: StepBatch, views: Views) -> bool:
+    """Whether every slice is one token of text, after which one is sampled. Graphs have no products of adapters.
+
+    A slice of one token samples at most one.
+    """
+    if not batch.n_tokens == sum(map(len, views)) == len(batch.slices):
+        return False
+    return not any(item.images or item.adapter or item.scores_prompt for item in batch.slices)

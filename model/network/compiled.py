@@ -1,0 +1,199 @@
+"""A network in the compiled kernels: one call computes a step, from token ids to sampled tokens."""
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model.attention import paged
+from model.attention.base import Attention
+from model.attention.cache import PagePools
+from model.attention.paged import PagedAttention, cells_at
+from model.attention.rope import RopeTables
+from model.batch import Slice
+from model.kernels.cpu import native, records
+from model.kernels.cpu.packed import PackedExperts
+from model.kernels.cpu.records import floats
+from model.network.feed_forward import FeedForward
+from model.network.lora import Adapter
+from model.network.transformer import Block, Transformer
+
+
+class CompiledNetwork:
+    """`model` over `pools`; see `compiled_network`. Logits are computed for `block_rows` rows at once."""
+
+    def __init__(
+        self, model: Transformer, attention: PagedAttention, pools: PagePools, tables: RopeTables, block_rows: int
+    ) -> None:
+        kernels = native.kernels()
+        assert kernels is not None
+        self._kernels = kernels
+        self._model = model
+        self._block_rows = block_rows
+        self.has_head = model.has_head
+        self._head = model.output.packed if model.has_head else None
+        parts = [part for block in model.layers for part in _parts(block)]  # type: ignore[arg-type]
+        products = [part for part in parts if not isinstance(part, PackedExperts)]
+        self._products = {(part.n_in, part.record.format): part for part in products}.values()
+        self._experts = [part for part in parts if isinstance(part, PackedExperts)]
+        self._layers = (records.Layer * len(model.layers))(
+            *(
+                _layer(block, cache.k, pool)  # type: ignore[arg-type]
+                for block, cache, pool in zip(model.layers, pools.layers, pools.pool_of_layer, strict=True)
+            )
+        )
+        self._pools = (records.PoolRecord * len(model.config.pool_windows))(
+            *(
+                _pool(window, tables, index)
+                for window, index in zip(model.config.pool_windows, tables.table_of_pool, strict=True)
+            )
+        )
+        self._network = self._record(attention, pools, tables)
+        self._owners = (pools, tables)  # keep alive the memory that the records point to
+
+    def step(
+        self,
+        slices: Sequence[Slice],
+        counts: Sequence[int],
+        sampling: NDArray[np.void] | None,
+        adapters: Sequence[Adapter | None] = (),
+        images: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Hidden states [T, dim] after the last layer, and a token for each of the last `counts[i]` rows of slice i.
+
+        `sampling` are SAMPLING of all these tokens; without it none is sampled. `adapters` has one for each slice.
+        `images` are rows [n] and their embeddings [n, dim]. A stage of a pipeline receives its input.
+        Raises ValueError for what the network or a table of pages does not have, MemoryError without memory to sample.
+        """
+        n_rows = sum([item.stop - item.start for item in slices])
+        x = self._model.receive(n_rows)
+        tokens = None if x is not None else _tokens(slices)
+        if x is None:
+            x = torch.empty(n_rows, self._model.config.dim, dtype=torch.float32, device="cpu")
+        distinct = dict.fromkeys(one for one in adapters if one is not None)
+        index: dict[Adapter | None, int] = {one: i for i, one in enumerate(distinct)}
+        columns, pages = _columns(slices, counts, [index.get(one, -1) for one in adapters] or [-1] * len(slices))
+        targets = [one.targets for one in distinct]
+        entries = (records.AdapterRecord * len(targets))(
+            *(records.AdapterRecord(ctypes.addressof(one.records), one.rank) for one in targets)
+        )
+        rows, values = (None, None) if images is None else (images[0], images[1].float().contiguous())
+        n_samples = 0 if sampling is None else len(sampling)
+        sampled = torch.empty(n_samples, dtype=torch.int64, device="cpu")
+        step = records.StepRecord(
+            columns.buffer_info()[0],
+            None if tokens is None else tokens.buffer_info()[0],
+            pages.buffer_info()[0],
+            None if sampling is None else sampling.ctypes.data,
+            ctypes.addressof(entries),
+            None if rows is None else records.pointer("image_rows", rows, torch.int64),
+            None if values is None else floats("images", values),
+            floats("x", x),
+            records.pointer("sampled", sampled, torch.int64),
+            len(slices),
+            len(targets),
+            0 if rows is None else len(rows),
+            self._block_rows,
+            self._scratch_bytes(n_rows, n_samples),
+        )
+        self._kernels.step(self._network, step)
+        self._model.send(x)
+        return x, sampled
+
+    def _scratch_bytes(self, n_rows: int, n_samples: int) -> int:
+        """Bytes of scratch memory of the widest product."""
+        found = [part.scratch_bytes(n_rows) for part in self._products]
+        found += [self._kernels.experts_scratch(part, n_rows) for part in self._experts]
+        if self._head is not None:
+            found.append(self._head.scratch_bytes(min(n_samples, self._block_rows)))
+        return max(found)
+
+    def _record(self, attention: PagedAttention, pools: PagePools, tables: RopeTables) -> records.NetworkRecord:
+        model, config = self._model, self._model.config
+        embeddings = model.tok_embeddings.weight if model.has_embeddings else None
+        return records.NetworkRecord(
+            embeddings=None if embeddings is None else records.pointer("embeddings", embeddings, *records.FLOAT_KINDS),
+            layers=ctypes.addressof(self._layers),
+            pools=ctypes.addressof(self._pools),
+            norm=floats("norm", model.norm.weight) if model.has_head else None,
+            head=None if self._head is None else ctypes.addressof(self._head.record),
+            n_layers=len(self._layers),
+            n_pools=len(self._pools),
+            n_positions=len(tables.tables[0]),
+            n_tokens=0 if embeddings is None else len(embeddings),
+            dim=config.dim,
+            hidden_dim=config.hidden_dim,
+            n_heads=config.n_heads,
+            n_kv_heads=config.n_kv_heads,
+            head_dim=config.head_dim,
+            kind=records.CELL_KINDS[pools.layers[0].k.dtype],
+            embedding_kind=0 if embeddings is None else records.FLOAT_KINDS[embeddings.dtype],
+            page_size=records.PAGE_SIZE,
+            rows_a_task=attention.rows_a_task(config.n_heads // config.n_kv_heads),
+            split=records.SPLIT_PAGES,
+            enough=paged.ENOUGH,
+            eps=config.norm_eps,
+        )
+
+
+def compiled_network(
+    model: Transformer, attention: Attention, pools: PagePools, tables: RopeTables, block_rows: int
+) -> CompiledNetwork | None:
+    """The network if the kernels compute all of it, else None: ranks that share layers have to add up their parts."""
+    if not isinstance(attention, PagedAttention) or model.splits_layers:
+        return None
+    parts = [part for block in model.layers for part in _parts(block)]  # type: ignore[arg-type]
+    heads = [model.output.packed] if model.has_head else []
+    if any(part is None for part in (*parts, *heads)):
+        return None
+    return CompiledNetwork(model, attention, pools, tables, block_rows)
+
+
+def _tokens(slices: Sequence[Slice]) -> "array[int]":
+    tokens = array("q")
+    for item in slices:
+        if item.stop - item.start == 1:
+            tokens.append(item.tokens[item.start])
+        else:
+            tokens.extend(item.tokens[item.start : item.stop])
+    return tokens
+
+
+def _columns(
+    slices: Sequence[Slice], counts: Sequence[int], adapters: Sequence[int]
+) -> "tuple[array[int], array[int]]":
+    """`slices` and `pages` of step.h."""
+    columns, pages = array("q"), array("q")
+    for item, n, adapter in zip(slices, counts, adapters, strict=True):
+        columns.extend((item.start, item.stop, n, adapter))
+        for table in item.tables:
+            columns.extend((table.first_block, len(table.pages)))
+    for pool in range(len(slices[0].tables)):
+        for item in slices:
+            pages.extend(item.tables[pool].pages)
+    return columns, pages
+
+
+def _parts(block: Block) -> list[Any]:
+    """wqkv, wo, and w13 and w2 or all experts, in the layout of the kernels; None for one without this layout."""
+    feed_forward: Any = block.feed_forward
+    dense = isinstance(feed_forward, FeedForward)
+    last = [feed_forward.w13, feed_forward.w2] if dense else [feed_forward]
+    return [part.packed for part in (block.attention.wqkv, block.attention.wo, *last)]
+
+
+def _layer(block: Block, k: Tensor, pool: int) -> records.Layer:
+    norms = [floats("norm", norm.weight) for norm in (block.attention_norm, block.ffn_norm)]
+    wqkv, wo, *last = [ctypes.addressof(part.record) for part in _parts(block)]
+    feed_forward = (*last, None) if len(last) == 2 else (None, None, *last)
+    return records.Layer(*norms, wqkv, wo, *feed_forward, cells_at(k), pool)
+
+
+def _pool(window: int | None, tables: RopeTables, index: int) -> records.PoolRecord:
+    factors = None if tables.q_factors is None else floats("q_factors", tables.q_factors)
+    return records.PoolRecord(floats("rotations", tables.tables[index]), factors, window or 0)

@@ -1,0 +1,71 @@
+"""The output head of a step: logits, sampled tokens and norms of hidden states, some rows at a time."""
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from model.batch import Slice
+from model.memory.sizes import LOGIT_VALUES
+from model.network.adapters import AdapterStore
+from model.network.lora import StepAdapters
+from model.network.transformer import Transformer
+from model.step import sampler
+from model.step.logits import SamplingStep
+
+
+class Head:
+    """The head of `model` with the `adapters` of its requests; `last` are the last sampling steps on the logits.
+
+    `block_rows` limits the memory of logits. It is a multiple of 4: every block begins at a multiple of 16 bytes.
+    """
+
+    def __init__(self, model: Transformer, adapters: AdapterStore, last: Sequence[SamplingStep]) -> None:
+        self.adapters, self.last = adapters, last
+        self.block_rows = max(4, LOGIT_VALUES // model.config.vocab_size // 4 * 4)
+        self.model, self.device = model, next(model.parameters()).device
+
+    def sample(self, hidden: Tensor, slices: Sequence[Slice]) -> list[sampler.Sampled]:
+        """One token after each of these slices, from hidden states [N, dim]."""
+        found = []
+        for block, rows in self._blocks(hidden):
+            some = slices[block]
+            logits = self.model.logits(rows, self.adapters_of(some, [1] * len(some)))
+            found.append(sampler.sample(logits, some, self.last))
+        return found
+
+    def sample_logits(self, logits: Tensor, slices: Sequence[Slice]) -> list[sampler.Sampled]:
+        """One token after each of these slices, from logits [N, vocab_size]."""
+        return [sampler.sample(rows, slices[block], self.last) for block, rows in self._blocks(logits)]
+
+    def logits(self, hidden: Tensor, item: Slice) -> Iterator[Tensor]:
+        """Logits [n, vocab_size] of hidden states [N, dim] of one slice, a block at a time."""
+        for _, rows in self._blocks(hidden):
+            yield self.model.logits(rows, self.adapters_of([item], [len(rows)]))
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Hidden states [N, dim] after the last norm."""
+        return self.model.norm(hidden)
+
+    def adapters_of(self, slices: Sequence[Slice], lengths: Sequence[int]) -> StepAdapters | None:
+        """The adapters of rows, of which `lengths[i]` belong to slice i; None if no slice has one."""
+        if not any(item.adapter for item in slices):
+            return None
+        found = [self.adapters.get(item.adapter) if item.adapter else None for item in slices]
+        return StepAdapters.of(found, lengths, self.device)
+
+    def _blocks(self, hidden: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        for first in range(0, len(hidden), self.block_rows):
+            yield (block := slice(first, first + self.block_rows)), hidden[block]
+
+
+class SplitHead(Head):
+    """The head that the ranks of a stage share: the first has the logits and samples, the others send it theirs."""
+
+    def sample(self, hidden: Tensor, slices: Sequence[Slice]) -> list[sampler.Sampled]:
+        found = []
+        for block, rows in self._blocks(hidden):
+            own, group = self.model.own_logits(rows).float(), self.model.group
+            assert group is not None
+            sampled = sampler.sample_parts(own, slices[block], group, self.model.shard.vocab_widths, self.last)
+            found += [sampled] if sampled is not None else []
+        return found
