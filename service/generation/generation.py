@@ -11,7 +11,7 @@ from model.tokenizers.base import Tokenizer
 from service.access.record import RequestRecord
 from service.engine.client import EngineClient
 from service.engine.mailbox import EngineDied, EngineUnavailable, Mailbox
-from service.engine.messages import Update
+from service.engine.messages import FINISHES, Update
 from service.errors.errors import Cancelled
 from service.generation.backlog import Backlog
 from service.generation.choice import Choice, Delta
@@ -25,8 +25,6 @@ log = logging.getLogger("noria.request")
 
 Event = tuple[Choice, Delta]
 
-CUT_SHORT = ("abort", "timeout", "length")
-"""Finish reasons that are the outcome of a request if one of its choices has them, the first before the others."""
 RESUBMIT_SECONDS = 30.0
 """How long a request waits for the next engine after the death of its engine."""
 
@@ -300,7 +298,7 @@ class Generation:
         self._record.last_token = max((choice.last_token or 0.0 for choice in self.choices), default=0.0) or None
         self._record.finishes = finishes = tuple(self._finishes[index] for index in sorted(self._finishes))
         if error is None:
-            self._record.outcome = next((name for name in CUT_SHORT if name in finishes), "stop")
+            self._record.outcome = next((name for name in FINISHES if name in finishes), "stop")
         elif isinstance(error, ClientGone | asyncio.CancelledError | Cancelled):
             self._record.outcome = "abort"
         else:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from model.tokenizers.pieces import n_begun
+from service.generation.finish import CALLS
 from service.generation.served import ServedModel
 from service.structured.call_style import ID_CHARS, SHORT_ID, Style, style_of
 
@@ -81,7 +82,7 @@ class CallReader:
     def finish(self, reason: str | None) -> str | None:
         """The finish_reason: "tool_calls" if the answer has calls, and no stop string has cut the last one."""
         called = self.n_calls and self._state != self._arguments
-        return "tool_calls" if reason == "stop" and called else reason
+        return CALLS if reason == "stop" and called else reason
 
     def _text(self, pieces: list[Piece], final: bool) -> bool:
         at = next((at for at in self._markers() if self._call_begins(at) is not False), None)
