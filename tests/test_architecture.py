@@ -41,7 +41,7 @@ SERVICE_ROOMS = """
     api; page; app; commands; cli; __main__
 """
 API_ROOMS = """
-    work; writing; admission; body; examples; chat_request; images; reasoning; encoding; orders; answering; routes
+    lanes; writing; admission; body; examples; chat_request; images; reasoning; encoding; orders; answering; routes
     openai, anthropic, responses, embeddings, tokens
     operations, lora; document
 """

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
-from service.api.work import WorkThread
+from service.api.lanes import Lanes
 from service.engine.client import EngineClient
 from service.errors.errors import ModelNotFound, Overloaded, Unavailable
 from service.generation.adapters import Adapters, given_adapters
@@ -61,9 +61,9 @@ class FinishRate:
 class Admission:
     """Decides on the event loop which requests the server takes.
 
-    `model` is set once it is loaded. `expired` is done at the end of a drain's time. `work` is the thread on which all
-    requests are parsed and tokenized. `backlog` is what waits for the engine; the requests themselves keep it.
-    `bodies` are the bytes of large bodies in memory, by sender. `adapters` are those that requests may name.
+    `model` is set once it is loaded. `expired` is done at the end of a drain's time. `work` has the threads that parse
+    and tokenize requests. `backlog` is what waits for the engine; the requests themselves keep it. `bodies`
+    are the bytes of large bodies in memory, by sender. `adapters` are those that requests may name.
     """
 
     def __init__(self, settings: Settings, client: EngineClient) -> None:
@@ -81,7 +81,7 @@ class Admission:
         self._max_choices = settings.max_queue_choices
         self._rate = FinishRate()
         self._drain_timeout = settings.drain_timeout
-        self.work = WorkThread("noria-tokenize")
+        self.work = Lanes()
         self.bodies = Share()
         self._max_body_bytes = LARGE_BODIES * settings.max_body_bytes
 

@@ -14,8 +14,8 @@ from starlette.responses import Response
 
 from service.access.record import RequestRecord
 from service.api.admission import State
-from service.api.body import SMALL_BYTES
 from service.api.images import Pending, then
+from service.api.lanes import SMALL_BYTES
 from service.api.orders import order_late
 from service.api.writing import written
 from service.engine.mailbox import EngineDied

@@ -16,9 +16,9 @@ from model.chat.conversation import checked
 from model.checkpoint.generation_config import GenerationDefaults
 from model.image_spans import ImageSpan
 from service.api.anthropic.schema import MessagesBody
-from service.api.body import SMALL_BYTES
 from service.api.chat_request import ChatRequest
 from service.api.images import Pending, Spanned
+from service.api.lanes import SMALL_BYTES
 from service.api.openai.schema import ChatBody
 from service.api.orders import ordered_chat
 from service.api.responses.schema import ResponsesBody
