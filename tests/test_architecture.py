@@ -41,7 +41,7 @@ SERVICE_ROOMS = """
     api; page; app; commands; cli; __main__
 """
 API_ROOMS = """
-    lanes; writing; admission; body; examples; chat_request; images; reasoning; encoding; orders; answering; routes
+    lanes; writing; admission; body; examples; reasoning; prompt; answering; routes
     openai, anthropic, responses, embeddings, tokens
     operations, lora; document
 """

@@ -5,9 +5,10 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 
+from service.access.record import RequestRecord
 from service.api.lanes import Lanes
 from service.engine.client import EngineClient
 from service.errors.errors import ModelNotFound, Overloaded, Unavailable
@@ -115,7 +116,25 @@ class Admission:
         return replace(self.model, adapter=adapter)
 
     @contextmanager
-    def admitted(self, tenant: str) -> Iterator[None]:
+    def admitted(self, record: RequestRecord, name: str | None) -> Iterator[ServedModel]:
+        """Count a request as in flight inside the context, and keep the model of this name, with its adapter, for it.
+
+        A request that generates must find space among what waits for the engine, too. Raises ModelNotFound, Overloaded
+        or Unavailable.
+        """
+        with self._counted(record.tenant):
+            served = self.require(name)
+            if not record.policy.generates:
+                yield served
+                return
+            record.model = name or served.names[0]
+            record.adapter = None if served.adapter is None else served.adapter.name
+            with nullcontext() if served.adapter is None else self.adapters.using(served.adapter):
+                self.check_backlog(record.tenant)
+                yield served
+
+    @contextmanager
+    def _counted(self, tenant: str) -> Iterator[None]:
         """Count a request of a tenant as in flight inside the context. Raises Overloaded or Unavailable."""
         if self.draining:
             raise Unavailable("the server is shutting down", "shutting_down")

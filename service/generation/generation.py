@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from types import TracebackType
 from typing import Protocol, Self, cast
 
@@ -15,7 +16,7 @@ from service.engine.messages import FINISHES, Update
 from service.errors.errors import Cancelled
 from service.generation.backlog import Backlog
 from service.generation.choice import Choice, Delta
-from service.generation.order import Order, Prompt
+from service.generation.request import ModelRequest, Prompt
 from service.generation.text import StopString, TextStream
 from service.generation.thinking import CountingStream, ThinkingStream
 from service.generation.usage import CacheMiss, Timings, Usage, timings
@@ -40,7 +41,7 @@ class Observed(Protocol):
 
 
 class Generation:
-    """The choices of an order, once `submit` has sent them.
+    """The choices of a request, once `submit` has sent them.
 
     It is a context manager: its exit aborts unfinished choices and records the outcome. `backlog` counts what waits, of
     all requests.
@@ -48,23 +49,23 @@ class Generation:
 
     def __init__(
         self,
-        order: Order,
+        request: ModelRequest,
         client: EngineClient,
         tokenizer: Tokenizer,
         metrics: Observed,
         record: RequestRecord,
         backlog: Backlog,
     ) -> None:
-        self.usage = Usage.of(order.prompts)
+        self.usage = Usage.of(request.prompts)
         self.choices: list[Choice] = []
-        self._order = order
+        self._request = request
         self._client = client
         self._died: list[Choice] = []  # what an engine computed before its death; nothing of it was used
         self._cancelled = False
         self._refusal: Exception | None = None  # the error of a cancelled request, if it ends with one
         self._late = False  # whether the request's time was up before it could be submitted again
-        self._n = order.n
-        self._n_best = order.n if order.n_best is None else order.n_best
+        self._n = request.n
+        self._n_best = request.n if request.n_best is None else request.n_best
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._record = record
@@ -78,8 +79,8 @@ class Generation:
         self._pumps: list[asyncio.Task[None]] = []
 
     async def submit(self) -> None:
-        """Submit the order. Raises EngineUnavailable."""
-        self._record.params, self._record.n_choices = self._order.params, len(self._order.prompts) * self._order.n
+        """Submit the request. Raises EngineUnavailable."""
+        self._record.params, self._record.n_choices = self._request.params, self._request.n_choices
         await self._submit()
         self._record.submitted = self._submitted
         self._metrics.observe_prompt(self.usage.prompt)
@@ -87,14 +88,14 @@ class Generation:
 
     async def _submit(self) -> None:
         """Send each prompt to the engine, once for all its choices. The event loop serves others after each prompt."""
-        order, timeout = self._order, self._order.options.timeout
-        self._wait(self.usage.prompt, len(order.prompts) * order.n)
-        stops = [StopString.compile(stop) for stop in order.params.stop]
+        request, timeout = self._request, self._request.timeout
+        self._wait(self.usage.prompt, request.n_choices)
+        stops = [StopString.compile(stop) for stop in request.params.stop]
         try:
-            for prompt in order.prompts:
+            for prompt in request.prompts:
                 for mailbox in self._mailboxes(prompt):
-                    self.choices.append(Choice(len(self.choices), prompt, order, mailbox, self._text(stops)))
-                if prompt is not order.prompts[-1]:
+                    self.choices.append(Choice(len(self.choices), prompt, request, mailbox, self._text(stops)))
+                if prompt is not request.prompts[-1]:
                     await asyncio.sleep(0)
         except BaseException:
             self._close()
@@ -109,33 +110,22 @@ class Generation:
 
     def _mailboxes(self, prompt: Prompt) -> list[Mailbox]:
         """A mailbox for each choice of a prompt."""
-        order = self._order
         if self._refusal is not None:
             raise self._refusal
         if self._cancelled or self._late or not prompt.tokens:
-            return [Mailbox.late("abort" if self._cancelled else "timeout") for _ in range(order.n)]
-        return self._client.submit_choices(
-            prompt.tokens,
-            order.params,
-            order.n,
-            priority=order.options.priority,
-            cache_salt=order.options.cache_salt,
-            tenant=self._record.tenant,
-            images=prompt.images,
-            pixels=prompt.pixels,
-            adapter=order.adapter,
-            cache_owner=self._record.cache_owner,
-        )
+            return [Mailbox.late("abort" if self._cancelled else "timeout") for _ in range(self._n)]
+        sent = replace(prompt.submit, tenant=self._record.tenant, cache_owner=self._record.cache_owner)
+        return self._client.submit_choices(sent)
 
     def _text(self, stops: list[StopString]) -> TextStream | ThinkingStream | CountingStream:
-        params, reasoning = self._order.params, self._order.reasoning
+        params, reasoning = self._request.params, self._request.reasoning
         text = TextStream(
             self._tokenizer,
             stops,
             min_tokens=params.min_tokens,
             include_stop=params.include_stop_str_in_output,
-            strip_leading_space=self._order.starts_message and self._tokenizer.strips_leading_space,
-            keep_control=self._order.visible_control,
+            strip_leading_space=self._request.starts_message and self._tokenizer.strips_leading_space,
+            keep_control=self._request.visible_control,
         )
         if reasoning is None:
             return text
@@ -179,7 +169,7 @@ class Generation:
         self._close()
         self._died, self.choices = self.choices, []
         self.usage.completion = self.usage.cached = self.usage.reasoning = 0
-        timeout = self._order.options.timeout
+        timeout = self._request.timeout
         left = None if timeout is None else timeout - (time.perf_counter() - self._record.started)
         try:
             async with asyncio.timeout(RESUBMIT_SECONDS if left is None else min(left, RESUBMIT_SECONDS)):
@@ -190,7 +180,7 @@ class Generation:
             self._late = left is not None and left <= RESUBMIT_SECONDS
             if not self._late:
                 raise EngineDied from None
-        if self._order.adapter in self._client.adapters.lost:
+        if self._request.prompts[0].submit.adapter in self._client.adapters.lost:
             raise EngineDied  # a client that tries again learns what is wrong with the adapter
         await self._submit()
         for choice, died in zip(self.choices, self._died, strict=True):

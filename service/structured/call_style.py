@@ -6,12 +6,10 @@ import secrets
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from model.tokenizers.base import Tokenizer
 from service.generation.served import ServedModel
-
-Json = dict[str, Any]
+from service.schema.fields import Json
 
 ID_CHARS = string.ascii_letters + string.digits
 SHORT_ID = re.compile("[a-zA-Z0-9]{9}")

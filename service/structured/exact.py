@@ -10,9 +10,9 @@ from decimal import Decimal
 from typing import Any
 
 from model.errors import quoted
+from service.schema.fields import Json
 from service.structured.json_schema import inner
 
-Json = dict[str, Any]
 LOWER, UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 MAX_EXACT, MAX_PLACES, MAX_SHORT = 2**53, 22, 16
 LARGEST = 2**63 - 2**10

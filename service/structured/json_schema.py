@@ -8,7 +8,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
-Json = dict[str, Any]
+from service.schema.fields import Json
+
 MAPS = ("properties", "patternProperties", "$defs", "definitions")
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 ONES = ("items", "additionalProperties")

@@ -12,7 +12,7 @@ from model.grammar.process import COMPILE_BYTES, COMPILE_SECONDS
 from model.grammar.vocabulary import Vocabulary
 from model.machine.helper import ATTEMPTS, First, ProcessLost
 from service.errors.errors import InvalidRequest, Unavailable
-from service.generation.order import Order
+from service.generation.request import ModelRequest
 from service.generation.served import ServedModel
 
 MAX_REMEMBERED = 1024
@@ -61,13 +61,13 @@ class Grammars:
         self._process: GrammarProcess | None = None
         self._closed = False
 
-    async def check(self, served: ServedModel, order: Order) -> None:
+    async def check(self, served: ServedModel, request: ModelRequest) -> None:
         """Raise InvalidRequest, naming the field, for a grammar that cannot be used; Unavailable without a process."""
-        grammar = order.params.grammar
+        grammar = request.params.grammar
         if grammar is None:
             return
-        names, field = " and ".join(order.grammar_fields), order.grammar_fields[0]
-        total = len(grammar) * len(order.prompts) * order.n
+        names, field = " and ".join(request.grammar_fields), request.grammar_fields[0]
+        total = len(grammar) * request.n_choices
         if total > MAX_TOTAL_CHARS:
             message = f"{names} may have at most {MAX_TOTAL_CHARS} characters over all choices together, got {total}"
             raise InvalidRequest(message, param=field)

@@ -6,8 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from model.chat.reasoning import THOUGHT
-from service.api.chat_request import Json
-from service.schema.fields import Body, Items, only, optional
+from service.schema.fields import Body, Items, Json, only, optional
 from service.schema.reasoning import MAX_BUDGET, ReasoningOptions
 
 FIELD = "thinking"

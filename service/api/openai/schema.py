@@ -1,23 +1,23 @@
 """The request bodies of OpenAI's completions and chat endpoints."""
 
 from dataclasses import replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from model.chat.reasoning import Effort
-from service.api.chat_request import ChatRequest
 from service.api.openai.alternatives import alternatives
 from service.api.openai.harmless import HARMLESS_CHAT, HARMLESS_COMPLETION
 from service.api.openai.tool_choice import ToolsBody
+from service.api.prompt import Chat
 from service.errors.errors import InvalidRequest
 from service.schema.conversation import Message, TemplateBody, plain_messages
-from service.schema.fields import MAX_ITEMS, Items, TokenIds, limits_of, narrowed, optional, ranged, synonym
+from service.schema.fields import MAX_ITEMS, Items, TokenIds, limits_of, optional, ranged, synonym
 from service.schema.generation import MAX_CHOICES, MAX_SALT, GenerationBody
 from service.schema.prompts import MAX_PROMPTS, Prompts, check_prompts, listed
 from service.schema.reasoning import MAX_BUDGET, ReasoningOptions
-from service.schema.sampling import SamplingBody
 from service.structured.constraint import constraint
 
 MAX_SEQUENCES = 1024
@@ -72,14 +72,14 @@ class CompletionBody(GenerationBody):
     def prompts(self) -> list[str] | list[TokenIds]:
         return listed(self.prompt)
 
-    @property
+    @cached_property
     def n_logprobs(self) -> int | None:
         """The number of alternatives for each token (None: no logprobs)."""
         return alternatives(self.logprobs, self.top_logprobs, self.n_probs)
 
     def check(self) -> None:
         super().check()
-        alternatives(self.logprobs, self.top_logprobs, self.n_probs)
+        self.n_logprobs  # noqa: B018 - it raises
         n_prompts = check_prompts("prompt", self.prompts)
         if self.n_generated < self.n_choices:
             message = f"best_of must be at least n ({self.n_choices}), got {self.best_of}"
@@ -137,10 +137,9 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
         if not self.messages:
             raise InvalidRequest("messages must not be empty", param="messages")
         self.check_continuation(self.messages)
-        self.allowed_calls()
-        alternatives(self.logprobs, self.top_logprobs, self.n_probs)
+        self.calls, self.n_logprobs  # noqa: B018 - they raise
 
-    @property
+    @cached_property
     def n_logprobs(self) -> int | None:
         """The number of alternatives for each token (None: no logprobs)."""
         return alternatives(self.logprobs, self.top_logprobs, self.n_probs)
@@ -152,18 +151,16 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
         options = ReasoningOptions.of_effort(self.reasoning_effort, field, budget=self.thinking_token_budget)
         return replace(options, apart=self.reasoning_format != "none")
 
-    def chat_request(self) -> ChatRequest:
-        """The internal request. Raises InvalidRequest. Large schemas take time: not for the event loop."""
-        return ChatRequest(
+    def chat(self) -> Chat:
+        """What the body asks, as `Chat`. Raises InvalidRequest. Large schemas take time: not for the event loop."""
+        return Chat(
             plain_messages(self.messages),
-            self.allowed_calls(),
+            self.calls,
             self.template_options,
             constraint(self),
-            narrowed(SamplingBody, self),
+            self,
             max_tokens=self.agreed("max_tokens"),
-            n=self.n_choices,
             logprobs=self.n_logprobs,
-            options=self.options,
             reasoning=self.reasoning_options,
             max_tokens_field=self.given_as("max_tokens"),
         )

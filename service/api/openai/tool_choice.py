@@ -1,5 +1,6 @@
 """The choice among tools in a chat request."""
 
+from functools import cached_property
 from typing import Literal
 
 from pydantic import Field
@@ -45,7 +46,8 @@ class ToolsBody(OfferBody):
     )
     parallel_tool_calls: bool | None = optional("false: the answer has at most one call. Default: true.")
 
-    def allowed_calls(self) -> AllowedCalls:
+    @cached_property
+    def calls(self) -> AllowedCalls:
         choice, one = self.tool_choice, self.parallel_tool_calls is False
         if isinstance(choice, Reference):
             return allowed_calls(self.offered, [choice.function.name], must=True, one=True)

@@ -68,7 +68,7 @@ def accepts(grammar: str, text: str) -> bool:
 
 def grammar(style: str, otherwise: Constraint | None = None, **fields: Any) -> str:
     body = ToolsBody.model_validate_json(json.dumps({"tools": TOOLS, **fields}))
-    return call_constraint(body.allowed_calls(), STYLES[style], TOKENIZER, otherwise).serialized()
+    return call_constraint(body.calls, STYLES[style], TOKENIZER, otherwise).serialized()
 
 
 def read(style: str, parts: list[str]) -> tuple[str, list[tuple[str, str]], str | None]:
