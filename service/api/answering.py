@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Protocol
 
@@ -17,13 +17,14 @@ from service.api.admission import State
 from service.api.prompt import Make, late_request, on_thread
 from service.api.writing import written
 from service.engine.mailbox import EngineDied
-from service.errors.errors import InvalidRequest
+from service.engine.messages import FINISHES
+from service.errors.errors import Cancelled, InvalidRequest
 from service.generation.choice import Delta, joined
 from service.generation.generation import Generation
 from service.generation.request import ModelRequest
 from service.generation.served import ServedModel
 from service.generation.usage import Timings, Usage
-from service.http.sse import EventStream, Framing, Json, while_connected
+from service.http.sse import ClientGone, EventStream, Framing, Json, while_connected
 from service.logs import hashed
 from service.schema.generation import GenerationBody
 
@@ -101,7 +102,29 @@ async def submit(
     generation = Generation(made, state.client, served.tokenizer, state.metrics, record, state.admission.backlog)
     live.begin(generation)
     await generation.submit()
-    return served, stack.enter_context(generation)
+    return served, stack.enter_context(_recorded(generation, record))
+
+
+@contextmanager
+def _recorded(generation: Generation, record: RequestRecord) -> Iterator[Generation]:
+    """Abort at the end what is unfinished, and copy the facts of the end into the record."""
+    failure: BaseException | None = None
+    try:
+        yield generation
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        generation.close()
+        usage, finishes = generation.usage, generation.finishes
+        record.cached_tokens, record.generated_tokens = usage.cached, usage.completion
+        record.reasoning_tokens, record.last_token, record.finishes = usage.reasoning, generation.last_token, finishes
+        if failure is None:
+            record.outcome = next((name for name in FINISHES if name in finishes), "stop")
+        elif isinstance(failure, ClientGone | asyncio.CancelledError | Cancelled):
+            record.outcome = "abort"
+        else:
+            record.outcome, record.failure = "error", type(failure).__name__
 
 
 def _check_priority(priority: int, record: RequestRecord) -> None:

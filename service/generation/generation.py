@@ -5,22 +5,19 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from types import TracebackType
-from typing import Protocol, Self, cast
+from typing import Protocol, cast
 
 from model.tokenizers.base import Tokenizer
 from service.access.record import RequestRecord
 from service.engine.client import EngineClient
 from service.engine.mailbox import EngineDied, EngineUnavailable, Mailbox
-from service.engine.messages import FINISHES, Update
-from service.errors.errors import Cancelled
+from service.engine.messages import Update
 from service.generation.backlog import Backlog
 from service.generation.choice import Choice, Delta
 from service.generation.request import ModelRequest, Prompt
 from service.generation.text import StopString, TextStream
 from service.generation.thinking import CountingStream, ThinkingStream
 from service.generation.usage import CacheMiss, Timings, Usage, timings
-from service.http.sse import ClientGone
 
 log = logging.getLogger("noria.request")
 
@@ -43,8 +40,7 @@ class Observed(Protocol):
 class Generation:
     """The choices of a request, once `submit` has sent them.
 
-    It is a context manager: its exit aborts unfinished choices and records the outcome. `backlog` counts what waits, of
-    all requests.
+    `close` must be called at the end. `backlog` counts what waits, of all requests.
     """
 
     def __init__(
@@ -98,7 +94,7 @@ class Generation:
                 if prompt is not request.prompts[-1]:
                     await asyncio.sleep(0)
         except BaseException:
-            self._close()
+            self.close()
             raise
         if timeout is not None:
             left = timeout - (time.perf_counter() - self._record.started)
@@ -166,7 +162,7 @@ class Generation:
         """
         if self._died:
             raise EngineDied
-        self._close()
+        self.close()
         self._died, self.choices = self.choices, []
         self.usage.completion = self.usage.cached = self.usage.reasoning = 0
         timeout = self._request.timeout
@@ -266,7 +262,18 @@ class Generation:
             self.usage.reasoning += n_tokens
             self._metrics.observe_thought(n_tokens)
 
-    def _close(self) -> None:
+    @property
+    def finishes(self) -> tuple[str, ...]:
+        """The finish reason of each choice that ended."""
+        return tuple(self._finishes[index] for index in sorted(self._finishes))
+
+    @property
+    def last_token(self) -> float | None:
+        """When the latest token arrived, by perf_counter."""
+        return max((choice.last_token or 0.0 for choice in self.choices), default=0.0) or None
+
+    def close(self) -> None:
+        """Abort unfinished choices."""
         if self._deadline is not None:
             self._deadline.cancel()
         for pump in self._pumps:
@@ -274,22 +281,3 @@ class Generation:
         for choice in self.choices:
             choice.mailbox.close()
         self._wait(-self._waiting[0], -self._waiting[1])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._close()
-        self._record.cached_tokens = self.usage.cached
-        self._record.generated_tokens = self.usage.completion
-        self._record.reasoning_tokens = self.usage.reasoning
-        self._record.last_token = max((choice.last_token or 0.0 for choice in self.choices), default=0.0) or None
-        self._record.finishes = finishes = tuple(self._finishes[index] for index in sorted(self._finishes))
-        if error is None:
-            self._record.outcome = next((name for name in FINISHES if name in finishes), "stop")
-        elif isinstance(error, ClientGone | asyncio.CancelledError | Cancelled):
-            self._record.outcome = "abort"
-        else:
-            self._record.outcome, self._record.failure = "error", type(error).__name__
