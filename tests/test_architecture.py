@@ -36,7 +36,7 @@ MODEL_ROOMS = """
 """
 SERVICE_ROOMS = """
     settings; logs
-    engine; errors; http; access
+    engine; errors; helpers; http; access
     schema; generation; images; structured; observe; start
     api; page; app; commands; cli; __main__
 """

@@ -1,19 +1,12 @@
-"""A thread and the process with which it decodes images, one at a time."""
+"""Decodes images in a process, one at a time."""
 
-import asyncio
 import hashlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from model.image_spans import ImageFormat
 from model.images.client import ImageProcess
-from model.machine.helper import ATTEMPTS, ProcessLost
-from service.errors.errors import Unavailable
-
-
-class LimitsExceeded(Exception):
-    """The process has ended itself: the image takes more time or memory than it may."""
+from service.helpers import HelperThread
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,64 +22,33 @@ class DecodedImage:
 class Decoder:
     """Decodes images in a child process, which starts at the first one. `on_restart` hears when one replaces another.
 
-    A thread of its own talks to the process, because the process dies with the thread that starts it. A `patient`
-    decoder gives an image more time, and starts a process for each.
+    A `patient` decoder gives an image more time, and starts a process for each.
     """
 
     def __init__(
         self, max_pixels: int, on_restart: Callable[[], None] = lambda: None, *, patient: bool = False
     ) -> None:
         self._max_pixels = max_pixels
-        self._on_restart = on_restart
         self._patient = patient
-        self._thread = ThreadPoolExecutor(1, "noria-images")
-        self._thread.submit(int)  # start the thread now: later the system may allow no more threads
-        self._process: ImageProcess | None = None
-        self._closed = False
+        self._helper: HelperThread[ImageProcess] = HelperThread("decodes images", "image_unavailable", on_restart)
 
     async def decode(self, data: bytes, format: ImageFormat) -> DecodedImage:
         """The pixels of an image file. Raises ImageError, LimitsExceeded, and Unavailable without a process."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._decoded, data, format)
+        return await self._helper.run(lambda: self._decoded(data, format))
 
     async def close(self) -> None:
         """End the process and the thread."""
-        self._closed = True
-        if (process := self._process) is not None:
-            process.kill()
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._end)
-        self._thread.shutdown(wait=False)
+        await self._helper.close()
 
     def _decoded(self, data: bytes, format: ImageFormat) -> DecodedImage:
-        losses = 0
-        while losses < ATTEMPTS and not self._closed:
-            try:
-                pixels = self._running().decode(data, format)
-            except ProcessLost as lost:
-                if lost.by_limits:
-                    raise LimitsExceeded from None
-                losses += 1  # any other end of a process says nothing of the image
-            else:
-                digest = hashlib.blake2b(f"{pixels.rows} {pixels.columns} ".encode(), digest_size=16)
-                digest.update(pixels.pixels)
-                return DecodedImage(pixels.rows, pixels.columns, digest.hexdigest(), pixels.pixels)
-            finally:
-                if self._patient:
-                    self._end()
-        raise Unavailable("the process that decodes images was lost; try again", "image_unavailable")
+        try:
+            pixels = self._helper.use(self._start, lambda process: process.decode(data, format))
+        finally:
+            if self._patient:
+                self._helper.end()
+        digest = hashlib.blake2b(f"{pixels.rows} {pixels.columns} ".encode(), digest_size=16)
+        digest.update(pixels.pixels)
+        return DecodedImage(pixels.rows, pixels.columns, digest.hexdigest(), pixels.pixels)
 
-    def _running(self) -> ImageProcess:
-        """The process; a new one if it has ended. Raises CannotStart."""
-        before = self._process
-        if before is not None:
-            if not before.ended:
-                return before
-            before.end()
-        self._process = ImageProcess(self._max_pixels, patient=self._patient)
-        if before is not None:
-            self._on_restart()
-        return self._process
-
-    def _end(self) -> None:
-        if self._process is not None:
-            self._process.end()
-            self._process = None
+    def _start(self) -> ImageProcess:
+        return ImageProcess(self._max_pixels, patient=self._patient)

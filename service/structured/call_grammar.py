@@ -12,7 +12,7 @@ from service.schema.tools import AllowedCalls, Function
 from service.structured.call_style import SHORT_ID, Style
 from service.structured.constraint import ANY_OBJECT, Constraint, Json, lark_grammar, with_spaces
 
-MAX_CALLS = 32
+MAX_ANSWER_CALLS = 32
 """The limit for calls in one answer."""
 NO_PARAMETERS: Json = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -47,7 +47,7 @@ def _calls(calls: AllowedCalls, style: Style, tokenizer: Tokenizer) -> Iterator[
         yield f"call{number}: {opening} {before} {middle} arguments{number} {after} {closing}"
         yield f"arguments{number}: %json {json.dumps(_parameters(function, enforced=calls.must))}"
     yield "call: " + " | ".join(f"call{number}" for number in range(len(calls.functions)))
-    more = "" if calls.one or style.single else f"({_words(style.between, tokenizer)} call){{0,{MAX_CALLS - 1}}}"
+    more = "" if calls.one or style.single else f"({_words(style.between, tokenizer)} call){{0,{MAX_ANSWER_CALLS - 1}}}"
     yield f'others: "" {more} {_words(style.last, tokenizer)}'
     yield f"calls: {_words(style.first, tokenizer)} call others"
 

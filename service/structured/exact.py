@@ -47,7 +47,7 @@ def _is_exact(number: float) -> bool:
     text = repr(number)
     if len(text) < MAX_SHORT and "e" not in text:
         return True  # most numbers, of which a schema may have very many
-    if not math.isfinite(number):
+    if type(number) is float and not math.isfinite(number):
         return True  # no JSON: the grammar is refused when it is written
     if abs(number) >= MAX_EXACT and number == int(number):
         return abs(number) <= LARGEST and float(number) == number
