@@ -22,7 +22,7 @@ from service.engine.messages import Submit
 from service.errors.errors import InvalidRequest
 from service.generation.request import ModelRequest, Prompt
 from service.generation.served import ServedModel
-from service.images.decoder import DecodedImage
+from service.images.images import DecodedImage
 from service.images.source import Source, read_source
 from service.schema.conversation import TemplateOptions
 from service.schema.fields import MAX_ITEMS, Json

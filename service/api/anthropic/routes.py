@@ -15,7 +15,7 @@ from service.api.prompt import Chat, chat_request, encode_chat, of_chat
 from service.api.routes import post
 from service.errors.dialects import ANTHROPIC
 from service.generation.served import ServedModel
-from service.images.decoder import DecodedImage
+from service.images.images import DecodedImage
 from service.structured.call_reader import reader_of
 
 

@@ -20,7 +20,7 @@ from service.api.routes import get, json_response, post
 from service.api.tokens.schema import ApplyTemplateBody, DetokenizeBody, TokenizeBody
 from service.errors.errors import InvalidRequest
 from service.generation.served import ServedModel
-from service.images.decoder import DecodedImage
+from service.images.images import DecodedImage
 from service.schema.conversation import Message, plain_messages
 
 

@@ -23,8 +23,7 @@ from service.api.responses.schema import ResponsesBody
 from service.errors.errors import InvalidRequest
 from service.generation.request import Prompt
 from service.generation.served import ServedModel, longest_piece
-from service.images.decoder import DecodedImage
-from service.images.images import Images
+from service.images.images import DecodedImage, Images
 from tests.fakes import END, IMAGES, IntegerTokenizer, make_info
 from tests.service.live import FakeChat, Live, answer, refused, running
 from tests.waiting import eventually

@@ -16,8 +16,7 @@ from model.image_spans import ImageFormat
 from model.machine import helper
 from service.errors.errors import ApiError, InvalidRequest, Unavailable
 from service.helpers import LimitsExceeded, Recent
-from service.images.decoder import DecodedImage, Decoder
-from service.images.images import REQUESTS, Images
+from service.images.images import REQUESTS, DecodedImage, Decoder, Images
 from service.images.source import Source, read_base64
 from tests.faults import failing
 from tests.model.images.files import noise, saved, texts

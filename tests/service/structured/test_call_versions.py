@@ -21,8 +21,7 @@ from model.grammar.compiler import Compiler
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
 from model.tokenizers.pieces import bytes_of
-from service.api.openai.schema import ChatBody
-from service.api.openai.tool_choice import ToolsBody
+from service.api.openai.schema import ChatBody, ToolsBody
 from service.api.prompt import chat_request
 from service.generation.served import ServedModel
 from service.structured.call_grammar import call_constraint

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from model.grammar.compiler import Compiler
-from service.api.openai.tool_choice import ToolsBody
+from service.api.openai.schema import ToolsBody
 from service.structured.call_grammar import call_constraint
 from service.structured.call_reader import CallDelta, CallReader, gathered
 from service.structured.call_style import STYLES
