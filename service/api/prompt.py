@@ -17,7 +17,7 @@ from model.tokenizers.pieces import encode_inner
 from service.access.record import RequestRecord
 from service.api.admission import State
 from service.api.lanes import SMALL_BYTES
-from service.api.reasoning import check_reasoning, reasoning_of, reasoning_variables, with_thought
+from service.api.reasoning import ReasoningOptions, check_reasoning, reasoning_of, reasoning_variables, with_thought
 from service.engine.messages import Submit
 from service.errors.errors import InvalidRequest
 from service.generation.request import ModelRequest, Prompt
@@ -27,11 +27,9 @@ from service.images.source import Source, read_source
 from service.schema.conversation import TemplateOptions
 from service.schema.fields import MAX_ITEMS, Json
 from service.schema.generation import GenerationBody
-from service.schema.reasoning import ReasoningOptions
 from service.schema.sampling import SamplingBody
 from service.schema.tools import MAX_CALLS, AllowedCalls
-from service.structured.call_grammar import call_constraint
-from service.structured.call_style import style_of
+from service.structured.call_style import call_constraint, style_of
 from service.structured.constraint import Constraint
 from service.structured.tool_prompt import explained
 

@@ -1,6 +1,9 @@
 """The reasoning of a chat request: variables for the chat format, marks in the answer, and the budget."""
 
+import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 from model.chat.reasoning import EFFORT, EFFORTS, Marks, switched
@@ -9,10 +12,38 @@ from model.tokenizers.base import Tokenizer
 from service.errors.errors import InvalidRequest
 from service.generation.served import ServedModel
 from service.generation.thinking import Phase, Reasoning
-from service.schema.reasoning import EFFORT_BUDGETS, ReasoningOptions
 
+MAX_BUDGET = 2**31 - 1
+EFFORT_BUDGETS: Mapping[str, int] = MappingProxyType({"minimal": 1024, "low": 4096, "medium": 16384})
+"""The budget in tokens of an effort, for a model that does not know efforts. Higher efforts have no limit."""
 TAIL_TOKENS = 16
 """Tokens at the end of a prompt in which its last mark may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningOptions:
+    """What a request asks of the model's reasoning.
+
+    `on`: think, or do not; None leaves it to the model. `effort` is from "minimal" to "max"; as a `hint` it may be
+    changed to the nearest that the model knows, and means nothing to a model without reasoning. `budget` is the limit
+    for the tokens of the thought. `apart`: the thought is no part of the text. `field` is the client's name of the
+    field, for errors.
+    """
+
+    on: bool | None = None
+    effort: str | None = None
+    budget: int | None = None
+    apart: bool = True
+    hint: bool = False
+    field: str = dataclasses.field(default="reasoning_effort", compare=False)
+
+    @classmethod
+    def of_effort(
+        cls, effort: str | None, field: str, *, budget: int | None = None, hint: bool = False
+    ) -> "ReasoningOptions":
+        """The options of a field with an effort, in which "none" means no reasoning."""
+        on = None if effort is None else effort != "none"
+        return cls(on, effort if on else None, budget, hint=hint and bool(on), field=field)
 
 
 def check_reasoning(asked: ReasoningOptions, served: ServedModel) -> None:

@@ -11,12 +11,12 @@ from model.chat.reasoning import Effort
 from model.errors import quoted
 from service.api.openai.harmless import HARMLESS_CHAT, HARMLESS_COMPLETION
 from service.api.prompt import Chat
+from service.api.reasoning import MAX_BUDGET, ReasoningOptions
 from service.errors.errors import InvalidRequest
 from service.schema.conversation import Message, TemplateBody, plain_messages
 from service.schema.fields import MAX_ITEMS, Body, Items, TokenIds, limits_of, optional, ranged, synonym
 from service.schema.generation import MAX_CHOICES, MAX_SALT, GenerationBody
 from service.schema.prompts import MAX_PROMPTS, Prompts, check_prompts, listed
-from service.schema.reasoning import MAX_BUDGET, ReasoningOptions
 from service.schema.tools import MAX_TOOLS, AllowedCalls, OfferBody, allowed_calls
 from service.structured.constraint import constraint
 

@@ -9,13 +9,13 @@ from model.chat.reasoning import Effort
 from model.errors import quoted
 from model.sampling_params import RANGES
 from service.api.prompt import Chat
+from service.api.reasoning import ReasoningOptions
 from service.api.responses.items import Item, as_messages
 from service.api.responses.tools import CallingBody
 from service.errors.errors import InvalidRequest
 from service.schema.conversation import MAX_NAME
 from service.schema.fields import MAX_ITEMS, MODEL, Body, Items, only, optional, ranged, unsupported
 from service.schema.generation import MAX_SALT, MAX_USER, GenerationBody
-from service.schema.reasoning import ReasoningOptions
 from service.structured.constraint import ANY_OBJECT, Constraint, json_constraint
 
 MAX_TOKENS = RANGES["max_tokens"][1]

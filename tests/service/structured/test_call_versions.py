@@ -24,9 +24,8 @@ from model.tokenizers.pieces import bytes_of
 from service.api.openai.schema import ChatBody, ToolsBody
 from service.api.prompt import chat_request
 from service.generation.served import ServedModel
-from service.structured.call_grammar import call_constraint
 from service.structured.call_reader import CallDelta, CallReader, Piece, gathered
-from service.structured.call_style import STYLES, Style
+from service.structured.call_style import STYLES, Style, call_constraint
 from tests.fakes import IntegerTokenizer, make_info
 from tests.model.chat.versions import write_directory
 from tests.service.live import FakeChat, Live, running

@@ -13,9 +13,8 @@ import pytest
 
 from model.grammar.compiler import Compiler
 from service.api.openai.schema import ToolsBody
-from service.structured.call_grammar import call_constraint
 from service.structured.call_reader import CallDelta, CallReader, gathered
-from service.structured.call_style import STYLES
+from service.structured.call_style import STYLES, call_constraint
 from service.structured.constraint import Constraint, json_constraint
 from service.structured.tool_prompt import explained
 from tests.fakes import IntegerTokenizer
