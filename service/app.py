@@ -12,7 +12,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from model.errors import OptionError
-from model.tokenizers.slicing import Slicing
 from service.access.browsers import BrowserRules
 from service.access.keys.keys import Keys
 from service.access.middleware import RequestMiddleware
@@ -44,7 +43,7 @@ from service.structured.trial import Grammars
 if TYPE_CHECKING:  # it needs packages that may be missing
     from service.observe.tracing import Tracing
 
-Loader = Callable[[Settings, EngineClient, Slicing], Awaitable[ServedModel]]
+Loader = Callable[[Settings, EngineClient], Awaitable[ServedModel]]
 """A function that loads the tokenizer and the network of `Settings.model`."""
 ROUTES: tuple[Route, ...] = (
     completions.completions,
@@ -92,9 +91,7 @@ def create_app(
 
     async def bring_up(admission: Admission) -> None:
         try:
-            admission.model = await load(
-                settings, client, Slicing(pause=admission.work.pause, aside=admission.work.aside)
-            )
+            admission.model = await load(settings, client)
             measured.describe_model(admission.model.names[0], admission.model.info)
             await client.supervised()
         except Exception as error:

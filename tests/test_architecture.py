@@ -36,12 +36,12 @@ MODEL_ROOMS = """
 """
 SERVICE_ROOMS = """
     settings; logs
-    engine; errors; http; access
+    engine; errors; helpers; http; access
     schema; generation; images; structured; observe; start
     api; page; app; commands; cli; __main__
 """
 API_ROOMS = """
-    work; writing; admission; body; examples; chat_request; images; reasoning; encoding; orders; answering; routes
+    lanes; writing; admission; body; examples; reasoning; prompt; answering; routes
     openai, anthropic, responses, embeddings, tokens
     operations, lora; document
 """

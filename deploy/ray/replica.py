@@ -7,7 +7,6 @@ from ray import serve
 
 from deploy.ray.metrics import RayMetrics
 from deploy.ray.middleware import HoldWithoutEngine, ReplicaHeaders
-from model.tokenizers.slicing import Slicing
 from service.access.keys.keys import Keys
 from service.app import create_app
 from service.engine.client import EngineClient
@@ -56,8 +55,8 @@ class Replica:
         if self._failure is not None:
             raise RuntimeError(f"the model cannot be served: {self._failure}")
 
-    async def _load(self, settings: Settings, client: EngineClient, slicing: Slicing) -> ServedModel:
-        served = await load_served(settings, client, slicing)
+    async def _load(self, settings: Settings, client: EngineClient) -> ServedModel:
+        served = await load_served(settings, client)
         self._exporting = asyncio.create_task(RayMetrics(self._measured).export())
         self._decided.set()
         return served

@@ -1,7 +1,6 @@
 """`tokenizer.json`: byte-level BPE, and SentencePiece-style BPE with byte fallback."""
 
 import json
-import re
 import secrets
 from collections.abc import Mapping
 from functools import cached_property
@@ -14,27 +13,21 @@ from tokenizers.decoders import Decoder
 from tokenizers.normalizers import Normalizer
 from tokenizers.pre_tokenizers import PreTokenizer
 
-from model.checkpoint.words import LLAMA3_WORDS, TEKKEN_WORDS
 from model.errors import ModelError, one_line
 from model.tokenizers.config import special_token, tokenizer_config
 from model.tokenizers.pieces import decode_pieces, readable
-from model.tokenizers.slicing import CUT, CUT_IN_WORDS, WHOLE, Slicing, words_begin_at_marks
 
 _DECODERS = ("ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace")
 _PARTS = {"normalizer": Normalizer, "pre_tokenizer": PreTokenizer, "decoder": Decoder}
-_WORDS = (LLAMA3_WORDS, TEKKEN_WORDS)
-"""Patterns of words that end before a space."""
 
 
 class HuggingFaceTokenizer:
     """A pipeline of the `tokenizers` library. Its special added tokens are the control tokens.
 
-    Long texts are encoded by `slicing`, in one slice if a step is unknown. Raises ModelError for other models than BPE.
+    Raises ModelError for other models than BPE.
     """
 
-    def __init__(
-        self, tokenizer: tokenizers.Tokenizer, *, bos: str | None, eos: str | None, slicing: Slicing = WHOLE
-    ) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, *, bos: str | None, eos: str | None) -> None:
         if not isinstance(tokenizer.model, models.BPE):
             raise ModelError(f"tokenizer.json has a {type(tokenizer.model).__name__} model; Noria supports BPE")
         self._tokenizer = tokenizer
@@ -46,13 +39,10 @@ class HuggingFaceTokenizer:
         self.bos_id: int | None = tokenizer.token_to_id(bos) if bos else None
         self.eos_id: int | None = tokenizer.token_to_id(eos) if eos else None
         self.strips_leading_space = any(_strips(step) for step in self._steps.values())
-        self._adds_space = any(step["type"] == "Prepend" for step in _steps(tokenizer.normalizer))
-        self._slicing = slicing
-        self._cut = _cut(tokenizer, self._adds_space)
         self._prefix: list[int] = [token for token in tokenizer.encode("").ids if token == self.bos_id]
 
     @classmethod
-    def load(cls, directory: Traversable, slicing: Slicing = WHOLE) -> "HuggingFaceTokenizer":
+    def load(cls, directory: Traversable) -> "HuggingFaceTokenizer":
         """The tokenizer in `tokenizer.json`; `tokenizer_config.json` names the begin and end tokens."""
         try:
             tokenizer = tokenizers.Tokenizer.from_buffer((directory / "tokenizer.json").read_bytes())
@@ -60,16 +50,12 @@ class HuggingFaceTokenizer:
             raise ModelError(f"tokenizer.json cannot be read: {one_line(error)}") from error
         config = tokenizer_config(directory)
         bos, eos = special_token(config, "bos_token"), special_token(config, "eos_token")
-        return cls(tokenizer, bos=bos, eos=eos, slicing=slicing)
+        return cls(tokenizer, bos=bos, eos=eos)
 
     def encode(self, text: str, *, add_bos: bool, parse_control: bool) -> list[int]:
         tokenizer = self._tokenizer if parse_control else self._plain
-
-        def encode(text: str) -> list[int]:
-            # encode_batch_fast releases the GIL, encode does not: it would block the service's event loop.
-            return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
-
-        ids = self._slicing.encode(text, encode, self._cut, adds_space=self._adds_space)
+        # encode_batch_fast releases the interpreter, encode does not: it would block the service's event loop.
+        ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return self._prefix + ids if add_bos else ids
 
     def piece(self, token: int) -> bytes:
@@ -130,52 +116,6 @@ def _steps(part: Any) -> list[dict[str, Any]]:
     state = next(state for state in map(json.loads(bare.to_str()).get, _PARTS) if state)
     lists = (state[name] for name in ("normalizers", "pretokenizers", "decoders") if name in state)
     return list(next(lists, [state]))
-
-
-def _cut(tokenizer: tokenizers.Tokenizer, adds_space: bool) -> re.Pattern[str] | None:
-    """The places where a text may be cut. A cut beside a control token would hide the space that is added there."""
-    if not _can_slice(tokenizer):
-        return None
-    return CUT_IN_WORDS if adds_space else CUT
-
-
-def _can_slice(tokenizer: tokenizers.Tokenizer) -> bool:
-    """Whether the ids of a text are those of its slices (see `slicing.CUT`). False if a step is not known."""
-    model = tokenizer.model
-    others = (tokenizer.truncation, tokenizer.padding, model.continuing_subword_prefix, model.end_of_word_suffix)
-    added = tokenizer.get_added_tokens_decoder().values()
-    if any(others) or not all(map(_stands_alone, added)):
-        return False
-    normalizers, splits = _steps(tokenizer.normalizer), _steps(tokenizer.pre_tokenizer)
-    if not all(map(_keeps_words, normalizers)) or not all(map(_splits_at_spaces, splits)):
-        return False
-    if any(step["type"] == "Split" or step.get("use_regex") for step in splits):
-        return True
-    marks = any(step["type"] in ("Replace", "Metaspace") for step in (*normalizers, *splits))
-    vocab = tokenizer.get_vocab(with_added_tokens=False)
-    return marks and "▁" in vocab and words_begin_at_marks(vocab)
-
-
-def _stands_alone(token: tokenizers.AddedToken) -> bool:
-    """Whether an added token cannot touch a cut: it takes no space after it, and has no word at its ends."""
-    ends = token.content[:1] + token.content[-1:]
-    return not (token.rstrip or token.single_word or " " in token.content or any(map(str.isalnum, ends)))
-
-
-def _keeps_words(step: Mapping[str, Any]) -> bool:
-    """Whether a step of the normalizer changes words alone: at most it writes spaces as marks."""
-    if step["type"] == "Replace":
-        return (step["pattern"], step["content"]) == ({"String": " "}, "▁")
-    return step["type"] in ("Prepend", "NFC")
-
-
-def _splits_at_spaces(step: Mapping[str, Any]) -> bool:
-    """Whether a step of the pre-tokenizer ends a word before a space, or writes spaces as marks."""
-    if step["type"] == "Split":
-        return step["pattern"].get("Regex") in _WORDS and step["behavior"] == "Isolated" and not step["invert"]
-    if step["type"] == "Metaspace":
-        return step["replacement"] == "▁"
-    return step["type"] in ("ByteLevel", "Digits")
 
 
 def _strips(step: Mapping[str, Any]) -> bool:

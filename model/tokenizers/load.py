@@ -8,14 +8,13 @@ from model.checkpoint.files import layout
 from model.checkpoint.model_files import model_files
 from model.errors import ModelError
 from model.tokenizers.base import Tokenizer
-from model.tokenizers.slicing import WHOLE, Slicing
 
 TEKKEN, HUGGINGFACE = "tekken.json", "tokenizer.json"
 _SENTENCEPIECE = re.compile(r"tokenizer\.model(\.v(\d+))?(m\d+)?")
 
 
-def load_tokenizer(directory: Traversable, slicing: Slicing = WHOLE) -> Tokenizer:
-    """The tokenizer of a model directory or GGUF file. It encodes long texts by `slicing`.
+def load_tokenizer(directory: Traversable) -> Tokenizer:
+    """The tokenizer of a model directory or GGUF file.
 
     Raises ModelError, one line, for a directory without a tokenizer that can be read.
     """
@@ -26,14 +25,14 @@ def load_tokenizer(directory: Traversable, slicing: Slicing = WHOLE) -> Tokenize
     if path.name == HUGGINGFACE:
         from model.tokenizers.huggingface import HuggingFaceTokenizer
 
-        return HuggingFaceTokenizer.load(directory, slicing)
+        return HuggingFaceTokenizer.load(directory)
     if path.name == TEKKEN:
         from model.tokenizers.tekken import TekkenTokenizer
 
-        return TekkenTokenizer(path, slicing)
+        return TekkenTokenizer(path)
     from model.tokenizers.sentencepiece import SentencePieceTokenizer
 
-    return SentencePieceTokenizer(path, slicing)
+    return SentencePieceTokenizer(path)
 
 
 def tokenizer_file(directory: Traversable) -> Traversable | None:

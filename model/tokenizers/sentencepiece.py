@@ -4,17 +4,15 @@ from importlib.resources.abc import Traversable
 
 from model.errors import ModelError
 from model.tokenizers.pieces import control_pattern, decode_pieces, encode_with_control, readable
-from model.tokenizers.slicing import CUT, WHOLE, Slicing, words_begin_at_marks
 
 
 class SentencePieceTokenizer:
     """A SentencePiece model. The library never finds control pieces in text.
 
-    Long texts are encoded by `slicing`, in one slice if a piece has a space inside. Raises ModelError for a file that
-    is not a SentencePiece model.
+    Raises ModelError for a file that is not a SentencePiece model.
     """
 
-    def __init__(self, path: Traversable, slicing: Slicing = WHOLE) -> None:
+    def __init__(self, path: Traversable) -> None:
         from sentencepiece import SentencePieceProcessor
 
         self._model = SentencePieceProcessor()
@@ -31,18 +29,12 @@ class SentencePieceTokenizer:
         self._pattern = control_pattern(self.control)
         # Reading this from the proto would need protobuf. The encoding of a word has the same information.
         self.strips_leading_space: bool = self._model.encode("a", out_type=str)[0].startswith("▁")
-        pieces = map(self._model.id_to_piece, range(self.vocab_size))
-        self._slicing = slicing
-        self._cut = CUT if words_begin_at_marks(pieces) else None
 
     def encode(self, text: str, *, add_bos: bool, parse_control: bool) -> list[int]:
         ids = [self.bos_id] if add_bos and self.bos_id is not None else []
         if not parse_control:
-            return ids + self._encode(text)
-        return ids + list(encode_with_control(text, self.control, self._pattern, self._encode))
-
-    def _encode(self, text: str) -> list[int]:
-        return self._slicing.encode(text, self._model.encode, self._cut, adds_space=self.strips_leading_space)
+            return ids + self._model.encode(text)
+        return ids + list(encode_with_control(text, self.control, self._pattern, self._model.encode))
 
     def piece(self, token: int) -> bytes:
         if not 0 <= token < self.vocab_size or self._is_control(token):

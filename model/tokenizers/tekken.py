@@ -1,17 +1,13 @@
 """Tekken: Mistral's `tekken.json`, byte-level BPE by tiktoken as in mistral-common."""
 
 import base64
-from collections.abc import Iterable, Mapping
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources.abc import Traversable
 from typing import TYPE_CHECKING, Any
 
 from model.checkpoint.files import read_json
-from model.checkpoint.words import TEKKEN_WORDS
 from model.errors import ModelError, ParameterError, one_line, short
 from model.tokenizers.pieces import control_pattern, decode_pieces, encode_with_control, readable
-from model.tokenizers.slicing import CUT, WHOLE, Slicing
-from model.tokenizers.spaces import MAX_SPACES, parts
 
 if TYPE_CHECKING:
     from tiktoken import Encoding
@@ -28,14 +24,13 @@ class TekkenTokenizer:
     """The tokenizer in `tekken.json`. Its special tokens are the control tokens; their ranks are read from the file.
 
     The ids of special tokens come first; the id of another token is its rank after them. tiktoken never finds special
-    tokens in text. Long texts are encoded by `slicing`, in one slice if the file's pattern of words is not Tekken's.
-    Raises ModelError for a file that is damaged. With another pattern, `encode` raises ParameterError for a text with a
-    million characters of white space.
+    tokens in text. Raises ModelError for a file that is damaged. `encode` raises ParameterError for a text with a
+    million characters of white space: tiktoken's search for words fails there.
     """
 
     strips_leading_space = False
 
-    def __init__(self, path: Traversable, slicing: Slicing = WHOLE) -> None:
+    def __init__(self, path: Traversable) -> None:
         content = read_json(path)
         try:
             config = content["config"]
@@ -43,8 +38,7 @@ class TekkenTokenizer:
             self.vocab_size: int = int(config["default_vocab_size"])
             self._pieces = _pieces(content["vocab"], self.vocab_size - self._n_special)
             self.control: dict[str, int] = _control(content.get("special_tokens"), self._n_special)
-            self._pattern = str(config["pattern"])
-            self._encoding = self._by_words(self._pattern)
+            self._encoding = _encoding(str(config["pattern"]), self._pieces)
         except ImportError as error:
             raise ModelError(f"{path.name} needs the package tiktoken; install mistral-common") from error
         except (LookupError, TypeError, AttributeError, ValueError) as error:
@@ -54,8 +48,6 @@ class TekkenTokenizer:
         self.eos_id: int | None = self.control.get("</s>")
         self._names = {token: name for name, token in self.control.items()}
         self._control_pattern = control_pattern(self.control)
-        self._slicing = slicing
-        self._cut = CUT if self._pattern == TEKKEN_WORDS else None
 
     def encode(self, text: str, *, add_bos: bool, parse_control: bool) -> list[int]:
         ids = [self.bos_id] if add_bos and self.bos_id is not None else []
@@ -73,35 +65,19 @@ class TekkenTokenizer:
         return decode_pieces(self, tokens, keep_control=keep_control)
 
     def _encode(self, text: str) -> list[int]:
-        return self._slicing.encode(text, self._encode_slice, self._cut, adds_space=False)
-
-    def _encode_slice(self, text: str) -> list[int]:
-        """Ids of a text. tiktoken's search for words fails in long white space; that is divided into words here."""
-        if len(text) <= MAX_SPACES or self._cut is None:
-            return self._ids(self._encoding, text)
-        return [
-            token
-            for part, is_word in parts(text)
-            for token in self._ids(self._whole if is_word else self._encoding, part)
-        ]
-
-    def _ids(self, encoding: "Encoding", text: str) -> list[int]:
         try:
-            return [self._n_special + rank for rank in encoding.encode(text, disallowed_special=())]
-        except ValueError as error:  # the pattern of the file needs too much memory for this text
+            return [self._n_special + rank for rank in self._encoding.encode(text, disallowed_special=())]
+        except ValueError as error:  # the pattern of words needs too much memory for this text
             message = f"the model's tokenizer cannot divide this text into words: {one_line(error)}"
             raise ParameterError("prompt", message) from error
 
-    @cached_property
-    def _whole(self) -> "Encoding":
-        """The same merges for a text that is one word."""
-        return self._by_words(r"(?s).+")
 
-    def _by_words(self, pattern: str) -> "Encoding":
-        from tiktoken import Encoding
+def _encoding(pattern: str, pieces: Sequence[bytes]) -> "Encoding":
+    """The merges of pieces in words that a pattern finds."""
+    from tiktoken import Encoding
 
-        ranks = {piece: rank for rank, piece in enumerate(self._pieces)}
-        return Encoding("tekken", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    ranks = {piece: rank for rank, piece in enumerate(pieces)}
+    return Encoding("tekken", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
 
 
 def _pieces(vocab: Iterable[Mapping[str, Any]], size: int) -> tuple[bytes, ...]:

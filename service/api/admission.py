@@ -5,10 +5,11 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 
-from service.api.work import WorkThread
+from service.access.record import RequestRecord
+from service.api.lanes import Lanes
 from service.engine.client import EngineClient
 from service.errors.errors import ModelNotFound, Overloaded, Unavailable
 from service.generation.adapters import Adapters, given_adapters
@@ -61,9 +62,9 @@ class FinishRate:
 class Admission:
     """Decides on the event loop which requests the server takes.
 
-    `model` is set once it is loaded. `expired` is done at the end of a drain's time. `work` is the thread on which all
-    requests are parsed and tokenized. `backlog` is what waits for the engine; the requests themselves keep it.
-    `bodies` are the bytes of large bodies in memory, by sender. `adapters` are those that requests may name.
+    `model` is set once it is loaded. `expired` is done at the end of a drain's time. `work` has the threads that parse
+    and tokenize requests. `backlog` is what waits for the engine; the requests themselves keep it. `bodies`
+    are the bytes of large bodies in memory, by sender. `adapters` are those that requests may name.
     """
 
     def __init__(self, settings: Settings, client: EngineClient) -> None:
@@ -81,7 +82,7 @@ class Admission:
         self._max_choices = settings.max_queue_choices
         self._rate = FinishRate()
         self._drain_timeout = settings.drain_timeout
-        self.work = WorkThread("noria-tokenize")
+        self.work = Lanes()
         self.bodies = Share()
         self._max_body_bytes = LARGE_BODIES * settings.max_body_bytes
 
@@ -115,7 +116,25 @@ class Admission:
         return replace(self.model, adapter=adapter)
 
     @contextmanager
-    def admitted(self, tenant: str) -> Iterator[None]:
+    def admitted(self, record: RequestRecord, name: str | None) -> Iterator[ServedModel]:
+        """Count a request as in flight inside the context, and keep the model of this name, with its adapter, for it.
+
+        A request that generates must find space among what waits for the engine, too. Raises ModelNotFound, Overloaded
+        or Unavailable.
+        """
+        with self._counted(record.tenant):
+            served = self.require(name)
+            if not record.policy.generates:
+                yield served
+                return
+            record.model = name or served.names[0]
+            record.adapter = None if served.adapter is None else served.adapter.name
+            with nullcontext() if served.adapter is None else self.adapters.using(served.adapter):
+                self.check_backlog(record.tenant)
+                yield served
+
+    @contextmanager
+    def _counted(self, tenant: str) -> Iterator[None]:
         """Count a request of a tenant as in flight inside the context. Raises Overloaded or Unavailable."""
         if self.draining:
             raise Unavailable("the server is shutting down", "shutting_down")

@@ -3,10 +3,10 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import orjson
 from fastapi import Request
@@ -14,25 +14,21 @@ from starlette.responses import Response
 
 from service.access.record import RequestRecord
 from service.api.admission import State
-from service.api.body import SMALL_BYTES
-from service.api.images import Pending, then
-from service.api.orders import order_late
+from service.api.prompt import Make, late_request, on_thread
 from service.api.writing import written
 from service.engine.mailbox import EngineDied
-from service.errors.errors import InvalidRequest
+from service.engine.messages import FINISHES
+from service.errors.errors import Cancelled, InvalidRequest
 from service.generation.choice import Delta, joined
 from service.generation.generation import Generation
-from service.generation.order import Order
+from service.generation.request import ModelRequest
 from service.generation.served import ServedModel
 from service.generation.usage import Timings, Usage
-from service.http.sse import EventStream, Framing, Json, while_connected
+from service.http.sse import ClientGone, EventStream, Framing, Json, while_connected
 from service.logs import hashed
 from service.schema.generation import GenerationBody
 
 log = logging.getLogger("noria.request")
-
-T = TypeVar("T")
-Answer = TypeVar("Answer", bound=Mapping[str, object])
 
 LARGE = 512
 """Answers with this many logprobs, or numbers of embeddings, are written off the event loop."""
@@ -41,7 +37,7 @@ LOGPROB_BYTES = 64
 
 
 class Submittable(Protocol):
-    """A request body that can make an order for the engine."""
+    """The body of a request that the engine computes."""
 
     model: str | None
 
@@ -74,14 +70,11 @@ class Shape(Framing, Protocol):
 
 
 async def answer(
-    request: Request,
-    body: Streamable,
-    make_order: Callable[[ServedModel], Order | Pending[Order]],
-    make_shape: Callable[[ServedModel, str], Shape],
+    request: Request, body: Streamable, make: Make[ModelRequest], make_shape: Callable[[ServedModel, str], Shape]
 ) -> Response:
     """The response to a generation request. Raises every refusal before a status is sent."""
     with ExitStack() as stack:
-        served, generation = await submit(stack, request, body, make_order)
+        served, generation = await submit(stack, request, body, make)
         shape = make_shape(served, body.model or served.names[0])
         if body.stream:
             request.scope["noria.record"].streams = True
@@ -91,7 +84,7 @@ async def answer(
 
 
 async def submit(
-    stack: ExitStack, request: Request, body: Submittable, make_order: Callable[[ServedModel], Order | Pending[Order]]
+    stack: ExitStack, request: Request, body: Submittable, make: Make[ModelRequest]
 ) -> tuple[ServedModel, Generation]:
     """Admit the request and submit it to the engine. Closing the stack aborts it and ends its admission."""
     state: State = request.app.state.noria
@@ -100,23 +93,38 @@ async def submit(
     record.user = hashed(body.end_user)
     record.shares_cache = state.settings.cache_isolation == "none"
     if isinstance(body, GenerationBody):
-        _check_priority(body.options.priority, record)
-    stack.enter_context(state.admission.admitted(record.tenant))
+        _check_priority(body.priority or 0, record)
+    served = stack.enter_context(state.admission.admitted(record, body.model))
     live = stack.enter_context(state.requests.serving(record, has_reason=isinstance(body, GenerationBody)))
-    served = state.admission.require(body.model)
-    record.model = body.model or served.names[0]
-    if served.adapter is not None:
-        record.adapter = served.adapter.name
-        stack.enter_context(state.admission.adapters.using(served.adapter))
-    state.admission.check_backlog(record.tenant)
-    ordered = _ordered(state, served, body, make_order, record)
-    order = await while_connected(request.receive, state.admission.expired, ordered)
+    made = await while_connected(request.receive, state.admission.expired, _made(state, record, served, body, make))
     log.debug("tokenized", extra={"fields": {"id": record.id}})
     state.admission.check_backlog(record.tenant)  # others may have come while it was tokenized
-    generation = Generation(order, state.client, served.tokenizer, state.metrics, record, state.admission.backlog)
+    generation = Generation(made, state.client, served.tokenizer, state.metrics, record, state.admission.backlog)
     live.begin(generation)
     await generation.submit()
-    return served, stack.enter_context(generation)
+    return served, stack.enter_context(_recorded(generation, record))
+
+
+@contextmanager
+def _recorded(generation: Generation, record: RequestRecord) -> Iterator[Generation]:
+    """Abort at the end what is unfinished, and copy the facts of the end into the record."""
+    failure: BaseException | None = None
+    try:
+        yield generation
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        generation.close()
+        usage, finishes = generation.usage, generation.finishes
+        record.cached_tokens, record.generated_tokens = usage.cached, usage.completion
+        record.reasoning_tokens, record.last_token, record.finishes = usage.reasoning, generation.last_token, finishes
+        if failure is None:
+            record.outcome = next((name for name in FINISHES if name in finishes), "stop")
+        elif isinstance(failure, ClientGone | asyncio.CancelledError | Cancelled):
+            record.outcome = "abort"
+        else:
+            record.outcome, record.failure = "error", type(failure).__name__
 
 
 def _check_priority(priority: int, record: RequestRecord) -> None:
@@ -128,40 +136,22 @@ def _check_priority(priority: int, record: RequestRecord) -> None:
         raise InvalidRequest(f"priority must be at least {least} {whose}, got {priority}: {how}", param="priority")
 
 
-async def _ordered(
-    state: State,
-    served: ServedModel,
-    body: Submittable,
-    make_order: Callable[[ServedModel], Order | Pending[Order]],
-    record: RequestRecord,
-) -> Order:
-    """The checked order; an empty one if the request's time ends before it is ready."""
+async def _made(
+    state: State, record: RequestRecord, served: ServedModel, body: Submittable, make: Make[ModelRequest]
+) -> ModelRequest:
+    """The engine's request, with a grammar that compiles; an empty one if its time ends before it is ready."""
     timeout = body.timeout if isinstance(body, GenerationBody) else None
     limit = asyncio.timeout(None if timeout is None else record.started + timeout - time.perf_counter())
     try:
         async with limit:
-            order = await _worked(state, served, lambda: make_order(served), record)
-            await state.grammars.check(served, order)
-            return order if served.adapter is None else replace(order, adapter=served.adapter.number)
+            made = await make(state, record, served)
+            await state.grammars.check(served, made)
+            return made
     except TimeoutError:
         if not limit.expired():  # it is the error of some call, not the end of the request's time
             raise
         assert isinstance(body, GenerationBody)  # no other body has a deadline
-        return order_late(body)
-
-
-async def _worked(state: State, served: ServedModel, work: Callable[[], T | Pending[T]], record: RequestRecord) -> T:
-    """The result of `work` on the work thread. If it is pending, its images are decoded in the meantime."""
-    size = record.body_bytes
-    result = await state.admission.work.run(work, size)
-    if not isinstance(result, Pending):
-        return result
-    assert served.info.images is not None, "a model without images refuses them at once"
-    with state.admission.holding_body(record.sender) as take:  # it waits for images of others
-        take(max(0, size - SMALL_BYTES))
-        images = await state.images.decode(result.sources, served.info.images)
-        make = result.make
-        return await state.admission.work.run(lambda: make(images), size)
+        return late_request(body)
 
 
 async def whole_response(
@@ -185,17 +175,18 @@ async def whole_response(
     return Response(whole, media_type="application/json")
 
 
-async def computed_response(
-    request: Request, model: str | None, compute: Callable[[ServedModel], Answer | Pending[Answer]]
-) -> Response:
-    """The response whose JSON is computed without the engine, on the tokenizing thread."""
+async def computed_response(request: Request, model: str | None, make: Make[Mapping[str, object]]) -> Response:
+    """The response whose JSON is computed without the engine."""
     state: State = request.app.state.noria
     record: RequestRecord = request.scope["noria.record"]
-    with state.admission.admitted(record.tenant):
-        served = state.admission.require(model)
-        computed = _worked(state, served, lambda: then(compute(served), written), record)
-        content = await while_connected(request.receive, state.admission.expired, computed)
-    return Response(content, media_type="application/json")
+
+    async def content(served: ServedModel) -> bytes:
+        answer = await make(state, record, served)
+        return await on_thread(lambda served: written(answer))(state, record, served)
+
+    with state.admission.admitted(record, model) as served:
+        whole = await while_connected(request.receive, state.admission.expired, content(served))
+    return Response(whole, media_type="application/json")
 
 
 async def _stream_frames(generation: Generation, shape: Shape) -> AsyncIterator[bytes]:

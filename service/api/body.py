@@ -11,6 +11,7 @@ from pydantic_core import from_json
 from model.errors import quoted
 from service.access.record import RequestRecord
 from service.api.admission import State
+from service.api.lanes import SMALL_BYTES
 from service.errors.errors import BodyTooLarge, HttpError, InvalidRequest
 from service.errors.refusals import invalid_body
 from service.http.sse import while_connected
@@ -20,9 +21,8 @@ from service.schema.structure import Reading, StructureError
 
 B = TypeVar("B", bound=Body)
 
-SMALL_BYTES = 64 * 2**10
 SMALL_MARKS = 2**11
-"""Up to this size, and with this many brackets and quotation marks, the event loop checks a body: a thread would cost
+"""A small body with at most this many brackets and quotation marks is checked on the event loop: a thread would cost
 more."""
 
 

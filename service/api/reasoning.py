@@ -1,23 +1,53 @@
 """The reasoning of a chat request: variables for the chat format, marks in the answer, and the budget."""
 
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
-from model.chat.reasoning import EFFORT, EFFORTS, switched
+from model.chat.reasoning import EFFORT, EFFORTS, Marks, switched
 from model.grammar.thinking import Thinking
 from model.tokenizers.base import Tokenizer
-from service.api.chat_request import ChatRequest
 from service.errors.errors import InvalidRequest
 from service.generation.served import ServedModel
 from service.generation.thinking import Phase, Reasoning
-from service.schema.reasoning import EFFORT_BUDGETS, ReasoningOptions
 
+MAX_BUDGET = 2**31 - 1
+EFFORT_BUDGETS: Mapping[str, int] = MappingProxyType({"minimal": 1024, "low": 4096, "medium": 16384})
+"""The budget in tokens of an effort, for a model that does not know efforts. Higher efforts have no limit."""
 TAIL_TOKENS = 16
 """Tokens at the end of a prompt in which its last mark may be."""
 
 
-def check_reasoning(request: ChatRequest, served: ServedModel) -> None:
+@dataclass(frozen=True, slots=True)
+class ReasoningOptions:
+    """What a request asks of the model's reasoning.
+
+    `on`: think, or do not; None leaves it to the model. `effort` is from "minimal" to "max"; as a `hint` it may be
+    changed to the nearest that the model knows, and means nothing to a model without reasoning. `budget` is the limit
+    for the tokens of the thought. `apart`: the thought is no part of the text. `field` is the client's name of the
+    field, for errors.
+    """
+
+    on: bool | None = None
+    effort: str | None = None
+    budget: int | None = None
+    apart: bool = True
+    hint: bool = False
+    field: str = dataclasses.field(default="reasoning_effort", compare=False)
+
+    @classmethod
+    def of_effort(
+        cls, effort: str | None, field: str, *, budget: int | None = None, hint: bool = False
+    ) -> "ReasoningOptions":
+        """The options of a field with an effort, in which "none" means no reasoning."""
+        on = None if effort is None else effort != "none"
+        return cls(on, effort if on else None, budget, hint=hint and bool(on), field=field)
+
+
+def check_reasoning(asked: ReasoningOptions, served: ServedModel) -> None:
     """Raise InvalidRequest if the request asks a model without reasoning to reason."""
-    asked = request.reasoning
     wants = asked.on or asked.budget or (asked.effort and not asked.hint)
     if served.reasoning is None and wants:
         value = asked.budget if asked.hint and asked.budget else asked.effort or asked.budget
@@ -28,14 +58,14 @@ def check_reasoning(request: ChatRequest, served: ServedModel) -> None:
         raise InvalidRequest(message, param=asked.field, code="no_reasoning")
 
 
-def reasoning_variables(request: ChatRequest, served: ServedModel) -> dict[str, Any]:
-    """The variables of the chat format that turn reasoning on or off. Those of the request come first."""
+def reasoning_variables(asked: ReasoningOptions, served: ServedModel, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The variables of the chat format that turn reasoning on or off. Those that are given come first."""
     if served.chat is None or served.reasoning is None:
-        return dict(request.template.variables)
-    asked, efforts = request.reasoning, served.chat.efforts
+        return dict(given)
+    efforts = served.chat.efforts
     effort = nearest(asked.effort, efforts) if asked.hint and asked.effort and efforts else asked.effort
     on = True if asked.on is None and effort is not None else asked.on
-    return {**switched(served.chat.switches, efforts, on, effort), **request.template.variables}
+    return {**switched(served.chat.switches, efforts, on, effort), **given}
 
 
 def nearest(effort: str, efforts: tuple[str, ...]) -> str:
@@ -57,19 +87,27 @@ def budget_of(asked: ReasoningOptions, served: ServedModel) -> int | None:
     return served.reasoning_budget
 
 
-def reasoning_of(request: ChatRequest, served: ServedModel, prompt: list[int]) -> Reasoning | None:
-    """The marks of the thought in the answer to a prompt.
+def reasoning_of(
+    asked: ReasoningOptions,
+    served: ServedModel,
+    prompt: list[int],
+    last_words: str,
+    *,
+    continues: bool,
+    constrained: bool,
+) -> Reasoning | None:
+    """The marks of the thought in the answer to a prompt. `last_words` are those of the last message.
 
+    `continues`: the answer continues that message. `constrained`: it follows the client's grammar.
     None for a model without reasoning, and for structured output with the thought in its text: the client's grammar
     then holds from the first token, and leaves no place for a thought.
     """
-    apart = request.reasoning.apart
-    if served.reasoning is None or not (apart or request.constraint is None):
+    marks, apart = served.reasoning, asked.apart
+    if marks is None or (constrained and not apart):
         return None
-    marks, continues = served.reasoning, request.template.continue_final_message
     opening, closing = (served.tokenizer.control.get(mark) for mark in (marks.opening, marks.closing))
     if opening is None or closing is None:
-        phase = _phase_of_text(request, served, prompt)
+        phase = _phase_of_text(marks, served, prompt, last_words.rstrip(), continues=continues)
     else:
         phase = _phase_of_tokens(prompt, opening, closing, served.tokenizer, continues=continues)
     return Reasoning.of(marks, phase, served.tokenizer, apart=apart, continues=continues)
@@ -90,14 +128,12 @@ def _phase_of_tokens(prompt: list[int], opening: int, closing: int, tokenizer: T
     return "after" if continues else "before"
 
 
-def _phase_of_text(request: ChatRequest, served: ServedModel, prompt: list[int]) -> Phase:
+def _phase_of_text(marks: Marks, served: ServedModel, prompt: list[int], content: str, *, continues: bool) -> Phase:
     """Where a prompt ends whose marks are text. Templates may open the thought, or write an empty one.
 
-    In the message that the answer continues, only a mark at the beginning opens a thought.
+    `content` is the last message. In a message that the answer continues, only a mark at the beginning opens a thought.
     """
-    marks, content = served.reasoning, request.messages[-1]["content"].rstrip()
-    assert marks is not None
-    if request.template.continue_final_message:
+    if continues:
         opened = content.lstrip().startswith(marks.opening) and marks.closing not in content
         return "inside" if opened else "after"
     text = served.tokenizer.decode(prompt[-TAIL_TOKENS:], keep_control=True).rstrip()
@@ -109,12 +145,12 @@ def _phase_of_text(request: ChatRequest, served: ServedModel, prompt: list[int])
 
 
 def with_thought(
-    reasoning: Reasoning | None, request: ChatRequest, served: ServedModel, grammar: str | None
+    reasoning: Reasoning | None, asked: ReasoningOptions, served: ServedModel, grammar: str | None
 ) -> str | None:
     """The grammar of an answer that may begin with a thought; `grammar` is that of its text."""
     if reasoning is None:
         return grammar
-    budget = budget_of(request.reasoning, served)
+    budget = budget_of(asked, served)
     over = reasoning.phase == "after"
     # after a thought only a control token could open another one, and no client's grammar allows it
     if over and (reasoning.opening is None or grammar is not None):
@@ -122,8 +158,8 @@ def with_thought(
     if budget is None and (grammar is None or over):
         return grammar
     if not served.defaults.eos_token_ids:
-        message = f"{request.reasoning.field} with a budget needs a model with an end token, and this one has none"
-        raise InvalidRequest(message, param=request.reasoning.field)
+        message = f"{asked.field} with a budget needs a model with an end token, and this one has none"
+        raise InvalidRequest(message, param=asked.field)
     marks = reasoning.marks
     phase: Literal["before", "inside", "answer"] = "answer" if reasoning.phase == "after" else reasoning.phase
     return Thinking(marks.opening, marks.closing, phase, budget, grammar).to_json()

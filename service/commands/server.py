@@ -5,7 +5,6 @@ import socket
 from contextlib import nullcontext
 
 from model.errors import NoriaError
-from model.tokenizers.slicing import Slicing
 from service import logs
 from service.access.keys.keys import Keys
 from service.api.operations import health as probes
@@ -51,9 +50,9 @@ def create_server(
             say(f"noria: the model cannot be served: {type(error).__name__}: {error}")
         server.fail()
 
-    async def load_and_announce(settings: Settings, client: EngineClient, slicing: Slicing) -> ServedModel:
+    async def load_and_announce(settings: Settings, client: EngineClient) -> ServedModel:
         async with progress_bar(client) if progress else nullcontext():
-            served = await load(settings, client, slicing)
+            served = await load(settings, client)
         url = address(settings, None if sock.family == socket.AF_UNIX else sock.getsockname()[1])
         log.info("ready", extra={"fields": {"model": served.names[0], "url": url, **served.info.description}})
         if settings.log_format == "human":

@@ -8,11 +8,11 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from model.batch import RunnerInfo
 from model.errors import ModelError
-from model.image_spans import ImageSpan
 from model.sampling_params import SamplingParams
 from service.engine.mailbox import EngineDied, EngineUnavailable, Mailbox
 from service.engine.messages import (
@@ -136,43 +136,18 @@ class EngineClient:
         self.stage, self.progress = stage, progress
 
     def submit(self, prompt: list[int], params: SamplingParams, **options: Any) -> Mailbox:
-        """Queue one sequence. Otherwise as `submit_choices`."""
-        return self.submit_choices(prompt, params, **options)[0]
+        """Queue one sequence. Otherwise as `submit_choices`; the options are fields of `Submit`."""
+        return self.submit_choices(Submit(0, prompt, params, **options))[0]
 
-    def submit_choices(
-        self,
-        prompt: list[int],
-        params: SamplingParams,
-        n: int = 1,
-        *,
-        priority: int = 0,
-        cache_salt: str = "",
-        tenant: str = "",
-        images: tuple[ImageSpan, ...] = (),
-        pixels: bytes = b"",
-        adapter: int = 0,
-        cache_owner: str = "",
-    ) -> list[Mailbox]:
-        """Queue `n` sequences, the choices of one prompt, which is sent once. Returns a mailbox for each.
+    def submit_choices(self, request: Submit) -> list[Mailbox]:
+        """Queue the choices of one prompt, under new ids. Returns a mailbox for each.
 
-        The options are fields of `Submit`. Raises EngineUnavailable unless the engine is ready.
+        Raises EngineUnavailable unless the engine is ready.
         """
         if self.state != "ready":
             raise EngineUnavailable(f"the engine is {self.state}")
-        request = Submit(
-            self._next_id,
-            prompt,
-            params,
-            priority=priority,
-            cache_salt=cache_salt,
-            n=n,
-            tenant=tenant,
-            images=images,
-            adapter=adapter,
-            cache_owner=cache_owner,
-            pixels=pixels,
-        )
-        self._next_id += n
+        request = replace(request, id=self._next_id)
+        self._next_id += request.n
         mailboxes = {sequence_id: Mailbox(sequence_id, self._close_mailbox) for sequence_id in request.ids}
         self._mailboxes |= mailboxes
         self._send(request)

@@ -14,6 +14,10 @@ from model.machine import records
 from model.sampling_params import SamplingParams
 from service.engine.picture import Picture
 
+FINISHES = ("abort", "timeout", "length", "stop")
+"""Reasons for which a sequence ends without an error. A request has the first of them that one of its choices has.
+`service/generation/finish.py` has the words for them."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadModel:

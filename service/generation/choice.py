@@ -9,7 +9,7 @@ from model.batch import TokenLogprob
 from service.engine.mailbox import Mailbox
 from service.engine.messages import Update
 from service.errors.errors import ApiError, InvalidRequest
-from service.generation.order import Order, Prompt
+from service.generation.request import ModelRequest, Prompt
 from service.generation.text import TextStream
 from service.generation.thinking import CountingStream, ThinkingStream
 
@@ -80,7 +80,7 @@ class Choice:
         self,
         index: int,
         prompt: Prompt,
-        order: Order,
+        request: ModelRequest,
         mailbox: Mailbox,
         text: TextStream | ThinkingStream | CountingStream,
     ) -> None:
@@ -90,12 +90,11 @@ class Choice:
         self.admitted = False  # whether the engine has begun with it
         self.last_token: float | None = None  # when the latest tokens arrived, by perf_counter
         self._prompt = prompt
-        self._order = order
-        self._scores = order.params.logprobs is not None
+        self._request = request
+        self._scores = request.params.logprobs is not None
         self._text = text
         self._offset = 0
-        options = order.options
-        self._opened = prompt.echo is None and not options.return_token_ids and options.prompt_logprobs is None
+        self._opened = prompt.echo is None and not request.return_token_ids and request.prompt_logprobs is None
         self._prompt_logprobs: list[TokenLogprob] = []
         self._waiting: deque[TokenLogprob] = deque()  # logprobs of tokens whose text may still become a stop string
         self._total_logprob = 0.0
@@ -133,10 +132,10 @@ class Choice:
         text, starts = self._text.take(final=finish is not None)
         thought = "" if isinstance(self._text, TextStream) else self._text.take_thought()
         scored = self._score(starts, end=finish is not None and not cut) if self._scores else ()
-        tokens = update.tokens[: self.n_generated - before] if self._order.options.return_token_ids else ()
+        tokens = update.tokens[: self.n_generated - before] if self._request.return_token_ids else ()
         stop = self._text.stopped_by
         ended_by = update.tokens[-1:] if update.finish == "stop" and not cut else ()
-        own = next((token for token in ended_by if token in self._order.options.stop_token_ids), None)
+        own = next((token for token in ended_by if token in self._request.stop_token_ids), None)
         delta = Delta(text, scored, finish, tokens, None, None, stop, update.embedding, progress, thought, own)
         return delta if opening is None else joined((opening, delta))
 
@@ -146,7 +145,7 @@ class Choice:
 
     def _push(self, update: Update) -> bool:
         """Push the tokens of an update. True if a stop string ended the text. A stop token usually has no text."""
-        params = self._order.params
+        params = self._request.params
         visible = len(update.tokens) - (update.finish == "stop" and not params.include_stop_str_in_output)
         n_tokens, ended = len(update.tokens), False
         for index, token in enumerate(update.tokens[:visible]):
@@ -156,7 +155,7 @@ class Choice:
                 break
         self.n_generated += n_tokens
         if self._scores:
-            scored = n_tokens if self._order.scores_end else min(n_tokens, visible)
+            scored = n_tokens if self._request.scores_end else min(n_tokens, visible)
             self._waiting.extend(update.logprobs[:scored])
             self._total_logprob += sum(item.logprob for item in update.logprobs[:n_tokens])
         return ended
@@ -174,16 +173,16 @@ class Choice:
         self._opened = True
         text = self._prompt.echo or ""
         self._offset = len(text)
-        n_top = self._order.options.prompt_logprobs
+        n_top = self._request.prompt_logprobs
         return Delta(
             text,
             self._echoed() if self._prompt.starts else (),
-            prompt_tokens=self._prompt.tokens if self._order.options.return_token_ids else None,
+            prompt_tokens=self._prompt.tokens if self._request.return_token_ids else None,
             prompt_logprobs=None if n_top is None else tuple(_trimmed(item, n_top) for item in self._prompt_logprobs),
         )
 
     def _echoed(self) -> tuple[Scored, ...]:
-        n_top = self._order.params.logprobs or 0
+        n_top = self._request.params.logprobs or 0
         later = zip(self._prompt_logprobs, self._prompt.starts[1:], strict=False)  # fewer, if the timeout came first
         return (
             Scored(self._prompt.tokens[0], None, (), 0),

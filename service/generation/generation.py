@@ -4,29 +4,25 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from types import TracebackType
-from typing import Protocol, Self, cast
+from dataclasses import replace
+from typing import Protocol, cast
 
 from model.tokenizers.base import Tokenizer
 from service.access.record import RequestRecord
 from service.engine.client import EngineClient
 from service.engine.mailbox import EngineDied, EngineUnavailable, Mailbox
 from service.engine.messages import Update
-from service.errors.errors import Cancelled
 from service.generation.backlog import Backlog
 from service.generation.choice import Choice, Delta
-from service.generation.order import Order, Prompt
+from service.generation.request import ModelRequest, Prompt
 from service.generation.text import StopString, TextStream
 from service.generation.thinking import CountingStream, ThinkingStream
 from service.generation.usage import CacheMiss, Timings, Usage, timings
-from service.http.sse import ClientGone
 
 log = logging.getLogger("noria.request")
 
 Event = tuple[Choice, Delta]
 
-CUT_SHORT = ("abort", "timeout", "length")
-"""Finish reasons that are the outcome of a request if one of its choices has them, the first before the others."""
 RESUBMIT_SECONDS = 30.0
 """How long a request waits for the next engine after the death of its engine."""
 
@@ -42,31 +38,30 @@ class Observed(Protocol):
 
 
 class Generation:
-    """The choices of an order, once `submit` has sent them.
+    """The choices of a request, once `submit` has sent them.
 
-    It is a context manager: its exit aborts unfinished choices and records the outcome. `backlog` counts what waits, of
-    all requests.
+    `close` must be called at the end. `backlog` counts what waits, of all requests.
     """
 
     def __init__(
         self,
-        order: Order,
+        request: ModelRequest,
         client: EngineClient,
         tokenizer: Tokenizer,
         metrics: Observed,
         record: RequestRecord,
         backlog: Backlog,
     ) -> None:
-        self.usage = Usage.of(order.prompts)
+        self.usage = Usage.of(request.prompts)
         self.choices: list[Choice] = []
-        self._order = order
+        self._request = request
         self._client = client
         self._died: list[Choice] = []  # what an engine computed before its death; nothing of it was used
         self._cancelled = False
         self._refusal: Exception | None = None  # the error of a cancelled request, if it ends with one
         self._late = False  # whether the request's time was up before it could be submitted again
-        self._n = order.n
-        self._n_best = order.n if order.n_best is None else order.n_best
+        self._n = request.n
+        self._n_best = request.n if request.n_best is None else request.n_best
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._record = record
@@ -80,8 +75,8 @@ class Generation:
         self._pumps: list[asyncio.Task[None]] = []
 
     async def submit(self) -> None:
-        """Submit the order. Raises EngineUnavailable."""
-        self._record.params, self._record.n_choices = self._order.params, len(self._order.prompts) * self._order.n
+        """Submit the request. Raises EngineUnavailable."""
+        self._record.params, self._record.n_choices = self._request.params, self._request.n_choices
         await self._submit()
         self._record.submitted = self._submitted
         self._metrics.observe_prompt(self.usage.prompt)
@@ -89,17 +84,17 @@ class Generation:
 
     async def _submit(self) -> None:
         """Send each prompt to the engine, once for all its choices. The event loop serves others after each prompt."""
-        order, timeout = self._order, self._order.options.timeout
-        self._wait(self.usage.prompt, len(order.prompts) * order.n)
-        stops = [StopString.compile(stop) for stop in order.params.stop]
+        request, timeout = self._request, self._request.timeout
+        self._wait(self.usage.prompt, request.n_choices)
+        stops = [StopString.compile(stop) for stop in request.params.stop]
         try:
-            for prompt in order.prompts:
+            for prompt in request.prompts:
                 for mailbox in self._mailboxes(prompt):
-                    self.choices.append(Choice(len(self.choices), prompt, order, mailbox, self._text(stops)))
-                if prompt is not order.prompts[-1]:
+                    self.choices.append(Choice(len(self.choices), prompt, request, mailbox, self._text(stops)))
+                if prompt is not request.prompts[-1]:
                     await asyncio.sleep(0)
         except BaseException:
-            self._close()
+            self.close()
             raise
         if timeout is not None:
             left = timeout - (time.perf_counter() - self._record.started)
@@ -111,33 +106,22 @@ class Generation:
 
     def _mailboxes(self, prompt: Prompt) -> list[Mailbox]:
         """A mailbox for each choice of a prompt."""
-        order = self._order
         if self._refusal is not None:
             raise self._refusal
         if self._cancelled or self._late or not prompt.tokens:
-            return [Mailbox.late("abort" if self._cancelled else "timeout") for _ in range(order.n)]
-        return self._client.submit_choices(
-            prompt.tokens,
-            order.params,
-            order.n,
-            priority=order.options.priority,
-            cache_salt=order.options.cache_salt,
-            tenant=self._record.tenant,
-            images=prompt.images,
-            pixels=prompt.pixels,
-            adapter=order.adapter,
-            cache_owner=self._record.cache_owner,
-        )
+            return [Mailbox.late("abort" if self._cancelled else "timeout") for _ in range(self._n)]
+        sent = replace(prompt.submit, tenant=self._record.tenant, cache_owner=self._record.cache_owner)
+        return self._client.submit_choices(sent)
 
     def _text(self, stops: list[StopString]) -> TextStream | ThinkingStream | CountingStream:
-        params, reasoning = self._order.params, self._order.reasoning
+        params, reasoning = self._request.params, self._request.reasoning
         text = TextStream(
             self._tokenizer,
             stops,
             min_tokens=params.min_tokens,
             include_stop=params.include_stop_str_in_output,
-            strip_leading_space=self._order.starts_message and self._tokenizer.strips_leading_space,
-            keep_control=self._order.visible_control,
+            strip_leading_space=self._request.starts_message and self._tokenizer.strips_leading_space,
+            keep_control=self._request.visible_control,
         )
         if reasoning is None:
             return text
@@ -178,10 +162,10 @@ class Generation:
         """
         if self._died:
             raise EngineDied
-        self._close()
+        self.close()
         self._died, self.choices = self.choices, []
         self.usage.completion = self.usage.cached = self.usage.reasoning = 0
-        timeout = self._order.options.timeout
+        timeout = self._request.timeout
         left = None if timeout is None else timeout - (time.perf_counter() - self._record.started)
         try:
             async with asyncio.timeout(RESUBMIT_SECONDS if left is None else min(left, RESUBMIT_SECONDS)):
@@ -192,7 +176,7 @@ class Generation:
             self._late = left is not None and left <= RESUBMIT_SECONDS
             if not self._late:
                 raise EngineDied from None
-        if self._order.adapter in self._client.adapters.lost:
+        if self._request.prompts[0].submit.adapter in self._client.adapters.lost:
             raise EngineDied  # a client that tries again learns what is wrong with the adapter
         await self._submit()
         for choice, died in zip(self.choices, self._died, strict=True):
@@ -278,7 +262,18 @@ class Generation:
             self.usage.reasoning += n_tokens
             self._metrics.observe_thought(n_tokens)
 
-    def _close(self) -> None:
+    @property
+    def finishes(self) -> tuple[str, ...]:
+        """The finish reason of each choice that ended."""
+        return tuple(self._finishes[index] for index in sorted(self._finishes))
+
+    @property
+    def last_token(self) -> float | None:
+        """When the latest token arrived, by perf_counter."""
+        return max((choice.last_token or 0.0 for choice in self.choices), default=0.0) or None
+
+    def close(self) -> None:
+        """Abort unfinished choices."""
         if self._deadline is not None:
             self._deadline.cancel()
         for pump in self._pumps:
@@ -286,22 +281,3 @@ class Generation:
         for choice in self.choices:
             choice.mailbox.close()
         self._wait(-self._waiting[0], -self._waiting[1])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._close()
-        self._record.cached_tokens = self.usage.cached
-        self._record.generated_tokens = self.usage.completion
-        self._record.reasoning_tokens = self.usage.reasoning
-        self._record.last_token = max((choice.last_token or 0.0 for choice in self.choices), default=0.0) or None
-        self._record.finishes = finishes = tuple(self._finishes[index] for index in sorted(self._finishes))
-        if error is None:
-            self._record.outcome = next((name for name in CUT_SHORT if name in finishes), "stop")
-        elif isinstance(error, ClientGone | asyncio.CancelledError | Cancelled):
-            self._record.outcome = "abort"
-        else:
-            self._record.outcome, self._record.failure = "error", type(error).__name__

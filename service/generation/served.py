@@ -58,6 +58,11 @@ class ServedModel:
         object.__setattr__(self, "fingerprint", fingerprint(self.info, self.adapter))
 
     @property
+    def adapter_number(self) -> int:
+        """The number of the adapter in the engine, 0 for none."""
+        return 0 if self.adapter is None else self.adapter.number
+
+    @property
     def image_roles(self) -> frozenset[str]:
         """The roles whose messages may have images: none for a model that takes no images."""
         if self.info.images is None or self.chat is None:

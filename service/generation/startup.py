@@ -22,7 +22,6 @@ from model.sharding.layout import Layout
 from model.sharding.shard import check
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
-from model.tokenizers.slicing import WHOLE, Slicing
 from service.engine.client import EngineClient
 from service.generation.adapters import given_adapters
 from service.generation.served import ServedModel, longest_piece
@@ -41,11 +40,10 @@ class TextSide:
     longest_piece: int
 
 
-async def load_served(settings: Settings, client: EngineClient, slicing: Slicing) -> ServedModel:
+async def load_served(settings: Settings, client: EngineClient) -> ServedModel:
     """The served model: its files are found, then tokenizer and network load at the same time.
 
     Raises NoriaError as soon as either fails; the caller closes the client, which ends an engine that still loads.
-    The tokenizer encodes long texts by `slicing`.
     """
     directory = await _in_thread(lambda: resolve(settings.model, revision=settings.revision, progress=client.note))
     await _in_thread(lambda: check_layout(settings, directory))
@@ -55,7 +53,7 @@ async def load_served(settings: Settings, client: EngineClient, slicing: Slicing
         find = partial(resolve_again, settings.model, directory, progress=client.note)
         return runner_options(settings, await _in_thread(find))
 
-    text = asyncio.create_task(_in_thread(lambda: _frozen(load_text_side(directory, settings.chat_template, slicing))))
+    text = asyncio.create_task(_in_thread(lambda: _frozen(load_text_side(directory, settings.chat_template))))
     network = asyncio.create_task(client.start(runner_options(settings, directory), renew))
     try:
         side, _ = await asyncio.gather(text, network)
@@ -82,10 +80,10 @@ def check_layout(settings: Settings, directory: Path) -> None:
         check(read_config(directory, max_model_len=settings.max_model_len), settings.layout)
 
 
-def load_text_side(directory: Path, chat_template: Path | None, slicing: Slicing = WHOLE) -> TextSide:
+def load_text_side(directory: Path, chat_template: Path | None) -> TextSide:
     """The tokenizer, chat format and generation defaults of a model directory."""
     files = model_files(directory)
-    tokenizer = load_tokenizer(files, slicing)
+    tokenizer = load_tokenizer(files)
     chat = load_chat(files, tokenizer, _read(chat_template))
     if chat is not None and chat_template is not None:
         _try_template(chat, chat_template)

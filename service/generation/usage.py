@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from typing_extensions import TypedDict  # pydantic, which reads it, needs this one before Python 3.12
 
-from service.generation.order import Prompt
+from service.generation.request import Prompt
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class Usage:
     @classmethod
     def of(cls, prompts: Sequence[Prompt]) -> Self:
         """Before the first token of the answer."""
-        spans = [span for prompt in prompts for span in prompt.images]
+        spans = [span for prompt in prompts for span in prompt.submit.images]
         return cls(
             prompt=sum(len(prompt.tokens) for prompt in prompts), images=sum(span.stop - span.start for span in spans)
         )

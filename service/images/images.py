@@ -1,15 +1,63 @@
 """Images of requests, decoded in a child process: a hostile image may kill that process, and nothing else."""
 
 import asyncio
+import hashlib
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from model.errors import ImageError
 from model.image_spans import ImageFormat
+from model.images.client import ImageProcess
 from service.errors.errors import InvalidRequest
-from service.images.decoder import DecodedImage, Decoder, LimitsExceeded
+from service.helpers import HelperThread, LimitsExceeded, Recent
 from service.images.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedImage:
+    """RGB bytes [rows * token_side, columns * token_side, 3]. Equal digests have equal sizes and pixels."""
+
+    rows: int
+    columns: int
+    digest: str
+    pixels: bytes = field(repr=False)
+
+
+class Decoder:
+    """Decodes images in a child process, which starts at the first one. `on_restart` hears when one replaces another.
+
+    A `patient` decoder gives an image more time, and starts a process for each.
+    """
+
+    def __init__(
+        self, max_pixels: int, on_restart: Callable[[], None] = lambda: None, *, patient: bool = False
+    ) -> None:
+        self._max_pixels = max_pixels
+        self._patient = patient
+        self._helper: HelperThread[ImageProcess] = HelperThread("decodes images", "image_unavailable", on_restart)
+
+    async def decode(self, data: bytes, format: ImageFormat) -> DecodedImage:
+        """The pixels of an image file. Raises ImageError, LimitsExceeded, and Unavailable without a process."""
+        return await self._helper.run(lambda: self._decoded(data, format))
+
+    async def close(self) -> None:
+        """End the process and the thread."""
+        await self._helper.close()
+
+    def _decoded(self, data: bytes, format: ImageFormat) -> DecodedImage:
+        try:
+            pixels = self._helper.use(self._start, lambda process: process.decode(data, format))
+        finally:
+            if self._patient:
+                self._helper.end()
+        digest = hashlib.blake2b(f"{pixels.rows} {pixels.columns} ".encode(), digest_size=16)
+        digest.update(pixels.pixels)
+        return DecodedImage(pixels.rows, pixels.columns, digest.hexdigest(), pixels.pixels)
+
+    def _start(self) -> ImageProcess:
+        return ImageProcess(self._max_pixels, patient=self._patient)
+
 
 CACHE_BYTES = 64 * 2**20
 """Pixels that are kept: a conversation sends its images again with each request."""
@@ -22,45 +70,6 @@ TOO_MUCH = "takes too much time or memory to decode"
 
 Key = tuple[bytes, ImageFormat]
 """The digest of an image file, and the format that it was decoded for."""
-
-
-class Recent:
-    """The images that were used last, as many as fit in `n_bytes`."""
-
-    def __init__(self, n_bytes: int = CACHE_BYTES) -> None:
-        self._images: OrderedDict[Key, DecodedImage] = OrderedDict()
-        self._left = n_bytes
-
-    def find(self, key: Key) -> DecodedImage | None:
-        if key in self._images:
-            self._images.move_to_end(key)
-        return self._images.get(key)
-
-    def note(self, key: Key, image: DecodedImage) -> None:
-        if key not in self._images:
-            self._images[key] = image
-            self._left -= len(image.pixels)
-        while self._left < 0:
-            self._left += len(self._images.popitem(last=False)[1].pixels)
-
-
-class Suspects:
-    """The images that exceeded their limits last, and whether they exceeded the longer limit too."""
-
-    def __init__(self) -> None:
-        self._blamed: OrderedDict[Key, bool] = OrderedDict()
-
-    def __contains__(self, key: Key) -> bool:
-        return key in self._blamed
-
-    def is_blamed(self, key: Key) -> bool:
-        return self._blamed.get(key, False)
-
-    def note(self, key: Key, *, blamed: bool) -> None:
-        self._blamed[key] = blamed
-        self._blamed.move_to_end(key)
-        if len(self._blamed) > MAX_SUSPECTS:
-            self._blamed.popitem(last=False)
 
 
 class Suspected(Exception):
@@ -88,8 +97,8 @@ class Images:
     ) -> None:
         self._max_images = max_images
         self._on_decoded = on_decoded
-        self._recent = Recent()
-        self._suspects = Suspects()
+        self._recent: Recent[Key, DecodedImage] = Recent(CACHE_BYTES, lambda image: len(image.pixels))
+        self._suspects: Recent[Key, bool] = Recent(MAX_SUSPECTS)  # whether they exceeded the longer limit too
         self._turns = asyncio.Semaphore(REQUESTS)
         self._decoder, self._decoder_turn = Decoder(max_pixels, on_restart), asyncio.Lock()
         self._patient, self._patient_turn = Decoder(max_pixels, patient=True), asyncio.Lock()
@@ -125,12 +134,12 @@ class Images:
         async with self._decoder_turn:  # others' images come between those of a request
             if (found := self._recent.find(key)) is not None:
                 return found
-            if key in self._suspects:
+            if self._suspects.find(key) is not None:
                 raise Suspected(source)
             try:
                 return await self._decoded(self._decoder, source, format)
             except LimitsExceeded:
-                self._suspects.note(key, blamed=False)
+                self._suspects.note(key, False)
                 raise Suspected(source) from None
 
     async def _one_apart(self, source: Source, format: ImageFormat) -> DecodedImage:
@@ -140,10 +149,10 @@ class Images:
             if (found := self._recent.find(key)) is not None:
                 return found
             try:
-                if not self._suspects.is_blamed(key):
+                if not self._suspects.find(key):
                     return await self._decoded(self._patient, source, format)
             except LimitsExceeded:
-                self._suspects.note(key, blamed=True)
+                self._suspects.note(key, True)
             raise _refusal(source, TOO_MUCH)
 
     async def _decoded(self, decoder: Decoder, source: Source, format: ImageFormat) -> DecodedImage:

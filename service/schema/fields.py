@@ -30,6 +30,7 @@ MAX_ITEMS = 2**14
 MODEL = "The id of a model in `/v1/models`. Default: the served model."
 """The description of the field `model`."""
 
+Json = dict[str, Any]
 T = TypeVar("T")
 
 

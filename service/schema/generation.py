@@ -1,7 +1,5 @@
 """Fields that completion and chat requests share, with OpenAI's names. null means the default."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from types import MappingProxyType
 
 from service.access.keys.entry import PRIORITIES
@@ -32,24 +30,6 @@ class StreamOptions(Body):
     def counts_on(self) -> bool:
         """Whether every chunk has the usage so far."""
         return bool(self.continuous_usage_stats) and self.ends_with_usage
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOptions:
-    """How a request is served and reported, whatever it generates; named as in `GenerationBody`.
-
-    `prompt_logprobs` is the number of alternatives beside each token of the prompt (None: no logprobs), `timeout` the
-    seconds from the request's arrival. `stop_token_ids` are the request's own.
-    """
-
-    prompt_logprobs: int | None = None
-    return_progress: bool = False
-    return_token_ids: bool = False
-    truncate_prompt_tokens: int | None = None
-    priority: int = 0
-    cache_salt: str = ""
-    timeout: float | None = None
-    stop_token_ids: Sequence[int] = ()
 
 
 class GenerationBody(SamplingBody, StructuredOutputBody):
@@ -105,11 +85,6 @@ class GenerationBody(SamplingBody, StructuredOutputBody):
     @property
     def n_choices(self) -> int:
         return self.n or 1
-
-    @property
-    def options(self) -> RequestOptions:
-        values = {field.name: getattr(self, field.name) for field in fields(RequestOptions)}
-        return RequestOptions(**{name: value for name, value in values.items() if value is not None})
 
     @property
     def end_user(self) -> str | None:

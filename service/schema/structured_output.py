@@ -1,13 +1,11 @@
 """Request fields for structured output."""
 
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from service.schema.fields import MAX_ITEMS, Body, Items, only, optional, synonym
-
-Json = dict[str, Any]
+from service.schema.fields import MAX_ITEMS, Body, Items, Json, only, optional, synonym
 
 
 class JsonSchema(Body):

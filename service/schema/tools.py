@@ -1,6 +1,7 @@
 """Tools that a model may call, and the calls of earlier messages."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, ValidationInfo
@@ -8,7 +9,7 @@ from pydantic_core import PydanticCustomError, from_json
 
 from model.errors import quoted
 from service.errors.errors import InvalidRequest
-from service.schema.fields import Body, Items, optional, unsupported
+from service.schema.fields import Body, Items, Json, optional, unsupported
 from service.schema.structure import Structure, StructureError
 
 MAX_TOOLS = 128
@@ -17,7 +18,6 @@ NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
 NOT_RUN = "this server runs no tools itself: declare functions, and run them in the client"
 RUN_BY_CLIENTS = ("function", "custom")
 """Types of tools that clients run, on any endpoint."""
-Json = dict[str, Any]
 
 
 class Function(Body):
@@ -136,10 +136,7 @@ class OfferBody(Body):
     def offered(self) -> list[Function]:
         return [tool.function for tool in self.tools or ()]
 
-    def allowed_calls(self) -> AllowedCalls:
+    @cached_property
+    def calls(self) -> AllowedCalls:
         """Raises InvalidRequest."""
         return allowed_calls(self.offered)
-
-    @property
-    def may_call(self) -> bool:
-        return bool(self.allowed_calls().functions)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from model.tokenizers.pieces import n_begun
+from service.generation.finish import CALLS
 from service.generation.served import ServedModel
+from service.schema.tools import AllowedCalls
 from service.structured.call_style import ID_CHARS, SHORT_ID, Style, style_of
 
 NAME_CHARS = string.ascii_letters + string.digits + "_.-"
@@ -81,7 +83,7 @@ class CallReader:
     def finish(self, reason: str | None) -> str | None:
         """The finish_reason: "tool_calls" if the answer has calls, and no stop string has cut the last one."""
         called = self.n_calls and self._state != self._arguments
-        return "tool_calls" if reason == "stop" and called else reason
+        return CALLS if reason == "stop" and called else reason
 
     def _text(self, pieces: list[Piece], final: bool) -> bool:
         at = next((at for at in self._markers() if self._call_begins(at) is not False), None)
@@ -187,9 +189,9 @@ def _past_words(text: str, words: str) -> tuple[bool | None, str]:
     return (None if awaited else True), ""
 
 
-def reader_of(served: ServedModel, may_call: bool) -> CallReader | None:
+def reader_of(served: ServedModel, calls: AllowedCalls) -> CallReader | None:
     """The reader of an answer, or None for an answer that cannot have calls."""
-    return CallReader(style_of(served)) if may_call else None
+    return CallReader(style_of(served)) if calls.functions else None
 
 
 def pieces_of(reader: CallReader | None, text: str, *, final: bool) -> list[Piece]:

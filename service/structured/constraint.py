@@ -9,12 +9,11 @@ from pydantic_core import from_json
 from model.errors import quoted
 from model.sampling_params import MAX_GRAMMAR_CHARS
 from service.errors.errors import InvalidRequest
+from service.schema.fields import Json
 from service.schema.structure import Structure
 from service.schema.structured_output import ResponseFormat, StructuredOutputBody, StructuredOutputs
-from service.structured.exact import exact
-from service.structured.json_schema import bounded, closed, readable
+from service.structured.json_schema import bounded, closed, exact, readable
 
-Json = dict[str, Any]
 SPACE = r"\x20|\x0A[\x20\x09]{0,32}"
 """White space in JSON: a space or an indented new line. Small models would otherwise write it until max_tokens."""
 ANY_OBJECT: Json = {"type": "object"}

@@ -2,12 +2,11 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from model.chat.reasoning import PARTS, THOUGHT
+from service.schema.fields import Json
 from service.schema.tools import Function
 
-Json = dict[str, Any]
 KEPT = ("role", "name", THOUGHT, PARTS)
 
 EXPLANATION = """You may call functions to help with the request. These are their signatures:

@@ -212,8 +212,7 @@ def test_an_engine_that_is_killed_in_the_middle_of_an_image(
         await client.start({**options, "max_model_len": 512, "cache_memory": 2**22})
 
         async def answer() -> list[int]:
-            sent = client.submit_choices(prompt.prompt, params, images=prompt.images, pixels=prompt.pixels)
-            return await collect(sent[0])
+            return await collect(client.submit_choices(prompt.submit(0, params))[0])
 
         try:
             first = asyncio.create_task(answer())

@@ -14,7 +14,6 @@ import httpx
 from model.chat.conversation import NOTHING
 from model.checkpoint.generation_config import GenerationDefaults
 from model.errors import ParameterError, quoted
-from model.tokenizers.slicing import Slicing
 from service.access.keys.keys import Keys
 from service.api.routes import Route
 from service.app import ROUTES
@@ -164,7 +163,7 @@ def running(
         hosts.append(EngineThread("tests.fakes:create_fake"))
         return hosts[-1]
 
-    async def load(settings: Settings, client: EngineClient, slicing: Slicing) -> ServedModel:
+    async def load(settings: Settings, client: EngineClient) -> ServedModel:
         limits = {"max_sequences": settings.max_sequences, "max_step_tokens": settings.max_step_tokens}
         adapters = [(item.number, str(item.path)) for item in given_adapters(settings)]
         options = {"model": settings.model, "max_model_len": settings.max_model_len, "adapters": adapters}

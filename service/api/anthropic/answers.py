@@ -6,9 +6,11 @@ from pydantic import WithJsonSchema
 from typing_extensions import TypedDict
 
 from service.api.examples import MODEL, TIMINGS
+from service.generation.finish import FINISHES
 from service.generation.usage import Timings
 
-StopReason = Annotated[str | None, WithJsonSchema({"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]})]
+STOP_REASONS = {row.name: row.anthropic for row in FINISHES.values() if row.anthropic}
+StopReason = Annotated[str | None, WithJsonSchema({"enum": [*STOP_REASONS.values(), "stop_sequence"]})]
 """None only while a stream begins."""
 
 

@@ -10,15 +10,12 @@ from service.api.answering import answer, computed_response
 from service.api.anthropic.answers import MESSAGE, MESSAGE_CALL, InputTokens, MessageAnswer
 from service.api.anthropic.schema import ConversationBody, MessagesBody
 from service.api.anthropic.shape import MessageShape
-from service.api.chat_request import ChatRequest
-from service.api.encoding import encode_chat
 from service.api.examples import HELLO
-from service.api.images import Pending, with_images
-from service.api.orders import ordered_chat
+from service.api.prompt import Chat, chat_request, encode_chat, of_chat
 from service.api.routes import post
 from service.errors.dialects import ANTHROPIC
 from service.generation.served import ServedModel
-from service.images.decoder import DecodedImage
+from service.images.images import DecodedImage
 from service.structured.call_reader import reader_of
 
 
@@ -35,8 +32,8 @@ async def messages(request: Request, body: MessagesBody) -> Response:
     return await answer(
         request,
         body,
-        lambda served: ordered_chat(body.chat_request(), served),
-        lambda served, name: MessageShape(name, reader_of(served, body.may_call), body.shows_thoughts),
+        of_chat(body.chat, chat_request),
+        lambda served, name: MessageShape(name, reader_of(served, body.calls), body.shows_thoughts),
     )
 
 
@@ -53,13 +50,8 @@ async def count_tokens(request: Request, body: ConversationBody) -> Response:
 
     The number is that of the prompt that `/v1/messages` would compute.
     """
-
-    def count(served: ServedModel) -> InputTokens | Pending[InputTokens]:
-        asked = body.chat_request()
-        return with_images(asked, served, lambda images: counted(asked, served, images))
-
-    return await computed_response(request, body.model, count)
+    return await computed_response(request, body.model, of_chat(body.chat, counted))
 
 
-def counted(request: ChatRequest, served: ServedModel, images: Sequence[DecodedImage]) -> InputTokens:
-    return {"input_tokens": len(encode_chat(request, served, images).tokens)}
+def counted(chat: Chat, served: ServedModel, images: Sequence[DecodedImage]) -> InputTokens:
+    return {"input_tokens": len(encode_chat(chat, served, images)[0])}

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import groupby
 from typing import Annotated, Any, Literal, Self
 
@@ -23,12 +24,11 @@ from service.api.anthropic.tools import (
     ToolUse,
     pieces_of,
 )
-from service.api.chat_request import ChatRequest, Json
+from service.api.prompt import Chat
 from service.errors.errors import InvalidRequest
 from service.schema.conversation import TemplateOptions, contents
-from service.schema.fields import MAX_ITEMS, MODEL, Body, Items, only, optional, ranged, unsupported
-from service.schema.generation import MAX_USER
-from service.schema.sampling import SamplingBody
+from service.schema.fields import MAX_ITEMS, MODEL, Body, Items, Json, only, optional, ranged, unsupported
+from service.schema.generation import MAX_USER, GenerationBody
 from service.schema.tools import MAX_TOOLS, AllowedCalls
 from service.structured.constraint import json_constraint
 
@@ -119,18 +119,15 @@ class ConversationBody(Body):
     def check(self) -> None:
         if not self.messages:
             raise InvalidRequest("messages must not be empty", param="messages")
-        self.allowed_calls()
+        self.calls  # noqa: B018 - it raises
 
-    def allowed_calls(self) -> AllowedCalls:
+    @cached_property
+    def calls(self) -> AllowedCalls:
         """Raises InvalidRequest."""
         return (self.tool_choice or ToolChoice(type="auto")).allowed_calls([tool.function for tool in self.tools or ()])
 
-    @property
-    def may_call(self) -> bool:
-        return bool(self.allowed_calls().functions)
-
-    def chat_request(self) -> ChatRequest:
-        """The internal request. Raises InvalidRequest. Large schemas take time: not for the event loop."""
+    def chat(self) -> Chat:
+        """What the body asks, as `Chat`. Raises InvalidRequest. Large schemas take time: not for the event loop."""
         words = _without_billing(self.system)
         system = [{"role": "system", "content": words}] if words else []
         groups = groupby(enumerate(self.messages), key=lambda entry: entry[1].role)
@@ -140,9 +137,7 @@ class ConversationBody(Body):
         for edit in (self.context_management and self.context_management.edits) or ():
             messages = edit.apply(messages)
         effort = self.output_config.effort if self.output_config else None
-        return ChatRequest(
-            system + messages, self.allowed_calls(), options, reasoning=options_of(self.thinking, effort)
-        )
+        return Chat(system + messages, self.calls, options, reasoning=options_of(self.thinking, effort))
 
 
 class MessagesBody(ConversationBody):
@@ -185,15 +180,15 @@ class MessagesBody(ConversationBody):
     def end_user(self) -> str | None:
         return self.metadata.user_id if self.metadata else None
 
-    def chat_request(self) -> ChatRequest:
+    def chat(self) -> Chat:
         form = self.output_config and self.output_config.format
-        sampling = SamplingBody.model_construct(
+        fields = GenerationBody.model_construct(
             temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, stop=self.stop_sequences
         )
         return replace(
-            super().chat_request(),
+            super().chat(),
             constraint=json_constraint(form.schema_, "output_config.format") if form else None,
-            sampling=sampling,
+            fields=fields,
             max_tokens=self.max_tokens,
         )
 

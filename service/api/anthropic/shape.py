@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from service.api.anthropic.answers import Content, Ending, MessageAnswer, MessageState, MessageUsage
+from service.api.anthropic.answers import STOP_REASONS, Content, Ending, MessageAnswer, MessageState, MessageUsage
 from service.errors.dialects import ANTHROPIC
 from service.errors.errors import ApiError
 from service.generation.choice import Delta
@@ -15,7 +15,6 @@ from service.structured.call_reader import CallReader, Piece, pieces_of
 
 SIGNATURE = "noria"
 """The signature of every thought: clients must send one back, and nothing here depends on it."""
-STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 @dataclass(slots=True)
@@ -100,7 +99,7 @@ class MessageShape(TypedEvents):
         if delta.stop is not None:
             return {"stop_reason": "stop_sequence", "stop_sequence": delta.stop}
         reason = self.reader.finish(delta.finish) if self.reader else delta.finish
-        return {"stop_reason": STOP_REASONS.get(reason, reason) if reason else None, "stop_sequence": None}
+        return {"stop_reason": STOP_REASONS[reason] if reason else None, "stop_sequence": None}
 
     def _message(self, delta: Delta, usage: Usage) -> MessageState:
         return {

@@ -6,9 +6,8 @@ from typing import Literal
 from pydantic import Field
 
 from model.chat.reasoning import THOUGHT
-from service.api.chat_request import Json
-from service.schema.fields import Body, Items, only, optional
-from service.schema.reasoning import MAX_BUDGET, ReasoningOptions
+from service.api.reasoning import MAX_BUDGET, ReasoningOptions
+from service.schema.fields import Body, Items, Json, only, optional
 
 FIELD = "thinking"
 Effort = Literal["low", "medium", "high", "xhigh", "max"]

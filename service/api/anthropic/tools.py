@@ -9,10 +9,9 @@ from pydantic import Field, field_validator, model_validator
 from model.errors import quoted
 from service.errors.errors import InvalidRequest
 from service.schema.conversation import MAX_NAME, contents, image_part
-from service.schema.fields import MAX_ITEMS, Body, Items, only, optional, unsupported
+from service.schema.fields import MAX_ITEMS, Body, Items, Json, only, optional, unsupported
 from service.schema.tools import NAME, AllowedCalls, Function, allowed_calls, plain_call, tool_type
 
-Json = dict[str, Any]
 CACHE_HINTS = tuple(
     {"type": "ephemeral", **ttl, **scope}
     for ttl in ({}, {"ttl": "5m"}, {"ttl": "1h"})

@@ -1,13 +1,14 @@
-"""The body of `POST /v1/embeddings`, and the order to the engine that it becomes."""
+"""The body of `POST /v1/embeddings`, and the engine's request that it becomes."""
 
 from typing import Literal
 
 from pydantic import Field
 
 from model.sampling_params import SamplingParams
-from service.api.encoding import check_prompt, encode_text
+from service.api.prompt import check_prompt, encode_text
+from service.engine.messages import Submit
 from service.errors.errors import InvalidRequest
-from service.generation.order import Order, Prompt
+from service.generation.request import ModelRequest, Prompt
 from service.generation.served import ServedModel
 from service.schema.fields import MODEL, Body, only, optional
 from service.schema.generation import MAX_USER
@@ -46,16 +47,16 @@ class EmbeddingsBody(Body):
         check_prompts("input", listed(self.input))
 
 
-def order_embeddings(body: EmbeddingsBody, served: ServedModel) -> Order:
+def embeddings_request(body: EmbeddingsBody, served: ServedModel) -> ModelRequest:
     """Tokenizes: not for the event loop. Raises ParameterError or InvalidRequest."""
     if body.dimensions not in (None, served.info.dim):
         message = f"dimensions must be {served.info.dim}, the width of this model, got {body.dimensions}"
         raise InvalidRequest(message, param="dimensions")
     params = SamplingParams(max_tokens=0, embed=body.pooling or "mean")
-    return Order(tuple(_prompt(item, served) for item in listed(body.input)), params, 1)
+    return ModelRequest(tuple(_prompt(item, params, served) for item in listed(body.input)))
 
 
-def _prompt(item: str | list[int], served: ServedModel) -> Prompt:
+def _prompt(item: str | list[int], params: SamplingParams, served: ServedModel) -> Prompt:
     tokens = encode_text(served, item, param="input") if isinstance(item, str) else item
     check_prompt(tokens, 0, served, "input")
-    return Prompt(tokens)
+    return Prompt(Submit(0, tokens, params, adapter=served.adapter_number))

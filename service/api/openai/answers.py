@@ -7,9 +7,10 @@ from pydantic import WithJsonSchema
 from typing_extensions import TypedDict
 
 from service.api.examples import ARGUMENTS, FINGERPRINT, MODEL, TIMINGS
+from service.generation.finish import FINISHES
 from service.generation.usage import Timings
 
-FinishReason = Annotated[str | None, WithJsonSchema({"enum": ["stop", "length", "timeout", "abort", "tool_calls"]})]
+FinishReason = Annotated[str | None, WithJsonSchema({"enum": [*FINISHES]})]
 """None only in the chunks of a stream."""
 
 

@@ -9,7 +9,7 @@ from service.api.examples import HELLO
 from service.api.openai.answers import CHAT, CHAT_CALL, ChatCompletion
 from service.api.openai.schema import ChatBody
 from service.api.openai.shape import ChatShape
-from service.api.orders import ordered_chat
+from service.api.prompt import chat_request, of_chat
 from service.api.routes import post
 from service.schema.generation import StreamOptions
 from service.structured.call_style import style_of
@@ -31,7 +31,7 @@ async def chat_completions(request: Request, body: ChatBody) -> Response:
     return await answer(
         request,
         body,
-        lambda served: ordered_chat(body.chat_request(), served),
+        of_chat(body.chat, chat_request),
         lambda served, name: ChatShape(
             name,
             served.tokenizer,
@@ -39,7 +39,7 @@ async def chat_completions(request: Request, body: ChatBody) -> Response:
             body.n_logprobs is not None,
             body.stream_options or StreamOptions(),
             bool(body.return_token_ids),
-            style_of(served) if body.may_call else None,
+            style_of(served) if body.calls.functions else None,
             body.include_reasoning is not False,
         ),
     )

@@ -1,16 +1,37 @@
-"""`POST /v1/completions`."""
+"""`POST /v1/completions`: prompts as token ids, with what `echo` needs."""
 
 from fastapi import Request
 from starlette.responses import Response
 
+from model.errors import quoted
+from model.sampling_params import SamplingParams
+from model.tokenizers.base import Tokenizer
+from model.tokenizers.pieces import encode_inner
 from service.access.policy import Policy
 from service.api.answering import answer
 from service.api.openai.answers import COMPLETION, Completion
-from service.api.openai.completion_order import order_completion
 from service.api.openai.schema import CompletionBody
 from service.api.openai.shape import CompletionShape
+from service.api.prompt import (
+    check_prompt,
+    check_size,
+    encode_text,
+    enforceable,
+    n_begin_tokens,
+    on_thread,
+    sampling,
+    submit_of,
+    truncated,
+)
 from service.api.routes import post
+from service.errors.errors import InvalidRequest
+from service.generation.request import ModelRequest, Prompt
+from service.generation.served import ServedModel
+from service.generation.text import TextStream
 from service.schema.generation import StreamOptions
+from service.structured.constraint import constraint
+
+DEFAULT_MAX_TOKENS = 16
 
 
 @post(
@@ -29,7 +50,7 @@ async def completions(request: Request, body: CompletionBody) -> Response:
     return await answer(
         request,
         body,
-        lambda served: order_completion(body, served),
+        on_thread(lambda served: completion_request(body, served)),
         lambda served, name: CompletionShape(
             name,
             served.tokenizer,
@@ -39,3 +60,74 @@ async def completions(request: Request, body: CompletionBody) -> Response:
             bool(body.return_token_ids),
         ),
     )
+
+
+def completion_request(body: CompletionBody, served: ServedModel) -> ModelRequest:
+    """The engine's request. Raises ParameterError or InvalidRequest. It tokenizes: not for the event loop."""
+    given: int | None = body.agreed("max_tokens")
+    max_tokens, n_logprobs = DEFAULT_MAX_TOKENS if given is None else given, body.n_logprobs
+    grammar, fields = enforceable(constraint(body), served)
+    ranked = body.n_generated > body.n_choices
+    scored = (body.prompt_logprobs, n_logprobs if body.echo else None)
+    params = sampling(
+        body,
+        served,
+        max_tokens=max_tokens,
+        logprobs=0 if ranked and n_logprobs is None else n_logprobs,
+        prompt_logprobs=max((count for count in scored if count is not None), default=None),
+        grammar=grammar,
+        return_progress=bool(body.return_progress),
+    )
+    return ModelRequest(
+        tuple(_prompt(prompt, body, params, served) for prompt in body.prompts),
+        n_best=body.n_choices,
+        timeout=body.timeout,
+        return_token_ids=bool(body.return_token_ids),
+        scores_end=True,
+        prompt_logprobs=body.prompt_logprobs,
+        stop_token_ids=body.stop_token_ids or (),
+        grammar_fields=fields,
+    )
+
+
+def _prompt(prompt: str | list[int], body: CompletionBody, params: SamplingParams, served: ServedModel) -> Prompt:
+    whole = _encoded(prompt, body.suffix, served) if isinstance(prompt, str) else prompt
+    n_begin = n_begin_tokens(whole, served.tokenizer) if isinstance(prompt, str) else 0
+    tokens = truncated(whole, n_begin, body.truncate_prompt_tokens, params.max_tokens, served)
+    check_prompt(tokens, params.max_tokens, served)
+    submit = submit_of(tokens, params, body, served, n=body.n_generated)
+    if not body.echo:
+        return Prompt(submit)
+    if isinstance(prompt, str) and len(tokens) == len(whole):
+        text = prompt
+    else:
+        text = served.tokenizer.decode(tokens[n_begin:], keep_control=True)
+    return Prompt(submit, text, () if body.n_logprobs is None else _starts(tokens, n_begin, text, served.tokenizer))
+
+
+def _encoded(prompt: str, suffix: str | None, served: ServedModel) -> list[int]:
+    """Token ids of a prompt. A suffix comes before it, as in mistral-common's fill-in-the-middle."""
+    if not suffix:
+        return encode_text(served, prompt)
+    check_size([prompt, suffix], "suffix", served)
+    tokenizer = served.tokenizer
+    if not {"[SUFFIX]", "[PREFIX]"} <= tokenizer.control.keys():
+        message = (
+            f"suffix needs a model with the tokens [SUFFIX] and [PREFIX]; this model has none, got {quoted(suffix)}"
+        )
+        raise InvalidRequest(message, param="suffix")
+    return [
+        *tokenizer.encode("", add_bos=True, parse_control=True),
+        tokenizer.control["[SUFFIX]"],
+        *encode_inner(tokenizer, suffix),
+        tokenizer.control["[PREFIX]"],
+        *tokenizer.encode(prompt, add_bos=False, parse_control=False),
+    ]
+
+
+def _starts(tokens: list[int], n_begin: int, text: str, tokenizer: Tokenizer) -> list[int]:
+    """The index in `text` at which each token starts. The first `n_begin` tokens are not in the text: 0."""
+    stream = TextStream(tokenizer, strip_leading_space=tokenizer.strips_leading_space, keep_control=True)
+    for token in tokens[n_begin:]:
+        stream.push(token)
+    return [0] * n_begin + [min(start, len(text)) for start in stream.take(final=True).starts]

@@ -1,24 +1,95 @@
 """The request bodies of OpenAI's completions and chat endpoints."""
 
 from dataclasses import replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from model.chat.reasoning import Effort
-from service.api.chat_request import ChatRequest
-from service.api.openai.alternatives import alternatives
+from model.errors import quoted
 from service.api.openai.harmless import HARMLESS_CHAT, HARMLESS_COMPLETION
-from service.api.openai.tool_choice import ToolsBody
+from service.api.prompt import Chat
+from service.api.reasoning import MAX_BUDGET, ReasoningOptions
 from service.errors.errors import InvalidRequest
 from service.schema.conversation import Message, TemplateBody, plain_messages
-from service.schema.fields import MAX_ITEMS, Items, TokenIds, limits_of, narrowed, optional, ranged, synonym
+from service.schema.fields import MAX_ITEMS, Body, Items, TokenIds, limits_of, optional, ranged, synonym
 from service.schema.generation import MAX_CHOICES, MAX_SALT, GenerationBody
 from service.schema.prompts import MAX_PROMPTS, Prompts, check_prompts, listed
-from service.schema.reasoning import MAX_BUDGET, ReasoningOptions
-from service.schema.sampling import SamplingBody
+from service.schema.tools import MAX_TOOLS, AllowedCalls, OfferBody, allowed_calls
 from service.structured.constraint import constraint
+
+
+class Named(Body):
+    name: str = Field(description="The name of one of the tools.")
+
+
+class Reference(Body):
+    """One of the tools: the model must call it."""
+
+    type: Literal["function"] = Field(description='"function".')
+    function: Named = Field(description="Which function.")
+
+
+class Allowed(Body):
+    mode: Literal["auto", "required"] = Field(
+        description="auto: the model may answer with text. required: it must call a tool."
+    )
+    tools: Items[Reference] = Field(min_length=1, max_length=MAX_TOOLS, description="The tools that may be called.")
+
+
+class AllowedChoice(Body):
+    """Some of the tools."""
+
+    type: Literal["allowed_tools"] = Field(description='"allowed_tools".')
+    allowed_tools: Allowed = Field(description="Which tools, and whether one must be called.")
+
+
+Choice = Literal["none", "auto", "required"] | Reference | AllowedChoice
+
+
+class ToolsBody(OfferBody):
+    """A request with functions that the model may call, and a choice among them."""
+
+    tool_choice: Choice | None = optional(
+        "Which functions the model may call: none, auto, required, one function or `allowed_tools`. Default: auto with "
+        "tools, otherwise none."
+    )
+    parallel_tool_calls: bool | None = optional("false: the answer has at most one call. Default: true.")
+
+    @cached_property
+    def calls(self) -> AllowedCalls:
+        choice, one = self.tool_choice, self.parallel_tool_calls is False
+        if isinstance(choice, Reference):
+            return allowed_calls(self.offered, [choice.function.name], must=True, one=True)
+        if isinstance(choice, AllowedChoice):
+            allowed = choice.allowed_tools
+            names = [item.function.name for item in allowed.tools]
+            return allowed_calls(self.offered, names, must=allowed.mode == "required", one=one)
+        return allowed_calls(self.offered, [] if choice == "none" else None, must=choice == "required", one=one)
+
+
+def alternatives(logprobs: bool | int | None, top_logprobs: int | None, n_probs: int | None) -> int | None:
+    """The number that a request wants under these names; None: no logprobs. Raises InvalidRequest if they differ.
+
+    A number in `logprobs`, as in completions, is that of alternatives. true leaves it to `top_logprobs` (chat) or
+    `n_probs` (llama.cpp).
+    """
+    off = logprobs is None or logprobs is False
+    if off and top_logprobs and not n_probs:
+        message = f"top_logprobs needs logprobs to be true, got {top_logprobs} without"
+        raise InvalidRequest(message, param="top_logprobs")
+    if off and not n_probs:
+        return None
+    names = {"logprobs": logprobs, "top_logprobs": top_logprobs, "n_probs": n_probs or None}
+    given = {name: value for name, value in names.items() if value is not None and value is not True}
+    if len(set(given.values())) > 1 or False in (value for value in given.values() if isinstance(value, bool)):
+        (name, value), (other, another) = list(given.items())[:2]
+        message = f"{name} ({quoted(value)}) and {other} ({quoted(another)}) differ: send one of them"
+        raise InvalidRequest(message, param=name)
+    return next(iter(given.values()), 0)
+
 
 MAX_SEQUENCES = 1024
 MAX_ALTERNATIVES = 5
@@ -72,14 +143,14 @@ class CompletionBody(GenerationBody):
     def prompts(self) -> list[str] | list[TokenIds]:
         return listed(self.prompt)
 
-    @property
+    @cached_property
     def n_logprobs(self) -> int | None:
         """The number of alternatives for each token (None: no logprobs)."""
         return alternatives(self.logprobs, self.top_logprobs, self.n_probs)
 
     def check(self) -> None:
         super().check()
-        alternatives(self.logprobs, self.top_logprobs, self.n_probs)
+        self.n_logprobs  # noqa: B018 - it raises
         n_prompts = check_prompts("prompt", self.prompts)
         if self.n_generated < self.n_choices:
             message = f"best_of must be at least n ({self.n_choices}), got {self.best_of}"
@@ -137,10 +208,9 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
         if not self.messages:
             raise InvalidRequest("messages must not be empty", param="messages")
         self.check_continuation(self.messages)
-        self.allowed_calls()
-        alternatives(self.logprobs, self.top_logprobs, self.n_probs)
+        self.calls, self.n_logprobs  # noqa: B018 - they raise
 
-    @property
+    @cached_property
     def n_logprobs(self) -> int | None:
         """The number of alternatives for each token (None: no logprobs)."""
         return alternatives(self.logprobs, self.top_logprobs, self.n_probs)
@@ -152,18 +222,16 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
         options = ReasoningOptions.of_effort(self.reasoning_effort, field, budget=self.thinking_token_budget)
         return replace(options, apart=self.reasoning_format != "none")
 
-    def chat_request(self) -> ChatRequest:
-        """The internal request. Raises InvalidRequest. Large schemas take time: not for the event loop."""
-        return ChatRequest(
+    def chat(self) -> Chat:
+        """What the body asks, as `Chat`. Raises InvalidRequest. Large schemas take time: not for the event loop."""
+        return Chat(
             plain_messages(self.messages),
-            self.allowed_calls(),
+            self.calls,
             self.template_options,
             constraint(self),
-            narrowed(SamplingBody, self),
+            self,
             max_tokens=self.agreed("max_tokens"),
-            n=self.n_choices,
             logprobs=self.n_logprobs,
-            options=self.options,
             reasoning=self.reasoning_options,
             max_tokens_field=self.given_as("max_tokens"),
         )

@@ -4,7 +4,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import ClassVar, cast
 
 from model.batch import TokenLogprob
 from model.tokenizers.base import Tokenizer
@@ -68,9 +68,13 @@ def _finite(logprob: float | None) -> float | None:
     return None if logprob is None else max(logprob, LEAST_LOGPROB)
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionShape(PlainEvents):
-    """Writes `text_completion` objects. `logprobs` and `token_ids` say whether the request has requested them."""
+@dataclass(frozen=True)
+class OpenAIShape(PlainEvents):
+    """What the objects of completions and chat have in common.
+
+    `logprobs` and `token_ids` say whether the request has requested them. `kind` and `prefix` are the type of a
+    stream's objects, and the beginning of their id.
+    """
 
     model: str
     tokenizer: Tokenizer
@@ -78,8 +82,28 @@ class CompletionShape(PlainEvents):
     logprobs: bool
     stream: StreamOptions
     token_ids: bool = False
-    id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
-    created: int = field(default_factory=lambda: int(time.time()))
+    created: int = field(default_factory=lambda: int(time.time()), init=False)
+    unique: str = field(default_factory=lambda: uuid.uuid4().hex, init=False)
+    kind: ClassVar[str]
+    prefix: ClassVar[str]
+
+    def closing(self, usage: Usage) -> list[Json]:
+        return [{**self._head(), "choices": [], "usage": usage_json(usage)}] if self.stream.ends_with_usage else []
+
+    def _head(self, kind: str | None = None) -> AnswerHead:
+        return {
+            "id": f"{self.prefix}-{self.unique}",
+            "object": kind or self.kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+
+class CompletionShape(OpenAIShape):
+    """Writes `text_completion` objects."""
+
+    kind, prefix = "text_completion", "cmpl"
 
     def opening(self, index: int, usage: Usage) -> list[Json]:
         return []
@@ -93,18 +117,6 @@ class CompletionShape(PlainEvents):
     def whole(self, parts: Sequence[Delta], usage: Usage, timings: Timings) -> Completion:
         choices = [self._choice(index, delta) for index, delta in enumerate(parts)]
         return {**self._head(), "choices": choices, "usage": usage_json(usage), "timings": timings}
-
-    def closing(self, usage: Usage) -> list[Json]:
-        return [{**self._head(), "choices": [], "usage": usage_json(usage)}] if self.stream.ends_with_usage else []
-
-    def _head(self) -> AnswerHead:
-        return {
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.fingerprint,
-        }
 
     def _choice(self, index: int, delta: Delta) -> CompletionChoice:
         choice: CompletionChoice = {
@@ -139,24 +151,17 @@ class CompletionShape(PlainEvents):
         return top
 
 
-@dataclass(frozen=True, slots=True)
-class ChatShape(PlainEvents):
+@dataclass(frozen=True)
+class ChatShape(OpenAIShape):
     """Writes `chat.completion` and `chat.completion.chunk` objects. With a `style` the text may contain tool calls.
 
     Without `thoughts` the answer leaves them out.
     """
 
-    model: str
-    tokenizer: Tokenizer
-    fingerprint: str
-    logprobs: bool
-    stream: StreamOptions
-    token_ids: bool = False
     style: Style | None = None
     thoughts: bool = True
     readers: dict[int, CallReader] = field(default_factory=dict)
-    id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
-    created: int = field(default_factory=lambda: int(time.time()))
+    kind, prefix = "chat.completion.chunk", "chatcmpl"
 
     def opening(self, index: int, usage: Usage) -> list[Json]:
         return [self._chunk(index, {"role": "assistant", "content": ""}, None, None, usage)]
@@ -190,11 +195,6 @@ class ChatShape(PlainEvents):
         if self.token_ids:
             answer["prompt_token_ids"] = parts[0].prompt_tokens
         return answer
-
-    def closing(self, usage: Usage) -> list[Json]:
-        if not self.stream.ends_with_usage:
-            return []
-        return [{**self._head("chat.completion.chunk"), "choices": [], "usage": usage_json(usage)}]
 
     def _pieces(self, index: int, delta: Delta) -> tuple[list[Json], str | None]:
         """The deltas of a chunk, and its finish reason. Logprobs or token ids without text have an empty delta."""
@@ -233,18 +233,9 @@ class ChatShape(PlainEvents):
             choice["token_ids"] = delta.tokens
         return choice
 
-    def _head(self, kind: str) -> AnswerHead:
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.fingerprint,
-        }
-
     def _chunk(self, index: int, delta: Json, logprobs: ChatLogprobs | None, finish: str | None, usage: Usage) -> Json:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        return {**self._head("chat.completion.chunk"), "choices": [choice], **chunk_usage(self.stream, usage)}
+        return {**self._head(), "choices": [choice], **chunk_usage(self.stream, usage)}
 
     def _scores(self, scored: Sequence[Scored]) -> ChatLogprobs | None:
         if not self.logprobs:

@@ -10,10 +10,8 @@ from model.errors import quoted
 from service.api.responses.tools import flat_name
 from service.errors.wording import either
 from service.schema.conversation import DATA_URL, DETAILS, MAX_NAME, check_image_role, contents, image_part
-from service.schema.fields import MAX_ITEMS, Body, Items, only, optional, unsupported
+from service.schema.fields import MAX_ITEMS, Body, Items, Json, only, optional, unsupported
 from service.schema.tools import Called, plain_call
-
-Json = dict[str, Any]
 
 
 class InputPart(Body):

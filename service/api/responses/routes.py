@@ -5,7 +5,7 @@ from starlette.responses import Response
 
 from service.access.policy import Policy
 from service.api.answering import answer
-from service.api.orders import ordered_chat
+from service.api.prompt import chat_request, of_chat
 from service.api.responses.answers import RESPONSE, RESPONSE_CALL, ResponseAnswer
 from service.api.responses.schema import ResponsesBody
 from service.api.responses.shape import ResponseShape, request_echo
@@ -29,8 +29,8 @@ async def responses(request: Request, body: ResponsesBody) -> Response:
     return await answer(
         request,
         body,
-        lambda served: ordered_chat(body.chat_request(), served),
+        of_chat(body.chat, chat_request),
         lambda served, name: ResponseShape(
-            name, request_echo(body, served), reader_of(served, body.may_call), body.custom_names, body.namespaces
+            name, request_echo(body, served), reader_of(served, body.calls), body.custom_names, body.namespaces
         ),
     )

@@ -8,15 +8,14 @@ from pydantic_core import PydanticCustomError
 from model.chat.reasoning import Effort
 from model.errors import quoted
 from model.sampling_params import RANGES
-from service.api.chat_request import ChatRequest
+from service.api.prompt import Chat
+from service.api.reasoning import ReasoningOptions
 from service.api.responses.items import Item, as_messages
 from service.api.responses.tools import CallingBody
 from service.errors.errors import InvalidRequest
 from service.schema.conversation import MAX_NAME
 from service.schema.fields import MAX_ITEMS, MODEL, Body, Items, only, optional, ranged, unsupported
-from service.schema.generation import MAX_SALT, MAX_USER
-from service.schema.reasoning import ReasoningOptions
-from service.schema.sampling import SamplingBody
+from service.schema.generation import MAX_SALT, MAX_USER, GenerationBody
 from service.structured.constraint import ANY_OBJECT, Constraint, json_constraint
 
 MAX_TOKENS = RANGES["max_tokens"][1]
@@ -122,23 +121,23 @@ class ResponsesBody(CallingBody):
     def check(self) -> None:
         if not self.input:
             raise InvalidRequest("input must not be empty", param="input")
-        self.allowed_calls()
+        self.calls  # noqa: B018 - it raises
 
     @property
     def format(self) -> Format:
         return (self.text and self.text.format) or Format(type="text")
 
-    def chat_request(self) -> ChatRequest:
-        """The internal request. Raises InvalidRequest. Large schemas take time: not for the event loop."""
+    def chat(self) -> Chat:
+        """What the body asks, as `Chat`. Raises InvalidRequest. Large schemas take time: not for the event loop."""
         system = [{"role": "system", "content": self.instructions}] if self.instructions else []
         messages = as_messages(self.input)
         if not messages:
             raise InvalidRequest("input has no message, no call and no output", param="input")
-        return ChatRequest(
+        return Chat(
             system + messages,
-            self.allowed_calls(),
+            self.calls,
             constraint=self.format.constraint,
-            sampling=SamplingBody.model_construct(temperature=self.temperature, top_p=self.top_p),
+            fields=GenerationBody.model_construct(temperature=self.temperature, top_p=self.top_p),
             max_tokens=self.max_output_tokens,
             reasoning=ReasoningOptions.of_effort((self.reasoning or Reasoning()).effort, "reasoning.effort", hint=True),
             messages_field="input",

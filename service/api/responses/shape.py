@@ -23,6 +23,7 @@ from service.api.responses.schema import ResponsesBody
 from service.api.responses.tools import functions_of
 from service.errors.errors import ApiError
 from service.generation.choice import Delta
+from service.generation.finish import FINISHES
 from service.generation.served import ServedModel
 from service.generation.usage import Timings, Usage
 from service.http.sse import Json, TypedEvents
@@ -88,7 +89,8 @@ class ResponseShape(TypedEvents):
         if delta.finish is not None:
             if self._open is None or self._only_thought(delta.finish):  # an empty answer is an empty message
                 events += self._opening_events(message())
-            status = "incomplete" if delta.finish == "length" else "completed"
+            status = FINISHES[delta.finish].responses
+            assert status is not None, "a cancelled response ends with an error, and none has a time limit"
             events += self._closing_events(status)
             events.append(self._event(status, response=self._response(status, usage)))
         return events

@@ -1,6 +1,7 @@
 """The tools of the Responses API, and the choice among them."""
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidatorFunctionWrapHandler, WrapValidator
@@ -178,7 +179,8 @@ class CallingBody(Body):
     )
     parallel_tool_calls: bool | None = optional("false: the answer has at most one call. Default: true.")
 
-    def allowed_calls(self) -> AllowedCalls:
+    @cached_property
+    def calls(self) -> AllowedCalls:
         """Raises InvalidRequest."""
         offered = [function for tool in self.tools or () for function in functions_of(tool)]
         choice, one = self.tool_choice, self.parallel_tool_calls is False
@@ -198,7 +200,3 @@ class CallingBody(Body):
         """Namespace and name of each function in a namespace, by its name for the model."""
         spaces = [tool for tool in self.tools or () if isinstance(tool, Namespace)]
         return {flat_name(space.name, tool.name): (space.name, tool.name) for space in spaces for tool in space.tools}
-
-    @property
-    def may_call(self) -> bool:
-        return bool(self.allowed_calls().functions)

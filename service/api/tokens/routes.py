@@ -5,6 +5,7 @@ Each `POST` counts as a request in flight.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from fastapi import Request
 from starlette.responses import Response
@@ -13,14 +14,13 @@ from typing_extensions import TypedDict
 from model.sampling_params import check_ids
 from model.tokenizers.base import Tokenizer
 from service.api.answering import computed_response
-from service.api.chat_request import ChatRequest
-from service.api.encoding import conversation, encode_chat, encode_text
 from service.api.examples import HELLO
-from service.api.images import Pending, check_roles, then, with_images
+from service.api.prompt import Chat, check_roles, conversation, encode_chat, encode_text, of_chat, on_thread
 from service.api.routes import get, json_response, post
 from service.api.tokens.schema import ApplyTemplateBody, DetokenizeBody, TokenizeBody
 from service.errors.errors import InvalidRequest
 from service.generation.served import ServedModel
+from service.images.images import DecodedImage
 from service.schema.conversation import Message, plain_messages
 
 
@@ -81,7 +81,14 @@ TEMPLATE: AppliedTemplate = {"prompt": "<|im_start|>user\nSay hello.<|im_end|>\n
 @post("/tokenize", body=TokenizeBody, request={"prompt": "Hello"}, answer=Tokenized, answers=(TOKENIZED, PIECES))
 async def tokenize(request: Request, body: TokenizeBody) -> Response:
     """Tokenize a prompt or a conversation"""
-    return await computed_response(request, body.model, lambda served: tokenized(body, served))
+
+    def of_messages(chat: Chat, served: ServedModel, images: Sequence[DecodedImage]) -> Tokenized:
+        return described(encode_chat(chat, served, images)[0], body, served)
+
+    chat = partial(chat_of, body.messages or [], body)
+    of_text = on_thread(lambda served: described(encode(body, served), body, served))
+    make = of_text if body.messages is None else of_chat(chat, of_messages)
+    return await computed_response(request, body.model, make)
 
 
 @post(
@@ -93,7 +100,7 @@ async def tokenize(request: Request, body: TokenizeBody) -> Response:
 )
 async def detokenize(request: Request, body: DetokenizeBody) -> Response:
     """Turn token ids into text"""
-    return await computed_response(request, body.model, lambda served: text_of(body.tokens, served))
+    return await computed_response(request, body.model, on_thread(lambda served: text_of(body.tokens, served)))
 
 
 @post(
@@ -105,11 +112,7 @@ async def detokenize(request: Request, body: DetokenizeBody) -> Response:
 )
 async def apply_template(request: Request, body: ApplyTemplateBody) -> Response:
     """Render messages with the chat template"""
-
-    def apply(served: ServedModel) -> AppliedTemplate:
-        return {"prompt": rendered(body, served)}
-
-    return await computed_response(request, body.model, apply)
+    return await computed_response(request, body.model, on_thread(lambda served: rendered(body, served)))
 
 
 @get("/tokenizer_info", answer=TokenizerInfo, answers=(INFO,))
@@ -131,10 +134,6 @@ def info_of(served: ServedModel) -> TokenizerInfo:
         "pad_token": None,
         "chat_template": None if chat is None else chat.source,
     }
-
-
-def tokenized(body: TokenizeBody, served: ServedModel) -> Tokenized | Pending[Tokenized]:
-    return then(encode(body, served), lambda tokens: described(tokens, body, served))
 
 
 def described(tokens: list[int], body: TokenizeBody, served: ServedModel) -> Tokenized:
@@ -159,24 +158,21 @@ def piece(token: int, tokenizer: Tokenizer) -> str | list[int]:
         return list(data)
 
 
-def encode(body: TokenizeBody, served: ServedModel) -> list[int] | Pending[list[int]]:
+def encode(body: TokenizeBody, served: ServedModel) -> list[int]:
     if body.content is not None:
         return encode_text(served, body.content, add_bos=bool(body.add_special), param="content")
-    if body.messages is None:
-        return encode_text(served, body.prompt or "", add_bos=body.add_special_tokens is not False)
-    request = request_of(body.messages, body)
-    return with_images(request, served, lambda images: encode_chat(request, served, images).tokens)
+    return encode_text(served, body.prompt or "", add_bos=body.add_special_tokens is not False)
 
 
-def rendered(body: ApplyTemplateBody, served: ServedModel) -> str:
-    request = request_of(body.messages, body)
-    check_roles(request, served)
-    chat, messages, options = conversation(request, served)
-    return chat.render(messages, **options)
+def rendered(body: ApplyTemplateBody, served: ServedModel) -> AppliedTemplate:
+    chat = chat_of(body.messages, body)
+    check_roles(chat, served)
+    format_, messages, options = conversation(chat, served)
+    return {"prompt": format_.render(messages, **options)}
 
 
-def request_of(messages: Sequence[Message], body: TokenizeBody | ApplyTemplateBody) -> ChatRequest:
-    return ChatRequest(plain_messages(messages), body.allowed_calls(), body.template_options)
+def chat_of(messages: Sequence[Message], body: TokenizeBody | ApplyTemplateBody) -> Chat:
+    return Chat(plain_messages(messages), body.calls, body.template_options)
 
 
 def text_of(tokens: list[int], served: ServedModel) -> Detokenized:

@@ -19,7 +19,7 @@ class ApplyTemplateBody(TemplateBody, OfferBody):
         if not self.messages:
             raise InvalidRequest("messages must not be empty", param="messages")
         self.check_continuation(self.messages)
-        self.allowed_calls()
+        self.calls  # noqa: B018 - it raises
 
 
 class TokenizeBody(TemplateBody, OfferBody):
@@ -53,7 +53,7 @@ class TokenizeBody(TemplateBody, OfferBody):
             if self.messages is None and getattr(self, name) not in (None, []):
                 raise InvalidRequest(f"{name} needs messages", param=name)
         self.check_continuation(self.messages or [])
-        self.allowed_calls()
+        self.calls  # noqa: B018 - it raises
 
 
 class DetokenizeBody(Body):

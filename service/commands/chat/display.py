@@ -8,12 +8,11 @@ from typing import Any
 from prompt_toolkit.utils import get_cwidth
 
 from service.commands.chat.conversation import End, Event, Piece, Progress
+from service.generation.finish import FINISHES
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 ERASE_LINE = "\r\x1b[K"
 FENCE = "```"
-CUT = {"timeout": "cut at the time limit"}
-COMPLETE = ("stop", "tool_calls", "function_call")
 LIMITS = ("max_completion_tokens", "max_tokens")
 """Fields that limit the length of an answer."""
 
@@ -25,14 +24,11 @@ def columns() -> int:
 
 def cut_note(reason: str, fields: dict[str, Any]) -> str:
     """Why an answer is not complete; empty for one that is. `fields` are those that the user set."""
-    if reason in COMPLETE:
-        return ""
-    if reason != "length":
-        return f"[{CUT.get(reason, f'the answer ended: {reason}')}]"
     limit = next((name for name in LIMITS if fields.get(name) is not None), None)
-    if limit is None:
-        return "[cut: the context, or what the server allows, is full]"
-    return f"[cut at {limit} {fields[limit]}]"
+    if reason == "length" and limit is not None:
+        return f"[cut at {limit} {fields[limit]}]"
+    note = FINISHES[reason].note if reason in FINISHES else f"the answer ended: {reason}"
+    return note and f"[{note}]"
 
 
 class Wrapped:

@@ -15,7 +15,7 @@ from prometheus_client.exposition import generate_latest
 
 from model.batch import RunnerInfo
 from service import version
-from service.engine.messages import Beat, Report, Stats
+from service.engine.messages import FINISHES, Beat, Report, Stats
 from service.errors.statuses import STATUSES
 from service.observe.metrics.adapters import AdapterMetrics
 from service.observe.metrics.engine import EngineCollector, EngineTotals
@@ -29,7 +29,7 @@ LATENCY_BUCKETS = tuple(
     )
 )
 STEP_BUCKETS = tuple(2.0**n for n in range(15))
-OUTCOMES = ("stop", "length", "timeout", "abort", "error", "refused")
+OUTCOMES = (*FINISHES, "error", "refused")
 REFUSALS = ("unread", *sorted({status.refused for status in STATUSES.values() if status.refused}))
 DESCRIBED = ("family", "parameters", "quantize", "dtype", "kv_dtype", "attention", "device", "kernels")
 """Labels of the model's info that `RunnerInfo.description` has."""
@@ -46,7 +46,7 @@ LAG_SAMPLES = 60
 class Metrics:
     """All metrics of the server. `stats` returns the engine's latest statistics, whose counters begin with the engine.
 
-    Outcomes of requests: "stop", "length", "timeout" and "abort" are finish reasons (the last of them that any choice
+    Outcomes of requests: the finish reasons (the first of `FINISHES` that any choice
     has). "abort" also: the client disconnected. "error": the server failed after admission. "refused": 4xx, or 503
     before admission.
     `adapters` are those of LoRA adapters.

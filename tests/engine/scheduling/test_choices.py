@@ -57,7 +57,9 @@ def test_a_prompt_is_sent_once_and_a_choice_is_aborted_alone() -> None:
 
     async def body(client: EngineClient) -> None:
         before = client.submit([9], SamplingParams())
-        mailboxes = client.submit_choices([1, 2, 3], SamplingParams(), 128, priority=1, cache_salt="s", tenant="t")
+        mailboxes = client.submit_choices(
+            Submit(0, [1, 2, 3], SamplingParams(), n=128, priority=1, cache_salt="s", tenant="t")
+        )
         mailboxes[5].close()
         received = [await asyncio.to_thread(engine.wire.receive) for _ in range(4)]
         first = before.id + 1
@@ -71,7 +73,7 @@ def test_a_prompt_is_sent_once_and_a_choice_is_aborted_alone() -> None:
 def test_choices_answer_as_alone() -> None:
     async def body(client: EngineClient) -> None:
         params = SamplingParams(max_tokens=20)
-        answers = await asyncio.gather(*map(collect, client.submit_choices([1, 2, 3], params, 12)))
+        answers = await asyncio.gather(*map(collect, client.submit_choices(Submit(0, [1, 2, 3], params, n=12))))
         assert answers == [expected([1, 2, 3], params, choice) for choice in range(12)]
 
     with_client(EngineThread("tests.fakes:create_fake"), body)
@@ -92,7 +94,7 @@ def test_an_abort_of_any_choice_comes_after_its_grammar(waiting: WaitingRunner) 
 
     async def body(client: EngineClient) -> None:
         params = SamplingParams(max_tokens=4, grammar="g")
-        first, *gone = client.submit_choices([1, 2, 3], params, 3)
+        first, *gone = client.submit_choices(Submit(0, [1, 2, 3], params, n=3))
         for mailbox in gone:
             mailbox.close()
         await collect(client.submit([1], SamplingParams(max_tokens=1)))  # the aborts have arrived, too

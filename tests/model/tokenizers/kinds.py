@@ -1,6 +1,5 @@
 """Tokenizers of every kind as directories, each with the library that defines it."""
 
-import copy
 import json
 import shutil
 from collections.abc import Callable
@@ -15,10 +14,7 @@ from sentencepiece import SentencePieceProcessor
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from model.checkpoint.embedded import embedded_gguf
-from model.checkpoint.words import TEKKEN_WORDS
-from model.tokenizers import huggingface
-from model.tokenizers.base import Tokenizer
-from model.tokenizers.slicing import Slicing
+from model.checkpoint.words import LLAMA3_WORDS, TEKKEN_WORDS
 from tests.gguf_models import extracted, write_tokenizer
 from tests.model.tokenizers.tekken_files import SPECIAL, VERSIONS, tekken_content, write_tekken
 from tests.model.tokenizers.vocabularies import DATA, V1, gguf_metadata
@@ -115,14 +111,6 @@ class Metaspace(SentencePiece):
         return self._encoder.encode(text)
 
 
-def sliced(tokenizer: Tokenizer, slicing: Slicing) -> Any:
-    """The same tokenizer, which encodes long texts by `slicing`. It shares all that takes time to make."""
-    tokenizer.encode("", add_bos=False, parse_control=False)
-    other: Any = copy.copy(tokenizer)
-    other._slicing = slicing
-    return other
-
-
 def embedded(directory: Path) -> Path:
     return extracted(embedded_gguf(), directory)
 
@@ -210,7 +198,7 @@ KINDS: dict[str, Kind] = {
     **{file.name: Kind(partial(sentencepiece, file), Mistral) for file in SENTENCEPIECE},
     "byte fallback": Kind(byte_fallback, SentencePiece),
     "metaspace": Kind(metaspace, Metaspace),
-    "words of Llama 3": Kind(partial(of_words, huggingface._WORDS[0]), HuggingFace),
+    "words of Llama 3": Kind(partial(of_words, LLAMA3_WORDS), HuggingFace),
     "words of Tekken": Kind(partial(of_words, TEKKEN_WORDS), HuggingFace),
     "tekken_240911.json": Kind(partial(shipped_tekken, "tekken_240911.json"), Mistral),
     **{f"tekken {version}": Kind(partial(tekken, version), Mistral) for version in VERSIONS},

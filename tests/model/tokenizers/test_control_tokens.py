@@ -14,8 +14,7 @@ from model.chat.mistral import MistralChat
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer, mistral_tokenizer_file
 from model.tokenizers.pieces import control_pattern
-from model.tokenizers.slicing import Slicing
-from tests.model.tokenizers.kinds import KINDS, sliced
+from tests.model.tokenizers.kinds import KINDS
 
 AROUND = ("{}", "a{}b", " {} ", "▁{}▁", "\n{}\n", "{0}{0}", "<{}>", "[{}]", "</s>{}<s>")
 TEMPLATE = (
@@ -29,7 +28,6 @@ TEMPLATE = (
 class Case:
     directory: Path
     tokenizer: Tokenizer
-    sliced: Tokenizer
 
     def control_of(self, ids: list[int]) -> list[int]:
         control = set(self.tokenizer.control.values())
@@ -39,19 +37,17 @@ class Case:
 @pytest.fixture(scope="module", params=[name for name in KINDS if "words" not in name])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     directory = KINDS[request.param].write(tmp_path_factory.mktemp("tokenizer"))
-    tokenizer = load_tokenizer(directory)
-    return Case(directory, tokenizer, sliced(tokenizer, Slicing(5)))
+    return Case(directory, load_tokenizer(directory))
 
 
 def test_no_text_becomes_a_control_token(case: Case) -> None:
-    """Names alone, with all that may stand beside them, all in one text, and in slices."""
+    """Names alone, with all that may stand beside them, and all in one text."""
     names = list(case.tokenizer.control)
     found = [text.format(name) for name in names for text in AROUND]
     found += ["".join(names), " ".join(names), " word ".join(names), "\n".join(reversed(names))]
     for text in found:
         ids = case.tokenizer.encode(text, add_bos=False, parse_control=False)
         assert case.control_of(ids) == []
-        assert case.sliced.encode(text, add_bos=False, parse_control=False) == ids
         assert _words(case.tokenizer.decode(ids)) == _words(text)
 
 
@@ -62,8 +58,7 @@ def _words(text: str) -> str:
 
 def test_each_name_is_parsed_on_request(case: Case) -> None:
     for name, token in case.tokenizer.control.items():
-        for tokenizer in (case.tokenizer, case.sliced):
-            assert tokenizer.encode(name, add_bos=False, parse_control=True) == [token]
+        assert case.tokenizer.encode(name, add_bos=False, parse_control=True) == [token]
     ids = case.tokenizer.encode("a b".join(case.tokenizer.control), add_bos=False, parse_control=True)
     assert case.control_of(ids) == list(case.tokenizer.control.values())
 

@@ -149,7 +149,7 @@ def test_only_the_billing_line_is_left_out() -> None:
         (billing, None),
     ):
         body = MessagesBody.model_validate({"messages": FIRST, "max_tokens": 5, "system": system})
-        told = body.chat_request().messages
+        told = body.chat().messages
         assert (told[0]["content"] if told[0]["role"] == "system" else None) == words
 
 
@@ -281,7 +281,7 @@ def test_codex_without_reasoning_passes(live: Live, fields: dict[str, Any]) -> N
 
 
 def test_codex_tools_are_functions_for_the_model() -> None:
-    chat = ResponsesBody.model_validate(codex(LATER)).chat_request()
+    chat = ResponsesBody.model_validate(codex(LATER)).chat()
     functions = {function.name: function for function in chat.calls.functions}
     assert list(functions) == ["exec_command", "apply_patch", "mcp__repl__js"]
     assert PATCH in (functions["apply_patch"].description or "")
@@ -344,5 +344,5 @@ def test_chat_clients_that_send_back_what_they_got(live: Live) -> None:
     """As agents on /v1/chat/completions do: the message of the answer, reasoning and all."""
     spoken = {"role": "assistant", "content": "c", "reasoning_content": "t", "refusal": None, "tool_calls": None}
     body = ChatBody.model_validate({"messages": [{"role": "user", "content": "a"}, spoken]})
-    assert body.chat_request().messages[1] == {"role": "assistant", "content": "c", "reasoning_content": "t"}
+    assert body.chat().messages[1] == {"role": "assistant", "content": "c", "reasoning_content": "t"}
     assert live.chat("hi", max_tokens=3)["usage"]["completion_tokens"] == 3

@@ -213,8 +213,7 @@ def test_tools_are_chats_tools() -> None:
         ours = MessagesBody.model_validate(body | {"tool_choice": choice})
         others = {"tool_choice": theirs, "tools": [OFFERED], "parallel_tool_calls": parallel}
         chat = ChatBody.model_validate({"messages": USER, **others})
-        assert ours.allowed_calls() == chat.allowed_calls()
-        assert ours.may_call == chat.may_call
+        assert ours.calls == chat.calls
 
 
 def test_calls_and_results_are_chats_messages() -> None:
@@ -226,7 +225,7 @@ def test_calls_and_results_are_chats_messages() -> None:
         {"role": "assistant", "content": [CALL | {"id": "call_3"}]},
         {"role": "user", "content": [RESULT | {"tool_use_id": "call_3", "content": None}]},
     ]
-    chat = MessagesBody.model_validate({"messages": messages, "max_tokens": 5, "tools": TOOLS}).chat_request()
+    chat = MessagesBody.model_validate({"messages": messages, "max_tokens": 5, "tools": TOOLS}).chat()
     call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "a"}}}
     assert chat.messages == [
         *USER,

@@ -10,9 +10,8 @@ from pydantic import BaseModel
 
 from model.checkpoint.generation_config import GenerationDefaults
 from service.api.anthropic.schema import MessagesBody
-from service.api.chat_request import ChatRequest
 from service.api.openai.schema import ChatBody
-from service.api.orders import order_chat
+from service.api.prompt import Chat, chat_request
 from service.api.responses.schema import ResponsesBody
 from service.generation.served import ServedModel, longest_piece
 from service.structured.constraint import Constraint
@@ -187,7 +186,7 @@ def test_a_grammar_of_tools_and_structured_output_names_both(live: Live) -> None
 # The same conversation is the same request
 
 
-def requests(chat: Json, responses: Json, messages: Json) -> Iterator[ChatRequest]:
+def requests(chat: Json, responses: Json, messages: Json) -> Iterator[Chat]:
     """The internal request of each dialect, with chat's names of the fields."""
     bodies = (
         ChatBody.model_validate_json(json.dumps(chat)),
@@ -196,10 +195,11 @@ def requests(chat: Json, responses: Json, messages: Json) -> Iterator[ChatReques
     )
     for body in bodies:
         body.check()
-        request = body.chat_request()
+        request = body.chat()
         if request.constraint is not None:
             request = replace(request, constraint=request.constraint._replace(fields=("response_format",)))
-        yield replace(request, messages_field="messages", max_tokens_field="max_tokens")
+        fields: Any = request.fields.given | {"stop": request.fields.stops}
+        yield replace(request, fields=fields, messages_field="messages", max_tokens_field="max_tokens")
 
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
@@ -287,7 +287,10 @@ def test_a_stop_sequence_and_a_continued_answer_are_chats() -> None:
     messages = [*USER, {"role": "assistant", "content": "so"}]
     chat = ChatBody.model_validate({"messages": messages, "continue_final_message": True, "stop": ["x"], "top_k": 3})
     theirs = MessagesBody.model_validate({"messages": messages, "max_tokens": 5, "stop_sequences": ["x"], "top_k": 3})
-    assert replace(chat.chat_request(), max_tokens=5) == theirs.chat_request()
+    first, second = chat.chat(), theirs.chat()
+    assert first.fields.given == second.fields.given == {"top_k": 3}
+    assert first.fields.stops == second.fields.stops == ("x",)
+    assert replace(first, fields=second.fields, max_tokens=5) == second
 
 
 def test_what_was_validated_is_neither_validated_nor_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,7 +307,7 @@ def test_what_was_validated_is_neither_validated_nor_parsed_again(monkeypatch: p
     monkeypatch.setattr("service.schema.tools.from_json", again)
     monkeypatch.setattr(json, "loads", again)
     for body in bodies:
-        called = body.chat_request().messages[1]["tool_calls"]
+        called = body.chat().messages[1]["tool_calls"]
         assert [call["function"]["arguments"] for call in called] == [{"city": "Paris"}] * 2
 
 
@@ -319,5 +322,5 @@ def test_a_grammar_is_text_once(monkeypatch: pytest.MonkeyPatch) -> None:
     served = ServedModel(
         ("m",), tokenizer, FakeChat(), defaults, longest_piece(tokenizer), make_info(max_model_len=2048)
     )
-    assert order_chat(body.chat_request(), served).grammar_fields == ("tools", "response_format")
+    assert chat_request(body.chat(), served, ()).grammar_fields == ("tools", "response_format")
     assert len(texts) == 1

@@ -16,17 +16,14 @@ from model.chat.conversation import checked
 from model.checkpoint.generation_config import GenerationDefaults
 from model.image_spans import ImageSpan
 from service.api.anthropic.schema import MessagesBody
-from service.api.body import SMALL_BYTES
-from service.api.chat_request import ChatRequest
-from service.api.images import Pending, Spanned
+from service.api.lanes import SMALL_BYTES
 from service.api.openai.schema import ChatBody
-from service.api.orders import ordered_chat
+from service.api.prompt import chat_request, check_roles, spans_after
 from service.api.responses.schema import ResponsesBody
 from service.errors.errors import InvalidRequest
-from service.generation.order import Order
+from service.generation.request import Prompt
 from service.generation.served import ServedModel, longest_piece
-from service.images.decoder import DecodedImage
-from service.images.images import Images
+from service.images.images import DecodedImage, Images
 from tests.fakes import END, IMAGES, IntegerTokenizer, make_info
 from tests.service.live import FakeChat, Live, answer, refused, running
 from tests.waiting import eventually
@@ -136,13 +133,13 @@ def decoded(rows: int, columns: int, name: str) -> DecodedImage:
 A, B = decoded(2, 3, "a"), decoded(1, 1, "b")
 
 
-def ordered(body: ChatBody | ResponsesBody | MessagesBody, model: ServedModel, *images: DecodedImage) -> Order:
-    """The order of a body whose images are decoded to these."""
+def prompt_of(body: ChatBody | ResponsesBody | MessagesBody, model: ServedModel, *images: DecodedImage) -> Prompt:
+    """The prompt of a body whose images are decoded to these."""
     body.check()
-    pending = ordered_chat(body.chat_request(), model)
-    assert isinstance(pending, Pending)
-    assert len(pending.sources) == len(images)
-    return pending.make(images)
+    chat = body.chat()
+    check_roles(chat, model)
+    assert len(chat.images) == len(images)
+    return chat_request(chat, model, images).prompts[0]
 
 
 # The same tokens in all APIs
@@ -199,16 +196,15 @@ def test_the_card_tells_of_images(seeing: Live, live: Live) -> None:
         assert server.http.get("/v1/models/fake").json()["capabilities"]["vision"] is vision
 
 
-# The order
+# The engine's request
 
 
-def test_the_order_has_the_places_and_the_pixels() -> None:
-    order = ordered(ChatBody.model_validate({**CHAT_BODY, "max_tokens": 4}), served(ImageChat()), A, B)
-    prompt = order.prompts[0]
-    assert prompt.tokens == PROMPT
-    assert prompt.images == (ImageSpan(6, 2, 3, "a"), ImageSpan(18, 1, 1, "b"))
-    assert [prompt.tokens[span.start : span.stop] for span in prompt.images] == [WIDE_ROWS, SMALL_ROWS]
-    assert prompt.pixels == b"aaaaaab"
+def test_the_request_has_the_places_and_the_pixels() -> None:
+    sent = prompt_of(ChatBody.model_validate({**CHAT_BODY, "max_tokens": 4}), served(ImageChat()), A, B).submit
+    assert sent.prompt == PROMPT
+    assert sent.images == (ImageSpan(6, 2, 3, "a"), ImageSpan(18, 1, 1, "b"))
+    assert [sent.prompt[span.start : span.stop] for span in sent.images] == [WIDE_ROWS, SMALL_ROWS]
+    assert sent.pixels == b"aaaaaab"
 
 
 def test_results_of_tools_may_have_images() -> None:
@@ -245,10 +241,10 @@ def test_results_of_tools_may_have_images() -> None:
     ]
     fields = ["messages[2].content[1].image_url", "messages[2].content[0].content[1].source.data"]
     for body, field in zip(bodies, [*fields, "input[2].output[1].image_url"], strict=True):
-        prompt = ordered(body, served(CallingChat()), A).prompts[0]
+        prompt = prompt_of(body, served(CallingChat()), A)
         assert prompt.tokens == [*b"u:x;a:;t:got ", *WIDE_ROWS, *b";a:"]
         with pytest.raises(InvalidRequest, match="cannot write an image in a message of role tool") as caught:
-            ordered_chat(body.chat_request(), served(ImageChat()))  # its results are told as text
+            check_roles(body.chat(), served(ImageChat()))  # its results are told as text
         assert caught.value.param == field
 
 
@@ -267,7 +263,7 @@ def test_messages_of_one_role_are_joined() -> None:
     body = MessagesBody.model_validate(
         {"messages": [{"role": "user", "content": each} for each in contents], "max_tokens": 1}
     )
-    (message,) = body.chat_request().messages
+    (message,) = body.chat().messages
     assert message["content"] == "ab\n\ncde"
     shown = [part.get("text") or part["field"] for part in message["parts"]]
     places = [f"messages[{index}].source.data" for index in ("0].content[1", "2].content[2", "3].content[0")]
@@ -283,29 +279,29 @@ def test_a_format_that_leaves_out_an_image_is_found() -> None:
     user = {"role": "user", "content": chat_parts(URLS[0])}
     body = ChatBody.model_validate({"messages": [user, {"role": "assistant", "content": "a"}, user]})
     with pytest.raises(InvalidRequest, match=r"messages cannot be written: .* has places for 1 of 2 images") as caught:
-        ordered(body, served(ForgetfulChat()), A, B)
+        prompt_of(body, served(ForgetfulChat()), A, B)
     assert caught.value.param == "messages"
 
 
 # The end of a prompt
 
 
-def truncated(n_last: int) -> Order:
+def truncated(n_last: int) -> Prompt:
     body = {**CHAT_BODY, "max_tokens": 4, "truncate_prompt_tokens": n_last}
-    return ordered(ChatBody.model_validate(body), served(ImageChat()), A, B)
+    return prompt_of(ChatBody.model_validate(body), served(ImageChat()), A, B)
 
 
 def test_a_prompt_may_lose_whole_images() -> None:
     """The first image has the tokens 6 to 13, the second 18 and 19."""
-    whole = truncated(len(PROMPT) - 6).prompts[0]
-    assert whole.tokens == PROMPT[6:]
+    whole = truncated(len(PROMPT) - 6).submit
+    assert whole.prompt == PROMPT[6:]
     assert [span.start for span in whole.images] == [0, 12]
     assert whole.pixels == b"aaaaaab"
-    one = truncated(len(PROMPT) - 14).prompts[0]
+    one = truncated(len(PROMPT) - 14).submit
     assert one.images == (ImageSpan(4, 1, 1, "b"),)
     assert one.pixels == b"b"
-    none = truncated(4).prompts[0]
-    assert (none.tokens, none.images, none.pixels) == (PROMPT[-4:], (), b"")
+    none = truncated(4).submit
+    assert (none.prompt, none.images, none.pixels) == (PROMPT[-4:], (), b"")
 
 
 @pytest.mark.parametrize("n_cut", [7, 13, 19])
@@ -316,17 +312,17 @@ def test_no_prompt_begins_in_an_image(n_cut: int) -> None:
 
 
 def test_begin_tokens_stay() -> None:
-    """Worked by hand: of 1, 2 and an image at 3..4 the cut leaves the begin token 1 and the image."""
-    prompt = Spanned([1, 2, 3, IMG, STOP], (ImageSpan(3, 1, 1, "x"),))
-    assert prompt.shortened([1, IMG, STOP], 1) == ([1, IMG, STOP], (ImageSpan(1, 1, 1, "x"),))
+    """Worked by hand: of 1, 2, 3 and an image at 3..4 the cut leaves the begin token 1 and the image."""
+    spans = (ImageSpan(3, 1, 1, "x"),)
+    assert spans_after(spans, 1, 2) == (ImageSpan(1, 1, 1, "x"),)
     with pytest.raises(InvalidRequest, match="the image has the tokens 3 to 4"):
-        prompt.shortened([1, STOP], 1)
+        spans_after(spans, 1, 3)
 
 
 def test_the_context_counts_all_tokens_of_an_image() -> None:
     body = ChatBody.model_validate({**CHAT_BODY, "max_tokens": 1})
     with pytest.raises(InvalidRequest, match="context is 64 tokens, but the request needs") as caught:
-        ordered(body, served(ImageChat()), decoded(8, 6, "a"), B)
+        prompt_of(body, served(ImageChat()), decoded(8, 6, "a"), B)
     assert caught.value.param == "messages"
     assert caught.value.code == "context_length_exceeded"
 
@@ -425,11 +421,6 @@ def test_the_time_of_a_request_covers_its_images(seeing: Live, monkeypatch: pyte
     monkeypatch.setattr(Images, "decode", forever)
     body = seeing.post(CHAT, {**CHAT_BODY, "timeout": 0.2}).json()
     assert body["choices"][0]["finish_reason"] == "timeout"
-
-
-def test_a_request_without_images_is_not_pending() -> None:
-    request = ChatRequest([{"role": "user", "content": "a"}], max_tokens=1)
-    assert isinstance(ordered_chat(request, served(ImageChat())), Order)
 
 
 def test_bodies_whose_images_wait_are_bounded(seeing: Live, monkeypatch: pytest.MonkeyPatch) -> None:

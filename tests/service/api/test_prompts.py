@@ -12,9 +12,9 @@ from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 from model.checkpoint.generation_config import GenerationDefaults
 from model.tokenizers.sentencepiece import SentencePieceTokenizer
 from model.tokenizers.tekken import TekkenTokenizer
-from service.api.openai.completion_order import order_completion
+from service.api.openai.completions import completion_request
 from service.api.openai.schema import CompletionBody
-from service.api.tokens.routes import tokenized
+from service.api.tokens.routes import described, encode
 from service.api.tokens.schema import TokenizeBody
 from service.errors.errors import InvalidRequest
 from service.generation.served import ServedModel, longest_piece
@@ -46,7 +46,7 @@ def tekken(tmp_path: Path) -> Path:
 def prompt(served: ServedModel, **body: Any) -> Any:
     request = CompletionBody.model_validate(body)
     request.check()
-    return order_completion(request, served).prompts[0]
+    return completion_request(request, served).prompts[0]
 
 
 TEXTS = ["Hello, world", " two  spaces", "naïve 日本語 🦙👩‍👩‍👧!", "[INST] hi</s>", ""]
@@ -95,7 +95,8 @@ def test_a_gap_is_written_as_mistral_common_does(file: Path) -> None:
 def test_tokens_of_tekken_have_names_and_bytes(tekken: Path) -> None:
     """Control tokens have their names; a token that is no text has its bytes, as OpenAI and llama.cpp write them."""
     served = serve(tekken)
-    found = tokenized(TokenizeBody(prompt="a[THINK]é🦙", with_pieces=True, return_token_strs=True), served)
+    body = TokenizeBody(prompt="a[THINK]é🦙", with_pieces=True, return_token_strs=True)
+    found = described(encode(body, served), body, served)
     ids = [BOS, 1000 + ord("a"), served.tokenizer.control["[THINK]"]]
     (accent,) = served.tokenizer.encode("é", add_bos=False, parse_control=False)
     llama = served.tokenizer.encode("🦙", add_bos=False, parse_control=False)

@@ -17,7 +17,7 @@ from model.errors import OptionError, ParameterError
 from model.grammar.thinking import Thinking
 from service.api.anthropic.schema import MessagesBody
 from service.api.openai.schema import ChatBody
-from service.api.orders import order_chat
+from service.api.prompt import chat_request
 from service.api.responses.schema import ResponsesBody
 from service.errors.errors import InvalidRequest
 from service.generation.served import ServedModel
@@ -234,9 +234,8 @@ def test_only_a_mark_at_the_beginning_opens_a_thought_that_is_continued(
 ) -> None:
     messages = [{"role": "user", "content": "u"}, {"role": "assistant", "content": content}]
 
-    order = order_chat(
-        ChatBody.model_validate({"messages": messages, "continue_final_message": True}).chat_request(),
-        served(),
+    order = chat_request(
+        ChatBody.model_validate({"messages": messages, "continue_final_message": True}).chat(), served(), ()
     )
     assert order.reasoning is not None
     stream = ThinkingStream(order.reasoning, TextStream(IntegerTokenizer()))
@@ -251,8 +250,8 @@ def test_a_mark_at_the_end_of_a_users_text_is_text() -> None:
             return [*messages[-1]["content"].encode()]
 
     for text, phase in (("How do I use <think>", "before"), ("And </think>", "before"), ("a<think>", "before")):
-        order = order_chat(
-            ChatBody.model_validate({"messages": [{"role": "user", "content": text}]}).chat_request(), served(Bare())
+        order = chat_request(
+            ChatBody.model_validate({"messages": [{"role": "user", "content": text}]}).chat(), served(Bare()), ()
         )
         assert order.reasoning is not None
         assert order.reasoning.phase == phase
@@ -280,10 +279,10 @@ def test_marks_that_are_tokens_say_where_a_prompt_ends(ids: list[int], continues
     messages = [*USER, {"role": "assistant", "content": "[THINK] is [THINK]"}] if continues else USER
     model = replace(served(Written(), style="tokens"), tokenizer=MarkTokenizer())
     body = {"messages": messages, "continue_final_message": continues}
-    order = order_chat(ChatBody.model_validate(body).chat_request(), model)
+    order = chat_request(ChatBody.model_validate(body).chat(), model, ())
     assert order.reasoning is not None
     assert order.reasoning.phase == phase
-    budgeted = order_chat(ChatBody.model_validate(body | {"thinking_token_budget": 3}).chat_request(), model)
+    budgeted = chat_request(ChatBody.model_validate(body | {"thinking_token_budget": 3}).chat(), model, ())
     thinking = Thinking.from_json(budgeted.params.grammar or "")
     assert thinking is not None
     assert (thinking.phase, thinking.budget) == ("answer" if phase == "after" else phase, 3)
@@ -312,7 +311,7 @@ SPOKEN = {"role": "assistant", "content": "c"}
 )
 def test_chat_takes_earlier_thoughts(spoken: dict[str, Any]) -> None:
     body = ChatBody.model_validate({"messages": [{"role": "user", "content": "a"}, SPOKEN | spoken]})
-    assert body.chat_request().messages[1] == SPOKEN | {"reasoning_content": "t"}
+    assert body.chat().messages[1] == SPOKEN | {"reasoning_content": "t"}
 
 
 @pytest.mark.parametrize(
@@ -356,7 +355,7 @@ def test_messages_take_earlier_thoughts() -> None:
 
     def thoughts(**fields: Any) -> list[str | None]:
         body = MessagesBody.model_validate({"messages": messages, "max_tokens": 9, **fields})
-        told = body.chat_request().messages
+        told = body.chat().messages
         return [message.get("reasoning_content") for message in told if message["role"] == "assistant"]
 
     def cleared(keep: Any) -> dict[str, Any]:
@@ -389,7 +388,7 @@ def test_a_turn_without_a_thought_does_not_count() -> None:
     def left(keep: Any) -> list[str]:
         edit = {"type": "clear_thinking_20251015", "keep": keep}
         fields = {"messages": messages, "max_tokens": 9, "context_management": {"edits": [edit]}}
-        told = MessagesBody.model_validate(fields).chat_request().messages
+        told = MessagesBody.model_validate(fields).chat().messages
         return [message["reasoning_content"] for message in told if "reasoning_content" in message]
 
     assert left(None) == left({"type": "thinking_turns", "value": 1}) == ["2", "3"]
@@ -408,7 +407,7 @@ def test_a_system_message_may_have_thoughts() -> None:
     for role in ("system", "developer"):
         body = ChatBody.model_validate({"messages": [{"role": role, "content": PARTS}, *USER]})
         told = {"type": "thinking", "thinking": "t", "closed": True}
-        assert body.chat_request().messages[0] == {
+        assert body.chat().messages[0] == {
             "role": role,
             "content": "ab",
             "parts": [PARTS[0], told, PARTS[2]],
@@ -421,7 +420,7 @@ def test_an_open_thought_is_continued() -> None:
         {"messages": [*USER, {"role": "assistant", "content": [part]}], "continue_final_message": True}
     )
     body.check()
-    assert body.chat_request().messages[1] == {"role": "assistant", "content": "", "parts": [part]}
+    assert body.chat().messages[1] == {"role": "assistant", "content": "", "parts": [part]}
 
 
 def test_responses_take_earlier_thoughts() -> None:
@@ -434,7 +433,7 @@ def test_responses_take_earlier_thoughts() -> None:
         {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "1", "output": "r"},
     ]
-    told = ResponsesBody.model_validate({"input": items}).chat_request().messages
+    told = ResponsesBody.model_validate({"input": items}).chat().messages
     assert [message.get("reasoning_content") for message in told] == [None, "t", None, "u", None]
 
 
@@ -470,13 +469,13 @@ class Graded(ThinkingChat):
 
 def chat_order(model: ServedModel, **fields: Any) -> Thinking | None:
     """The grammar of a thought that a chat request makes."""
-    order = order_chat(ChatBody.model_validate({"messages": USER, **fields}).chat_request(), model)
+    order = chat_request(ChatBody.model_validate({"messages": USER, **fields}).chat(), model, ())
     return Thinking.from_json(order.params.grammar or "")
 
 
 def messages_order(model: ServedModel, **fields: Any) -> Thinking | None:
     body = MessagesBody.model_validate({"messages": USER, "max_tokens": 500, **fields})
-    return Thinking.from_json(order_chat(body.chat_request(), model).params.grammar or "")
+    return Thinking.from_json(chat_request(body.chat(), model, ()).params.grammar or "")
 
 
 def budget(thinking: Thinking | None) -> int | None:
@@ -550,9 +549,7 @@ def test_efforts_that_the_chat_format_knows() -> None:
 def test_an_effort_of_responses_is_a_hint(effort: str, used: str) -> None:
     """Codex CLI sends "medium" unless its user says otherwise."""
     chat = Graded()
-    order_chat(
-        ResponsesBody.model_validate({"input": "a", "reasoning": {"effort": effort}}).chat_request(), served(chat)
-    )
+    chat_request(ResponsesBody.model_validate({"input": "a", "reasoning": {"effort": effort}}).chat(), served(chat), ())
     assert chat.seen == {"reasoning_effort": used}
 
 

@@ -195,8 +195,7 @@ def test_tools_are_chats_tools() -> None:
     for choice, chats in ((None, None), ("none", "none"), ("required", "required"), (named, theirs), (some, allowed)):
         ours = ResponsesBody.model_validate({"input": "hi", "tools": [TOOL], "tool_choice": choice})
         chat = ChatBody.model_validate({"messages": user, "tools": [offered], "tool_choice": chats})
-        assert ours.allowed_calls() == chat.allowed_calls()
-        assert ours.may_call == chat.may_call
+        assert ours.calls == chat.calls
 
 
 def test_calls_and_outputs_are_chats_messages() -> None:
@@ -209,7 +208,7 @@ def test_calls_and_outputs_are_chats_messages() -> None:
         {"type": "function_call_output", "call_id": "call_2", "output": [{"type": "input_text", "text": "dry"}]},
         CALL | {"call_id": "call_3"},
     ]
-    chat = ResponsesBody.model_validate({"input": items, "tools": [TOOL]}).chat_request()
+    chat = ResponsesBody.model_validate({"input": items, "tools": [TOOL]}).chat()
     call = {"type": "function", "function": {"name": "weather", "arguments": json.loads(ARGUMENTS)}}
     assert chat.messages == [
         {"role": "user", "content": "hi"},

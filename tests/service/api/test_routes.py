@@ -13,10 +13,12 @@ from typing_extensions import TypedDict
 from model.sampling_params import SamplingParams
 from service.access.policy import Policies, Policy
 from service.api.answering import submit, whole_response
+from service.api.prompt import on_thread
 from service.api.routes import Route, get, json_response, post
 from service.app import ROUTES
+from service.engine.messages import Submit
 from service.errors.dialects import ANTHROPIC, OPENAI
-from service.generation.choice import Order, Prompt
+from service.generation.request import ModelRequest, Prompt
 from service.schema.fields import Body, optional
 from tests.service.live import Live, running
 
@@ -51,9 +53,9 @@ def declared(**policy: Any) -> Route:
 
         It generates three tokens.
         """
-        order = Order((Prompt([1, 2]),), SamplingParams(max_tokens=3), 1)
+        sent = ModelRequest((Prompt(Submit(0, [1, 2], SamplingParams(max_tokens=3))),))
         with ExitStack() as stack:
-            _, generation = await submit(stack, request, body, lambda served: order)
+            _, generation = await submit(stack, request, body, on_thread(lambda served: sent))
             return await whole_response(request, generation, lambda parts, usage, timings: {"generated": 3})
 
     return echo

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from model.errors import ModelError, NoriaError, OptionError
-from model.tokenizers.slicing import WHOLE
 from service.engine.client import EngineClient
 from service.generation.startup import load_served
 from service.settings import Settings
@@ -45,7 +44,7 @@ def model(tmp_path: Path) -> Settings:
 
 
 def load(settings: Settings, client: Client) -> None:
-    asyncio.run(asyncio.wait_for(load_served(settings, client, WHOLE), 20))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(load_served(settings, client), 20))  # type: ignore[arg-type]
 
 
 def test_a_broken_tokenizer_does_not_wait_for_the_network(model: Settings) -> None:

@@ -15,8 +15,8 @@ from PIL import Image
 from model.image_spans import ImageFormat
 from model.machine import helper
 from service.errors.errors import ApiError, InvalidRequest, Unavailable
-from service.images.decoder import DecodedImage, Decoder, LimitsExceeded
-from service.images.images import MAX_SUSPECTS, REQUESTS, Images, Recent, Suspects
+from service.helpers import LimitsExceeded, Recent
+from service.images.images import REQUESTS, DecodedImage, Decoder, Images
 from service.images.source import Source, read_base64
 from tests.faults import failing
 from tests.model.images.files import noise, saved, texts
@@ -63,7 +63,7 @@ class Decoding:
 
     @property
     def pid(self) -> int:
-        process = self.images._decoder._process
+        process = self.images._decoder._helper.process
         assert process is not None
         return process.pid
 
@@ -110,22 +110,10 @@ def test_an_image_that_is_sent_again_is_not_decoded_again(decoder: Decoding) -> 
     assert len(decoder.seconds) == 3
 
 
-def test_the_memory_of_images_is_bounded() -> None:
-    recent = Recent(100)
-    images = {n: DecodedImage(1, n, str(n), bytes(40)) for n in range(4)}
-    for n in (0, 1, 1):
-        recent.note((bytes([n]), FORMAT), images[n])
-    assert recent.find((b"\0", FORMAT)) is images[0]
-    recent.note((b"\2", FORMAT), images[2])
-    assert [recent.find((bytes([n]), FORMAT)) for n in range(3)] == [images[0], None, images[2]]
-    recent.note((b"\3", FORMAT), DecodedImage(1, 1, "", bytes(101)))
-    assert [recent.find((bytes([n]), FORMAT)) for n in range(4)] == [None] * 4
-
-
 def test_no_process_starts_before_the_first_image(decoder: Decoding) -> None:
-    assert decoder.images._decoder._process is None
+    assert decoder.images._decoder._helper.process is None
     assert decoder.decode() == []
-    assert decoder.images._decoder._process is None
+    assert decoder.images._decoder._helper.process is None
 
 
 def test_too_many_images_are_refused(decoder: Decoding) -> None:
@@ -150,7 +138,7 @@ def test_a_bad_image_names_its_field(decoder: Decoding) -> None:
 def test_an_image_that_exceeds_both_limits_is_refused_and_others_are_not(decoder: Decoding) -> None:
     error = decoder.refused(new(), source(texts(), "x"))
     assert error.message == "the image in x takes too much time or memory to decode"
-    assert decoder.images._patient._process is None
+    assert decoder.images._patient._helper.process is None
     assert decoder.decode(new())[0].rows == 3
     assert decoder.restarts == 1
 
@@ -181,7 +169,7 @@ def test_an_image_that_needs_the_long_limit_is_decoded(decoder: Decoding, monkey
     found = decoder.decode(new(), image, new())
     assert [picture.rows for picture in found] == [3, 3, 3]
     assert tried == [False, False, True, False]
-    decoder.images._recent = Recent()
+    decoder.images._recent = Recent(0)
     assert decoder.decode(image) == found[1:2]
     assert tried[4:] == [True]
 
@@ -208,16 +196,6 @@ def test_images_do_not_wait_for_suspects(decoder: Decoding, monkeypatch: pytest.
 
     monkeypatch.setattr(Decoder, "decode", slow)
     assert decoder.run(serve())[0].rows == 3
-
-
-def test_the_memory_of_suspects_is_bounded() -> None:
-    suspects = Suspects()
-    keys = [(b"%d" % n, FORMAT) for n in range(MAX_SUSPECTS + 1)]
-    for key in keys:
-        suspects.note(key, blamed=True)
-    assert [key in suspects for key in keys[:2]] == [False, True]
-    assert suspects.is_blamed(keys[1])
-    assert not suspects.is_blamed(keys[0])
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -282,6 +260,6 @@ def test_images_of_two_requests_alternate(decoder: Decoding, monkeypatch: pytest
 def test_the_server_has_the_metrics_of_its_images(live: Live) -> None:
     images: Images = live.state.images
     images._on_decoded(0.25)
-    images._decoder._on_restart()
+    images._decoder._helper._on_restart()
     assert live.metric("noria_image_process_restarts_total") == 1
     assert live.metric("noria_image_decode_seconds_sum") == 0.25

@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from model.image_spans import ImageFormat
-from service.images.decoder import DecodedImage
-from service.images.images import REQUESTS, Images
+from service.images.images import REQUESTS, DecodedImage, Images
 from service.images.source import Source
 
 

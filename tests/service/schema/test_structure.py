@@ -32,28 +32,6 @@ def test_what_is_outside_strings_is_found_in_slices_of_any_size(value: Any, asci
         assert b"".join(structure._outside_strings(text)) == STRING.sub(b'""', text)
 
 
-def depth_of(value: Any) -> int:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
-    return 0 if inner is None else 1 + max(map(depth_of, inner), default=0)
-
-
-@settings(deadline=None, max_examples=300)
-@given(VALUES, st.integers(1, 9), st.integers(1, 5))
-def test_a_text_passes_up_to_its_own_depth(value: Any, size: int, limit: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(structure, "SLICE_BYTES", size)
-        patch.setattr(structure, "MAX_DEPTH", limit)
-        assert passes(json.dumps(value)) == (depth_of(value) <= limit)
-
-
-def passes(text: str) -> bool:
-    try:
-        Structure().add(text.encode())
-    except StructureError:
-        return False
-    return True
-
-
 def listed(item: str, n: int) -> str:
     return f"[{','.join([item] * n)}]"
 
@@ -67,8 +45,6 @@ EDGES = [
     (listed('""', structure.MAX_STRINGS), listed('"[\\""', structure.MAX_STRINGS + 1), "quotation marks"),
     (listed("0.5", structure.MAX_FRACTIONS), listed("1e5", structure.MAX_FRACTIONS + 1), "65537 fractions"),
     (listed("7", structure.MAX_ELEMENTS + 1), listed("7", structure.MAX_ELEMENTS + 2), "524289 commas"),
-    ("[" * 64 + "]" * 64, '[{"a":' * 32 + "[" + "]" + "}]" * 32, "65 levels of lists and objects, the limit is 64"),
-    (listed("-" + "1" * 511, 9), listed("1" * 512 + "." + "1", 9), "513 characters in one number, the limit is 512"),
 ]
 
 
@@ -80,11 +56,16 @@ def test_each_limit_is_named_with_the_count(most: str, beyond: str, words: str) 
     assert words in str(caught.value)
 
 
-def test_a_number_is_measured_across_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(structure, "SLICE_BYTES", 100)
-    assert passes("1" * 512)
-    assert not passes("1" * 513)
-    assert passes(listed("1" * 300 + '","' + "1" * 300, 3))
+@pytest.mark.parametrize(
+    ("value", "words"), [("[" * 201 + "]" * 201, "recursion limit exceeded"), ("1" * 8_000_000, "number out of range")]
+)
+def test_the_parser_bounds_depth_and_digits(value: str, words: str) -> None:
+    """In a body, and in the arguments of a call, which are JSON in a string."""
+    function = {"name": "f", "arguments": f'{{"a": {value}}}'}
+    calls = json.dumps([{"role": "assistant", "tool_calls": [{"id": "c", "function": function}]}])
+    for text, found in ((f'{{"messages": {value}}}', words), (f'{{"messages": {calls}}}', "must be a JSON object")):
+        with pytest.raises(ValidationError, match=found):
+            ChatBody.model_validate_json(text, context=Reading())
 
 
 def test_the_arguments_of_all_calls_count_together() -> None:

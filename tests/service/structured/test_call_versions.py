@@ -21,13 +21,11 @@ from model.grammar.compiler import Compiler
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
 from model.tokenizers.pieces import bytes_of
-from service.api.openai.schema import ChatBody
-from service.api.openai.tool_choice import ToolsBody
-from service.api.orders import order_chat
+from service.api.openai.schema import ChatBody, ToolsBody
+from service.api.prompt import chat_request
 from service.generation.served import ServedModel
-from service.structured.call_grammar import call_constraint
 from service.structured.call_reader import CallDelta, CallReader, Piece, gathered
-from service.structured.call_style import STYLES, Style
+from service.structured.call_style import STYLES, Style, call_constraint
 from tests.fakes import IntegerTokenizer, make_info
 from tests.model.chat.versions import write_directory
 from tests.service.live import FakeChat, Live, running
@@ -80,7 +78,7 @@ def written(version: Version, calls: Sequence[tuple[str, Json]]) -> list[int]:
 def consumed(version: Version, tokens: Sequence[int], **fields: Any) -> bool:
     """Whether the grammar of a request with these fields lets a model write all the tokens."""
     body = ToolsBody.model_validate({"tools": TOOLS, **fields})
-    constraint = call_constraint(body.allowed_calls(), version.style, version.tokenizer)
+    constraint = call_constraint(body.calls, version.style, version.tokenizer)
     matcher = version.compiler.compile(constraint.serialized())
     return matcher.try_consume_tokens([*tokens]) == len(tokens) and matcher.is_accepting()
 
@@ -190,7 +188,7 @@ def test_a_request_from_another_server_is_ordered(version: Version) -> None:
     body = ChatBody.model_validate({"messages": messages, "tools": TOOLS, "tool_choice": "required", "max_tokens": 9})
     end, info = version.tokenizer.eos_id or 0, replace(make_info(max_model_len=4096), vocab_size=40_000)
     served = ServedModel(("m",), version.tokenizer, version.chat, GenerationDefaults((end,), {}), 50, info)
-    order = order_chat(body.chat_request(), served)
+    order = chat_request(body.chat(), served, ())
     short = re.findall("[a-zA-Z0-9]{9}", STYLES["mistral"].with_ids(messages)[2]["tool_call_id"])
     called["id"] = messages[2]["tool_call_id"] = short[0]
     messages[1]["content"] = ""

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from model.grammar.compiler import Compiler
-from service.api.openai.tool_choice import ToolsBody
-from service.structured.call_grammar import call_constraint
+from service.api.openai.schema import ToolsBody
 from service.structured.call_reader import CallDelta, CallReader, gathered
-from service.structured.call_style import STYLES
+from service.structured.call_style import STYLES, call_constraint
 from service.structured.constraint import Constraint, json_constraint
 from service.structured.tool_prompt import explained
 from tests.fakes import IntegerTokenizer
@@ -68,7 +67,7 @@ def accepts(grammar: str, text: str) -> bool:
 
 def grammar(style: str, otherwise: Constraint | None = None, **fields: Any) -> str:
     body = ToolsBody.model_validate_json(json.dumps({"tools": TOOLS, **fields}))
-    return call_constraint(body.allowed_calls(), STYLES[style], TOKENIZER, otherwise).serialized()
+    return call_constraint(body.calls, STYLES[style], TOKENIZER, otherwise).serialized()
 
 
 def read(style: str, parts: list[str]) -> tuple[str, list[tuple[str, str]], str | None]:

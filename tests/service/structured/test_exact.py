@@ -42,6 +42,7 @@ def test_large_numbers_are_enforced(schema: Any, good: Any, bad: Any) -> None:
     [
         ({"enum": [1234567890123456789]}, "enum has the number 1234567890123456789, which has too many digits"),
         ({"const": {"id": [2**64 - 1]}}, "const has the number 18446744073709551615, which has too many digits"),
+        ({"const": 10**400}, "which has too many digits: use a string"),
         ({"const": -INT64}, "const has the number -9223372036854775808, which has too many digits"),
         ({"const": 123456789.12345679}, "const has the number 123456789.12345679, which has too many digits"),
         ({"anyOf": [{"const": 1e23}, TEXT]}, "const has the number 1e+23, which has too many digits"),

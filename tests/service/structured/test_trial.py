@@ -45,7 +45,7 @@ def grammars(live: Live) -> Grammars:
 
 def process(live: Live) -> GrammarProcess:
     """The process that tries grammars."""
-    found = grammars(live)._process
+    found = grammars(live)._helper.process
     assert found is not None
     return found
 
@@ -158,8 +158,8 @@ DEEP = f'start: r0\n{CHAIN}\nr6000: "c"\nr6001: "d"'
 def test_a_form_that_breaks_two_processes_is_refused_and_is_no_word_of_the_compiler(live: Live) -> None:
     """Another form is not held up by it, and the same form is tried in a fresh process again."""
     body = {"prompt": "x", "max_tokens": 3, "guided_grammar": DEEP}
-    known = len(grammars(live)._problems._texts)
+    known = len(grammars(live)._problems)
     for _ in range(2):
         assert "2 s, 64 MiB" in refused(live, "/v1/completions", body)["message"]
-    assert len(grammars(live)._problems._texts) == known
+    assert len(grammars(live)._problems) == known
     served(live)

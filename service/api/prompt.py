@@ -1,0 +1,405 @@
+"""The making of requests for the engine: messages, tools and images to token ids and sampling parameters, checked."""
+
+import json
+import secrets
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from model.chat.formats import ChatFormat
+from model.chat.images import ImageTokens, refused_image
+from model.chat.reasoning import EFFORT, PARTS, THOUGHT
+from model.errors import ParameterError
+from model.image_spans import ImageSpan
+from model.sampling_params import SamplingParams, check_ids
+from model.tokenizers.base import Tokenizer
+from model.tokenizers.pieces import encode_inner
+from service.access.record import RequestRecord
+from service.api.admission import State
+from service.api.lanes import SMALL_BYTES
+from service.api.reasoning import ReasoningOptions, check_reasoning, reasoning_of, reasoning_variables, with_thought
+from service.engine.messages import Submit
+from service.errors.errors import InvalidRequest
+from service.generation.request import ModelRequest, Prompt
+from service.generation.served import ServedModel
+from service.images.images import DecodedImage
+from service.images.source import Source, read_source
+from service.schema.conversation import TemplateOptions
+from service.schema.fields import MAX_ITEMS, Json
+from service.schema.generation import GenerationBody
+from service.schema.sampling import SamplingBody
+from service.schema.tools import MAX_CALLS, AllowedCalls
+from service.structured.call_style import call_constraint, style_of
+from service.structured.constraint import Constraint
+from service.structured.tool_prompt import explained
+
+T = TypeVar("T")
+Make = Callable[[State, RequestRecord, ServedModel], Coroutine[Any, Any, T]]
+"""What makes something of an admitted request for a model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """What the body of a chat API asks, in the same terms for all of them. Raises InvalidRequest.
+
+    `messages` are as `ChatFormat.encode` takes them. `fields` are those of OpenAI's chat, with sampling parameters.
+    `max_tokens` None means what the prompt leaves of the context. `logprobs` is the number of alternatives for each
+    token (None: no logprobs). `messages_field` and `max_tokens_field` are the client's names of these fields.
+    """
+
+    messages: Sequence[Json]
+    calls: AllowedCalls = AllowedCalls()  # noqa: RUF009 - frozen
+    template: TemplateOptions = TemplateOptions()  # noqa: RUF009 - frozen
+    constraint: Constraint | None = None
+    fields: GenerationBody = field(default_factory=GenerationBody.model_construct)
+    max_tokens: int | None = None
+    logprobs: int | None = None
+    reasoning: ReasoningOptions = ReasoningOptions()  # noqa: RUF009 - frozen
+    messages_field: str = "messages"
+    max_tokens_field: str = "max_tokens"
+
+    def __post_init__(self) -> None:
+        if len(self.messages) > MAX_ITEMS:
+            self._refuse(f"makes {len(self.messages)} messages of a conversation, the limit is {MAX_ITEMS}")
+        n_calls = max((len(message.get("tool_calls", ())) for message in self.messages), default=0)
+        if n_calls > MAX_CALLS:
+            self._refuse(f"has {n_calls} calls in one message of the assistant, the limit is {MAX_CALLS}")
+        if self.template.continue_final_message and self.messages[-1].get("tool_calls"):
+            self._refuse("ends with a message that calls functions: send their results, no answer can continue it")
+
+    def _refuse(self, problem: str) -> None:
+        raise InvalidRequest(f"{self.messages_field} {problem}", param=self.messages_field)
+
+    @property
+    def images(self) -> list[tuple[str, Json]]:
+        """The role and the part of each image, as `service.schema.conversation.image_part` makes it."""
+        return [
+            (message["role"], part)
+            for message in self.messages
+            for part in message.get(PARTS, ())
+            if part["type"] == "image"
+        ]
+
+    @property
+    def contents(self) -> list[str]:
+        return [message["content"] for message in self.messages]
+
+
+def on_thread(work: Callable[[ServedModel], T]) -> Make[T]:
+    """What gives the result of `work`, which a thread for long work does."""
+
+    async def make(state: State, record: RequestRecord, served: ServedModel) -> T:
+        return await state.admission.work.run(lambda: work(served), record.body_bytes)
+
+    return make
+
+
+def of_chat(chat: Callable[[], Chat], work: Callable[[Chat, ServedModel, Sequence[DecodedImage]], T]) -> Make[T]:
+    """What gives the result of `work` on a chat request. Its images, if it has any, are decoded before."""
+
+    def begin(served: ServedModel) -> tuple[Chat, list[Source], T | None]:
+        asked = chat()
+        check_roles(asked, served)
+        sources = [read_source(part["url"], part["field"]) for _, part in asked.images]
+        return asked, sources, None if sources else work(asked, served, ())
+
+    async def make(state: State, record: RequestRecord, served: ServedModel) -> T:
+        asked, sources, made = await on_thread(begin)(state, record, served)
+        if made is not None:
+            return made
+        assert served.info.images is not None, "a model without images refuses them at once"
+        with state.admission.holding_body(record.sender) as take:  # it waits for images of others
+            take(max(0, record.body_bytes - SMALL_BYTES))
+            images = await state.images.decode(sources, served.info.images)
+            return await on_thread(lambda served: work(asked, served, images))(state, record, served)
+
+    return make
+
+
+def chat_request(chat: Chat, served: ServedModel, images: Sequence[DecodedImage]) -> ModelRequest:
+    """The engine's request for a conversation. Raises ParameterError or InvalidRequest."""
+    check_reasoning(chat.reasoning, served)
+    limit, body = chat.max_tokens, chat.fields
+    grammar, fields = enforceable(_constraint(chat, served), served)
+    params = None if limit is None else _sampling(chat, served, limit, grammar)  # refused before tokenizing
+    tokens, spans = encode_chat(chat, served, images)
+    n_begin = n_begin_tokens(tokens, served.tokenizer)
+    n_cut = len(tokens) - len(last := truncated(tokens, n_begin, body.truncate_prompt_tokens, limit or 1, served))
+    tokens, spans = last, spans_after(spans, n_begin, n_cut)
+    params = params or _sampling(chat, served, max(1, served.info.max_model_len - len(tokens)), grammar)
+    check_prompt(tokens, params.max_tokens, served, chat.messages_field, chat.max_tokens_field)
+    continues = chat.template.continue_final_message
+    constrained = chat.constraint is not None  # by the client, whose grammar then decides how the answer starts
+    last_words = chat.messages[-1]["content"]
+    reasoning = reasoning_of(chat.reasoning, served, tokens, last_words, continues=continues, constrained=constrained)
+    whole = with_thought(reasoning, chat.reasoning, served, grammar)
+    params = params if whole == grammar else replace(params, grammar=whole)
+    pixels = b"".join(image.pixels for image in images[len(images) - len(spans) :])
+    return ModelRequest(
+        (Prompt(submit_of(tokens, params, body, served, spans, pixels)),),
+        timeout=body.timeout,
+        return_token_ids=bool(body.return_token_ids),
+        starts_message=not continues and not constrained,
+        prompt_logprobs=body.prompt_logprobs,
+        stop_token_ids=body.stop_token_ids or (),
+        grammar_fields=fields or (chat.reasoning.field,),
+        visible_control=_visible(chat, served),
+        reasoning=reasoning,
+    )
+
+
+def submit_of(
+    tokens: list[int],
+    params: SamplingParams,
+    body: GenerationBody,
+    served: ServedModel,
+    images: tuple[ImageSpan, ...] = (),
+    pixels: bytes = b"",
+    n: int | None = None,
+) -> Submit:
+    """The engine's message for one prompt. `n` are the choices to compute, if not those of the body."""
+    return Submit(
+        0,
+        tokens,
+        params,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        n=n or body.n_choices,
+        images=images,
+        adapter=served.adapter_number,
+        pixels=pixels,
+    )
+
+
+def late_request(body: GenerationBody) -> ModelRequest:
+    """A request whose timeout came before tokenizing ended: its choices are empty."""
+    return ModelRequest((Prompt(Submit(0, [], SamplingParams(max_tokens=0), n=body.n_choices)),) * body.n_prompts)
+
+
+def encode_text(served: ServedModel, text: str, *, add_bos: bool = True, param: str = "prompt") -> list[int]:
+    """Token ids of a text. Raises InvalidRequest, before tokenizing, for a text that cannot fit the context."""
+    check_size([text], param, served)
+    return served.tokenizer.encode(text, add_bos=add_bos, parse_control=True)
+
+
+def encode_chat(
+    chat: Chat, served: ServedModel, images: Sequence[DecodedImage]
+) -> tuple[list[int], tuple[ImageSpan, ...]]:
+    """Token ids of a conversation, and the places of its images. Raises ParameterError or InvalidRequest."""
+    format_, messages, options = conversation(chat, served)
+    try:
+        thoughts = [_thought(message) for message in chat.messages]
+        if _size([*chat.contents, *thoughts]) > served.max_prompt_bytes:  # before the format left out some of it
+            check_size([format_.render(messages, **options)], chat.messages_field, served)
+        tokens = format_.encode(messages, **options)
+    except ParameterError as error:
+        effort_field = "chat_template_kwargs" if EFFORT in chat.template.variables else chat.reasoning.field
+        fields = {"messages": chat.messages_field, EFFORT: effort_field}
+        if error.param not in fields:
+            raise
+        raise InvalidRequest(str(error), param=fields[error.param]) from error
+    return expanded(tokens, images, served, chat.messages_field)
+
+
+def conversation(chat: Chat, served: ServedModel) -> tuple[ChatFormat, Sequence[Json], Json]:
+    """The model's chat format, with messages and options as it takes them.
+
+    Raises InvalidRequest where there is no format, or for a conversation that cannot fit the context.
+    """
+    if served.chat is None:
+        raise InvalidRequest(
+            "this model has no chat template: start the server with --chat-template, or use /v1/completions",
+            param=chat.messages_field,
+            code="no_chat_template",
+        )
+    messages, functions = chat.messages, chat.calls.functions
+    tools = [function.described() for function in functions]
+    contents = chat.contents
+    if served.chat.may_strip:  # the prompt has at least this
+        contents = [content.strip() for content in contents]
+    check_size(contents, chat.messages_field, served)
+    check_size([json.dumps([tools, *(message.get("tool_calls") for message in messages)])], "tools", served)
+    variables = reasoning_variables(chat.reasoning, served, chat.template.variables)
+    options = chat.template._asdict() | {"variables": variables}
+    if served.chat.call_style is None:
+        return served.chat, explained(messages, functions), options
+    return served.chat, style_of(served).with_ids(messages), options | {"tools": tools or None}
+
+
+def _thought(message: Mapping[str, Any]) -> str:
+    """The text of all thoughts of a message."""
+    parts = message.get(PARTS, ())
+    return message.get(THOUGHT, "") + "".join(part.get("thinking", "") for part in parts)
+
+
+def check_roles(chat: Chat, served: ServedModel) -> None:
+    """Raise InvalidRequest for an image in a message where the model takes none."""
+    for role, part in chat.images:
+        if role not in served.image_roles:
+            why = refused_image(role, served.image_roles)
+            raise InvalidRequest(f"{part['field']} is not supported: {why}", param=part["field"])
+
+
+def expanded(
+    tokens: list[int], images: Sequence[DecodedImage], served: ServedModel, param: str
+) -> tuple[list[int], tuple[ImageSpan, ...]]:
+    """The prompt with the rows of each image in place of its token `[IMG]`, and the places of the images.
+
+    Raises InvalidRequest, naming `param`, if the chat format has not written one token for each image.
+    """
+    if not images:
+        return tokens, ()
+    ids = ImageTokens.of(served.tokenizer)
+    assert ids is not None, "no chat format writes images without these tokens"
+    if (found := tokens.count(ids.image)) != len(images):
+        message = f"{param} cannot be written: the model's chat format has places for {found} of {len(images)} images"
+        raise InvalidRequest(message, param=param)
+    whole: list[int] = []
+    spans: list[ImageSpan] = []
+    done = 0
+    for image in images:
+        place = tokens.index(ids.image, done)
+        whole += tokens[done:place]
+        spans.append(ImageSpan(len(whole), image.rows, image.columns, image.digest))
+        whole += ([ids.image] * image.columns + [ids.row_break]) * image.rows
+        whole[-1] = ids.end
+        done = place + 1
+    return whole + tokens[done:], tuple(spans)
+
+
+def spans_after(spans: tuple[ImageSpan, ...], n_begin: int, n_cut: int) -> tuple[ImageSpan, ...]:
+    """The images of a prompt that loses `n_cut` tokens after its first `n_begin`. Images among those are left out.
+
+    Raises InvalidRequest for a cut inside an image.
+    """
+    first = n_begin + n_cut
+    if divided := [span for span in spans if span.start < first < span.stop]:
+        start, stop = divided[0].start, divided[0].stop
+        raise InvalidRequest(
+            f"truncate_prompt_tokens cuts through an image: it leaves out the first {first} tokens of the prompt, "
+            f"and the image has the tokens {start} to {stop - 1}",
+            param="truncate_prompt_tokens",
+        )
+    return tuple(replace(span, start=span.start - n_cut) for span in spans if span.start >= first)
+
+
+def _visible(chat: Chat, served: ServedModel) -> frozenset[str]:
+    """The control tokens that are part of the text: the marks of calls, and of a thought that is not apart."""
+    calls = style_of(served).control(served.tokenizer) if chat.calls.functions else frozenset()
+    marks = served.reasoning
+    if marks is None or chat.reasoning.apart:
+        return calls
+    return calls | {name for name in (marks.opening, marks.closing) if name in served.tokenizer.control}
+
+
+def enforceable(constraint: Constraint | None, served: ServedModel) -> tuple[str | None, tuple[str, ...]]:
+    """The grammar of a constraint as text, and its fields. Raises InvalidRequest for a model without end tokens."""
+    if constraint is None:
+        return None, ()
+    if not served.defaults.eos_token_ids:
+        first = constraint.fields[0]
+        raise InvalidRequest(f"{first} needs a model with an end token, and this one has none", param=first)
+    return constraint.serialized(), constraint.fields
+
+
+def _constraint(chat: Chat, served: ServedModel) -> Constraint | None:
+    """The constraint of the answer: calls, if functions may be called, or the client's structured output."""
+    if not chat.calls.functions:
+        return chat.constraint
+    return call_constraint(chat.calls, style_of(served), served.tokenizer, chat.constraint)
+
+
+def _sampling(chat: Chat, served: ServedModel, max_tokens: int, grammar: str | None) -> SamplingParams:
+    return sampling(
+        chat.fields,
+        served,
+        max_tokens=max_tokens,
+        logprobs=chat.logprobs,
+        prompt_logprobs=chat.fields.prompt_logprobs,
+        grammar=grammar,
+        return_progress=bool(chat.fields.return_progress),
+    )
+
+
+def sampling(body: SamplingBody, served: ServedModel, **limits: Any) -> SamplingParams:
+    """The sampling parameters: the request's, else those of the model's generation config, else the server's."""
+    values = served.defaults.completed(body.given)
+    ends = () if values.get("ignore_eos") else served.defaults.eos_token_ids
+    stops = dict.fromkeys((*(body.stop_token_ids or ()), *ends))
+    params = SamplingParams(
+        **{"seed": secrets.randbits(63), **values},
+        logit_bias=body.biases,
+        allowed_token_ids=tuple(body.allowed_token_ids or ()),
+        bad_words=_bad_words(body.bad_words, served.tokenizer) if body.bad_words else (),
+        stop=body.stops,
+        stop_token_ids=tuple(stops),
+        **limits,
+    )
+    params.check_ids(served.info.vocab_size)
+    return params
+
+
+def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Token ids of each bad word, spelled at the beginning of a word and inside a word."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        bare = word.lstrip(" ")
+        opening = bare if tokenizer.strips_leading_space else " " + bare
+        found[tuple(tokenizer.encode(opening, add_bos=False, parse_control=False))] = None
+        found[tuple(encode_inner(tokenizer, bare))] = None
+    return tuple(ids for ids in found if ids)
+
+
+def n_begin_tokens(tokens: list[int], tokenizer: Tokenizer) -> int:
+    """The number of tokens at the beginning that the tokenizer puts before every text."""
+    begin = tokenizer.encode("", add_bos=True, parse_control=True)
+    return len(begin) if tokens[: len(begin)] == begin else 0
+
+
+def truncated(tokens: list[int], n_begin: int, n_last: int | None, max_tokens: int, served: ServedModel) -> list[int]:
+    """The begin tokens and the end of the prompt, together `n_last` tokens (-1: as many as fit beside `max_tokens`)."""
+    limit = served.info.max_model_len
+    if n_last is None:
+        return tokens
+    if n_last > limit:
+        message = f"truncate_prompt_tokens must be at most the context of {limit} tokens, got {n_last}"
+        raise InvalidRequest(message, param="truncate_prompt_tokens")
+    n_end = (n_last if n_last > 0 else max(1, limit - max_tokens)) - n_begin
+    return tokens if len(tokens) <= n_begin + n_end else tokens[:n_begin] + tokens[len(tokens) - n_end :]
+
+
+def check_size(texts: Sequence[str], param: str, served: ServedModel) -> None:
+    """Raise InvalidRequest for text that is too long for the context even if all its tokens are the longest ones."""
+    size, limit = _size(texts), served.max_prompt_bytes
+    if size > limit:
+        raise InvalidRequest(
+            f"this model's context is {served.info.max_model_len} tokens, which hold at most {limit} bytes of text, "
+            f"but {param} has {size}",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
+def _size(texts: Sequence[str]) -> int:
+    """In bytes."""
+    return sum(len(text.encode()) for text in texts)
+
+
+def check_prompt(
+    tokens: list[int], max_tokens: int, served: ServedModel, param: str = "prompt", limit_param: str = "max_tokens"
+) -> None:
+    """Raise for a prompt that is empty, leaves no space for `max_tokens` or has ids outside the vocabulary.
+
+    `param` and `limit_param` are the client's names of the prompt and of `max_tokens`.
+    """
+    limit = served.info.max_model_len
+    if not tokens:
+        raise InvalidRequest(f"{param} is empty: the prompt must have at least 1 token", param=param)
+    if len(tokens) + max_tokens > limit:
+        raise InvalidRequest(
+            f"this model's context is {limit} tokens, but the request needs {len(tokens) + max_tokens}: "
+            f"{len(tokens)} in the prompt and {max_tokens} for the answer ({limit_param})",
+            param=param if len(tokens) >= limit else limit_param,
+            code="context_length_exceeded",
+        )
+    check_ids(param, tokens, served.info.vocab_size)

@@ -1,0 +1,125 @@
+"""A thread with a helper process that may be lost, and a memory of what was used last."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+from typing import Generic, Protocol, TypeVar
+
+from model.machine.helper import ATTEMPTS, ProcessLost
+from service.errors.errors import Unavailable
+
+
+class Process(Protocol):
+    """A child process that a `HelperThread` talks to."""
+
+    @property
+    def ended(self) -> bool: ...
+    def kill(self) -> None: ...
+    def end(self) -> None: ...
+
+
+P = TypeVar("P", bound=Process)
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class LimitsExceeded(Exception):
+    """The process has ended itself: its input takes more time or memory than it may."""
+
+
+class HelperThread(Generic[P]):
+    """A thread that talks to a process, because the process dies with the thread that starts it.
+
+    `task` completes "the process that ...", and `code` is the error's, for clients. `on_restart` hears when one process
+    replaces another.
+    """
+
+    def __init__(self, task: str, code: str, on_restart: Callable[[], None] = lambda: None) -> None:
+        self.process: P | None = None
+        self._task = task
+        self._code = code
+        self._on_restart = on_restart
+        self._closed = False
+        self._thread = ThreadPoolExecutor(1, f"noria-{code}")
+        self._thread.submit(int)  # start the thread now: later the system may allow no more threads
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """The result of `work` on the thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def use(self, start: Callable[[], P], call: Callable[[P], T], *, fresh: bool = False) -> T:
+        """The result of a call with the process, on the thread. `start` makes one if none runs, or it must be `fresh`.
+
+        A process that is lost is replaced. Raises LimitsExceeded if the input has ended it, Unavailable if several were
+        lost in another way, which says nothing of the input.
+        """
+        for _ in range(ATTEMPTS):
+            if self._closed:
+                break
+            try:
+                return call(self._running(start, fresh))
+            except ProcessLost as lost:
+                if lost.by_limits:
+                    raise LimitsExceeded(str(lost)) from None
+        raise Unavailable(f"the process that {self._task} was lost; try again", self._code)
+
+    def end(self) -> None:
+        """End the process, on the thread."""
+        if self.process is not None:
+            self.process.end()
+            self.process = None
+
+    async def close(self) -> None:
+        """End the process and the thread."""
+        self._closed = True
+        if (process := self.process) is not None:
+            process.kill()
+        await self.run(self.end)
+        self._thread.shutdown(wait=False)
+
+    def _running(self, start: Callable[[], P], fresh: bool) -> P:
+        """The process; a new one if it has ended, or has to be `fresh`. Raises CannotStart."""
+        before = self.process
+        if before is not None:
+            if not fresh and not before.ended:
+                return before
+            before.end()
+        self.process = start()
+        if before is not None:
+            self._on_restart()
+        return self.process
+
+
+class Recent(Generic[K, V]):
+    """The values that were used last, as many as fit in `limit` by their `size`. For any thread."""
+
+    def __init__(self, limit: int, size: Callable[[V], int] = lambda value: 1) -> None:
+        self._values: OrderedDict[K, V] = OrderedDict()
+        self._left = limit
+        self._size = size
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def find(self, key: K) -> V | None:
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+            return self._values.get(key)
+
+    def note(self, key: K, value: V) -> None:
+        self.forget(key)
+        with self._lock:
+            self._values[key] = value
+            self._left -= self._size(value)
+            while self._left < 0:
+                self._left += self._size(self._values.popitem(last=False)[1])
+
+    def forget(self, key: K) -> None:
+        with self._lock:
+            if key in self._values:
+                self._left += self._size(self._values.pop(key))

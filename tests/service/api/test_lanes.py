@@ -1,0 +1,53 @@
+"""The threads for long work: errors, panics and the end. `test_large_bodies.py` has who waits for whom."""
+
+import asyncio
+import threading
+
+import pytest
+
+from service.api.lanes import LARGE_JOBS, SMALL_BYTES, Lanes
+from tests.waiting import PATIENCE
+
+
+class Panic(BaseException):
+    """As `pyo3_runtime.PanicException`."""
+
+
+@pytest.mark.parametrize(("error", "kind"), [(ValueError("own"), ValueError), (Panic("own"), RuntimeError)])
+def test_an_error_reaches_the_task_that_waits_and_the_thread_goes_on(
+    error: BaseException, kind: type[Exception]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    async def run() -> None:
+        lanes = Lanes()
+        with pytest.raises(kind, match="own"):
+            await lanes.run(fail, 1)
+        assert await lanes.run(lambda: "next", 1) == "next"
+        lanes.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("size", "n_threads"), [(1, 1), (SMALL_BYTES + 1, LARGE_JOBS)])
+def test_closing_cancels_what_waits(size: int, n_threads: int) -> None:
+    async def run() -> None:
+        lanes, may, began = Lanes(), threading.Event(), threading.Semaphore(0)
+
+        def wait() -> None:
+            began.release()
+            assert may.wait(PATIENCE)
+
+        running = [asyncio.create_task(lanes.run(wait, size)) for _ in range(n_threads)]
+        for _ in running:
+            await asyncio.to_thread(began.acquire, timeout=PATIENCE)
+        waiting = asyncio.create_task(lanes.run(wait, size))
+        await asyncio.sleep(0)
+        lanes.close()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        may.set()
+        await asyncio.gather(*running)
+
+    asyncio.run(run())
