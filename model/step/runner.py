@@ -46,10 +46,13 @@ BLANK = -1
 
 
 class Started(NamedTuple):
-    """A step that the device computes. It has the last tokens of the step before and `Slice.samples` of each slice.
+    """A step that the device computes.
 
-    It also has the sampled tokens, the rows to score, and hidden states [T, dim]: these are empty where nothing is
-    scored or pooled, because the next step may need their memory. A step from a graph has no rows to score.
+    before: the last tokens of the step before.
+    views: `Slice.samples` of each slice.
+    sampled: the sampled tokens.
+    score_rows, hidden: rows to score, hidden states [T, dim]. Empty unless a slice asks for prompt logprobs or
+        embeddings, because the next step may need their memory. A step from a graph has no rows to score.
     """
 
     before: LastTokens

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 OVERTAKES = 2
-"""A job is overtaken between its slices by jobs of at most its size divided by this: few jobs are then open at once."""
+"""Only jobs of at most half the size may overtake. This bounds how deep jobs nest."""
 
 
 class Abandoned(Exception):
