@@ -1,4 +1,4 @@
-"""Ranks that share a model, side by side with one process: `python -m benchmarks.parallel [--idle] [--quick]`.
+"""Ranks that share a model, side by side with one process: `python -m benchmarks.parallel [--quick]`.
 
 The model has a 7B's shape cut to 8 layers, and random weights. On a CPU all layouts use the same cores: one process
 with a thread for each core, against two ranks that have half of them each. On GPUs they are one device, 2 and 4.
@@ -7,9 +7,6 @@ with a thread for each core, against two ranks that have half of them each. On G
     kB a step     of tensors that rank 0 sends
     waiting       the share of time in which rank 0 waits for tensors of other ranks
     idle          the share of time in which each rank has nothing to compute
-
---idle adds micro-batches: one prompt in m chunks, and streams that decode in m groups. Beside them stand the theory,
-and what the schedule gives with stages that compute nothing (`pipeline_schedule.py`).
 """
 
 import argparse
@@ -27,7 +24,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import machine, pipeline_schedule, random_weights
+from benchmarks import machine, random_weights
 from benchmarks.gpu.shapes import MISTRAL_7B
 from benchmarks.ranks import Case, argument
 
@@ -55,12 +52,10 @@ def cases(args: argparse.Namespace, model: Path) -> Iterator[tuple[str, Case]]:
             continue
         common = {"model": str(model), "device": args.device, "quantize": args.quantize, "max_model_len": 1024}
         limits = {"max_sequences": 64, "max_step_tokens": 512}
-        stages = options.get("pipeline_parallel_size", 1)
-        micro = tuple(sorted({1, 2, stages, 2 * stages})) if args.idle and stages > 1 else ()
         sizes: dict[str, Any] = {"prefill": (128, 512), "streams": (1, 8, 32), "tokens": args.tokens}
         if args.quick:
             sizes = {"prefill": (16,), "streams": (2,), "tokens": 8}
-        yield name, Case({**common, **limits, **options}, **sizes, micro_batches=micro)
+        yield name, Case({**common, **limits, **options}, **sizes)
 
 
 def measure(case: Case) -> Found:
@@ -79,18 +74,6 @@ def table(name: str, found: Found) -> Table:
     return result
 
 
-def schedule_table() -> Table:
-    result = Table("stages", "micro-batches", "theory", "prompt", "always m in flight", "decode", "decode, slow hops")
-    for stages in (2, 4):
-        for m in sorted({1, 2, stages, 2 * stages}):
-            theory, steady = pipeline_schedule.theory(stages, m), pipeline_schedule.steady(stages, m)
-            idle = pipeline_schedule.prompt(stages, m), pipeline_schedule.decode(stages, m)
-            slow = pipeline_schedule.decode(stages, m, hop=pipeline_schedule.SLOW_HOP)
-            cells = percent(theory), percents(idle[0]), percent(steady), percents(idle[1]), percents(slow)
-            result.add_row(str(stages), str(m), *cells)
-    return result
-
-
 def percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.0f} %"
 
@@ -106,7 +89,6 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--quantize", default="int8", help="weight scheme")
     parser.add_argument("--tokens", type=int, default=24, help="tokens that each stream generates")
-    parser.add_argument("--idle", action="store_true", help="measure micro-batches, too")
     parser.add_argument("--only", help='layouts to measure, comma-separated, such as "pipeline 2"')
     parser.add_argument("--quick", action="store_true", help="a tiny model: tests the benchmark, measures nothing")
     parser.add_argument("--output", type=Path, help="file for the results, as JSON")
@@ -119,8 +101,6 @@ def main() -> None:
             found[name] = measure(case)
             console.print(table(name, found[name]))
             console.print(f"load average {' '.join(f'{value:.1f}' for value in os.getloadavg())}")
-    if args.idle:
-        console.print(schedule_table())
     if args.output:
         args.output.write_text(json.dumps(found, indent=1) + "\n")
 

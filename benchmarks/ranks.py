@@ -9,7 +9,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,17 +28,12 @@ REPEATS = 3
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The runner's options, and what to measure: lengths of a prompt alone, numbers of streams, of micro-batches.
-
-    Streams generate `tokens` tokens each after a prompt of one token. Micro-batches are measured with the last length
-    and the last number of streams.
-    """
+    """The runner's options, the lengths of prompts, and the numbers of streams with `tokens` tokens each."""
 
     options: Mapping[str, Any]
     prefill: tuple[int, ...]
     streams: tuple[int, ...]
     tokens: int
-    micro_batches: tuple[int, ...] = ()
 
 
 class Row(NamedTuple):
@@ -111,7 +106,6 @@ class Bench:
 
     def __init__(self, runner: Any, case: Case) -> None:
         self._runner, self._case, self._gauge = runner, case, Gauge(runner)
-        self._step_tokens = runner.info.max_step_tokens
 
     def rows(self) -> Iterator[tuple[str, Row]]:
         self._generate(1, self._case.prefill[0], 2)  # warms up
@@ -119,16 +113,10 @@ class Bench:
             yield prefill_case(length), self.prefill(length)
         for n in self._case.streams:
             yield decode_case(n), self.decode(n)
-        stages, length, n = self._runner.info.pipeline, self._case.prefill[-1], self._case.streams[-1]
-        for m in self._case.micro_batches:
-            yield f"{prefill_case(length)} in {m}", self.prefill(length, step_tokens=stages * length // m)
-            self._runner.info = replace(self._runner.info, pipeline=m)
-            yield f"{decode_case(n)} in {m}", self.decode(n)
-            self._runner.info = replace(self._runner.info, pipeline=stages)
 
-    def prefill(self, length: int, step_tokens: int | None = None) -> Row:
+    def prefill(self, length: int) -> Row:
         before = self._gauge.read()
-        seconds = sum(self._generate(1, length, 1, step_tokens).first for _ in range(REPEATS))
+        seconds = sum(self._generate(1, length, 1).first for _ in range(REPEATS))
         return self._gauge.row(before, REPEATS * length / seconds)
 
     def decode(self, n: int) -> Row:
@@ -136,10 +124,10 @@ class Bench:
         timing = self._generate(n, 1, self._case.tokens)
         return self._gauge.row(before, timing.tokens / timing.seconds)
 
-    def _generate(self, n: int, length: int, n_tokens: int, step_tokens: int | None = None) -> Timing:
+    def _generate(self, n: int, length: int, n_tokens: int) -> Timing:
         info = self._runner.info
         prompts = [random.choices(range(100, info.vocab_size - 100), k=length) for _ in range(n)]
-        scheduler = Scheduler(info, max_sequences=n, max_step_tokens=step_tokens or self._step_tokens)
+        scheduler = Scheduler(info, max_sequences=n, max_step_tokens=info.max_step_tokens)
         return streams.generate(self._runner, scheduler, prompts, n_tokens)
 
 

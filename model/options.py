@@ -180,8 +180,8 @@ class RunnerOptions:
     )
     target_inter_token_ms: float | None = option(
         None,
-        "Milliseconds between two tokens of an answer at which chunks of prompts beside it aim. Where decoding alone "
-        "takes most of them or more, a step takes less than twice as long. 0 leaves chunks --max-step-tokens.",
+        "Target for the time between two tokens, in milliseconds. Long prompts are computed in smaller chunks to meet "
+        "it. Where decoding alone takes longer, a chunk may at most double the step. 0: no target.",
         unset="{:g}, on a GPU {:g}".format(*TARGET_INTER_TOKEN_MS.values()),
         least=0,
     )

@@ -54,8 +54,8 @@ class Settings(RunnerOptions):
     chat_template: Path | None = option(None, "File with a Jinja chat template.", unset="the model's", group="Chat")
     reasoning_style: str = option(
         "auto",
-        "Marks of the model's thoughts: tokens for `[THINK]`, tags for `<think>`, none to leave "
-        "thoughts in the text. auto reads the tokenizer and the chat template.",
+        "How the model marks its reasoning: tokens ([THINK]) or tags (<think>). none leaves it in the answer. "
+        "auto reads the tokenizer and the chat template.",
         choices=("auto", *STYLES, "none"),
     )
     reasoning_budget: int | None = option(
@@ -174,8 +174,8 @@ class Settings(RunnerOptions):
     )
     spare_engine: bool = option(
         True,
-        "Keep a second engine process, without a model, that replaces one that dies. This saves a second or more, and "
-        "needs about 150 MB.",
+        "Keep a second engine process ready. It loads the model when the first one dies. This saves a second or more, "
+        "and needs about 150 MB.",
     )
     log_format: str = option("human", "Format of the log on stderr.", choices=("human", "json"), group="Observe")
     log_level: str = option("info", "Lowest level that is logged.", choices=LEVELS)

@@ -1,8 +1,8 @@
 """Sizes of the programs of Triton attention by GPU and heads, and of the memory between them.
 
-A step's short slices have items of work: an item is a part, a group, a section or all of the keys of a slice. The
-plan chooses the smallest of these for which the items and their sums lie within `Bounds`. The bounds depend on the GPU
-and on the number of slices, not on the length of the sequences.
+The keys of a short slice are cut into items of work. Four sizes exist: part < group < section < whole. The plan takes
+the smallest whose number of items and whose partial sums fit `Bounds`. The bounds depend on the GPU and on the number
+of slices, not on the length of the sequences.
 """
 
 from collections.abc import Iterable

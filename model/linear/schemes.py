@@ -172,7 +172,7 @@ def serving(scheme: Scheme, dtype: str, device: str, *, compiled: bool) -> Schem
 def of_images(scheme: Scheme) -> Scheme:
     """The scheme of the image encoder beside a text model in `scheme`.
 
-    int8 costs it too much quality, see docs/log/2026-11-23-vision.md.
+    int8 costs it too much quality, see docs/log/lora-and-images.md.
     """
     return SCHEMES["bfloat16" if scheme.compiled else "none"]
 

@@ -22,8 +22,12 @@ ADAPTER_RANK = 16
 CONTEXT_BYTES = 2**29
 """Roughly what a GPU's driver takes for a process."""
 GRAPH_BYTES = 2**27
-"""An estimate of what else CUDA graphs hold: cuBLAS's workspace of 32 MiB, 64 MiB for a piece of narrow weights in the
-model's format, or for the sums of products that share channels, and the driver's nodes."""
+"""An estimate of what else CUDA graphs hold, 128 MiB:
+
+- cuBLAS's workspace, 32 MiB;
+- a piece of narrow weights in the model's format, or the sums of products that share channels, 64 MiB;
+- the driver's nodes, the rest.
+"""
 LEAST_SUMS = 1024
 """Sums over a part of the keys that any GPU may hold at once, for few sequences. More sequences hold two each."""
 

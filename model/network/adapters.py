@@ -174,7 +174,7 @@ class AdapterStore:
         return sum(adapter.n_bytes for adapter in self._in_memory.values())
 
     def load(self, number: int, path: str) -> None:
-        """Read an adapter. It stays on disk while the present step uses as many as fit. Raises ModelError."""
+        """Read an adapter. If the present step uses all places, it is only checked. Raises ModelError."""
         fingerprint, adapter = self._read(Path(path))
         with self._lock:
             self._known[number] = Known(Path(path), fingerprint)
@@ -191,7 +191,7 @@ class AdapterStore:
         return number in self._in_memory
 
     def read_again(self, number: int, running: Collection[int]) -> None:
-        """Read an adapter that has left the memory; those that are `running` stay, one fewer than fit at most.
+        """Read an adapter that has left the memory. At most capacity - 1 are in `running` and keep their place.
 
         Steps may begin while it is read. Raises ModelError.
         """

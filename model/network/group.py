@@ -11,7 +11,7 @@ from torch import distributed as dist
 from model.sharding.layout import Place
 
 LARGE = 2**18
-"""Values from which more than two ranks add a share each: they send less, but wait twice. See `benchmarks.sums`."""
+"""Values from which more than two ranks add a share each: they send less, but wait twice."""
 IN_FLIGHT = 2
 """Sends to the next stage that may be unfinished, for each stage of the pipeline."""
 

@@ -1,4 +1,4 @@
-"""Which products a GPU computes in which kernels: steps on both sides of each change compile all of them."""
+"""Finds the row counts at which a GPU changes kernels: steps on both sides of each change compile all kernels."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -81,9 +81,9 @@ def _race(logits: Tensor, slices: Sequence[Slice], first: int) -> Tensor:
 
 
 def best(logits: Tensor, slices: Sequence[Slice], first: int) -> Tensor:
-    """The best of the tokens from `first` on: [N, 3] float64 of its id, or what `choose` says, its value, and the top.
+    """Return [N, 3] float64 for the tokens from `first` on: an id or a code of `choose`, its value, the greatest logit.
 
-    The top is the greatest of logits [N, n] float32, which are overwritten.
+    Logits [N, n] float32 are overwritten.
     """
     tops, columns = logits.amax(dim=-1), choose(logits, slices, first)
     values = logits.gather(1, columns.clamp(min=0)[:, None])[:, 0]

@@ -2,9 +2,9 @@
 
 A step delays the next token of each of these by its whole length. The engine learns from each step what its rows cost.
 A step may take the target between two tokens, or `STRETCH` times as long as decoding would take if all sequences
-decoded, those that wait too. Prompts get what the sequences that decode now leave. If only these counted, few of them
-would leave prompts little time, and stay few. Without decoding sequences only the pace of the machine limits the
-prompts: no step may take so long that the watchdog takes the engine for hung.
+decoded, those that wait too. Prompts get what the sequences that decode now leave. If only running answers
+counted, a few of them would keep prompts slow, and so would stay few. Without decoding sequences only the pace of the
+machine limits the prompts: no step may take so long that the watchdog takes the engine for hung.
 """
 
 from math import inf, sqrt

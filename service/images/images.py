@@ -111,7 +111,7 @@ class Images:
         if len(sources) > self._max_images:
             field = sources[self._max_images].param
             limit = f"a request may have at most {self._max_images} images (--max-images), got {len(sources)}"
-            raise InvalidRequest(f"{field} is one too many: {limit}", param=field)
+            raise InvalidRequest(limit, param=field)
         known = [self._recent.find((source.digest, format)) for source in sources]
         if all(known):  # they wait for nobody
             return [image for image in known if image is not None]

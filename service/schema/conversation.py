@@ -101,7 +101,7 @@ class Message(Body):
             )
         if self.tool_calls and self.role != "assistant":
             raise unsupported(
-                "tool_calls", f"a message of role {self.role} has no tool_calls, only one of role assistant has"
+                "tool_calls", f"tool_calls is allowed only in messages of role assistant, got role {self.role}"
             )
         self._check_thoughts()
         check_image_role(self.role, self.content, ImagePart)
@@ -118,7 +118,7 @@ class Message(Body):
         if names and not allowed:
             raise unsupported(
                 names[0],
-                f"a message of role {self.role} has no {names[0]} with thoughts, only one of role assistant has",
+                f"{names[0]} with thoughts is allowed only in messages of role assistant, got role {self.role}",
             )
         if len({given[name] for name in names}) > 1:
             raise unsupported(names[0], f"{names[0]} and {names[1]} have different thoughts: send one of them")
@@ -175,7 +175,7 @@ def check_image_role(role: str, content: str | Sequence[Body] | None, kind: type
         return
     if any(isinstance(part, kind) for part in content):
         roles = " or ".join(IMAGE_ROLES)
-        raise unsupported("content", f"content of a message of role {role} has no images, only one of role {roles} has")
+        raise unsupported("content", f"images are allowed only in messages of role {roles}, got role {role}")
 
 
 def image_part(url: str, field: str) -> dict[str, Any]:

@@ -24,7 +24,8 @@
 
 enum { MAX_THREADS = 256, SPINS = 40000, PATIENCE = 100000, BETWEEN_PAUSES = 64 };
 
-/* What changes at different times is APART: in pairs of cache lines of its own, which processors fetch together. */
+/* APART: 128-byte alignment. Fields that different threads write must not share a cache line, and processors fetch lines
+ * in pairs. */
 #define APART __attribute__((aligned(128)))
 typedef struct APART {
     _Atomic uint64_t ticket; /* end << 32 | next */

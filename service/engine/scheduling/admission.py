@@ -28,8 +28,8 @@ def reuse(sequence: Sequence, pools: Items[PagePool]) -> int:
 def copy_part(sequence: Sequence, trail: Trail) -> list[PageCopy]:
     """Let a sequence that may begin continue inside a page, whose first tokens are also those of a page in the cache.
 
-    It takes a page in each pool, and the page in the cache must be copied there. That one may be evicted meanwhile: who
-    takes it writes to it after the copy.
+    It takes a page in each pool, and the page in the cache must be copied there. The source page may be evicted before
+    the step runs. That is safe: its new owner writes after the copy.
     """
     if not sequence.may_reuse:
         return []

@@ -1,7 +1,7 @@
 /* LoRA adapters (arXiv 2106.09685): y += B (A f(x)) for the rows of a step that have one, beside the base's product.
  *
  * u = A f(x) is computed while the base's activations are converted, as tasks of the same job. B u is added in a job of
- * its own after the base's product: matrices that come from memory in long pieces come faster.
+ * its own after the base's product: a separate pass keeps the base's matrix one long read, which is faster.
  *
  * Factors are bfloat16: both of them if the processor multiplies pairs, else only the weights. Sums are float. Each entry
  * of u is one chain of additions over vectors of channels, whose lanes are then added in a fixed order. Each output of
