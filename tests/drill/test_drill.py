@@ -1,6 +1,7 @@
 """The drill sees a violated promise: wrong answers, blame, slow health, leaks. A fake server breaks each on purpose."""
 
 import json
+import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -117,14 +118,14 @@ def test_slow_and_missing_health_breaks_a_promise() -> None:
 
 
 def test_what_is_held_is_no_rest(fake: tuple[str, Any]) -> None:
-    import os
-
-    target: Any = SimpleNamespace(pid=os.getpid(), url=fake[0], headers={})
-    now = Rest.of(target)
-    assert unrest(target, now, now) == []
-    fake[1]("running", 2)
-    less = Rest(now.descriptors - 100, now.threads - 100, now.processes, now.memory - 2**30)
-    found = ", ".join(unrest(target, less, less))
+    with subprocess.Popen(["sleep", "60"]) as process:
+        target: Any = SimpleNamespace(pid=process.pid, url=fake[0], headers={})
+        now = Rest.of(target)
+        assert unrest(target, now, now) == []
+        fake[1]("running", 2)
+        less = Rest(now.descriptors - 100, now.threads - 100, now.processes, now.memory - 2**30)
+        found = ", ".join(unrest(target, less, less))
+        process.kill()
     assert all(word in found for word in ("requests_running: 2", "descriptors", "threads", "memory"))
 
 
