@@ -100,7 +100,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         admission = Admission(settings, client)
-        measured.adapters.watch(lambda: admission.adapters.numbered)
+        measured.adapters.names = lambda: admission.adapters.numbered
         measured.watch_backlog(lambda: admission.backlog.tokens.total)
         feed = Feed(client, measured, lambda: admission.status, admission.expired)
         app.state.noria = State(
