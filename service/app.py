@@ -100,7 +100,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         admission = Admission(settings, client)
-        measured.adapters.watch(lambda: admission.adapters.numbered)
+        measured.adapters.names = lambda: admission.adapters.numbered
         measured.watch_backlog(lambda: admission.backlog.tokens.total)
         feed = Feed(client, measured, lambda: admission.status, admission.expired)
         app.state.noria = State(
@@ -193,7 +193,7 @@ def _add_routes(app: FastAPI, routes: tuple[Route, ...], prefix: str | None) -> 
         served = (*served, start_at(prefix))
     for route in served:
         app.add_api_route(route.path, route.handler, methods=[*route.methods], name=route.name, response_model=None)
-    hints = Hints(served, prefix or "")
+    hints = Hints(((route.path, route.methods) for route in served), prefix or "")
 
     async def routing_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

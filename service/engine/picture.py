@@ -1,10 +1,10 @@
 """A picture of the engine between two steps: plain data about its pages, queue and steps.
 
-It has no text, no token ids and no names of keys.
+It has no text, no token ids and no names of keys. The service sends these objects to clients as JSON.
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 MAX_RUNNING, MAX_QUEUED = 64, 16
 """Sequences in one picture that run, and that wait; the others are counted. A full engine must not hide its queue."""
@@ -13,8 +13,9 @@ MAX_PAGES = 64
 MAX_STEPS = 32
 
 
-class PoolPicture(NamedTuple):
-    """The pages of one pool. `held` includes `shared`, which two or more sequences hold."""
+@dataclass(frozen=True, slots=True)
+class PoolPages:
+    """The pages of the layers with this window (null: full attention). `held` includes `shared`."""
 
     window: int | None
     page_size: int
@@ -25,8 +26,9 @@ class PoolPicture(NamedTuple):
     free: int
 
 
-class StepPicture(NamedTuple):
-    """One step: its number since the engine started, its rows by kind, its sequences and its seconds."""
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """One step: its number, its rows by kind, its sequences and its seconds."""
 
     n: int
     decode: int
@@ -36,10 +38,11 @@ class StepPicture(NamedTuple):
     seconds: float
 
 
-class TablePicture(NamedTuple):
-    """A sequence's pages in one pool: `held` of them from block `first` on, and the newest `ids` in block order.
+@dataclass(frozen=True, slots=True)
+class SequencePages:
+    """The `held` pages of a sequence in one pool, from block `first` on.
 
-    `shared` are indexes into `ids`.
+    `ids` are the newest 64 of them, in block order. `shared` are indexes into `ids`.
     """
 
     first: int
@@ -50,18 +53,16 @@ class TablePicture(NamedTuple):
 
 SequenceState = Literal["waiting", "prompt", "decode", "preempted"]
 Reason = Literal["pages", "sequences", "tokens", "adapters", "fairness", "priority", "grammar"]
-"""Why a sequence waits: see `SequencePicture`."""
+"""Why a sequence waits.
+
+"sequences": as many run as may. "pages": too few are left for it or one before it, or a step computes one to reuse.
+"tokens": the prompts that run fill each step. "adapters": as many LoRA adapters run as may. "fairness", "priority": one
+that came later is before it, of another key or with a lower number. "grammar": its grammar is compiled."""
 
 
-class SequencePicture(NamedTuple):
-    """One sequence.
-
-    `place` counts from 1 in the order of admission; None if the sequence runs. `reason` says why it waits: "sequences"
-    (as many run as may), "pages" (for it or for one before it there are too few, or a step computes one to reuse),
-    "tokens" (the prompts that run fill each step), "adapters" (as many LoRA adapters run as may), "fairness" or
-    "priority" (one that came later is before it, of another key or with a lower number), or "grammar" (its grammar is
-    compiled). None: the next step may take it. `cached` counts prompt tokens from the cache.
-    """
+@dataclass(frozen=True, slots=True)
+class SequenceShape:
+    """One sequence: its state, its numbers of tokens, why it waits, and its pages in each pool."""
 
     id: int
     state: SequenceState
@@ -70,8 +71,7 @@ class SequencePicture(NamedTuple):
     generated: int
     cached: int
     reason: Reason | None
-    place: int | None
-    pages: tuple[TablePicture, ...] = ()
+    pages: tuple[SequencePages, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +80,15 @@ class Picture:
 
     A look without ids gets the pools, the first sequences, how many are `left_out`, and what the steps did since the
     look before: the newest `steps`, and in `seconds` the numbers of `generated` and `prompt` tokens. A look with ids
-    gets these sequences, without their pages.
+    gets these sequences, without their pages, and in `places` the id and the place of each that waits in the queue;
+    places count from 1 in the order of admission.
     """
 
-    pools: tuple[PoolPicture, ...] = ()
-    steps: tuple[StepPicture, ...] = ()
+    pools: tuple[PoolPages, ...] = ()
+    steps: tuple[StepRows, ...] = ()
     seconds: float = 0.0
     generated: int = 0
     prompt: int = 0
-    sequences: tuple[SequencePicture, ...] = ()
+    sequences: tuple[SequenceShape, ...] = ()
     left_out: int = 0
+    places: tuple[tuple[int, int], ...] = ()

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 
 from model.batch import StepBatch, StepOutput
-from service.engine.picture import MAX_STEPS, Picture, StepPicture
+from service.engine.picture import MAX_STEPS, Picture, StepRows
 
 WATCHED_SECONDS = 3.0
 """A step is recorded if it begins at most so long after a look. Who watches looks at least once a second."""
@@ -18,7 +18,7 @@ class StepRecorder:
         self._clock = clock
         self._n = 0
         self._looked: float | None = None
-        self._latest: deque[StepPicture] = deque(maxlen=MAX_STEPS)
+        self._latest: deque[StepRows] = deque(maxlen=MAX_STEPS)
         self._generated = self._prompt = 0
 
     def note(self, batch: StepBatch, output: StepOutput, rows: int, seconds: float) -> None:
@@ -49,6 +49,6 @@ class StepRecorder:
             item.start >= item.n_prompt and item.stop - item.n_draft - item.start == 1 for item in batch.slices
         )
         prompt = rows - draft - decode
-        self._latest.append(StepPicture(self._n, decode, prompt, draft, len(batch.slices), round(seconds, 6)))
+        self._latest.append(StepRows(self._n, decode, prompt, draft, len(batch.slices), round(seconds, 6)))
         self._generated += sum(len(item.tokens) for item in output.slices)
         self._prompt += prompt

@@ -1,8 +1,7 @@
 """Hints for requests that no route takes: the path, or the method, that was probably meant."""
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping
 
 from starlette.exceptions import HTTPException
 
@@ -41,26 +40,17 @@ OTHERS: Mapping[str, str] = {
 VERSION = re.compile("^(/v[0-9]+)?/")
 
 
-class Served(Protocol):
-    """A route of the API or of the page."""
-
-    @property
-    def path(self) -> str: ...
-    @property
-    def methods(self) -> tuple[str, ...]: ...
-
-
 class Hints:
-    """The hints for the paths of these routes. Each is made in less than a millisecond, whatever the path.
+    """The hints for these routes: their paths and methods. Each is made in less than a millisecond, whatever the path.
 
     `prefix` is before each path that they name: clients use it behind a reverse proxy.
     """
 
-    def __init__(self, routes: Sequence[Served], prefix: str = "") -> None:
+    def __init__(self, routes: Iterable[tuple[str, tuple[str, ...]]], prefix: str = "") -> None:
         self._prefix = prefix
         self._methods: dict[str, tuple[str, ...]] = {}
-        for route in routes:
-            self._methods[route.path] = (*self._methods.get(route.path, ()), *route.methods)
+        for path, methods in routes:
+            self._methods[path] = (*self._methods.get(path, ()), *methods)
         self._paths = sorted((path for path in self._methods if "{" not in path), key=len, reverse=True)
 
     def error(self, error: HTTPException, method: str, path: str) -> HttpError:

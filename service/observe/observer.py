@@ -76,17 +76,12 @@ class Observer:
         self._metrics.observe_request(record.outcome, seconds)
         if record.outcome == "error" and status == 200:
             self._metrics.observe_broken_stream()
-        self._account(record, record.outcome)
-
-    def _account(self, record: RequestRecord, outcome: str) -> None:
-        """Count a finished request as use of its adapter and of its key."""
         generated = record.generated_tokens or 0
         if record.adapter is not None:
-            self._metrics.adapters.observe(record.adapter, outcome, generated)
-        if record.key is None:
-            return
-        record.key.charge(generated)
-        self._metrics.observe_key(record.key.name, outcome, record.prompt_tokens or 0, generated)
+            self._metrics.adapters.observe(record.adapter, record.outcome, generated)
+        if record.key is not None:
+            record.key.charge(generated)
+            self._metrics.observe_key(record.key.name, record.outcome, record.prompt_tokens or 0, generated)
 
 
 def _report_long(record: RequestRecord) -> None:

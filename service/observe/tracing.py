@@ -60,7 +60,7 @@ class Tracing:
             f"{record.method} {record.route}" if record.route else record.method,
             propagate.extract(carrier),
             SpanKind.SERVER,
-            {**_of_http(record, scope), **_of_model(record)},
+            _attributes(record, scope),
             start_time=clock + int(record.started * 1e9),
         )
         if span.is_recording():
@@ -109,40 +109,36 @@ def _failed(record: RequestRecord) -> bool:
     return record.outcome == "error" or (record.status or 0) >= 500
 
 
-def _of_http(record: RequestRecord, scope: Scope) -> Mapping[str, Any]:
-    """Attributes by the conventions for HTTP servers, and our own names for what those lack."""
-    sent = None if record.status == CLIENT_GONE else record.status
-    return _known(
-        {
-            "http.request.method": record.method,
-            "http.route": record.route,
-            "http.response.status_code": sent,
-            "url.path": record.path,
-            "url.scheme": scope.get("scheme"),
-            "client.address": record.client,
-            "noria.request.id": record.id,
-            "noria.key": record.tenant or None,
-            "noria.outcome": record.outcome,
-        }
-    )
+def _attributes(record: RequestRecord, scope: Scope) -> Mapping[str, Any]:
+    """Attributes by the conventions for HTTP servers and for GenAI, and our own names for what those lack.
 
-
-def _of_model(record: RequestRecord) -> Mapping[str, Any]:
-    """Attributes by the GenAI conventions of OpenTelemetry: numbers and names, no text."""
-    if not record.policy.generates or record.model is None:
-        return {}
-    common: dict[str, Any] = {
-        "gen_ai.operation.name": record.policy.operation,
-        "gen_ai.provider.name": "noria",
-        "gen_ai.request.model": record.model,
-        "gen_ai.response.model": record.model,
-        "gen_ai.usage.input_tokens": record.prompt_tokens,
+    They are numbers and names, no text.
+    """
+    found: dict[str, Any] = {
+        "http.request.method": record.method,
+        "http.route": record.route,
+        "http.response.status_code": None if record.status == CLIENT_GONE else record.status,
+        "url.path": record.path,
+        "url.scheme": scope.get("scheme"),
+        "client.address": record.client,
+        "noria.request.id": record.id,
+        "noria.key": record.tenant or None,
+        "noria.outcome": record.outcome,
     }
-    return _known(common if record.policy.operation == "embeddings" else common | _of_answer(record))
+    if record.policy.generates and record.model is not None:
+        found |= {
+            "gen_ai.operation.name": record.policy.operation,
+            "gen_ai.provider.name": "noria",
+            "gen_ai.request.model": record.model,
+            "gen_ai.response.model": record.model,
+            "gen_ai.usage.input_tokens": record.prompt_tokens,
+        }
+        if record.policy.operation != "embeddings":  # they sample no tokens
+            found |= _of_answer(record)
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _of_answer(record: RequestRecord) -> dict[str, Any]:
-    """Attributes of a request that samples tokens, which embeddings do not."""
     return {
         "gen_ai.request.stream": record.streams or None,
         "gen_ai.request.choice.count": record.n_choices if record.n_choices > 1 else None,
@@ -153,7 +149,3 @@ def _of_answer(record: RequestRecord) -> dict[str, Any]:
         "gen_ai.response.finish_reasons": record.finishes or None,
         "gen_ai.response.time_to_first_chunk": record.first_token_seconds if record.streams else None,
     }
-
-
-def _known(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {name: value for name, value in attributes.items() if value is not None}

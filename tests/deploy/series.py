@@ -16,6 +16,6 @@ def known_metrics() -> set[str]:
     metrics.observe_beat(Beat(resident=1))
     metrics.observe_response("GET", "/", 200)
     metrics.describe_model("model", make_info())
-    metrics.adapters.watch(lambda: {1: "sql"})
+    metrics.adapters.names = lambda: {1: "sql"}
     text = metrics.render().decode()
     return {re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}

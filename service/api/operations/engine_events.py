@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import ExitStack
+from typing import Any
 
 from fastapi import Request
 from starlette.responses import Response
@@ -13,7 +14,7 @@ from service.api.routes import get
 from service.http.sse import EventStream
 from service.observe.view.event import EngineEvent
 
-EXAMPLE: EngineEvent = {
+EXAMPLE: dict[str, Any] = {
     "time": 1767225600.25,
     "state": "ready",
     "running": 1,

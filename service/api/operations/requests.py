@@ -8,7 +8,7 @@ from service.access.record import RequestRecord
 from service.api.admission import State
 from service.api.routes import get, json_response
 from service.engine.mailbox import EngineDied, EngineUnavailable
-from service.engine.picture import SequencePicture
+from service.engine.picture import Picture
 from service.errors.errors import RequestNotFound
 from service.observe.view.facts import Cancellation, RequestFacts, ended_facts, live_facts
 from service.observe.view.requests import LiveRequest
@@ -54,8 +54,8 @@ async def request_facts(request: Request) -> Response:
         if (record := state.requests.ended(owner, request_id)) is None:
             raise RequestNotFound(request_id)
         return json_response(ended_facts(record))
-    sequences = await _sequences(state, found[-1])
-    return json_response(live_facts(found[-1], sequences, state.admission.seconds_to_start, len(found)))
+    picture = await _picture(state, found[-1])
+    return json_response(live_facts(found[-1], picture, state.admission.seconds_to_start, len(found)))
 
 
 @get(
@@ -85,12 +85,11 @@ def _whose(request: Request) -> tuple[str, str]:
     return record.owner, request.path_params["id"]
 
 
-async def _sequences(state: State, live: LiveRequest) -> dict[int, SequencePicture]:
-    """A request's sequences in the engine by id. Empty if it has none there, or if no engine serves."""
+async def _picture(state: State, live: LiveRequest) -> Picture:
+    """A request's sequences in the engine. Empty if it has none there, or if no engine serves."""
     if live.generation is None:
-        return {}
+        return Picture()
     try:
-        picture = await state.requests.look({choice.mailbox.id for choice in live.generation.choices})
+        return await state.requests.look({choice.mailbox.id for choice in live.generation.choices})
     except (EngineUnavailable, EngineDied):
-        return {}
-    return {item.id: item for item in picture.sequences}
+        return Picture()

@@ -247,7 +247,7 @@ class Scheduler:
         return max(1, tokens // self._depth)
 
     def _why_blocked(self, step: Step) -> Reason:
-        """Why the head of the queue waits, once the step is planned: a reason of `SequencePicture`."""
+        """Why the head of the queue waits, once the step is planned: see `Reason`."""
         if len(self._running) >= self._max_sequences:
             return "sequences"
         if not step.budget:

@@ -9,11 +9,11 @@ from service.engine.picture import (
     MAX_QUEUED,
     MAX_RUNNING,
     Picture,
-    PoolPicture,
+    PoolPages,
     Reason,
-    SequencePicture,
+    SequencePages,
+    SequenceShape,
     SequenceState,
-    TablePicture,
 )
 from service.engine.scheduling.pages import PagePool, Table
 from service.engine.scheduling.sequence import Sequence
@@ -26,7 +26,7 @@ EVERY = range(2**63)
 class View:
     """The scheduler between two steps: what runs, oldest first, and what waits, in the order of admission.
 
-    `blocked` says why the latest plan admitted no more: a reason of `SequencePicture`, or None if nothing waited.
+    `blocked` says why the latest plan admitted no more: a `Reason`, or None if nothing waited.
     `preparing` are sequences whose grammars are compiled: their ids and prompts' lengths.
     """
 
@@ -38,24 +38,29 @@ class View:
 
     def whole(self, steps: Picture) -> Picture:
         """The picture of the steps, with the pools and the first sequences."""
-        queued = chain(self._queue(True), self._unprepared())
+        queued = chain((item for _, item in self._queue(True)), self._unprepared())
         shown = (*islice(self._running(True), MAX_RUNNING), *islice(queued, MAX_QUEUED))
         n_sequences = len(self.running) + len(self.waiting) + len(self.preparing)
         pools = tuple(map(_pool, self.pools))
         return replace(steps, pools=pools, sequences=shown, left_out=n_sequences - len(shown))
 
     def of(self, ids: Iterable[int]) -> Picture:
-        """The sequences with these ids."""
+        """The sequences with these ids, and their places in the queue."""
         wanted = frozenset(ids)
+        queued = [*self._queue(False, wanted)]
         unprepared = (item for item in self._unprepared() if item.id in wanted)
-        return Picture(sequences=(*self._running(False, wanted), *self._queue(False, wanted), *unprepared))
+        return Picture(
+            sequences=(*self._running(False, wanted), *(item for _, item in queued), *unprepared),
+            places=tuple((item.id, place) for place, item in queued),
+        )
 
-    def _running(self, pages: bool, wanted: Container[int] = EVERY) -> Iterator[SequencePicture]:
+    def _running(self, pages: bool, wanted: Container[int] = EVERY) -> Iterator[SequenceShape]:
         for item in self.running:
             if item.id in wanted:
-                yield _shape(item, "prompt" if _prefills(item) else "decode", None, None, pages)
+                yield _shape(item, "prompt" if _prefills(item) else "decode", None, pages)
 
-    def _queue(self, pages: bool, wanted: Container[int] = EVERY) -> Iterator[SequencePicture]:
+    def _queue(self, pages: bool, wanted: Container[int] = EVERY) -> Iterator[tuple[int, SequenceShape]]:
+        """Those that wait, each with its place."""
         priority, newest, newest_prior = 0, -1, -1  # of those before: the newest of its priority, and of others
         for place, item in enumerate(self.waiting, 1):
             if item.priority != priority:
@@ -65,31 +70,29 @@ class View:
                 reason = "priority" if newest_prior > item.number else "fairness"
             newest = max(newest, item.number)
             if item.id in wanted:
-                yield _shape(item, "waiting" if item.queued is None else "preempted", reason, place, pages)
+                yield place, _shape(item, "waiting" if item.queued is None else "preempted", reason, pages)
 
-    def _unprepared(self) -> Iterator[SequencePicture]:
+    def _unprepared(self) -> Iterator[SequenceShape]:
         for sequence_id, n_prompt in self.preparing.items():
-            yield SequencePicture(sequence_id, "waiting", n_prompt, 0, 0, 0, "grammar", None)
+            yield SequenceShape(sequence_id, "waiting", n_prompt, 0, 0, 0, "grammar", ())
 
 
 def _prefills(item: Sequence) -> bool:
     return item.uncomputed > 1 or item.length == item.n_prompt
 
 
-def _shape(
-    item: Sequence, state: SequenceState, reason: Reason | None, place: int | None, pages: bool
-) -> SequencePicture:
+def _shape(item: Sequence, state: SequenceState, reason: Reason | None, pages: bool) -> SequenceShape:
     generated = len(item.tokens) - item.n_prompt
     tables = tuple(map(_table, item.tables)) if pages else ()
-    return SequencePicture(item.id, state, item.n_prompt, item.computed, generated, item.cached, reason, place, tables)
+    return SequenceShape(item.id, state, item.n_prompt, item.computed, generated, item.cached, reason, tables)
 
 
-def _table(table: Table) -> TablePicture:
+def _table(table: Table) -> SequencePages:
     ids = tuple(table.pages[-MAX_PAGES:])
     shared = tuple(index for index, page in enumerate(ids) if table.pool.is_shared(page))
-    return TablePicture(table.first_block, len(table.pages), ids, shared)
+    return SequencePages(table.first_block, len(table.pages), ids, shared)
 
 
-def _pool(pool: PagePool) -> PoolPicture:
+def _pool(pool: PagePool) -> PoolPages:
     stats = pool.stats
-    return PoolPicture(pool.window, pool.page_size, pool.n_pages, stats.held, pool.n_shared, stats.cached, stats.free)
+    return PoolPages(pool.window, pool.page_size, pool.n_pages, stats.held, pool.n_shared, stats.cached, stats.free)

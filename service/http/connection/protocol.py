@@ -132,6 +132,7 @@ class Connection(asyncio.Protocol):
             self._inbox.deadline.set(self._limits.head_seconds)
 
     def on_head(self, head: Head) -> ApiError | None:
+        """Take the head; returns why the request is refused."""
         if problem := violation(head):
             return HttpError(400, problem)
         try:

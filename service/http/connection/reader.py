@@ -1,11 +1,14 @@
 """The requests in the bytes of a connection, by httptools. What exceeds a limit is refused while it arrives."""
 
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import httptools
 
 from service.errors.errors import ApiError, HttpError
 from service.http.connection.limits import Limits
+
+if TYPE_CHECKING:
+    from service.http.connection.protocol import Connection
 
 Fields = list[tuple[bytes, bytes]]
 
@@ -25,36 +28,16 @@ class Head(NamedTuple):
         return next((value for other, value in self.fields if other == name), None)
 
 
-class Handler(Protocol):
-    """Takes the parts of a request as they arrive."""
-
-    def on_request(self) -> None:
-        """The first byte of a request."""
-        ...
-
-    def on_head(self, head: Head) -> ApiError | None:
-        """Take the head; returns why the request is refused."""
-        ...
-
-    def on_part(self, part: bytes) -> None:
-        """A part of the body."""
-        ...
-
-    def on_end(self) -> None:
-        """The end of the request."""
-        ...
-
-
 class RequestReader:
-    """Parses requests and calls a handler. Fields after a body (trailers) are counted and dropped.
+    """Parses requests and calls their connection for each part. Fields after a body (trailers) are counted and dropped.
 
     An `Upgrade` field is ignored, as RFC 9110, 7.8 allows: `curl --http2` and Java's client send one. httptools stops
     after the head of such a request; it is then parsed again without the field.
     """
 
-    def __init__(self, limits: Limits, handler: Handler) -> None:
+    def __init__(self, limits: Limits, connection: "Connection") -> None:
         self._limits = limits
-        self._handler = handler
+        self._connection = connection
         self._parser = self._new_parser()
         self._passed = 0  # bytes since the last part of a body, or since the request began
         self._error: ApiError | None = None
@@ -82,7 +65,7 @@ class RequestReader:
     def on_message_begin(self) -> None:
         self._reset()
         self.in_head = True
-        self._handler.on_request()
+        self._connection.on_request()
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -116,17 +99,17 @@ class RequestReader:
             parser.should_keep_alive(),
             None if chunked else length or 0,
         )
-        self._error = self._handler.on_head(head)
+        self._error = self._connection.on_head(head)
 
     def on_body(self, part: bytes) -> None:
         self._passed = 0
         if self._error is None:
-            self._handler.on_part(part)
+            self._connection.on_part(part)
 
     def on_message_complete(self) -> None:
         if not self._offers_upgrade() and self._error is None:
             self._passed, self._in_body = 0, False
-            self._handler.on_end()
+            self._connection.on_end()
 
     def _reset(self) -> None:
         self._url = b""

@@ -15,24 +15,19 @@ Family = CounterMetricFamily | GaugeMetricFamily
 
 
 class AdapterMetrics(Collector):
-    """What requests do with adapters. They are read when Prometheus asks."""
+    """What requests do with adapters, read when Prometheus asks.
+
+    `names` gives the adapters by their numbers in the engine; `max_running` of them may run at a time.
+    """
 
     def __init__(self, registry: CollectorRegistry, stats: Callable[[], Stats], outcomes: Sequence[str]) -> None:
         self._stats = stats
         self._outcomes = outcomes
-        self._names: Callable[[], Mapping[int, str]] = dict
-        self._most = 0
+        self.names: Callable[[], Mapping[int, str]] = dict
+        self.max_running = 0
         self._requests: Tally[tuple[str, str]] = Tally()
         self._generated: Tally[str] = Tally()
         registry.register(self)
-
-    def watch(self, names: Callable[[], Mapping[int, str]]) -> None:
-        """Report the adapters that `names` gives, by their numbers in the engine."""
-        self._names = names
-
-    def limit(self, n_running: int) -> None:
-        """Report how many adapters may run at a time."""
-        self._most = n_running
 
     def observe(self, name: str, outcome: str, generated_tokens: int) -> None:
         """Once for each finished request that uses an adapter."""
@@ -40,7 +35,7 @@ class AdapterMetrics(Collector):
         self._generated[name] += generated_tokens
 
     def collect(self) -> Iterator[Family]:
-        names = self._names()
+        names = self.names()
         self._requests = Tally({key: self._requests[key] for key in product(names.values(), self._outcomes)})
         self._generated = Tally({name: self._generated[name] for name in names.values()})
         yield GaugeMetricFamily("noria_lora_loaded", "LoRA adapters that requests may name.", len(names))
@@ -77,6 +72,6 @@ class AdapterMetrics(Collector):
             ",".join(names[item.adapter] for item in used.values() if item.adapter in names and getattr(item, state))
             for state in ("running", "waiting")
         ]
-        if self._most:
-            info.add_metric([str(self._most), *lists], time.time())
+        if self.max_running:
+            info.add_metric([str(self.max_running), *lists], time.time())
         yield info

@@ -3,6 +3,7 @@
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator
 
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -20,46 +21,35 @@ TOTALS = (*COUNTERS, "grammar_restarts")
 """Fields of `Stats` that count from the start of the engine."""
 
 
-class EngineTotals:
-    """The engine's counters across restarts: the sums of past engines, plus those of the present one."""
+class EngineMetrics(Collector):
+    """The engine's statistics, read when Prometheus asks: they cost a step nothing.
 
-    def __init__(self) -> None:
+    Counters are the sums of past engines, plus those of the present one.
+    """
+
+    def __init__(self, registry: CollectorRegistry, stats: Callable[[], Stats]) -> None:
+        self._stats = stats
         self._past: Tally[str] = Tally()
         self._current = Stats()
         self._past_processor = 0.0
         self._beat = Beat()
+        registry.register(self)
 
     def observe(self, stats: Stats) -> None:
         self._current = stats
 
     def observe_beat(self, beat: Beat) -> None:
+        """Four times a second, of the engine that loads or serves."""
         self._beat = beat
 
     def restart(self) -> None:
-        self._past_processor, self._beat = self.processor, Beat()
+        self._past_processor, self._beat = self._past_processor + self._beat.processor, Beat()
         self._past.update({field: getattr(self._current, field) for field in TOTALS})
         self._current = Stats()
 
-    @property
-    def processor(self) -> float:
-        """Seconds of processor time."""
-        return self._past_processor + self._beat.processor
-
-    @property
-    def resident(self) -> int | None:
-        """Bytes in RAM of the present engine; None without one, and where the system cannot tell."""
-        return self._beat.resident
-
-    def __getitem__(self, field: str) -> int:
+    def total(self, field: str) -> int:
+        """A counter of all engines."""
         return self._past[field] + getattr(self._current, field)
-
-
-class EngineCollector(Collector):
-    """The engine's statistics. They are read when Prometheus asks, and cost a step nothing."""
-
-    def __init__(self, stats: Callable[[], Stats], totals: EngineTotals) -> None:
-        self._stats = stats
-        self._totals = totals
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         stats = self._stats()
@@ -74,16 +64,16 @@ class EngineCollector(Collector):
             usage.append(pool.held / max(1, pool.held + pool.cached + pool.free))
         yield pages
         yield GaugeMetricFamily("noria_kv_usage_ratio", "Share of held pages in the fullest pool.", max(usage))
-        if self._totals.resident is not None:
+        if self._beat.resident is not None:
             yield GaugeMetricFamily(
                 "noria_engine_resident_memory_bytes",
                 "Memory of the engine process in RAM, mapped weights included.",
-                self._totals.resident,
+                self._beat.resident,
             )
         yield CounterMetricFamily(
             "noria_engine_cpu_seconds",
             "Processor time of the engine processes, of all threads.",
-            self._totals.processor,
+            self._past_processor + self._beat.processor,
         )
         for field, (name, text) in COUNTERS.items():
-            yield CounterMetricFamily(f"noria_{name}", text, self._totals[field])
+            yield CounterMetricFamily(f"noria_{name}", text, self.total(field))

@@ -15,10 +15,10 @@ from prometheus_client.exposition import generate_latest
 
 from model.batch import RunnerInfo
 from service import version
-from service.engine.messages import FINISHES, Beat, Report, Stats
+from service.engine.messages import FINISHES, Report, Stats
 from service.errors.statuses import STATUSES
 from service.observe.metrics.adapters import AdapterMetrics
-from service.observe.metrics.engine import EngineCollector, EngineTotals
+from service.observe.metrics.engine import EngineMetrics
 from service.observe.metrics.histogram import Histogram
 
 LATENCY_BUCKETS = tuple(
@@ -56,8 +56,8 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
-        self._totals = EngineTotals()
-        registry.register(EngineCollector(stats, self._totals))
+        self._engine = EngineMetrics(registry, stats)
+        self.observe_beat = self._engine.observe_beat
         self.adapters = AdapterMetrics(registry, stats, OUTCOMES)
         self._generated = 0
         self._restarted: Tally[str] = Tally()
@@ -132,7 +132,7 @@ class Metrics:
     def describe_model(self, name: str, info: RunnerInfo) -> None:
         """Report the served model and how it runs."""
         limits = {"context": info.max_model_len, "sequences": info.max_sequences, "step_tokens": info.max_step_tokens}
-        self.adapters.limit(info.max_adapters)
+        self.adapters.max_running = info.max_adapters
         facts = {label: str(info.description.get(label, "")) for label in DESCRIBED}
         self._model = {"model": name, **facts, **{label: str(limit) for label, limit in limits.items()}}
 
@@ -145,7 +145,7 @@ class Metrics:
             "noria_grammar_restarts", "Processes replaced that try or follow grammars.", labels=["process"]
         )
         restarts.add_metric(["trial"], self._restarted["trial"])
-        restarts.add_metric(["follower"], self._totals["grammar_restarts"])
+        restarts.add_metric(["follower"], self._engine.total("grammar_restarts"))
         yield restarts
         yield CounterMetricFamily(
             "noria_image_process_restarts", "Processes replaced that decode images.", self._restarted["images"]
@@ -153,16 +153,12 @@ class Metrics:
 
     def observe_report(self, report: Report) -> None:
         """Once a step."""
-        self._totals.observe(report.stats)
+        self._engine.observe(report.stats)
         if report.stats.step_tokens:
             self._step_tokens.observe(report.stats.step_tokens)
 
-    def observe_beat(self, beat: Beat) -> None:
-        """Four times a second, of the engine that loads or serves."""
-        self._totals.observe_beat(beat)
-
     def observe_restart(self) -> None:
-        self._totals.restart()
+        self._engine.restart()
         self._restarts.inc()
 
     def observe_helper_restart(self, helper: str) -> None:

@@ -1,13 +1,13 @@
 """The JSON of one request in flight."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Literal, get_args
 
 from typing_extensions import TypedDict  # pydantic, which reads it, needs this one before Python 3.12
 
 from service.access.record import RequestRecord
-from service.engine.picture import Reason, SequencePicture
+from service.engine.picture import Picture, Reason, SequenceShape
 from service.generation.choice import Choice
 from service.observe.view.requests import LiveRequest
 
@@ -64,15 +64,17 @@ class Cancellation(TypedDict):
     cancelled: int
 
 
-def live_facts(
-    live: LiveRequest, found: Mapping[int, SequencePicture], seconds: Callable[[int], float], same_id: int
-) -> RequestFacts:
-    """Return the facts of a request; `found` are its sequences in the engine.
+def live_facts(live: LiveRequest, picture: Picture, seconds: Callable[[int], float], same_id: int) -> RequestFacts:
+    """Return the facts of a request; `picture` has its sequences in the engine.
 
     `seconds` estimates when the sequence at a place of the queue starts.
     """
     generation = live.generation
-    choices = [] if generation is None else [_choice(item, found) for item in generation.choices]
+    found, places = {item.id: item for item in picture.sequences}, dict(picture.places)
+    choices = [
+        _choice(item, found.get(item.mailbox.id), places.get(item.mailbox.id))
+        for item in (generation.choices if generation is not None else ())
+    ]
     states: list[State] = [item["state"] for item in choices]
     state: State = min(states, key=ORDER.index, default="preparing")
     first = next((item for item in choices if item["state"] == state), None)
@@ -109,15 +111,14 @@ def _facts(record: RequestRecord, state: State, same_id: int) -> RequestFacts:
     }
 
 
-def _choice(choice: Choice, found: Mapping[int, SequencePicture]) -> ChoiceFacts:
+def _choice(choice: Choice, item: SequenceShape | None, place: int | None) -> ChoiceFacts:
     """A choice that the engine does not have is done, or on its way there."""
-    item = found.get(choice.mailbox.id)
     state: State = item.state if item is not None else "finished" if choice.admitted else "waiting"
     return {
         "index": choice.index,
         "state": state,
-        "place": item and item.place,
-        "reason": item and item.reason,
+        "place": place,
+        "reason": None if item is None else item.reason,
         "computed_tokens": 0 if item is None else item.computed,
         "generated_tokens": choice.n_generated if item is None else item.generated,
     }

@@ -319,19 +319,23 @@ def test_counters_survive_the_engine_and_windows_are_named() -> None:
         assert line in lines
 
 
-def test_event_loop_lag_shows_a_blocked_loop() -> None:
+def test_event_loop_lag_shows_a_blocked_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop's clock says that it stood still for 0.6 s, in the middle of a pause of 0.25 s."""
     metrics = Metrics(Stats)
 
     async def block() -> None:
+        loop, now = asyncio.get_running_loop(), [1000.0]
+        monkeypatch.setattr(loop, "time", lambda: now[0])
         watch = asyncio.create_task(metrics.watch_event_loop())
         await asyncio.sleep(0)
-        time.sleep(0.6)  # noqa: ASYNC251 - the point of the test
-        await asyncio.sleep(0.05)
+        now[0] += 0.6
+        for _ in range(5):
+            await asyncio.sleep(0)
         watch.cancel()
 
     asyncio.run(block())
     line = next(line for line in metrics.render().decode().splitlines() if line.startswith("noria_event_loop_lag"))
-    assert float(line.split()[1]) >= 0.3
+    assert float(line.split()[1]) == pytest.approx(0.35)
 
 
 def test_one_line_a_request_and_no_prompt_in_any(caplog: pytest.LogCaptureFixture) -> None:

@@ -18,7 +18,7 @@ def test_series_begin_at_0_and_end_with_their_adapter() -> None:
     """Also where requests end after it: what clients and operators name must not make series for ever."""
     registry, names = CollectorRegistry(), dict(NAMES)
     metrics = AdapterMetrics(registry, Stats, ("stop", "error"))
-    metrics.watch(lambda: names)
+    metrics.names = lambda: names
     zeros = [
         f'noria_lora_requests_total{{adapter="{name}",outcome="{end}"}}'
         for name in ("sql", "law")
@@ -40,9 +40,9 @@ def test_the_series_of_the_inference_gateway_lists_names() -> None:
     registry = CollectorRegistry()
     stats = Stats(adapters=(AdapterStats(1, 2, 0), AdapterStats(2, 1, 3), AdapterStats(9, 1, 1)))
     metrics = AdapterMetrics(registry, lambda: stats, ())
-    metrics.watch(lambda: NAMES)
+    metrics.names = lambda: NAMES
     assert not [name for name in samples(registry) if "info" in name], "no model is described yet"
-    metrics.limit(4)
+    metrics.max_running = 4
     found = samples(registry)
     (info,) = [name for name in found if "info" in name]
     assert 'max_lora="4",running_lora_adapters="sql,law",waiting_lora_adapters="law"' in info

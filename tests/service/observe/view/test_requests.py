@@ -53,6 +53,13 @@ def waits(live: Live, request_id: str) -> Callable[[], bool]:
     return waiting
 
 
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    """A slow server for the tests of this file that need no other."""
+    with running(model="slow") as server:
+        yield server
+
+
 def test_a_request_is_followed_from_the_queue_to_its_end() -> None:
     with running(model="slow", max_sequences=1) as live:
         for _ in range(2):
@@ -81,24 +88,23 @@ def begun_later(live: Live, request_id: str, **body: Any) -> Any:
     return sent(live, "/v1/completions", {**LONG, **body}, **{"x-request-id": request_id})
 
 
-def test_a_stream_that_is_cancelled_ends_as_openai_expects() -> None:
+def test_a_stream_that_is_cancelled_ends_as_openai_expects(live: Live) -> None:
     """The client of OpenAI reads it to its end: some text, the reason, and the mark."""
-    with running(model="slow") as live:
-        client = openai.OpenAI(base_url=live.url + "/v1", api_key="none", max_retries=0)
-        stream = client.completions.create(
-            model="fake", prompt="long", max_tokens=3000, stream=True, n=2, extra_headers={"x-request-id": "a"}
-        )
-        reasons, text = [], ""
-        for chunk in stream:
-            if not text:
-                found = facts(live, "a")
-                assert [choice["state"] for choice in found["choices"]] == ["decode"] * 2
-                assert cancel(live, "a").json()["cancelled"] == 1
-            text += chunk.choices[0].text
-            reasons.append(chunk.choices[0].finish_reason)
-        assert text
-        assert [reason for reason in reasons if reason] == ["abort"] * 2
-        eventually(idle(live), "the engine has dropped it")
+    client = openai.OpenAI(base_url=live.url + "/v1", api_key="none", max_retries=0)
+    stream = client.completions.create(
+        model="fake", prompt="long", max_tokens=3000, stream=True, n=2, extra_headers={"x-request-id": "a"}
+    )
+    reasons, text = [], ""
+    for chunk in stream:
+        if not text:
+            found = facts(live, "a")
+            assert [choice["state"] for choice in found["choices"]] == ["decode"] * 2
+            assert cancel(live, "a").json()["cancelled"] == 1
+        text += chunk.choices[0].text
+        reasons.append(chunk.choices[0].finish_reason)
+    assert text
+    assert [reason for reason in reasons if reason] == ["abort"] * 2
+    eventually(idle(live), "the engine has dropped it")
 
 
 @pytest.mark.parametrize(
@@ -108,19 +114,12 @@ def test_a_stream_that_is_cancelled_ends_as_openai_expects() -> None:
         ("/v1/responses", {"input": "hi", "max_output_tokens": 3000}),
     ],
 )
-def test_apis_without_a_reason_for_it_end_with_an_error(path: str, body: dict[str, Any]) -> None:
-    with running(model="slow") as live:
-        with sent(live, path, body, **{"x-request-id": "a"}) as response:
-            eventually(lambda: cancel(live, "a").status_code == 200, "it is cancelled")
-        assert response().status_code == 410
-        assert "was cancelled" in response().json()["error"]["message"]
-        with live.http.stream("POST", path, json={**body, "stream": True}, headers={"x-request-id": "b"}) as stream:
-            lines = stream.iter_lines()
-            next(lines)
-            assert cancel_elsewhere(live, "b") == 1
-            last = [line for line in lines if line.startswith("data: ")][-1]
-        assert "was cancelled" in last
-        eventually(idle(live), "the engine has dropped both")
+def test_apis_without_a_reason_for_it_answer_with_an_error(live: Live, path: str, body: dict[str, Any]) -> None:
+    with sent(live, path, body, **{"x-request-id": "a"}) as response:
+        eventually(lambda: cancel(live, "a").status_code == 200, "it is cancelled")
+    assert response().status_code == 410
+    assert "was cancelled" in response().json()["error"]["message"]
+    eventually(idle(live), "the engine has dropped it")
 
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -135,7 +134,9 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
         ("/v1/messages", {**CHAT, "max_tokens": 3000}, [("error", "invalid_request_error")]),
     ],
 )
-def test_the_end_of_each_stream_says_that_it_was_cancelled(path: str, body: dict[str, Any], ends: list[Any]) -> None:
+def test_the_end_of_each_stream_says_that_it_was_cancelled(
+    live: Live, path: str, body: dict[str, Any], ends: list[Any]
+) -> None:
     """As the table in docs/api.md says."""
 
     def told(line: str) -> Any:
@@ -146,10 +147,7 @@ def test_the_end_of_each_stream_says_that_it_was_cancelled(path: str, body: dict
             return event["choices"][0]["finish_reason"], event.get("error")
         return event["type"], event["code"] if "code" in event else event["error"]["type"]
 
-    with (
-        running(model="slow") as live,
-        live.http.stream("POST", path, json={**body, "stream": True}, headers={"x-request-id": "a"}) as stream,
-    ):
+    with live.http.stream("POST", path, json={**body, "stream": True}, headers={"x-request-id": "a"}) as stream:
         lines = stream.iter_lines()
         next(lines)
         assert cancel_elsewhere(live, "a") == 1
@@ -183,14 +181,13 @@ def last_id(live: Live) -> str:
     return request_id
 
 
-def test_requests_with_one_id_are_cancelled_together() -> None:
-    with running(model="slow") as live:
-        with begun_later(live, "same") as first, begun_later(live, "same") as second:
-            eventually(lambda: facts_or_none(live, "same", "same_id") == 2, "both run")
-            assert cancel(live, "same").json()["cancelled"] == 2
-        reasons = [response().json()["choices"][0]["finish_reason"] for response in (first, second)]
-        assert reasons == ["abort", "abort"]
-        assert cancel(live, "same").status_code == 404
+def test_requests_with_one_id_are_cancelled_together(live: Live) -> None:
+    with begun_later(live, "same") as first, begun_later(live, "same") as second:
+        eventually(lambda: facts_or_none(live, "same", "same_id") == 2, "both run")
+        assert cancel(live, "same").json()["cancelled"] == 2
+    reasons = [response().json()["choices"][0]["finish_reason"] for response in (first, second)]
+    assert reasons == ["abort", "abort"]
+    assert cancel(live, "same").status_code == 404
 
 
 def facts_or_none(live: Live, request_id: str, name: str) -> object:
@@ -198,8 +195,8 @@ def facts_or_none(live: Live, request_id: str, name: str) -> object:
     return response.json()[name] if response.is_success else None
 
 
-def test_many_questions_are_one_look() -> None:
-    with running(model="slow") as live, begun(live):
+def test_many_questions_are_one_look(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    with begun(live):
         looks = 0
         look = live.engine.look
 
@@ -208,7 +205,7 @@ def test_many_questions_are_one_look() -> None:
             looks += 1
             return await look(ids)
 
-        live.engine.look = counted  # type: ignore[method-assign]
+        monkeypatch.setattr(live.engine, "look", counted)
         request_id = last_id(live)
         threads = [threading.Thread(target=facts, args=(live, request_id)) for _ in range(12)]
         for thread in threads:
@@ -251,13 +248,12 @@ def test_the_estimate_is_the_place_divided_by_the_rate_of_finished_requests() ->
             cancel(live, request_id)
 
 
-def test_what_has_ended_keeps_no_grammar() -> None:
-    with running() as live:
-        body = {"prompt": "a", "max_tokens": 1, "guided_choice": ["unusual"]}
-        assert live.http.post("/v1/completions", json=body, headers={"x-request-id": "a"}).status_code == 200
-        assert facts(live, "a")["state"] == "finished"
-        record = live.state.requests.ended("", "a")
-        eventually(lambda: "unusual" not in repr(record), "its grammar is forgotten")
+def test_what_has_ended_keeps_no_grammar(live: Live) -> None:
+    body = {"prompt": "a", "max_tokens": 1, "guided_choice": ["unusual"]}
+    assert live.http.post("/v1/completions", json=body, headers={"x-request-id": "shaped"}).status_code == 200
+    assert facts(live, "shaped")["state"] == "finished"
+    record = live.state.requests.ended("", "shaped")
+    eventually(lambda: "unusual" not in repr(record), "its grammar is forgotten")
 
 
 def test_a_request_without_an_engine_still_has_its_facts() -> None:
