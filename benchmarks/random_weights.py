@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,22 +16,22 @@ from model.network.lora import Adapter, LowRank, Part
 from model.sharding.shard import shard_of
 
 
+def tensors(config: ModelConfig, device: torch.device, skip: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
+    """Random weights. Magnitudes are those of a network at its initialisation; norms are ones."""
+    generator = torch.Generator(device).manual_seed(0)
+    deep = (2 * config.n_layers) ** -0.5
+    for name, place in weights.places(shard_of(config)):
+        tensor = torch.ones(place.shape, dtype=getattr(torch, config.dtype), device=device)
+        if len(place.shape) > 1:
+            gain = deep if name.endswith(("wo.weight", "w2.weight")) else 1.0
+            width = 1 if name == weights.EMBEDDINGS else place.shape[1]
+            tensor.normal_(0.0, gain * width**-0.5, generator=generator)
+        if name not in skip:
+            yield name, tensor
+
+
 def checkpoint(config: ModelConfig, device: torch.device) -> Checkpoint:
-    """A checkpoint of random weights. Magnitudes are those of a network at its initialisation; norms are ones."""
-
-    def read(skip: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-        generator = torch.Generator(device).manual_seed(0)
-        deep = (2 * config.n_layers) ** -0.5
-        for name, place in weights.places(shard_of(config)):
-            tensor = torch.ones(place.shape, dtype=getattr(torch, config.dtype), device=device)
-            if len(place.shape) > 1:
-                gain = deep if name.endswith(("wo.weight", "w2.weight")) else 1.0
-                width = 1 if name == weights.EMBEDDINGS else place.shape[1]
-                tensor.normal_(0.0, gain * width**-0.5, generator=generator)
-            if name not in skip:
-                yield name, tensor
-
-    return Checkpoint(config, "half", read)
+    return Checkpoint(config, "half", partial(tensors, config, device))
 
 
 def save(config: ModelConfig, device: torch.device, directory: Path) -> None:
@@ -40,8 +41,8 @@ def save(config: ModelConfig, device: torch.device, directory: Path) -> None:
     if config.n_experts:
         params["moe"] = {"num_experts": config.n_experts, "num_experts_per_tok": config.n_experts_per_token}
     (directory / "params.json").write_text(json.dumps(params))
-    tensors = {name: tensor.cpu() for name, tensor in checkpoint(config, device).tensors()}
-    save_file(tensors, directory / "consolidated.safetensors")
+    found = {name: tensor.cpu() for name, tensor in tensors(config, device)}
+    save_file(found, directory / "consolidated.safetensors")
 
 
 def random_adapter(config: ModelConfig, rank: int, device: torch.device) -> Adapter:
