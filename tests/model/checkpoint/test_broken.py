@@ -288,11 +288,7 @@ BROKEN: list[tuple[str, Break, str]] = [
         r"has quantized weights \('.*' in '(F8_E4M3|BF16)'\), but config\.json has no quantization_config; download",
     ),
     ("ct int4 g32", second_group(group_size=64), "has config_groups that differ in group_size; Noria supports one for"),
-    (
-        "ct int4 g32",
-        second_group(actorder="group"),
-        "has config_groups that differ in actorder; Noria supports one",
-    ),
+    ("ct int4 g32", second_group(actorder="group"), "has config_groups that differ in actorder; Noria supports one"),
     ("gptq g128", config(quantization_config="gptq"), "quantization_config in config.json must be a JSON object"),
 ]
 

@@ -241,20 +241,14 @@ def test_rope_fraction(tmp_path: Path) -> None:
             "original_max_position_embeddings of the query temperature",
         ),
         ({"final_logit_softcapping": 30.0}, r"final_logit_softcapping 30\.0; Noria supports models without it"),
-        (
-            {"rope_parameters": {"rope_type": "proportional"}},
-            "rope_type 'proportional'; Noria supports default",
-        ),
+        ({"rope_parameters": {"rope_type": "proportional"}}, "rope_type 'proportional'; Noria supports default"),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0, "truncate": "no"}}, "truncate .* true or false, it is 'no'"),
         (
             {"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}},
             r"low_freq_factor of the RoPE scaling must be below high_freq_factor, they are 4\.0 and 4\.0",
         ),
         ({"hidden_size": None}, "a whole number of at least 1 in hidden_size, it has None"),
-        (
-            {"num_attention_heads": 0},
-            "a whole number of at least 1 in num_attention_heads, it has 0",
-        ),
+        ({"num_attention_heads": 0}, "a whole number of at least 1 in num_attention_heads, it has 0"),
         ({"num_hidden_layers": 4.0}, r"a whole number of at least 1 in num_hidden_layers, it has 4\.0"),
         ({"rope_scaling": "linear"}, "config.json must have an object or null in rope_scaling, it has 'linear'"),
         ({"model_type": ["llama"]}, r"config.json must have a name in model_type, it has \['llama'\]"),
@@ -386,14 +380,8 @@ REFUSED_EXPERTS = [
             "yarn in params.json must have a number above 0 in beta, it has 0",
         ),
         ({"moe": False}, "moe in params.json must be an object, it is False"),
-        (
-            {"sliding_window": []},
-            "sliding_window in params.json is an empty list; it must be a window, null",
-        ),
-        (
-            {"lora": {"enable": True, "rank": 4}},
-            r"has lora \{'enable': True, 'rank': 4\}, which needs LoRA",
-        ),
+        ({"sliding_window": []}, "sliding_window in params.json is an empty list; it must be a window, null"),
+        ({"lora": {"enable": True, "rank": 4}}, r"has lora \{'enable': True, 'rank': 4\}, which needs LoRA"),
         ({"lora": {"rank": 4}}, r"params.json has lora \{'rank': 4\}, which needs LoRA adapters: Noria has none"),
         ({"activation": "gelu"}, "params.json has activation 'gelu'; Noria supports 'silu'"),
         ({"use_biases": True}, "params.json has use_biases True; Noria supports False"),
@@ -425,8 +413,7 @@ def test_native_lora_that_is_off_is_nothing(lora: object, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("family", "windows"),
-    [("llama", (None, None, None)), ("mistral", (None, 5, 5)), ("ministral", (None, 5, 5))],
+    ("family", "windows"), [("llama", (None, None, None)), ("mistral", (None, 5, 5)), ("ministral", (None, 5, 5))]
 )
 def test_each_family_has_the_windows_that_transformers_gives_it(family: str, windows: tuple, tmp_path: Path) -> None:
     assert _hf(tmp_path, **{**MIXED, "model_type": family}, head_dim=8).windows == windows
