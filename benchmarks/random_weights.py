@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,44 +10,28 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from model.checkpoint.open import Checkpoint
-from model.checkpoint.quantized.config import Kind
 from model.config import ModelConfig
 from model.network import weights
 from model.network.lora import Adapter, LowRank, Part
 from model.sharding.shard import shard_of
 
 
-@dataclass(frozen=True, slots=True)
-class RandomWeights:
-    """A random weight. Magnitudes are those of a network at its initialisation, so that activations stay finite.
-
-    Norms are ones.
-    """
-
-    config: ModelConfig
-    device: torch.device
-    seed: int = 0
-    kind: Kind = "floats"
-    summary: str = ""
-    block_bits: float | None = None
-    fingerprint: str = "random"
-
-    def tensors(self, skip: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
-        generator = torch.Generator(self.device).manual_seed(self.seed)
-        deep = (2 * self.config.n_layers) ** -0.5
-        dtype = getattr(torch, self.config.dtype)
-        for name, place in weights.places(shard_of(self.config)):
-            tensor = torch.ones(place.shape, dtype=dtype, device=self.device)
-            if len(place.shape) > 1:
-                gain = deep if name.endswith(("wo.weight", "w2.weight")) else 1.0
-                width = 1 if name == weights.EMBEDDINGS else place.shape[1]
-                tensor.normal_(0.0, gain * width**-0.5, generator=generator)
-            if name not in skip:
-                yield name, tensor
+def tensors(config: ModelConfig, device: torch.device, skip: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
+    """Random weights. Magnitudes are those of a network at its initialisation; norms are ones."""
+    generator = torch.Generator(device).manual_seed(0)
+    deep = (2 * config.n_layers) ** -0.5
+    for name, place in weights.places(shard_of(config)):
+        tensor = torch.ones(place.shape, dtype=getattr(torch, config.dtype), device=device)
+        if len(place.shape) > 1:
+            gain = deep if name.endswith(("wo.weight", "w2.weight")) else 1.0
+            width = 1 if name == weights.EMBEDDINGS else place.shape[1]
+            tensor.normal_(0.0, gain * width**-0.5, generator=generator)
+        if name not in skip:
+            yield name, tensor
 
 
 def checkpoint(config: ModelConfig, device: torch.device) -> Checkpoint:
-    return Checkpoint(config, "half", RandomWeights(config, device))
+    return Checkpoint(config, "half", partial(tensors, config, device))
 
 
 def save(config: ModelConfig, device: torch.device, directory: Path) -> None:
@@ -57,8 +41,8 @@ def save(config: ModelConfig, device: torch.device, directory: Path) -> None:
     if config.n_experts:
         params["moe"] = {"num_experts": config.n_experts, "num_experts_per_tok": config.n_experts_per_token}
     (directory / "params.json").write_text(json.dumps(params))
-    tensors = {name: tensor.cpu() for name, tensor in RandomWeights(config, device).tensors()}
-    save_file(tensors, directory / "consolidated.safetensors")
+    found = {name: tensor.cpu() for name, tensor in tensors(config, device)}
+    save_file(found, directory / "consolidated.safetensors")
 
 
 def random_adapter(config: ModelConfig, rank: int, device: torch.device) -> Adapter:

@@ -1,105 +1,26 @@
 """A model directory as a stream of (name, matrix), from memory-mapped safetensors shards or from a GGUF file."""
 
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from torch import Tensor
 
 from model.checkpoint.families import gguf_config, read_config
 from model.checkpoint.files import DTYPES, SAMPLE_BLOCKS, Shard, find_shards, fingerprint, layout, read_shard
 from model.checkpoint.gguf.open import open_gguf
-from model.checkpoint.gguf.weights import GgufWeights
+from model.checkpoint.gguf.weights import read_weights
 from model.checkpoint.matrices import Matrix
 from model.checkpoint.model_files import is_gguf
 from model.checkpoint.names import canonical_name
-from model.checkpoint.quantized.config import Kind, Quantization, read_quantization
-from model.checkpoint.quantized.parts import StoredWeight, block_bits, quantized_part, stored_weights
+from model.checkpoint.quantized.config import Kind, read_quantization
+from model.checkpoint.quantized.parts import block_bits, quantized_part, stored_weights
 from model.checkpoint.quantized.weights import matrices
 from model.config import ModelConfig
 from model.errors import ModelError, one_line, short
-
-
-class TensorSource(Protocol):
-    """Weights in files: `Checkpoint` documents the fields."""
-
-    @property
-    def kind(self) -> Kind: ...
-
-    @property
-    def summary(self) -> str: ...
-
-    @property
-    def block_bits(self) -> float | None: ...
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    def tensors(self, skip: Collection[str] = ()) -> Iterator[tuple[str, Matrix]]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Safetensors:
-    """Weights in the safetensors shards of a directory."""
-
-    shards: tuple[Shard, ...]
-    n_experts: int = 0
-    kind: Kind = "floats"
-    summary: str = ""
-
-    @property
-    def fingerprint(self) -> str:
-        return _fingerprint(self.shards)
-
-    @property
-    def block_bits(self) -> None:
-        return None
-
-    def tensors(self, skip: Collection[str] = ()) -> Iterator[tuple[str, Matrix]]:
-        """Native names and tensors, one shard open at a time. Their bytes are read from the file as they are used."""
-        from safetensors import SafetensorError, safe_open
-
-        for shard in self.shards:
-            try:
-                with safe_open(shard.path, framework="pt", device="cpu") as file:
-                    for name in file.keys():  # noqa: SIM118 - not a mapping
-                        if known := canonical_name(name):
-                            found = split_experts(known, file.get_tensor(name), self.n_experts)
-                            yield from (pair for pair in found if pair[0] not in skip)
-            except (SafetensorError, OSError) as error:
-                raise ModelError(f"{shard.path.name} cannot be read: {one_line(error)}; download it again") from error
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizedSafetensors:
-    """Quantized weights in the safetensors shards of a directory."""
-
-    shards: tuple[Shard, ...]
-    weights: tuple[StoredWeight, ...]
-    quantization: Quantization
-    tied_head: bool
-
-    @property
-    def kind(self) -> Kind:
-        return self.quantization.kind
-
-    @property
-    def summary(self) -> str:
-        return self.quantization.summary
-
-    @property
-    def fingerprint(self) -> str:
-        return _fingerprint(self.shards)
-
-    @property
-    def block_bits(self) -> float | None:
-        return block_bits(self.weights, self.quantization, tied_head=self.tied_head)
-
-    def tensors(self, skip: Collection[str] = ()) -> Iterator[tuple[str, Matrix]]:
-        """Native names and matrices, the files of one weight open at a time."""
-        return matrices([weight for weight in self.weights if weight.name not in skip], self.quantization)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,36 +28,29 @@ class Checkpoint:
     """An opened model directory, of which only headers have been read.
 
     `rotation` is the order of the q and k rows: "half" pairs row i with row i + head_dim / 2 (HF), "adjacent"
-    pairs row 2i with row 2i + 1 (native, GGUF).
+    pairs row 2i with row 2i + 1 (native, GGUF). `read` is `tensors` of the `files`.
+    `kind` is what most projections are: it decides which scheme --quantize auto stands for. `summary` says for the log
+    how safetensors are quantized. `block_bits` are the bits of a weight of the projections in the file's own blocks, on
+    average; None if it has no blocks.
     """
 
     config: ModelConfig
     rotation: Literal["half", "adjacent"]
-    source: TensorSource
+    read: Callable[[Collection[str]], Iterator[tuple[str, Matrix]]]
+    files: tuple[Path, ...] = ()
+    kind: Kind = "floats"
+    summary: str = ""
+    block_bits: float | None = None
 
     def tensors(self, skip: Collection[str] = ()) -> Iterator[tuple[str, Matrix]]:
         """Native names and matrices in the file's own format, each weight once, but not those in `skip`."""
-        return self.source.tensors(skip)
-
-    @property
-    def kind(self) -> Kind:
-        """What most of its projections are: it decides which scheme --quantize auto stands for."""
-        return self.source.kind
-
-    @property
-    def summary(self) -> str:
-        """How its safetensors are quantized, for the log; empty for others."""
-        return self.source.summary
+        return self.read(skip)
 
     @property
     def fingerprint(self) -> str:
         """A hash of a sample of each file: the same for the same weights in the same files."""
-        return self.source.fingerprint
-
-    @property
-    def block_bits(self) -> float | None:
-        """Bits of a weight of its projections in its own blocks, on average; None if it has no blocks."""
-        return self.source.block_bits
+        prints = "-".join(fingerprint(file, SAMPLE_BLOCKS) for file in self.files)
+        return f"{zlib.crc32(prints.encode()):08x}"
 
 
 def open_checkpoint(directory: Path, *, max_model_len: int | None = None) -> Checkpoint:
@@ -146,21 +60,36 @@ def open_checkpoint(directory: Path, *, max_model_len: int | None = None) -> Che
     """
     if is_gguf(directory):
         model = open_gguf(directory)
-        return Checkpoint(gguf_config(model, max_model_len), "adjacent", GgufWeights(model.index))
+        index, config = model.index, gguf_config(model, max_model_len)
+        kind: Kind = "blocks" if index.quantized else "floats"
+        read = partial(read_weights, index)
+        return Checkpoint(config, "adjacent", read, index.paths, kind, block_bits=index.block_bits)
     shards = tuple(read_shard(path) for path in find_shards(directory))
+    files = tuple(shard.path for shard in shards)
     config = read_config(directory, max_model_len=max_model_len)
     rotation: Literal["half", "adjacent"] = "half" if layout(directory) == "hf" else "adjacent"
-    if (quantization := read_quantization(directory)) is not None:
+    if (found := read_quantization(directory)) is not None:
         weights = stored_weights(shards)
-        return Checkpoint(config, rotation, QuantizedSafetensors(shards, weights, quantization, config.tied_head))
+        bits = block_bits(weights, found, tied_head=config.tied_head)
+        return Checkpoint(config, rotation, partial(matrices, weights, found), files, found.kind, found.summary, bits)
     for shard in shards:
         _check_weights(shard, rotation)
-    return Checkpoint(config, rotation, Safetensors(shards, config.n_experts))
+    return Checkpoint(config, rotation, partial(_tensors, files, config.n_experts), files)
 
 
-def _fingerprint(shards: tuple[Shard, ...]) -> str:
-    prints = "-".join(fingerprint(shard.path, SAMPLE_BLOCKS) for shard in shards)
-    return f"{zlib.crc32(prints.encode()):08x}"
+def _tensors(files: Sequence[Path], n_experts: int, skip: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+    """Native names and tensors, one file open at a time. Their bytes are read from the file as they are used."""
+    from safetensors import SafetensorError, safe_open
+
+    for path in files:
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                for name in file.keys():  # noqa: SIM118 - not a mapping
+                    if known := canonical_name(name):
+                        found = split_experts(known, file.get_tensor(name), n_experts)
+                        yield from (pair for pair in found if pair[0] not in skip)
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{path.name} cannot be read: {one_line(error)}; download it again") from error
 
 
 def _check_weights(shard: Shard, rotation: str) -> None:

@@ -4,7 +4,7 @@ Memory that has not been written, or has been released, holds NaN: reading any o
 """
 
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from model.attention.rope import RopeTables
 from model.batch import PageTable, PoolSpec, Slice, StepBatch
 from model.checkpoint.matrices import Matrix
 from model.checkpoint.open import Checkpoint, open_checkpoint
-from model.checkpoint.quantized.config import Kind
 from model.config import ModelConfig
 from model.linear.base import Projection
 from model.linear.floats import WeightsOnly
@@ -74,23 +73,13 @@ def random_tensors(config: ModelConfig, seed: int = 0) -> Iterator[tuple[str, Te
         yield name, 1 + 0.1 * tensor if name.endswith("norm.weight") else tensor
 
 
-@dataclass(frozen=True)
-class RandomWeights:
-    """Random weights in place of a checkpoint's."""
+def checkpoint(config: ModelConfig, tensors: Iterable[tuple[str, Tensor]] | None = None) -> Checkpoint:
+    """A checkpoint of these tensors, else of random weights, for `load_from`."""
 
-    config: ModelConfig
-    kind: Kind = "floats"
-    summary: str = ""
-    block_bits: float | None = None
-    fingerprint: str = "random"
+    def read(skip: Collection[str]) -> Iterator[tuple[str, Matrix]]:
+        return (pair for pair in (random_tensors(config) if tensors is None else tensors) if pair[0] not in skip)
 
-    def tensors(self, skip: Collection[str] = ()) -> Iterator[tuple[str, Matrix]]:
-        return ((name, tensor) for name, tensor in random_tensors(self.config) if name not in skip)
-
-
-def checkpoint(config: ModelConfig) -> Checkpoint:
-    """A checkpoint of random weights, for `load_from`."""
-    return Checkpoint(config, "half", RandomWeights(config))
+    return Checkpoint(config, "half", read)
 
 
 def random_model(config: ModelConfig, seed: int = 0, device: torch.device = CPU) -> Transformer:

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from model.checkpoint.configs.experts import read_experts
 from model.checkpoint.configs.fields import (
     check_keys,
     dtype_of,
@@ -56,6 +55,19 @@ MISSING: Mapping[str, str] = {
     "lora": "LoRA adapters",
 }
 """Keys of what Noria does not have. They may be null, as in Ministral 3's files."""
+EXPERTS: Mapping[str, str] = {
+    "num_experts": "n_experts",
+    "num_experts_per_tok": "n_experts_per_token",
+    "expert_hidden_dim": "expert_hidden_dim",
+    "num_shared_experts": "n_shared_experts",
+    "routed_scale": "routed_scale",
+    "first_k_dense_replace": "first_k_dense_replace",
+    "route_every_n": "route_every_n",
+}
+"""Keys of `moe`, each with its field of ModelConfig."""
+EXPERT_GROUPS = ("num_expert_groups", "num_expert_groups_per_tok")
+EXPERT_TRAINING = ("expert_parallel", "expert_model_parallel")
+"""Keys of `moe` that say how the model was trained."""
 KNOWN = SERVED | MEANINGLESS | ONLY.keys() | MISSING.keys()
 
 
@@ -63,7 +75,7 @@ def read_params(directory: Path) -> ModelConfig:
     """ModelConfig of a directory with params.json. Raises ModelError, which names the key and its value."""
     raw = read_json(directory / FILE)
     _check(raw)
-    experts = read_experts(raw.get("moe"))
+    experts = _experts(raw.get("moe"))
     dim, n_heads = (size(raw, key, FILE) for key in ("dim", "n_heads"))
     n_layers = number_of_layers(raw, "n_layers", FILE)
     windows = _windows(raw, n_layers)
@@ -138,6 +150,18 @@ def _windows(raw: Mapping[str, Any], n_layers: int) -> tuple[int | None, ...]:
         )
     value: Any = raw[names[0]] if names else None
     return repeated(value, n_layers, f"{names[0] if names else 'sliding_window'} in {FILE}")
+
+
+def _experts(raw: Any) -> dict[str, Any]:
+    """The fields of ModelConfig about experts; none for a dense model. A key that is null is not set."""
+    known = check_keys({} if raw is None else raw, (*EXPERTS, *EXPERT_GROUPS, *EXPERT_TRAINING), "moe in params.json")
+    moe = {key: value for key, value in known.items() if value is not None}
+    for key in EXPERT_GROUPS:
+        if moe.get(key, 1) != 1:
+            raise ModelError(f"params.json has moe.{key} {short(moe[key])}; Noria supports 1 group of experts")
+    if moe and not moe.get("num_experts"):
+        raise ModelError("params.json has moe without num_experts; Noria needs a number of at least 1")
+    return {field: moe[key] for key, field in EXPERTS.items() if key in moe}
 
 
 def _yarn(raw: Mapping[str, Any]) -> RopeScaling | None:

@@ -92,7 +92,8 @@ class Index:
             if len(entry.shape) > 1 and not (own_head and entry.name == "tok_embeddings.weight"):
                 projections[_projection(entry.name)].append(entry)
         sizes = {name: sum(math.prod(entry.shape) for entry in parts) for name, parts in projections.items()}
-        return sum(sizes[name] * _bits(parts) for name, parts in projections.items()) / sum(sizes.values())
+        bits = sum(sizes[name] * _bits(parts) for name, parts in projections.items())
+        return bits / sum(sizes.values()) if sizes else None
 
 
 def _projection(name: str) -> str:

@@ -2,59 +2,34 @@
 
 import math
 import mmap
-import zlib
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from model.checkpoint.block_matrix import BlockMatrix
-from model.checkpoint.files import SAMPLE_BLOCKS, fingerprint
 from model.checkpoint.gguf.blocks import AS_THEY_ARE, EncodedMatrix, as_they_are
 from model.checkpoint.gguf.index import FLOATS, Entry, Index
 from model.checkpoint.matrices import Matrix
-from model.checkpoint.quantized.config import Kind
 from model.errors import ModelError
 
 
-@dataclass(frozen=True, slots=True)
-class GgufWeights:
-    """The weights that an index names."""
-
-    index: Index
-
-    summary = ""
-
-    @property
-    def kind(self) -> Kind:
-        return "blocks" if self.index.quantized else "floats"
-
-    @property
-    def fingerprint(self) -> str:
-        first, *others = (fingerprint(path, SAMPLE_BLOCKS) for path in self.index.paths)
-        return f"{first}-{zlib.crc32('-'.join(others).encode()):08x}" if others else first
-
-    @property
-    def block_bits(self) -> float | None:
-        return self.index.block_bits
-
-    def tensors(self, skip: Collection[str] = ()) -> Iterator[tuple[str, Matrix]]:
-        """Native names and weights: tensors if nothing in the file is quantized, else encoded matrices only."""
-        quantized = self.index.quantized
-        for number, path in enumerate(self.index.paths):
-            file = _mapped(path)
-            for entry in self.index.entries:
-                if entry.file != number or entry.name in skip:
-                    continue
-                data = file[entry.offset : entry.offset + entry.n_bytes]
-                if len(data) < entry.n_bytes:
-                    raise ModelError(f"{path.name} is shorter than it was when it was opened; start again")
-                if entry.kind in FLOATS and (not quantized or len(entry.shape) == 1):
-                    yield entry.name, data.view(getattr(torch, FLOATS[entry.kind])).view(entry.shape)
-                else:
-                    yield entry.name, _matrix(entry, data)
+def read_weights(index: Index, skip: Collection[str]) -> Iterator[tuple[str, Matrix]]:
+    """Native names and weights: tensors if nothing in the file is quantized, else encoded matrices only."""
+    quantized = index.quantized
+    for number, path in enumerate(index.paths):
+        file = _mapped(path)
+        for entry in index.entries:
+            if entry.file != number or entry.name in skip:
+                continue
+            data = file[entry.offset : entry.offset + entry.n_bytes]
+            if len(data) < entry.n_bytes:
+                raise ModelError(f"{path.name} is shorter than it was when it was opened; start again")
+            if entry.kind in FLOATS and (not quantized or len(entry.shape) == 1):
+                yield entry.name, data.view(getattr(torch, FLOATS[entry.kind])).view(entry.shape)
+            else:
+                yield entry.name, _matrix(entry, data)
 
 
 def _mapped(path: Path) -> Tensor:

@@ -1,7 +1,7 @@
 """The weights of quantized safetensors as matrices, one at a time."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,10 @@ Tensors = Mapping[str, Tensor]
 """The tensors of a weight by their roles."""
 
 
-def matrices(weights: Sequence[StoredWeight], quantization: Quantization) -> Iterator[tuple[str, Matrix]]:
-    """Native names and weights, in the order of `weights`: vectors as tensors, all others as matrices.
+def matrices(
+    weights: Sequence[StoredWeight], quantization: Quantization, skip: Collection[str]
+) -> Iterator[tuple[str, Matrix]]:
+    """Native names and weights but those in `skip`, in the order of `weights`: vectors as tensors, others as matrices.
 
     Among weights in blocks, plain ones come as `ScaledMatrix` too: a scheme that keeps 4 bits gives them 8.
     Raises ModelError for a weight whose parts do not fit together.
@@ -31,6 +33,8 @@ def matrices(weights: Sequence[StoredWeight], quantization: Quantization) -> Ite
     with ExitStack() as stack:
         opened: dict[Path, Any] = {}
         for weight in weights:
+            if weight.name in skip:
+                continue
             if weight.values.path not in opened:  # of a file that is read, the pages can leave memory
                 stack.close()
                 opened.clear()

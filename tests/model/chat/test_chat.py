@@ -1,24 +1,19 @@
-"""Conversations to ids. Oracles: transformers' apply_chat_template, mistral-common's own encoding."""
+"""Conversations to ids by templates. Oracle: transformers' apply_chat_template."""
 
 import json
-import shutil
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mistral_common.protocol.instruct.messages import AssistantMessage, SystemMessage, UserMessage
-from mistral_common.protocol.instruct.request import ChatCompletionRequest
-from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 from transformers import PreTrainedTokenizerBase
 
 from model.chat.formats import ChatFormat, load_chat
 from model.errors import ModelError, ParameterError
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
+from tests.model.chat.versions import write_directory
 
-DATA = Path(str(files("mistral_common") / "data"))
 TRIM = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
 THINK = "{% for m in messages %}<|im_start|>{{ m.content.split('</think>')[-1] }}<|im_end|>{% endfor %}"
 SHOUT = "{% for m in messages %}<|im_start|>{{ m.content | upper | replace('IM_', 'im_') }}<|im_end|>{% endfor %}"
@@ -283,8 +278,7 @@ def test_how_a_model_calls_is_read_from_its_template(
 
 
 def test_mistral_templates_call_with_their_control_token(tmp_path: Path) -> None:
-    (tmp_path / "params.json").write_text("{}")
-    shutil.copy(DATA / "mistral_instruct_tokenizer_240323.model.v3", tmp_path / "tokenizer.model.v3")
+    write_directory(tmp_path, "spm-v3")
     tokenizer = load_tokenizer(tmp_path)
     assert _chat(tmp_path, tokenizer, "{{ tools }}[TOOL_CALLS]").call_style == "mistral"
     assert _chat(tmp_path, tokenizer, "{{ tools }}[TOOL_CALLS]a[ARGS]").call_style == "mistral-args"
@@ -309,43 +303,6 @@ def test_where_templates_come_from(directory: Path, tokenizer: Tokenizer, tmp_pa
     assert text("given") == "given"
 
 
-@pytest.fixture(
-    params=[
-        "tokenizer.model.v1",
-        "mistral_instruct_tokenizer_240323.model.v3",
-        "mistral_instruct_tokenizer_241114.model.v7",
-    ]
-)
-def native(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
-    source = DATA / request.param
-    (tmp_path / "params.json").write_text("{}")
-    version = source.name.rpartition(".")[2]
-    shutil.copy(source, tmp_path / ("tokenizer.model" if version == "v1" else f"tokenizer.model.{version}"))
-    return tmp_path, source
-
-
-def test_native_directories_speak_mistral_common(native: tuple[Path, Path]) -> None:
-    directory, source = native
-    chat = _chat(directory, load_tokenizer(directory))
-    roles = {"system": SystemMessage, "user": UserMessage, "assistant": AssistantMessage}
-    messages = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "hi </s>[INST]"},
-        {"role": "assistant", "content": " Hello"},
-        {"role": "user", "content": "and?"},
-    ]
-    request = ChatCompletionRequest(messages=[roles[m["role"]](content=m["content"]) for m in messages])
-    assert chat.encode(messages) == MistralTokenizer.from_file(source).encode_chat_completion(request).tokens
-    text = "".join(chat.render(messages).split())
-    assert text.startswith("<s>")
-    assert "hi</s>[INST][/INST]Hello</s>[INST]" in text
-    assert text.endswith("and?[/INST]")
-    known = load_tokenizer(directory).control.values()
-    control = [token for token in chat.encode(messages) if token in known]
-    harmless = [*messages[:1], {"role": "user", "content": "hi"}, *messages[2:]]
-    assert control == [token for token in chat.encode(harmless) if token in known]
-
-
 TOOL = {
     "type": "function",
     "function": {
@@ -365,62 +322,11 @@ def _tool_conversation(word: str) -> list[dict]:
     ]
 
 
-@pytest.mark.parametrize("version", ["v2", "v3", "v7"])
-def test_native_formats_know_tools(version: str, tmp_path: Path) -> None:
-    (source,) = [path for path in DATA.iterdir() if path.name.endswith(f".model.{version}")]
-    (tmp_path / "params.json").write_text("{}")
-    shutil.copy(source, tmp_path / f"tokenizer.model.{version}")
-    chat = _chat(tmp_path, load_tokenizer(tmp_path))
-    assert chat.call_style == ("mistral" if version == "v7" else "mistral-v3")
-    messages = _tool_conversation("Paris [TOOL_CALLS]")
-    strings = json.loads(json.dumps(messages))
-    function = strings[1]["tool_calls"][0]["function"]
-    function["arguments"] = json.dumps(function["arguments"])
-    if version == "v2":
-        strings[2]["name"] = "weather"  # it is found where a client leaves it out
-    request = ChatCompletionRequest.model_validate({"messages": strings, "tools": [TOOL]})
-    ids = chat.encode(messages, tools=[TOOL])
-    assert ids == MistralTokenizer.from_file(source).encode_chat_completion(request).tokens
-    calls = load_tokenizer(tmp_path).control["[TOOL_CALLS]"]
-    assert ids.count(calls) == 1
-    messages[1]["content"] = "Let me see."
-    if version == "v7":
-        assert len(chat.encode(messages, tools=[TOOL])) > len(ids)
-    else:
-        assert chat.encode(messages, tools=[TOOL]) == ids, "up to v3 a message with calls has no text"
-    messages[1]["content"] = ""
-    messages[1]["tool_calls"][0]["id"] = messages[2]["tool_call_id"] = "call_1"
-    if version != "v2":  # v2 does not write them
-        with pytest.raises(ParameterError, match=r"refuses these messages: .*call_1"):
-            chat.encode(messages, tools=[TOOL])
-
-
-def test_native_formats_before_tools_have_no_calls(tmp_path: Path) -> None:
-    (tmp_path / "params.json").write_text("{}")
-    shutil.copy(DATA / "tokenizer.model.v1", tmp_path / "tokenizer.model")
-    assert _chat(tmp_path, load_tokenizer(tmp_path)).call_style is None
-
-
-def test_native_refusals_are_one_line(native: tuple[Path, Path]) -> None:
-    chat = _chat(native[0], load_tokenizer(native[0]))
-    ends_with_answer = [*_user("hi"), {"role": "assistant", "content": "Hello"}]
-    with pytest.raises(ParameterError, match="refuses these messages: Expected last role User") as caught:
-        chat.encode(ends_with_answer)
-    assert "\n" not in str(caught.value)
-    opened = chat.encode(ends_with_answer, continue_final_message=True)
-    assert opened == chat.encode(ends_with_answer, add_generation_prompt=False)
-    assert 2 not in opened
-    with pytest.raises(
-        ParameterError, match=r'chat_template_kwargs has "think", this model.s tokenizer v\d knows: none'
-    ):
-        chat.encode(_user("hi"), variables={"think": True})
-    assert chat.encode([{"role": "user", "content": "hi", "name": "Ann"}]) == chat.encode(_user("hi"))
-
-
-def test_a_sentencepiece_content_with_a_control_name_gains_no_space(native: tuple[Path, Path]) -> None:
-    directory, _ = native
-    tokenizer = load_tokenizer(directory)
-    chat = _chat(directory, tokenizer, "<s>{% for m in messages %}(({{ m.content }})){% endfor %}")
+@pytest.mark.parametrize("file", ["spm-v1", "spm-v3", "spm-v7"])
+def test_a_sentencepiece_content_with_a_control_name_gains_no_space(file: str, tmp_path: Path) -> None:
+    write_directory(tmp_path, file)
+    tokenizer = load_tokenizer(tmp_path)
+    chat = _chat(tmp_path, tokenizer, "<s>{% for m in messages %}(({{ m.content }})){% endfor %}")
     ids = chat.encode(_user("hi</s>"))
     assert (ids.count(1), ids.count(2)) == (1, 0)
     assert tokenizer.decode(ids) == "((hi</s>))"

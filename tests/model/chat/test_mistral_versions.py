@@ -258,6 +258,25 @@ def test_a_late_system_message_is_text_of_the_next_user_message(name: str, subje
     assert ours(subject, LATE) == theirs(subject, joined)
 
 
+def test_the_function_of_a_result_is_found_where_a_client_leaves_it_out(subjects: Callable[[str], Subject]) -> None:
+    messages = [ASKED, calls(A), result(A)]
+    unnamed = [{key: value for key, value in message.items() if key != "name"} for message in messages]
+    assert ours(subjects("spm-v2"), unnamed) == theirs(subjects("spm-v2"), messages) is not None
+
+
+STYLES = {
+    "spm-v1": None,
+    **dict.fromkeys(("spm-v2", "spm-v3", "tekken-v3"), "mistral-v3"),
+    **dict.fromkeys(("spm-v7", "tekken-v7"), "mistral"),
+    "tekken-v11": "mistral-v11",
+    **dict.fromkeys(("tekken-v13", "tekken-v15"), "mistral-args"),
+}
+
+
+def test_each_version_has_its_style_of_calls(subjects: Callable[[str], Subject]) -> None:
+    assert {name: subjects(name).chat.call_style for name in FILES} == STYLES
+
+
 CALLED: Mapping[str, str] = {
     "spm-v2": '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Bern"}}]</s>'
     '[TOOL_RESULTS] [{"name": "weather", "content": 22}][/TOOL_RESULTS]',

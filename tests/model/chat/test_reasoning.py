@@ -11,7 +11,7 @@ from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from model.chat.conversation import Message
-from model.chat.formats import load_chat
+from model.chat.formats import ChatFormat, load_chat
 from model.chat.jinja import JinjaChat
 from model.chat.reasoning import switched
 from model.errors import ParameterError
@@ -62,15 +62,26 @@ def expected(messages: list[Message]) -> list[dict[str, Any]]:
     return told
 
 
+def native(directory: Path, name: str) -> tuple[ChatFormat, MistralTokenizer]:
+    """Our format of a tokenizer file of this version, and mistral-common's own."""
+    file = write_directory(directory, name)
+    chat = load_chat(directory, load_tokenizer(directory))
+    assert chat is not None
+    return chat, MistralTokenizer.from_file(file)
+
+
+def ids_of(oracle: MistralTokenizer, messages: list[Any]) -> list[int]:
+    request = ChatCompletionRequest.model_validate({"messages": messages})
+    tokens: list[int] = oracle.encode_chat_completion(request).tokens
+    return tokens
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_mistral_common_has_the_same_ids(name: str, tmp_path: Path) -> None:
     """From v13 on as chunks. Earlier versions leave thoughts out."""
-    file = write_directory(tmp_path, name)
-    chat = load_chat(tmp_path, load_tokenizer(tmp_path))
-    assert chat is not None
+    chat, oracle = native(tmp_path, name)
     assert chat.reasoning_style == ("tokens" if name in REASONING else None)
     assert chat.switches == ({"reasoning_effort"} if name == "tekken-v15" else set())
-    oracle = MistralTokenizer.from_file(file)
     for conversation, messages in CONVERSATIONS.items():
         if conversation == "call" and name in ("spm-v1", "spm-v2"):
             continue  # they have no calls, or calls without ids
@@ -79,19 +90,14 @@ def test_mistral_common_has_the_same_ids(name: str, tmp_path: Path) -> None:
             told = [
                 {key: value for key, value in message.items() if key != "reasoning_content"} for message in messages
             ]
-        request = ChatCompletionRequest.model_validate({"messages": told})
-        assert chat.encode(messages) == oracle.encode_chat_completion(request).tokens, conversation
+        assert chat.encode(messages) == ids_of(oracle, told), conversation
 
 
 def test_an_answer_is_continued_after_its_thought(tmp_path: Path) -> None:
-    file = write_directory(tmp_path, "tekken-v13")
-    chat = load_chat(tmp_path, load_tokenizer(tmp_path))
-    assert chat is not None
+    chat, oracle = native(tmp_path, "tekken-v13")
     told: list[Any] = expected(CONVERSATIONS["one"][:2])
     told[-1]["prefix"] = True
-    request = ChatCompletionRequest.model_validate({"messages": told})
-    ids = MistralTokenizer.from_file(file).encode_chat_completion(request).tokens
-    assert chat.encode(CONVERSATIONS["one"][:2], continue_final_message=True) == ids
+    assert chat.encode(CONVERSATIONS["one"][:2], continue_final_message=True) == ids_of(oracle, told)
 
 
 PARTS = [
@@ -105,17 +111,15 @@ SYSTEM = {"role": "system", "content": "First think: [THINK]Then answer.", "part
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_system_prompt_may_have_a_thought(name: str, tmp_path: Path) -> None:
-    file = write_directory(tmp_path, name)
-    chat = load_chat(tmp_path, load_tokenizer(tmp_path))
-    assert chat is not None
-    request = ChatCompletionRequest.model_validate({"messages": [{"role": "system", "content": PARTS}, USER]})
+    chat, oracle = native(tmp_path, name)
+    told = [{"role": "system", "content": PARTS}, USER]
     if name == "tekken-v13":
-        assert chat.encode([SYSTEM, USER]) == MistralTokenizer.from_file(file).encode_chat_completion(request).tokens
+        assert chat.encode([SYSTEM, USER]) == ids_of(oracle, told)
         with pytest.raises(ParameterError, match="a system message after an answer has a thinking part"):
             chat.encode([USER, {"role": "assistant", "content": "a"}, SYSTEM, USER])
         return
     with pytest.raises(MistralCommonException):
-        MistralTokenizer.from_file(file).encode_chat_completion(request)
+        ids_of(oracle, told)
     version = name.partition("-")[2]
     with pytest.raises(ParameterError) as caught:
         chat.encode([SYSTEM, USER])
@@ -127,20 +131,15 @@ def test_a_system_prompt_may_have_a_thought(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_an_open_thought_is_continued(name: str, tmp_path: Path) -> None:
-    file = write_directory(tmp_path, name)
-    chat = load_chat(tmp_path, load_tokenizer(tmp_path))
-    assert chat is not None
+    chat, oracle = native(tmp_path, name)
     part = {"type": "thinking", "thinking": "Hm, [/THINK] so", "closed": False}
     messages = [USER, {"role": "assistant", "content": "", "parts": [part]}]
     if name not in REASONING:
         with pytest.raises(ParameterError, match=r"messages\[1\] of role assistant has a thinking part"):
             chat.encode(messages, continue_final_message=True)
         return
-    request = ChatCompletionRequest.model_validate(
-        {"messages": [USER, {"role": "assistant", "content": [part], "prefix": True}]}
-    )
-    ids = MistralTokenizer.from_file(file).encode_chat_completion(request).tokens
-    assert chat.encode(messages, continue_final_message=True) == ids
+    told = [USER, {"role": "assistant", "content": [part], "prefix": True}]
+    assert chat.encode(messages, continue_final_message=True) == ids_of(oracle, told)
 
 
 THINKING_SYSTEM = """{{ bos_token }}{%- for message in messages -%}
@@ -160,8 +159,7 @@ def test_a_template_may_take_a_thought_in_the_system_prompt(tmp_path: Path) -> N
     chat = load_chat(tmp_path, tokenizer, THINKING_SYSTEM)
     assert isinstance(chat, JinjaChat)
     harmless = [part | {key: "A b." for key in ("text", "thinking") if key in part} for part in PARTS]
-    request = ChatCompletionRequest.model_validate({"messages": [{"role": "system", "content": harmless}, USER]})
-    ids = MistralTokenizer.from_file(file).encode_chat_completion(request).tokens
+    ids = ids_of(MistralTokenizer.from_file(file), [{"role": "system", "content": harmless}, USER])
     assert chat.encode([SYSTEM | {"content": "A b.A b.", "parts": harmless}, USER]) == ids
     marks = [token for token in ids if token in tokenizer.control.values()]
     assert [token for token in chat.encode([SYSTEM, USER]) if token in tokenizer.control.values()] == marks
@@ -185,8 +183,7 @@ def test_templates_of_mistral_common_take_chunks(version: str, tmp_path: Path) -
     assert chat.efforts == (("none", "high") if version == "v15" else ())
     oracle = MistralTokenizer.from_file(file)
     for conversation, messages in CONVERSATIONS.items():
-        request = ChatCompletionRequest.model_validate({"messages": expected(messages)})
-        assert chat.encode(messages) == oracle.encode_chat_completion(request).tokens, conversation
+        assert chat.encode(messages) == ids_of(oracle, expected(messages)), conversation
 
 
 def rendered(source: str, messages: list[Any], **values: Any) -> str:

@@ -167,16 +167,14 @@ ROWS: Mapping[str, Row] = {
         hf("mistral", 6144, 56, 48, 8, 16384, 32768, 32768, sliding_window=None, rope_theta=1e6),
     ),
     "Mixtral 8x7B": _config(
-        *(46_702_792_704, 131072, full(32), 32768),
-        hf("mixtral", 4096, 32, 32, 8, 14336, 32000, 32768, **EXPERTS),
+        *(46_702_792_704, 131072, full(32), 32768), hf("mixtral", 4096, 32, 32, 8, 14336, 32000, 32768, **EXPERTS)
     ),
     "Mixtral 8x7B, native": _params(
         *(46_702_792_704, 131072, full(32), 32768),
         native(*V1, moe={"num_experts": 8, "num_experts_per_tok": 2}, rope_theta=1e6),
     ),
     "Mixtral 8x22B": _config(
-        *(140_620_634_112, 229376, full(56), 65536),
-        hf("mixtral", 6144, 56, 48, 8, 16384, 32000, 65536, **EXPERTS),
+        *(140_620_634_112, 229376, full(56), 65536), hf("mixtral", 6144, 56, 48, 8, 16384, 32000, 65536, **EXPERTS)
     ),
     "Nemo 12B": _config(
         12_247_782_400, 163840, full(40), 131072, hf("mistral", 5120, 40, 32, 8, 14336, 131072, 131072, **NEMO)
@@ -185,10 +183,7 @@ ROWS: Mapping[str, Row] = {
         *(12_247_782_400, 163840, full(40), 128000),
         native(5120, 40, 32, 8, 14336, 131072, rope_theta=1e6, max_seq_len=128000),
     ),
-    "Pixtral 12B": Row(
-        *("config.json", PIXTRAL, 12_247_782_400, 163840, full(40), 1_024_000),
-        encoder=434_957_312,
-    ),
+    "Pixtral 12B": Row(*("config.json", PIXTRAL, 12_247_782_400, 163840, full(40), 1_024_000), encoder=434_957_312),
     "Pixtral 12B, native": Row(
         "params.json",
         native(5120, 40, 32, 8, 14336, 131072, rope_theta=1e9, max_seq_len=131072, vision_encoder=NATIVE_PIXTRAL),

@@ -210,8 +210,7 @@ FORMS: dict[str, Form] = {
         native=True,
     ),
     "fp8 tensor": Form(
-        fp8("weight_scale_inv", "activation_scale", lambda *_: (), torch.bfloat16),
-        HF_FP8 | {"weight_block_size": None},
+        fp8("weight_scale_inv", "activation_scale", lambda *_: (), torch.bfloat16), HF_FP8 | {"weight_block_size": None}
     ),
     "fp8 blocks": Form(
         fp8("weight_scale_inv", "", blocks_shape, torch.float32), HF_FP8 | {"weight_block_size": [128, 128]}

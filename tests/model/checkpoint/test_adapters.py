@@ -71,7 +71,7 @@ def test_all_targets_in_the_parts_of_fused_projections(peft: Path) -> None:
     wqkv = adapter.layers[1]["wqkv"]
     assert wqkv.a.shape == (24, 32)
     assert [(first, rank, tuple(b.shape)) for first, rank, b in wqkv.parts] == [
-        *((0, 0, (32, 8)), (32, 8, (16, 8)), (48, 16, (16, 8))),
+        *((0, 0, (32, 8)), (32, 8, (16, 8)), (48, 16, (16, 8)))
     ]
     assert [(part.first, part.rank) for part in adapter.layers[0]["w13"].parts] == [(0, 0), (48, 8)]
     assert adapter.head is not None
@@ -205,10 +205,7 @@ TENSORS: list[tuple[Callable[[dict[str, Tensor]], Any], str]] = [
     (put(f"{Q}.lora_A.weight", torch.ones(4, 32)), "shape [4, 32] and its lora_B [32, 8]; expected [r, n_in]"),
     (put(f"{Q}.lora_A.weight", torch.ones(8)), "shape [8] and its lora_B [32, 8]"),
     (put(f"{Q}.lora_A.weight", torch.ones(8, 40)), "shapes [8, 40] and [32, 8], the model needs [8, 32] and"),
-    (
-        put(f"{DOWN}.lora_B.weight", torch.ones(40, 8)),
-        "and [40, 8], the model needs [8, 48] and [32, 8]; this is not",
-    ),
+    (put(f"{DOWN}.lora_B.weight", torch.ones(40, 8)), "and [40, 8], the model needs [8, 48] and [32, 8]; this is not"),
     (put(f"{Q}.lora_A.weight", torch.ones(8, 32, dtype=torch.int8)), "has dtype I8; Noria supports BF16, F16, F32"),
     (put(f"{Q}.lora_A.weight", torch.full((8, 32), float("nan"))), "lora_A.weight' and its lora_B reach nan with the"),
     (put(f"{Q}.lora_B.weight", torch.full((32, 8), float("inf"))), "reach inf with the scale 2; in float32 Noria sup"),

@@ -113,13 +113,6 @@ def test_the_files_decide_whether_the_head_is_tied(declared: bool, tmp_path: Pat
     assert read_config(tmp_path).tied_head is declared
 
 
-def test_unknown_weights_and_dtypes_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"weight 'vision\.conv\.weight', which no supported model family"):
-        open_checkpoint(_native(tmp_path, {"vision.conv.weight": torch.ones(1)}))
-    with pytest.raises(ModelError, match=r"weight 'norm\.weight' has dtype 'I8'; Noria supports BF16, F16, F32"):
-        open_checkpoint(_native(tmp_path, {"norm.weight": torch.ones(8, dtype=torch.int8)}, dtype="bfloat16"))
-
-
 @pytest.mark.parametrize("keep_index", [True, False])
 def test_a_missing_shard_is_named(llama: Path, keep_index: bool) -> None:
     sorted(llama.glob("model-*.safetensors"))[1].unlink()
@@ -127,23 +120,6 @@ def test_a_missing_shard_is_named(llama: Path, keep_index: bool) -> None:
         (llama / "model.safetensors.index.json").unlink()
     expected = "shard model-00002-of-" if keep_index else r"has only \d of its \d shards"
     with pytest.raises(ModelError, match=expected):
-        open_checkpoint(llama)
-
-
-@pytest.mark.parametrize("size", [0, 5, 300, -1])
-def test_a_truncated_shard_is_named(llama: Path, size: int) -> None:
-    shard = sorted(llama.glob("model-*.safetensors"))[0]
-    shard.write_bytes(shard.read_bytes()[:size])
-    with pytest.raises(ModelError, match=r"model-00001-of-.*is damaged: .*download it again"):
-        open_checkpoint(llama)
-
-
-def test_a_damaged_header_is_named(llama: Path) -> None:
-    shard = sorted(llama.glob("model-*.safetensors"))[0]
-    data = bytearray(shard.read_bytes())
-    data[9] ^= 0x55
-    shard.write_bytes(data)
-    with pytest.raises(ModelError, match="its header is not a safetensors header"):
         open_checkpoint(llama)
 
 
@@ -157,10 +133,6 @@ def test_resolve_names_what_it_found(tmp_path: Path) -> None:
         resolve(str(tmp_path / "pytorch_model.bin"))
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert resolve(str(tmp_path)) == tmp_path
-    with pytest.raises(
-        ModelError, match=r"has its weights only as pickle \(pytorch_model\.bin\), a format that runs code"
-    ):
-        open_checkpoint(tmp_path)
     (tmp_path / "pytorch_model.bin").unlink()
     with pytest.raises(ModelError, match=r"has no weights: expected \*\.safetensors, found config\.json"):
         open_checkpoint(tmp_path)

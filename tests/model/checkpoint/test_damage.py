@@ -177,10 +177,7 @@ def a_tensor(name: str, sizes: list[int], kind: int = 0, offset: int = 0) -> byt
             with_counts(0, 1, struct.pack("<Q", 2**63) + bytes(30)),
             f"the name of a metadata field at byte 32 needs {2**63} bytes, the file has 30 more",
         ),
-        (
-            with_counts(0, 1, text("a" * 30)[:8] + b"\xff" * 30),
-            "the name of a metadata field at byte 32 is not UTF-8",
-        ),
+        (with_counts(0, 1, text("a" * 30)[:8] + b"\xff" * 30), "the name of a metadata field at byte 32 is not UTF-8"),
         (with_counts(0, 2, (text("a") + typed(True)) * 2), "it has the metadata field 'a' twice"),
         (with_counts(0, 1, text("a") + struct.pack("<IQ", 13, 0)), "the field 'a' has value type 13, expected 0..12"),
         (
@@ -205,10 +202,7 @@ def a_tensor(name: str, sizes: list[int], kind: int = 0, offset: int = 0) -> byt
             r"the tensor 't' has shape \[2, 33\], expected rows of whole blocks of 32 values",
         ),
         (with_counts(1, 0, a_tensor("t", [0])), r"the tensor 't' has shape \[0\], expected rows of whole blocks of 1"),
-        (
-            with_counts(1, 0, a_tensor("t", [4], offset=4)),
-            "the tensor 't' starts at 4, expected a multiple of 32",
-        ),
+        (with_counts(1, 0, a_tensor("t", [4], offset=4)), "the tensor 't' starts at 4, expected a multiple of 32"),
         (
             written(with_counts(1, 0, a_tensor("t", [4], offset=2**62)), bytes(16)),
             f"its tensor 't' ends at byte {2**62 + 64 + 16}, the file at byte 80",

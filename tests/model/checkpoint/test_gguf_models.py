@@ -124,21 +124,13 @@ CASES: dict[str, tuple[str, Callable[[], torch.nn.Module], Callable[[GGUFWriter]
     "llama": ("llama", lambda: LlamaForCausalLM(LlamaConfig(**LONG)), lambda _: None),
     "llama tied": ("llama", lambda: LlamaForCausalLM(LlamaConfig(**LONG, tie_word_embeddings=True)), lambda _: None),
     "llama 3": ("llama", lambda: LlamaForCausalLM(LlamaConfig(**LONG, rope_parameters=LLAMA3)), llama3),
-    "mistral with a window": (
-        "llama",
-        lambda: MistralForCausalLM(MistralConfig(**LONG, sliding_window=24)),
-        window,
-    ),
+    "mistral with a window": ("llama", lambda: MistralForCausalLM(MistralConfig(**LONG, sliding_window=24)), window),
     "head_dim is not dim / n_heads": (
         "llama",
         lambda: MistralForCausalLM(MistralConfig(**LONG, head_dim=16, sliding_window=None)),
         wide_heads,
     ),
-    "part of a head": (
-        "llama",
-        half_rotated,
-        part_of_a_head,
-    ),
+    "part of a head": ("llama", half_rotated, part_of_a_head),
     "mixtral": (
         "llama",
         lambda: MixtralForCausalLM(

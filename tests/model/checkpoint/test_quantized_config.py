@@ -108,10 +108,7 @@ def test_experts_and_what_is_not_used() -> None:
     ("dtypes", "message"),
     [
         ({"weight": "F8_E5M2", "weight_scale": "F32"}, "dtype 'F8_E5M2'; Noria supports BF16, F16, F32, F8_E4M3, I8"),
-        (
-            {"weight": "F8_E4M3", "weight_scale_inv": "U8"},
-            "weight_scale_inv of .* has dtype 'U8'; Noria supports BF16",
-        ),
+        ({"weight": "F8_E4M3", "weight_scale_inv": "U8"}, "weight_scale_inv of .* has dtype 'U8'; Noria supports BF16"),
         ({"weight": "BF16", "weight_scale": "F32"}, "in BF16 has a weight_scale, which cannot belong to it"),
         ({"weight_scale": "F32"}, "has only weight_scale; download the model again"),
         ({"weight": "I8"}, "is in I8, but has no scale"),

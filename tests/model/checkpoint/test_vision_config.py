@@ -57,45 +57,54 @@ def test_rope_parameters_of_transformers_5(tmp_path: Path) -> None:
     assert found.rope_theta == 500.0
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"model_type": "clip_vision_model"},
-            "vision_config in config.json has model_type 'clip_vision_model'; Noria .*",
-        ),
-        ({"hidden_act": "relu"}, "hidden_act of the image encoder must be silu or gelu, it is 'relu'"),
-        ({"num_channels": 4}, "has num_channels 4; Noria supports 3"),
-        ({"attention_bias": True}, "has attention_bias True; Noria supports models without it"),
-        ({"head_dim": 32}, "hidden_size / num_attention_heads, 1024 / 16, in head_dim; it has 32"),
-        (
-            {"num_attention_heads": 512, "head_dim": 2},
-            "head_dim of the image encoder must be a multiple of 4 .*, it is 2",
-        ),
-        (
-            {"hidden_size": "1024"},
-            "vision_config in config.json must have a whole number of .* in hidden_size, it has '1024'",
-        ),
-        ({"patch_size": [16, 16]}, r"a whole number of at least 1 in patch_size, it has \[16, 16\]"),
-        ({"patch_size": 2000}, "image_size of the image encoder must be 2000 .* to 2048000, it is 1024"),
-        ({"image_size": 2**20}, "image_size of the image encoder must be 16 .* to 16384, it is 1048576"),
-        ({"num_hidden_layers": 10**6}, "the checkpoint has 1000000 layers; Noria supports 10000"),
-        ({"rope_theta": 0.5}, "rope_theta of the image encoder must be a number above 1, it is 0.5"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type 'yarn'; Noria supports axial"),
-        ({"rope_parameters": {"factor": 2.0}}, r"rope_parameters of vision_config .* has 'factor' \(2.0\)"),
-    ],
-    ids=str,
-)
-def test_encoders_that_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    config = row("Pixtral 12B")
-    with pytest.raises(ModelError, match=message) as caught:
-        read(tmp_path, config | {"vision_config": {**config["vision_config"], **changes}})
-    assert "\n" not in str(caught.value)
+INNER = [
+    (
+        {"model_type": "clip_vision_model"},
+        "vision_config in config.json has model_type 'clip_vision_model'; Noria .*",
+    ),
+    ({"hidden_act": "relu"}, "hidden_act of the image encoder must be silu or gelu, it is 'relu'"),
+    ({"num_channels": 4}, "has num_channels 4; Noria supports 3"),
+    ({"attention_bias": True}, "has attention_bias True; Noria supports models without it"),
+    ({"head_dim": 32}, "hidden_size / num_attention_heads, 1024 / 16, in head_dim; it has 32"),
+    (
+        {"num_attention_heads": 512, "head_dim": 2},
+        "head_dim of the image encoder must be a multiple of 4 .*, it is 2",
+    ),
+    (
+        {"hidden_size": "1024"},
+        "vision_config in config.json must have a whole number of .* in hidden_size, it has '1024'",
+    ),
+    ({"patch_size": [16, 16]}, r"a whole number of at least 1 in patch_size, it has \[16, 16\]"),
+    ({"patch_size": 2000}, "image_size of the image encoder must be 2000 .* to 2048000, it is 1024"),
+    ({"image_size": 2**20}, "image_size of the image encoder must be 16 .* to 16384, it is 1048576"),
+    ({"num_hidden_layers": 10**6}, "the checkpoint has 1000000 layers; Noria supports 10000"),
+    ({"rope_theta": 0.5}, "rope_theta of the image encoder must be a number above 1, it is 0.5"),
+    ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type 'yarn'; Noria supports axial"),
+    ({"rope_parameters": {"factor": 2.0}}, r"rope_parameters of vision_config .* has 'factor' \(2.0\)"),
+]
+NATIVE = [
+    (
+        {"some": 1},
+        r"vision_encoder in params.json has 'some' \(1\), which Noria does not know; it knows adapter_bias",
+    ),
+    ({"num_channels": 1}, "vision_encoder in params.json has num_channels 1; Noria supports 3"),
+    (
+        {"hidden_size": None},
+        "vision_encoder in params.json must have a whole number .* in hidden_size, it has None",
+    ),
+    ({"mm_projector_id": "mlp"}, "mm_projector_id 'mlp'; Noria supports 'patch_merge'"),
+    ({"mm_projector_id": None}, "spatial_merge_size 2 and mm_projector_id None; a size of 2 and more belongs to"),
+    ({"spatial_merge_size": 1}, "spatial_merge_size 1 and mm_projector_id 'patch_merge'; a size of 2"),
+    ({"adapter_bias": "no"}, "vision_encoder in params.json has adapter_bias 'no'; it must be true or false"),
+    ({"add_pre_mm_projector_layer_norm": 1}, "add_pre_mm_projector_layer_norm 1; it must be true or false"),
+]
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
+        *(("Pixtral 12B", {"vision_config": changes}, message) for changes, message in INNER),
+        *(("Ministral 3 3B, native", {"vision_encoder": changes}, message) for changes, message in NATIVE),
         ("Pixtral 12B", {"vision_feature_layer": -2}, "vision_feature_layer -2; Noria supports -1"),
         ("Pixtral 12B", {"vision_feature_layer": [-1]}, r"vision_feature_layer \[-1\]; Noria supports -1"),
         (
@@ -114,36 +123,14 @@ def test_encoders_that_are_refused(changes: dict[str, Any], message: str, tmp_pa
             r"must be 2800 \(patch_size 14 x merge 200\) to .*, it is 1540",
         ),
     ],
-)
-def test_what_joins_an_encoder_is_strict(name: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=message):
-        read(tmp_path, row(name) | changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"some": 1},
-            r"vision_encoder in params.json has 'some' \(1\), which Noria does not know; it knows adapter_bias",
-        ),
-        ({"num_channels": 1}, "vision_encoder in params.json has num_channels 1; Noria supports 3"),
-        (
-            {"hidden_size": None},
-            "vision_encoder in params.json must have a whole number .* in hidden_size, it has None",
-        ),
-        ({"mm_projector_id": "mlp"}, "mm_projector_id 'mlp'; Noria supports 'patch_merge'"),
-        ({"mm_projector_id": None}, "spatial_merge_size 2 and mm_projector_id None; a size of 2 and more belongs to"),
-        ({"spatial_merge_size": 1}, "spatial_merge_size 1 and mm_projector_id 'patch_merge'; a size of 2"),
-        ({"adapter_bias": "no"}, "vision_encoder in params.json has adapter_bias 'no'; it must be true or false"),
-        ({"add_pre_mm_projector_layer_norm": 1}, "add_pre_mm_projector_layer_norm 1; it must be true or false"),
-    ],
     ids=str,
 )
-def test_native_encoders_are_strict(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    params = row("Ministral 3 3B, native")
-    with pytest.raises(ModelError, match=message):
-        read(tmp_path, params | {"vision_encoder": {**params["vision_encoder"], **changes}}, "params.json")
+def test_encoders_that_are_refused(name: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    config = row(name)
+    fields = {key: {**config[key], **value} if isinstance(value, dict) else value for key, value in changes.items()}
+    with pytest.raises(ModelError, match=message) as caught:
+        read(tmp_path, config | fields, ROWS[name].file)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("form", ["hf", "native"])

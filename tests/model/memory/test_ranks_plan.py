@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from model import loading
-from model.checkpoint.configs.experts import FIELDS
+from model.checkpoint.configs.native import EXPERTS as FIELDS
 from model.checkpoint.families import read_config
 from model.config import ModelConfig
 from model.kernels.cpu import native

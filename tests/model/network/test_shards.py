@@ -2,8 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from model.checkpoint.matrices import Matrix
 from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.config import ModelConfig
 from model.errors import ModelError
@@ -22,22 +21,12 @@ from model.sharding.layout import Layout, Place
 from model.sharding.shard import shard_of
 from tests.model.checkpoint import gguf_files, quantized_files
 from tests.model.checkpoint.native_files import save_native
-from tests.model.driving import CPU, EXPERTS, RandomWeights, checkpoint, random_tensors, tiny
+from tests.model.driving import CPU, EXPERTS, checkpoint, random_tensors, tiny
 from tests.model.network import oracles
 from tests.model.pixtral import save_hf
 
 LAYOUTS = [Layout(2), Layout(4), Layout(1, 2), Layout(2, 2)]
 every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
-
-
-@dataclass(frozen=True)
-class Given(RandomWeights):
-    """Tensors in place of a checkpoint's."""
-
-    given: Iterable[tuple[str, Tensor]] = ()
-
-    def tensors(self, skip: Collection[str] = ()) -> Iterator[tuple[str, Matrix]]:
-        return (pair for pair in self.given if pair[0] not in skip)
 
 
 def load(
@@ -146,7 +135,7 @@ def test_parts_of_both_forms_of_files(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("formats", [("F32",), ("Q4_0", "Q8_0", "Q5_0"), ("Q5_1", "F16", "Q4_1")], ids=str)
 def test_parts_of_gguf_files(kind: str, formats: tuple[str, ...], tmp_path: Path) -> None:
     gguf_files.save(kind, tmp_path / "m.gguf", formats)
-    check(gguf_files.converted(tmp_path / "m.gguf"), Layout(2))
+    check(tmp_path / "m.gguf", Layout(2))
 
 
 @pytest.mark.parametrize("name", quantized_files.FORMS)
@@ -210,7 +199,7 @@ def test_a_fault_is_found_by_a_rank(change: Any, message: str, layout: Layout) -
         tensors = dict(random_tensors(config))
         change(tensors)
         try:
-            load(Checkpoint(config, "half", Given(config, given=tensors.items())), place)
+            load(checkpoint(config, tensors.items()), place)
         except ModelError as error:
             faults.append(str(error))
     assert len(faults) == (1 if layout.pipeline > 1 and "no place" not in message else 2)
@@ -221,7 +210,7 @@ def test_a_tensor_twice_is_refused() -> None:
     config = tiny((None, None))
     twice = [*random_tensors(config), *random_tensors(config)]
     with pytest.raises(ModelError, match="has no place for"):
-        load(Checkpoint(config, "half", Given(config, given=twice)), SECOND)
+        load(checkpoint(config, twice), SECOND)
 
 
 @pytest.mark.parametrize("layout", [Layout(2), Layout(1, 2), Layout(2, 2)], ids=lambda layout: layout.name)
