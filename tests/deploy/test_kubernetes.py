@@ -32,9 +32,7 @@ from tests.deploy.manifests import (
     selects,
 )
 
-pytestmark = pytest.mark.tools
-
-pytestmark = needs_kubectl
+pytestmark = [pytest.mark.tools, needs_kubectl]
 
 
 every_build = pytest.mark.parametrize("build", BUILDS, ids=" ".join)

@@ -40,9 +40,7 @@ from tests.deploy.manifests import (
 )
 from tests.deploy.series import known_metrics
 
-pytestmark = pytest.mark.tools
-
-pytestmark = needs_kubectl
+pytestmark = [pytest.mark.tools, needs_kubectl]
 INSTANCE = "app.kubernetes.io/instance"
 
 
