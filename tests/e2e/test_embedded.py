@@ -153,7 +153,7 @@ def test_plain_requests_survive_the_death_of_the_engine_and_the_loss_of_the_cach
 
 def test_sigterm_lets_running_requests_finish(short_model: Path) -> None:
     with serving(str(short_model), "--max-sequences", "4", paced=True) as server, ThreadPoolExecutor(1) as pool:
-        ask = {**LONG, "model": short_model.name, "max_tokens": 200}
+        ask = {**LONG, "model": short_model.stem, "max_tokens": 200}
         with server.slow():
             answer = pool.submit(lambda: server.http.post("/v1/completions", json=ask).json())
             eventually(lambda: server.metric("noria_requests_running") == 1, "it runs")

@@ -11,7 +11,7 @@ def test_sighup_reloads_and_ends_nothing(short_model: Path, tmp_path: Path) -> N
     level = tmp_path / "level"
     level.write_text("warning")
     with serving(str(short_model), "--log-level-file", str(level), paced=True) as server:
-        request = {"model": short_model.name, "prompt": "One, two,", "max_tokens": 60, "temperature": 0}
+        request = {"model": short_model.stem, "prompt": "One, two,", "max_tokens": 60, "temperature": 0}
         alone = server.openai.completions.create(**request).choices[0].text
         with server.slow():
             stream = server.openai.completions.create(**request, stream=True)
