@@ -11,7 +11,6 @@ from torch import Tensor
 from model.attention import tiles
 from model.attention import triton as attention
 from model.attention.inputs import PoolInputs, Span
-from model.attention.reference import ReferenceAttention
 from model.attention.rope import RopeRows
 from model.attention.tiles import Bounds, Tiles
 from model.attention.triton import TritonAttention
@@ -22,6 +21,7 @@ from model.sampling_params import SamplingParams
 from model.step.packing import pack
 from tests.model.attention.attending import CPU, attend, forget, look_for_overflow, make, random_heads, unchecked
 from tests.model.attention.dense import dense
+from tests.model.attention.reference import ReferenceAttention
 from tests.model.attention.two_sequences import attend as attend_step
 from tests.model.attention.two_sequences import two_sequences
 from tests.model.driving import Driver, random_model, tiny

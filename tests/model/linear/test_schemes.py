@@ -77,7 +77,7 @@ def test_what_is_promised_bit_identical_is(scheme: Scheme) -> None:
 @pytest.mark.parametrize("row", CACHE_FORMATS.values(), ids=lambda row: row.name)
 def test_cache_formats_take_what_backends_allocate(row: CacheFormat) -> None:
     dtype = getattr(torch, row.dtype)
-    backends = {name: kind for name, kind in BACKENDS.items() if dtype in kind.dtypes and name != "reference"}
+    backends = {name: kind for name, kind in BACKENDS.items() if dtype in kind.dtypes}
     assert backends
     assert not row.needs or [f"--attention {name}" for name in backends] == [row.needs.partition(" (")[0]]
     for kind in backends.values():
