@@ -303,7 +303,7 @@ def test_triton_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         choose("triton", CPU)
 
 
-def test_deterministic_attention(gpu: Callable[[tuple[int, int]], None]) -> None:
+def test_deterministic_attention(gpu: Callable[[tuple[int, int]], None], monkeypatch: pytest.MonkeyPatch) -> None:
     gpu((8, 0))
     assert choose("auto", GPU, torch.bfloat16, deterministic=True)[0] == "triton"
     assert choose("auto", CPU, torch.bfloat16, deterministic=True)[0] == "paged"
@@ -311,3 +311,10 @@ def test_deterministic_attention(gpu: Callable[[tuple[int, int]], None]) -> None
         OptionError, match=r"--deterministic needs --attention paged \(a CPU\) or triton \(a GPU\), here"
     ):
         choose("sdpa", GPU, torch.bfloat16, deterministic=True)
+    monkeypatch.setenv("NORIA_KERNELS", "torch")
+    with pytest.raises(OptionError, match="--deterministic needs --attention paged"):
+        choose("auto", CPU, torch.bfloat16, deterministic=True)
+
+
+def test_the_oracle_of_whole_networks() -> None:
+    check_rule(ReferenceAttention(), [1, 37, 65], [33, 1, 1, 9], 40, (4, 2))
