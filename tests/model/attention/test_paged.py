@@ -23,7 +23,7 @@ DTYPES = [torch.bfloat16, torch.float32, torch.int8]
 
 @pytest.fixture(params=native.available())
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> PagedAttention:
-    monkeypatch.setenv(native.ENVIRONMENT, request.param)
+    monkeypatch.setenv("NORIA_KERNELS", request.param)
     return PagedAttention()
 
 
@@ -57,7 +57,7 @@ def test_any_shape_in_every_variant(dtype: torch.dtype, seed: int, monkeypatch: 
     chunks = pick.choice([[*[1] * 60, 500], [16], [17], [500], [1000], [pick.randrange(1, 150) for _ in range(5)]])
     expected = [dense((q, stored(k, dtype), stored(v, dtype)), window) for q, k, v in data]
     for variant in native.available():
-        monkeypatch.setenv(native.ENVIRONMENT, variant)
+        monkeypatch.setenv("NORIA_KERNELS", variant)
         results = attend_in_chunks(PagedAttention(), data, chunks, window, kv_dtype=dtype)
         for result, rows in zip(results, expected, strict=True):
             torch.testing.assert_close(result.double(), rows, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
