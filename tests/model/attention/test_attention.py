@@ -36,20 +36,30 @@ def heads(backend: Attention, n_heads: int, n_kv_heads: int) -> tuple[int, int]:
     return (n_heads // n_kv_heads, 1) if isinstance(backend, TritonAttention) else (n_heads, n_kv_heads)
 
 
-@pytest.mark.parametrize("window", [None, 1, 5, 32, 33, 70])
-@pytest.mark.parametrize("chunks", [[1], [7], [200], [40, 1, 1, 3]])
+@pytest.mark.parametrize(
+    ("window", "chunks"),
+    [
+        (None, [7]),
+        (None, [40, 1, 1, 3]),
+        (1, [1]),
+        (5, [200]),
+        (32, [7]),
+        (32, [200]),
+        (33, [1]),
+        (33, [40, 1, 1, 3]),
+        (70, [7]),
+    ],
+)
 def test_rule_holds(backend: Attention, window: int | None, chunks: list[int]) -> None:
     check_rule(backend, [75], chunks, window, heads(backend, 4, 2))
 
 
-@pytest.mark.parametrize("window", [None, 5, 40])
-@pytest.mark.parametrize("chunks", [[1], [33, 1, 1, 9], [3]])
+@pytest.mark.parametrize(("window", "chunks"), [(None, [1]), (5, [33, 1, 1, 9]), (40, [3])])
 def test_packed_sequences_do_not_see_each_other(backend: Attention, window: int | None, chunks: list[int]) -> None:
     check_rule(backend, [1, 3, 64, 37, 38, 65], chunks, window, heads(backend, 4, 2))
 
 
-@pytest.mark.parametrize("window", [None, 5, 40])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("window", "dtype"), [(None, torch.float32), (5, torch.bfloat16), (40, torch.float32)])
 def test_decoding_beside_shorter_and_longer_sequences_and_a_chunk(
     backend: Attention, window: int | None, dtype: torch.dtype
 ) -> None:
@@ -61,7 +71,7 @@ def test_decoding_beside_shorter_and_longer_sequences_and_a_chunk(
     check_rule(backend, lengths, [[length - 2, 1, 1] for length in lengths], window, heads(backend, 6, 2), dtype=dtype)
 
 
-@pytest.mark.parametrize("heads", [(1, 1), (4, 4), (6, 2), (9, 3), (5, 1)])
+@pytest.mark.parametrize("heads", [(1, 1), (9, 3), (5, 1)])
 def test_grouped_queries(backend: Attention, heads: tuple[int, int]) -> None:
     check_rule(backend, [35, 20], [6, 1, 1], 11, heads)
 
