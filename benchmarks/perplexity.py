@@ -32,7 +32,6 @@ NAMES = ("GPL-3", "GFDL-1.3", "MPL-2.0", "Apache-2.0", "CC0-1.0", "Artistic")
 GPU_SCHEMES = {
     "float32": SCHEMES["float32"],
     **{name: {"quantize": name, "dtype": "float32"} for name in ("fp8", "int4-weights")},
-    "fp8 keys": {"quantize": "none", "dtype": "float32", "attention": "reference", "kv_dtype": "fp8"},
 }
 CPU_SCHEMES = SCHEMES | {f"{name}, int8 keys": {"quantize": name, "kv_dtype": "int8"} for name in ("int8", "int4")}
 ANSWER = 64

@@ -72,10 +72,23 @@ def decide(
     chosen = schemes.choose(options.quantize, options.dtype, here.device, compiled=here.compiled, kind=kind)
     dtype = choose_dtype(chosen.own_dtype(options.dtype) or "auto", widest.config.dtype, here)
     scheme = schemes.serving(chosen, dtype, here.device, compiled=here.compiled)
+    if options.deterministic:
+        check_deterministic(scheme, here, dtype)
     scheme.check_part(widest)
     activations = "float32" if scheme.compiled else dtype
     bits = stored_bits(config, scheme, dtype, block_bits)
     return Decision(config, chosen, scheme, dtype, activations, cache_format(options.kv_dtype, dtype), bits)
+
+
+def check_deterministic(scheme: Scheme, here: Abilities, dtype: str) -> None:
+    """Raise OptionError where PyTorch would compute on a CPU: the bits of a row depend there on the rows beside it."""
+    if here.device == "cpu" and not scheme.compiled:
+        build = "" if here.compiled else "build the compiled kernels (python -m model.kernels.cpu.build), then "
+        raise OptionError(
+            f"--deterministic is not for what PyTorch computes on a CPU, here in {dtype}: its products round a row "
+            f"differently beside other rows; {build}choose --quantize int8, --quantize int4 or --dtype bfloat16, whose "
+            "bits are the same in any step"
+        )
 
 
 def choose_dtype(name: str, own: str, here: Abilities) -> str:

@@ -9,11 +9,9 @@ from model.checkpoint.gguf.tokenizer import Metadata, tokenizer_files
 from model.checkpoint.model_files import model_files
 from tests.model.checkpoint.gguf_bytes import join
 
-EMBEDDINGS = "token_embd.weight"
 
-
-def shortened(source: Path, target: Path, n_layers: int, n_tokens: int | None = None) -> Path:
-    """The first layers of a model of one file, and perhaps the first tokens of its embeddings, which are the head."""
+def shortened(source: Path, target: Path, n_layers: int) -> Path:
+    """The first layers of a model of one file."""
     file, data = read_gguf(source), source.read_bytes()
     metadata = {**file.metadata, "llama.block_count": n_layers}
     left_out = tuple(f"blk.{number}." for number in range(n_layers, file.metadata["llama.block_count"]))
@@ -21,11 +19,8 @@ def shortened(source: Path, target: Path, n_layers: int, n_tokens: int | None = 
     for tensor in file.tensors:
         if tensor.name.startswith(left_out):
             continue
-        shape, n_bytes = tensor.shape, tensor.n_bytes
-        if n_tokens is not None and tensor.name == EMBEDDINGS:
-            shape, n_bytes = (n_tokens, shape[1]), n_bytes // shape[0] * n_tokens
-        parts.append(data[tensor.offset : tensor.offset + n_bytes] + bytes(-n_bytes % 32))
-        tensors.append(replace(tensor, shape=shape, n_bytes=n_bytes, offset=place))
+        parts.append(data[tensor.offset : tensor.offset + tensor.n_bytes] + bytes(-tensor.n_bytes % 32))
+        tensors.append(replace(tensor, offset=place))
         place += len(parts[-1])
     target.write_bytes(join(metadata, tensors, b"".join(parts), 0))
     return target

@@ -6,7 +6,6 @@ import torch
 
 from model.attention.base import Attention
 from model.attention.paged import PagedAttention
-from model.attention.reference import ReferenceAttention
 from model.attention.sdpa import SdpaAttention
 from model.attention.trial import try_out
 from model.attention.triton import TritonAttention
@@ -19,7 +18,6 @@ log = logging.getLogger(__name__)
 
 BACKENDS: dict[str, type[Attention]] = {
     "paged": PagedAttention,
-    "reference": ReferenceAttention,
     "sdpa": SdpaAttention,
     "triton": TritonAttention,
 }

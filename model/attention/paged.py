@@ -52,9 +52,7 @@ class PagedAttention(Attention):
     dtypes = frozenset(records.CELL_KINDS)
 
     def __init__(self) -> None:
-        kernels = native.kernels()
-        assert kernels is not None
-        self._kernels = kernels
+        self._kernels = native.needed()
 
     @classmethod
     def obstacle(cls, device: torch.device, dtype: torch.dtype) -> str | None:

@@ -17,9 +17,7 @@ class Compiled(Projection):
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__(n_in, n_out)
-        kernels = native.kernels()
-        assert kernels is not None, "a compiled scheme is chosen where the kernels serve"
-        self._kernels = kernels
+        self._kernels = native.needed()
 
     @abstractmethod
     def take(self, first: int, rows: Matrix) -> None:

@@ -5,18 +5,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from model.checkpoint.matrices import Matrix, QuantizedMatrix, parts
 from model.kernels import cuda as triton
 from model.kernels.cuda.layouts import FEW_ROWS, DeviceWeights
 from model.linear.base import Projection, RMSNorm, RowAdapters, swiglu
 
-TILE = 16
-"""Rows of a fixed tile in PyTorch."""
-SERIAL = 2**15
-"""PyTorch's threads do not divide a row in a tensor of up to so many values. Where they divide one, the last bit of an
-exponential may differ."""
 PIECE = 2**25
 """Weights that are dequantized at once."""
 
@@ -49,10 +43,7 @@ class Floats(Projection):
         """W x by PyTorch."""
 
     def multiply(self, x: Tensor) -> Tensor:
-        if not self.fixed:
-            return self.product(x)
-        tiles = (pad(rows, (0, 0, 0, TILE - len(rows))) for rows in x.split(TILE))
-        return torch.cat([self.product(tile) for tile in tiles])[: len(x)]
+        return self.product(x)
 
     def compute(self, x: Tensor, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
         x = x if norm is None else norm(x)
@@ -69,10 +60,7 @@ class Floats(Projection):
             from model.kernels.cuda.gate import swiglu as gate
 
             return gate(gate_up)
-        if not self.fixed:
-            return swiglu(*gate_up.chunk(2, dim=-1))
-        few = gate_up.split(max(1, SERIAL // gate_up.shape[1]))
-        return torch.cat([swiglu(*rows.chunk(2, dim=-1)) for rows in few])
+        return swiglu(*gate_up.chunk(2, dim=-1))
 
     def _in_kernel(self, x: Tensor) -> bool:
         weights = self.weights

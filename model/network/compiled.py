@@ -30,9 +30,7 @@ class CompiledNetwork:
     def __init__(
         self, model: Transformer, attention: PagedAttention, pools: PagePools, tables: RopeTables, block_rows: int
     ) -> None:
-        kernels = native.kernels()
-        assert kernels is not None
-        self._kernels = kernels
+        self._kernels = native.needed()
         self._model = model
         self._block_rows = block_rows
         self.has_head = model.has_head

@@ -1,10 +1,10 @@
 """One token from each row of logits: the greatest, or one sampled from the distribution that `Stage.DISTRIBUTION` left.
 
-A kernel samples rows that use no other parameters than its own, in one call: in C on a CPU, in Triton on a GPU. PyTorch
-samples the others. The two kernels have the same bits.
+On a CPU a compiled kernel samples rows that use no other parameters than its own, in one call. PyTorch samples the
+others, and all rows on a GPU, without waiting for it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.batch import Slice
-from model.kernels import cuda
 from model.kernels.cpu import native, records
 from model.kernels.cpu.records import NO_TOKEN, NOT_FINITE
 from model.machine.transfers import upload
@@ -26,7 +25,7 @@ LEAST_TOP_P = 1e-30
 RACED = frozenset({"temperature", "seed"})
 """Parameters of `_race` itself."""
 COMPILED = frozenset({"temperature", "min_p", "top_k", "top_p", "seed"})
-"""Parameters that kernels/cpu/sample.c and kernels/cuda/sample.py implement."""
+"""Parameters that kernels/cpu/sample.c implements."""
 
 
 def choose(logits: Tensor, slices: Sequence[Slice], first: int = 0) -> Tensor:
@@ -35,24 +34,13 @@ def choose(logits: Tensor, slices: Sequence[Slice], first: int = 0) -> Tensor:
     The logits are overwritten. Afterwards the chosen token's value is its logit in a greedy row, and what `_race`
     compares in the others.
     """
-    sample = _kernel(logits)
-    others = [row for row, item in enumerate(slices) if sample is None or not item.params.choosing <= COMPILED]
-    if sample is None or len(others) == len(slices):
+    kernels = native.kernels() if logits.device.type == "cpu" else None
+    others = [row for row, item in enumerate(slices) if not item.params.choosing <= COMPILED]
+    if kernels is None or len(others) == len(slices):
         return _choose(logits, slices, first)
     in_pytorch = _choose(rows_of(logits, others), [slices[row] for row in others], first) if others else None
-    tokens = sample(logits, kernel_rows(slices, first))
+    tokens = kernels.sample(logits, kernel_rows(slices, first))
     return tokens if in_pytorch is None else tokens.index_copy_(0, indices(others, logits.device), in_pytorch)
-
-
-def _kernel(logits: Tensor) -> Callable[[Tensor, NDArray[np.void]], Tensor] | None:
-    """What samples in one call where the logits are, or None."""
-    if logits.device.type == "cpu" and (kernels := native.kernels()) is not None:
-        return kernels.sample
-    if not cuda.serves(logits):
-        return None
-    from model.kernels.cuda.sample import sample
-
-    return sample
 
 
 def _choose(logits: Tensor, slices: Sequence[Slice], first: int) -> Tensor:
@@ -151,17 +139,18 @@ def _top_k(logits: Tensor, slices: Sequence[Slice]) -> None:
 def _top_p(logits: Tensor, slices: Sequence[Slice]) -> None:
     """Hide all but the smallest set of likeliest tokens whose probabilities reach `top_p`, ties by id.
 
-    Most rows reach it within few tokens. On a CPU, only the other rows are searched deeper.
+    Weights are added as integers: the sums have the same bits in any order, beside any other rows. Most rows reach the
+    share within few tokens. On a CPU, only the other rows are searched deeper.
     """
     share = column([item.params.top_p for item in slices], logits.device, torch.float64)
-    wanted = share * logits.exp().sum(dim=-1, keepdim=True, dtype=torch.float64)  # [n, 1]
+    wanted = (share * _units(logits).sum(dim=-1, keepdim=True)).ceil_()  # [n, 1]
     cut, counts = torch.empty_like(logits[:, :1]), torch.empty_like(wanted, dtype=torch.int64)
     rows = torch.arange(len(slices), device=logits.device)
     depth = 64 if logits.device.type == "cpu" else logits.shape[1]
     while True:
         depth = min(depth, logits.shape[1])
         best = (logits if len(rows) == len(logits) else logits[rows]).topk(depth, dim=-1).values
-        reached = best.exp().cumsum(dim=-1, dtype=torch.float64) >= wanted[rows]  # [rows, depth]
+        reached = _units(best).cumsum(dim=-1) >= wanted[rows]  # [rows, depth]
         reached[:, -1] |= depth == logits.shape[1]
         last = reached.int().argmax(dim=-1, keepdim=True)
         cut[rows], counts[rows] = best.gather(1, last), last + 1
@@ -169,6 +158,11 @@ def _top_p(logits: Tensor, slices: Sequence[Slice]) -> None:
             break
         depth *= 16
     _keep(logits, cut, counts)
+
+
+def _units(logits: Tensor) -> Tensor:
+    """The weights of logits up to 0, which are 0 to 1, as int64 in units of 2^-41; see `fixed` in sample.c."""
+    return (logits.exp().double() * 2.0**41).long()
 
 
 def _keep(logits: Tensor, cut: Tensor, counts: Tensor) -> None:

@@ -7,6 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model.machine.transfers import staged
+
 
 def noise_keys(seeds: Sequence[int], choices: Sequence[int], indices: Sequence[int]) -> NDArray[np.uint64]:
     """One 64-bit key for each (seed, choice, output index): splitmix64 over the three, chained."""
@@ -30,7 +32,8 @@ def noise(keys: NDArray[np.uint64], n_tokens: int, device: torch.device, first: 
     They are those of the tokens from `first` on. The key's halves are the stream's start and step; the mixing constants
     are Chris Wellons' lowbias32.
     """
-    halves = torch.from_numpy(keys.view(np.int32).reshape(-1, 2)).to(device, non_blocking=True)  # [n, 2]
+    words = torch.from_numpy(keys.view(np.int32).reshape(-1, 2))  # [n, 2]
+    halves = staged(words, device).to(device, non_blocking=True)
     x = torch.arange(first, first + n_tokens, dtype=torch.int32, device=device) * (halves[:, 1:] | 1) + halves[:, :1]
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B - 2**32)):
         x.bitwise_xor_((x >> shift).bitwise_and_((1 << (32 - shift)) - 1)).mul_(factor)

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.kernels.cpu import native
 from model.loading import create
 from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
@@ -46,7 +45,7 @@ def scores(runner: ModelRunner, prompts: list[list[int]], max_step_tokens: int) 
 
 
 def test_prompts_score_alike_packed_in_chunks_and_alone(short_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(native.ENVIRONMENT, "torch")
+    monkeypatch.setenv("NORIA_KERNELS", "torch")
     runner = create(
         lambda stage, done: None,
         model=str(short_model),

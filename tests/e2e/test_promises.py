@@ -1,6 +1,6 @@
 """No bit of tokens or logprobs depends on how a request is served, on the first layers of the real network.
 
-The schemes are int8, a file's own blocks, bfloat16, and float32 with --deterministic. test_sampling.py tests the full
+The schemes are int8, a file's own blocks, and bfloat16. test_sampling.py tests the full
 depth over HTTP."""
 
 from dataclasses import replace
@@ -15,14 +15,11 @@ from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
 from service.engine.scheduling.scheduler import Scheduler
 from tests.e2e.without_server import Answer, serve, serve_with
-from tests.gguf_models import shortened
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, logprobs=3)
 SEEDED = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=12, logprobs=3)
 N_TOKENS = 8192
 """Tokens that prompts consist of."""
-SLOW = 8
-"""Others where each row takes a whole tile of PyTorch's products."""
 
 
 def is_slow(options: dict[str, Any]) -> bool:
@@ -35,20 +32,12 @@ SERVED: list[dict[str, Any]] = [
     {"quantize": "int8"},
     {"quantize": "int8", "kv_dtype": "int8"},
     {"dtype": "bfloat16"},
-    {"dtype": "float32", "deterministic": True},
 ]
 
 
-@pytest.fixture(scope="module")
-def narrow_model(short_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same layers with the first tokens of the vocabulary. In whole tiles of float32 its head takes most time."""
-    return shortened(short_model, tmp_path_factory.mktemp("narrow") / "smollm2-narrow.gguf", 4, N_TOKENS)
-
-
 @pytest.fixture(scope="module", params=SERVED, ids=lambda options: "-".join(map(str, options.values())))
-def options(short_model: Path, narrow_model: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
-    model = narrow_model if "deterministic" in request.param else short_model
-    return {"model": str(model), "device": "cpu", **request.param}
+def options(short_model: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
+    return {"model": str(short_model), "device": "cpu", **request.param}
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +61,8 @@ def alone(runner: ModelRunner) -> list[Answer]:
     return [serve(runner, [item])[0][0] for item in MINE]
 
 
-def test_packed_with_others(runner: ModelRunner, options: dict[str, Any], alone: list[Answer]) -> None:
-    n = SLOW if "deterministic" in options else 30
+def test_packed_with_others(runner: ModelRunner, alone: list[Answer]) -> None:
+    n = 30
     others = [(prompt(2 + i, 3 + 5 * i), GREEDY) for i in range(n)]
     answers, _ = serve(runner, [*others[: n // 2], *MINE, *others[n // 2 :]])
     assert answers[n // 2 : n // 2 + 2] == alone
@@ -119,7 +108,7 @@ def test_with_speculation(runner: ModelRunner, options: dict[str, Any]) -> None:
 
 def test_after_preemption(options: dict[str, Any], runner: ModelRunner) -> None:
     n_layers = read_config(Path(options["model"])).n_layers
-    head = {"int8": 68, "bfloat16": 128, "float32": 256}[runner.info.description["kv_dtype"]]
+    head = {"int8": 68, "bfloat16": 128}[runner.info.description["kv_dtype"]]
     five_pages = 5 * 32 * 2 * n_layers * 3 * head
     small = create(lambda stage, done: None, max_model_len=128, cache_memory=five_pages, **options)
     n = 16 if is_slow(options) else 60

@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 from model.attention import BACKENDS
 from model.attention.base import Attention
 from model.attention.inputs import PoolInputs
-from model.attention.reference import ReferenceAttention
 from model.attention.rope import RopeRows
 from model.attention.triton import TritonAttention
 from model.batch import PageTable, Slice, StepBatch
@@ -26,6 +25,7 @@ from model.sampling_params import SamplingParams
 from model.step.packing import pack
 from model.step.runner import ModelRunner
 from tests.model.attention.attending import CPU, attend, random_heads
+from tests.model.attention.reference import ReferenceAttention
 from tests.model.driving import Driver, random_model, random_tensors, tiny
 
 pytestmark = pytest.mark.gpu

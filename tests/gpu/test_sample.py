@@ -1,27 +1,27 @@
-"""Sampling on a device, with the bits of the CPU's kernel. Run with `pytest -m gpu tests/gpu`."""
+"""Sampling on a device: a row's token does not depend on the rows beside it. Run with `pytest -m gpu tests/gpu`."""
 
 import os
 
-import numpy as np
 import pytest
+import torch
 
-from model.kernels.cpu import native
-
-pytest.importorskip("triton")
-
-from model.kernels.cuda import sample
-from tests.model.kernels.sampling_case import random_logits, random_rows, sampled
+from model.batch import Slice
+from model.sampling_params import SamplingParams
+from model.step import distribution
 
 pytestmark = pytest.mark.gpu
 
 DEVICE = os.environ.get("NORIA_TEST_DEVICE", "cuda")
+KINDS = ({}, {"top_p": 0.95}, {"top_k": 50}, {"min_p": 0.05}, {"top_k": 2000, "top_p": 0.5}, {"temperature": 0.0})
 
 
-@pytest.mark.parametrize("vocab_size", [500, 32_000, 32_768, 131_072, 151_937])
-def test_tokens_and_values_are_those_of_the_cpu(vocab_size: int) -> None:
-    """More rows than programs that run at once."""
-    source = np.random.default_rng(vocab_size)
-    logits, rows = random_logits((500, vocab_size), source), random_rows(500, source)
-    kernels = native.kernels()
-    assert kernels is not None
-    assert sampled(sample.sample, logits, rows, DEVICE) == sampled(kernels.sample, logits, rows)
+@pytest.mark.parametrize("vocab_size", [500, 32_768, 131_072])
+def test_tokens_and_values_are_those_of_each_row_alone(vocab_size: int) -> None:
+    items = [Slice(0, [0], 1, 0, 1, (), SamplingParams(seed=i, **KINDS[i % len(KINDS)]), 0) for i in range(48)]  # type: ignore[arg-type]
+    logits = (torch.randn(len(items), vocab_size, device=DEVICE) * 2).bfloat16().float()
+    together = logits.clone()
+    tokens = distribution.choose(together, items)
+    for i, item in enumerate(items):
+        row = logits[i : i + 1].clone()
+        assert torch.equal(distribution.choose(row, [item]), tokens[i : i + 1])
+        assert torch.equal(row, together[i : i + 1])

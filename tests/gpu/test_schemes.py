@@ -8,7 +8,6 @@ from torch.nn.functional import silu
 
 pytest.importorskip("triton")
 
-from model.attention import BACKENDS
 from model.config import ModelConfig
 from model.kernels.cuda import convert, gate, norm, product, routing
 from model.kernels.cuda.layouts import FEW_ROWS, DeviceWeights
@@ -20,6 +19,7 @@ from model.network import moe, weights
 from model.network.moe import MoE, route
 from model.network.transformer import Transformer
 from model.sharding.shard import shard_of
+from tests.model.attention.reference import ReferenceAttention
 from tests.model.driving import CPU, Driver, random_tensors, tiny
 from tests.model.kernels.triton_case import LAYOUTS, NAMES, poisoned, stacked, weights_of
 
@@ -222,8 +222,8 @@ def test_networks(scheme: str, changes: dict[str, object], fixed: bool) -> None:
         selection.fix_tiles(plain)
     for n in (5, FEW_ROWS["int4"] + 20):
         tokens = [(7 * i) % 64 for i in range(n)]
-        expected = Driver(plain, BACKENDS["reference"]()).whole(tokens)
-        found = Driver(mine, BACKENDS["reference"]()).whole(tokens).cpu()
+        expected = Driver(plain, ReferenceAttention()).whole(tokens)
+        found = Driver(mine, ReferenceAttention()).whole(tokens).cpu()
         near = torch.isclose(found, expected, rtol=2e-3, atol=2e-3).float().mean()
         assert near > 0.9 if scheme == "fp8" and changes else near == 1  # rounded activations may choose other experts
 

@@ -5,7 +5,8 @@
 
 import pytest
 
-from model.kernels.cpu.native import ENVIRONMENT, LEVELS, available
+from model.kernels.cpu.native import LEVELS, available
+from model.machine.host import KERNELS
 from tests.machines.serving import ANSWER, SERVE, refused, served
 
 SLOW = {"NORIA_STEP_TIMEOUT": "600", "NORIA_SPARE_ENGINE": "0"}
@@ -16,10 +17,10 @@ PATIENT = 1800.0
 @pytest.mark.parametrize("name", [*LEVELS, "torch", "none"])
 def test_variants(name: str) -> None:
     if name in (*available(), "torch"):
-        with served(SERVE, {ENVIRONMENT: name, **SLOW}, patience=PATIENT) as server:
+        with served(SERVE, {KERNELS: name, **SLOW}, patience=PATIENT) as server:
             assert server.answer() == ANSWER
             assert server.version()["engine"]["kernels"] == ("torch" if name == "torch" else f"native {name}")
     else:
         others = ", ".join((*available(), "torch"))
-        found = refused(SERVE, {ENVIRONMENT: name}, patience=PATIENT)
-        assert found == f"noria: {ENVIRONMENT}={name} is not there, choose one of: {others}"
+        found = refused(SERVE, {KERNELS: name}, patience=PATIENT)
+        assert found == f"noria: {KERNELS}={name} is not there, choose one of: {others}"

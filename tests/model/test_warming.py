@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from model import loading, warming
+from model import decide, loading, warming
 from model.batch import PoolSpec, RunnerInfo, StepBatch
 from model.errors import OptionError
 from model.image_spans import ImageWork
-from model.linear import schemes, selection
+from model.linear import schemes
 from model.linear.floats import WeightsOnly
 from model.linear.schemes import SCHEMES
 from model.network import weights
@@ -66,7 +66,7 @@ def capture(compute: Callable[[], Tensor]) -> Callable[[], Any]:
 def loaded(config: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> ModelRunner:
     """A runner on the CPU as one on a GPU, which has computed nothing yet."""
     monkeypatch.setattr(schemes, "serving", lambda scheme, *_, **__: scheme)
-    monkeypatch.setattr(selection, "check_tiles", lambda *_: None)
+    monkeypatch.setattr(decide, "check_deterministic", lambda *_: None)
     monkeypatch.setattr(weights, "_reserve", reserve)
     monkeypatch.setattr(loading, "warm", lambda *_: None)
     limits = {"max_sequences": 24, "max_step_tokens": 600, "cache_memory": 2**22}

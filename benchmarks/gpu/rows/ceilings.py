@@ -11,7 +11,7 @@ from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
 
 TOLERANCE, MEAN_TOLERANCE = 0.25, 0.02
-"""Limits of the greatest and of the mean difference of logprobs from reference attention, in bfloat16."""
+"""Limits of the greatest and of the mean difference of logprobs from sdpa, in bfloat16."""
 CHECK_CACHE = 2**28
 
 
@@ -32,14 +32,14 @@ def product(bench: Bench) -> Measured:
 
 
 def correctness(bench: Bench) -> Measured:
-    """Compare the default attention with the reference: logprobs of prompts, packed and in chunks, and of answers."""
+    """Compare the default attention with sdpa: logprobs of prompts, packed and in chunks, and of answers."""
     config = replace(bench.shapes.dense, n_layers=4, windows=(100, None) * 2, vocab_size=4096, max_position=1024)
     if config.dim > 1024:
         config = replace(config, dim=1024, n_heads=8, n_kv_heads=2, hidden_dim=2048)
     params = SamplingParams(temperature=0.0, max_tokens=8, logprobs=0, prompt_logprobs=0)
     prompts = [gpu_engine.prompts(1, n, config.vocab_size)[0] for n in (1, 3, 99, 100, 101, 203, 330)]
     found = []
-    for more in (bench.options, {"attention": "reference"}):
+    for more in (bench.options, {"attention": "sdpa"}):
         shapes = replace(bench.shapes, streams=(1, 1, len(prompts)), step_tokens=160)
         options = {"quantize": "none", "cache_memory": CHECK_CACHE, **more}
         runner = gpu_engine.load(config, bench.device, shapes, 512, **options)
@@ -48,7 +48,7 @@ def correctness(bench: Bench) -> Measured:
     differences = [abs(a - b) for key, a in mine.items() if (b := theirs.get(key)) is not None]
     greatest, mean = max(differences), statistics.fmean(differences)
     if len(differences) < sum(map(len, prompts)) - len(prompts) or not (greatest < TOLERANCE and mean < MEAN_TOLERANCE):
-        raise RuntimeError(f"logprobs of {len(differences)} tokens differ from reference attention's by {greatest:.3f}")
+        raise RuntimeError(f"logprobs of {len(differences)} tokens differ from those of sdpa by {greatest:.3f}")
     return {"value": greatest, "unit": "nats", "mean": mean, "tokens": len(differences)}
 
 

@@ -14,8 +14,7 @@ from model.errors import NoriaError, OptionError
 from model.kernels.cpu import check, records
 from model.kernels.cpu.build import fingerprint, library, suffix, variants
 from model.kernels.cpu.functions import POOL, Kernels, bind
-from model.machine.host import KERNELS as ENVIRONMENT
-from model.machine.host import choose_threads
+from model.machine.host import KERNELS, choose_threads
 
 log = logging.getLogger(__name__)
 
@@ -66,12 +65,19 @@ def kernels() -> Kernels | None:
 
     The variable NORIA_KERNELS names a variant or "torch". Raises OptionError if that variant is not there.
     """
-    return _choice(os.environ.get(ENVIRONMENT, "")).kernels
+    return _choice(os.environ.get(KERNELS, "")).kernels
+
+
+def needed() -> Kernels:
+    """The best kernels of this processor, where a scheme or a backend that needs them has been chosen."""
+    found = kernels()
+    assert found is not None, "the compiled kernels do not serve here"
+    return found
 
 
 def reason() -> str:
     """Why `kernels` returns these, for the log and /version. Raises OptionError as it does."""
-    return _choice(os.environ.get(ENVIRONMENT, "")).reason
+    return _choice(os.environ.get(KERNELS, "")).reason
 
 
 class Choice(NamedTuple):
@@ -86,10 +92,10 @@ def _choice(name: str) -> Choice:
     """The variant called `name`, or the best for "". If it differs from the next one, that serves."""
     known = available()
     if name == "torch" or (not name and not known):
-        return Choice(None, f"{ENVIRONMENT}={name}" if name else "no compiled kernels, see the log")
+        return Choice(None, f"{KERNELS}={name}" if name else "no compiled kernels, see the log")
     if name and name not in known:
-        raise OptionError(f"{ENVIRONMENT}={name} is not there, choose one of: {', '.join((*known, 'torch'))}")
-    reasons = [f"{ENVIRONMENT}={name}" if name else f"the best of {', '.join(known)}"]
+        raise OptionError(f"{KERNELS}={name} is not there, choose one of: {', '.join((*known, 'torch'))}")
+    reasons = [f"{KERNELS}={name}" if name else f"the best of {', '.join(known)}"]
     candidates = known[known.index(name) :] if name else known
     for first, second in pairwise(candidates):
         wrong = check.differing(variant(first), variant(second))

@@ -2,7 +2,7 @@
  *
  * It does not sort. To find the limit of top_k or top_p it counts the values, or adds the weights, that share their
  * leading bits, and repeats this in the group that holds the limit. A row's token depends on that row alone. Sums of
- * weights are sums of integers. Their order does not matter, and kernels/cuda/sample.py has the same.
+ * weights are sums of integers. Their order does not matter.
  */
 #include "pool.h"
 #include "step/sample.h"

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from model.attention.cache import LayerCache, PagePools
-from model.attention.reference import ReferenceAttention
 from model.batch import PageCopy, PoolSpec
+from tests.model.attention.reference import ReferenceAttention
 from tests.model.driving import CPU, tiny
 
 

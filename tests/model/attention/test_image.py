@@ -89,5 +89,5 @@ def test_kernels_serve_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(image_attention(rotations, 2, torch.float16), PlainImageAttention)
     wide = torch.zeros(1, 2, 257)
     assert isinstance(image_attention(wide, 1, torch.float32), PlainImageAttention)
-    monkeypatch.setenv(native.ENVIRONMENT, "torch")
+    monkeypatch.setenv("NORIA_KERNELS", "torch")
     assert isinstance(image_attention(rotations, 2, torch.bfloat16), PlainImageAttention)

@@ -20,7 +20,7 @@ GPU = torch.device("cuda")
 BF16 = torch.bfloat16
 
 
-@pytest.mark.parametrize("name", ["triton", "sdpa", "paged", "reference"])
+@pytest.mark.parametrize("name", ["triton", "sdpa", "paged"])
 @pytest.mark.parametrize(("heads", "dtype"), [((4, 2, 16), torch.float32), ((3, 1, 80), BF16)])
 def test_a_backend_that_works(name: str, heads: tuple[int, int, int], dtype: torch.dtype) -> None:
     activations = torch.float32 if name == "paged" else dtype

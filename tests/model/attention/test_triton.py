@@ -11,7 +11,6 @@ from torch import Tensor
 from model.attention import tiles
 from model.attention import triton as attention
 from model.attention.inputs import PoolInputs, Span
-from model.attention.reference import ReferenceAttention
 from model.attention.rope import RopeRows
 from model.attention.tiles import Bounds, Tiles
 from model.attention.triton import TritonAttention
@@ -22,6 +21,7 @@ from model.sampling_params import SamplingParams
 from model.step.packing import pack
 from tests.model.attention.attending import CPU, attend, forget, look_for_overflow, make, random_heads, unchecked
 from tests.model.attention.dense import dense
+from tests.model.attention.reference import ReferenceAttention
 from tests.model.attention.two_sequences import attend as attend_step
 from tests.model.attention.two_sequences import two_sequences
 from tests.model.driving import Driver, random_model, tiny
@@ -35,12 +35,6 @@ def backend() -> TritonAttention:
     made = make("triton")
     assert isinstance(made, TritonAttention)
     return made
-
-
-@pytest.fixture(params=[False, True], ids=["any", "deterministic"])
-def either(request: pytest.FixtureRequest) -> TritonAttention:
-    unchecked()
-    return TritonAttention(deterministic=request.param)
 
 
 def small(monkeypatch: pytest.MonkeyPatch, split: int) -> None:
@@ -66,8 +60,10 @@ SHAPES = [(2, 1), (16, 17), (24, 2), (64, 3), (80, 5), (96, 1), (128, 4), (256, 
 
 
 @pytest.mark.parametrize(("number", "width", "group"), [(i, *shape) for i, shape in enumerate(SHAPES)])
-def test_any_shape(either: TritonAttention, number: int, width: int, group: int, small_parts: None) -> None:
-    dtype = [*TOLERANCES][number % 4]
+def test_any_shape(number: int, width: int, group: int, small_parts: None) -> None:
+    """Four shapes by either set of tiles, in each format."""
+    unchecked()
+    backend, dtype = TritonAttention(deterministic=number >= 4), [*TOLERANCES][number % 4]
     pick = random.Random(number)
     window = pick.choice([None, 1, 2, 31, 32, 33, 64, 100])
     lengths = [pick.randrange(40, 70), pick.randrange(1, 20)]
@@ -76,7 +72,7 @@ def test_any_shape(either: TritonAttention, number: int, width: int, group: int,
     if dtype is FP8:  # whose rounding the interpreter gets wrong
         data = [(q, stored(k, dtype).float(), stored(v, dtype).float()) for q, k, v in data]
     chunks = [pick.randrange(20, 40), pick.randrange(1, 17), 100]
-    results = attend(either, data, chunks, window, kv_dtype=dtype)
+    results = attend(backend, data, chunks, window, kv_dtype=dtype)
     for (q, k, v), result in zip(data, results, strict=True):
         expected = dense((q, stored(k, dtype), stored(v, dtype)), window)
         torch.testing.assert_close(result.double(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])

@@ -19,11 +19,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[3]
-INSTRUCTIONS = (
-    *("mma.sync", "wgmma.mma_async", "tcgen05.mma", "cp.async.cg", "cp.async.bulk", "ldmatrix"),
-    *("div.rn.f32", "div.full", ".approx", ".ftz"),
-)
-"""PTX instructions, and parts of their names, that `Compiled` counts."""
+INSTRUCTIONS = (*("mma.sync", "wgmma.mma_async", "tcgen05.mma", "cp.async.cg", "cp.async.bulk", "ldmatrix"),)
+"""PTX instructions that `Compiled` counts."""
 
 
 @dataclass(frozen=True)

@@ -122,13 +122,13 @@ def test_an_input_that_is_no_number_gives_no_number(kernels: Kernels, bad: float
 
 
 def test_variable_names_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(native.ENVIRONMENT, "torch")
+    monkeypatch.setenv("NORIA_KERNELS", "torch")
     assert native.kernels() is None
-    monkeypatch.setenv(native.ENVIRONMENT, "baseline")
+    monkeypatch.setenv("NORIA_KERNELS", "baseline")
     chosen = native.kernels()
     assert chosen is not None
     assert native.describe(chosen) == "native baseline"
-    monkeypatch.setenv(native.ENVIRONMENT, "sse9")
+    monkeypatch.setenv("NORIA_KERNELS", "sse9")
     with pytest.raises(OptionError, match=r"NORIA_KERNELS=sse9 is not there, choose one of: .*baseline, torch"):
         native.kernels()
 

@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from model import loading, setup
 from model.attention import BACKENDS
 from model.attention.paged import PagedAttention
 from model.errors import OptionError
@@ -17,8 +18,9 @@ from model.linear.schemes import CACHE_FORMATS, SCHEMES, CacheFormat, Scheme
 from model.linear.selection import PROJECTIONS, make_linear
 from model.network import weights
 from model.network.transformer import Transformer
+from model.options import RunnerOptions
 from model.sharding.shard import shard_of
-from tests.model.driving import CPU, Driver, random_tensors, tiny
+from tests.model.driving import CPU, Driver, checkpoint, random_tensors, tiny
 
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES.values(), ids=lambda scheme: scheme.name)
 
@@ -74,10 +76,28 @@ def test_what_is_promised_bit_identical_is(scheme: Scheme) -> None:
         assert torch.equal(Driver(model, PagedAttention(), shuffle=1).whole(tokens, chunk), logits)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_deterministic_is_refused_where_pytorch_computes_on_a_cpu(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any weight is read. bfloat16, which --dtype names, and int8 run in the compiled kernels."""
+    if not compiled:
+        monkeypatch.setenv("NORIA_KERNELS", "torch")
+    monkeypatch.setattr(loading, "read", lambda *_: pytest.fail("weights are read"))
+    remedy = "other rows; choose --quantize int8" if compiled else "other rows; build the compiled kernels"
+    for changes in ({"dtype": "float32"}, {"dtype": "float16"}, {"dtype": "float32", "quantize": "fp8"}):
+        options = RunnerOptions("", device="cpu", deterministic=True, **changes)
+        with pytest.raises(OptionError, match=f"--deterministic is not for what PyTorch computes on a CPU.*{remedy}"):
+            loading.load_from(checkpoint(tiny()), options, lambda *_: None)
+    for changes in ({"dtype": "bfloat16"}, {"quantize": "int8"}) if compiled else ():
+        options = RunnerOptions("", device="cpu", deterministic=True, **changes)
+        assert setup.choose(checkpoint(tiny()), options).scheme.bit_identical
+
+
 @pytest.mark.parametrize("row", CACHE_FORMATS.values(), ids=lambda row: row.name)
 def test_cache_formats_take_what_backends_allocate(row: CacheFormat) -> None:
     dtype = getattr(torch, row.dtype)
-    backends = {name: kind for name, kind in BACKENDS.items() if dtype in kind.dtypes and name != "reference"}
+    backends = {name: kind for name, kind in BACKENDS.items() if dtype in kind.dtypes}
     assert backends
     assert not row.needs or [f"--attention {name}" for name in backends] == [row.needs.partition(" (")[0]]
     for kind in backends.values():

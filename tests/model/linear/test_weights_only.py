@@ -1,16 +1,13 @@
-"""Schemes with activations in floats: rounding by hand, networks near their float32 selves, fixed tiles."""
+"""Schemes with activations in floats: rounding by hand, and networks near their float32 selves."""
 
 import pytest
 import torch
-from torch import nn
 
-from model.attention import choose
 from model.attention.sdpa import SdpaAttention
 from model.checkpoint.matrices import BlockMatrix
 from model.config import ModelConfig
 from model.errors import ModelError, OptionError
 from model.kernels import cuda as triton
-from model.kernels.cpu import native
 from model.linear import fp8, int4_weights, selection
 from model.linear.floats import Floats, WeightsOnly
 from model.linear.int4 import quantize8
@@ -150,49 +147,3 @@ def test_network_in_the_kernels(scheme: str, changes: dict[str, object], monkeyp
     close(Driver(model, SdpaAttention()).whole(TOKENS[:3]), expected)
     selection.fix_tiles(model)
     close(Driver(model, SdpaAttention()).whole(TOKENS[:3], chunk=2), expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_rows_in_fixed_tiles_have_the_same_bits_beside_any_others(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    layer = made("none", torch.randn(100, 70).to(dtype))
-    assert isinstance(layer, Linear)
-    layer.fixed = True
-    selection.check_tiles(nn.ModuleList([layer]), dtype)
-    x, onto = torch.randn(40, 70).to(dtype), torch.randn(40, 100).to(dtype)
-    whole = layer(x)
-    assert torch.equal(layer(x, onto=onto.clone()), onto + whole)
-    for first, stop in ((0, 1), (3, 20), (39, 40)):
-        assert torch.equal(layer(x[first:stop]), whole[first:stop])
-
-
-def test_gates_in_fixed_tiles_have_the_same_bits_whatever_threads_share() -> None:
-    """Three threads cut 90 rows of 1000 inside a row; at a cut PyTorch's exponentials round otherwise."""
-    torch.manual_seed(0)
-    layer = made("none", torch.eye(1000))
-    layer.fixed = True
-    gate_up = torch.randn(90, 2000)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        whole = layer.gate(gate_up)
-        assert torch.equal(torch.cat([layer.gate(row[None]) for row in gate_up]), whole)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def test_products_that_depend_on_the_place_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = made("none", torch.eye(8))
-    monkeypatch.setattr(Linear, "product", lambda self, x: x * (1 + torch.arange(len(x))[:, None] * 1e-6))
-    with pytest.raises(OptionError, match="--deterministic: PyTorch's products of 8 channels give equal rows diff"):
-        selection.check_tiles(nn.ModuleList([layer]), torch.float32)
-
-
-def test_attention_must_be_fixed_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    bf16 = torch.bfloat16
-    assert choose("auto", CPU, bf16, bf16, deterministic=True)[0] == "paged"
-    with pytest.raises(OptionError, match="--deterministic needs --attention paged"):
-        choose("sdpa", CPU, bf16, bf16, deterministic=True)
-    monkeypatch.setenv(native.ENVIRONMENT, "torch")
-    with pytest.raises(OptionError, match=r"--deterministic needs --attention paged|paged needs the compiled kernels"):
-        choose("auto", CPU, bf16, bf16, deterministic=True)

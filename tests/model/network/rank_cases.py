@@ -11,7 +11,6 @@ from model.attention import choose
 from model.batch import Slice, TokenLogprob
 from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.config import ModelConfig
-from model.kernels.cpu import native
 from model.network import weights
 from model.network.group import Group
 from model.network.transformer import Transformer
@@ -66,10 +65,10 @@ def sampled(
     group: Group, logits: Tensor, widths: Sequence[int], slices: Sequence[Slice], kernels: str
 ) -> list[tuple[int, TokenLogprob | None]]:
     """Tokens from logits [N, vocab_size] of which this rank has its columns; none on a rank that does not sample."""
-    os.environ[native.ENVIRONMENT] = kernels
+    os.environ["NORIA_KERNELS"] = kernels
     try:
         own = logits.split(list(widths), dim=1)[group.place.tensor_rank].clone()
         found = sample_parts(own, slices, group, widths)
         return [] if found is None else found.read()
     finally:
-        del os.environ[native.ENVIRONMENT]
+        del os.environ["NORIA_KERNELS"]

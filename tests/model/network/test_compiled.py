@@ -10,7 +10,6 @@ from torch import Tensor
 
 from model.attention import choose
 from model.attention.paged import PagedAttention
-from model.attention.reference import ReferenceAttention
 from model.attention.rope import RopeRows
 from model.batch import PageTable, Slice, StepBatch
 from model.config import QueryTemperature, Rope, RopeScaling
@@ -19,6 +18,7 @@ from model.linear.selection import PROJECTIONS
 from model.network.compiled import compiled_network
 from model.sampling_params import SamplingParams
 from model.step.packing import pack
+from tests.model.attention.reference import ReferenceAttention
 from tests.model.driving import CPU, Driver, network, quantized, random_adapter, random_model, tiny
 
 TARGETS_OF = (("wqkv",), ("wqkv", "wo"), ("w13", "w2"), ("wqkv", "wo", "w13", "w2"))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from model.config import ModelConfig, QueryTemperature, Rope, RopeScaling
 from tests.model.attention.attending import SWIFT, make
+from tests.model.attention.reference import ReferenceAttention
 from tests.model.driving import Driver, Rider, random_model, tiny
 
 WINDOW = 37
@@ -46,7 +47,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 @cache
 def _whole(config: ModelConfig, tokens: tuple[int, ...]) -> Tensor:
-    return Driver(random_model(config), make("reference")).whole(tokens)
+    return Driver(random_model(config), ReferenceAttention()).whole(tokens)
 
 
 def whole(config: ModelConfig, tokens: list[int]) -> Tensor:

@@ -116,7 +116,7 @@ def test_the_kernels_give_the_bits_of_one_expert_after_another(
     scheme: str, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With one choice its share is exactly 1. With two experts of the same gate the shares are exactly a half."""
-    monkeypatch.setenv(native.ENVIRONMENT, variant)
+    monkeypatch.setenv("NORIA_KERNELS", variant)
     norm, x = unit_norm(), torch.randn(37, 512)
     logits = norm(x).double()
     for n_used, share in ((1, 1.0), (2, 0.5)):
@@ -204,7 +204,7 @@ def test_experts_in_layouts_that_differ_run_one_after_another() -> None:
 def test_a_token_gets_the_same_bits_beside_any_others(
     scheme: str, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(native.ENVIRONMENT, variant)
+    monkeypatch.setenv("NORIA_KERNELS", variant)
     block, norm, x = compiled(scheme, 2, shared_dim=32), unit_norm(), torch.randn(70, 512)
     whole = block(x, norm, onto=x.clone())
     for size in (1, 2, 7, 33):

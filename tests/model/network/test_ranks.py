@@ -139,7 +139,7 @@ def test_tokens_are_those_of_one_process_at_the_same_logits(
     ranks: Ranks, kinds: Sequence[Mapping[str, Any]], n: int, kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also among equal logits, in rows that are all hidden, and in rows with numbers that are not finite."""
-    monkeypatch.setenv(native.ENVIRONMENT, kernels)
+    monkeypatch.setenv("NORIA_KERNELS", kernels)
     logits = torch.randn(160, sum(WIDTHS[n]), generator=torch.Generator().manual_seed(0)) * 3
     logits[:40] = logits[:40].round()
     logits[41], logits[42, 900], logits[43, 3] = -math.inf, math.nan, math.inf

@@ -16,6 +16,7 @@ from model.network import weights
 from model.network.transformer import Transformer
 from model.sharding.shard import shard_of
 from tests.model.attention.attending import SWIFT, make
+from tests.model.attention.reference import ReferenceAttention
 from tests.model.checkpoint.native_files import save_native
 from tests.model.driving import CPU, EXPERTS, Driver, loaded, random_tensors, tiny
 
@@ -191,7 +192,7 @@ def _whole(config: ModelConfig, rotation: str, tensors: dict[str, Tensor]) -> Te
     with torch.device("meta"):
         model = Transformer(config)
     weights.load(model, shard_of(config), rotation, tensors.items(), torch.float32, CPU, lambda done: None)
-    return Driver(model, make("reference")).whole([11, 5, 9, 60, 2, 33])
+    return Driver(model, ReferenceAttention()).whole([11, 5, 9, 60, 2, 33])
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def image() -> Tensor:
 @pytest.mark.parametrize("variant", native.available())
 @torch.inference_mode()
 def test_threads_and_steps_do_not_change_bits(variant: str, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(native.ENVIRONMENT, variant)
+    monkeypatch.setenv("NORIA_KERNELS", variant)
     ours, pixels = encoder(scheme), image()
     before = native.use_threads(1)
     try:

@@ -149,7 +149,7 @@ def test_more_than_there_is_a_graph_for(greatest: int) -> None:
 
 
 def test_answers_of_a_network_are_the_same_with_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's kernels with captured decoding steps give the answers of reference attention. Two prompts join later."""
+    """Triton's kernels with captured decoding steps give the answers of sdpa. Two prompts join later."""
     pytest.importorskip("triton")
     monkeypatch.setattr(head, "LOGIT_VALUES", 4 * 64)
     sample = sampler.sample
@@ -166,7 +166,7 @@ def test_answers_of_a_network_are_the_same_with_graphs(monkeypatch: pytest.Monke
     script = [requests[:2], [], [], requests[2:]]
     recorder = Recorder()
     answers = []
-    for attention, capture in (("reference", None), ("triton", recorder)):
+    for attention, capture in (("sdpa", None), ("triton", recorder)):
         options = RunnerOptions("", device="cpu", dtype="float32", attention=attention, max_sequences=4)
         runner = load_from(checkpoint(tiny((5, None))), options, lambda stage, done: None)
         runner.info = replace(runner.info, runs_ahead=True)

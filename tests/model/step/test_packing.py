@@ -20,7 +20,7 @@ def part(
 
 def test_three_prompts_of_three_four_and_five() -> None:
     """12 rows, no padding, positions 0-2, 0-3, 0-4, a 12 x 12 block-diagonal causal mask."""
-    from model.attention.reference import ReferenceAttention
+    from tests.model.attention.reference import ReferenceAttention
 
     items = [part([10 * n + i for i in range(n)], 0, n, [n]) for n in (3, 4, 5)]
     inputs = pack(StepBatch(tuple(items)), 32, [None], CPU)

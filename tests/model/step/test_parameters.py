@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from model.batch import UNKNOWN, PageTable, Slice, StepBatch
-from model.kernels.cpu import native
 from model.loading import load_from
 from model.machine import records
 from model.options import RunnerOptions
@@ -90,7 +89,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> None:
 def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "torch":
-            patch.setenv(native.ENVIRONMENT, "torch")
+            patch.setenv("NORIA_KERNELS", "torch")
         yield str(request.param)
 
 
@@ -159,7 +158,7 @@ def test_a_parameter_that_reads_the_output_says_so(implementation: str) -> None:
 
 
 def test_the_compiled_kernel_samples_only_rows_whose_parameters_it_implements(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(native.ENVIRONMENT, raising=False)
+    monkeypatch.delenv("NORIA_KERNELS", raising=False)
     in_pytorch: list[int] = []
     choose = distribution._choose
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from model.batch import Slice, TokenLogprob
-from model.kernels.cpu import native
 from model.kernels.cpu.records import NO_TOKEN, NOT_FINITE
 from model.sampling_params import SamplingParams
 from model.step import distribution, sampler
@@ -24,7 +23,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True, params=["compiled", "torch"])
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "torch":
-        monkeypatch.setenv(native.ENVIRONMENT, "torch")
+        monkeypatch.setenv("NORIA_KERNELS", "torch")
     return request.param
 
 
@@ -344,7 +343,7 @@ def test_rows_without_logprobs_have_none() -> None:
 def test_ends_of_the_noise_hit_no_hidden_token(extreme: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ids 0 and 4 are hidden: with any noise, they are not sampled."""
     others = 1 - extreme
-    monkeypatch.setenv(native.ENVIRONMENT, "torch")
+    monkeypatch.setenv("NORIA_KERNELS", "torch")
     monkeypatch.setattr(distribution, "noise", lambda *_: torch.tensor([[extreme, others, others, others, extreme]]))
     assert sample_one([-1.0, 2.0, 0.0, 1.0, -1.0], after(top_k=3)) == 1
 
@@ -360,5 +359,5 @@ def test_implementations_sample_the_same_tokens(implementation: str, monkeypatch
     items = [after(seed=seed, **kinds[seed % len(kinds)]) for seed in range(60)]
     logits = torch.randn(len(items), 49_153) * 2
     found = sample(logits.clone(), items)
-    monkeypatch.setenv(native.ENVIRONMENT, "torch" if implementation == "compiled" else "")
+    monkeypatch.setenv("NORIA_KERNELS", "torch" if implementation == "compiled" else "")
     assert sum(a != b for a, b in zip(found, sample(logits, items), strict=True)) <= 1

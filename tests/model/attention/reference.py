@@ -1,4 +1,4 @@
-"""The oracle for tests: one dense mask over all queries and keys of the step, in float32. Slow on purpose."""
+"""An oracle for whole networks: one dense mask over all queries and keys of the step, in float32."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ class Prepared:
 
 
 class ReferenceAttention(Attention):
-    """The attention rule as a boolean matrix. It serves float8 too, to measure the loss of quality."""
+    """The attention rule as a boolean matrix, for keys and values in any format."""
 
     page_size = PAGE_SIZE
     dtypes = Attention.dtypes | {torch.float8_e4m3fn}
