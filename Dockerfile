@@ -49,8 +49,8 @@ RUN /opt/pip/bin/pip install -c constraints.txt ${PIP_ARGS} cyclonedx-bom \
     && /opt/pip/bin/cyclonedx-py environment --output-reproducible --of JSON \
         -o /opt/noria/share/noria/sbom.cdx.json /opt/noria/bin/python
 WORKDIR /
-RUN /opt/noria/bin/python -c "from pathlib import Path; from model.checkpoint.resolve import resolve; \
-    resolve('smollm2-135m-instruct', cache_dir=Path('/var/cache/noria'))"
+RUN mkdir -p /var/cache/noria \
+    && /opt/noria/bin/python -c "from model.checkpoint.resolve import resolve; resolve('smollm2-135m-instruct')"
 
 FROM python AS runtime
 LABEL org.opencontainers.image.title="Noria" \
@@ -61,7 +61,6 @@ COPY --from=builder /opt/noria /opt/noria
 COPY --from=builder --chown=10001:10001 /var/cache/noria /var/cache/noria
 ENV PATH=/opt/noria/bin:${PATH} \
     HF_HOME=/var/cache/noria/huggingface \
-    NORIA_CACHE_DIR=/var/cache/noria \
     NORIA_HOST=0.0.0.0 \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1

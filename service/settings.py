@@ -42,12 +42,6 @@ class Settings(RunnerOptions):
     revision: str | None = option(
         None, "Branch, tag or commit of a hub model.", unset="the default branch", in_plan=True, group="Model"
     )
-    cache_dir: Path | None = option(
-        None,
-        "Directory for files made from GGUF files.",
-        unset="~/.cache/noria",
-        in_plan=True,
-    )
     served_model_name: tuple[str, ...] = option(
         (), "Model id that clients use; repeat the flag for aliases.", unset="name of the hub model, folder or file"
     )

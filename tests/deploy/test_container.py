@@ -91,7 +91,7 @@ def test_variables_of_image_and_compose_are_flags_of_serve() -> None:
     serve = get_command(build(["bench"])).commands["serve"]  # type: ignore[attr-defined]
     known = {parameter.envvar or f"NORIA_{parameter.name.upper()}" for parameter in serve.params}
     set_here = set(re.findall(r"\b(NORIA_\w+)=", DOCKERFILE)) | set(COMPOSE["services"]["noria"]["environment"])
-    image = {"NORIA_CACHE_DIR", "NORIA_DEVICE", "NORIA_HOST"}
+    image = {"NORIA_DEVICE", "NORIA_HOST"}
     assert set_here == image | {"NORIA_API_KEY_FILE", "NORIA_LOG_FORMAT", "NORIA_MODEL"}
     assert set_here <= known
 

@@ -100,16 +100,12 @@ class Target:
         self.headers = SETUPS[setup].headers
         self._command, own = SETUPS[setup].prepare(self.folder)
         flags = {f"NORIA_{name}": value for name, value in FLAGS.items()}
-        paths = {"NORIA_CACHE_DIR": str(self.cache), "NORIA_HEALTH_PORT": str(self.health_port)}
+        paths = {"NORIA_HEALTH_PORT": str(self.health_port)}
         self._command = [*wrapper, *self._command, "--port", str(self.port)]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("NORIA_")}
         self._environment = clean | flags | paths | own
         self._log: IO[bytes] | None = None
         self.server: LiveServer
-
-    @property
-    def cache(self) -> Path:
-        return self.folder / "cache"
 
     @property
     def url(self) -> str:

@@ -73,9 +73,9 @@ def test_one_line_is_all_that_a_new_flag_needs() -> None:
 
 
 def test_every_option_is_a_flag_and_the_runner_takes_its_own() -> None:
-    """Adapters are those of --lora, numbered, and the cache is --cache-dir as text."""
+    """Adapters are those of --lora, numbered."""
     found = [field.name for field, _ in flags(Settings)]
-    assert found == [field.name for field in fields(Settings) if field.name not in {"adapters", "cache"}]
+    assert found == [field.name for field in fields(Settings) if field.name != "adapters"]
     assert {field.name for field in fields(RunnerOptions)} <= {field.name for field in fields(Settings)}
 
 

@@ -73,7 +73,7 @@ class User:
 
     def __init__(self, hub: Hub, home: Path) -> None:
         plain = {key: value for key, value in os.environ.items() if not key.startswith("NORIA_")}
-        self.variables = plain | hub.variables(home) | {"NORIA_CACHE_DIR": str(home / "made")}
+        self.variables = plain | hub.variables(home)
         self.home = home
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
@@ -89,9 +89,7 @@ class User:
     def run(self, *arguments: str, say: str = "") -> str:
         """The output of a command, which must end well, to a user who says something."""
         command = build(list(arguments))
-        done = CliRunner(env={"NORIA_CACHE_DIR": str(self.home / "made"), "COLUMNS": "200"}).invoke(
-            command, arguments, input=say, catch_exceptions=False
-        )
+        done = CliRunner(env={"COLUMNS": "200"}).invoke(command, arguments, input=say, catch_exceptions=False)
         assert done.exit_code == 0, done.output
         return done.output
 
