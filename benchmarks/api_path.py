@@ -38,7 +38,7 @@ RATE = "STEPS_A_SECOND"
 class Repeater:
     """A model that repeats its prompt again and again."""
 
-    grammar_restarts, expert_tokens, waits_for_grammars = 0, (), False
+    grammar_restarts, waits_for_grammars = 0, False
 
     def __init__(self, step_seconds: float) -> None:
         self.info = RunnerInfo(32, (PoolSpec(None, 16384),), 8192, 49152, 64, 64, 512, {"device": "none"})

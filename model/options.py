@@ -111,7 +111,7 @@ def check_limits(options: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RunnerOptions:
-    """How to load and run a model. `model` is a local directory in HF or native format, or that of a converted GGUF.
+    """How to load and run a model. `model` is a local directory in HF or native format, or a GGUF file.
 
     None leaves the choice to the model and the machine; `step_limits` makes it for sequences and tokens of a step.
     `adapters` are the LoRA adapters to load at start, by number, each with the path of its files.

@@ -32,8 +32,8 @@ log = logging.getLogger("noria.request")
 
 LARGE = 512
 """Answers with this many logprobs, or numbers of embeddings, are written off the event loop."""
-LOGPROB_BYTES = 64
-"""About the JSON of one."""
+LOGPROB_BYTES, NUMBER_BYTES = 64, 12
+"""About the JSON of a log probability, and of a number of an embedding."""
 
 
 class Submittable(Protocol):
@@ -167,10 +167,12 @@ async def whole_response(
     def content(dumps: Callable[[object], bytes]) -> bytes:
         return dumps(write(parts, generation.usage, timings))
 
-    size = sum(len(part.scored) + len(part.prompt_logprobs or ()) + len(part.embedding) for part in parts)
-    if size < LARGE:
+    n_logprobs = sum(len(part.scored) + len(part.prompt_logprobs or ()) for part in parts)
+    n_numbers = sum(len(part.embedding) for part in parts)
+    if n_logprobs + n_numbers < LARGE:
         return Response(content(orjson.dumps), media_type="application/json")
-    work = state.admission.work.run(lambda: content(written), size * LOGPROB_BYTES)
+    size = n_logprobs * LOGPROB_BYTES + n_numbers * NUMBER_BYTES
+    work = state.admission.work.run(lambda: content(written), size)
     whole = await while_connected(request.receive, state.admission.expired, work)
     return Response(whole, media_type="application/json")
 

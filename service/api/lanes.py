@@ -25,8 +25,15 @@ class Lanes:
 
     async def run(self, work: Callable[[], T], size: int) -> T:
         """The result of `work` on a body or an answer of `size` bytes. Raises CancelledError after `close`."""
-        pool = self._small if size <= SMALL_BYTES else self._large
-        return await asyncio.get_running_loop().run_in_executor(pool, _without_panic, work)
+        pool, job = self._small if size <= SMALL_BYTES else self._large, [work]
+        try:
+            done = asyncio.get_running_loop().run_in_executor(pool, _without_panic, job)
+        except RuntimeError:  # the pool is closed
+            raise asyncio.CancelledError from None
+        try:
+            return await done
+        finally:
+            job.clear()  # the pool keeps a cancelled job until a thread is free, and would keep its body
 
     def close(self) -> None:
         """Cancel the waiting jobs. The threads end after the running ones."""
@@ -42,10 +49,10 @@ def _pool(name: str, n_threads: int) -> ThreadPoolExecutor:
     return pool
 
 
-def _without_panic(work: Callable[[], T]) -> T:
-    """The result of `work`. A panic of a library in Rust is no Exception, and becomes one."""
+def _without_panic(job: list[Callable[[], T]]) -> T:
+    """The result of the work in `job`. A panic of a library in Rust is no Exception, and becomes one."""
     try:
-        return work()
+        return job[0]()
     except Exception:
         raise
     except BaseException as error:

@@ -47,7 +47,8 @@ def own_socket(
     model: str | None, on_loading: Callable[[str, float], None], arguments: Sequence[str] = ()
 ) -> Iterator[str]:
     """Start the server of `embedded_server`; the context is the path of its socket."""
-    with tempfile.TemporaryDirectory(prefix="noria-") as folder, tempfile.TemporaryFile() as log:
+    short = None if len(tempfile.gettempdir()) < 80 else "/tmp"  # a socket's path has at most 107 bytes
+    with tempfile.TemporaryDirectory(prefix="noria-", dir=short) as folder, tempfile.TemporaryFile() as log:
         path = str(Path(folder) / "socket")
         process = _start([*([model] if model else []), *arguments, "--uds", path], log)
         try:

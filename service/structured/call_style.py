@@ -124,15 +124,6 @@ STYLES: Mapping[str, Style] = {
     "mistral-v3": replace(MISTRAL, anchored=True),  # up to this version a message has either text or calls
     "mistral-v11": replace(ARGS, id_before="[CALL_ID]"),
     "mistral-args": ARGS,
-    "functools": Style(
-        marker="functools[",
-        first="functools[",
-        opening='{"name": "',
-        middle='", "arguments": ',
-        closing="}",
-        between=", ",
-        last="]",
-    ),
 }
 
 

@@ -27,10 +27,9 @@ def after(line: str) -> list[str]:
         "ulimit -v 3000000",
     ],
 )
-def test_it_serves_after(line: str, tmp_path: Path) -> None:
-    with served(after(line), {"XDG_CACHE_HOME": str(tmp_path)}) as server:
+def test_it_serves_after(line: str) -> None:
+    with served(after(line)) as server:
         assert server.answer() == ANSWER
-    assert any(tmp_path.iterdir()), "the embedded model was not converted here"
 
 
 def test_too_few_addresses_are_refused() -> None:

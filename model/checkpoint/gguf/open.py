@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,13 @@ def open_gguf(source: Path) -> GgufModel:
 
     Raises ModelError for a damaged file, for another architecture, and for a quantization without a decoder.
     """
-    paths = find_parts(source)
+    paths = tuple(find_parts(source))
+    return _opened(source, paths, tuple((found.st_size, found.st_mtime_ns) for found in map(Path.stat, paths)))
+
+
+@lru_cache(maxsize=1)  # a header takes up to a second; one start, and each plan of a series, reads it several times
+def _opened(source: Path, paths: tuple[Path, ...], states: tuple[tuple[int, int], ...]) -> GgufModel:
+    """`open_gguf` of files with these sizes and times of their last change."""
     file = read_parts(paths)
     weights = [tensor for tensor in file.tensors if tensor.name != DIVISORS]
     index = Index(paths, tuple(entry for tensor in weights for entry in _entries(tensor)))

@@ -1,7 +1,10 @@
 """The threads for long work: errors, panics and the end. `test_large_bodies.py` has who waits for whom."""
 
 import asyncio
+import gc
 import threading
+import weakref
+from functools import partial
 
 import pytest
 
@@ -49,5 +52,37 @@ def test_closing_cancels_what_waits(size: int, n_threads: int) -> None:
             await waiting
         may.set()
         await asyncio.gather(*running)
+
+    asyncio.run(run())
+
+
+class Body(bytearray):
+    """A body that tells whether it is still in memory."""
+
+
+def test_a_cancelled_job_lets_its_body_go_before_a_thread_is_free() -> None:
+    async def run() -> None:
+        lanes, may, began, body = Lanes(), threading.Event(), threading.Event(), Body(1)
+
+        def wait() -> None:
+            began.set()
+            assert may.wait(PATIENCE)
+
+        running = asyncio.create_task(lanes.run(wait, 1))
+        await asyncio.to_thread(began.wait, PATIENCE)
+        waiting = asyncio.create_task(lanes.run(partial(len, body), 1))
+        await asyncio.sleep(0)
+        held = weakref.ref(body)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert waiting.cancelled()
+        del body, waiting
+        gc.collect()
+        assert held() is None
+        may.set()
+        await running
+        lanes.close()
+        with pytest.raises(asyncio.CancelledError):
+            await lanes.run(gc.collect, 1)
 
     asyncio.run(run())

@@ -26,11 +26,6 @@ TEXTS = {
         f"Well[TOOL_CALLS]weather[CALL_ID]abcdefgh1[ARGS]{ARGUMENTS}[TOOL_CALLS]time.now[ARGS]{{}}",
         "Well",
     ),
-    "functools": (
-        f'Well func functools[{{"name": "weather", "arguments": {ARGUMENTS}}}, '
-        '{"name": "time.now", "arguments": {}}]',
-        "Well func ",
-    ),
     "mistral-args": (f"Well[TOOL_CALLS]weather[ARGS]{ARGUMENTS}[TOOL_CALLS]time.now[ARGS]{{}}", "Well"),
 }
 TEXTS["llama-single"] = TEXTS["llama"]  # its grammar allows one call; the reader is the same

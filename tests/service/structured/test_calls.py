@@ -162,7 +162,7 @@ def test_what_may_be_called_is_what_was_chosen(style: str) -> None:
     one = {"type": "function", "function": {"name": "weather"}}
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [one]}}
     single = {"hermes": first.rpartition("\n<tool_call>")[0], "llama": first.rpartition("; ")[0]}
-    single |= dict.fromkeys(("mistral", "mistral-v3", "functools"), first.rpartition(", ")[0] + "]")
+    single |= dict.fromkeys(("mistral", "mistral-v3"), first.rpartition(", ")[0] + "]")
     single |= dict.fromkeys(("mistral-v11", "mistral-args"), first.rpartition("[TOOL_CALLS]")[0])
     for choice in (one, allowed, "required"):
         assert accepts(grammar(style, tool_choice=choice), single[style]), choice
