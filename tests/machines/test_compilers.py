@@ -92,7 +92,8 @@ def test_a_processor_with_amx(with_amx: Path, quantize: str) -> None:
 
 def test_the_kernels_own_tests_with_amx(with_amx: Path) -> None:
     """Those of the order of additions and of bits, of which no other processor runs all."""
-    shutil.copytree(ROOT / "tests", with_amx / "tests", ignore=WITHOUT)
+    for name in ("tests", "benchmarks"):
+        shutil.copytree(ROOT / name, with_amx / name, ignore=WITHOUT)
     shutil.copy(ROOT / "pyproject.toml", with_amx)
     files = ["kernels/test_check.py", "kernels/test_pairs.py", "linear/test_bfloat16.py", "network/test_compiled.py"]
     command = [sys.executable, "-m", "pytest", "-rs", "-k", "not sixteen", *(f"tests/model/{file}" for file in files)]
