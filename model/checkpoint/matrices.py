@@ -136,16 +136,5 @@ def in_form(matrices: Sequence[Blocks], form: tuple[int, bool]) -> Iterator[Bloc
             yield BlockMatrix(piece.quants, piece.scales, _minima(piece)) if form[1] else piece
 
 
-def join(matrices: Sequence[Blocks]) -> BlockMatrix:
-    """These as one matrix, one above the other, in the narrowest form that holds all of them exactly."""
-    found = list(in_form(matrices, common_form(matrices)))
-    mins = [piece.mins for piece in found if piece.mins is not None]
-    return BlockMatrix(
-        torch.cat([piece.quants for piece in found]),
-        torch.cat([piece.scales for piece in found]),
-        torch.cat(mins) if mins else None,
-    )
-
-
 def _minima(blocks: BlockMatrix) -> Tensor:
     return blocks.scales * -blocks.zero if blocks.mins is None else blocks.mins

@@ -1,31 +1,34 @@
-"""The threads for long work: parsing, tokenizing, writing long answers. Large jobs do not hold up small ones."""
+"""The threads for long work: parsing, tokenizing, writing long answers. A job waits for jobs of its size only."""
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
 from typing import TypeVar
 
 T = TypeVar("T")
 
 SMALL_BYTES = 64 * 2**10
 """Up to this size a body is small: it has a lane of its own, and counts as no large one."""
-LARGE_JOBS = 2
-"""As many large jobs run at one time. Each may need a gigabyte, and takes the interpreter from the event loop."""
+LANES = (SMALL_BYTES, 2**20)
+"""Up to these sizes a job has the first and the second lane; larger ones have the third. A lane runs one job at a time:
+to tokenize a text takes about 100 times its size in memory."""
 
 
 class Lanes:
-    """A thread for small jobs and a few for large ones. A tokenizer releases the interpreter while it encodes.
+    """One thread for each lane. A tokenizer releases the interpreter while it encodes.
 
     A job that nobody waits for any more is dropped if it has not begun.
     """
 
     def __init__(self) -> None:
-        self._small, self._large = _pool("noria-small", 1), _pool("noria-large", LARGE_JOBS)
+        self._pools = [ThreadPoolExecutor(1, f"noria-lane-{n}") for n in range(len(LANES) + 1)]
+        for pool in self._pools:
+            pool.submit(bool)  # starts the thread: later the system may allow no more
 
     async def run(self, work: Callable[[], T], size: int) -> T:
         """The result of `work` on a body or an answer of `size` bytes. Raises CancelledError after `close`."""
-        pool, job = self._small if size <= SMALL_BYTES else self._large, [work]
+        pool, job = self._pools[bisect_left(LANES, size)], [work]
         try:
             done = asyncio.get_running_loop().run_in_executor(pool, _without_panic, job)
         except RuntimeError:  # the pool is closed
@@ -37,16 +40,8 @@ class Lanes:
 
     def close(self) -> None:
         """Cancel the waiting jobs. The threads end after the running ones."""
-        for pool in (self._small, self._large):
+        for pool in self._pools:
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _pool(name: str, n_threads: int) -> ThreadPoolExecutor:
-    """A pool whose threads run: later the system may allow no more."""
-    pool, started = ThreadPoolExecutor(n_threads, name), Barrier(n_threads)
-    for _ in range(n_threads):
-        pool.submit(started.wait)
-    return pool
 
 
 def _without_panic(job: list[Callable[[], T]]) -> T:

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from model.checkpoint.gguf.index import Index
 from model.checkpoint.gguf.open import open_gguf
 from model.checkpoint.gguf.reader import readable_kinds
-from model.checkpoint.matrices import BlockMatrix, EncodedMatrix, join
+from model.checkpoint.matrices import BlockMatrix, EncodedMatrix, common_form, in_form
 from model.kernels.cpu import native
 from model.linear.int4 import Int4Linear
 from model.loading import create
@@ -103,7 +103,11 @@ def test_a_scheme_gets_every_kind(kind: str, tmp_path: Path) -> None:
 )
 def test_joined_blocks_mean_the_same(kinds: tuple[str, ...], bits: int, tmp_path: Path) -> None:
     found = stored(dict(zip("qkv", kinds, strict=False)), tmp_path / "m.gguf")
-    whole = join([blocks for blocks, _ in found.values()])  # type: ignore[misc]
+    matrices = [blocks for blocks, _ in found.values()]
+    pieces = list(in_form(matrices, common_form(matrices)))  # type: ignore[arg-type]
+    mins = [piece.mins for piece in pieces if piece.mins is not None]
+    columns = (torch.cat([getattr(piece, name) for piece in pieces]) for name in ("quants", "scales"))
+    whole = BlockMatrix(*columns, torch.cat(mins) if mins else None)
     assert whole.quants.shape[2] * 8 == 32 * bits
     assert (whole.mins is not None) == ("Q4_1" in kinds)
     assert torch.equal(whole.dequantize(), torch.cat([expected for _, expected in found.values()]))

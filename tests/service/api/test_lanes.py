@@ -8,8 +8,11 @@ from functools import partial
 
 import pytest
 
-from service.api.lanes import LARGE_JOBS, SMALL_BYTES, Lanes
+from service.api.lanes import LANES, Lanes
 from tests.waiting import PATIENCE
+
+SIZES = (1, *(size + 1 for size in LANES))
+"""A job of each lane."""
 
 
 class Panic(BaseException):
@@ -33,25 +36,26 @@ def test_an_error_reaches_the_task_that_waits_and_the_thread_goes_on(
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(("size", "n_threads"), [(1, 1), (SMALL_BYTES + 1, LARGE_JOBS)])
-def test_closing_cancels_what_waits(size: int, n_threads: int) -> None:
+@pytest.mark.parametrize("size", SIZES)
+def test_a_job_waits_for_its_own_lane_only_and_closing_cancels_it(size: int) -> None:
     async def run() -> None:
-        lanes, may, began = Lanes(), threading.Event(), threading.Semaphore(0)
+        lanes, may, began = Lanes(), threading.Event(), threading.Event()
 
         def wait() -> None:
-            began.release()
+            began.set()
             assert may.wait(PATIENCE)
 
-        running = [asyncio.create_task(lanes.run(wait, size)) for _ in range(n_threads)]
-        for _ in running:
-            await asyncio.to_thread(began.acquire, timeout=PATIENCE)
+        running = asyncio.create_task(lanes.run(wait, size))
+        await asyncio.to_thread(began.wait, PATIENCE)
+        others = [other for other in SIZES if other != size]
+        assert [await lanes.run(lambda: "runs", other) for other in others] == ["runs"] * 2
         waiting = asyncio.create_task(lanes.run(wait, size))
         await asyncio.sleep(0)
         lanes.close()
         with pytest.raises(asyncio.CancelledError):
             await waiting
         may.set()
-        await asyncio.gather(*running)
+        await running
 
     asyncio.run(run())
 
