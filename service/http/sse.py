@@ -140,6 +140,7 @@ class EventStream(Response):
         silence.set(KEEP_ALIVE_SECONDS)
         try:
             async for body in self._events:
+                silence.clear()  # a large event leaves in pieces, and no comment may come between them
                 if comment is not None:
                     await comment
                 await self._send(send_directly if self._started else send, body)

@@ -56,7 +56,6 @@ class Exchange:
         self._outbox = outbox
         self._own_fields = own_fields
         self._parts: list[bytes] = []
-        self._sending = asyncio.Lock()
         self._taken = False  # whether the application has the whole body: what it receives next is the disconnect
         self._waiter: asyncio.Future[None] | None = None
         self._gone = False
@@ -122,13 +121,12 @@ class Exchange:
         if message["type"] != "http.response.body" or not self.started or self.complete:
             raise RuntimeError(f"unexpected message {message['type']!r}")
         body, more = message.get("body", b""), message.get("more_body", False)
-        async with self._sending:  # a comment of a stream must not come between the pieces of an event
-            if self._outbox.drained is not None:
-                await asyncio.shield(self._outbox.drained)
-            if len(body) > PIECE_BYTES:
-                body = await self._last_piece(body)
-            if not self._gone:
-                self._write(body, more)
+        if self._outbox.drained is not None:
+            await asyncio.shield(self._outbox.drained)
+        if len(body) > PIECE_BYTES:
+            body = await self._last_piece(body)
+        if not self._gone:
+            self._write(body, more)
 
     async def _last_piece(self, body: bytes) -> bytes:
         """Write the other pieces, as the client reads them. A body that is cut off ends the connection."""

@@ -2,12 +2,16 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client import Histogram as TheirHistogram
 
 from service.http.connection.protocol import Connection
+from service.http.sse import EventStream, PlainEvents
 from service.observe.metrics import Histogram
 from tests.service.live import Live, answer
 
@@ -26,6 +30,32 @@ def test_uvicorn_has_what_our_protocol_uses(live: Live) -> None:
 def test_uvloop_and_httptools_serve(live: Live) -> None:
     assert type(live.server._loop).__module__.startswith("uvloop")
     assert live.server.config.http_protocol_class.func is Connection
+
+
+def test_no_comment_comes_between_the_pieces_of_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow client takes the event so slowly that the time for a comment passes several times."""
+    seconds = 0.01
+    monkeypatch.setattr("service.http.sse.KEEP_ALIVE_SECONDS", seconds)
+    written: list[bytes] = []
+
+    async def events() -> AsyncIterator[bytes]:
+        await asyncio.sleep(5 * seconds)  # silence, with comments
+        yield b"data: large\n\n"
+
+    async def send(message: dict[str, Any]) -> None:
+        body = message.get("body", b"")
+        for piece in (body[:5], body[5:]):
+            written.append(piece)
+            if body.startswith(b"data: large"):
+                await asyncio.sleep(10 * seconds)
+
+    async def main() -> None:
+        stream = EventStream(events(), nullcontext(), asyncio.get_running_loop().create_future(), PlainEvents())
+        await stream({"noria.send": send}, asyncio.get_running_loop().create_future, send)  # type: ignore[arg-type]
+
+    asyncio.run(main())
+    assert b": kee" in written
+    assert written[written.index(b"data:") + 1] == b" large\n\n"
 
 
 def test_a_client_that_lags_gets_its_tokens_in_one_frame(live: Live) -> None:

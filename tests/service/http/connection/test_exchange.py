@@ -8,7 +8,6 @@ from service.http.connection.exchange import PIECE_BYTES, Exchange
 from service.http.connection.reader import Head
 
 EVENT = b"e" * (3 * PIECE_BYTES)
-COMMENT = b": keep-alive\n\n"
 
 
 class SlowClient:
@@ -41,24 +40,6 @@ async def begun(outbox: Any) -> tuple[Exchange, asyncio.Task[None]]:
     sending = asyncio.create_task(exchange.send({"type": "http.response.body", "body": EVENT, "more_body": True}))
     await asyncio.sleep(0)
     return exchange, sending
-
-
-def test_nothing_comes_between_the_pieces_of_an_event() -> None:
-    async def run() -> None:
-        client = SlowClient()
-        exchange, sending = await begun(client)
-        message = {"type": "http.response.body", "body": COMMENT, "more_body": True}
-        comment = asyncio.create_task(exchange.send(message))
-        while not (comment.done() and sending.done()):
-            client.read()
-            await asyncio.sleep(0)
-        await sending
-        body = b"".join(client.written)
-        assert body.endswith(COMMENT + b"\r\n")
-        assert body.count(COMMENT) == 1
-        assert body.count(b"e" * PIECE_BYTES) == 3
-
-    asyncio.run(run())
 
 
 def test_an_event_that_is_cut_off_ends_the_connection() -> None:
