@@ -99,35 +99,17 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        admission = Admission(settings, client)
-        measured.adapters.names = lambda: admission.adapters.numbered
-        measured.watch_backlog(lambda: admission.backlog.tokens.total)
-        feed = Feed(client, measured, lambda: admission.status, admission.expired)
-        app.state.noria = State(
-            settings,
-            client,
-            measured,
-            admission,
-            Grammars(partial(measured.observe_helper_restart, "trial")),
-            Images(
-                settings.max_images,
-                settings.max_image_pixels,
-                partial(measured.observe_helper_restart, "images"),
-                measured.observe_image,
-            ),
-            feed,
-            LiveRequests(client),
-        )
-        tasks = [asyncio.create_task(bring_up(admission)), asyncio.create_task(measured.watch_event_loop())]
+        state = app.state.noria = _state(settings, client, measured)
+        tasks = [asyncio.create_task(bring_up(state.admission)), asyncio.create_task(measured.watch_event_loop())]
         yield
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        feed.close()
+        state.feed.close()
         await client.close()
-        await app.state.noria.grammars.close()
-        await app.state.noria.images.close()
-        admission.close()
+        await state.grammars.close()
+        await state.images.close()
+        state.admission.close()
         if tracing is not None:
             await asyncio.to_thread(tracing.close)
 
@@ -161,6 +143,24 @@ def create_app(
             expose_headers=["x-request-id", "x-queue-ms", "x-noria-ignored", "retry-after"],
         )
     return app
+
+
+def _state(settings: Settings, client: EngineClient, measured: Metrics) -> State:
+    """What the endpoints share. The metrics watch it."""
+    admission = Admission(settings, client)
+    measured.adapters.names = lambda: admission.adapters.numbered
+    measured.watch_backlog(lambda: admission.backlog.tokens.total)
+    restarted = measured.observe_helper_restart
+    return State(
+        settings,
+        client,
+        measured,
+        admission,
+        Grammars(partial(restarted, "trial")),
+        Images(settings.max_images, settings.max_image_pixels, partial(restarted, "images"), measured.observe_image),
+        Feed(client, measured, lambda: admission.status, admission.expired),
+        LiveRequests(client),
+    )
 
 
 def _tracing(settings: Settings) -> "Tracing | None":
