@@ -78,7 +78,7 @@ def pull(options: PullOptions) -> None:
 
 @takes(ListOptions)
 def list_models(options: ListOptions) -> None:
-    """List the models on this machine: what they take on the disk, and in memory when they are served.
+    """List the models on this machine, on disk and in memory.
 
     The memory is that of the weights, of a step and of one sequence that fills the context.
     """
@@ -97,10 +97,10 @@ def list_models(options: ListOptions) -> None:
 
 @takes(RemoveOptions)
 def rm(options: RemoveOptions) -> None:
-    """Remove a repository that was downloaded from the hub, with all kinds of its GGUF files.
+    """Remove a downloaded repository of the hub.
 
-    The cache belongs to all programs that use the hub. A running server goes on without the files; if its engine must
-    start again, it downloads them again.
+    All kinds of its GGUF files go. The cache belongs to all programs that use the hub. A running server goes on without
+    the files; if its engine must start again, it downloads them again.
     """
     models = cached_models()
     chosen = [model for model in models if model.repository == options.name]
