@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Two workers share the cores: threads that wait for each other would spin while the other worker computes.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -24,6 +25,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Triton's kernels run under its interpreter where there is no GPU. It is chosen when they are imported.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+# Every run tries the same examples. `--hypothesis-profile=default` searches at random.
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile("repeatable")
 
 collect_ignore = ["clients", "ray"]  # they run in environments of their own: tests/clients/run.py, make test-ray
 
