@@ -37,11 +37,6 @@ class BlockMatrix:
     def __getitem__(self, rows: slice | Tensor) -> "BlockMatrix":
         return BlockMatrix(self.quants[rows], self.scales[rows], None if self.mins is None else self.mins[rows])
 
-    @property
-    def unit(self) -> int:
-        """`columns` takes multiples of so many channels."""
-        return BLOCK_GROUP
-
     def columns(self, columns: range) -> "BlockMatrix":
         """Some input channels."""
         blocks = slice(columns.start // BLOCK_GROUP, columns.stop // BLOCK_GROUP)

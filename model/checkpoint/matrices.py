@@ -1,7 +1,6 @@
 """Matrices of a checkpoint: rows of bytes, decoded only where a scheme needs floats, and those of all experts."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import torch
@@ -9,72 +8,12 @@ from torch import Tensor
 
 from model.checkpoint.block_matrix import BlockMatrix
 from model.checkpoint.gguf.blocks import EncodedMatrix
+from model.checkpoint.quantized.matrices import QuantizedMatrix
 from model.kernels.groups import BLOCK_GROUP
 from model.sharding.shard import Part
 
 VALUES_AT_ONCE = 2**18
 """Values that are decoded or quantized at once: float32 copies then take 1 MiB, which the cache of a core holds."""
-
-
-class QuantizedMatrix(ABC):
-    """A matrix of quantized safetensors. A scheme takes its integers where it can store them, else its floats."""
-
-    __slots__ = ()
-
-    @property
-    @abstractmethod
-    def shape(self) -> tuple[int, int]:
-        """The shape of the matrix: (n_out, n_in)."""
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """n_out."""
-
-    @abstractmethod
-    def __getitem__(self, rows: slice | Tensor) -> "QuantizedMatrix":
-        """Some rows, in any order."""
-
-    @property
-    def unit(self) -> int:
-        """`columns` takes multiples of so many channels."""
-        return 1
-
-    @abstractmethod
-    def columns(self, columns: range) -> "QuantizedMatrix":
-        """Some neighbouring input channels."""
-
-    @abstractmethod
-    def dequantize(self) -> Tensor:
-        """float32 [n_out, n_in]: each value times its scale, in float32. Raises ValueError if one is not finite."""
-
-    @abstractmethod
-    def moved(self, move: Callable[[Tensor], Tensor]) -> "QuantizedMatrix":
-        """The matrix with each of its tensors moved, such as to a GPU."""
-
-    def block_form(self) -> tuple[int, bool] | None:
-        """What `blocks` would have: bytes of integers in a block, and whether minima; None where it is None.
-
-        Raises ValueError if a scale or a minimum is not finite in float16.
-        """
-        return None
-
-    def blocks(self) -> BlockMatrix | None:
-        """The same integers in blocks of 32 with scales and minima in float16; None where that is not possible."""
-        return None
-
-    def by_row(self, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        """Values [n_out, n_in] of this type, int8 or fp8, and scales [n_out] float32; None for any other matrix.
-
-        Raises ValueError for a value or a scale that is not finite.
-        """
-        return None
-
-    def four_bits(self, group: int) -> tuple[Tensor, Tensor, Tensor] | None:
-        """q uint8 [n_out, n_in/group, group], scales and zeros [n_out, n_in/group]; None for any other matrix.
-
-        w = (q - zero) * scale.
-        """
-        return None
 
 
 Matrix = Tensor | BlockMatrix | EncodedMatrix | QuantizedMatrix
@@ -84,7 +23,7 @@ M = TypeVar("M", bound=Matrix)
 def cut(matrix: Matrix, part: Part) -> Matrix:
     """A part of the matrix: of a tensor that is mapped from a file, only the part is read.
 
-    Columns that cut a unit of the format come as float32: a scheme that keeps units has no such widths.
+    Columns that cut a block come as float32: a scheme that keeps blocks has no such widths.
     """
     if part.rows is not None:
         matrix = matrix[part.rows.start : part.rows.stop]
@@ -93,10 +32,12 @@ def cut(matrix: Matrix, part: Part) -> Matrix:
         return matrix[:, columns].contiguous() if matrix.dim() > 1 else matrix
     if part.columns is None:
         return matrix
-    first, stop, unit = part.columns.start, part.columns.stop, matrix.unit
-    whole = range(first // unit * unit, min(-(-stop // unit) * unit, matrix.shape[1]))
-    found = matrix.columns(whole)
-    return found if whole == part.columns else found.dequantize()[:, first - whole.start : stop - whole.start]
+    if not isinstance(matrix, BlockMatrix):
+        return matrix.columns(part.columns)
+    first, stop = part.columns.start, part.columns.stop
+    blocks = range(first // BLOCK_GROUP * BLOCK_GROUP, min(-(-stop // BLOCK_GROUP) * BLOCK_GROUP, matrix.shape[1]))
+    found = matrix.columns(blocks)
+    return found if blocks == part.columns else found.dequantize()[:, first - blocks.start : stop - blocks.start]
 
 
 def parts(rows: Matrix) -> Iterator[Tensor]:

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.checkpoint.matrices import Matrix, QuantizedMatrix, parts
+from model.checkpoint.matrices import Matrix, parts
+from model.checkpoint.quantized.matrices import QuantizedMatrix
 from model.kernels import cuda as triton
 from model.kernels.cuda.layouts import FEW_ROWS, DeviceWeights
 from model.linear.base import Projection, RMSNorm, RowAdapters, swiglu

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from model.checkpoint.matrices import Matrix, QuantizedMatrix, pieces
+from model.checkpoint.matrices import Matrix, pieces
+from model.checkpoint.quantized.matrices import QuantizedMatrix
 from model.kernels.cuda.layouts import DeviceWeights
 from model.kernels.groups import INT4_GROUP
 from model.linear.base import TINY

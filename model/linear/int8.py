@@ -6,7 +6,8 @@ on no other row.
 
 import torch
 
-from model.checkpoint.matrices import Matrix, QuantizedMatrix
+from model.checkpoint.matrices import Matrix
+from model.checkpoint.quantized.matrices import QuantizedMatrix
 from model.kernels.cpu.packed import int8, put_int8
 from model.linear.compiled import Compiled
 from model.linear.schemes import SCHEMES

@@ -43,11 +43,6 @@ class EncodedMatrix:
         data = self.data[rows]
         return EncodedMatrix(data, self.kind, (len(data), self.shape[1]), self.skip)
 
-    @property
-    def unit(self) -> int:
-        """`columns` takes multiples of so many channels."""
-        return 1
-
     def columns(self, columns: range) -> "EncodedMatrix":
         """Some input channels. Other channels of their first and of their last block stay in `data`."""
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from model.checkpoint.matrices import Matrix
 from model.checkpoint.quantized.config import PACKED_BITS, Quantization
-from model.checkpoint.quantized.matrices import PackedMatrix, ScaledMatrix, awq_order, unpack_words
+from model.checkpoint.quantized.matrices import QuantizedMatrix, awq_order, unpack_words
 from model.checkpoint.quantized.parts import SCALES, StoredWeight
 from model.errors import ModelError, one_line
 
@@ -24,7 +24,7 @@ def matrices(
 ) -> Iterator[tuple[str, Matrix]]:
     """Native names and weights but those in `skip`, in the order of `weights`: vectors as tensors, others as matrices.
 
-    Among weights in blocks, plain ones come as `ScaledMatrix` too: a scheme that keeps 4 bits gives them 8.
+    Among weights in blocks, plain ones come as `QuantizedMatrix` too: a scheme that keeps 4 bits gives them 8.
     Raises ModelError for a weight whose parts do not fit together.
     """
     from safetensors import SafetensorError
@@ -46,7 +46,7 @@ def matrices(
             try:
                 matrix = stored_matrix(weight.form, tensors, quantization)
                 if keeps_blocks and isinstance(matrix, Tensor) and matrix.dim() == 2:
-                    matrix = ScaledMatrix(matrix)
+                    matrix = QuantizedMatrix(matrix)
                 yield weight.name, matrix
             except ValueError as error:
                 raise ModelError(f"the weight {weight.name!r} is damaged: {error}; download it again") from error
@@ -75,12 +75,12 @@ def stored_matrix(form: str, tensors: Tensors, quantization: Quantization) -> Ma
     return _scaled(tensors["weight"], scale, tensors.get("weight_zero_point"), quantization)
 
 
-def _scaled(values: Tensor, scale: Tensor, zeros: Tensor | None, quantization: Quantization) -> ScaledMatrix:
+def _scaled(values: Tensor, scale: Tensor, zeros: Tensor | None, quantization: Quantization) -> QuantizedMatrix:
     n_out, n_in = _two(values, "weight")
     table, group = _by_output(scale, n_out, n_in, quantization)
     if zeros is not None:
         zeros, _ = _by_output(zeros, n_out, n_in, quantization)
-    return ScaledMatrix(values, table, group, zeros)
+    return QuantizedMatrix(values, table, group, zeros)
 
 
 def _by_output(scale: Tensor, n_out: int, n_in: int, quantization: Quantization) -> tuple[Tensor, int]:
@@ -101,29 +101,35 @@ def _by_output(scale: Tensor, n_out: int, n_in: int, quantization: Quantization)
     return (scale if rows == 1 else scale[torch.arange(n_out) // rows]), group
 
 
-def _gptq(tensors: Tensors, quantization: Quantization) -> PackedMatrix:
+def _gptq(tensors: Tensors, quantization: Quantization) -> QuantizedMatrix:
     """qweight [n_in * bits / 32, n_out], qzeros [n_groups, n_out * bits / 32], scales [n_groups, n_out]."""
-    n_rows, n_out = _two(tensors["qweight"], "qweight")
-    a_word = 32 // quantization.bits
+    bits, (n_rows, n_out) = quantization.bits, _two(tensors["qweight"], "qweight")
+    a_word = 32 // bits
     n_in = n_rows * a_word
     group = quantization.group or n_in
-    zeros = unpack_words(_zeros_of(tensors, n_out, n_in, group, a_word), quantization.bits)
-    zeros = zeros + quantization.zero_offset & 2**quantization.bits - 1
+    zeros = unpack_words(_zeros_of(tensors, n_out, n_in, group, a_word), bits)
+    zeros = zeros + quantization.zero_offset & 2**bits - 1
     channels = _channels(tensors.get("g_idx"), n_in, group)
-    scales = tensors["scales"].T
-    return PackedMatrix(
-        tensors["qweight"], scales, zeros[:, :n_out].T, n_in, group, quantization.bits, "columns", channels
-    )
+    q = unpack_words(tensors["qweight"].T, bits)
+    return _integers(q, tensors["scales"].T, zeros[:, :n_out].T, bits, group, channels)
 
 
-def _awq(tensors: Tensors, quantization: Quantization) -> PackedMatrix:
+def _awq(tensors: Tensors, quantization: Quantization) -> QuantizedMatrix:
     """qweight [n_in, n_out / 8], qzeros [n_groups, n_out / 8], scales [n_groups, n_out]."""
     n_in, n_words = _two(tensors["qweight"], "qweight")
-    n_out = n_words * 8
     group = quantization.group or n_in
-    zeros = awq_order(unpack_words(_zeros_of(tensors, n_out, n_in, group, 8), 4))
-    scales, outputs = tensors["scales"].T, torch.arange(n_out)
-    return PackedMatrix(tensors["qweight"], scales, zeros.T, n_in, group, order="awq", outputs=outputs)
+    zeros = awq_order(unpack_words(_zeros_of(tensors, n_words * 8, n_in, group, 8), 4))
+    q = awq_order(unpack_words(tensors["qweight"], 4)).T.contiguous()
+    return _integers(q, tensors["scales"].T, zeros.T, 4, group)
+
+
+def _integers(
+    q: Tensor, scales: Tensor, zeros: Tensor, bits: int, group: int, channels: Tensor | None = None
+) -> QuantizedMatrix:
+    """A matrix of unsigned integers and zeros: those of 8 bits become int8."""
+    if bits == 8:
+        q, zeros = ((table ^ 128).view(torch.int8) for table in (q, zeros))
+    return QuantizedMatrix(q, scales, group, zeros if bits == 4 or zeros.any() else None, channels)
 
 
 def _zeros_of(tensors: Tensors, n_out: int, n_in: int, group: int, a_word: int) -> Tensor:
@@ -133,7 +139,7 @@ def _zeros_of(tensors: Tensors, n_out: int, n_in: int, group: int, a_word: int) 
     return _expect(tensors["qzeros"], [n_groups, -(-n_out // a_word)], "qzeros")
 
 
-def _packed(tensors: Tensors, quantization: Quantization) -> PackedMatrix:
+def _packed(tensors: Tensors, quantization: Quantization) -> QuantizedMatrix:
     """weight_packed [n_out, n_in * bits / 32], weight_scale [n_out, n_groups], weight_zero_point packed by columns."""
     packed, shape = tensors["weight_packed"], tensors["weight_shape"].tolist()
     n_out, n_words = _two(packed, "weight_packed")
@@ -153,7 +159,7 @@ def _packed(tensors: Tensors, quantization: Quantization) -> PackedMatrix:
     if (found := tensors.get("weight_zero_point")) is not None:
         zeros = _packed_zeros(found, n_out, scales.shape[1], bits)
     channels = _channels(tensors.get("weight_g_idx"), n_in, group)
-    return PackedMatrix(packed, scales, zeros, n_in, group, bits, channels=channels)
+    return _integers(unpack_words(packed, bits)[:, :n_in], scales, zeros, bits, group, channels)
 
 
 def _bits_of(n_in: int, n_words: int, quantization: Quantization) -> int | None:

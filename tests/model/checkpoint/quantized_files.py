@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import MistralConfig, MistralForCausalLM
 
-from model.checkpoint.matrices import QuantizedMatrix
 from model.checkpoint.quantized.config import Quantization, read_quantization
+from model.checkpoint.quantized.matrices import QuantizedMatrix
 from model.checkpoint.quantized.weights import stored_matrix
 from tests.model.checkpoint.native_files import half_to_adjacent, native_name, native_params
 
@@ -215,15 +215,10 @@ FORMS: dict[str, Form] = {
     "fp8 blocks": Form(
         fp8("weight_scale_inv", "", blocks_shape, torch.float32), HF_FP8 | {"weight_block_size": [128, 128]}
     ),
-    "ct fp8 tensor": compressed(
-        FLOAT8 | {"strategy": "tensor"},
-        "float-quantized",
-        fp8("weight_scale", "input_scale", lambda *_: (1,), torch.bfloat16),
-    ),
     "ct fp8 channel": compressed(
         FLOAT8 | {"strategy": "channel"},
         "float-quantized",
-        fp8("weight_scale", "", lambda n_out, _: (n_out, 1), torch.bfloat16),
+        fp8("weight_scale", "input_scale", lambda n_out, _: (n_out, 1), torch.bfloat16),
     ),
     "ct fp8 blocks": compressed(
         FLOAT8 | {"strategy": "block", "block_structure": [128, 128]},
@@ -236,10 +231,8 @@ FORMS: dict[str, Form] = {
     "ct int4 g32": packed(32),
     "ct int4 g64 zeros": packed(64, symmetric=False),
     "ct int4 g64 ordered": packed(64, ordered=True),
-    "ct int4 channel": packed(-1),
     "ct int8 packed g128 zeros": packed(128, 8, symmetric=False),
     "ct int8 packed channel": packed(-1, 8),
-    "awq g32": awq(32),
     "awq g64": awq(64),
     "awq g128": awq(128),
     "gptq g128": gptq(128),

@@ -50,6 +50,33 @@ def test_the_native_place(tmp_path: Path) -> None:
         read(tmp_path, {"quantization": {"qformat_weight": "nvfp4"}}, "params.json")
 
 
+CT = FORMS["ct int4 g32"].config
+GROUP = CT["config_groups"]["group_0"]
+SECOND = {"group_0": GROUP, "group_1": {"weights": GROUP["weights"] | {"group_size": 64}}}
+THREE = {"group_0": {"weights": GROUP["weights"] | {"num_bits": 3}}}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "message"),
+    [
+        ("gptq", "must be a JSON object, it is 'gptq'"),
+        ({"quant_method": "bitsandbytes"}, "has quant_method 'bitsandbytes'; Noria supports fp8, compressed"),
+        (CT | {"config_groups": THREE}, "has num_bits 3; Noria supports 4 and 8"),
+        (CT | {"config_groups": SECOND}, "has config_groups that differ in group_size; Noria supports one for"),
+        (CT | {"format": "nvfp4-pack-quantized"}, "has format 'nvfp4-pack-quantized'; Noria supports float-"),
+        (CT | {"sparsity_config": {"format": "sparse-24"}}, r"has sparse weights \(format 'sparse-24"),
+        (CT | {"transform_config": {"R1": {}}}, "has a transform_config, rotations of activations"),
+        (FORMS["awq g64"].config | {"version": "gemv"}, "has version 'gemv'; Noria supports 'gemm'"),
+        (FORMS["awq g64"].config | {"group_size": -5}, "has group_size -5; it must be -1 or at least 1"),
+        (FORMS["gptq g128"].config | {"checkpoint_format": "marlin"}, "'marlin'; Noria supports 'gptq' and 'gptq_v2'"),
+        (FORMS["gptq g128"].config | {"dynamic": {"+:.*": {"bits": 8}}}, r"other bits for some layers \(dynamic\)"),
+    ],
+)
+def test_what_is_not_supported_is_named(quantization: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=f"^quantization_config in config.json .*{message}"):
+        read(tmp_path, {"quantization_config": quantization})
+
+
 @pytest.mark.parametrize(
     ("found", "kind", "bits"),
     [
