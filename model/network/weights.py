@@ -8,12 +8,12 @@ from torch import nn
 
 from model.attention.rope import internal_order
 from model.checkpoint.block_matrix import check_finite
-from model.checkpoint.matrices import Matrix, QuantizedMatrix, cut, parts
+from model.checkpoint.matrices import Matrix, cut, parts
+from model.checkpoint.quantized.matrices import QuantizedMatrix
 from model.config import ModelConfig
 from model.errors import ModelError
 from model.linear.compiled import Compiled
 from model.linear.floats import WeightsOnly
-from model.machine.transfers import uploader
 from model.network.moe import MoE
 from model.network.transformer import Transformer
 from model.sharding.shard import Shard, shard_of
@@ -55,7 +55,7 @@ def load(
     Raises ModelError naming the tensor that is missing, unexpected, duplicate or of the wrong shape.
     """
     _reserve(model, dtype, device)
-    missing, shapes, upload = dict(places(shard)), _shapes(shard), uploader(device)
+    missing, shapes = dict(places(shard)), _shapes(shard)
     n_places = len(missing)
     for name, tensor in tensors:
         place, part = missing.pop(name, None), shard.part(name)
@@ -67,7 +67,7 @@ def load(
             )
         of_embeddings = name == EMBEDDINGS
         try:
-            own = _internal(_uploaded(cut(tensor, part), upload), place, rotation)
+            own = _internal(_uploaded(cut(tensor, part), device), place, rotation)
             if not of_embeddings or model.has_embeddings:
                 _fill(model, place, own, embeddings or dtype if of_embeddings else dtype, device)
             if of_embeddings and model.has_head and shard.whole.tied_head:
@@ -90,11 +90,11 @@ def _shapes(shard: Shard) -> dict[str, tuple[int, ...]]:
     return {name: place.shape for name, place in places(shard_of(shard.whole))}
 
 
-def _uploaded(tensor: Matrix, upload: Callable[[torch.Tensor], torch.Tensor]) -> Matrix:
+def _uploaded(tensor: Matrix, device: torch.device) -> Matrix:
     """The tensor on its device; GGUF's matrices on the host, where a scheme converts them."""
     if isinstance(tensor, torch.Tensor):
-        return upload(tensor)
-    return tensor.moved(upload) if isinstance(tensor, QuantizedMatrix) else tensor
+        return tensor.to(device)
+    return tensor.moved(lambda part: part.to(device)) if isinstance(tensor, QuantizedMatrix) else tensor
 
 
 def _internal(tensor: Matrix, place: Place, rotation: str) -> Matrix:

@@ -13,7 +13,6 @@ import torch
 from model.batch import PageTable, Slice, StepBatch, TokenLogprob
 from model.config import ModelConfig
 from model.loading import load_from
-from model.machine.transfers import StagingBuffers
 from model.options import GPU_UTILIZATION, RunnerOptions
 from model.sampling_params import SamplingParams
 from model.step import retry
@@ -108,12 +107,3 @@ def test_requests_of_a_step_that_does_not_fit_are_answered(caplog: pytest.LogCap
         assert mine.logprob == pytest.approx(theirs.logprob, abs=0.25)
     again = Scored(runner)
     assert (again.scores, again.logprobs) == (expected.scores, expected.logprobs), "with memory, nothing is left of it"
-
-
-@pytest.mark.parametrize("shape", [(1,), (1000, 37), (4096, 513)], ids=str)
-def test_uploads(shape: tuple[int, ...]) -> None:
-    stage = StagingBuffers(CUDA, 2**16)
-    tensors = [torch.randn(shape).bfloat16() for _ in range(3)]
-    for mine, theirs in zip([stage.upload(tensor) for tensor in tensors], tensors, strict=True):
-        assert mine.device.type == "cuda"
-        assert torch.equal(mine.cpu(), theirs)
