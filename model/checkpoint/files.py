@@ -1,7 +1,6 @@
-"""The files of a model directory: layout, shards, safetensors headers, fingerprints. No torch, no numpy.
+"""The files of a model directory: layout, shards, safetensors headers, fingerprints. No torch.
 
-A safetensors file is an 8-byte little-endian header length, a JSON header, and the bytes of the tensors. A truncated
-file is found by reading only the header, before memory is allocated: its last offset must be the end of the file.
+A truncated safetensors file is found by its header alone, before memory is allocated.
 """
 
 import json
@@ -10,8 +9,6 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
-from math import prod
-from operator import index
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,16 +20,6 @@ Progress = Callable[[str, float], None]
 
 INDEX = "model.safetensors.index.json"
 DTYPES: Mapping[str, str] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-DTYPE_BITS: Mapping[str, int] = {
-    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
-    **dict.fromkeys(("F32", "I32", "U32"), 32),
-    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
-    **dict.fromkeys(("BOOL", "I8", "U8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
-    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
-    "F4": 4,
-}
-"""Bits of a value in each dtype of safetensors."""
-MAX_HEADER_BYTES = 100_000_000
 MAX_DIGITS = 300
 BLOCK_BYTES = 2**21
 MAX_BLOCKS = 512
@@ -110,55 +97,17 @@ def _named_shards(directory: Path) -> tuple[Path, ...]:
 
 def read_shard(path: Path) -> Shard:
     """The header of one file. Raises ModelError for a file that is truncated, damaged or not readable."""
+    from safetensors import SafetensorError, safe_open
+
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(0)
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
-                raise ModelError(f"{path.name} is damaged: its header needs more than {size} bytes; download it again")
-            header = file.read(length)
+        with safe_open(path, framework="numpy") as file:
+            tensors = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            dtypes = {name: str(tensor.get_dtype()) for name, tensor in tensors.items()}
+            return Shard(path, dtypes, {name: tuple(tensor.get_shape()) for name, tensor in tensors.items()})
     except OSError as error:
-        raise ModelError(f"{path.name} cannot be read: {one_line(error)}; check the file") from error
-    try:
-        entries = {name: entry for name, entry in json.loads(header).items() if name != "__metadata__"}
-        dtypes = {name: str(entry["dtype"]) for name, entry in entries.items()}
-        shapes = {name: tuple(map(index, entry["shape"])) for name, entry in entries.items()}
-        ranges = {name: _range(entry["data_offsets"]) for name, entry in entries.items()}
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ModelError(
-            f"{path.name} is damaged: its header is not a safetensors header; download it again"
-        ) from error
-    if fault := _fault(dtypes, shapes, ranges, size - 8 - length):
-        raise ModelError(f"{path.name} is damaged: {fault}; download it again")
-    return Shard(path, dtypes, shapes)
-
-
-def _range(offsets: Any) -> tuple[int, int]:
-    first, end = map(index, offsets)
-    return first, end
-
-
-def _fault(
-    dtypes: Mapping[str, str],
-    shapes: Mapping[str, tuple[int, ...]],
-    ranges: Mapping[str, tuple[int, int]],
-    size: int,
-) -> str | None:
-    """What is wrong in a header of a file with `size` bytes of tensors, which must fill them without overlap."""
-    for name, (first, end) in ranges.items():
-        shape, bits = shapes[name], DTYPE_BITS.get(dtypes[name])
-        if min((*shape, first, end - first)) < 0:
-            return f"the tensor {short(name)} has a negative size (shape {list(shape)}, bytes {first} to {end})"
-        if bits is not None and 8 * (end - first) != bits * prod(shape):
-            needed = f"shape {short(list(shape))} in {dtypes[name]} needs {bits * prod(shape) // 8}"
-            return f"the tensor {short(name)} has {end - first} bytes, its {needed}"
-    place = 0
-    for first, end, name in sorted((*where, name) for name, where in ranges.items()):
-        if first != place:
-            return f"the tensor {short(name)} starts at byte {first}, the one before it ends at {place}"
-        place = end
-    return None if place == size else f"its header describes {place} bytes of tensors, it has {size}"
+        raise ModelError(f"{path.name} cannot be read ({type(error).__name__}); check the file") from error
+    except SafetensorError as error:
+        raise ModelError(f"{path.name} is damaged: {short(str(error))}; download it again") from error
 
 
 def _without_weights(directory: Path) -> str:
