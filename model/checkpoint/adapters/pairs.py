@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from model.checkpoint.files import DTYPES, Shard, fingerprint, read_shard
-from model.checkpoint.names import is_vision, text_name
 from model.errors import ModelError, one_line, short
 
 if TYPE_CHECKING:
@@ -16,17 +15,6 @@ if TYPE_CHECKING:
 
 MAX_RANK = 256
 _TARGET = re.compile(r"layers\.\d+\.(attention\.w[qkvo]|feed_forward\.w[123])\.weight|output\.weight")
-_REFUSED = (
-    (re.compile(r"lora_magnitude_vector"), "a magnitude of DoRA"),
-    (re.compile(r"token_adapter|trainable_tokens"), "trained tokens"),
-    (re.compile(r"embed_tokens|tok_embeddings|lora_embedding_"), "an adapter of the embeddings"),
-    (re.compile(r"experts"), "an adapter of experts"),
-    (re.compile(r"\.bias$"), "a bias"),
-    (re.compile(r"modules_to_save|^(?!.*lora_).*\.weight$"), "a whole weight (modules_to_save)"),
-)
-"""Tensors that Noria knows and does not serve."""
-
-
 _BASE_HEAD = re.compile(r"(?:.+\.)?lm_head\.base_layer\.weight")
 """PEFT saves the base's own head, which training leaves as it is, beside an adapter of the head (peft issue 2092)."""
 
@@ -113,13 +101,9 @@ def _side(shard: Shard, name: str, side: Side | None) -> tuple[str, str]:
         raise ModelError(f"{file}: {short(name)} has dtype {shard.dtypes[name]}; Noria supports {', '.join(DTYPES)}")
     if side is not None and side.weight is not None and _TARGET.fullmatch(side.weight):
         return side.weight, side.letter
-    known = next((what for pattern, what in _REFUSED if pattern.search(name)), None)
-    if known is None and is_vision(text_name(name.removeprefix("base_model.model."))):
-        known = "an adapter of the image encoder"
-    reason = "whose target is not known" if known is None else f"which is {known}"
     raise ModelError(
-        f"{file} has {short(name)}, {reason}; Noria supports LoRA of the projections of attention and feed-forward "
-        "(q, k, v, o, gate, up, down) and of the output head"
+        f"{file} has {short(name)}, which is not lora_A or lora_B of a known projection; Noria supports LoRA of the "
+        "projections of attention and feed-forward (q, k, v, o, gate, up, down) and of the output head"
     )
 
 

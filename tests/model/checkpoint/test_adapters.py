@@ -20,22 +20,15 @@ from tests.model.driving import CPU, EXPERTS, tiny
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model.model.layers.0"
-Q, DOWN = f"{PREFIX}.self_attn.q_proj", f"{PREFIX}.mlp.down_proj"
+Q = f"{PREFIX}.self_attn.q_proj"
+SHAPES = {"q_proj": (32, 32), "k_proj": (16, 32), "v_proj": (16, 32), "o_proj": (32, 32)}
+FEED_FORWARD = {"gate_proj": (48, 32), "up_proj": (48, 32), "down_proj": (32, 48)}
 BASE = {
-    **{
-        f"model.layers.{n}.self_attn.{name}.weight": torch.empty(32, 32)
-        for n in (0, 1)
-        for name in ("q_proj", "o_proj")
-    },
-    **{
-        f"model.layers.{n}.self_attn.{name}.weight": torch.empty(16, 32)
-        for n in (0, 1)
-        for name in ("k_proj", "v_proj")
-    },
-    **{f"model.layers.{n}.mlp.{name}.weight": torch.empty(48, 32) for n in (0, 1) for name in ("gate_proj", "up_proj")},
-    **{f"model.layers.{n}.mlp.down_proj.weight": torch.empty(32, 48) for n in (0, 1)},
-    "lm_head.weight": torch.empty(64, 32),
-}
+    f"model.layers.{n}.{part}.{name}.weight": torch.empty(shape)
+    for n in (0, 1)
+    for part, shapes in (("self_attn", SHAPES), ("mlp", FEED_FORWARD))
+    for name, shape in shapes.items()
+} | {"lm_head.weight": torch.empty(64, 32)}
 """The shapes of `tiny` under Hugging Face's names."""
 
 
@@ -116,37 +109,20 @@ def shortly(value: object) -> str:
 
 FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"peft_type": "LOHA"}, "peft_type 'LOHA'; Noria supports 'LORA'"),
-    ({"peft_type": None}, "peft_type None"),
     ({"use_dora": True}, "'use_dora': True, which Noria does not support"),
     ({"bias": "lora_only"}, "bias 'lora_only'; Noria supports 'none'"),
-    ({"lora_bias": True}, "'lora_bias': True"),
     ({"modules_to_save": ["embed_tokens"]}, "'modules_to_save': ['embed_tokens']"),
-    ({"fan_in_fan_out": True}, "'fan_in_fan_out': True"),
-    ({"trainable_token_indices": [3]}, "'trainable_token_indices': [3]"),
-    ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "'target_parameters'"),
-    ({"layer_replication": [[0, 2]]}, "'layer_replication'"),
-    ({"alora_invocation_tokens": [1, 2]}, "'alora_invocation_tokens'"),
     ({"use_something_new": True}, "'use_something_new': True"),
     ({"init_lora_weights": "pissa_niter_4"}, "'pissa_niter_4', which changes the weights of the base"),
-    ({"r": 4}, "has rank 8, adapter_config.json says 4"),
-    ({"r": "8"}, "a whole number of at least 1 in r, it has '8'"),
-    ({"rank_pattern": {"q_proj": 4}}, "q_proj.lora_A.weight' has rank 8, adapter_config.json says 4"),
-    ({"rank_pattern": [4]}, "an object in rank_pattern, it has [4]"),
-    ({"rank_pattern": {"(q_proj": 8}}, "has the expression '(q_proj'"),
+    ({"alpha_pattern": [4]}, "an object in alpha_pattern, it has [4]"),
+    ({"alpha_pattern": {"(q_proj": 8}}, "has the expression '(q_proj'"),
     ({"alpha_pattern": {"(.*)*x": 8}}, "has the expression '(.*)*x'; Noria supports names of modules"),
     ({"alpha_pattern": {".*.*.*x": 8}}, "at most 2 repeats"),
     ({"alpha_pattern": {"q" * 201: 8}}, "at most 200 characters"),
     ({"alpha_pattern": {"q_proj": -1}}, "above 0 in q_proj, it has -1"),
-    ({"lora_alpha": None}, "a finite number in lora_alpha, it has None"),
-    ({"lora_alpha": float("inf")}, "a finite number in lora_alpha, it has inf"),
-    ({"lora_alpha": 10**400}, "a finite number in lora_alpha, it has inf"),
-    ({"lora_alpha": 0}, "a number above 0 in lora_alpha, it has 0"),
-    ({"r": 10**400}, "a whole number of at least 1 in r, it has inf"),
-    ({"rank_pattern": {"q_proj": 10**400}}, "a finite number in q_proj, it has inf"),
     ({"alpha_pattern": {"q_proj": 10**400}}, "a finite number in q_proj, it has inf"),
-    ({"target_modules": ["v_proj"]}, "'lm_head', which is not in target_modules"),
-    ({"layers_to_transform": [1]}, "whose layer layers_to_transform of adapter_config.json excludes"),
-    ({"layers_to_transform": 1}, "whose layer layers_to_transform"),
+    ({"lora_alpha": None}, "a finite number in lora_alpha, it has None"),
+    ({"lora_alpha": 0}, "a number above 0 in lora_alpha, it has 0"),
 ]
 
 
@@ -162,12 +138,9 @@ def test_fields_that_are_refused(changes: dict[str, Any], message: str, peft: Pa
 @pytest.mark.parametrize(
     "changes",
     [
-        {"target_modules": "all-linear"},
-        {"target_modules": r".*\.(q|v)_proj"},
-        {"target_modules": None, "layers_to_transform": [0, 1]},
-        {"init_lora_weights": "gaussian", "peft_version": "0.19.1", "arrow_config": None, "use_bdlora": None},
-        {"runtime_config": {"ephemeral_gpu_offload": False}, "eva_config": {"rho": 2.0}},
-        {"rank_pattern": {"down_proj": 8, ".*": 8}, "alpha_pattern": {r"layers\.\d+\.self_attn\.(q|k)_proj": 4}},
+        {"target_modules": "all-linear", "layers_to_transform": [0, 1], "rank_pattern": {"down_proj": 8}},
+        {"init_lora_weights": "gaussian", "peft_version": "0.19.1", "arrow_config": None, "eva_config": {"rho": 2.0}},
+        {"alpha_pattern": {r"layers\.\d+\.self_attn\.(q|k)_proj": 4}},
     ],
     ids=str,
 )
@@ -176,40 +149,27 @@ def test_fields_that_pass(changes: dict[str, Any], peft: Path) -> None:
     read(peft)
 
 
-def moved(old: str, new: str) -> Callable[[dict[str, Tensor]], Any]:
-    return lambda tensors: tensors.update({new: tensors.pop(old)})
-
-
 def put(name: str, value: Tensor) -> Callable[[dict[str, Tensor]], Any]:
     return lambda tensors: tensors.update({name: value})
 
 
+UNKNOWN = "which is not lora_A or lora_B of a known projection; Noria supports LoRA of the projections of attention"
+OTHERS = (
+    *(f"{Q}.lora_magnitude_vector", f"{Q}.lora_B.bias", "base_model.model.lm_head.weight"),
+    *("base_model.model.model.embed_tokens.weight", f"{PREFIX}.block_sparse_moe.experts.0.w1.lora_A.weight"),
+    *(f"base_model.model.{name}.lora_A.weight" for name in ("vision_tower.layers.0.q", "transformer.h.0.c_attn")),
+)
+"""DoRA, a bias, a whole weight, embeddings, experts, an image encoder, another network."""
 TENSORS: list[tuple[Callable[[dict[str, Tensor]], Any], str]] = [
-    (put(f"{Q}.lora_magnitude_vector", torch.ones(32)), "which is a magnitude of DoRA"),
-    (put(f"{Q}.lora_magnitude_vector.default.weight", torch.ones(32)), "which is a magnitude of DoRA"),
-    (put(f"{Q}.lora_B.bias", torch.ones(32)), "lora_B.bias', which is a bias"),
-    (put(f"{Q}.bias", torch.ones(32)), "which is a bias"),
-    (put("base_model.model.lm_head.weight", torch.ones(64, 32)), "which is a whole weight (modules_to_save)"),
-    (put("base_model.model.model.embed_tokens.weight", torch.ones(64, 32)), "which is an adapter of the embeddings"),
-    (put("base_model.model.model.embed_tokens.lora_embedding_A", torch.ones(8, 64)), "an adapter of the embeddings"),
-    (put("base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta", torch.ones(1)), "trained tokens"),
-    (put(f"{PREFIX}.block_sparse_moe.experts.0.w1.lora_A.weight", torch.ones(8, 32)), "an adapter of experts"),
-    (put(f"{PREFIX}.mlp.experts.base_layer.lora_A.weight", torch.ones(8, 32)), "an adapter of experts"),
-    (put(f"{PREFIX}.block_sparse_moe.gate.lora_A.weight", torch.ones(8, 32)), "whose target is not known"),
-    (put("base_model.model.vision_tower.layers.0.q.lora_A.weight", torch.ones(8, 32)), "of the image encoder"),
-    (put("base_model.model.transformer.h.0.c_attn.lora_A.weight", torch.ones(8, 32)), "whose target is not known"),
-    (lambda tensors: tensors.pop(f"{Q}.lora_A.weight"), "q_proj.lora_B.weight', but no lora_A"),
+    *((put(name, torch.ones(8, 32)), f"{name}', {UNKNOWN}") for name in OTHERS),
     (lambda tensors: tensors.pop(f"{Q}.lora_B.weight"), "q_proj.lora_A.weight', but no lora_B"),
     (put(f"{Q}.lora_A.default.weight", torch.ones(8, 32)), "two tensors for A of layers.0.attention.wq.weight"),
     (lambda tensors: tensors.clear(), "has no tensors"),
     (put(f"{Q}.lora_A.weight", torch.ones(4, 32)), "shape [4, 32] and its lora_B [32, 8]; expected [r, n_in]"),
-    (put(f"{Q}.lora_A.weight", torch.ones(8)), "shape [8] and its lora_B [32, 8]"),
     (put(f"{Q}.lora_A.weight", torch.ones(8, 40)), "shapes [8, 40] and [32, 8], the model needs [8, 32] and"),
-    (put(f"{DOWN}.lora_B.weight", torch.ones(40, 8)), "and [40, 8], the model needs [8, 48] and [32, 8]; this is not"),
     (put(f"{Q}.lora_A.weight", torch.ones(8, 32, dtype=torch.int8)), "has dtype I8; Noria supports BF16, F16, F32"),
     (put(f"{Q}.lora_A.weight", torch.full((8, 32), float("nan"))), "lora_A.weight' and its lora_B reach nan with the"),
     (put(f"{Q}.lora_B.weight", torch.full((32, 8), float("inf"))), "reach inf with the scale 2; in float32 Noria sup"),
-    (moved(f"{Q}.lora_A.weight", f"{Q.replace('.0.', '.7.')}.lora_A.weight"), "but no lora_"),
 ]
 
 
@@ -261,8 +221,6 @@ def test_an_adapter_whose_outputs_no_norm_can_square_is_refused(dtype: torch.dty
 NATIVE_FAULTS: list[tuple[Any, str]] = [
     ({"lora": {"rank": 16}}, "has rank 8, params.json says 16"),
     ({"lora": {"scaling": 0}}, "above 0 in scaling, it has 0"),
-    ({"lora": {"scaling": "2"}}, "a finite number in scaling, it has '2'"),
-    ({"lora": {"scaling": 10**400}}, "a finite number in scaling, it has inf"),
     ({"lora": [1]}, "an object in lora, it has [1]"),
 ]
 
@@ -273,20 +231,10 @@ def test_native_parameters_that_are_refused(params: Any, message: str, peft: Pat
     assert message in (fault(lambda: read(native)) or "")
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("layers.0.feed_forward.experts.0.w1.lora_A.weight", "an adapter of experts"),
-        ("layers.0.attention.wq.lora_A.bias", "a bias"),
-        ("layers.0.attention.wq.weight", "a whole weight"),
-        ("tok_embeddings.lora_A.weight", "an adapter of the embeddings"),
-        ("layers.0.attention.q_proj.lora_A.weight", "whose target is not known"),
-    ],
-)
-def test_native_tensors_that_are_refused(name: str, message: str, peft: Path, tmp_path: Path) -> None:
+def test_a_native_tensor_that_is_refused(peft: Path, tmp_path: Path) -> None:
     native = save_native(peft, tmp_path / "native", 8, 1.0)
-    change(native, put(name, torch.ones(8, 32)), "lora.safetensors")
-    assert message in (fault(lambda: read(native)) or "")
+    change(native, put("layers.0.attention.q_proj.lora_A.weight", torch.ones(8, 32)), "lora.safetensors")
+    assert UNKNOWN in (fault(lambda: read(native)) or "")
 
 
 def test_directories_without_an_adapter(peft: Path, tmp_path: Path) -> None:
@@ -299,18 +247,12 @@ def test_directories_without_an_adapter(peft: Path, tmp_path: Path) -> None:
     assert f"has no {WEIGHTS}" in (fault(lambda: open_adapter(peft)) or "")
 
 
-def test_a_training_directory_without_a_configuration_lacks_only_that(peft: Path) -> None:
+def test_a_pipe_is_not_opened(peft: Path) -> None:
+    """It would block until somebody writes to it. Other files of a training are no adapter."""
     (peft / "optimizer.pt").touch()
     (peft / CONFIG).unlink()
+    os.mkfifo(peft / CONFIG)
     assert f"has no {CONFIG}" in (fault(lambda: open_adapter(peft)) or "")
-
-
-@pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
-def test_a_pipe_is_not_opened(name: str, peft: Path) -> None:
-    """It would block until somebody writes to it."""
-    (peft / name).unlink()
-    os.mkfifo(peft / name)
-    assert f"has no {name}" in (fault(lambda: open_adapter(peft)) or "")
 
 
 def test_damaged_files(peft: Path) -> None:
