@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
+from model.checkpoint.resolve import ignore_progress
 from model.errors import NoriaError, OptionError
 from model.options import RunnerOptions
 from model.ranks.links import BEAT_SECONDS, Link
@@ -80,15 +81,12 @@ class Follower:
 
     def run(self, options: RunnerOptions, store: Any) -> NoReturn:
         """Load and compute. The process ends with rank 0, or at its own first error."""
-        self._runner = load_part(options, self._world, store, self._progress, self._compare, self._agree)
+        self._runner = load_part(options, self._world, store, ignore_progress, self._compare, self._agree)
         reader = PlanReader()
         while True:
             output = self._runner.launch(reader.read(*self._plans.get()))()
             if output.slices:
                 self._link.send("output", [output.slices, self._runner.grammar_restarts])
-
-    def _progress(self, stage: str, fraction: float) -> None:
-        self._link.send("progress", [stage, fraction])
 
     def _compare(self, own: Identity) -> None:
         self._link.send("identity", own)

@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 from model.errors import ModelError
 from model.machine.child import LOADING_SILENCE_SECONDS, SILENCE_SECONDS, STOPPED_SECONDS, ending, is_stopped
 from model.ranks.links import Link, packed
-from model.ranks.progress import LeastProgress
 from model.ranks.troubles import Kind, Troubles
 
 log = logging.getLogger(__name__)
@@ -37,8 +36,7 @@ class Followers:
     When one is gone, or raises, all end: the local ones are killed, the others see that the connection closes.
     """
 
-    def __init__(self, progress: LeastProgress) -> None:
-        self._progress = progress
+    def __init__(self) -> None:
         self._links: dict[int, Link] = {}
         self._processes: Processes = {}
         self._boxes: dict[tuple[int, str], queue.SimpleQueue[Any]] = {}
@@ -124,9 +122,7 @@ class Followers:
         self._troubles.note(Kind.GONE, self._how_it_ended(rank))
 
     def _take(self, rank: int, kind: str, body: Any) -> None:
-        if kind == "progress":
-            self._progress.note(rank, *body)
-        elif kind == "log":
+        if kind == "log":
             level, text = body
             log.log(level, "rank %d: %s", rank, text)
         elif kind == "reply":

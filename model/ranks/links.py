@@ -1,7 +1,7 @@
 """One connection between rank 0 and another rank: frames of a kind, a JSON body and bytes, in both directions.
 
 From rank 0:  welcome, refused, agreed, plan, prepare, goodbye
-To rank 0:    hello, identity, offer, progress, beat, output, reply, log, failed
+To rank 0:    hello, identity, offer, beat, output, reply, log, failed
 """
 
 import contextlib

@@ -17,7 +17,6 @@ from model.options import RunnerOptions
 from model.ranks.followers import Followers, Lost
 from model.ranks.meeting import Host, Joined, difference
 from model.ranks.part import Identity, load_part
-from model.ranks.progress import LeastProgress
 from model.ranks.runner import NO_ADAPTERS, ParallelRunner
 from model.ranks.world import World, check_size, from_environment
 from model.warming import compile_all, first_steps
@@ -62,12 +61,11 @@ def create(progress: Progress, local: Local | None = None, **options: Any) -> Pa
     check(chosen)
     progress("starting the ranks", 0.0)
     host = local.host if local else Host(_world(chosen.layout.size))
-    least = LeastProgress(progress, host.world.size)
-    followers = Followers(least)
+    followers = Followers()
     joined = host.meet(options, local.check if local else lambda: None)
     followers.connect(joined.links, local.processes if local else {})
     with _reporting(followers):
-        return _load(chosen, host.world, joined, followers, least)
+        return _load(chosen, host.world, joined, followers, progress)
 
 
 def _world(n_ranks: int) -> World:
@@ -99,11 +97,11 @@ def _reporting(followers: Followers) -> Iterator[None]:
 
 
 def _load(
-    options: RunnerOptions, world: World, joined: Joined, followers: Followers, progress: LeastProgress
+    options: RunnerOptions, world: World, joined: Joined, followers: Followers, progress: Progress
 ) -> ParallelRunner:
     def report(stage: str, fraction: float) -> None:
         followers.check()
-        progress.note(0, stage, fraction)
+        progress(stage, fraction)
 
     def compare(own: Identity) -> None:
         for rank, theirs in followers.take_all("identity").items():
@@ -120,7 +118,7 @@ def _load(
     device = choose_device(options.device)
     own = load_part(options, world, joined.store, report, compare, agree)
     runner = ParallelRunner(own, options.layout.place(0), followers)
-    progress.note(0, "warming up", 0.0)
+    progress("warming up", 0.0)
     first_steps(runner)
     if device.type == "cuda" and not options.fast_start:
         compile_all(runner, own.head.model, report)

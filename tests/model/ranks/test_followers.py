@@ -10,7 +10,6 @@ import pytest
 from model.ranks import followers as module
 from model.ranks.followers import Followers, Lost
 from model.ranks.links import BEAT_SECONDS, Link
-from model.ranks.progress import WEIGHTS, LeastProgress
 
 Ends = tuple[Followers, dict[int, Link], "queue.SimpleQueue[str]"]
 
@@ -25,7 +24,7 @@ def connected() -> tuple[socket.socket, socket.socket]:
 def group() -> Iterator[Ends]:
     """Rank 0's side of two other ranks, their ends of the connections, and the reason why the group has ended."""
     pairs = {rank: tuple(map(Link, connected())) for rank in (1, 2)}
-    followers, reasons = Followers(LeastProgress(lambda *_: None, 3)), queue.SimpleQueue[str]()
+    followers, reasons = Followers(), queue.SimpleQueue[str]()
     followers.connect({rank: ours for rank, (ours, _) in pairs.items()}, {})
     followers.watch(reasons.put)
     yield followers, {rank: theirs for rank, (_, theirs) in pairs.items()}, reasons
@@ -92,14 +91,3 @@ def test_an_error_of_rank_0_ends_all(group: Ends) -> None:
     with pytest.raises(Lost, match="rank 0 failed: ValueError: x"):
         followers.end(ValueError("x"))
     assert reasons.get(timeout=10) == "rank 0 failed: ValueError: x"
-
-
-def test_progress_is_that_of_the_last_rank() -> None:
-    told: list[tuple[str, float]] = []
-    progress = LeastProgress(lambda *item: told.append(item), 2)
-    progress.note(0, "checking memory", 0.0)
-    progress.note(1, "checking memory", 0.0)
-    progress.note(0, WEIGHTS, 0.9)
-    progress.note(1, WEIGHTS, 0.5)
-    progress.note(1, WEIGHTS, 1.0)
-    assert told == [("checking memory", 0.0), (WEIGHTS, 0.0), (WEIGHTS, 0.5), (WEIGHTS, 0.9)]
