@@ -128,7 +128,7 @@ class Sizes(NamedTuple):
 
 
 def size(
-    setup: Setup, block_bits: float | None, gpu: profile.DeviceMemory | None, reserved: int, n_local: int = 1
+    setup: Setup, block_bits: float | None, gpu: profile.CudaMemory | None, reserved: int, n_local: int = 1
 ) -> Sizes:
     """The sizes that fit beside the weights, which are not read yet, and `reserved` bytes.
 
@@ -267,7 +267,7 @@ def _reserved(setup: Setup) -> int:
     return setup.options.max_loras * largest * setup.adapter_dtype.itemsize
 
 
-def _measure(setup: Setup, upper: Sizes, gpu: profile.DeviceMemory, build: profile.Build, reserved: int) -> Sizes:
+def _measure(setup: Setup, upper: Sizes, gpu: profile.CudaMemory, build: profile.Build, reserved: int) -> Sizes:
     """The sizes that fit beside the weights, the largest step, which is run, and `reserved` bytes.
 
     They are at most `upper`.

@@ -1,7 +1,6 @@
 """The memory of a GPU for keys and values, measured by running the largest step before their pools are allocated."""
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 
@@ -13,23 +12,8 @@ Build = Callable[[int, tuple[PoolSpec, ...]], Runner]
 """Makes a runner for sequences of at most this many tokens, with these pools."""
 
 
-class DeviceMemory(Protocol):
-    """A device's memory, in bytes."""
-
-    @property
-    def total(self) -> int: ...
-
-    def watch(self) -> None:
-        """Free unused memory, and begin to measure the peak."""
-        ...
-
-    def peak(self) -> int:
-        """The greatest number of bytes that this process and all others used at one time since `watch`."""
-        ...
-
-
 class CudaMemory:
-    """The memory of a CUDA device, without what the allocator caches: it frees that when needed."""
+    """The memory of a CUDA device in bytes, without what the allocator caches: it frees that when needed."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -39,24 +23,26 @@ class CudaMemory:
         return torch.cuda.mem_get_info(self._device)[1]
 
     def watch(self) -> None:
+        """Free unused memory, and begin to measure the peak."""
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def peak(self) -> int:
+        """The greatest number of bytes that this process and all others used at one time since `watch`."""
         torch.cuda.synchronize(self._device)
         free, total = torch.cuda.mem_get_info(self._device)
         others = total - free - torch.cuda.memory_reserved(self._device)
         return others + torch.cuda.max_memory_allocated(self._device)
 
 
-def watched(device: torch.device) -> DeviceMemory | None:
+def watched(device: torch.device) -> CudaMemory | None:
     """The memory of a GPU; None for a CPU, whose memory others may want."""
     return CudaMemory(device) if device.type == "cuda" else None
 
 
 def cache_budget(
-    sizes: PoolSizes, length: int, upper: int, utilization: float | None, memory: DeviceMemory, build: Build
+    sizes: PoolSizes, length: int, upper: int, utilization: float | None, memory: CudaMemory, build: Build
 ) -> int:
     """Bytes for keys and values beside the weights, which are there, and the largest step; 0 if there are none.
 
