@@ -1,7 +1,7 @@
 """Configurations of published models of the family, as their files have them, and what they mean by hand.
 
 The numbers of parameters are those that the model cards give (Mistral 7B, Ministral 8B, Llama, SmolLM2), or round to
-what they give. They are of the text model alone: 3.4, 8.5 and 13.5 billion for Ministral 3. The image encoder has 0.4
+what they give. They are of the text model alone: 3.4 and 8.5 billion for Ministral 3. The image encoder has 0.4
 billion more. The sizes of Mistral Medium 3.5 are of its shape only.
 """
 
@@ -114,7 +114,6 @@ EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": N
 NEMO = {"head_dim": 128, "sliding_window": None, "rope_theta": 1e6}
 SMALL = {"head_dim": 128, "sliding_window": None, "rope_theta": 1e8}
 UNSCALED = {"mscale_all_dim": 1.0}
-V1, V3 = (4096, 32, 32, 8, 14336, 32000), (4096, 32, 32, 8, 14336, 32768)
 NATIVE_YARN = {"factor": 16, "original_max_position_embeddings": 16384, "beta": 32, "alpha": 1, "apply_scale": False}
 NATIVE_3B = {"yarn": NATIVE_YARN, "llama_4_scaling": {"original_max_position_embeddings": 16384, "beta": 0.1}}
 NATIVE_3B |= {"tied_embeddings": True, "max_position_embeddings": 262144, "vision_encoder": NATIVE_ENCODER}
@@ -156,32 +155,21 @@ PIXTRAL = {
 """What its `vision_config` does not say is the default of transformers."""
 ROWS: Mapping[str, Row] = {
     "Mistral 7B v0.1": _config(
-        7_241_732_096, 131072, {4096: 32}, 32768, hf("mistral", *V1, 32768, sliding_window=4096)
+        7_241_732_096,
+        131072,
+        {4096: 32},
+        32768,
+        hf("mistral", 4096, 32, 32, 8, 14336, 32000, 32768, sliding_window=4096),
     ),
-    "Mistral 7B v0.2": _config(7_241_732_096, 131072, full(32), 32768, hf("mistral", *V1, 32768, sliding_window=None)),
-    "Mistral 7B v0.3": _config(7_248_023_552, 131072, full(32), 32768, hf("mistral", *V3, 32768, sliding_window=None)),
-    "Mistral 7B v0.1, native": _params(7_241_732_096, 131072, {4096: 32}, 32768, native(*V1, sliding_window=4096)),
-    "Mathstral 7B, native": _params(7_248_023_552, 131072, full(32), 32768, native(*V3, rope_theta=1e6)),
     "Codestral 22B": _config(
         *(22_247_282_688, 229376, full(56), 32768),
         hf("mistral", 6144, 56, 48, 8, 16384, 32768, 32768, sliding_window=None, rope_theta=1e6),
-    ),
-    "Mixtral 8x7B": _config(
-        *(46_702_792_704, 131072, full(32), 32768), hf("mixtral", 4096, 32, 32, 8, 14336, 32000, 32768, **EXPERTS)
-    ),
-    "Mixtral 8x7B, native": _params(
-        *(46_702_792_704, 131072, full(32), 32768),
-        native(*V1, moe={"num_experts": 8, "num_experts_per_tok": 2}, rope_theta=1e6),
     ),
     "Mixtral 8x22B": _config(
         *(140_620_634_112, 229376, full(56), 65536), hf("mixtral", 6144, 56, 48, 8, 16384, 32000, 65536, **EXPERTS)
     ),
     "Nemo 12B": _config(
         12_247_782_400, 163840, full(40), 131072, hf("mistral", 5120, 40, 32, 8, 14336, 131072, 131072, **NEMO)
-    ),
-    "Nemo 12B, native": _params(
-        *(12_247_782_400, 163840, full(40), 128000),
-        native(5120, 40, 32, 8, 14336, 131072, rope_theta=1e6, max_seq_len=128000),
     ),
     "Pixtral 12B": Row(*("config.json", PIXTRAL, 12_247_782_400, 163840, full(40), 1_024_000), encoder=434_957_312),
     "Pixtral 12B, native": Row(
@@ -207,21 +195,11 @@ ROWS: Mapping[str, Row] = {
             rope_theta=1e8,
         ),
     ),
-    "Ministral 8B, native": _params(
-        *(8_019_808_256, 147456, MINISTRAL_WINDOWS, 32768),
-        native(
-            *(4096, 36, 32, 8, 12288, 131072),
-            rope_theta=1e8,
-            max_seq_len=32768,
-            _sliding_window=[None, 32768, 32768, 32768],
-        ),
-    ),
     "Ministral 3 3B": _config(3_429_006_336, 106496, full(26), 262144, _ministral3(3072, 26, 9216, 1e6, tied=True)),
     "Ministral 3 3B, native": _params(
         *(3_429_006_336, 106496, full(26), 262144), native(3072, 26, 32, 8, 9216, 131072, rope_theta=1e6, **NATIVE_3B)
     ),
     "Ministral 3 8B": _config(8_489_553_920, 139264, full(34), 262144, _ministral3(4096, 34, 14336, 1e6, tied=False)),
-    "Ministral 3 14B": _config(13_506_073_600, 163840, full(40), 262144, _ministral3(5120, 40, 16384, 1e9, tied=False)),
     "Devstral Small 2": _config(
         *(23_572_403_200, 163840, full(40), 393216),
         with_images(
@@ -242,7 +220,6 @@ ROWS: Mapping[str, Row] = {
             )
         ),
     ),
-    "Llama 2 7B": _config(6_738_415_616, 524288, full(32), 4096, hf("llama", 4096, 32, 32, 32, 11008, 32000, 4096)),
     "Llama 3.1 8B": _config(
         *(8_030_261_248, 131072, full(32), 131072),
         hf(
@@ -250,16 +227,6 @@ ROWS: Mapping[str, Row] = {
             rope_theta=5e5,
             rope_scaling={**LLAMA3, "factor": 8.0},
             eos_token_id=[128001, 128008, 128009],
-        ),
-    ),
-    "Llama 3.2 1B": _config(
-        *(1_235_814_400, 32768, full(16), 131072),
-        hf(
-            *("llama", 2048, 16, 32, 8, 8192, 128256, 131072),
-            head_dim=64,
-            rope_theta=5e5,
-            rope_scaling={**LLAMA3, "factor": 32.0},
-            tie_word_embeddings=True,
         ),
     ),
     "TinyLlama 1.1B": _config(1_100_048_384, 22528, full(22), 2048, hf("llama", 2048, 22, 32, 4, 5632, 32000, 2048)),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from model.checkpoint.families import read_config
 from model.checkpoint.open import open_checkpoint
@@ -66,29 +66,6 @@ def test_every_weight_of_a_sharded_checkpoint_comes_once_under_its_native_name(l
         assert torch.equal(tensors[mine], saved[theirs]), mine
     assert checkpoint.rotation == "half"
     assert sum(tensor.numel() for tensor in tensors.values()) == checkpoint.config.n_parameters
-
-
-def test_experts_as_published(tmp_path: Path) -> None:
-    config = MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2)
-    reference = MixtralForCausalLM(config)
-    reference.save_pretrained(tmp_path)
-    tensors = dict(open_checkpoint(tmp_path).tensors())
-    block = reference.model.layers[1].mlp
-    assert torch.equal(tensors["layers.1.feed_forward.gate.weight"], block.gate.weight)
-    fused = torch.cat([tensors[f"layers.1.feed_forward.experts.3.{name}.weight"] for name in ("w1", "w3")])
-    assert torch.equal(fused, block.experts.gate_up_proj[3])
-    assert torch.equal(tensors["layers.1.feed_forward.experts.3.w2.weight"], block.experts.down_proj[3])
-    assert sum(tensor.numel() for tensor in tensors.values()) == reference.num_parameters()
-
-
-def test_native_names_dtype_and_rotation(tmp_path: Path) -> None:
-    weights = {"tok_embeddings.weight": torch.rand(16, 8), "layers.0.attention.wq.weight": torch.rand(8, 8)}
-    checkpoint = open_checkpoint(_native(tmp_path, weights))
-    assert checkpoint.rotation == "adjacent"
-    assert checkpoint.config.dtype == "float32"
-    assert {name: tensor.tolist() for name, tensor in checkpoint.tensors()} == {
-        name: tensor.tolist() for name, tensor in weights.items()
-    }
 
 
 def test_native_shards(tmp_path: Path) -> None:

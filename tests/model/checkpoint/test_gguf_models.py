@@ -166,13 +166,6 @@ CASES: dict[str, tuple[str, Callable[[], torch.nn.Module], Callable[[GGUFWriter]
         lambda: MistralForCausalLM(MistralConfig(**LONG, sliding_window=None, rope_parameters=YARN)),
         yarn,
     ),
-    "yarn without its scale": (
-        "mistral3",
-        lambda: MistralForCausalLM(
-            MistralConfig(**LONG, sliding_window=None, rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 1.0})
-        ),
-        yarn_without_scale,
-    ),
 }
 
 

@@ -60,36 +60,31 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(tmp_path, monkeypatch)
 
 
+PAGE = "(pytorch.org/get-started/locally)"
+OLD = "PyTorch 2.13.0 is built for CUDA {} and needs driver {} or newer; update the driver, install another build "
+
+
 @pytest.mark.parametrize(
-    ("driver", "cuda", "built", "least"),
-    [("470.82.01", 11040, "12.6", 525), ("570.195.03", 12080, "13.0", 580), ("535.129.03", None, "13.0", 580)],
+    ("version", "cuda", "built", "words"),
+    [
+        ("470.82.01", 11040, "12.6", "470.82.01 (CUDA 11.4), " + OLD.format("12.6", 525) + PAGE),
+        ("535.129.03", None, "13.0", "535.129.03, " + OLD.format("13.0", 580) + PAGE),
+        # A driver serves every minor version of its CUDA. What remains is PyTorch's own error.
+        ("580.65.06", 13000, "13.2", "cannot use the GPU (Error 802: system not yet initialized); repair that"),
+        ("580.65.06", 13000, None, "but this PyTorch, 2.13.0, is a CPU build; install one for CUDA " + PAGE),
+        ("580.65.06", None, "13.0", "libcuda.so.1 does not load; give the container NVIDIA_DRIVER_CAPABILITIES"),
+    ],
 )
-def test_an_old_driver(machine: Machine, driver: str, cuda: int | None, built: str, least: int) -> None:
+def test_why_pytorch_does_not_use_the_gpu(
+    machine: Machine, version: str, cuda: int | None, built: str | None, words: str
+) -> None:
     """Both versions, and the least driver of NVIDIA's table. Without libcuda.so.1 the driver's branch decides."""
-    machine.driver(driver, cuda)
-    machine.pytorch(built)
-    shown = driver if cuda is None else f"{driver} (CUDA {cuda // 1000}.{cuda % 1000 // 10})"
-    why = (
-        f"NVIDIA's driver is {shown}, PyTorch 2.13.0 is built for CUDA {built} and needs driver {least} or newer; "
-        "update the driver, install another build (pytorch.org/get-started/locally)"
-    )
+    machine.driver(version, cuda, file=CLOSED if cuda is None else OPEN)
+    machine.pytorch(built, "Error 802: system not yet\ninitialized")
+    why = unused_gpu("auto")
+    assert why is not None
+    assert words in why
     assert machine.refused() == f"--device cuda: {why}, or use --device cpu"
-    assert unused_gpu("auto") == why
-
-
-def test_a_newer_driver_of_the_same_cuda_is_not_old(machine: Machine) -> None:
-    """A driver serves every minor version of its CUDA. What remains is PyTorch's own error."""
-    machine.driver("580.65.06", 13000, file=OPEN)
-    machine.pytorch("13.2", "Error 802: system not yet\ninitialized")
-    assert "cannot use the GPU (Error 802: system not yet initialized)" in machine.refused()
-    assert "driver is 580.65.06 (CUDA 13.0), PyTorch 2.13.0 is built for CUDA 13.2" in str(unused_gpu("auto"))
-
-
-def test_a_cpu_build(machine: Machine) -> None:
-    machine.driver("580.65.06", 13000)
-    machine.pytorch(None)
-    assert "this PyTorch, 2.13.0, is a CPU build; install one for CUDA" in machine.refused()
-    assert "CPU build" in str(unused_gpu("auto"))
 
 
 def test_a_container_without_its_gpu(machine: Machine) -> None:
@@ -97,8 +92,6 @@ def test_a_container_without_its_gpu(machine: Machine) -> None:
     machine.driver("580.65.06", None, reachable=False)
     machine.pytorch("13.0")
     assert "nvidiactl; give the container its GPUs (docker run --gpus all)" in machine.refused()
-    machine.driver("580.65.06", None)
-    assert "libcuda.so.1 does not load; give the container NVIDIA_DRIVER_CAPABILITIES" in machine.refused()
 
 
 def test_a_choice_is_no_fault(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

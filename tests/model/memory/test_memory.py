@@ -48,12 +48,6 @@ def test_page_counts_its_layers() -> None:
     assert pool.bytes_for(64) == 3 * 2 * PAGE + 16 * PAGE
 
 
-def test_budget_is_split_in_proportion() -> None:
-    pool = plan((5, None))
-    specs = pool.pools(64, 10 * pool.bytes_for(64))
-    assert [(spec.window, spec.n_pages) for spec in specs] == [(5, 30), (None, 160)]
-
-
 def test_pools_stay_within_the_budget_and_hold_one_sequence() -> None:
     pool = plan((5, None, None))
     need = pool.bytes_for(64)
@@ -74,37 +68,34 @@ def test_length_is_the_context_or_what_fits() -> None:
     assert pool.length(20, 5 * PAGE, SPARE) == 20
 
 
-def test_too_long_for_the_budget() -> None:
-    with pytest.raises(OptionError, match=r"21 tokens needs 3.0 KiB .* has 2.5 KiB; --max-model-len 20 would fit, or "):
-        plan((None,)).length(21, 5 * PAGE, SPARE)
+CONTEXT = "--max-model-len 65 is more than the model's context of 64 tokens"
+LITTLE = rf"1 tokens needs {PAGE} bytes .* has {PAGE - 100} bytes; --cache-memory 1MiB would hold 64 tokens, 1MiB the m"
 
 
-def test_budget_without_a_single_page() -> None:
-    remedy = "; --cache-memory 1MiB would hold 64 tokens, 1MiB the model's 64$"
-    with pytest.raises(OptionError, match=rf"1 tokens needs {PAGE} bytes .* has {PAGE - 100} bytes{remedy}"):
-        plan((None,)).length(None, PAGE - 100, SPARE)
+@pytest.mark.parametrize(
+    ("windows", "wanted", "budget", "spare", "message"),
+    [
+        ((None,), 21, 5 * PAGE, SPARE, r"21 tokens needs 3.0 KiB .* has 2.5 KiB; --max-model-len 20 would fit, or "),
+        ((None,), None, PAGE - 100, SPARE, LITTLE),
+        ((5, None), 65, 10**9, SPARE, CONTEXT),
+        ((None,), 0, 10**9, SPARE, "--max-model-len must be at least 1, got 0"),
+        ((5, 7), 101, 10**9, 3200, r"positions of 101 tokens need 3\.2 KiB, 3\.1 KiB are free .* at most 100$"),
+        ((5, 7), None, 10**9, 31, r"positions of 1 tokens need .*; choose a smaller --cache-memory$"),
+    ],
+)
+def test_a_length_that_does_not_fit(
+    windows: tuple[int | None, ...], wanted: int | None, budget: int, spare: int, message: str
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        plan(windows).length(wanted, budget, spare)
 
 
-def test_context_limit_unless_all_layers_have_windows() -> None:
-    with pytest.raises(OptionError, match="--max-model-len 65 is more than the model's context of 64 tokens"):
-        plan((5, None)).length(65, 10**9, SPARE)
-    assert plan((5, 7)).length(100_000, 10**9, SPARE) == 100_000
-
-
-def test_rotary_positions_count_too() -> None:
+def test_windows_and_rotary_positions_bound_the_length() -> None:
     """Cosine and sine of 4 pairs, 4 bytes each: 32 bytes a position, beside the cache."""
     windowed = plan((5, 7))
+    assert windowed.length(100_000, 10**9, SPARE) == 100_000
     assert windowed.length(100, 10**9, 3200) == 100
     assert windowed.length(None, 10**9, 330) == 10
-    with pytest.raises(OptionError, match=r"positions of 101 tokens need 3\.2 KiB, 3\.1 KiB are free .* at most 100$"):
-        windowed.length(101, 10**9, 3200)
-    with pytest.raises(OptionError, match=r"positions of 1 tokens need .*; choose a smaller --cache-memory$"):
-        windowed.length(None, 10**9, 31)
-
-
-def test_least_length() -> None:
-    with pytest.raises(OptionError, match="--max-model-len must be at least 1, got 0"):
-        plan((None,)).length(0, 10**9, SPARE)
 
 
 def test_weights_that_do_not_fit_name_a_dtype_that_does() -> None:

@@ -15,7 +15,7 @@ from model.checkpoint.families import read_config
 from model.checkpoint.gguf.index import Entry, Index
 from model.checkpoint.gguf.open import GgufModel
 from model.decide import planned
-from model.errors import ModelError, OptionError
+from model.errors import ModelError
 from model.kernels.cpu import native
 from model.linear.schemes import NAMES, SCHEMES, Scheme
 from model.linear.selection import PROJECTIONS
@@ -24,7 +24,6 @@ from model.memory.plan import Fit, PoolNeed, make_plan
 from model.options import RunnerOptions
 from tests.model.driving import checkpoint, storages, tiny
 from tests.published import MISTRAL_7B
-from tests.published import MIXTRAL_8X7B as MIXTRAL
 
 GIB = 2**30
 MISTRAL = MISTRAL_7B | {"sliding_window": 4096}
@@ -79,16 +78,6 @@ def test_the_longest_sequence_that_fits_has_a_row(tmp_path: Path) -> None:
     assert plan.fits[-1].tokens == plan.context
 
 
-def test_a_window_bounds_what_a_sequence_takes(tmp_path: Path) -> None:
-    """ceil((4096 - 1 + 512) / 32) + 1 = 145 pages of 4 MiB, however long."""
-    plan = make_plan(write(tmp_path, MISTRAL), options(max_model_len=200_000), 80 * GIB)
-    assert [fit.tokens for fit in plan.fits] == [1024, 4096, 8192, 32768, 131072, 200_000]
-    assert [fit.n_bytes // 2**22 for fit in plan.fits] == [32, 128, 145, 145, 145, 145]
-    (pool,) = plan.pools
-    assert (pool.window, pool.n_pages) == (4096, 145 * (plan.cache or 0) // (145 * 2**22))
-    assert [fit.sequences for fit in plan.fits] == [(pool.n_pages or 0) // n for n in (32, 128, 145, 145, 145, 145)]
-
-
 def test_pools_of_two_windows(tmp_path: Path) -> None:
     """Three of four layers see 1,024 tokens: ceil((1023 + 512) / 32) + 1 = 49 pages of 3 MiB, 1,024 pages of 1 MiB."""
     config = {"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "head_dim": 128, "hidden_dim": 14336}
@@ -104,20 +93,6 @@ def test_pools_of_two_windows(tmp_path: Path) -> None:
     times = (plan.cache or 0) / plan.fits[-1].n_bytes
     assert [pool.n_pages for pool in plan.pools] == [int(49 * times), int(1024 * times)]
     assert plan.fits[-1].sequences == int(times)
-
-
-def test_mixtral_on_a_card_that_is_too_small(tmp_path: Path) -> None:
-    plan = make_plan(write(tmp_path, MIXTRAL), options(), 80 * GIB)
-    assert plan.weights == 2 * 46_702_792_704
-    assert (plan.cache, plan.served) == (0, 0)
-    assert [fit.sequences for fit in plan.fits] == [0, 0, 0, 0]
-    assert make_plan(write(tmp_path, MIXTRAL), options(), 141 * GIB).fits[0].sequences
-
-
-def test_without_a_size_nothing_is_said_to_fit(tmp_path: Path) -> None:
-    plan = make_plan(write(tmp_path, MISTRAL), options(), None)
-    assert (plan.memory, plan.cache, plan.served, plan.pools[0].n_pages) == (None, None, None, None)
-    assert [fit.sequences for fit in plan.fits] == [None] * 4
 
 
 @pytest.mark.parametrize(
@@ -142,17 +117,6 @@ def test_memory_may_be_shared_out_otherwise(tmp_path: Path) -> None:
     assert (larger or 0) - (smaller or 0) == pytest.approx(32 * GIB, abs=1)
     int8 = make_plan(tmp_path, options(kv_dtype="int8"), 80 * GIB)
     assert int8.token == 131_072 // 2 // 128 * 132  # 128 bytes and a scale
-
-
-def test_a_length_beyond_the_context(tmp_path: Path) -> None:
-    write(tmp_path, MISTRAL | {"sliding_window": None})
-    with pytest.raises(OptionError, match="--max-model-len 32769 is more than the model's context of 32768"):
-        make_plan(tmp_path, options(max_model_len=32769), 80 * GIB)
-
-
-def test_what_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="is not a model directory"):
-        make_plan(tmp_path, options(), None)
 
 
 @pytest.mark.parametrize("quantization", [None, {"quant_method": "fp8"}])
