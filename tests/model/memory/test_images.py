@@ -98,7 +98,7 @@ def test_the_encoder_takes_two_bytes_a_weight(tmp_path: Path) -> None:
     assert encoder_bytes(tiny(), SCHEMES["int8"], "bfloat16") == 0
 
 
-@pytest.mark.parametrize("values", [{"dtype": "float32"}, {"quantize": "int8"}, {"quantize": "int4"}], ids=str)
+@pytest.mark.parametrize("values", [{"dtype": "float32"}, {"quantize": "int4"}], ids=str)
 @pytest.mark.parametrize("kind", pixtral.KINDS)
 def test_the_runner_does_as_planned(
     kind: str, values: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

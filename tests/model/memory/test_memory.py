@@ -12,8 +12,6 @@ from model.batch import max_pages
 from model.config import QueryTemperature, Rope
 from model.errors import OptionError
 from model.kernels.cpu import native
-from model.linear.base import RMSNorm
-from model.linear.compiled import Compiled
 from model.linear.schemes import SCHEMES
 from model.loading import create
 from model.memory import sizes as memory
@@ -133,30 +131,6 @@ def test_cpu_budget() -> None:
 
 SPARSE = tiny((None, None), dim=64, head_dim=16, hidden_dim=128, **{**EXPERTS, "expert_hidden_dim": 64})
 """A dense layer, then one of experts with shared ones. The kernels pad none of its matrices."""
-
-
-def test_the_weights_of_sparse_layers_are_counted() -> None:
-    """All is counted with 2 bytes a value; the gate and the norms are kept with 4."""
-    with torch.device("meta"):
-        model = Transformer(SPARSE, "bfloat16")
-    weights.load(
-        model,
-        shard_of(SPARSE),
-        "half",
-        random_tensors(SPARSE),
-        torch.float32,
-        CPU,
-        lambda _: None,
-        embeddings=torch.bfloat16,
-    )
-    packed = [part.packed for part in model.modules() if isinstance(part, Compiled)]
-    small = [
-        *(part.weight for part in model.modules() if isinstance(part, RMSNorm)),
-        model.layers[1].feed_forward.gate.weight,
-    ]
-    stored = model.tok_embeddings.weight.nbytes + sum(part.packed.nbytes for part in packed if part is not None)
-    expected = memory.weight_bytes(shard_of(SPARSE), SCHEMES["bfloat16"], "bfloat16")
-    assert expected == stored + 2 * sum(weight.numel() for weight in small)
 
 
 def test_the_step_of_sparse_layers_is_not_underestimated() -> None:

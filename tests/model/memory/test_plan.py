@@ -11,18 +11,15 @@ from typing import Any
 import pytest
 
 from model import loading
-from model.checkpoint.families import read_config
 from model.checkpoint.gguf.index import Entry, Index
 from model.checkpoint.gguf.open import GgufModel
 from model.decide import planned
 from model.errors import ModelError
 from model.kernels.cpu import native
-from model.linear.schemes import NAMES, SCHEMES, Scheme
-from model.linear.selection import PROJECTIONS
 from model.memory import sizes as memory
 from model.memory.plan import Fit, PoolNeed, make_plan
 from model.options import RunnerOptions
-from tests.model.driving import checkpoint, storages, tiny
+from tests.model.driving import checkpoint, tiny
 from tests.published import MISTRAL_7B
 
 GIB = 2**30
@@ -209,33 +206,6 @@ def test_the_plan_knows_which_kernels_the_engine_is_told_to_use(
 ) -> None:
     monkeypatch.setenv("NORIA_KERNELS", kernels)
     assert make_plan(write(tmp_path, MISTRAL), options(device="cpu"), 80 * GIB).scheme == scheme
-
-
-FAMILIES = {
-    "mistral": {"model_type": "mistral", "sliding_window": 9},
-    "tied": {"model_type": "mistral", "sliding_window": None, "tie_word_embeddings": True},
-    "mixtral": {"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": None},
-}
-SMALL = MISTRAL | {"hidden_size": 256, "num_hidden_layers": 1, "num_attention_heads": 8, "num_key_value_heads": 4}
-SMALL |= {"intermediate_size": 320, "vocab_size": 320, "max_position_embeddings": 64, "torch_dtype": "float32"}
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("scheme", SCHEMES.values(), ids=lambda scheme: scheme.name)
-@pytest.mark.skipif(native.kernels() is None, reason="takes compiled kernels for granted")
-def test_the_plan_of_every_scheme_is_what_loading_allocates(tmp_path: Path, scheme: Scheme, family: str) -> None:
-    config = read_config(write(tmp_path, SMALL | FAMILIES[family]))
-    by_name = {"quantize": scheme.name} if scheme.name in NAMES else {"dtype": scheme.name}
-    requested = options(device="cpu", cache_memory=2**22, max_step_tokens=64, max_sequences=4, **by_name)
-    runner = loading.load_from(checkpoint(config), requested, lambda stage, done: None)
-    plan = make_plan(tmp_path, requested, 2**30)
-    assert isinstance(runner.head.model.layers[0].attention.wo, PROJECTIONS[scheme.name])
-    assert storages(runner.head.model) == pytest.approx(plan.weights, rel=0.02)
-    caches = [cache.k.nbytes + cache.v.nbytes for cache in runner._pools.layers]
-    assert sum(caches) == sum((pool.n_pages or 0) * pool.page_bytes for pool in plan.pools)
-    description = runner.info.description
-    assert (description["dtype"], description["kv_dtype"]) == (plan.dtype, plan.kv_dtype)
-    assert SCHEMES[description["quantize"]].quantize == plan.scheme == scheme.quantize
 
 
 def test_planning_needs_no_torch() -> None:

@@ -112,7 +112,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "tied": {"tied_head": True},
     "experts": {**EXPERTS, "n_experts": 4, "expert_hidden_dim": 256},
 }
-CASES = [("mistral", Layout(2)), ("tied", Layout(1, 2))]
+CASES = [("mistral", Layout(2)), ("tied", Layout()), ("tied", Layout(1, 2)), ("experts", Layout())]
 CASES += [("experts", Layout(2, 2)), ("experts", Layout(2, experts=True))]
 
 
