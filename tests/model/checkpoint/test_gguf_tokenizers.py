@@ -19,12 +19,7 @@ from tests.gguf_models import write_tokenizer
 from tests.model.tokenizers.vocabularies import DATA
 
 N_SPECIAL, N_TOKENS = 1000, 9000
-SENTENCEPIECE = (
-    "tokenizer.model.v1",
-    "mistral_instruct_tokenizer_240216.model.v2",
-    "mistral_instruct_tokenizer_240323.model.v3",
-    "mistral_instruct_tokenizer_241114.model.v7",
-)
+SENTENCEPIECE = ("tokenizer.model.v1", "mistral_instruct_tokenizer_240323.model.v3")
 TEXTS = (
     "The quick brown Fox's JUMPS over 1234567 dogs,\n\n\tand  doesn't care...   ",
     "def f(x):\n    return x ** 2  # ½ café naïve\r\n\r\n",

@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from model.batch import PageCopy, PageTable, Slice, StepBatch
@@ -76,7 +76,7 @@ def changed(draw: st.DrawFn, table: PageTable) -> PageTable:
     return PageTable(table.first_block + gone, [*table.pages[gone:], *draw(st.lists(st.integers(0, 9), max_size=2))])
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps())
 def test_any_steps_arrive_as_they_were_planned(batches: list[StepBatch]) -> None:
     send = Sent()
