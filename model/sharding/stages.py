@@ -1,7 +1,8 @@
-"""Consecutive layers for each stage of a pipeline, so that the stages have about the same size."""
+"""Consecutive layers for each stage of a pipeline, so that the largest stage is as small as possible."""
 
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from functools import cache
+from itertools import accumulate
 
 from model.config import ModelConfig
 
@@ -21,18 +22,32 @@ ALIKE = StoredBits()
 
 
 def stages(config: ModelConfig, n: int, bits: StoredBits = ALIKE) -> list[range]:
-    """The layers of each of n stages, each at least one; each stage ends near its share of the bytes.
+    """The layers of each of n stages, each at least one.
 
-    The embeddings and the image encoder count in the first stage, the output head in the last.
-    Worked example: 8 equal layers in 3 stages, embeddings and head of the size of one layer each: 2, 4 and 2 layers
-    with the sizes 3, 4 and 3.
+    The embeddings and the image encoder count in the first stage, the output head in the last. Among divisions with the
+    same largest stage, it takes one whose stages are alike: their squares have a smaller sum.
+    Worked example: 8 equal layers in 3 stages, embeddings and head of the size of one layer each: 2, 3 and 3 layers
+    with the sizes 3, 3 and 4.
     """
-    sizes = [config.layer_parameters(layer) * bits.layers for layer in range(config.n_layers)]
+    sizes = [round(config.layer_parameters(layer) * bits.layers) for layer in range(config.n_layers)]
+    sums = [0, *accumulate(sizes)]
     table = config.vocab_size * config.dim
-    sizes[0] += table * bits.embeddings + bits.encoder
-    sizes[-1] += table * bits.head
-    sums, stops = [0.0, *accumulate(sizes)], [0]
-    for stage in range(1, n):
-        possible = range(stops[-1] + 1, len(sizes) - (n - stage) + 1)
-        stops.append(min(possible, key=lambda stop, share=sums[-1] * stage / n: abs(sums[stop] - share)))
-    return [range(first, stop) for first, stop in pairwise((*stops, len(sizes)))]
+    before, behind = round(table * bits.embeddings) + bits.encoder, round(table * bits.head)
+
+    def size(first: int, stop: int) -> int:
+        return sums[stop] - sums[first] + before * (first == 0) + behind * (stop == len(sizes))
+
+    @cache
+    def best(first: int, left: int) -> tuple[int, int, tuple[int, ...]]:
+        """Of `left` stages from layer `first` on: the size of the largest, the sum of squares, where they end."""
+        if left == 1:
+            rest = size(first, len(sizes))
+            return rest, rest**2, (len(sizes),)
+        found = []
+        for stop in range(first + 1, len(sizes) - left + 2):
+            own, (largest, squares, stops) = size(first, stop), best(stop, left - 1)
+            found.append((max(own, largest), own**2 + squares, (stop, *stops)))
+        return min(found)
+
+    _, _, stops = best(0, n)
+    return [range(first, stop) for first, stop in zip((0, *stops), stops, strict=False)]
