@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -55,8 +55,9 @@ class QuantizedMatrix:
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> "QuantizedMatrix":
         """The matrix with each of its tensors moved, such as to a GPU."""
-        parts = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: move(part) for name, part in parts.items() if isinstance(part, Tensor)})
+        others = (self.scales, self.zeros, self.channels)
+        scales, zeros, channels = (None if part is None else move(part) for part in others)
+        return QuantizedMatrix(move(self.values), scales, self.group, zeros, channels)
 
     def dequantize(self) -> Tensor:
         """float32 [n_out, n_in]: each value times its scale, in float32. Raises ValueError if one is not finite."""
