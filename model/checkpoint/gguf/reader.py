@@ -9,9 +9,7 @@ import mmap
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from math import prod
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -76,21 +74,7 @@ def read_parts(paths: Sequence[Path]) -> GgufFile:
                 "download the model again, and do not rename its files"
             )
     tensors = [replace(tensor, file=number) for number, file in enumerate(files) for tensor in file.tensors]
-    _check_tensors(files[0], tensors)
     return GgufFile(files[0].metadata, tensors)
-
-
-def _check_tensors(first: GgufFile, tensors: Sequence[Entry]) -> None:
-    expected = first.metadata.get("split.tensors.count", len(tensors))
-    if len(tensors) != expected:
-        raise ModelError(
-            f"the parts of the model have {len(tensors)} tensors, expected {short(expected)}; download the model again"
-        )
-    names: set[str] = set()
-    for tensor in tensors:
-        if tensor.name in names:
-            raise ModelError(f"two parts of the model have a tensor {short(tensor.name)}; download the model again")
-        names.add(tensor.name)
 
 
 class _Cursor:
@@ -176,16 +160,12 @@ def _alignment(metadata: Mapping[str, Any]) -> int:
 
 
 def _tensors(cursor: _Cursor, n_tensors: int, alignment: int) -> list[Entry]:
-    """The described tensors, each inside the file, none over another."""
+    """The described tensors, each inside the file."""
     described = [_described(cursor) for _ in range(n_tensors)]
     start = -(-cursor.place // alignment) * alignment
     found = list(_placed(described, start, alignment))
     if len({tensor.name for tensor in found}) < n_tensors:
         raise Damaged("it has two tensors of one name")
-    found_in_order = sorted(found, key=attrgetter("offset"))
-    for before, after in pairwise(found_in_order):
-        if before.offset + before.n_bytes > after.offset:
-            raise Damaged(f"its tensors {short(before.name)} and {short(after.name)} overlap at byte {after.offset}")
     last = max(found, key=lambda tensor: tensor.offset + tensor.n_bytes, default=None)
     if last is not None and (end := last.offset + last.n_bytes) > len(cursor.data):
         raise Damaged(f"its tensor {short(last.name)} ends at byte {end}, the file at byte {len(cursor.data)}")

@@ -219,7 +219,6 @@ def test_an_adapter_whose_outputs_no_norm_can_square_is_refused(dtype: torch.dty
 
 
 NATIVE_FAULTS: list[tuple[Any, str]] = [
-    ({"lora": {"rank": 16}}, "has rank 8, params.json says 16"),
     ({"lora": {"scaling": 0}}, "above 0 in scaling, it has 0"),
     ({"lora": [1]}, "an object in lora, it has [1]"),
 ]

@@ -142,25 +142,9 @@ def test_a_part_of_an_encoder_is_named(name: str, tmp_path: Path) -> None:
         loaded(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "known"),
-    [
-        ("vision_tower.patch_conv.weight", "vision_encoder.patch_conv.weight"),
-        ("model.vision_tower.ln_pre.weight", "vision_encoder.ln_pre.weight"),
-        ("multi_modal_projector.norm.weight", "pre_mm_projector_norm.weight"),
-        ("model.multi_modal_projector.patch_merger.merging_layer.weight", "patch_merger.merging_layer.weight"),
-        ("multi_modal_projector.linear_1.bias", "vision_language_adapter.w_in.bias"),
-        ("model.multi_modal_projector.linear_2.weight", "vision_language_adapter.w_out.weight"),
-        ("vision_language_adapter.w_in.bias", "vision_language_adapter.w_in.bias"),
-        ("vision_tower.patch_positional_embedding.inv_freq", None),
-    ],
-)
-def test_names(name: str, known: str | None) -> None:
-    assert is_vision(name)
-    assert canonical_name(name) == known
-
-
 def test_no_other_weight_is_of_images() -> None:
+    """`test_vision.py` and `test_dense_oracles.py` read all that are."""
+    assert canonical_name("vision_tower.patch_positional_embedding.inv_freq") is None
     for name in ("layers.0.attention.wq.weight", "model.norm.weight", "vision.weight", "model.vision_towers.a.weight"):
         assert not is_vision(name)
     for name in (
