@@ -9,11 +9,11 @@ import pytest
 from pydantic import BaseModel
 
 from model.checkpoint.generation_config import GenerationDefaults
-from service.api.anthropic.schema import MessagesBody
-from service.api.openai.schema import ChatBody
+from service.api.anthropic.routes import MessagesBody
+from service.api.openai.chat import ChatBody
 from service.api.prompt import Chat, chat_request
-from service.api.responses.schema import ResponsesBody
-from service.generation.served import ServedModel, longest_piece
+from service.api.responses.routes import ResponsesBody
+from service.generation.request import ServedModel, longest_piece
 from service.structured.constraint import Constraint
 from tests.fakes import END, IntegerTokenizer, make_info
 from tests.service.live import FakeChat, Live, running
@@ -263,6 +263,29 @@ SAME: dict[str, tuple[Json, Json, Json]] = {
             **tools("messages"),
             "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
         },
+    ),
+    "some tools": (
+        {
+            **LEAST["chat"],
+            **tools("chat"),
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {
+                    "mode": "required",
+                    "tools": [{"type": "function", "function": {"name": "weather"}}],
+                },
+            },
+        },
+        {
+            **LEAST["responses"],
+            **tools("responses"),
+            "tool_choice": {
+                "type": "allowed_tools",
+                "mode": "required",
+                "tools": [{"type": "function", "name": "weather"}],
+            },
+        },
+        {**LEAST["messages"], **tools("messages"), "tool_choice": {"type": "any"}},
     ),
     "no tool": (
         {**LEAST["chat"], **tools("chat"), "tool_choice": "none"},

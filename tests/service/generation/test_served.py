@@ -6,7 +6,7 @@ import pytest
 
 from model.checkpoint.generation_config import GenerationDefaults
 from model.errors import ModelError
-from service.generation.served import ServedModel, longest_piece
+from service.generation.request import ServedModel, longest_piece
 from tests.fakes import VOCAB, IntegerTokenizer, make_info
 
 

@@ -11,13 +11,13 @@ import pytest
 
 from model.grammar.client import GrammarProcess
 from model.machine import helper
-from service.structured.trial import Grammars
+from service.structured.constraint import Grammars
 from tests.faults import FAULTS, descriptors, every_fault, failing, offspring
 from tests.service.live import Live, refused
 from tests.waiting import ended, eventually, strike
 
 NUMBERS = count()
-SIGNALS = [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT, signal.SIGPROF]
+SIGNALS = [signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGPROF]
 
 
 def ask(live: Live, form: str | None = None) -> httpx.Response:
