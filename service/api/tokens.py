@@ -168,16 +168,13 @@ def info_of(served: ServedModel) -> TokenizerInfo:
 
 
 def described(tokens: list[int], body: TokenizeBody, served: ServedModel) -> Tokenized:
+    pieces: list[TokenPiece] = [{"id": token, "piece": piece(token, served.tokenizer)} for token in tokens]
     return {
         "count": len(tokens),
         "max_model_len": served.info.max_model_len,
-        "tokens": pieces(tokens, served.tokenizer) if body.with_pieces else tokens,
+        "tokens": pieces if body.with_pieces else tokens,
         "token_strs": [served.tokenizer.name(token) for token in tokens] if body.return_token_strs else None,
     }
-
-
-def pieces(tokens: list[int], tokenizer: Tokenizer) -> list[TokenPiece]:
-    return [{"id": token, "piece": piece(token, tokenizer)} for token in tokens]
 
 
 def piece(token: int, tokenizer: Tokenizer) -> str | list[int]:

@@ -95,9 +95,10 @@ def _structured_outputs(wanted: StructuredOutputs | None) -> list[Found]:
 
 
 def _guided(body: StructuredOutputBody) -> list[Found]:
-    names = {name: f"guided_{name}" for name in _MAKERS}
-    found = [(name, body.agreed(field)) for name, field in names.items()]
-    return [(body.given_as(names[name]), _MAKERS[name], value) for name, value in found if value is not None]
+    fields = {f"guided_{name}": make for name, make in _MAKERS.items()}
+    return [
+        (body.given_as(name), make, value) for name, make in fields.items() if (value := body.agreed(name)) is not None
+    ]
 
 
 def _named(prefix: str, values: Mapping[str, Any]) -> list[Found]:

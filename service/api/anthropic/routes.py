@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from model.chat.reasoning import THOUGHT
-from model.sampling_params import MAX_STOP_CHARS, MAX_STOPS
+from model.sampling_params import MAX_STOP_CHARS, MAX_STOPS, RANGES
 from service.access.record import Policy
 from service.api.answering import answer, computed_response
 from service.api.anthropic.answers import InputTokens, MessageAnswer
@@ -43,7 +43,6 @@ from service.schema.fields import (
     Items,
     Json,
     ModelBody,
-    limits_of,
     only,
     optional,
     ranged,
@@ -172,7 +171,8 @@ class MessagesBody(ConversationBody, StreamBody):
         service_tier=("auto", "standard_only"),
     )
     max_tokens: int = Field(
-        **limits_of("max_tokens", least=1),
+        ge=1,
+        le=RANGES["max_tokens"][1],
         description="The maximum number of generated tokens. Prompt and answer together must fit the context.",
     )
     metadata: Metadata | None = optional("Metadata: only `user_id` is supported.")

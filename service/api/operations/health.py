@@ -86,49 +86,28 @@ async def live(request: Request) -> Response:
     return json_response({"status": "live"})
 
 
-@get(
-    "/ready",
-    answer=Readiness,
-    statuses=(200, 503),
-    methods=METHODS,
-    policy=PROBE,
-)
+@get("/ready", answer=Readiness, statuses=(200, 503), methods=METHODS, policy=PROBE)
 async def ready(request: Request) -> Response:
     """Say whether the server takes new requests
 
     503 while it is loading, restarting or draining.
     """
-    report, status = readiness(request.app.state.noria)
-    return json_response(report, status)
+    return json_response(*readiness(request.app.state.noria))
 
 
-@get(
-    "/health",
-    answer=Status,
-    statuses=(200, 503),
-    methods=METHODS,
-    policy=PROBE,
-)
+@get("/health", answer=Status, statuses=(200, 503), methods=METHODS, policy=PROBE)
 async def health(request: Request) -> Response:
     """Say whether the engine serves, draining or not
 
     503 while it does not.
     """
-    report, status = engine_health(request.app.state.noria)
-    return json_response(report, status)
+    return json_response(*engine_health(request.app.state.noria))
 
 
-@get(
-    "/ping",
-    answer=Status,
-    statuses=(200, 503),
-    methods=(*METHODS, "POST"),
-    policy=PROBE,
-)
+@get("/ping", answer=Status, statuses=(200, 503), methods=(*METHODS, "POST"), policy=PROBE)
 async def ping(request: Request) -> Response:
     """Answer as /health does, for SageMaker"""
-    report, status = engine_health(request.app.state.noria)
-    return json_response(report, status)
+    return json_response(*engine_health(request.app.state.noria))
 
 
 @get("/version", answer=Version)

@@ -113,7 +113,7 @@ class ResponseShape(TypedEvents):
         item = {**item, "status": status}
         if "content" in item:
             part = part_of(item, written)
-            scores = {"logprobs": []} if "logprobs" in part else {}
+            scores: Json = {"logprobs": []} if "logprobs" in part else {}
             yield self._item_event(f"{part['type']}.done", content_index=0, text=written, **scores)
             yield self._item_event("content_part.done", content_index=0, part=part)
             item["content"] = [part]

@@ -82,21 +82,15 @@ def test_what_is_wrong_is_named(live: Live, fields: dict[str, Any], param: str |
     assert all(word in error["message"] for word in words), error
 
 
-CHAIN = "\n".join(f"r{n}: r{n + 1} | r{n + 2}" for n in range(6000))
-BOMBS = {
-    "states": "start: A\nA: " + " & ".join(f"/(.*a.{{{n}}}b.*)/" for n in range(30)),
-    "loop": 'start: "a" "b" more\nmore: T more T\nT: /b*/',
-    "stack": f'start: r0\n{CHAIN}\nr6000: "a"\nr6001: "b"',
-}
+BOMB = "start: A\nA: " + " & ".join(f"/(.*a.{{{n}}}b.*)/" for n in range(30))
+"""It has 2^30 states. `tests/model/grammar` has bombs of other kinds, `test_trial.py` one too deep for the stack."""
 
 
-@pytest.mark.parametrize("bomb", BOMBS)
-def test_a_bomb_is_refused_and_the_next_grammar_served(live: Live, bomb: str) -> None:
-    """The bombs have 2^30 states, a rule that leads to itself through nothing, or rules too deep for the stack."""
-    error = refused(live, "/v1/completions", {"prompt": "x", "max_tokens": 3, "guided_grammar": BOMBS[bomb]})
+def test_a_bomb_is_refused_and_the_next_grammar_served(live: Live) -> None:
+    error = refused(live, "/v1/completions", {"prompt": "x", "max_tokens": 3, "guided_grammar": BOMB})
     assert error["param"] == "guided_grammar"
     assert "2 s, 64 MiB" in error["message"]
-    assert live.chat("hi", max_tokens=3, guided_choice=[f"after {bomb}"])["usage"]["completion_tokens"] == 3
+    assert live.chat("hi", max_tokens=3, guided_choice=["after"])["usage"]["completion_tokens"] == 3
 
 
 @pytest.mark.parametrize("stream", [True, False])
