@@ -71,19 +71,13 @@ def test_a_large_body_is_checked_on_a_thread_of_its_own(live: Live, monkeypatch:
 
 
 class Watched(IntegerTokenizer):
-    """A tokenizer that counts its texts and records the threads of its work."""
+    """A tokenizer that counts its texts."""
 
-    def __init__(self) -> None:
-        self.encoded = 0
-        self.threads: set[str] = set()
+    encoded = 0
 
     def encode(self, text: str, *, add_bos: bool, parse_control: bool) -> list[int]:
         self.encoded += 1
         return super().encode(text, add_bos=add_bos, parse_control=parse_control)
-
-    def name(self, token: int) -> str:
-        self.threads.add(threading.current_thread().name)
-        return super().name(token)
 
 
 def test_text_that_cannot_fit_is_refused_before_it_is_tokenized() -> None:
@@ -106,15 +100,6 @@ def test_text_that_cannot_fit_is_refused_before_it_is_tokenized() -> None:
             assert error["param"] in body
             assert all(number in error["message"] for number in ("64", "320", "321"))
         assert tokenizer.encoded == done
-
-
-def test_token_strings_are_made_on_a_thread_of_its_own() -> None:
-    tokenizer = Watched()
-    with running(tokenizer=tokenizer) as live:
-        reply = live.post("/tokenize", {"prompt": "hi<end>", "return_token_strs": True}).json()
-    assert reply["token_strs"] == ["h", "i", "<end>"]
-    assert len(tokenizer.threads) == 1
-    assert tokenizer.threads.pop().startswith("noria-lane-0")
 
 
 @pytest.mark.parametrize(("path", "body"), [("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [97]})])
