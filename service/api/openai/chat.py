@@ -21,15 +21,7 @@ from service.api.reasoning import MAX_BUDGET, ReasoningOptions
 from service.api.routes import HELLO, post
 from service.errors.errors import InvalidRequest
 from service.schema.conversation import Message, TemplateBody, plain_messages
-from service.schema.fields import (
-    MAX_ITEMS,
-    Body,
-    Items,
-    limits_of,
-    optional,
-    ranged,
-    synonym,
-)
+from service.schema.fields import MAX_ITEMS, Body, Items, limits_of, optional, ranged, synonym
 from service.schema.generation import CHAT_TOKENS, MAX_SALT, GenerationBody, StreamOptions
 from service.schema.tools import MAX_TOOLS, AllowedCalls, OfferBody, allowed_calls
 from service.structured.call_style import style_of

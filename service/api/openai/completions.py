@@ -22,14 +22,7 @@ from service.api.routes import post
 from service.errors.errors import InvalidRequest
 from service.generation.request import ModelRequest, Prompt, ServedModel, sampling, submit_of
 from service.generation.text import TextStream
-from service.schema.fields import (
-    MAX_PROMPTS,
-    Prompts,
-    TokenIds,
-    check_prompts,
-    listed,
-    optional,
-)
+from service.schema.fields import MAX_PROMPTS, Prompts, TokenIds, check_prompts, listed, optional
 from service.schema.generation import MAX_CHOICES, GenerationBody, StreamOptions
 from service.structured.constraint import constraint
 

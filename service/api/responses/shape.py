@@ -7,12 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from service.api.responses.answers import (
-    RequestEcho,
-    ResponseAnswer,
-    ResponseState,
-    ResponseUsage,
-)
+from service.api.responses.answers import RequestEcho, ResponseAnswer, ResponseState, ResponseUsage
 from service.errors.errors import ApiError
 from service.generation.choice import Delta
 from service.generation.finish import FINISHES
