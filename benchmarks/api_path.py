@@ -71,7 +71,7 @@ def create(progress: Callable[[str, float], None], **options: object) -> Repeate
 def serve(profile: bool) -> None:
     """Run the service as `noria serve` does, except for its engine, and print its port."""
     from service import logs
-    from service.access.keys.keys import Keys
+    from service.access.keys import Keys
     from service.commands.server import create_server
     from service.engine.client import EngineClient
     from service.engine.supervision.process import EngineProcess

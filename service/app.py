@@ -13,24 +13,20 @@ from starlette.responses import Response
 
 from model.errors import OptionError
 from service.access.browsers import BrowserRules
-from service.access.keys.keys import Keys
-from service.access.middleware import RequestMiddleware
-from service.access.policy import Policies
+from service.access.keys import Keys
+from service.access.record import Policies, RequestMiddleware
+from service.api import document, embeddings, lora, tokens
 from service.api.admission import Admission, State
 from service.api.anthropic import routes as anthropic
-from service.api.document import routes as document
-from service.api.embeddings import routes as embeddings
-from service.api.lora import routes as lora
 from service.api.openai import chat, completions, models
-from service.api.operations import engine_events, metrics, requests
+from service.api.operations import engine
 from service.api.operations import health as probes
 from service.api.responses import routes as responses
 from service.api.routes import Route
-from service.api.tokens import routes as tokens
 from service.engine.client import EngineClient
 from service.errors.dialects import error_response
 from service.errors.hints import Hints
-from service.generation.served import ServedModel
+from service.generation.request import ServedModel
 from service.images.images import Images
 from service.observe.metrics import Metrics
 from service.observe.observer import Observer
@@ -38,7 +34,7 @@ from service.observe.view.feed import Feed
 from service.observe.view.requests import LiveRequests
 from service.page.routes import PAGES, Page, start_at
 from service.settings import Settings
-from service.structured.trial import Grammars
+from service.structured.constraint import Grammars
 
 if TYPE_CHECKING:  # it needs packages that may be missing
     from service.observe.tracing import Tracing
@@ -65,10 +61,10 @@ ROUTES: tuple[Route, ...] = (
     probes.health,
     probes.ping,
     probes.show_version,
-    metrics.metrics,
-    engine_events.engine_events,
-    requests.request_facts,
-    requests.cancel_request,
+    engine.metrics,
+    engine.engine_events,
+    engine.request_facts,
+    engine.cancel_request,
     document.openapi,
 )
 

@@ -1,6 +1,5 @@
 """Log lines for people or machines. They never contain a prompt or an answer."""
 
-import hashlib
 import json
 import logging
 import sys
@@ -78,11 +77,6 @@ def use_level(log_level: str) -> None:
 def level() -> str:
     """The level from which on our own lines are logged."""
     return logging.getLevelName(logging.getLogger("noria").getEffectiveLevel()).lower()
-
-
-def hashed(name: str | None) -> str | None:
-    """A hash of a user's name, which may be logged."""
-    return hashlib.sha256(name.encode()).hexdigest()[:16] if name else None
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, Any]:

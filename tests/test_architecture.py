@@ -41,9 +41,8 @@ SERVICE_ROOMS = """
     api; page; app; commands; cli; __main__
 """
 API_ROOMS = """
-    lanes; writing; admission; body; examples; reasoning; prompt; answering; routes
-    openai, anthropic, responses, embeddings, tokens
-    operations, lora; document
+    lanes; admission; reasoning; prompt; answering; routes
+    openai, anthropic, responses, embeddings, tokens, operations, lora, document
 """
 ROOMS = {"model": MODEL_ROOMS, "service": SERVICE_ROOMS, "service.api": API_ROOMS}
 """Folders and files in the order of imports: each may import those before it, but none beside it (after a comma)."""

@@ -7,10 +7,10 @@ from ray import serve
 
 from deploy.ray.metrics import RayMetrics
 from deploy.ray.middleware import HoldWithoutEngine, ReplicaHeaders
-from service.access.keys.keys import Keys
+from service.access.keys import Keys
 from service.app import create_app
 from service.engine.client import EngineClient
-from service.generation.served import ServedModel
+from service.generation.request import ServedModel
 from service.generation.startup import load_served
 from service.observe.metrics import Metrics
 from service.settings import Settings

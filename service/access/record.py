@@ -1,11 +1,73 @@
-"""The record of one request."""
+"""The record of one request, the policy of its route, and the middleware that makes the record and checks the key."""
 
+import re
 import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Literal
+
+from starlette.requests import ClientDisconnect
+from starlette.routing import compile_path
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from model.sampling_params import SamplingParams
-from service.access.keys.key import Key
-from service.access.policy import Policy
+from service.access.browsers import BrowserRules
+from service.access.keys import Key, Keys
+from service.errors.dialects import OPENAI, Dialect, error_response
+from service.errors.errors import Unauthorized
+from service.http.sse import ClientGone
+
+Operation = Literal["chat", "text_completion", "embeddings"]
+"""What a model does for a request, as OpenTelemetry names it (`gen_ai.operation.name`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How the server treats the requests of a route.
+
+    `open`: they need no key. `operation`: what the model does, None if nothing; of the others, metrics count outcomes
+    and durations. `quiet`: the log has them at level debug only, and traces do not. `dialect` writes their errors.
+    `page`: browsers show the answer, and any site may have a link to it.
+    """
+
+    dialect: Dialect = OPENAI
+    open: bool = False
+    operation: Operation | None = None
+    quiet: bool = False
+    page: bool = False
+
+    @property
+    def generates(self) -> bool:
+        return self.operation is not None
+
+
+class Policies:
+    """The routes of all paths, each with its policy. Raises ValueError when one path has two."""
+
+    def __init__(self, policies: Iterable[tuple[str, Policy]]) -> None:
+        self._declared: dict[str, Policy] = {}
+        for path, policy in policies:
+            if self._declared.setdefault(path, policy) != policy:
+                raise ValueError(f"routes of {path} declare different policies")
+        patterns = [path for path in self._declared if "{" in path]
+        self._patterns = [(compile_path(path)[0], path) for path in patterns]
+
+    def of(self, path: str) -> tuple[str | None, Policy]:
+        """The route of a path, and its policy.
+
+        An unknown path has no route. Its policy has the dialect of the route above it, and nothing else.
+        """
+        if (declared := self._declared.get(path)) is not None:
+            return path, declared
+        for pattern, route in self._patterns:
+            if pattern.match(path):
+                return route, self._declared[route]
+        extended = [known for known in self._declared if path.startswith(f"{known}/")]
+        return None, Policy(self._declared[max(extended, key=len)].dialect) if extended else Policy()
+
 
 CLIENT_GONE = 499
 """The status in the log when a client disconnects before the response; nginx uses this number."""
@@ -69,6 +131,10 @@ class RequestRecord:
         """Whose request it is as far as one can tell: the tenant, or without keys the client's address."""
         return self.tenant or self.client or ""
 
+    def name_user(self, name: str | None) -> None:
+        """Record a hash of the client's name for its user, which may be logged."""
+        self.user = sha256(name.encode()).hexdigest()[:16] if name else None
+
     def charge_prompt(self, n_tokens: int) -> None:
         """Record the tokens of all prompts. They are part of what the key has used from now on."""
         self.prompt_tokens = n_tokens
@@ -92,3 +158,86 @@ class RequestRecord:
         if self.ignored:
             headers.append((b"x-noria-ignored", ", ".join(self.ignored).encode()))
         return headers
+
+
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+
+
+class RequestMiddleware:
+    """ASGI middleware. It adds `noria.record` to the scope, and `noria.send`, which bypasses the middlewares inside.
+
+    A request is served inside the context of `observing`.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Keys,
+        policies: Policies,
+        browsers: BrowserRules,
+        observing: Callable[[RequestRecord, Scope], AbstractContextManager[None]],
+    ) -> None:
+        self._app = app
+        self._keys = keys
+        self._policies = policies
+        self._browsers = browsers
+        self._observing = observing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"]
+        record = RequestRecord(request_id(scope), scope["method"], path, *self._policies.of(path), _address(scope))
+        scope["noria.record"], scope["noria.send"] = record, send
+
+        async def send_marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                message["headers"] = [*message["headers"], *record.headers()]
+            await send(message)
+
+        with self._observing(record, scope):
+            await self._serve(record, scope, receive, send_marked)
+
+    async def _serve(self, record: RequestRecord, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            headers: dict[bytes, bytes] = dict(scope["headers"])
+            if (refusal := self._browsers.refusal(headers, is_page=record.policy.page)) is not None:
+                raise refusal
+            record.key = self._find_key(headers, record.policy)
+            if record.key is not None:
+                record.owner = record.key.entry.identity
+            with record.key.request() if record.key and not record.policy.quiet else nullcontext():
+                await self._app(scope, receive, send)
+        except (ClientGone, ClientDisconnect):
+            record.status = CLIENT_GONE
+        except Exception as error:
+            response = error_response(error, record.policy.dialect)
+            if record.status is None:
+                await response(scope, receive, send)
+
+    def _find_key(self, headers: Mapping[bytes, bytes], policy: Policy) -> Key | None:
+        """The request's key; None if it needs none. Raises Unauthorized for a wrong one, and for none."""
+        if not self._keys or policy.open:
+            return None
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        keys = [key.strip()] if scheme.lower() == b"bearer" else []
+        name = policy.dialect.key_header
+        if name is not None and (other := headers.get(name.encode())) is not None:
+            keys.append(other.strip())
+        if (found := self._keys.find(keys)) is None:
+            raise Unauthorized(name)
+        return found
+
+
+def request_id(scope: Scope) -> str:
+    """The client's `x-request-id` if it is short and plain, else a new one."""
+    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    return given.decode() if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _address(scope: Scope) -> str | None:
+    """The client's IP address; None on a socket that has none."""
+    client = scope.get("client")
+    return client[0] if client else None

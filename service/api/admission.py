@@ -8,21 +8,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 
+from service.access.keys import Share
 from service.access.record import RequestRecord
 from service.api.lanes import Lanes
 from service.engine.client import EngineClient
 from service.errors.errors import ModelNotFound, Overloaded, Unavailable
 from service.generation.adapters import Adapters, given_adapters
-from service.generation.backlog import Backlog, Share
-from service.generation.served import ServedModel
+from service.generation.generation import Backlog
+from service.generation.request import ServedModel
 from service.images.images import Images
 from service.observe.metrics import Metrics
 from service.observe.view.event import ServiceState
 from service.observe.view.feed import Feed
 from service.observe.view.requests import LiveRequests
-from service.schema.lenient import Notices
+from service.schema.fields import Notices
 from service.settings import Settings
-from service.structured.trial import Grammars
+from service.structured.constraint import Grammars
 
 LARGE_BODIES = 16
 """As many of the largest bodies may be in memory while they are read and parsed."""

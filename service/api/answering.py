@@ -14,19 +14,17 @@ from starlette.responses import Response
 
 from service.access.record import RequestRecord
 from service.api.admission import State
-from service.api.prompt import Make, late_request, on_thread
-from service.api.writing import written
+from service.api.lanes import written
+from service.api.prompt import Make, on_thread
 from service.engine.mailbox import EngineDied
 from service.engine.messages import FINISHES
 from service.errors.errors import Cancelled, InvalidRequest
 from service.generation.choice import Delta, joined
 from service.generation.generation import Generation
-from service.generation.request import ModelRequest
-from service.generation.served import ServedModel
-from service.generation.usage import Timings, Usage
+from service.generation.request import ModelRequest, ServedModel, Timings, Usage, late_request
 from service.http.sse import ClientGone, EventStream, Framing, Json, while_connected
-from service.logs import hashed
-from service.schema.generation import GenerationBody
+from service.schema.fields import ModelBody
+from service.schema.generation import GenerationBody, StreamBody
 
 log = logging.getLogger("noria.request")
 
@@ -34,21 +32,6 @@ LARGE = 512
 """Answers with this many logprobs, or numbers of embeddings, are written off the event loop."""
 LOGPROB_BYTES, NUMBER_BYTES = 64, 12
 """About the JSON of a log probability, and of a number of an embedding."""
-
-
-class Submittable(Protocol):
-    """The body of a request that the engine computes."""
-
-    model: str | None
-
-    @property
-    def end_user(self) -> str | None:
-        """The client's name for its user."""
-        ...
-
-
-class Streamable(Submittable, Protocol):
-    stream: bool | None
 
 
 class Shape(Framing, Protocol):
@@ -70,7 +53,7 @@ class Shape(Framing, Protocol):
 
 
 async def answer(
-    request: Request, body: Streamable, make: Make[ModelRequest], make_shape: Callable[[ServedModel, str], Shape]
+    request: Request, body: StreamBody, make: Make[ModelRequest], make_shape: Callable[[ServedModel, str], Shape]
 ) -> Response:
     """The response to a generation request. Raises every refusal before a status is sent."""
     with ExitStack() as stack:
@@ -84,13 +67,13 @@ async def answer(
 
 
 async def submit(
-    stack: ExitStack, request: Request, body: Submittable, make: Make[ModelRequest]
+    stack: ExitStack, request: Request, body: ModelBody, make: Make[ModelRequest]
 ) -> tuple[ServedModel, Generation]:
     """Admit the request and submit it to the engine. Closing the stack aborts it and ends its admission."""
     state: State = request.app.state.noria
     record: RequestRecord = request.scope["noria.record"]
     assert record.policy.generates, f"the route of {record.path} must declare an operation"
-    record.user = hashed(body.end_user)
+    record.name_user(body.end_user)
     record.shares_cache = state.settings.cache_isolation == "none"
     if isinstance(body, GenerationBody):
         _check_priority(body.priority or 0, record)
@@ -102,6 +85,8 @@ async def submit(
     generation = Generation(made, state.client, served.tokenizer, state.metrics, record, state.admission.backlog)
     live.begin(generation)
     await generation.submit()
+    record.params, record.n_choices, record.submitted = made.params, made.n_choices, generation.submitted
+    record.charge_prompt(generation.usage.prompt)
     return served, stack.enter_context(_recorded(generation, record))
 
 
@@ -137,7 +122,7 @@ def _check_priority(priority: int, record: RequestRecord) -> None:
 
 
 async def _made(
-    state: State, record: RequestRecord, served: ServedModel, body: Submittable, make: Make[ModelRequest]
+    state: State, record: RequestRecord, served: ServedModel, body: ModelBody, make: Make[ModelRequest]
 ) -> ModelRequest:
     """The engine's request, with a grammar that compiles; an empty one if its time ends before it is ready."""
     timeout = body.timeout if isinstance(body, GenerationBody) else None

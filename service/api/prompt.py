@@ -1,37 +1,30 @@
 """The making of requests for the engine: messages, tools and images to token ids and sampling parameters, checked."""
 
 import json
-import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from model.chat.formats import ChatFormat
-from model.chat.images import ImageTokens, refused_image
+from model.chat.images import refused_image
 from model.chat.reasoning import EFFORT, PARTS, THOUGHT
 from model.errors import ParameterError
 from model.image_spans import ImageSpan
-from model.sampling_params import SamplingParams, check_ids
+from model.sampling_params import check_ids
 from model.tokenizers.base import Tokenizer
-from model.tokenizers.pieces import encode_inner
 from service.access.record import RequestRecord
 from service.api.admission import State
 from service.api.lanes import SMALL_BYTES
 from service.api.reasoning import ReasoningOptions, check_reasoning, reasoning_of, reasoning_variables, with_thought
-from service.engine.messages import Submit
 from service.errors.errors import InvalidRequest
-from service.generation.request import ModelRequest, Prompt
-from service.generation.served import ServedModel
-from service.images.images import DecodedImage
-from service.images.source import Source, read_source
+from service.generation.request import ModelRequest, Prompt, ServedModel, sampling, submit_of
+from service.images.images import DecodedImage, Source, expanded, read_source, spans_after
 from service.schema.conversation import TemplateOptions
 from service.schema.fields import MAX_ITEMS, Json
 from service.schema.generation import GenerationBody
-from service.schema.sampling import SamplingBody
 from service.schema.tools import MAX_CALLS, AllowedCalls
-from service.structured.call_style import call_constraint, style_of
+from service.structured.call_style import call_constraint, explained, style_of
 from service.structured.constraint import Constraint
-from service.structured.tool_prompt import explained
 
 T = TypeVar("T")
 Make = Callable[[State, RequestRecord, ServedModel], Coroutine[Any, Any, T]]
@@ -117,26 +110,35 @@ def of_chat(chat: Callable[[], Chat], work: Callable[[Chat, ServedModel, Sequenc
 
 
 def chat_request(chat: Chat, served: ServedModel, images: Sequence[DecodedImage]) -> ModelRequest:
-    """The engine's request for a conversation. Raises ParameterError or InvalidRequest."""
+    """The engine's request for a conversation. Raises ParameterError or InvalidRequest, if it can before tokenizing."""
     check_reasoning(chat.reasoning, served)
-    limit, body = chat.max_tokens, chat.fields
+    body, context = chat.fields, served.info.max_model_len
     grammar, fields = enforceable(_constraint(chat, served), served)
-    params = None if limit is None else _sampling(chat, served, limit, grammar)  # refused before tokenizing
+    params = sampling(
+        body,
+        served,
+        max_tokens=chat.max_tokens or context,
+        logprobs=chat.logprobs,
+        prompt_logprobs=body.prompt_logprobs,
+        grammar=grammar,
+        return_progress=bool(body.return_progress),
+    )
     tokens, spans = encode_chat(chat, served, images)
     n_begin = n_begin_tokens(tokens, served.tokenizer)
-    n_cut = len(tokens) - len(last := truncated(tokens, n_begin, body.truncate_prompt_tokens, limit or 1, served))
-    tokens, spans = last, spans_after(spans, n_begin, n_cut)
-    params = params or _sampling(chat, served, max(1, served.info.max_model_len - len(tokens)), grammar)
-    check_prompt(tokens, params.max_tokens, served, chat.messages_field, chat.max_tokens_field)
+    cut = truncated(tokens, n_begin, body.truncate_prompt_tokens, chat.max_tokens or 1, served)
+    spans = spans_after(spans, n_begin, len(tokens) - len(cut))
+    max_tokens = chat.max_tokens or max(1, context - len(cut))
+    check_prompt(cut, max_tokens, served, chat.messages_field, chat.max_tokens_field)
     continues = chat.template.continue_final_message
     constrained = chat.constraint is not None  # by the client, whose grammar then decides how the answer starts
     last_words = chat.messages[-1]["content"]
-    reasoning = reasoning_of(chat.reasoning, served, tokens, last_words, continues=continues, constrained=constrained)
+    reasoning = reasoning_of(chat.reasoning, served, cut, last_words, continues=continues, constrained=constrained)
     whole = with_thought(reasoning, chat.reasoning, served, grammar)
-    params = params if whole == grammar else replace(params, grammar=whole)
+    if (params.max_tokens, params.grammar) != (max_tokens, whole):
+        params = replace(params, max_tokens=max_tokens, grammar=whole)
     pixels = b"".join(image.pixels for image in images[len(images) - len(spans) :])
     return ModelRequest(
-        (Prompt(submit_of(tokens, params, body, served, spans, pixels)),),
+        (Prompt(submit_of(cut, params, body, served, spans, pixels)),),
         timeout=body.timeout,
         return_token_ids=bool(body.return_token_ids),
         starts_message=not continues and not constrained,
@@ -146,34 +148,6 @@ def chat_request(chat: Chat, served: ServedModel, images: Sequence[DecodedImage]
         visible_control=_visible(chat, served),
         reasoning=reasoning,
     )
-
-
-def submit_of(
-    tokens: list[int],
-    params: SamplingParams,
-    body: GenerationBody,
-    served: ServedModel,
-    images: tuple[ImageSpan, ...] = (),
-    pixels: bytes = b"",
-    n: int | None = None,
-) -> Submit:
-    """The engine's message for one prompt. `n` are the choices to compute, if not those of the body."""
-    return Submit(
-        0,
-        tokens,
-        params,
-        priority=body.priority or 0,
-        cache_salt=body.cache_salt or "",
-        n=n or body.n_choices,
-        images=images,
-        adapter=served.adapter_number,
-        pixels=pixels,
-    )
-
-
-def late_request(body: GenerationBody) -> ModelRequest:
-    """A request whose timeout came before tokenizing ended: its choices are empty."""
-    return ModelRequest((Prompt(Submit(0, [], SamplingParams(max_tokens=0), n=body.n_choices)),) * body.n_prompts)
 
 
 def encode_text(served: ServedModel, text: str, *, add_bos: bool = True, param: str = "prompt") -> list[int]:
@@ -240,49 +214,6 @@ def check_roles(chat: Chat, served: ServedModel) -> None:
             raise InvalidRequest(f"{part['field']} is not supported: {why}", param=part["field"])
 
 
-def expanded(
-    tokens: list[int], images: Sequence[DecodedImage], served: ServedModel, param: str
-) -> tuple[list[int], tuple[ImageSpan, ...]]:
-    """The prompt with the rows of each image in place of its token `[IMG]`, and the places of the images.
-
-    Raises InvalidRequest, naming `param`, if the chat format has not written one token for each image.
-    """
-    if not images:
-        return tokens, ()
-    ids = ImageTokens.of(served.tokenizer)
-    assert ids is not None, "no chat format writes images without these tokens"
-    if (found := tokens.count(ids.image)) != len(images):
-        message = f"{param} cannot be written: the model's chat format has places for {found} of {len(images)} images"
-        raise InvalidRequest(message, param=param)
-    whole: list[int] = []
-    spans: list[ImageSpan] = []
-    done = 0
-    for image in images:
-        place = tokens.index(ids.image, done)
-        whole += tokens[done:place]
-        spans.append(ImageSpan(len(whole), image.rows, image.columns, image.digest))
-        whole += ([ids.image] * image.columns + [ids.row_break]) * image.rows
-        whole[-1] = ids.end
-        done = place + 1
-    return whole + tokens[done:], tuple(spans)
-
-
-def spans_after(spans: tuple[ImageSpan, ...], n_begin: int, n_cut: int) -> tuple[ImageSpan, ...]:
-    """The images of a prompt that loses `n_cut` tokens after its first `n_begin`. Images among those are left out.
-
-    Raises InvalidRequest for a cut inside an image.
-    """
-    first = n_begin + n_cut
-    if divided := [span for span in spans if span.start < first < span.stop]:
-        start, stop = divided[0].start, divided[0].stop
-        raise InvalidRequest(
-            f"truncate_prompt_tokens cuts through an image: it leaves out the first {first} tokens of the prompt, "
-            f"and the image has the tokens {start} to {stop - 1}",
-            param="truncate_prompt_tokens",
-        )
-    return tuple(replace(span, start=span.start - n_cut) for span in spans if span.start >= first)
-
-
 def _visible(chat: Chat, served: ServedModel) -> frozenset[str]:
     """The control tokens that are part of the text: the marks of calls, and of a thought that is not apart."""
     calls = style_of(served).control(served.tokenizer) if chat.calls.functions else frozenset()
@@ -307,47 +238,6 @@ def _constraint(chat: Chat, served: ServedModel) -> Constraint | None:
     if not chat.calls.functions:
         return chat.constraint
     return call_constraint(chat.calls, style_of(served), served.tokenizer, chat.constraint)
-
-
-def _sampling(chat: Chat, served: ServedModel, max_tokens: int, grammar: str | None) -> SamplingParams:
-    return sampling(
-        chat.fields,
-        served,
-        max_tokens=max_tokens,
-        logprobs=chat.logprobs,
-        prompt_logprobs=chat.fields.prompt_logprobs,
-        grammar=grammar,
-        return_progress=bool(chat.fields.return_progress),
-    )
-
-
-def sampling(body: SamplingBody, served: ServedModel, **limits: Any) -> SamplingParams:
-    """The sampling parameters: the request's, else those of the model's generation config, else the server's."""
-    values = served.defaults.completed(body.given)
-    ends = () if values.get("ignore_eos") else served.defaults.eos_token_ids
-    stops = dict.fromkeys((*(body.stop_token_ids or ()), *ends))
-    params = SamplingParams(
-        **{"seed": secrets.randbits(63), **values},
-        logit_bias=body.biases,
-        allowed_token_ids=tuple(body.allowed_token_ids or ()),
-        bad_words=_bad_words(body.bad_words, served.tokenizer) if body.bad_words else (),
-        stop=body.stops,
-        stop_token_ids=tuple(stops),
-        **limits,
-    )
-    params.check_ids(served.info.vocab_size)
-    return params
-
-
-def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Token ids of each bad word, spelled at the beginning of a word and inside a word."""
-    found: dict[tuple[int, ...], None] = {}
-    for word in words:
-        bare = word.lstrip(" ")
-        opening = bare if tokenizer.strips_leading_space else " " + bare
-        found[tuple(tokenizer.encode(opening, add_bos=False, parse_control=False))] = None
-        found[tuple(encode_inner(tokenizer, bare))] = None
-    return tuple(ids for ids in found if ids)
 
 
 def n_begin_tokens(tokens: list[int], tokenizer: Tokenizer) -> int:

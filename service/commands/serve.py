@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from model.machine.host import check_addresses
 from model.ranks.world import check_size, from_environment
-from service.access.keys.keys import Keys
+from service.access.keys import Keys
 from service.http.listening import listen, listen_at
 from service.settings import Settings
 from service.start import start_engine

@@ -6,13 +6,13 @@ from contextlib import nullcontext
 
 from model.errors import NoriaError
 from service import logs
-from service.access.keys.keys import Keys
+from service.access.keys import Keys
 from service.api.operations import health as probes
 from service.api.routes import Route
 from service.app import ROUTES, Loader, create_app
 from service.commands.announcement import address, progress_bar, say, welcome
 from service.engine.client import EngineClient
-from service.generation.served import ServedModel
+from service.generation.request import ServedModel
 from service.generation.startup import load_served
 from service.http.connection.places import Places, raise_descriptor_limit
 from service.http.health import HealthListener

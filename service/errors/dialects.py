@@ -2,11 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import (
-    Any,
-    Literal,
-    NotRequired,  # pydantic needs these before Python 3.12
-)
+from typing import Any, Literal, NotRequired
 
 import orjson
 from starlette.responses import Response

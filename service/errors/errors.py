@@ -105,7 +105,7 @@ class AdapterNotFound(ApiError):
     status = 404
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"no adapter has the name {quoted(name)}", param="name", code="adapter_not_found")
+        super().__init__(f"no adapter has the name {quoted(name)}", param="lora_name", code="adapter_not_found")
 
 
 class AdapterExists(ApiError):
@@ -113,7 +113,7 @@ class AdapterExists(ApiError):
 
     def __init__(self, name: str) -> None:
         message = f"a model or adapter has the name {quoted(name)} already; unload it first, or choose another name"
-        super().__init__(message, param="name", code="adapter_exists")
+        super().__init__(message, param="lora_name", code="adapter_exists")
 
 
 class Cancelled(ApiError):

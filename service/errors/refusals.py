@@ -9,8 +9,7 @@ from pydantic import ValidationError
 
 from model.errors import quoted
 from service.errors.errors import InvalidRequest
-from service.errors.neighbours import elsewhere
-from service.errors.wording import SAME, either, meant
+from service.errors.wording import SAME, either, elsewhere, meant
 
 MAX_PARAM_CHARS = 256
 MAX_KEYS = 64

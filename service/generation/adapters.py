@@ -79,7 +79,7 @@ class Adapters:
         if name in self._named or name in self._loading:
             raise AdapterExists(name)
         if len(self._named) + len(self._loading) >= MAX_ADAPTERS:
-            raise InvalidRequest(f"{MAX_ADAPTERS} adapters are loaded, the limit is {MAX_ADAPTERS}", param="name")
+            raise InvalidRequest(f"{MAX_ADAPTERS} adapters are loaded, the limit is {MAX_ADAPTERS}", param="lora_name")
         self._n_numbers += 1
         number = self._n_numbers
         self._loading.add(name)

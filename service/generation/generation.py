@@ -8,16 +8,15 @@ from dataclasses import replace
 from typing import Protocol, cast
 
 from model.tokenizers.base import Tokenizer
+from service.access.keys import Share
 from service.access.record import RequestRecord
 from service.engine.client import EngineClient
 from service.engine.mailbox import EngineDied, EngineUnavailable, Mailbox
 from service.engine.messages import Update
-from service.generation.backlog import Backlog
 from service.generation.choice import Choice, Delta
-from service.generation.request import ModelRequest, Prompt
+from service.generation.request import CacheMiss, ModelRequest, Prompt, Timings, Usage, timings
 from service.generation.text import StopString, TextStream
 from service.generation.thinking import CountingStream, ThinkingStream
-from service.generation.usage import CacheMiss, Timings, Usage, timings
 
 log = logging.getLogger("noria.request")
 
@@ -35,6 +34,19 @@ class Observed(Protocol):
     def observe_first_token(self, seconds: float) -> None: ...
     def observe_tokens(self, n_tokens: int, seconds: float | None) -> None: ...
     def observe_thought(self, n_tokens: int) -> None: ...
+
+
+class Backlog:
+    """What waits for the engine: choices without a first step, and the tokens of prompts without one."""
+
+    def __init__(self) -> None:
+        self.tokens = Share()
+        self.choices = Share()
+
+    def add(self, tenant: str, tokens: int, choices: int) -> None:
+        """Count more; negative numbers count what waits no longer."""
+        self.tokens.add(tenant, tokens)
+        self.choices.add(tenant, choices)
 
 
 class Generation:
@@ -67,7 +79,7 @@ class Generation:
         self._record = record
         self._backlog = backlog
         self._waiting = (0, 0)  # this request's part of the backlog: tokens, choices
-        self._submitted = time.perf_counter()
+        self.submitted = time.perf_counter()
         self._first: float | None = None
         self._miss: CacheMiss | None = None
         self._finishes: dict[int, str] = {}  # choice -> why it ended
@@ -75,15 +87,10 @@ class Generation:
         self._pumps: list[asyncio.Task[None]] = []
 
     async def submit(self) -> None:
-        """Submit the request. Raises EngineUnavailable."""
-        self._record.params, self._record.n_choices = self._request.params, self._request.n_choices
-        await self._submit()
-        self._record.submitted = self._submitted
-        self._metrics.observe_prompt(self.usage.prompt)
-        self._record.charge_prompt(self.usage.prompt)
+        """Send each prompt to the engine, once for all its choices. The event loop serves others after each prompt.
 
-    async def _submit(self) -> None:
-        """Send each prompt to the engine, once for all its choices. The event loop serves others after each prompt."""
+        Raises EngineUnavailable.
+        """
         request, timeout = self._request, self._request.timeout
         self._wait(self.usage.prompt, request.n_choices)
         stops = [StopString.compile(stop) for stop in request.params.stop]
@@ -99,6 +106,8 @@ class Generation:
         if timeout is not None:
             left = timeout - (time.perf_counter() - self._record.started)
             self._deadline = asyncio.get_running_loop().call_later(max(0.0, left), self._expire)
+        if not self._died:
+            self._metrics.observe_prompt(self.usage.prompt)
         if log.isEnabledFor(logging.DEBUG):
             sequences = [choice.mailbox.id for choice in self.choices]
             fields = {"id": self._record.id, "sequences": sequences, "prompt_tokens": self.usage.prompt}
@@ -178,7 +187,7 @@ class Generation:
                 raise EngineDied from None
         if self._request.prompts[0].submit.adapter in self._client.adapters.lost:
             raise EngineDied  # a client that tries again learns what is wrong with the adapter
-        await self._submit()
+        await self.submit()
         for choice, died in zip(self.choices, self._died, strict=True):
             choice.last_token = died.last_token
 
@@ -191,7 +200,7 @@ class Generation:
         first = self._first or time.perf_counter()
         last = max((choice.last_token or first for choice in self.choices), default=first)
         queue = self._record.queue_seconds or 0.0
-        return timings(self.usage, self._miss, queue, max(0.0, first - self._submitted - queue), last - first)
+        return timings(self.usage, self._miss, queue, max(0.0, first - self.submitted - queue), last - first)
 
     async def _merged(self) -> AsyncIterator[Event]:
         queue: asyncio.Queue[Event | Exception | None] = asyncio.Queue(maxsize=1)  # a slow reader slows the pumps
@@ -221,7 +230,7 @@ class Generation:
             self._count_thought(choice.n_thought - thought)
             self._measure(choice, update, choice.n_generated - before)
             if delta.progress is not None:
-                delta.progress["time_ms"] = round((time.perf_counter() - self._submitted) * 1000)
+                delta.progress["time_ms"] = round((time.perf_counter() - self.submitted) * 1000)
             if delta:
                 yield choice, delta
             if delta.finish is not None:

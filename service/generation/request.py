@@ -1,11 +1,103 @@
-"""One request as the engine needs it, and what its answer needs besides."""
+"""The served model, one request to it as the engine needs it, and what the request has used: tokens and time."""
 
+import hashlib
+import json
+import secrets
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self, TypeVar
 
-from model.sampling_params import SamplingParams
+from typing_extensions import TypedDict  # pydantic, which reads it, needs this one before Python 3.12
+
+from model.batch import RunnerInfo
+from model.chat.formats import ChatFormat
+from model.chat.reasoning import Marks
+from model.checkpoint.generation_config import GenerationDefaults
+from model.errors import ModelError, ParameterError
+from model.image_spans import ImageSpan
+from model.sampling_params import SamplingParams, check_ids
+from model.tokenizers.base import Tokenizer
+from model.tokenizers.pieces import encode_inner
+from service import version
 from service.engine.messages import Submit
+from service.generation.adapters import Adapter
 from service.generation.thinking import Reasoning
+from service.schema.generation import GenerationBody, SamplingBody
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The served model, or with an `adapter` that model with the adapter's changes.
+
+    Requests may use any of `names`; answers have the first. `chat` is None without a chat format.
+
+    `reasoning` are the marks of thoughts, None for a model without reasoning. `reasoning_budget` is the default for
+    the tokens of a thought. `description` is what its users should know.
+    `fingerprint` is the `system_fingerprint` of answers. Raises ModelError for defaults that no request could use.
+    """
+
+    names: tuple[str, ...]
+    tokenizer: Tokenizer
+    chat: ChatFormat | None
+    defaults: GenerationDefaults
+    longest_piece: int
+    info: RunnerInfo
+    reasoning: Marks | None = None
+    reasoning_budget: int | None = None
+    adapter: Adapter | None = None
+    description: str | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+    fingerprint: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.tokenizer.vocab_size > self.info.vocab_size:
+            raise ModelError(
+                f"the tokenizer has {self.tokenizer.vocab_size} tokens, but the model only {self.info.vocab_size}: "
+                "they do not belong together"
+            )
+        sampling: dict[str, Any] = self.defaults.sampling
+        try:
+            check_ids("eos_token_id", self.defaults.eos_token_ids, self.info.vocab_size)
+            SamplingParams(**sampling)
+        except ParameterError as error:
+            raise ModelError(f"the model's generation defaults cannot be used: {error}") from error
+        object.__setattr__(self, "fingerprint", fingerprint(self.info, self.adapter))
+
+    @property
+    def adapter_number(self) -> int:
+        """The number of the adapter in the engine, 0 for none."""
+        return 0 if self.adapter is None else self.adapter.number
+
+    @property
+    def image_roles(self) -> frozenset[str]:
+        """The roles whose messages may have images: none for a model that takes no images."""
+        if self.info.images is None or self.chat is None:
+            return frozenset()
+        unwritten = {"tool"} if self.chat.call_style is None else set()  # results are then told as text
+        return self.chat.image_roles - unwritten
+
+    @property
+    def max_prompt_bytes(self) -> int:
+        """A text with more bytes than this has more tokens than the context."""
+        return self.info.max_model_len * self.longest_piece
+
+
+def fingerprint(info: RunnerInfo, adapter: Adapter | None = None) -> str:
+    """A name for all that answers depend on besides the request: version, scheme, and a hash of weights and backend."""
+    about = {"version": version(), "max_model_len": str(info.max_model_len), **info.description}
+    if adapter is not None:
+        about |= {"adapter": adapter.name, "adapter_files": adapter.files}
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+    return f"noria-{version()}-{info.description.get('quantize', 'none')}-{digest[:8]}"
+
+
+def longest_piece(tokenizer: Tokenizer) -> int:
+    """The maximum number of bytes in the text of one token; the text of a control token is its name."""
+    pieces = map(tokenizer.piece, range(tokenizer.vocab_size))
+    return max(map(len, (*pieces, *(name.encode() for name in tokenizer.control))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +153,126 @@ class ModelRequest:
     @property
     def n_choices(self) -> int:
         return len(self.prompts) * self.n
+
+
+def sampling(body: SamplingBody, served: ServedModel, **limits: Any) -> SamplingParams:
+    """The sampling parameters: the request's, else those of the model's generation config, else the server's."""
+    values = served.defaults.completed(body.given)
+    ends = () if values.get("ignore_eos") else served.defaults.eos_token_ids
+    stops = dict.fromkeys((*(body.stop_token_ids or ()), *ends))
+    params = SamplingParams(
+        **{"seed": secrets.randbits(63), **values},
+        logit_bias=body.biases,
+        allowed_token_ids=tuple(body.allowed_token_ids or ()),
+        bad_words=_bad_words(body.bad_words, served.tokenizer) if body.bad_words else (),
+        stop=body.stops,
+        stop_token_ids=tuple(stops),
+        **limits,
+    )
+    params.check_ids(served.info.vocab_size)
+    return params
+
+
+def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Token ids of each bad word, spelled at the beginning of a word and inside a word."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        bare = word.lstrip(" ")
+        opening = bare if tokenizer.strips_leading_space else " " + bare
+        found[tuple(tokenizer.encode(opening, add_bos=False, parse_control=False))] = None
+        found[tuple(encode_inner(tokenizer, bare))] = None
+    return tuple(ids for ids in found if ids)
+
+
+def submit_of(
+    tokens: list[int],
+    params: SamplingParams,
+    body: GenerationBody,
+    served: ServedModel,
+    images: tuple[ImageSpan, ...] = (),
+    pixels: bytes = b"",
+    n: int | None = None,
+) -> Submit:
+    """The engine's message for one prompt. `n` are the choices to compute, if not those of the body."""
+    return Submit(
+        0,
+        tokens,
+        params,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        n=n or body.n_choices,
+        images=images,
+        adapter=served.adapter_number,
+        pixels=pixels,
+    )
+
+
+def late_request(body: GenerationBody) -> ModelRequest:
+    """A request whose timeout came before tokenizing ended: its choices are empty."""
+    return ModelRequest((Prompt(Submit(0, [], SamplingParams(max_tokens=0), n=body.n_choices)),) * body.n_prompts)
+
+
+@dataclass(slots=True)
+class Usage:
+    """The tokens of a request so far. A prompt counts once, whatever its number of choices.
+
+    `reasoning` is the part of `completion` that is thought, and `images` the part of `prompt` that stands for images.
+    """
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+    reasoning: int = 0
+    images: int = 0
+
+    @classmethod
+    def of(cls, prompts: Sequence[Prompt]) -> Self:
+        """Before the first token of the answer."""
+        spans = [span for prompt in prompts for span in prompt.submit.images]
+        return cls(
+            prompt=sum(len(prompt.tokens) for prompt in prompts), images=sum(span.stop - span.start for span in spans)
+        )
+
+
+class CacheMiss(TypedDict):
+    """Where the prompt left the cached prefix: the first prompt token that did not come from it, and why."""
+
+    at: int
+    reason: Literal["new", "diverged", "evicted", "window", "salt", "bypassed"]
+
+
+class Timings(TypedDict):
+    """Tokens and milliseconds of a request, by llama.cpp's names: `prompt` until the first token, `predicted` after.
+
+    `cache_miss` is null if all full pages of the first prompt came from the cache.
+    """
+
+    queue_ms: float
+    cache_n: int
+    cache_miss: CacheMiss | None
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_second: float
+
+
+def timings(usage: Usage, miss: CacheMiss | None, queue: float, prompt: float, predicted: float) -> Timings:
+    """The timings of a request that waited `queue` seconds, then took `prompt` and `predicted` seconds."""
+    n_prompt = usage.prompt - usage.cached
+    return {
+        "queue_ms": _ms(queue),
+        "cache_n": usage.cached,
+        "cache_miss": miss,
+        "prompt_n": n_prompt,
+        "prompt_ms": _ms(prompt),
+        "prompt_per_second": round(n_prompt / prompt, 2) if prompt else 0.0,
+        "predicted_n": usage.completion,
+        "predicted_ms": _ms(predicted),
+        "predicted_per_second": round(usage.completion / predicted, 2) if predicted else 0.0,
+    }
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)

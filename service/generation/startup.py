@@ -23,7 +23,7 @@ from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
 from service.engine.client import EngineClient
 from service.generation.adapters import given_adapters
-from service.generation.served import ServedModel, longest_piece
+from service.generation.request import ServedModel, longest_piece
 from service.settings import Settings
 
 T = TypeVar("T")

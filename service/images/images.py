@@ -1,17 +1,62 @@
-"""Images of requests, decoded in a child process: a hostile image may kill that process, and nothing else."""
+"""Images of requests, from data URLs to pixels. A child process decodes them: a hostile image may kill it alone."""
 
 import asyncio
+import base64
+import binascii
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from model.errors import ImageError
-from model.image_spans import ImageFormat
+from model.chat.images import ImageTokens
+from model.errors import ImageError, quoted
+from model.image_spans import ImageFormat, ImageSpan
 from model.images.client import ImageProcess
 from service.errors.errors import InvalidRequest
+from service.generation.request import ServedModel
 from service.helpers import HelperThread, LimitsExceeded, Recent
-from service.images.source import Source
+
+WHITE_SPACE = str.maketrans("", "", " \t\r\n")
+NOT_FETCHED = "Noria never fetches images: send the image as a base64 data URL, data:image/png;base64,..."
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The bytes of an image file, the field that had them, and their digest."""
+
+    data: bytes
+    param: str
+    digest: bytes
+
+
+def read_source(url: str, param: str) -> Source:
+    """The image in a base64 data URL. `param` names its field. Raises InvalidRequest.
+
+    The type that the URL names must be one of images. The content alone decides how it is decoded.
+    """
+    scheme, _, rest = url.partition(":")
+    if scheme.strip().lower() != "data":
+        raise InvalidRequest(f"{param} is no data URL, got {quoted(url)}. {NOT_FETCHED}", param=param)
+    header, comma, text = rest.partition(",")
+    kind, *options = header.lower().split(";")
+    if not comma or "base64" not in map(str.strip, options):
+        raise InvalidRequest(
+            f"{param} must be a base64 data URL such as data:image/png;base64,..., got {quoted(url)}", param=param
+        )
+    return read_base64(text, kind.strip(), param)
+
+
+def read_base64(text: str, kind: str, param: str) -> Source:
+    """The image in base64 `text`, which may have line breaks. `kind` is its MIME type. Raises InvalidRequest."""
+    if not kind.startswith("image/"):
+        raise InvalidRequest(f"{param} must have a type of images such as image/png, got {quoted(kind)}", param=param)
+    try:
+        data = base64.b64decode(text.translate(WHITE_SPACE), validate=True)
+    except (binascii.Error, ValueError) as error:  # ValueError: not ASCII
+        raise InvalidRequest(f"{param} is no valid base64: {error}", param=param) from None
+    if not data:
+        raise InvalidRequest(f"{param} has no data", param=param)
+    return Source(data, param, hashlib.blake2b(data, digest_size=16).digest())
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,3 +213,46 @@ class Images:
 
 def _refusal(source: Source, problem: str) -> InvalidRequest:
     return InvalidRequest(f"the image in {source.param} {problem}", param=source.param, code="invalid_image")
+
+
+def expanded(
+    tokens: list[int], images: Sequence[DecodedImage], served: ServedModel, param: str
+) -> tuple[list[int], tuple[ImageSpan, ...]]:
+    """The prompt with the rows of each image in place of its token `[IMG]`, and the places of the images.
+
+    Raises InvalidRequest, naming `param`, if the chat format has not written one token for each image.
+    """
+    if not images:
+        return tokens, ()
+    ids = ImageTokens.of(served.tokenizer)
+    assert ids is not None, "no chat format writes images without these tokens"
+    if (found := tokens.count(ids.image)) != len(images):
+        message = f"{param} cannot be written: the model's chat format has places for {found} of {len(images)} images"
+        raise InvalidRequest(message, param=param)
+    whole: list[int] = []
+    spans: list[ImageSpan] = []
+    done = 0
+    for image in images:
+        place = tokens.index(ids.image, done)
+        whole += tokens[done:place]
+        spans.append(ImageSpan(len(whole), image.rows, image.columns, image.digest))
+        whole += ([ids.image] * image.columns + [ids.row_break]) * image.rows
+        whole[-1] = ids.end
+        done = place + 1
+    return whole + tokens[done:], tuple(spans)
+
+
+def spans_after(spans: tuple[ImageSpan, ...], n_begin: int, n_cut: int) -> tuple[ImageSpan, ...]:
+    """The images of a prompt that loses `n_cut` tokens after its first `n_begin`. Images among those are left out.
+
+    Raises InvalidRequest for a cut inside an image.
+    """
+    first = n_begin + n_cut
+    if divided := [span for span in spans if span.start < first < span.stop]:
+        start, stop = divided[0].start, divided[0].stop
+        raise InvalidRequest(
+            f"truncate_prompt_tokens cuts through an image: it leaves out the first {first} tokens of the prompt, "
+            f"and the image has the tokens {start} to {stop - 1}",
+            param="truncate_prompt_tokens",
+        )
+    return tuple(replace(span, start=span.start - n_cut) for span in spans if span.start >= first)

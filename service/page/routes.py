@@ -7,7 +7,7 @@ from fastapi import Request
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from service.access.policy import Policy
+from service.access.record import Policy
 from service.api.routes import Handler
 from service.page.files import File, files
 

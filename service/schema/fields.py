@@ -1,8 +1,13 @@
-"""The base class of request bodies, which refuses unknown fields, and helpers to declare fields."""
+"""Request bodies: their base class, helpers to declare fields, unknown fields, and limits on the structure of JSON."""
 
-from collections.abc import Mapping
+import logging
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Self, TypeVar
+from urllib.parse import quote
 
 from pydantic import (
     BaseModel,
@@ -17,6 +22,7 @@ from pydantic_core import PydanticCustomError
 
 from model.errors import quoted
 from model.sampling_params import PARAMETERS
+from service.errors.errors import InvalidRequest
 from service.errors.refusals import unknown_fields
 from service.errors.wording import either
 
@@ -26,9 +32,6 @@ MAX_CHOICES = 4
 """As many values that a field without effect may have are named."""
 MAX_ITEMS = 2**14
 """The limit for messages, parts of a message, and texts to choose from: all requests share one tokenizing thread."""
-
-MODEL = "The id of a model in `/v1/models`. Default: the served model."
-"""The description of the field `model`."""
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -168,6 +171,17 @@ def optional(description: str, **limits: Any) -> Any:
     return Field(None, description=description, **limits)
 
 
+class ModelBody(Body):
+    """A request to a model."""
+
+    model: str | None = optional("The id of a model in `/v1/models`. Default: the served model.")
+
+    @property
+    def end_user(self) -> str | None:
+        """The client's name for its user."""
+        return None
+
+
 def narrowed(kind: type[B], body: Body) -> B:
     """The fields of `kind` from a body that has them and more; they are not validated again."""
     return kind.model_construct(None, **{name: getattr(body, name) for name in kind.model_fields})
@@ -176,3 +190,144 @@ def narrowed(kind: type[B], body: Body) -> B:
 Items = Annotated[list[T], Field(fail_fast=True)]
 """A list whose validation ends at the first bad item: a body may have millions of them."""
 TokenIds = Items[int]
+
+
+MAX_PROMPTS = 1024
+
+Prompts = Annotated[
+    str | Items[str] | TokenIds | Items[TokenIds],
+    expect("a string, a list of strings, a list of token ids or a list of lists of token ids"),
+]
+
+
+def listed(prompts: Prompts) -> list[str] | list[TokenIds]:
+    """The list of prompts, each a string or token ids."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [prompts]
+    return prompts  # type: ignore[return-value]
+
+
+def check_prompts(name: str, prompts: list[str] | list[TokenIds]) -> int:
+    """The number of prompts. Raises InvalidRequest for none and for too many."""
+    if not prompts:
+        raise InvalidRequest(f"{name} must not be an empty list", param=name)
+    if len(prompts) > MAX_PROMPTS:
+        raise InvalidRequest(f"{name} takes at most {MAX_PROMPTS} prompts, got {len(prompts)}", param=name)
+    return len(prompts)
+
+
+log = logging.getLogger("noria.request")
+
+MAX_IGNORED = 16
+MAX_NAME_CHARS = 64
+MAX_CLIENTS = 4096
+
+
+def ignored_fields(body: Body) -> tuple[str, ...]:
+    """The paths of the fields without effect, such as "messages[0].mood", as a header can have them. The first few."""
+    paths = [*islice(_paths(body, ""), MAX_IGNORED + 1)]
+    more = ("...",) if len(paths) > MAX_IGNORED else ()
+    return (*(quote(path, safe="[]")[:MAX_NAME_CHARS] or '""' for path in paths[:MAX_IGNORED]), *more)
+
+
+def _paths(body: Body, before: str) -> Iterator[str]:
+    yield from (before + name for name in body.without_effect())
+    for name, declared in type(body).model_fields.items():
+        yield from _inside(getattr(body, name), before + (declared.alias or name))
+
+
+def _inside(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, Body):
+        yield from _paths(value, f"{path}.")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _inside(item, f"{path}[{index}]")
+
+
+class Notices:
+    """Warnings in the log about ignored fields, one for each client. It remembers the last clients."""
+
+    def __init__(self) -> None:
+        self._clients: OrderedDict[str, None] = OrderedDict()
+
+    def note(self, client: str, path: str, names: Sequence[str]) -> None:
+        """Log the first request of a client that has ignored fields."""
+        known = client in self._clients
+        self._clients[client] = None
+        self._clients.move_to_end(client)
+        if len(self._clients) > MAX_CLIENTS:
+            self._clients.popitem(last=False)
+        if not known:
+            fields = {"client": client, "path": path, "fields": ", ".join(names)}
+            log.warning("--lenient: a client sends fields that mean nothing here", extra={"fields": fields})
+
+
+# Limits on the structure of JSON, which hold before anything builds objects from it. A parser holds the interpreter
+# until it has read the whole text: a megabyte of empty lists would stop all other threads. The parser itself refuses
+# more than 200 levels, and numbers of more than 4300 digits, at once.
+
+MAX_ELEMENTS = 2**19
+"""Four prompts of 128k token ids."""
+LIMITS = (
+    ("lists and objects", b"[{", 2 * MAX_ITEMS),
+    ("names of fields", b":", 3 * MAX_ITEMS),
+    ("quotation marks around strings", b'"', 10 * MAX_ITEMS),
+    ("fractions, exponents and booleans", b".eE", 2**16),
+    ("commas between elements", b",", MAX_ELEMENTS),
+)
+"""What is counted outside strings, the bytes that show it, and the limit."""
+SLICE_BYTES = 2**16
+"""The bytes that are scanned at once. Other threads run between two slices."""
+
+
+class StructureError(ValueError):
+    """A text of JSON beyond a limit. The message names the limit and what was counted."""
+
+
+class Structure:
+    """The counts of all JSON texts in one request: its body, and texts of JSON inside strings of the body."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * len(LIMITS)
+
+    def add(self, text: bytes, name: str = "the body") -> None:
+        """Count what is in a text. Raises StructureError as soon as a limit is passed; `name` is the text's.
+
+        The text need not be valid JSON: the counts are right up to its first fault, where every parser stops.
+        """
+        for outside in _outside_strings(text):
+            for index, (what, marks, limit) in enumerate(LIMITS):
+                self._counts[index] += sum(map(outside.count, marks))
+                _check(name, what, self._counts[index], limit)
+
+
+def _outside_strings(text: bytes) -> Iterator[bytes]:
+    """The text with empty strings in place of all strings, a slice at a time."""
+    escape, inside = b"", False
+    for start in range(0, len(text), SLICE_BYTES):
+        part = (escape + text[start : start + SLICE_BYTES]).replace(b"\\\\", b"")
+        escape = part[-1:] if part.endswith(b"\\") else b""
+        pieces = part.removesuffix(b"\\").replace(b'\\"', b"").split(b'"')
+        contents = slice(0 if inside else 1, None, 2)
+        pieces[contents] = [b""] * len(pieces[contents])
+        inside ^= len(pieces) % 2 == 0
+        yield b'"'.join(pieces)
+
+
+def _check(name: str, what: str, count: int, limit: int) -> None:
+    if count > limit:
+        raise StructureError(f"{name} has at least {count} {what}, the limit is {limit}")
+
+
+@dataclass(slots=True)
+class Reading:
+    """The context in which one body is validated.
+
+    With `lenient`, fields without effect pass; `ignores` says whether there were any.
+    """
+
+    lenient: bool = False
+    ignores: bool = False
+    structure: Structure = field(default_factory=Structure)

@@ -1,12 +1,89 @@
-"""Fields that completion and chat requests share, with OpenAI's names. null means the default."""
+"""Fields that completion and chat requests share: sampling, with the names that clients use, and OpenAI's others."""
 
+import re
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any
 
-from service.access.keys.entry import PRIORITIES
+from pydantic import Field, create_model
+
+from model.errors import quoted
+from model.sampling_params import (
+    BIAS_LIMIT,
+    MAX_ALLOWED_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_BIASED_TOKENS,
+    MAX_STOP_CHARS,
+    MAX_STOP_TOKENS,
+    MAX_STOPS,
+    PARAMETERS,
+)
+from service.access.entry import PRIORITIES
 from service.errors.errors import InvalidRequest
-from service.schema.fields import MODEL, Body, limits_of, only, optional, ranged, synonym
-from service.schema.sampling import SamplingBody
+from service.schema.fields import Body, Items, ModelBody, TokenIds, expect, limits_of, only, optional, ranged, synonym
 from service.schema.structured_output import StructuredOutputBody
+
+TOKEN_ID = re.compile(r"-?[0-9]{1,12}")
+
+BadWord = Annotated[str, Field(max_length=MAX_STOP_CHARS, pattern="[^ ]")]
+Stops = Annotated[str | Items[str], expect("a string or a list of strings")]
+
+
+DECLARED = tuple(name for name, row in PARAMETERS.items() if row.description is not None)
+if TYPE_CHECKING:
+    DeclaredBody = Body
+else:
+    DeclaredBody = create_model(
+        "DeclaredBody", __base__=Body, **{name: (PARAMETERS[name].kind | None, ranged(name)) for name in DECLARED}
+    )
+
+
+class SamplingBody(DeclaredBody):
+    """The fields of `PARAMETERS`, and those that clients write in another way than `SamplingParams` has them.
+
+    None: the model's default, or the server's.
+    """
+
+    synonyms = MappingProxyType({"repeat_penalty": "repetition_penalty"})
+    repeat_penalty: float | None = synonym("repetition_penalty", "llama.cpp's", **limits_of("repetition_penalty"))
+    logit_bias: dict[str, Any] | None = optional(  # `biases` checks it: a typed dict would list all its errors
+        f"A map from token ids to numbers from {-BIAS_LIMIT:g} to {BIAS_LIMIT:g}, which are added to their logits. "
+        f"At most {MAX_BIASED_TOKENS} entries."
+    )
+    allowed_token_ids: TokenIds | None = optional(
+        "The only tokens that may be sampled.", min_length=1, max_length=MAX_ALLOWED_TOKENS
+    )
+    bad_words: Items[BadWord] | None = optional(
+        "Words that the answer must not have, neither as a word nor inside one. The last token of a word is never "
+        "sampled after its other tokens.",
+        max_length=MAX_BAD_WORDS,
+    )
+    stop: Stops | None = optional(
+        f"A string, or up to {MAX_STOPS} strings, of 1 to {MAX_STOP_CHARS} characters. The text ends before the first "
+        "of them that appears."
+    )
+    stop_token_ids: TokenIds | None = optional(
+        f"Tokens that end the answer. At most {MAX_STOP_TOKENS}, including the model's end tokens."
+    )
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The values that the request gives for the fields of `PARAMETERS`."""
+        return {name: value for name in DECLARED if (value := self.agreed(name)) is not None}
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        biases = self.logit_bias or {}
+        for token, value in biases.items():
+            if not TOKEN_ID.fullmatch(token):
+                raise InvalidRequest(f"logit_bias has key {quoted(token)}, expected token ids", param="logit_bias")
+            if type(value) not in (int, float):
+                raise InvalidRequest(f"logit_bias.{token} must be a number, got {quoted(value)}", param="logit_bias")
+        return tuple((int(token), value) for token, value in biases.items())
+
 
 MAX_CHOICES = 128
 MAX_SALT = 1024
@@ -32,17 +109,39 @@ class StreamOptions(Body):
         return bool(self.continuous_usage_stats) and self.ends_with_usage
 
 
-class GenerationBody(SamplingBody, StructuredOutputBody):
+CHAT_TOKENS = (
+    "The maximum number of generated tokens. Prompt and answer together must fit the context. "
+    "Default: what the prompt leaves of the context."
+)
+"""The description of `max_tokens` in chat."""
+
+
+class StreamBody(ModelBody):
+    """A request whose answer may be streamed."""
+
+    stream: bool | None = optional("Send the answer as server-sent events while it is generated.")
+
+
+class UserBody(ModelBody):
+    """A request that may name its end user, as in OpenAI's APIs."""
+
+    user: str | None = optional("The end user. The log has a hash of it.", max_length=MAX_USER)
+    safety_identifier: str | None = optional("The end user. It takes precedence over `user`.", max_length=MAX_USER)
+
+    @property
+    def end_user(self) -> str | None:
+        return self.safety_identifier or self.user
+
+
+class GenerationBody(SamplingBody, StructuredOutputBody, StreamBody, UserBody):
     """The fields that completions and chat share. None: the model's default, or the server's."""
 
     synonyms = MappingProxyType({**SamplingBody.synonyms, **StructuredOutputBody.synonyms, "n_predict": "max_tokens"})
-    model: str | None = optional(MODEL)
     n: int | None = optional(
         "The number of choices for each prompt. `n` times the number of prompts is at most 1024. Default: 1.",
         ge=1,
         le=MAX_CHOICES,
     )
-    stream: bool | None = optional("Send the answer as server-sent events while it is generated.")
     stream_options: StreamOptions | None = optional("Options of the stream. Allowed only when `stream` is true.")
     return_progress: bool | None = optional(
         "Send chunks with `prompt_progress` during prefill. Allowed only when `stream` is true."
@@ -75,8 +174,6 @@ class GenerationBody(SamplingBody, StructuredOutputBody):
         gt=0,
         le=MAX_TIMEOUT,
     )
-    user: str | None = optional("The end user. The log has a hash of it.", max_length=MAX_USER)
-    safety_identifier: str | None = optional("The end user. It takes precedence over `user`.", max_length=MAX_USER)
 
     @property
     def n_prompts(self) -> int:
@@ -85,11 +182,6 @@ class GenerationBody(SamplingBody, StructuredOutputBody):
     @property
     def n_choices(self) -> int:
         return self.n or 1
-
-    @property
-    def end_user(self) -> str | None:
-        """The client's name for its end user."""
-        return self.safety_identifier or self.user
 
     def check(self) -> None:
         if self.stream_options is not None and not self.stream:

@@ -9,8 +9,7 @@ from pydantic_core import PydanticCustomError, from_json
 
 from model.errors import quoted
 from service.errors.errors import InvalidRequest
-from service.schema.fields import Body, Items, Json, optional, unsupported
-from service.schema.structure import Structure, StructureError
+from service.schema.fields import Body, Items, Json, Structure, StructureError, optional, unsupported
 
 MAX_TOOLS = 128
 MAX_CALLS = 128

@@ -8,7 +8,7 @@ from typing import Any
 
 from model.tokenizers.pieces import n_begun
 from service.generation.finish import CALLS
-from service.generation.served import ServedModel
+from service.generation.request import ServedModel
 from service.schema.tools import AllowedCalls
 from service.structured.call_style import ID_CHARS, SHORT_ID, Style, style_of
 

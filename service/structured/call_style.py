@@ -1,4 +1,4 @@
-"""The styles in which models write function calls, and the grammar of an answer that may call."""
+"""The styles in which models write function calls: their grammar, and the words that explain them to other models."""
 
 import hashlib
 import json
@@ -8,11 +8,12 @@ import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from model.chat.reasoning import PARTS, THOUGHT
 from model.errors import quoted
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.pieces import control_pattern
 from service.errors.errors import InvalidRequest
-from service.generation.served import ServedModel
+from service.generation.request import ServedModel
 from service.schema.fields import Json
 from service.schema.tools import AllowedCalls, Function
 from service.structured.constraint import ANY_OBJECT, Constraint, lark_grammar, with_spaces
@@ -22,6 +23,7 @@ SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
 """An id as Mistral's formats take it, up to v11."""
 MAX_ANSWER_CALLS = 32
 """The limit for calls in one answer."""
+ANY_ARGUMENTS = with_spaces(ANY_OBJECT, "tools")
 NO_PARAMETERS: Json = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -204,9 +206,58 @@ def _words(text: str, tokenizer: Tokenizer) -> str:
 def _parameters(function: Function, *, enforced: bool) -> Json:
     """The schema of a call's arguments: any object, unless the schema is `enforced` or strict."""
     if not enforced and not function.strict:
-        return with_spaces(ANY_OBJECT, "tools")
+        return ANY_ARGUMENTS
     schema = NO_PARAMETERS if function.parameters is None else function.parameters
     if schema.get("type", "object") != "object":
         message = f"tools: the parameters of {function.name} must be an object, got type {quoted(schema['type'])}"
         raise InvalidRequest(message, param="tools")
     return with_spaces({"type": "object"} | schema, "tools")
+
+
+KEPT = ("role", "name", THOUGHT, PARTS)
+
+EXPLANATION = """You may call functions to help with the request. These are their signatures:
+<tools>
+{tools}
+</tools>
+For each call answer with its name and arguments as a JSON object in these tags:
+<tool_call>
+{{"name": "NAME", "arguments": {{"ARGUMENT": "VALUE"}}}}
+</tool_call>"""
+
+
+def explained(messages: Sequence[Json], functions: Sequence[Function]) -> list[Json]:
+    """The messages as text alone: a system message describes the functions; calls and results are texts."""
+    plain: list[Json] = []
+    for message in messages:
+        if message["role"] == "tool":
+            text = f"<tool_response>\n{message['content']}\n</tool_response>"
+            if plain and plain[-1].get("answers"):  # in one message: templates require alternating roles
+                plain[-1]["content"] += f"\n{text}"
+            else:
+                plain.append({"role": "user", "content": text, "answers": True})
+        else:
+            calls = [_call_text(call["function"]) for call in message.get("tool_calls", ())]
+            content = "\n".join(filter(None, [message["content"], *calls]))
+            plain.append({key: message[key] for key in KEPT if key in message} | {"content": content})
+    return _with_signatures(
+        [{key: text for key, text in item.items() if key != "answers"} for item in plain], functions
+    )
+
+
+def _call_text(function: Json) -> str:
+    call = {"name": function["name"], "arguments": function["arguments"]}
+    return f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
+
+
+def _with_signatures(messages: list[Json], functions: Sequence[Function]) -> list[Json]:
+    if not functions:
+        return messages
+    signatures = [json.dumps(function.described(), ensure_ascii=False) for function in functions]
+    words = EXPLANATION.format(tools="\n".join(signatures))
+    first, *others = messages
+    if first["role"] in ("system", "developer"):
+        told = first | {"content": f"{first['content']}\n\n{words}"}
+        parts = {PARTS: [*first[PARTS], {"type": "text", "text": f"\n\n{words}"}]} if PARTS in first else {}
+        return [told | parts, *others]
+    return [{"role": "system", "content": words}, *messages]

@@ -14,13 +14,13 @@ import httpx
 from model.chat.conversation import NOTHING
 from model.checkpoint.generation_config import GenerationDefaults
 from model.errors import ParameterError, quoted
-from service.access.keys.keys import Keys
+from service.access.keys import Keys
 from service.api.routes import Route
 from service.app import ROUTES
 from service.commands.server import create_server
 from service.engine.client import EngineClient
 from service.generation.adapters import given_adapters
-from service.generation.served import ServedModel, longest_piece
+from service.generation.request import ServedModel, longest_piece
 from service.generation.startup import marks_of
 from service.http.connection import protocol
 from service.http.connection.limits import LIMITS, Limits
@@ -119,6 +119,7 @@ class Live:
         response = self.post(path, {**body, "stream": True}, **options)
         assert response.status_code == 200, response.text
         assert response.headers["content-type"].startswith("text/event-stream")
+        assert (response.headers["x-accel-buffering"], response.headers["cache-control"]) == ("no", "no-cache")
         *frames, rest = response.text.split("\n\n")
         assert rest == ""
         if frames[0].startswith("data: "):

@@ -3,11 +3,14 @@
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from typer.testing import CliRunner
@@ -17,6 +20,7 @@ from service import cli
 from service.generation.adapters import given_adapters
 from service.settings import Settings
 from tests.model.checkpoint.published import written
+from tests.service.live import running
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,65 +51,27 @@ def test_defaults(seen: list[Settings]) -> None:
     assert seen == [Settings()]
 
 
-def test_flags(seen: list[Settings], tmp_path: Path) -> None:
+def test_flags_and_their_variables(seen: list[Settings], tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("three\n\n four \n")
-    invoke(
-        *("org/name", "--port", "0", "--api-key", "one", "--api-key", "two", "--api-key-file", str(keys)),
-        *("--cache-memory", "1.5GiB", "--max-body", "1000", "--sliding-window", "256", "--device", "cpu"),
-        *("--served-model-name", "a", "--served-model-name", "b", "--cors-origin", "*", "--dtype", "float32"),
-        *("--kv-dtype", "int8", "--gpu-memory-utilization", "0.5", "--deterministic"),
-    )
-    assert seen == [
-        Settings(
-            model="org/name",
-            port=0,
-            api_keys=("one", "two"),
-            api_key_file=keys,
-            cache_memory=3 * 2**29,
-            max_body_bytes=1000,
-            sliding_window=256,
-            device="cpu",
-            served_model_name=("a", "b"),
-            cors_origins=("*",),
-            dtype="float32",
-            kv_dtype="int8",
-            gpu_memory_utilization=0.5,
-            deterministic=True,
-        )
-    ]
-
-
-def test_every_flag_is_a_variable(seen: list[Settings]) -> None:
-    env = {
-        "NORIA_MODEL": "org/name",
-        "NORIA_PORT": "9",
-        "NORIA_MAX_MODEL_LEN": "100",
-        "NORIA_MAX_SEQUENCES": "3",
-        "NORIA_THREADS": "2",
-        "NORIA_CACHE_MEMORY": "512MiB",
-        "NORIA_API_KEY": "one two",
-        "NORIA_LOG_FORMAT": "json",
-        "NORIA_DRAIN_TIMEOUT": "1.5",
-        "NORIA_MAX_BODY": "1MiB",
+    given: dict[str, tuple[str, dict[str, Any]]] = {
+        "--port": ("0", {"port": 0}),
+        "--api-key": ("one two", {"api_keys": ("one", "two")}),
+        "--api-key-file": (str(keys), {"api_key_file": keys}),
+        "--cache-memory": ("1.5GiB", {"cache_memory": 3 * 2**29}),
+        "--max-body": ("1MiB", {"max_body_bytes": 2**20}),
+        "--served-model-name": ("a b", {"served_model_name": ("a", "b")}),
+        "--drain-timeout": ("1.5", {"drain_timeout": 1.5}),
+        "--log-format": ("json", {"log_format": "json"}),
+        "--threads": ("2", {"threads": 2}),
     }
-    assert invoke(env=env)[0] == 0
-    assert seen == [
-        Settings(
-            model="org/name",
-            port=9,
-            max_model_len=100,
-            max_sequences=3,
-            threads=2,
-            cache_memory=2**29,
-            api_keys=("one", "two"),
-            log_format="json",
-            drain_timeout=1.5,
-            max_body_bytes=2**20,
-        )
-    ]
-    assert invoke("--port", "10", env=env)[0] == 0
-    assert seen[-1].port == 10
+    expected = Settings(model="org/name", **{name: value for _, more in given.values() for name, value in more.items()})
+    flags = [word for flag, (text, _) in given.items() for part in text.split() for word in (flag, part)]
+    env = {f"NORIA_{flag[2:].upper().replace('-', '_')}": text for flag, (text, _) in given.items()}
+    assert invoke("org/name", *flags, "--no-spare-engine")[0] == invoke(env=env | {"NORIA_MODEL": "org/name"})[0] == 0
+    assert seen == [replace(expected, spare_engine=False), expected]
+    assert invoke("--port", "10", "--deterministic", env=env)[0] == 0
+    assert (seen[-1].port, seen[-1].deterministic) == (10, True)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +93,31 @@ def test_wrong_usage(seen: list[Settings], arguments: tuple[str, ...]) -> None:
     assert not seen
 
 
-def noria(*arguments: str) -> subprocess.CompletedProcess[str]:
+class Done(NamedTuple):
+    """The end of a command."""
+
+    returncode: object
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def noria(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """A function that runs the command line in this process, which starts no engine."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr("sys.argv", ["noria", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return Done(ended.value.code, *capsys.readouterr())
+
+    return run
+
+
+def started(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The end of a process of its own, which starts an engine."""
     command = [sys.executable, "-m", "service", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
 
@@ -145,21 +135,31 @@ def noria(*arguments: str) -> subprocess.CompletedProcess[str]:
         (("--gpu-memory-utilization", "0"), ["--gpu-memory-utilization must be above 0 and at most 1, got 0.0"]),
         (("--chat-template", "missing"), ["--chat-template", "no such file"]),
         (("--host", "256.0.0.1", "--port", "0"), ["256.0.0.1"]),
-        (("./no-such-model", "--port", "0"), ["no-such-model"]),
         (("--pipeline-parallel-size", "2", "--lora-dir", "."), ["--lora-dir", "2 ranks share"]),
         (("--pipeline-parallel-size", "2", "--lora", "a=."), ["--lora", "2 ranks share"]),
         (("--uds", "a.sock", "--port", "8000"), ["--uds a.sock and --port 8000 exclude each other"]),
         (("--root-path", "noria/"), ["--root-path must be a path such as /noria", "got 'noria/'"]),
-        (("--root-path", "/v1", "--port", "0"), ["--root-path /v1 begins like the server's own path /v1/"]),
         (("--forwarded-allow-ips", "10.0.0.0/33"), ["--forwarded-allow-ips must be addresses", "'10.0.0.0/33'"]),
     ],
 )
-def test_a_start_that_cannot_be_is_one_line(arguments: tuple[str, ...], words: list[str]) -> None:
-    done = noria("serve", *arguments)
+def test_options_that_cannot_be_are_one_line(
+    noria: Callable[..., Done], arguments: tuple[str, ...], words: list[str]
+) -> None:
+    check_refusal(noria("serve", *arguments), *words)
+
+
+def check_refusal(done: Done | subprocess.CompletedProcess[str], *words: str) -> None:
     assert done.returncode == 1, done.stderr
     assert done.stderr.startswith("noria: ")
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert all(word in done.stderr for word in words), done.stderr
+
+
+def test_a_start_that_fails_is_one_line() -> None:
+    check_refusal(started("serve", "./no-such-model", "--port", "0"), "no-such-model")
+    own = "--root-path /v1 begins like the server's own path /v1/"
+    with pytest.raises(OptionError, match=own), running(root_path="/v1"):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -171,33 +171,21 @@ def test_a_start_that_cannot_be_is_one_line(arguments: tuple[str, ...], words: l
         ("--drain-timeout", "soon", "must be a number, at least 0, got 'soon'"),
         ("--quantize", "int3", "'int3' is not one of 'auto', 'none', 'fp8', 'int8', 'int4'"),
         ("--cache-memory", "x", "'x' is not a size; write 4GiB, 512MiB or a number of bytes"),
+        ("--lenient", "perhaps", "--lenient (NORIA_LENIENT) must be true or false, got 'perhaps' ("),
     ],
 )
 def test_a_wrong_value_is_repeated_with_what_is_allowed(
-    flag: str, value: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    noria: Callable[..., Done], flag: str, value: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a flag and as its variable."""
     name = "NORIA" + flag.upper().replace("-", "_")[1:]
-    for arguments, env in (([flag, value], {}), ([], {name: value})):
-        with monkeypatch.context() as patch:
-            patch.setattr("sys.argv", ["noria", "serve", *arguments])
-            for key, text in env.items():
-                patch.setenv(key, text)
-            with pytest.raises(SystemExit) as ended:
-                cli.main()
-        said = capsys.readouterr().err
-        assert ended.value.code == 2
-        assert all(part in said for part in (flag, name, words)), said
-        assert said.count("\n") == 1
-        assert "Input should" not in said
-
-
-def test_a_wrong_switch_is_repeated(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.argv", ["noria", "serve"])
-    monkeypatch.setenv("NORIA_LENIENT", "perhaps")
-    with pytest.raises(SystemExit):
-        cli.main()
-    assert "--lenient (NORIA_LENIENT) must be true or false, got 'perhaps' (" in capsys.readouterr().err
+    ends = [] if flag == "--lenient" else [noria("serve", flag, value)]
+    monkeypatch.setenv(name, value)
+    for done in (*ends, noria("serve")):
+        assert done.returncode == 2
+        assert all(part in done.stderr for part in (flag, name, words)), done.stderr
+        assert done.stderr.count("\n") == 1
+        assert "Input should" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -233,17 +221,14 @@ def test_a_host_beside_a_unix_socket_is_that_of_the_probes() -> None:
     Settings(uds=Path("a.sock"), host="::1", health_port=8001).check()
 
 
-def test_a_port_in_use_is_one_line() -> None:
+def test_a_port_in_use_is_one_line(noria: Callable[..., Done]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = noria("serve", "--port", str(port))
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"noria: cannot listen on 127.0.0.1:{port}: ")
-    assert len(done.stderr.splitlines()) == 1
+        check_refusal(noria("serve", "--port", str(port)), f"noria: cannot listen on 127.0.0.1:{port}: ")
 
 
-def test_version_and_help() -> None:
-    assert noria("--version").stdout.startswith("noria ")
+def test_version_and_help(noria: Callable[..., Done]) -> None:
+    assert started("--version").stdout.startswith("noria ")
     done = noria("--help").stdout
     assert all(command in done for command in ("serve", "plan", "chat", "bench"))
 
@@ -257,19 +242,19 @@ def mistral(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_plan(mistral: Path) -> None:
+def test_plan(mistral: Path, noria: Callable[..., Done]) -> None:
     """A window of 4,096 needs ceil((4095 + 2048) / 32) + 1 = 193 pages of 4 MiB."""
     done = noria("plan", str(mistral), "--device", "cuda", "--memory", "24GiB")
-    assert done.returncode == 0, done.stderr
+    assert not done.returncode, done.stderr
     assert "13.49 GiB, 7,241,732,096 in bfloat16" in done.stdout
     assert "131,072 bytes of keys and values" in done.stdout
     assert "│ 32,768 │       772.00 MiB │                  9 │" in done.stdout
 
 
-def test_plan_of_a_model_with_images(tmp_path: Path) -> None:
+def test_plan_of_a_model_with_images(tmp_path: Path, noria: Callable[..., Done]) -> None:
     """The encoder has 434,957,312 weights of 2 bytes; 256 MiB hold 26,214 vectors of 5,120; an image takes 36 MiB."""
     done = noria("plan", str(written("Pixtral 12B", tmp_path)), "--device", "cuda", "--memory", "80GiB")
-    assert done.returncode == 0, done.stderr
+    assert not done.returncode, done.stderr
     assert "images        829.62 MiB of the weights are the image encoder" in done.stdout
     assert "292.03 MiB for 26,214 tokens of embeddings and the encoding of one image" in done.stdout
 
@@ -318,7 +303,7 @@ def test_a_plan_that_does_not_fit_says_what_would(mistral: Path, arguments: tupl
     assert planned(str(mistral), *arguments, "--memory", memory.removesuffix(" of memory"))[1] == ""
 
 
-def test_a_plan_that_does_not_fit_ends_with_1(mistral: Path) -> None:
+def test_a_plan_that_does_not_fit_ends_with_1(mistral: Path, noria: Callable[..., Done]) -> None:
     done = noria("plan", str(mistral), "--device", "cuda", "--memory", "12GiB")
     assert done.returncode == 1
     assert "0 of 32,768 tokens fit" in done.stdout
@@ -326,14 +311,14 @@ def test_a_plan_that_does_not_fit_ends_with_1(mistral: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_memory_needs_a_unit() -> None:
+def test_memory_needs_a_unit(noria: Callable[..., Done]) -> None:
     done = noria("plan", "--memory", "12")
     assert (done.returncode, done.stdout) == (2, "")
     assert "12 without a unit is 12 bytes; write 12GiB or 12MiB" in done.stderr
     assert planned("--memory", str(24 * 2**30)) == planned("--memory", "24GiB")
 
 
-def test_plan_takes_the_flags_of_serve(mistral: Path) -> None:
+def test_plan_takes_the_flags_of_serve(mistral: Path, noria: Callable[..., Done]) -> None:
     flags = ("--memory", "24GiB", "--quantize", "int8", "--max-model-len", "5000", "--max-step-tokens", "1")
     made, _ = planned(str(mistral), *flags, "--device", "cpu")
     assert (made["scheme"], made["context"], made["fits"][-1]["tokens"]) == ("int8", 5000, 5000)

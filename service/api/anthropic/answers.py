@@ -1,13 +1,12 @@
-"""Answers of Anthropic's API, as types, with examples."""
+"""Answers of Anthropic's API, as types."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import WithJsonSchema
 from typing_extensions import TypedDict
 
-from service.api.examples import MODEL, TIMINGS
 from service.generation.finish import FINISHES
-from service.generation.usage import Timings
+from service.generation.request import Timings
 
 STOP_REASONS = {row.name: row.anthropic for row in FINISHES.values() if row.anthropic}
 StopReason = Annotated[str | None, WithJsonSchema({"enum": [*STOP_REASONS.values(), "stop_sequence"]})]
@@ -67,26 +66,3 @@ class MessageAnswer(MessageState):
     """The answer of `POST /v1/messages`."""
 
     timings: Timings
-
-
-MESSAGE: MessageAnswer = {
-    "id": "msg_1b9d",
-    "type": "message",
-    "role": "assistant",
-    "model": MODEL,
-    "content": [{"type": "text", "text": "Hello!"}],
-    "stop_reason": "end_turn",
-    "stop_sequence": None,
-    "usage": {
-        "input_tokens": 31,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 0,
-        "output_tokens": 2,
-    },
-    "timings": TIMINGS,
-}
-MESSAGE_CALL: MessageAnswer = {
-    **MESSAGE,
-    "content": [{"type": "tool_use", "id": "call_1b9d", "name": "weather", "input": {"city": "Paris"}}],
-    "stop_reason": "tool_use",
-}

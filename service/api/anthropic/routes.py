@@ -1,22 +1,244 @@
-"""`POST /v1/messages` and `POST /v1/messages/count_tokens`, in Anthropic's shapes."""
+"""`POST /v1/messages` and its `count_tokens`: the bodies, the internal request made of them, and the routes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import groupby
+from typing import Annotated, Any, Literal, Self
 
 from fastapi import Request
+from pydantic import Field, model_validator
 from starlette.responses import Response
 
-from service.access.policy import Policy
+from model.chat.reasoning import THOUGHT
+from model.sampling_params import MAX_STOP_CHARS, MAX_STOPS, RANGES
+from service.access.record import Policy
 from service.api.answering import answer, computed_response
-from service.api.anthropic.answers import MESSAGE, MESSAGE_CALL, InputTokens, MessageAnswer
-from service.api.anthropic.schema import ConversationBody, MessagesBody
+from service.api.anthropic.answers import InputTokens, MessageAnswer
 from service.api.anthropic.shape import MessageShape
-from service.api.examples import HELLO
+from service.api.anthropic.thinking import Adaptive, ContextManagement, Effort, Enabled, ThinkingConfig, options_of
+from service.api.anthropic.tools import (
+    CACHE_HINTS,
+    ImageBlock,
+    RedactedBlock,
+    TextBlock,
+    Texts,
+    ThinkingBlock,
+    ToolChoice,
+    ToolOffer,
+    ToolResult,
+    ToolUse,
+    pieces_of,
+)
 from service.api.prompt import Chat, chat_request, encode_chat, of_chat
-from service.api.routes import post
+from service.api.routes import HELLO, post
 from service.errors.dialects import ANTHROPIC
-from service.generation.served import ServedModel
+from service.errors.errors import InvalidRequest
+from service.generation.request import ServedModel
 from service.images.images import DecodedImage
+from service.schema.conversation import TemplateOptions, contents
+from service.schema.fields import MAX_ITEMS, Body, Items, Json, ModelBody, only, optional, ranged, unsupported
+from service.schema.generation import MAX_USER, GenerationBody, StreamBody
+from service.schema.tools import MAX_TOOLS, AllowedCalls
 from service.structured.call_reader import reader_of
+from service.structured.constraint import json_constraint
+
+Sentence = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+
+Block = TextBlock | ImageBlock | ThinkingBlock | RedactedBlock | ToolUse | ToolResult
+Blocks = str | Annotated[Items[Block], Field(max_length=MAX_ITEMS)]
+OF_ROLES: dict[str, tuple[type[Body], ...]] = {
+    "user": (ToolUse, ThinkingBlock, RedactedBlock),
+    "assistant": (ToolResult, ImageBlock),
+}
+"""The types of blocks that a message of this role must not have."""
+BILLING = "x-anthropic-billing-header:"
+"""The beginning of a line that Claude Code puts before its system prompt. It differs in each request, and no model
+needs it: it would keep the prompt out of the prefix cache."""
+
+
+class MessageParam(Body):
+    """A message of a conversation."""
+
+    role: Literal["user", "assistant"] = Field(
+        description="user or assistant. Consecutive messages of one role are joined."
+    )
+    content: Blocks = Field(
+        description="The text, or a list of blocks: text, `thinking` and `tool_use` (assistant), `image` and "
+        "`tool_result` (user)."
+    )
+
+    @model_validator(mode="after")
+    def _check_blocks(self) -> Self:
+        for block in self.blocks:
+            if isinstance(block, OF_ROLES[self.role]):
+                raise unsupported("content", f"a message of role {self.role} cannot have a block of type {block.type}")
+        return self
+
+    @property
+    def blocks(self) -> list[Block]:
+        return [] if isinstance(self.content, str) else self.content
+
+
+class Metadata(Body):
+    """Metadata of a request."""
+
+    user_id: str | None = optional("The end user. The log has a hash of it.", max_length=MAX_USER)
+
+
+class OutputFormat(Body):
+    """The format of the answer."""
+
+    type: Literal["json_schema"] = Field(description='"json_schema", the only type.')
+    schema_: dict[str, Any] = Field(alias="schema", description="The JSON schema of the answer.")
+
+
+class OutputConfig(Body):
+    """Options of the answer."""
+
+    effort: Effort | None = optional(
+        "How long the model thinks, unless `thinking` is disabled. It means nothing to a model without reasoning."
+    )
+    format: OutputFormat | None = optional("The format: JSON that follows a schema. Default: text.")
+
+
+class ConversationBody(ModelBody):
+    """The request body of `POST /v1/messages/count_tokens`; `POST /v1/messages` has more fields."""
+
+    harmless = only(
+        cache_control=CACHE_HINTS,
+        mcp_servers=([],),
+        speed=("standard",),
+    )
+    messages: Items[MessageParam] = Field(
+        max_length=MAX_ITEMS,
+        description="At least one message. If the last is an assistant message, the answer continues it.",
+    )
+    context_management: ContextManagement | None = optional("Changes to earlier messages.")
+    output_config: OutputConfig | None = optional("Options of the answer: `effort` and `format`.")
+    system: Texts | None = optional(
+        f"The system prompt: a string, or a list of text blocks. A first line `{BILLING} ...` is left out."
+    )
+    thinking: ThinkingConfig | None = optional("Whether the model thinks, and how long. Default: the model decides.")
+    tools: Items[ToolOffer] | None = optional("The tools that the model may call.", max_length=MAX_TOOLS)
+    tool_choice: ToolChoice | None = optional(
+        "Which tools the model may call. Default: auto with tools, otherwise none."
+    )
+
+    def check(self) -> None:
+        if not self.messages:
+            raise InvalidRequest("messages must not be empty", param="messages")
+        self.calls  # noqa: B018 - it raises
+
+    @cached_property
+    def calls(self) -> AllowedCalls:
+        """Raises InvalidRequest."""
+        return (self.tool_choice or ToolChoice(type="auto")).allowed_calls([tool.function for tool in self.tools or ()])
+
+    def chat(self) -> Chat:
+        """What the body asks, as `Chat`. Raises InvalidRequest. Large schemas take time: not for the event loop."""
+        words = _without_billing(self.system)
+        system = [{"role": "system", "content": words}] if words else []
+        groups = groupby(enumerate(self.messages), key=lambda entry: entry[1].role)
+        messages = [message for role, group in groups for message in _plain(role, [*group])]
+        continues = self.messages[-1].role == "assistant"
+        options = TemplateOptions(add_generation_prompt=not continues, continue_final_message=continues)
+        for edit in (self.context_management and self.context_management.edits) or ():
+            messages = edit.apply(messages)
+        effort = self.output_config.effort if self.output_config else None
+        return Chat(system + messages, self.calls, options, reasoning=options_of(self.thinking, effort))
+
+
+class MessagesBody(ConversationBody, StreamBody):
+    """The request body of `POST /v1/messages`."""
+
+    harmless = only(
+        **ConversationBody.harmless,
+        container=(),
+        diagnostics=(),
+        inference_geo=(),
+        thread=(),
+        service_tier=("auto", "standard_only"),
+    )
+    max_tokens: int = Field(
+        ge=1,
+        le=RANGES["max_tokens"][1],
+        description="The maximum number of generated tokens. Prompt and answer together must fit the context.",
+    )
+    metadata: Metadata | None = optional("Metadata: only `user_id` is supported.")
+    stop_sequences: Items[Sentence] | None = optional(
+        "Strings that end the text; it ends before them.", max_length=MAX_STOPS
+    )
+    temperature: float | None = ranged("temperature")
+    top_p: float | None = ranged("top_p")
+    top_k: int | None = ranged("top_k")
+
+    def check(self) -> None:
+        super().check()
+        budget = self.thinking.budget_tokens if isinstance(self.thinking, Enabled) else 0
+        if budget >= self.max_tokens:
+            message = f"thinking.budget_tokens must be less than max_tokens ({self.max_tokens}), got {budget}"
+            raise InvalidRequest(message, param="thinking.budget_tokens")
+
+    @property
+    def shows_thoughts(self) -> bool:
+        return not isinstance(self.thinking, Enabled | Adaptive) or self.thinking.display != "omitted"
+
+    @property
+    def end_user(self) -> str | None:
+        return self.metadata.user_id if self.metadata else None
+
+    def chat(self) -> Chat:
+        form = self.output_config and self.output_config.format
+        fields = GenerationBody.model_construct(
+            temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, stop=self.stop_sequences
+        )
+        return replace(
+            super().chat(),
+            constraint=json_constraint(form.schema_, "output_config.format") if form else None,
+            fields=fields,
+            max_tokens=self.max_tokens,
+        )
+
+
+def _plain(role: str, messages: Sequence[tuple[int, MessageParam]]) -> list[Json]:
+    """Consecutive messages of one role for a chat format: tool results, then one message with all else.
+
+    Each message comes with its index in the request.
+    """
+    blocks = [block for _, message in messages for block in message.blocks]
+    results = [result for index, message in messages for result in _results(message, f"messages[{index}].content")]
+    calls = [block.plain() for block in blocks if isinstance(block, ToolUse)]
+    thought = "\n\n".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock) and block.thinking)
+    pieces = _joined([pieces_of(message.content, f"messages[{index}].content") for index, message in messages])
+    if results and not pieces:
+        return results
+    others = {"tool_calls": calls, THOUGHT: thought}
+    known = {key: value for key, value in others.items() if value}
+    return [*results, {"role": role, **contents(pieces), **known}]
+
+
+def _results(message: MessageParam, place: str) -> list[Json]:
+    return [
+        block.plain(f"{place}[{index}]") for index, block in enumerate(message.blocks) if isinstance(block, ToolResult)
+    ]
+
+
+def _joined(messages: Sequence[Sequence[str | Json]]) -> list[str | Json]:
+    """The pieces of several messages in one, with a blank line where the texts of two meet."""
+    joined: list[str | Json] = []
+    for pieces in messages:
+        meet = joined and pieces and isinstance(joined[-1], str) and isinstance(pieces[0], str)
+        joined += ["\n\n", *pieces] if meet else pieces
+    return joined
+
+
+def _without_billing(system: str | list[TextBlock] | None) -> str:
+    """The text of the system prompt without the first line of its first block, if that is the billing line."""
+    texts = [block.text for block in system] if isinstance(system, list) else [system or ""]
+    if texts and texts[0].startswith(BILLING):
+        texts[0] = texts[0].partition("\n")[2]
+    return "".join(texts)
 
 
 @post(
@@ -24,7 +246,6 @@ from service.structured.call_reader import reader_of
     body=MessagesBody,
     request={"messages": HELLO, "max_tokens": 8},
     answer=MessageAnswer,
-    answers=(MESSAGE, MESSAGE_CALL),
     policy=Policy(ANTHROPIC, operation="chat"),
 )
 async def messages(request: Request, body: MessagesBody) -> Response:
@@ -42,7 +263,6 @@ async def messages(request: Request, body: MessagesBody) -> Response:
     body=ConversationBody,
     request={"messages": HELLO},
     answer=InputTokens,
-    answers=({"input_tokens": 31},),
     policy=Policy(ANTHROPIC),
 )
 async def count_tokens(request: Request, body: ConversationBody) -> Response:

@@ -9,7 +9,7 @@ from service.api.anthropic.answers import STOP_REASONS, Content, Ending, Message
 from service.errors.dialects import ANTHROPIC
 from service.errors.errors import ApiError
 from service.generation.choice import Delta
-from service.generation.usage import Timings, Usage
+from service.generation.request import Timings, Usage
 from service.http.sse import Json, TypedEvents
 from service.structured.call_reader import CallReader, Piece, pieces_of
 

@@ -1,4 +1,4 @@
-"""Answers of completions, chat and models, as types, with an example of each."""
+"""Answers of completions, chat and models, as types."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal, NotRequired
@@ -6,9 +6,8 @@ from typing import Annotated, Literal, NotRequired
 from pydantic import WithJsonSchema
 from typing_extensions import TypedDict
 
-from service.api.examples import ARGUMENTS, FINGERPRINT, MODEL, TIMINGS
 from service.generation.finish import FINISHES
-from service.generation.usage import Timings
+from service.generation.request import Timings
 
 FinishReason = Annotated[str | None, WithJsonSchema({"enum": [*FINISHES]})]
 """None only in the chunks of a stream."""
@@ -173,64 +172,3 @@ class ModelList(TypedDict):
     first_id: str
     last_id: str
     has_more: Literal[False]
-
-
-USAGE: TokenUsage = {
-    "prompt_tokens": 31,
-    "completion_tokens": 2,
-    "total_tokens": 33,
-    "prompt_tokens_details": {"cached_tokens": 0, "image_tokens": 0},
-    "completion_tokens_details": {"reasoning_tokens": 0},
-}
-COMPLETION: Completion = {
-    "id": "cmpl-1b9d",
-    "object": "text_completion",
-    "created": 1760000000,
-    "model": MODEL,
-    "system_fingerprint": FINGERPRINT,
-    "choices": [{"index": 0, "text": " Paris.", "logprobs": None, "finish_reason": "stop", "stop_reason": None}],
-    "usage": USAGE,
-    "timings": TIMINGS,
-}
-
-
-def _chat(finish: str, message: ChatMessage) -> ChatCompletion:
-    choice: ChatChoice = {
-        "index": 0,
-        "message": message,
-        "finish_reason": finish,
-        "stop_reason": None,
-        "logprobs": None,
-    }
-    return {**COMPLETION, "id": "chatcmpl-1b9d", "object": "chat.completion", "choices": [choice]}
-
-
-CHAT = _chat("stop", {"role": "assistant", "content": "Hello!", "refusal": None})
-CALL: ToolCall = {
-    "id": "call_1b9d",
-    "type": "function",
-    "function": {"name": "weather", "arguments": ARGUMENTS},
-}
-CHAT_CALL = _chat("tool_calls", {"role": "assistant", "content": None, "refusal": None, "tool_calls": [CALL]})
-CARD: ModelCard = {
-    "id": MODEL,
-    "object": "model",
-    "created": 1760000000,
-    "type": "model",
-    "display_name": MODEL,
-    "description": None,
-    "created_at": "2025-10-09T08:53:20+00:00",
-    "lifecycle": "active",
-    "max_input_tokens": 8192,
-    "max_tokens": 8192,
-    "owned_by": "noria",
-    "root": MODEL,
-    "parent": None,
-    "max_model_len": 8192,
-    "window": None,
-    "quantization": "int8",
-    "adapters": [],
-    "defaults": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0},
-    "capabilities": {"chat": True, "tools": True, "reasoning": False, "vision": False},
-}
-LISTED: ModelList = {"object": "list", "data": [CARD], "first_id": MODEL, "last_id": MODEL, "has_more": False}

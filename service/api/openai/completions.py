@@ -1,37 +1,109 @@
-"""`POST /v1/completions`: prompts as token ids, with what `echo` needs."""
+"""`POST /v1/completions`: its body, the route, and prompts as token ids with what `echo` needs."""
+
+from functools import cached_property
+from typing import Annotated
 
 from fastapi import Request
+from pydantic import Field
 from starlette.responses import Response
 
 from model.errors import quoted
 from model.sampling_params import SamplingParams
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.pieces import encode_inner
-from service.access.policy import Policy
+from service.access.record import Policy
 from service.api.answering import answer
-from service.api.openai.answers import COMPLETION, Completion
-from service.api.openai.schema import CompletionBody
+from service.api.openai.answers import Completion
+from service.api.openai.chat import alternatives
+from service.api.openai.harmless import HARMLESS_COMPLETION
 from service.api.openai.shape import CompletionShape
-from service.api.prompt import (
-    check_prompt,
-    check_size,
-    encode_text,
-    enforceable,
-    n_begin_tokens,
-    on_thread,
-    sampling,
-    submit_of,
-    truncated,
-)
+from service.api.prompt import check_prompt, check_size, encode_text, enforceable, n_begin_tokens, on_thread, truncated
 from service.api.routes import post
 from service.errors.errors import InvalidRequest
-from service.generation.request import ModelRequest, Prompt
-from service.generation.served import ServedModel
+from service.generation.request import ModelRequest, Prompt, ServedModel, sampling, submit_of
 from service.generation.text import TextStream
-from service.schema.generation import StreamOptions
+from service.schema.fields import MAX_PROMPTS, Prompts, TokenIds, check_prompts, listed, optional
+from service.schema.generation import MAX_CHOICES, GenerationBody, StreamOptions
 from service.structured.constraint import constraint
 
 DEFAULT_MAX_TOKENS = 16
+MAX_SEQUENCES = 1024
+MAX_ALTERNATIVES = 5
+"""The number of alternatives for each token of a completion: OpenAI's limit."""
+
+
+class CompletionBody(GenerationBody):
+    """The request body of `POST /v1/completions`."""
+
+    harmless = HARMLESS_COMPLETION
+    prompt: Prompts = Field(
+        description=f"A string, a list of strings, token ids, or a list of token ids. At most {MAX_PROMPTS} prompts."
+    )
+    suffix: str | None = optional(
+        "The text after the answer: the model fills the gap between `prompt` and `suffix`. It needs a model with the "
+        "tokens `[SUFFIX]` and `[PREFIX]`. Not allowed with `echo`."
+    )
+    echo: bool | None = optional(
+        "Return the prompt before the answer, with its logprobs if `logprobs` is given. `max_tokens` may then be 0."
+    )
+    logprobs: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] | bool | None = optional(
+        f"Report the logprob of each token, with this many alternatives (0 to {MAX_ALTERNATIVES}). true: with "
+        "`top_logprobs` of them, as in chat."
+    )
+    top_logprobs: int | None = optional(
+        "The number of alternatives, if `logprobs` is true. Default: 0.", ge=0, le=MAX_ALTERNATIVES
+    )
+    n_probs: int | None = optional(
+        "llama.cpp's name of the number in `logprobs`. 0: no logprobs.", ge=0, le=MAX_ALTERNATIVES
+    )
+    best_of: int | None = optional(
+        "The number of choices to generate. The answer has the `n` with the highest mean logprob. Not allowed with "
+        "`stream`. Default: n.",
+        ge=1,
+        le=MAX_CHOICES,
+    )
+
+    @property
+    def n_prompts(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def n_generated(self) -> int:
+        return self.best_of or self.n_choices
+
+    @property
+    def prompts(self) -> list[str] | list[TokenIds]:
+        return listed(self.prompt)
+
+    @cached_property
+    def n_logprobs(self) -> int | None:
+        """The number of alternatives for each token (None: no logprobs)."""
+        return alternatives(self.logprobs, self.top_logprobs, self.n_probs)
+
+    def check(self) -> None:
+        super().check()
+        self.n_logprobs  # noqa: B018 - it raises
+        n_prompts = check_prompts("prompt", self.prompts)
+        if self.n_generated < self.n_choices:
+            message = f"best_of must be at least n ({self.n_choices}), got {self.best_of}"
+            raise InvalidRequest(message, param="best_of")
+        if self.stream and self.n_generated > self.n_choices:
+            message = f"best_of must equal n ({self.n_choices}) when stream is true, got {self.best_of}"
+            raise InvalidRequest(message, param="best_of")
+        if n_prompts * self.n_generated > MAX_SEQUENCES:
+            name = "best_of" if self.best_of else "n"
+            message = f"prompts x {name} must be at most {MAX_SEQUENCES}, got {n_prompts} x {self.n_generated}"
+            raise InvalidRequest(message, param=name)
+        if self.suffix and (self.echo or self.truncate_prompt_tokens is not None):
+            message = (
+                "suffix cannot be used with echo or truncate_prompt_tokens, because the suffix comes before the prompt"
+            )
+            raise InvalidRequest(message, param="suffix")
+        if self.suffix and not isinstance(self.prompts[0], str):
+            raise InvalidRequest("suffix needs a prompt of text, got token ids", param="suffix")
+        if self.agreed("max_tokens") == 0 and not self.echo:
+            name = self.given_as("max_tokens")
+            raise InvalidRequest(f"{name} must be at least 1 unless echo is true, got 0", param=name)
 
 
 @post(
@@ -39,7 +111,6 @@ DEFAULT_MAX_TOKENS = 16
     body=CompletionBody,
     request={"prompt": "The capital of France is", "max_tokens": 8},
     answer=Completion,
-    answers=(COMPLETION,),
     policy=Policy(operation="text_completion"),
 )
 async def completions(request: Request, body: CompletionBody) -> Response:

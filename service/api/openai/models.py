@@ -10,17 +10,17 @@ from starlette.responses import Response
 
 from model.checkpoint.generation_config import SAMPLING
 from model.sampling_params import SamplingParams, declared
-from service.access.policy import Policy
+from service.access.record import Policy
 from service.api.admission import State
-from service.api.openai.answers import CARD, LISTED, ModelCard, ModelList
+from service.api.openai.answers import ModelCard, ModelList
 from service.api.routes import get, json_response
 from service.errors.dialects import SHARED
-from service.generation.served import ServedModel
+from service.generation.request import ServedModel
 
 POLICY = Policy(SHARED)
 
 
-@get("/v1/models", answer=ModelList, answers=(LISTED,), policy=POLICY)
+@get("/v1/models", answer=ModelList, policy=POLICY)
 async def models(request: Request) -> Response:
     """List the names of the served model, then its LoRA adapters
 
@@ -40,7 +40,7 @@ async def models(request: Request) -> Response:
     return json_response(answer)
 
 
-@get("/v1/models/{name:path}", answer=ModelCard, answers=(CARD,), policy=POLICY)
+@get("/v1/models/{name:path}", answer=ModelCard, policy=POLICY)
 async def model(request: Request) -> Response:
     """Describe the served model under one of its names, or a LoRA adapter"""
     state: State = request.app.state.noria

@@ -24,7 +24,7 @@ from service.api.openai.answers import (
     ToolCall,
 )
 from service.generation.choice import Delta, Scored
-from service.generation.usage import Timings, Usage
+from service.generation.request import Timings, Usage
 from service.http.sse import Json, PlainEvents
 from service.schema.generation import StreamOptions
 from service.structured.call_reader import CallReader, gathered, piece_json

@@ -9,9 +9,8 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from service import version
-from service.access.policy import Policy
+from service.access.record import Policy
 from service.api.admission import State
-from service.api.examples import FINGERPRINT
 from service.api.routes import get, json_response
 
 METHODS = ("GET", "HEAD")
@@ -45,13 +44,6 @@ class Version(TypedDict):
     version: str
     engine: dict[str, str | int] | None
     fingerprint: str | None
-
-
-LOADED: Version = {
-    "version": "0.1.0",
-    "engine": {"family": "llama", "parameters": 134515008, "quantize": "int8"},
-    "fingerprint": FINGERPRINT,
-}
 
 
 def readiness(state: State) -> tuple[Readiness, int]:
@@ -88,61 +80,37 @@ def probed(state: State | None, path: str) -> tuple[int, bytes] | None:
     return status, orjson.dumps(report)
 
 
-@get("/live", answer=Live, answers=({"status": "live"},), methods=METHODS, policy=PROBE)
+@get("/live", answer=Live, methods=METHODS, policy=PROBE)
 async def live(request: Request) -> Response:
     """Say that the process answers"""
     return json_response({"status": "live"})
 
 
-@get(
-    "/ready",
-    answer=Readiness,
-    answers=({"status": "ready"}, {"status": "loading", "stage": "loading weights", "progress": 0.5}),
-    statuses=(200, 503),
-    methods=METHODS,
-    policy=PROBE,
-)
+@get("/ready", answer=Readiness, statuses=(200, 503), methods=METHODS, policy=PROBE)
 async def ready(request: Request) -> Response:
     """Say whether the server takes new requests
 
     503 while it is loading, restarting or draining.
     """
-    report, status = readiness(request.app.state.noria)
-    return json_response(report, status)
+    return json_response(*readiness(request.app.state.noria))
 
 
-@get(
-    "/health",
-    answer=Status,
-    answers=({"status": "ready"}, {"status": "loading"}),
-    statuses=(200, 503),
-    methods=METHODS,
-    policy=PROBE,
-)
+@get("/health", answer=Status, statuses=(200, 503), methods=METHODS, policy=PROBE)
 async def health(request: Request) -> Response:
     """Say whether the engine serves, draining or not
 
     503 while it does not.
     """
-    report, status = engine_health(request.app.state.noria)
-    return json_response(report, status)
+    return json_response(*engine_health(request.app.state.noria))
 
 
-@get(
-    "/ping",
-    answer=Status,
-    answers=({"status": "ready"}, {"status": "loading"}),
-    statuses=(200, 503),
-    methods=(*METHODS, "POST"),
-    policy=PROBE,
-)
+@get("/ping", answer=Status, statuses=(200, 503), methods=(*METHODS, "POST"), policy=PROBE)
 async def ping(request: Request) -> Response:
     """Answer as /health does, for SageMaker"""
-    report, status = engine_health(request.app.state.noria)
-    return json_response(report, status)
+    return json_response(*engine_health(request.app.state.noria))
 
 
-@get("/version", answer=Version, answers=(LOADED, {"version": "0.1.0", "engine": None, "fingerprint": None}))
+@get("/version", answer=Version)
 async def show_version(request: Request) -> Response:
     """Show the version of the server and how it runs the model"""
     state: State = request.app.state.noria

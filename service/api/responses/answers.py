@@ -1,12 +1,11 @@
-"""The answer of the Responses API, as a type, with an example."""
+"""The answer of the Responses API, as a type."""
 
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import WithJsonSchema
 from typing_extensions import TypedDict
 
-from service.api.examples import ARGUMENTS, MODEL, TIMINGS
-from service.generation.usage import Timings
+from service.generation.request import Timings
 
 ItemStatus = Annotated[str, WithJsonSchema({"enum": ["completed", "incomplete"]})]
 """The status of an item. In events it may also be "in_progress"."""
@@ -139,58 +138,3 @@ class ResponseAnswer(ResponseState):
     """The answer of `POST /v1/responses`."""
 
     timings: Timings
-
-
-RESPONSE: ResponseAnswer = {
-    "id": "resp_1b9d",
-    "object": "response",
-    "created_at": 1760000000,
-    "completed_at": 1760000001,
-    "status": "completed",
-    "incomplete_details": None,
-    "model": MODEL,
-    "output": [
-        {
-            "type": "message",
-            "id": "msg_1b9d",
-            "status": "completed",
-            "role": "assistant",
-            "content": [{"type": "output_text", "text": "Hello!", "annotations": [], "logprobs": []}],
-        }
-    ],
-    "usage": {
-        "input_tokens": 31,
-        "input_tokens_details": {"cached_tokens": 0, "image_tokens": 0, "cache_write_tokens": 0},
-        "output_tokens": 2,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": 33,
-    },
-    "background": False,
-    "error": None,
-    "instructions": None,
-    "max_output_tokens": 8,
-    "max_tool_calls": None,
-    "metadata": {},
-    "parallel_tool_calls": True,
-    "previous_response_id": None,
-    "reasoning": {"effort": None, "summary": None},
-    "service_tier": "default",
-    "store": False,
-    "temperature": 1.0,
-    "text": {"format": {"type": "text"}},
-    "tool_choice": "auto",
-    "tools": [],
-    "top_logprobs": 0,
-    "top_p": 1.0,
-    "truncation": "disabled",
-    "timings": TIMINGS,
-}
-CALL: FunctionCall = {
-    "type": "function_call",
-    "id": "fc_1b9d",
-    "call_id": "call_1b9d",
-    "status": "completed",
-    "name": "weather",
-    "arguments": ARGUMENTS,
-}
-RESPONSE_CALL: ResponseAnswer = {**RESPONSE, "output": [CALL]}

@@ -69,10 +69,12 @@ class CallItem(Called):
 
 
 class OutputItem(Body):
-    """The output of a function."""
+    """The output of a function, or of a custom tool."""
 
     harmless = only(**CallItem.harmless, namespace=())
-    type: Literal["function_call_output"] = Field(description='"function_call_output".')
+    type: Literal["function_call_output", "custom_tool_call_output"] = Field(
+        description="function_call_output or custom_tool_call_output."
+    )
     id: str | None = optional("The id of the item. It has no effect.", max_length=MAX_NAME)
     call_id: str = Field(max_length=MAX_NAME, description="The id of the call.")
     output: Parts = Field(description="The text, or a list of parts.")
@@ -87,16 +89,6 @@ class CustomCallItem(Body):
     call_id: str = Field(min_length=1, max_length=MAX_NAME, description="The id of the call.")
     name: str = Field(max_length=64, description="The name of the tool.")
     input: str = Field(description="The text of the call.")
-
-
-class CustomOutputItem(Body):
-    """The output of a custom tool."""
-
-    harmless = OutputItem.harmless
-    type: Literal["custom_tool_call_output"] = Field(description='"custom_tool_call_output".')
-    id: str | None = optional("The id of the item. It has no effect.", max_length=MAX_NAME)
-    call_id: str = Field(max_length=MAX_NAME, description="The id of the call.")
-    output: Parts = Field(description="The text, or a list of parts.")
 
 
 class SummaryText(Body):
@@ -157,7 +149,7 @@ Item = Annotated[
     | Annotated[CallItem, Tag("function_call")]
     | Annotated[OutputItem, Tag("function_call_output")]
     | Annotated[CustomCallItem, Tag("custom_tool_call")]
-    | Annotated[CustomOutputItem, Tag("custom_tool_call_output")]
+    | Annotated[OutputItem, Tag("custom_tool_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")],
     Discriminator(
         _kind,
@@ -166,7 +158,7 @@ Item = Annotated[
     ),
     BeforeValidator(_check_type),
 ]
-AnyItem = InputMessage | CallItem | OutputItem | CustomCallItem | CustomOutputItem | ReasoningItem
+AnyItem = InputMessage | CallItem | OutputItem | CustomCallItem | ReasoningItem
 
 
 def as_messages(items: Sequence[AnyItem]) -> list[Json]:
@@ -179,7 +171,7 @@ def as_messages(items: Sequence[AnyItem]) -> list[Json]:
     for index, item in enumerate(items):
         if isinstance(item, ReasoningItem):
             thought = "\n\n".join(filter(None, [thought, item.thought]))
-        elif isinstance(item, OutputItem | CustomOutputItem):
+        elif isinstance(item, OutputItem):
             output = _contents(item.output, f"input[{index}].output")
             messages.append({"role": "tool", "tool_call_id": item.call_id, **output})
         elif isinstance(item, InputMessage):

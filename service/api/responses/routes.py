@@ -1,16 +1,169 @@
-"""`POST /v1/responses`."""
+"""`POST /v1/responses`: its body, the internal request made of it, and the route."""
+
+from typing import Annotated, Any, Literal, Self
 
 from fastapi import Request
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
-from service.access.policy import Policy
+from model.chat.reasoning import Effort
+from model.errors import quoted
+from service.access.record import Policy
 from service.api.answering import answer
-from service.api.prompt import chat_request, of_chat
-from service.api.responses.answers import RESPONSE, RESPONSE_CALL, ResponseAnswer
-from service.api.responses.schema import ResponsesBody
-from service.api.responses.shape import ResponseShape, request_echo
+from service.api.prompt import Chat, chat_request, of_chat
+from service.api.reasoning import ReasoningOptions
+from service.api.responses.answers import RequestEcho, ResponseAnswer
+from service.api.responses.items import Item, as_messages
+from service.api.responses.shape import ResponseShape
+from service.api.responses.tools import CallingBody, functions_of
 from service.api.routes import post
+from service.errors.errors import InvalidRequest
+from service.generation.request import ServedModel
+from service.schema.conversation import MAX_NAME
+from service.schema.fields import MAX_ITEMS, Body, Items, only, optional, ranged, unsupported
+from service.schema.generation import CHAT_TOKENS, MAX_SALT, GenerationBody, StreamBody, UserBody
 from service.structured.call_reader import reader_of
+from service.structured.constraint import ANY_OBJECT, Constraint, json_constraint
+
+
+def _as_items(value: Any) -> Any:
+    if not isinstance(value, str | list):
+        raise PydanticCustomError("expected", "must be a string or an array")
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+class Format(Body):
+    """The format of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"] = Field(description="text, json_object or json_schema.")
+    name: str | None = optional("The name of the schema. It has no effect.", max_length=MAX_NAME)
+    description: str | None = optional("A description of the schema. It has no effect.")
+    schema_: dict[str, Any] | None = optional("The JSON schema. Required with type `json_schema`.", alias="schema")
+    strict: bool | None = optional("It has no effect: the schema is always enforced.")
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> Self:
+        if self.schema_ is None and self.type == "json_schema":
+            raise unsupported("schema", "schema is required with type json_schema")
+        if self.schema_ is not None and self.type != "json_schema":
+            raise unsupported("schema", f"schema is allowed only with type json_schema, got type {quoted(self.type)}")
+        return self
+
+    @property
+    def constraint(self) -> Constraint | None:
+        if self.type == "text":
+            return None
+        return json_constraint(ANY_OBJECT if self.schema_ is None else self.schema_, "text.format")
+
+
+class TextConfig(Body):
+    """Options of the text of the answer."""
+
+    harmless = only(verbosity=("medium",))
+    format: Format | None = optional("The format: text, any JSON object, or JSON that follows a schema. Default: text.")
+
+
+class Reasoning(Body):
+    """Options of the model's reasoning."""
+
+    harmless = only(context=("auto",))
+    effort: Effort | None = optional(
+        "How long the model thinks: none, or minimal to max. Default: the model's own. A model without reasoning takes "
+        "only none."
+    )
+    summary: Literal["auto", "concise", "detailed"] | None = optional(
+        "It has no effect: the answer has the whole thought, and no summary."
+    )
+    generate_summary: Literal["auto", "concise", "detailed"] | None = optional("The old name of `summary`.")
+
+
+class ResponsesBody(CallingBody, StreamBody, UserBody):
+    """The request body of `POST /v1/responses`. The server stores nothing: each request has the whole conversation."""
+
+    harmless = only(
+        background=(False,),
+        context_management=(),
+        conversation=(),
+        include=([], ["reasoning.encrypted_content"]),  # nothing is encrypted
+        max_tool_calls=(),
+        metadata=({},),
+        moderation=(),
+        previous_response_id=(),
+        prompt=(),
+        prompt_cache_retention=("in_memory",),
+        prompt_cache_options=({}, {"mode": "implicit"}),
+        service_tier=("auto", "default"),
+        store=(False,),
+        stream_options=({}, {"include_obfuscation": False}),
+        top_logprobs=(0,),
+        truncation=("disabled",),
+    )
+    input: Annotated[Items[Item], BeforeValidator(_as_items, json_schema_input_type=str | list[Item])] = Field(
+        max_length=MAX_ITEMS, description="The text of a user message, or all items of a conversation."
+    )
+    instructions: str | None = optional("A system message before all items.")
+    max_output_tokens: int | None = ranged("max_tokens", CHAT_TOKENS, least=1)
+    client_metadata: dict[str, Any] | None = optional("Facts about the client. They have no effect.")
+    reasoning: Reasoning | None = optional("Options of the model's reasoning.")
+    prompt_cache_key: str | None = optional("It has no effect: all prompts share cached pages.", max_length=MAX_SALT)
+    temperature: float | None = ranged("temperature")
+    text: TextConfig | None = optional("Options of the text, its format among them.")
+    top_p: float | None = ranged("top_p")
+
+    def check(self) -> None:
+        if not self.input:
+            raise InvalidRequest("input must not be empty", param="input")
+        self.calls  # noqa: B018 - it raises
+
+    @property
+    def format(self) -> Format:
+        return (self.text and self.text.format) or Format(type="text")
+
+    def chat(self) -> Chat:
+        """What the body asks, as `Chat`. Raises InvalidRequest. Large schemas take time: not for the event loop."""
+        system = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        messages = as_messages(self.input)
+        if not messages:
+            raise InvalidRequest("input has no message, no call and no output", param="input")
+        return Chat(
+            system + messages,
+            self.calls,
+            constraint=self.format.constraint,
+            fields=GenerationBody.model_construct(temperature=self.temperature, top_p=self.top_p),
+            max_tokens=self.max_output_tokens,
+            reasoning=ReasoningOptions.of_effort((self.reasoning or Reasoning()).effort, "reasoning.effort", hint=True),
+            messages_field="input",
+            max_tokens_field="max_output_tokens",
+        )
+
+
+def request_echo(body: ResponsesBody, served: ServedModel) -> RequestEcho:
+    """The fields of the request that its answer repeats, with defaults in place. Unsupported ones have fixed values."""
+    defaults, choice = served.defaults.sampling, body.tool_choice or "auto"
+    return {
+        "background": False,
+        "error": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": None,
+        "metadata": {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "reasoning": {
+            "effort": body.reasoning.effort if body.reasoning else None,
+            "summary": body.reasoning.summary if body.reasoning else None,
+        },
+        "service_tier": "default",
+        "store": False,
+        "text": {"format": body.format.model_dump(by_alias=True, exclude_none=True)},
+        "tool_choice": choice.model_dump(by_alias=True, exclude_none=True) if isinstance(choice, Body) else choice,
+        "tools": [tool.model_dump() for tool in body.tools or () if functions_of(tool)],
+        "top_logprobs": 0,
+        "truncation": "disabled",
+        "temperature": defaults.get("temperature", 1.0) if body.temperature is None else body.temperature,
+        "top_p": defaults.get("top_p", 1.0) if body.top_p is None else body.top_p,
+    }
 
 
 @post(
@@ -18,7 +171,6 @@ from service.structured.call_reader import reader_of
     body=ResponsesBody,
     request={"input": "Say hello.", "max_output_tokens": 8},
     answer=ResponseAnswer,
-    answers=(RESPONSE, RESPONSE_CALL),
     policy=Policy(operation="chat"),
 )
 async def responses(request: Request, body: ResponsesBody) -> Response:

@@ -5,58 +5,15 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from service.api.responses.answers import (
-    CustomCall,
-    FunctionCall,
-    OutputItem,
-    OutputMessage,
-    OutputText,
-    ReasoningItem,
-    ReasoningText,
-    RequestEcho,
-    ResponseAnswer,
-    ResponseState,
-    ResponseUsage,
-)
-from service.api.responses.schema import ResponsesBody
-from service.api.responses.tools import functions_of
+from service.api.responses.answers import RequestEcho, ResponseAnswer, ResponseState, ResponseUsage
 from service.errors.errors import ApiError
 from service.generation.choice import Delta
 from service.generation.finish import FINISHES
-from service.generation.served import ServedModel
-from service.generation.usage import Timings, Usage
+from service.generation.request import Timings, Usage
 from service.http.sse import Json, TypedEvents
-from service.schema.fields import Body
 from service.structured.call_reader import CallReader, Piece, pieces_of
-
-
-def request_echo(body: ResponsesBody, served: ServedModel) -> RequestEcho:
-    """The fields of the request that its answer repeats, with defaults in place. Unsupported ones have fixed values."""
-    defaults, choice = served.defaults.sampling, body.tool_choice or "auto"
-    return {
-        "background": False,
-        "error": None,
-        "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
-        "max_tool_calls": None,
-        "metadata": {},
-        "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": None,
-        "reasoning": {
-            "effort": body.reasoning.effort if body.reasoning else None,
-            "summary": body.reasoning.summary if body.reasoning else None,
-        },
-        "service_tier": "default",
-        "store": False,
-        "text": {"format": body.format.model_dump(by_alias=True, exclude_none=True)},
-        "tool_choice": choice.model_dump(by_alias=True, exclude_none=True) if isinstance(choice, Body) else choice,
-        "tools": [tool.model_dump() for tool in body.tools or () if functions_of(tool)],
-        "top_logprobs": 0,
-        "truncation": "disabled",
-        "temperature": defaults.get("temperature", 1.0) if body.temperature is None else body.temperature,
-        "top_p": defaults.get("top_p", 1.0) if body.top_p is None else body.top_p,
-    }
 
 
 @dataclass(slots=True)
@@ -74,8 +31,8 @@ class ResponseShape(TypedEvents):
     id: str = field(default_factory=lambda: f"resp_{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
     _sent: int = 0
-    _items: list[OutputItem] = field(default_factory=list)  # the complete ones
-    _open: OutputItem | None = None  # the item being written, in its first state
+    _items: list[Any] = field(default_factory=list)  # the complete ones
+    _open: Json | None = None  # the item being written, in its first state
     _parts: list[str] = field(default_factory=list)  # its text so far
 
     def opening(self, index: int, usage: Usage) -> list[Json]:
@@ -88,7 +45,7 @@ class ResponseShape(TypedEvents):
         events += [event for piece in pieces for event in self._piece_events(piece)]
         if delta.finish is not None:
             if self._open is None or self._only_thought(delta.finish):  # an empty answer is an empty message
-                events += self._opening_events(message())
+                events += self._opening_events(opened("message", role="assistant", content=[]))
             status = FINISHES[delta.finish].responses
             assert status is not None, "a cancelled response ends with an error, and none has a time limit"
             events += self._closing_events(status)
@@ -112,64 +69,57 @@ class ResponseShape(TypedEvents):
 
     def _thought_events(self, thought: str) -> Iterator[Json]:
         if self._open is None or self._open["type"] != "reasoning":
-            yield from self._opening_events(reasoning())
+            yield from self._opening_events(opened("reasoning", summary=[], content=[], encrypted_content=None))
         yield self._item_event("reasoning_text.delta", content_index=0, delta=thought)
         self._parts.append(thought)
 
     def _piece_events(self, piece: Piece) -> Iterator[Json]:
         if isinstance(piece, str):
             if self._open is None or self._open["type"] != "message":
-                yield from self._opening_events(message())
+                yield from self._opening_events(opened("message", role="assistant", content=[]))
             yield self._item_event("output_text.delta", content_index=0, delta=piece, logprobs=[])
             self._parts.append(piece)
         elif piece.id is not None and piece.name is not None:
             yield from self._opening_events(self._call(piece.id, piece.name))
-        elif self._open is not None and self._open["type"] == "custom_tool_call":
-            self._parts.append(piece.arguments)  # JSON, whose text is known at its end
         else:
-            yield self._item_event("function_call_arguments.delta", delta=piece.arguments)
             self._parts.append(piece.arguments)
+            if self._open is not None and self._open["type"] == "function_call":
+                yield self._item_event("function_call_arguments.delta", delta=piece.arguments)
 
-    def _call(self, call_id: str, name: str) -> FunctionCall | CustomCall:
-        if name in self.custom:
-            return custom_call(call_id, name)
-        call = function_call(call_id, name)
-        if name in self.namespaces:
-            call["namespace"], call["name"] = self.namespaces[name]
-        return call
+    def _call(self, call_id: str, name: str) -> Json:
+        if name in self.custom:  # its text is in JSON, and known at its end
+            return opened("custom_tool_call", call_id=call_id, name=name, input="")
+        if name not in self.namespaces:
+            return opened("function_call", call_id=call_id, name=name, arguments="")
+        namespace, name = self.namespaces[name]
+        return opened("function_call", call_id=call_id, name=name, namespace=namespace, arguments="")
 
-    def _opening_events(self, item: OutputItem) -> Iterator[Json]:
+    def _opening_events(self, item: Json) -> Iterator[Json]:
         yield from self._closing_events("completed")
         self._open, self._parts = item, []
         yield self._event("output_item.added", output_index=len(self._items), item=item)
-        if item["type"] == "message":
-            yield self._item_event("content_part.added", content_index=0, part=output_text(""))
-        elif item["type"] == "reasoning":
-            yield self._item_event("content_part.added", content_index=0, part=reasoning_text(""))
+        if "content" in item:
+            yield self._item_event("content_part.added", content_index=0, part=part_of(item, ""))
 
     def _closing_events(self, status: str) -> Iterator[Json]:
         item, written = self._open, "".join(self._parts)
         if item is None:
             return
-        if item["type"] == "message":
-            part = output_text(written)
-            yield self._item_event("output_text.done", content_index=0, text=written, logprobs=[])
+        item = {**item, "status": status}
+        if "content" in item:
+            part = part_of(item, written)
+            scores: Json = {"logprobs": []} if "logprobs" in part else {}
+            yield self._item_event(f"{part['type']}.done", content_index=0, text=written, **scores)
             yield self._item_event("content_part.done", content_index=0, part=part)
-            item = {**item, "status": status, "content": [part]}
-        elif item["type"] == "reasoning":
-            thought = reasoning_text(written)
-            yield self._item_event("reasoning_text.done", content_index=0, text=written)
-            yield self._item_event("content_part.done", content_index=0, part=thought)
-            item = {**item, "status": status, "content": [thought]}
-        elif item["type"] == "custom_tool_call":
-            text = input_of(written)
+            item["content"] = [part]
+        elif "input" in item:
+            text = item["input"] = input_of(written)
             if text:
                 yield self._item_event("custom_tool_call_input.delta", delta=text)
             yield self._item_event("custom_tool_call_input.done", input=text)
-            item = {**item, "status": status, "input": text}
         else:
+            item["arguments"] = written
             yield self._item_event("function_call_arguments.done", name=item["name"], arguments=written)
-            item = {**item, "status": status, "arguments": written}
         yield self._event("output_item.done", output_index=len(self._items), item=item)
         self._items.append(item)
         self._open = None
@@ -198,36 +148,20 @@ class ResponseShape(TypedEvents):
         }
 
 
-def message() -> OutputMessage:
-    return {
-        "type": "message",
-        "id": f"msg_{uuid.uuid4().hex}",
-        "status": "in_progress",
-        "role": "assistant",
-        "content": [],
-    }
+PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
+"""Types of items -> the beginnings of their ids."""
 
 
-def function_call(call_id: str, name: str) -> FunctionCall:
-    return {
-        "type": "function_call",
-        "id": f"fc_{uuid.uuid4().hex}",
-        "status": "in_progress",
-        "call_id": call_id,
-        "name": name,
-        "arguments": "",
-    }
+def opened(kind: str, **own: object) -> Json:
+    """An item in its first state."""
+    return {"type": kind, "id": f"{PREFIXES[kind]}_{uuid.uuid4().hex}", "status": "in_progress", **own}
 
 
-def custom_call(call_id: str, name: str) -> CustomCall:
-    return {
-        "type": "custom_tool_call",
-        "id": f"ctc_{uuid.uuid4().hex}",
-        "status": "in_progress",
-        "call_id": call_id,
-        "name": name,
-        "input": "",
-    }
+def part_of(item: Json, text: str) -> Json:
+    """The part with the text of a message, or of a thought."""
+    if item["type"] == "reasoning":
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def input_of(arguments: str) -> str:
@@ -236,25 +170,6 @@ def input_of(arguments: str) -> str:
         return str(json.loads(arguments)["input"])
     except (ValueError, KeyError, TypeError):
         return ""
-
-
-def reasoning() -> ReasoningItem:
-    return {
-        "type": "reasoning",
-        "id": f"rs_{uuid.uuid4().hex}",
-        "status": "in_progress",
-        "summary": [],
-        "content": [],
-        "encrypted_content": None,
-    }
-
-
-def reasoning_text(text: str) -> ReasoningText:
-    return {"type": "reasoning_text", "text": text}
-
-
-def output_text(text: str) -> OutputText:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def usage_json(usage: Usage) -> ResponseUsage:

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from service.access.keys import Share
 from service.engine.client import EngineClient
 from service.engine.mailbox import EngineDied, EngineUnavailable
 from service.engine.messages import Stats
 from service.engine.picture import Picture
 from service.errors.errors import Overloaded
-from service.generation.backlog import Share
 from service.http.sse import PlainEvents
 from service.observe.metrics import Metrics
 from service.observe.view.event import EngineEvent, Pace, ServiceState, event

@@ -1,6 +1,5 @@
 """Streams of the fake model, read to their ends."""
 
-import json
 from typing import Any
 
 from tests.service.live import Live, answer
@@ -12,23 +11,11 @@ def rendered(text: str) -> str:
 
 
 def chat_stream(live: Live, text: str, **body: Any) -> list[dict[str, Any]]:
-    body |= {"messages": [{"role": "user", "content": text}], "stream": True}
-    with live.http.stream("POST", "/v1/chat/completions", json=body) as response:
-        events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
-    assert events[-1] == "[DONE]"
-    return [json.loads(event) for event in events[:-1]]
+    return live.events("/v1/chat/completions", {"messages": [{"role": "user", "content": text}], **body})
 
 
 def stream(live: Live, **body: Any) -> list[dict[str, Any]]:
-    """All chunks of a stream, which must end with [DONE]."""
-    with live.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
-        assert response.status_code == 200
-        assert response.headers["content-type"].startswith("text/event-stream")
-        assert response.headers["x-accel-buffering"] == "no"
-        assert response.headers["cache-control"] == "no-cache"
-        events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
-    assert events[-1] == "[DONE]"
-    return [json.loads(event) for event in events[:-1]]
+    return live.events("/v1/completions", body)
 
 
 def texts(chunks: list[dict[str, Any]]) -> dict[int, str]:

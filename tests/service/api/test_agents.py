@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from service.api.anthropic.schema import MessagesBody
-from service.api.openai.schema import ChatBody
-from service.api.responses.schema import ResponsesBody
+from service.api.anthropic.routes import MessagesBody
+from service.api.responses.routes import ResponsesBody
 from service.api.responses.shape import ResponseShape
 from service.generation.choice import Delta
-from service.generation.usage import Usage
+from service.generation.request import Usage
 from service.structured.call_reader import CallReader
 from service.structured.call_style import STYLES
 from tests.service.live import Live, refused, running
@@ -151,14 +150,6 @@ def test_only_the_billing_line_is_left_out() -> None:
         body = MessagesBody.model_validate({"messages": FIRST, "max_tokens": 5, "system": system})
         told = body.chat().messages
         assert (told[0]["content"] if told[0]["role"] == "system" else None) == words
-
-
-@pytest.mark.parametrize(
-    "thinking", [{"type": "disabled"}, {"type": "adaptive", "display": "summarized"}, {"type": "adaptive"}, None]
-)
-def test_claude_codes_thinking_passes(live: Live, thinking: Any) -> None:
-    response = live.post(CLAUDE, claude(FIRST, "1", thinking=thinking), headers=CLAUDE_HEADERS)
-    assert response.status_code == 200, response.text
 
 
 def test_claude_codes_web_search_is_refused_by_name(live: Live) -> None:
@@ -338,11 +329,3 @@ def test_other_tools_of_the_server_are_refused_by_name(live: Live, tool: dict[st
         f'type "{tool["type"]}" is not supported: only "function" or "custom"; this server runs no tools itself'
         in error["message"]
     )
-
-
-def test_chat_clients_that_send_back_what_they_got(live: Live) -> None:
-    """As agents on /v1/chat/completions do: the message of the answer, reasoning and all."""
-    spoken = {"role": "assistant", "content": "c", "reasoning_content": "t", "refusal": None, "tool_calls": None}
-    body = ChatBody.model_validate({"messages": [{"role": "user", "content": "a"}, spoken]})
-    assert body.chat().messages[1] == {"role": "assistant", "content": "c", "reasoning_content": "t"}
-    assert live.chat("hi", max_tokens=3)["usage"]["completion_tokens"] == 3

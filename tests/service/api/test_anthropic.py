@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from service.api.anthropic.schema import MessagesBody
+from service.api.anthropic.routes import MessagesBody
 from service.api.anthropic.shape import MessageShape
-from service.api.examples import TIMINGS
-from service.api.openai.schema import ChatBody
 from service.generation.choice import Delta
-from service.generation.usage import Usage
+from service.generation.request import Usage, timings
 from service.structured.call_reader import CallReader
 from service.structured.call_style import STYLES
 from tests.service.live import Live, answer, running
 from tests.service.structured.call_texts import ARGUMENTS, TEXTS
+
+NO_TIME = timings(Usage(), None, 0, 0, 0)
 
 PATH = "/v1/messages"
 USER = [{"role": "user", "content": "hi"}]
@@ -106,18 +106,10 @@ def ends(word: str) -> bool:
     return any(ord(char) % 29 == 0 for char in answer(f"u:{word};a:", 200))
 
 
-def test_counting_tokens(live: Live) -> None:
-    response = live.post(f"{PATH}/count_tokens", {"model": "fake", "messages": USER, "system": "be"})
-    assert response.json() == {"input_tokens": len("s:be;u:hi;a:")}
-
-
 @pytest.mark.parametrize(
     ("body", "words"),
     [
         ({"max_tokens": None}, ["max_tokens", "null"]),
-        ({"max_tokens": 0}, ["max_tokens", "0", "1"]),
-        ({"max_tokens": 10**6}, ["512", "max_tokens"]),
-        ({"messages": []}, ["messages", "empty"]),
         ({"messages": [{"role": "tool", "content": "x"}]}, ["messages[0].role", '"tool"']),
         (
             {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]},
@@ -128,9 +120,7 @@ def test_counting_tokens(live: Live) -> None:
         ({"tools": [{"name": "f"}]}, ["tools[0].input_schema", "required"]),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, ["tools[0].name", '"a b"']),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, ["tools[0].type", "web_search"]),
-        ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "other"}}, ["tool_choice", '"other"']),
         ({"tools": TOOLS, "tool_choice": {"type": "any", "name": "f"}}, ["tool_choice", "name"]),
-        ({"tool_choice": {"type": "any"}}, ["tool_choice", "there are none"]),
         ({"thinking": {"type": "enabled", "budget_tokens": 3}}, ["thinking asks for reasoning", "has none"]),
         ({"thinking": {"type": "enabled", "budget_tokens": 5}}, ["budget_tokens", "less than max_tokens (5)"]),
         ({"thinking": {"type": "enabled"}}, ["thinking.budget_tokens is required"]),
@@ -144,11 +134,6 @@ def test_counting_tokens(live: Live) -> None:
         ({"metadata": {"name": "x"}}, ["metadata: unknown field 'name'"]),
         ({"output_config": {"effort": "huge"}}, ["output_config.effort", '"low"', '"huge"']),
         ({"output_config": {"format": {"type": "json_schema"}}}, ["output_config.format.schema", "required"]),
-        (
-            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "strin"}}}},
-            ["output_config", "strin"],
-        ),
-        ({"temperature": 3}, ["temperature", "3", "2"]),
         ({"n": 2}, ["unknown field 'n'"]),
     ],
 )
@@ -199,21 +184,6 @@ def test_a_stream_that_fails_ends_with_their_error() -> None:
             *_, event, data, end = lines
     assert (event, end) == ("event: error", "")
     assert '"overloaded_error"' in data
-
-
-def test_tools_are_chats_tools() -> None:
-    body = {"messages": USER, "max_tokens": 5, "tools": TOOLS}
-    named = {"type": "function", "function": {"name": "weather"}}
-    for choice, theirs, parallel in (
-        ({"type": "auto"}, "auto", True),
-        ({"type": "any", "disable_parallel_tool_use": True}, "required", False),
-        ({"type": "none"}, "none", True),
-        ({"type": "tool", "name": "weather"}, named, True),
-    ):
-        ours = MessagesBody.model_validate(body | {"tool_choice": choice})
-        others = {"tool_choice": theirs, "tools": [OFFERED], "parallel_tool_calls": parallel}
-        chat = ChatBody.model_validate({"messages": USER, **others})
-        assert ours.calls == chat.calls
 
 
 def test_calls_and_results_are_chats_messages() -> None:
@@ -274,7 +244,7 @@ def test_calls_become_blocks(style: str, size: int) -> None:
     assert [(call["name"], call["input"]) for call in calls] == [("weather", json.loads(ARGUMENTS)), ("time.now", {})]
     assert len({call["id"] for call in calls} - {None}) == 2
     assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
-    reply = MessageShape("m", CallReader(STYLES[style])).whole([Delta(whole, finish="stop")], Usage(), TIMINGS)
+    reply = MessageShape("m", CallReader(STYLES[style])).whole([Delta(whole, finish="stop")], Usage(), NO_TIME)
     ids = {"id": None}
     assert [block | ids for block in reply["content"]] == [block | ids for block in blocks]
 
@@ -282,7 +252,7 @@ def test_calls_become_blocks(style: str, size: int) -> None:
 def test_a_call_that_is_cut_short_is_left_out_of_a_whole_answer() -> None:
     whole, text = TEXTS["hermes"]
     shape = MessageShape("m", CallReader(STYLES["hermes"]))
-    reply = shape.whole([Delta(whole[: whole.index("city")], finish="length")], Usage(), TIMINGS)
+    reply = shape.whole([Delta(whole[: whole.index("city")], finish="length")], Usage(), NO_TIME)
     assert reply["content"] == [{"type": "text", "text": text}]
     assert reply["stop_reason"] == "max_tokens"
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.access.keys import Share
 from service.api.admission import RATE_SAMPLES, FinishRate
-from service.generation.backlog import Share
 from tests.service.live import answer, begun, busy, idle, refused, running, sent
 from tests.waiting import eventually
 

@@ -1,7 +1,5 @@
 """`/v1/chat/completions` against the expected answers of the fake model."""
 
-import pytest
-
 from tests.fakes import IntegerTokenizer
 from tests.service.api.streams import chat_stream, rendered
 from tests.service.live import Live, answer, running
@@ -37,34 +35,6 @@ def test_all_roles_and_harmless_extras(live: Live) -> None:
     assert reply["choices"][0]["message"]["content"] == answer(prompt, 5)
 
 
-def test_harmless_fields_pass(live: Live) -> None:
-    harmless = {
-        "store": False,
-        "metadata": {},
-        "service_tier": "auto",
-        "modalities": ["text"],
-        "response_format": {"type": "text"},
-        "tools": [],
-        "tool_choice": "none",
-        "parallel_tool_calls": True,
-        "user": "someone",
-        "cache_prompt": True,
-        "use_beam_search": False,
-        "n_probs": 0,
-        "stream_options": None,
-        "reasoning_effort": "none",
-        "verbosity": "medium",
-        "prompt_cache_key": "mine",
-        "top_logprobs": 0,
-    }
-    assert live.chat("hi", max_tokens=4, **harmless)["choices"][0]["message"]["content"] == answer(rendered("hi"), 4)
-
-
-@pytest.mark.parametrize("limit", [{"max_completion_tokens": 3}, {"max_tokens": 3, "max_completion_tokens": 3}])
-def test_both_names_of_the_limit(live: Live, limit: dict[str, int]) -> None:
-    assert live.chat("hi", **limit)["usage"]["completion_tokens"] == 3
-
-
 def test_without_a_limit_the_answer_fills_the_context() -> None:
     with running(max_model_len=50) as live:
         reply = live.chat("hi")
@@ -85,21 +55,6 @@ def test_a_stream_opens_with_the_role_and_ends_with_an_empty_delta(live: Live) -
     assert "".join(delta.get("content", "") for delta in deltas) == answer(rendered("hi"), 6)
     assert deltas[-1] == {}
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
-
-
-def test_a_stream_of_choices_opens_each(live: Live) -> None:
-    chunks = chat_stream(live, "hi", n=3, max_tokens=5)
-    for index in range(3):
-        deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"][0]["index"] == index]
-        assert deltas[0]["role"] == "assistant"
-        assert "".join(delta.get("content", "") for delta in deltas) == answer(rendered("hi"), 5, index)
-
-
-def test_stream_usage(live: Live) -> None:
-    chunks = chat_stream(live, "hi", max_tokens=4, stream_options={"include_usage": True, "include_obfuscation": False})
-    assert chunks[-1]["choices"] == []
-    assert chunks[-1]["usage"]["completion_tokens"] == 4
-    assert all(chunk["usage"] is None for chunk in chunks[:-1])
 
 
 def test_logprobs(live: Live) -> None:
@@ -139,10 +94,3 @@ def test_the_space_before_the_first_word_is_the_tokenizers_not_the_answers() -> 
         chunks = chat_stream(live, "hi", max_tokens=4)
         assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == words
         assert live.complete(prompt=rendered("hi"), max_tokens=4)["choices"][0]["text"] == " " + words
-
-
-def test_a_model_without_a_chat_format_says_so() -> None:
-    with running(chat=False) as live:
-        response = live.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
-        assert response.status_code == 400
-        assert "chat template" in response.json()["error"]["message"]

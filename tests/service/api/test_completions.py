@@ -65,13 +65,6 @@ def test_a_stream_says_the_same(live: Live) -> None:
     assert all("usage" not in chunk for chunk in chunks)
 
 
-def test_stream_usage_comes_last_and_only_on_request(live: Live) -> None:
-    chunks = stream(live, prompt="abc", max_tokens=3, stream_options={"include_usage": True})
-    assert chunks[-1]["choices"] == []
-    assert chunks[-1]["usage"]["total_tokens"] == 6
-    assert all(chunk["usage"] is None for chunk in chunks[:-1])
-
-
 def test_a_repeated_prompt_is_counted_as_cached(live: Live) -> None:
     prompt = "a prompt that is longer than two pages of sixteen tokens each"
     live.complete(prompt=prompt, max_tokens=1)
@@ -129,19 +122,6 @@ def test_logprobs_in_the_old_shape(live: Live) -> None:
     assert scores["token_logprobs"] == [-0.5] * 4
     assert scores["top_logprobs"] == [{char: -0.5, chr(ord(char) + 1): -1.5} for char in text]
     assert scores["text_offset"] == [0, 1, 2, 3]
-
-
-def test_logprobs_zero_means_the_tokens_own(live: Live) -> None:
-    text = answer("scored", 2)
-    scores = live.complete(prompt="scored", max_tokens=2, logprobs=0)["choices"][0]["logprobs"]
-    assert scores["top_logprobs"] == [{char: -0.5} for char in text]
-
-
-def test_logprobs_end_with_the_text(live: Live) -> None:
-    whole = answer("stopping", 40)
-    body = {"prompt": "stopping", "max_tokens": 40, "logprobs": 1}
-    choice = live.complete(**body, stop=whole[9:12])["choices"][0]
-    assert choice["logprobs"]["tokens"] == list(choice["text"])
 
 
 def test_a_stop_token_has_a_logprob_after_the_text() -> None:

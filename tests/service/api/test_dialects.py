@@ -6,17 +6,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
-from pydantic import BaseModel
 
-from model.checkpoint.generation_config import GenerationDefaults
-from service.api.anthropic.schema import MessagesBody
-from service.api.openai.schema import ChatBody
-from service.api.prompt import Chat, chat_request
-from service.api.responses.schema import ResponsesBody
-from service.generation.served import ServedModel, longest_piece
-from service.structured.constraint import Constraint
-from tests.fakes import END, IntegerTokenizer, make_info
-from tests.service.live import FakeChat, Live, running
+from service.api.anthropic.routes import MessagesBody
+from service.api.openai.chat import ChatBody
+from service.api.prompt import Chat
+from service.api.responses.routes import ResponsesBody
+from tests.service.live import Live, running
 
 Json = dict[str, Any]
 USER = [{"role": "user", "content": "hi"}]
@@ -264,6 +259,29 @@ SAME: dict[str, tuple[Json, Json, Json]] = {
             "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
         },
     ),
+    "some tools": (
+        {
+            **LEAST["chat"],
+            **tools("chat"),
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {
+                    "mode": "required",
+                    "tools": [{"type": "function", "function": {"name": "weather"}}],
+                },
+            },
+        },
+        {
+            **LEAST["responses"],
+            **tools("responses"),
+            "tool_choice": {
+                "type": "allowed_tools",
+                "mode": "required",
+                "tools": [{"type": "function", "name": "weather"}],
+            },
+        },
+        {**LEAST["messages"], **tools("messages"), "tool_choice": {"type": "any"}},
+    ),
     "no tool": (
         {**LEAST["chat"], **tools("chat"), "tool_choice": "none"},
         {**LEAST["responses"], **tools("responses"), "tool_choice": "none"},
@@ -291,36 +309,3 @@ def test_a_stop_sequence_and_a_continued_answer_are_chats() -> None:
     assert first.fields.given == second.fields.given == {"top_k": 3}
     assert first.fields.stops == second.fields.stops == ("x",)
     assert replace(first, fields=second.fields, max_tokens=5) == second
-
-
-def test_what_was_validated_is_neither_validated_nor_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = (ChatBody, ResponsesBody, MessagesBody)
-    bodies = [
-        kind.model_validate(LEAST[dialect] | calls(dialect, 2, {"city": "Paris"}) | tools(dialect))
-        for kind, dialect in zip(kinds, PATHS, strict=True)
-    ]
-
-    def again(*_: Any, **__: Any) -> None:
-        raise AssertionError("validated or parsed twice")
-
-    monkeypatch.setattr(BaseModel, "model_validate", again)
-    monkeypatch.setattr("service.schema.tools.from_json", again)
-    monkeypatch.setattr(json, "loads", again)
-    for body in bodies:
-        called = body.chat().messages[1]["tool_calls"]
-        assert [call["function"]["arguments"] for call in called] == [{"city": "Paris"}] * 2
-
-
-def test_a_grammar_is_text_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This holds also if one request has structured output and calls."""
-    texts: list[str] = []
-    serialized = Constraint.serialized
-    monkeypatch.setattr(Constraint, "serialized", lambda self: texts.append("x") or serialized(self))
-    body = ChatBody.model_validate(LEAST["chat"] | tools("chat") | must_be("chat", OBJECT))
-    tokenizer = IntegerTokenizer()
-    defaults = GenerationDefaults((END,))
-    served = ServedModel(
-        ("m",), tokenizer, FakeChat(), defaults, longest_piece(tokenizer), make_info(max_model_len=2048)
-    )
-    assert chat_request(body.chat(), served, ()).grammar_fields == ("tools", "response_format")
-    assert len(texts) == 1

@@ -4,7 +4,6 @@ import base64
 import struct
 from typing import Any
 
-import openai
 import pytest
 
 from tests.service.live import Live, running
@@ -61,13 +60,6 @@ def test_long_inputs_in_a_crowd_come_in_pieces_and_are_exact(pooling: str) -> No
 def test_base64_holds_the_same_floats(live: Live) -> None:
     (text,) = embed(live, input="hi", encoding_format="base64")
     assert list(struct.unpack("<3f", base64.b64decode(text))) == embed(live, input="hi")[0]  # type: ignore[arg-type]
-
-
-def test_the_openai_package(live: Live) -> None:
-    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none") as client:
-        reply = client.embeddings.create(model="fake", input=["hi", "you"])
-    assert [item.embedding for item in reply.data] == [mean([104, 105]), mean([121, 111, 117])]
-    assert reply.usage.prompt_tokens == 5
 
 
 def test_a_thousand_inputs(live: Live) -> None:

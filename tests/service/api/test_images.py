@@ -15,15 +15,14 @@ from PIL import Image
 from model.chat.conversation import checked
 from model.checkpoint.generation_config import GenerationDefaults
 from model.image_spans import ImageSpan
-from service.api.anthropic.schema import MessagesBody
+from service.api.anthropic.routes import MessagesBody
 from service.api.lanes import SMALL_BYTES
-from service.api.openai.schema import ChatBody
-from service.api.prompt import chat_request, check_roles, spans_after
-from service.api.responses.schema import ResponsesBody
+from service.api.openai.chat import ChatBody
+from service.api.prompt import chat_request, check_roles
+from service.api.responses.routes import ResponsesBody
 from service.errors.errors import InvalidRequest
-from service.generation.request import Prompt
-from service.generation.served import ServedModel, longest_piece
-from service.images.images import DecodedImage, Images
+from service.generation.request import Prompt, ServedModel, longest_piece
+from service.images.images import DecodedImage, Images, spans_after
 from tests.fakes import END, IMAGES, IntegerTokenizer, make_info
 from tests.service.live import FakeChat, Live, answer, refused, running
 from tests.waiting import eventually
@@ -189,11 +188,6 @@ def test_tokens_are_counted(seeing: Live) -> None:
     counted = seeing.post("/v1/messages/count_tokens", {"messages": MESSAGES_BODY["messages"]}).json()
     assert counted == {"input_tokens": len(PROMPT)}
     assert seeing.post("/apply-template", CHAT_BODY).json() == {"prompt": "u:see [IMG] or [IMG]?;a:"}
-
-
-def test_the_card_tells_of_images(seeing: Live, live: Live) -> None:
-    for server, vision in ((seeing, True), (live, False)):
-        assert server.http.get("/v1/models/fake").json()["capabilities"]["vision"] is vision
 
 
 # The engine's request

@@ -1,5 +1,12 @@
 """What `/v1/models` says of a model: the sampling of a silent request, and what requests may contain."""
 
+import pytest
+
+from model.chat.reasoning import STYLES
+from model.checkpoint.generation_config import GenerationDefaults
+from service.api.openai.models import card
+from service.generation.request import ServedModel
+from tests.fakes import IntegerTokenizer, make_info
 from tests.service.live import FakeChat, running
 
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -21,12 +28,10 @@ def test_the_defaults_are_the_models_own_and_then_the_servers() -> None:
         assert live.http.get("/v1/models/org/alias").json()["defaults"] == NEUTRAL
 
 
-def test_capabilities_are_those_of_the_model() -> None:
-    plain = {"chat": False, "tools": False, "reasoning": False, "vision": False}
-    for chat, more in (
-        (False, {}),
-        (True, {"chat": True, "tools": True}),
-        (ThinkingChat(), {"chat": True, "tools": True, "reasoning": True}),
-    ):
-        with running(chat=chat) as live:
-            assert live.http.get("/v1/models/fake").json()["capabilities"] == plain | more
+@pytest.mark.parametrize(
+    ("chat", "more"), [(None, ()), (FakeChat(), ("chat", "tools")), (ThinkingChat(), ("chat", "tools", "reasoning"))]
+)
+def test_capabilities_are_those_of_the_model(chat: FakeChat | None, more: tuple[str, ...]) -> None:
+    marks = STYLES["tags"] if chat and chat.reasoning_style else None
+    served = ServedModel(("m",), IntegerTokenizer(), chat, GenerationDefaults(), 1, make_info(), marks)
+    assert {name for name, has in card(served, "m")["capabilities"].items() if has} == {*more}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from service.api.document.openapi import document
+from service.api.document import document
 from service.api.routes import Route
 from service.app import ROUTES
 from service.errors.errors import ApiError
@@ -92,18 +92,11 @@ def test_the_statuses_of_all_errors_are_in_the_contract(described: dict[str, Any
     assert {int(text) for row in table.splitlines() for text in row.split("|")[1].split(",")} == {*STATUSES}
 
 
-def test_refusals_of_adapters_are_in_the_contract(described: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "sql").mkdir()
-    keys = tmp_path / "keys.toml"
-    keys.write_text('[[keys]]\nname = "a"\nkey = "may"\nloads_adapters = true\n[[keys]]\nname = "b"\nkey = "may-not"\n')
-    path, body = "/v1/load_lora_adapter", {"lora_name": "fake", "lora_path": "sql"}
-    with running(lora_dir=tmp_path, api_key_file=keys) as server:
-        for key, status in (("may", 409), ("may-not", 403)):
-            response = server.post(path, body, headers={"authorization": f"Bearer {key}"})
-            assert response.status_code == status
-            assert str(status) in described["paths"][path]["post"]["responses"]
-    others = [found["post"] for name, found in described["paths"].items() if "post" in found and "load" not in name]
-    assert not any("409" in operation["responses"] for operation in others)
+def test_refusals_of_adapters_are_in_the_contract(described: dict[str, Any]) -> None:
+    """A name in use is a 409, and a key that may not load adapters gets a 403; other routes have no 409."""
+    posted = {name: {*found["post"]["responses"]} for name, found in described["paths"].items() if "post" in found}
+    assert [name for name, statuses in posted.items() if "409" in statuses] == ["/v1/load_lora_adapter"]
+    assert "403" in posted["/v1/load_lora_adapter"]
 
 
 def test_references_lead_somewhere(described: dict[str, Any]) -> None:
@@ -111,12 +104,6 @@ def test_references_lead_somewhere(described: dict[str, Any]) -> None:
     assert {name.removeprefix("#/components/schemas/") for name in references} <= set(
         described["components"]["schemas"]
     )
-
-
-@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
-def test_examples_of_answers_are_as_their_types_say(route: Route, schemas: dict[str, Any]) -> None:
-    for example in route.answers:
-        validate(example, route.answer.__name__, schemas)
 
 
 @pytest.mark.parametrize("route", POSTED, ids=lambda route: route.path)

@@ -12,12 +12,10 @@ from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 from model.checkpoint.generation_config import GenerationDefaults
 from model.tokenizers.sentencepiece import SentencePieceTokenizer
 from model.tokenizers.tekken import TekkenTokenizer
-from service.api.openai.completions import completion_request
-from service.api.openai.schema import CompletionBody
-from service.api.tokens.routes import described, encode
-from service.api.tokens.schema import TokenizeBody
+from service.api.openai.completions import CompletionBody, completion_request
+from service.api.tokens import TokenizeBody, described, encode
 from service.errors.errors import InvalidRequest
-from service.generation.served import ServedModel, longest_piece
+from service.generation.request import ServedModel, longest_piece
 from tests.fakes import make_info
 from tests.model.tokenizers.tekken_files import write_tekken
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-import openai
 import pytest
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response as ResponseModel
@@ -15,12 +14,12 @@ from model.chat.reasoning import STYLES, check_effort
 from model.checkpoint.generation_config import GenerationDefaults
 from model.errors import OptionError, ParameterError
 from model.grammar.thinking import Thinking
-from service.api.anthropic.schema import MessagesBody
-from service.api.openai.schema import ChatBody
+from service.api.anthropic.routes import MessagesBody
+from service.api.openai.chat import ChatBody
 from service.api.prompt import chat_request
-from service.api.responses.schema import ResponsesBody
+from service.api.responses.routes import ResponsesBody
 from service.errors.errors import InvalidRequest
-from service.generation.served import ServedModel
+from service.generation.request import ServedModel
 from service.generation.startup import marks_of
 from service.generation.text import TextStream
 from service.generation.thinking import ThinkingStream
@@ -39,7 +38,6 @@ class ThinkingChat(FakeChat):
     """A chat format whose model writes tags. Thoughts of earlier answers come as `t:thought;`."""
 
     reasoning_style = "tags"
-    ends = ""
 
     def encode(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         variables = dict(options.pop("variables", {}))
@@ -49,7 +47,7 @@ class ThinkingChat(FakeChat):
             if thought := message.get("reasoning_content"):
                 told.append({"role": "thought", "content": thought})
             told.append(message)
-        return [*super().encode(told, variables=variables, **options), *self.ends.encode()]
+        return super().encode(told, variables=variables, **options)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +67,9 @@ def post(live: Live, path: str, **body: Any) -> dict[str, Any]:
 
 
 def test_chat_has_the_thought_beside_the_content(live: Live) -> None:
+    before = live.metric("noria_reasoning_tokens_total")
     reply = post(live, CHAT, messages=USER)
+    assert live.metric("noria_reasoning_tokens_total") == before + N_THOUGHT
     message = reply["choices"][0]["message"]
     assert (message["content"], message["reasoning_content"]) == (ANSWER, THOUGHT)
     assert reply["usage"]["completion_tokens_details"] == {"reasoning_tokens": N_THOUGHT}
@@ -156,32 +156,20 @@ def test_messages_can_omit_the_text_of_a_thought(live: Live) -> None:
 
 
 def test_responses_have_an_item_of_thought(live: Live) -> None:
-    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as client:
-        reply = client.responses.create(model="fake", input=SAID, include=["reasoning.encrypted_content"])
-        thought, message = reply.output
-        assert thought.type == "reasoning"
-        assert thought.content is not None
-        assert (thought.content[0].text, thought.summary, thought.encrypted_content) == (THOUGHT, [], None)
-        assert message.type == "message"
-        assert reply.output_text == ANSWER
-        assert reply.usage
-        assert reply.usage.output_tokens_details.reasoning_tokens == N_THOUGHT
-        with client.responses.create(model="fake", input=SAID, stream=True) as stream:
-            events = list(stream)
-    kinds = [event.type.removeprefix("response.") for event in events]
+    events = live.events(RESPONSES, {"input": SAID, "include": ["reasoning.encrypted_content"]})
+    kinds = [event["type"].removeprefix("response.") for event in events]
     assert kinds[2:4] == ["output_item.added", "content_part.added"]
-    assert "".join(event.delta for event in events if event.type == "response.reasoning_text.delta") == THOUGHT
-    done = kinds.index("reasoning_text.done")
-    assert kinds[done : done + 5] == [
-        "reasoning_text.done",
-        "content_part.done",
-        "output_item.done",
-        "output_item.added",
-        "content_part.added",
-    ]
-    assert [event.sequence_number for event in events] == list(range(len(events)))
-    final = live.events(RESPONSES, {"input": SAID})[-1]["response"]
+    assert "".join(event["delta"] for event in events if event["type"] == "response.reasoning_text.delta") == THOUGHT
+    done, item, part = kinds.index("reasoning_text.done"), "output_item", "content_part"
+    assert kinds[done + 1 : done + 5] == [f"{part}.done", f"{item}.done", f"{item}.added", f"{part}.added"]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    final = events[-1]["response"]
     ResponseModel.model_validate(final)
+    thought, message = final["output"]
+    assert (thought["type"], message["type"]) == ("reasoning", "message")
+    assert (thought["content"][0]["text"], thought["summary"], thought["encrypted_content"]) == (THOUGHT, [], None)
+    assert message["content"][0]["text"] == ANSWER
+    assert final["usage"]["output_tokens_details"]["reasoning_tokens"] == N_THOUGHT
 
 
 def test_calls_are_read_after_the_thought(live: Live) -> None:
@@ -193,30 +181,25 @@ def test_calls_are_read_after_the_thought(live: Live) -> None:
     assert reply["finish_reason"] == "tool_calls"
 
 
-def test_thoughts_are_counted_in_metrics(live: Live) -> None:
-    before = live.metric("noria_reasoning_tokens_total")
-    post(live, CHAT, messages=USER)
-    assert live.metric("noria_reasoning_tokens_total") == before + N_THOUGHT
+@pytest.mark.parametrize(
+    ("ends", "text", "phase"),
+    [
+        ("<think>\n", "hi", "inside"),
+        ("<think>\n\n</think>\n\n", "hi", "after"),
+        ("", "How do I use <think>", "before"),  # the mark is text of the user
+        ("", "And </think>", "before"),
+        ("", "a<think>", "before"),
+    ],
+)
+def test_a_prompt_may_open_or_close_the_thought(ends: str, text: str, phase: str) -> None:
+    class Written(ThinkingChat):
+        def encode(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+            return [*f"{messages[-1]['content']}{ends}".encode()]
 
-
-def test_a_prompt_may_open_the_thought() -> None:
-    class Opening(ThinkingChat):
-        ends = "<think>\n"
-
-    with running(model="recite", chat=Opening()) as live:
-        said = "12345678" + "Well.\n</think>\n\nYes"  # the model repeats from where the prompt ends
-        message = post(live, CHAT, messages=[{"role": "user", "content": said}])["choices"][0]["message"]
-    assert (message["reasoning_content"], message["content"]) == ("Well.", "Yes")
-
-
-def test_a_prompt_may_close_the_thought() -> None:
-    class Closing(ThinkingChat):
-        ends = "<think>\n\n</think>\n\n"
-
-    with running(model="recite", chat=Closing()) as live:
-        said = "1" * len(Closing.ends) + "<think>Yes</think>"
-        message = post(live, CHAT, messages=[{"role": "user", "content": said}])["choices"][0]["message"]
-    assert message == {"role": "assistant", "content": "<think>Yes</think>", "refusal": None}
+    body = ChatBody.model_validate({"messages": [{"role": "user", "content": text}]})
+    reasoning = chat_request(body.chat(), served(Written()), ()).reasoning
+    assert reasoning is not None
+    assert reasoning.phase == phase
 
 
 @pytest.mark.parametrize(
@@ -242,19 +225,6 @@ def test_only_a_mark_at_the_beginning_opens_a_thought_that_is_continued(
     for byte in said.encode():
         stream.push(byte)
     assert (stream.take(final=True).text, stream.take_thought() or None) == expected
-
-
-def test_a_mark_at_the_end_of_a_users_text_is_text() -> None:
-    class Bare(ThinkingChat):
-        def encode(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-            return [*messages[-1]["content"].encode()]
-
-    for text, phase in (("How do I use <think>", "before"), ("And </think>", "before"), ("a<think>", "before")):
-        order = chat_request(
-            ChatBody.model_validate({"messages": [{"role": "user", "content": text}]}).chat(), served(Bare()), ()
-        )
-        assert order.reasoning is not None
-        assert order.reasoning.phase == phase
 
 
 @pytest.mark.parametrize(
@@ -353,18 +323,8 @@ def test_messages_take_earlier_thoughts() -> None:
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x", "content": "r"}]},
     ]
 
-    def thoughts(**fields: Any) -> list[str | None]:
-        body = MessagesBody.model_validate({"messages": messages, "max_tokens": 9, **fields})
-        told = body.chat().messages
-        return [message.get("reasoning_content") for message in told if message["role"] == "assistant"]
-
-    def cleared(keep: Any) -> dict[str, Any]:
-        return {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": keep}]}}
-
-    assert thoughts() == ["t", "u"]
-    assert thoughts(**cleared("all")) == thoughts(**cleared({"type": "all"})) == ["t", "u"]
-    assert thoughts(**cleared({"type": "thinking_turns", "value": 2})) == ["t", "u"]
-    assert thoughts(**cleared(None)) == ["t", "u"], "a loop of calls and results is one turn"
+    told = MessagesBody.model_validate({"messages": messages, "max_tokens": 9}).chat().messages
+    assert [message.get("reasoning_content") for message in told if message["role"] == "assistant"] == ["t", "u"]
 
 
 def test_a_turn_without_a_thought_does_not_count() -> None:
@@ -392,7 +352,8 @@ def test_a_turn_without_a_thought_does_not_count() -> None:
         return [message["reasoning_content"] for message in told if "reasoning_content" in message]
 
     assert left(None) == left({"type": "thinking_turns", "value": 1}) == ["2", "3"]
-    assert left({"type": "thinking_turns", "value": 2}) == ["1", "2", "3"]
+    for keep in ({"type": "thinking_turns", "value": 2}, "all", {"type": "all"}):
+        assert left(keep) == ["1", "2", "3"]
 
 
 PARTS = [

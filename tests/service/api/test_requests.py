@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from service.api.openai.schema import ChatBody, CompletionBody
+from service.api.openai.chat import ChatBody
+from service.api.openai.completions import CompletionBody
 from service.schema.conversation import Message
 from service.schema.fields import Body
 from service.schema.generation import StreamOptions
@@ -288,17 +289,6 @@ def test_tokenizing_counts_for_the_deadline() -> None:
         Held.may.set()
         assert live.complete(prompt="x", max_tokens=4, timeout=30)["choices"][0]["text"] == answer("x", 4)
         assert live.metric("noria_requests_total", outcome="timeout") == 2
-
-
-def test_a_deadline_that_is_not_met_changes_nothing(live: Live) -> None:
-    reply = live.complete(prompt="quick", max_tokens=5, timeout=60)
-    assert reply["choices"][0] == {
-        "index": 0,
-        "text": answer("quick", 5),
-        "logprobs": None,
-        "finish_reason": "length",
-        "stop_reason": None,
-    }
 
 
 # The log

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from model.sampling_params import SamplingParams
-from service.access.policy import Policies, Policy
+from service.access.record import Policies, Policy
 from service.api.answering import submit, whole_response
 from service.api.prompt import on_thread
 from service.api.routes import Route, get, json_response, post
@@ -19,7 +19,7 @@ from service.app import ROUTES
 from service.engine.messages import Submit
 from service.errors.dialects import ANTHROPIC, OPENAI
 from service.generation.request import ModelRequest, Prompt
-from service.schema.fields import Body, optional
+from service.schema.fields import Body, ModelBody, optional
 from tests.service.live import Live, running
 
 
@@ -33,21 +33,16 @@ class Options(Body):
     loud: bool | None = optional("Whether it echoes loudly.")
 
 
-class EchoBody(Body):
+class EchoBody(ModelBody):
     """`POST /v1/echo`."""
 
-    model: str | None = optional("An id.")
     options: Options | None = optional("How it echoes.")
-
-    @property
-    def end_user(self) -> str | None:
-        return None
 
 
 def declared(**policy: Any) -> Route:
     """The whole of a new endpoint."""
 
-    @post("/v1/echo", body=EchoBody, request={}, answer=Echo, answers=({"generated": 3},), policy=Policy(**policy))
+    @post("/v1/echo", body=EchoBody, request={}, answer=Echo, policy=Policy(**policy))
     async def echo(request: Request, body: EchoBody) -> Response:
         """Echo nothing
 
@@ -104,7 +99,6 @@ def test_it_is_in_the_openapi_document(echoing: Live) -> None:
     assert {"x-api-key": []} in operation["security"]
     content = operation["responses"]["200"]["content"]["application/json"]
     assert content["schema"] == {"$ref": "#/components/schemas/Echo"}
-    assert content["examples"]["example 1"]["value"] == {"generated": 3}
     assert "x-queue-ms" in operation["responses"]["200"]["headers"]
     refused = operation["responses"]["401"]["content"]["application/json"]["schema"]
     assert refused == {"$ref": "#/components/schemas/AnthropicError"}

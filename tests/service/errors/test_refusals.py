@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from model.batch import BROKEN_NUMBERS
+from model.sampling_params import PARAMETERS
 from tests.fakes import FAULTY
 from tests.service.live import USER, Live, begun, refused, running
 
@@ -15,23 +16,11 @@ CHAT = "/v1/chat/completions"
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"temperature": 2.5}, "temperature", ["2.5", "2"]),
         ({"temperature": "hot"}, "temperature", ["number", "hot"]),
-        ({"temperature": True}, "temperature", ["number"]),
-        ({"top_p": -0.01}, "top_p", ["0", "-0.01"]),
-        ({"top_p": 1.01}, "top_p", ["1.01"]),
-        ({"top_k": -2}, "top_k", ["-2", "-1"]),
         ({"top_k": 1.5}, "top_k", ["integer", "1.5"]),
-        ({"min_p": -0.1}, "min_p", ["-0.1"]),
-        ({"presence_penalty": 3}, "presence_penalty", ["3", "2"]),
-        ({"frequency_penalty": -3}, "frequency_penalty", ["-3", "-2"]),
-        ({"repetition_penalty": 0}, "repetition_penalty", ["0.01"]),
-        ({"seed": 2**63}, "seed", [str(2**63)]),
         ({"seed": 10**400}, "seed", ["less than"]),
-        ({"max_tokens": -1}, "max_tokens", ["-1"]),
         ({"max_tokens": 0}, "max_tokens", ["1", "got 0"]),
         ({"max_tokens": 4, "min_tokens": 5}, "min_tokens", ["4", "5"]),
-        ({"prompt_lookup_num_tokens": 17}, "prompt_lookup_num_tokens", ["17", "16"]),
         ({"n": 0}, "n", ["0", "1"]),
         ({"n": 129}, "n", ["129", "128"]),
         ({"stop": [""]}, "stop", ["1 to 512"]),
@@ -39,9 +28,7 @@ CHAT = "/v1/chat/completions"
         ({"stop": 5}, "stop", ["string", "5"]),
         ({"stop_token_ids": [256]}, "stop_token_ids", ["256", "255"]),
         ({"stop_token_ids": [True]}, "stop_token_ids[0]", ["integer"]),
-        ({"stop_token_ids": list(range(1025))}, "stop_token_ids", ["1024", "1025"]),
         ({"logit_bias": {"256": 1}}, "logit_bias", ["256", "255"]),
-        ({"logit_bias": {"-1": 1}}, "logit_bias", ["-1", "255"]),
         ({"logit_bias": {"x": 1}}, "logit_bias", ["token ids"]),
         ({"logit_bias": {"5": "x"}}, "logit_bias", ["5", "number", '"x"']),
         ({"logit_bias": {"5": True}}, "logit_bias", ["5", "number", "true"]),
@@ -51,32 +38,25 @@ CHAT = "/v1/chat/completions"
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage", ["'usage'"]),
         ({"stream": "yes"}, "stream", ["boolean", "yes"]),
         ({"frobnicate": 1, "other": 2}, "frobnicate", ["'frobnicate'", "'other'"]),
-        ({"frobnicate": None}, "frobnicate", ["'frobnicate'"]),
         ({"store": True}, "store", ["false", "true"]),
-        ({"use_beam_search": True}, "use_beam_search", ["false"]),
         ({"allowed_token_ids": []}, "allowed_token_ids", ["at least 1"]),
         ({"allowed_token_ids": [1, 256]}, "allowed_token_ids", ["256", "255"]),
-        ({"allowed_token_ids": [1] * 1025}, "allowed_token_ids", ["1024", "1025"]),
         ({"allowed_token_ids": [97], "bad_words": ["a"]}, "allowed_token_ids", ["bad_words"]),
         ({"bad_words": ["a"] * 129}, "bad_words", ["128", "129"]),
         ({"bad_words": ["a", "  "]}, "bad_words[1]", ['"  "']),
         ({"bad_words": ["a" * 513]}, "bad_words[0]", ["512"]),
         ({"bad_words": "a"}, "bad_words", ["array"]),
         ({"include_stop_str_in_output": 1}, "include_stop_str_in_output", ["boolean", "1"]),
-        ({"return_token_ids": "x"}, "return_token_ids", ["boolean"]),
         ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", ["-1", "-2"]),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", ["1", "0"]),
         ({"truncate_prompt_tokens": 513}, "truncate_prompt_tokens", ["512", "513"]),
-        ({"prompt_logprobs": 21}, "prompt_logprobs", ["20", "21"]),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", ["stream"]),
         ({"priority": 2**63}, "priority", [str(2**63)]),
-        ({"priority": 1.5}, "priority", ["integer"]),
         ({"cache_salt": ""}, "cache_salt", ["1"]),
         ({"cache_salt": "x" * 1025}, "cache_salt", ["1024"]),
         ({"timeout": 0}, "timeout", ["greater than 0"]),
         ({"timeout": 86401}, "timeout", ["86400"]),
         ({"user": "x" * 513}, "user", ["512"]),
-        ({"safety_identifier": 5}, "safety_identifier", ["string"]),
     ],
 )
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
@@ -88,22 +68,31 @@ def test_fields_of_both_endpoints(live: Live, path: str, fields: dict[str, Any],
     assert all(word in error["message"] for word in [param.split(".")[0], *words])
 
 
+LIMITED = {name: row.limits for name, row in PARAMETERS.items() if row.description is not None and row.limits}
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("name", LIMITED)
+def test_a_parameter_beyond_its_limits(live: Live, path: str, name: str) -> None:
+    body = {"prompt": "hi"} if path == COMPLETIONS else {"messages": USER}
+    least, most = LIMITED[name]
+    for value, limit in ((least - 1, least), (most + 1, most)):
+        error = refused(live, path, body | {name: value})
+        assert error["param"] == name
+        assert all(f"{number:g}" in error["message"] or str(number) in error["message"] for number in (value, limit))
+
+
 @pytest.mark.parametrize(
     ("body", "param", "words"),
     [
         ({}, "prompt", ["required"]),
-        ({"prompt": None}, "prompt", ["token ids"]),
         ({"prompt": ""}, "prompt", ["empty"]),
         ({"prompt": []}, "prompt", ["empty"]),
-        ({"prompt": [[]]}, "prompt", ["empty"]),
         ({"prompt": ["a", ""]}, "prompt", ["empty"]),
-        ({"prompt": {"text": "a"}}, "prompt", ["token ids"]),
         ({"prompt": ["a", 1]}, "prompt", ["token ids"]),
-        ({"prompt": [1.5]}, "prompt", ["token ids"]),
         ({"prompt": [True]}, "prompt", ["token ids"]),
         ({"prompt": [256]}, "prompt", ["256", "255"]),
         ({"prompt": [-1]}, "prompt", ["-1", "255"]),
-        ({"prompt": [2**32], "echo": True}, "prompt", [str(2**32), "255"]),
         ({"prompt": [10**400]}, "prompt", ["vocabulary"]),
         ({"prompt": ["a"] * 1025}, "prompt", ["1024", "1025"]),
         ({"prompt": ["a"] * 100, "n": 11}, "n", ["1024", "100 x 11"]),
@@ -112,15 +101,12 @@ def test_fields_of_both_endpoints(live: Live, path: str, fields: dict[str, Any],
         ({"prompt": "a", "logprobs": 2, "top_logprobs": 3}, "logprobs", ["2", "top_logprobs (3)", "differ"]),
         ({"prompt": "a", "logprobs": False, "n_probs": 3}, "logprobs", ["false", "n_probs (3)", "differ"]),
         ({"prompt": "a", "top_logprobs": 3}, "top_logprobs", ["logprobs", "3"]),
-        ({"prompt": "a", "n_probs": 6}, "n_probs", ["5", "6"]),
         ({"prompt": "a", "n": 3, "best_of": 2}, "best_of", ["2", "at least n (3)"]),
         ({"prompt": "a", "best_of": 0}, "best_of", ["1", "0"]),
-        ({"prompt": "a", "best_of": 129}, "best_of", ["128", "129"]),
         ({"prompt": "a", "best_of": 2, "stream": True}, "best_of", ["stream", "2", "1"]),
         ({"prompt": ["a"] * 100, "best_of": 11}, "best_of", ["1024", "100 x 11"]),
         ({"prompt": "a" * 60, "truncate_prompt_tokens": 4, "max_tokens": 509}, "max_tokens", ["512", "513"]),
         ({"prompt": "a", "suffix": "b"}, "suffix", ['"b"']),
-        ({"prompt": "a", "messages": []}, "messages", ["'messages'"]),
         ({"prompt": "a" * 500}, "max_tokens", ["512", "516", "500", "16"]),
         ({"prompt": "a" * 512}, "prompt", ["512", "528"]),
     ],
@@ -136,16 +122,10 @@ def test_completions(live: Live, body: dict[str, Any], param: str, words: list[s
     [
         ({}, "messages", ["required"]),
         ({"messages": []}, "messages", ["empty"]),
-        ({"messages": "hi"}, "messages", ["array"]),
         ({"messages": [{"content": "hi"}]}, "messages[0].role", ["required"]),
         ({"messages": [{"role": "critic", "content": "hi"}]}, "messages[0].role", ['"critic"', "not supported"]),
         ({"messages": [*USER, {"role": "user"}]}, "messages[1].content", ["required"]),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", ["a string or an array", "got 5"]),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
-            "messages[0].content[0].type",
-            ['"input_audio"', "not supported", '"text"'],
-        ),
         ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "messages[0].mood", ["'mood'"]),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
@@ -154,16 +134,13 @@ def test_completions(live: Live, body: dict[str, Any], param: str, words: list[s
         ),
         ({"messages": USER, "top_logprobs": 2}, "top_logprobs", ["logprobs"]),
         ({"messages": USER, "logprobs": True, "top_logprobs": 21}, "top_logprobs", ["20", "21"]),
-        ({"messages": USER, "logprobs": 5}, "logprobs", ["boolean"]),
         ({"messages": USER, "max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", ["3", "4"]),
         ({"messages": USER, "max_completion_tokens": 0}, "max_completion_tokens", ["1", "got 0"]),
-        ({"messages": USER * 16385}, "messages", ["16384"]),
         (
             {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 16385}]},
             "messages[0].content",
             ["16384"],
         ),
-        ({"messages": USER, "echo": True}, "echo", ["false"]),
         ({"messages": [{**USER[0], "name": "x" * 257}]}, "messages[0].name", ["256"]),
         ({"messages": USER, "chat_template": "x"}, "chat_template", ["null"]),
         ({"messages": USER, "chat_template_kwargs": {"mood": 1}}, "chat_template_kwargs", ["mood"]),
@@ -173,7 +150,6 @@ def test_completions(live: Live, body: dict[str, Any], param: str, words: list[s
             "add_generation_prompt",
             ["both"],
         ),
-        ({"messages": USER, "prompt": "x"}, "prompt", ["'prompt'"]),
     ],
 )
 def test_chat(live: Live, body: dict[str, Any], param: str, words: list[str]) -> None:

@@ -16,7 +16,7 @@ from service.engine.messages import FINISHES as OF_SEQUENCES
 from service.engine.scheduling.sequence import END_RULES
 from service.generation.choice import Delta
 from service.generation.finish import CALLS, FINISHES
-from service.generation.usage import Usage
+from service.generation.request import Usage
 from service.observe.metrics.server import OUTCOMES
 
 PAGE = Path(service.__file__).parent / "page/assets/chat/ending.js"

@@ -1,4 +1,4 @@
-"""The tokenizer and the network load at the same time: what fails first ends the start."""
+"""The loading of a model: what fails first ends the start, and defaults in its files are checked once."""
 
 import asyncio
 import json
@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from model.checkpoint.generation_config import GenerationDefaults
 from model.errors import ModelError, NoriaError, OptionError
 from service.engine.client import EngineClient
+from service.generation.request import ServedModel, longest_piece
 from service.generation.startup import load_served
 from service.settings import Settings
 from service.start import start_engine
+from tests.fakes import VOCAB, IntegerTokenizer, make_info
 
 
 class Client:
@@ -86,3 +89,36 @@ def test_ranks_that_cannot_share_the_model_do_not_start(flags: dict[str, Any], m
         patch.setattr("service.logs.configure", lambda *_: None)  # it would last for the tests that follow
         start_engine(settings, lambda: None)  # type: ignore[arg-type,return-value]
     assert len(spawned) == (settings.layout.size == 1)
+
+
+def serve(ends: tuple[Any, ...] = (), **sampling: Any) -> ServedModel:
+    tokenizer = IntegerTokenizer()
+    defaults = GenerationDefaults(ends, sampling)
+    return ServedModel(("fake",), tokenizer, None, defaults, longest_piece(tokenizer), make_info())
+
+
+@pytest.mark.parametrize(
+    ("ends", "sampling", "words"),
+    [
+        ((), {"temperature": 3.0}, ["temperature", "3.0", "2"]),
+        ((), {"temperature": "hot"}, ["temperature", '"hot"']),
+        ((), {"temperature": float("nan")}, ["temperature", "NaN"]),
+        ((), {"top_k": 50.5}, ["top_k", "integer", "50.5"]),
+        ((), {"top_k": True}, ["top_k", "true"]),
+        ((), {"top_p": 1.1}, ["top_p", "1.0", "1.1"]),
+        ((2, VOCAB), {}, ["eos_token_id", "256", "0..255"]),
+        (("</s>",), {}, ["eos_token_id", '"</s>"']),
+    ],
+)
+def test_bad_generation_defaults_are_one_line(
+    ends: tuple[Any, ...], sampling: dict[str, Any], words: list[str]
+) -> None:
+    with pytest.raises(ModelError) as caught:
+        serve(ends, **sampling)
+    assert "\n" not in str(caught.value)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_good_generation_defaults_pass() -> None:
+    served = serve((2, VOCAB - 1), temperature=1, top_p=0.9, top_k=50, min_p=0.0, repetition_penalty=1.1)
+    assert served.max_prompt_bytes == 5 * 128  # "<end>" is the longest token

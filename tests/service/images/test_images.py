@@ -1,4 +1,4 @@
-"""Images of requests: what is decoded, what is remembered, and whose fault a lost process is."""
+"""Images of requests: what a client may send, what is decoded and remembered, and whose fault a lost process is."""
 
 import asyncio
 import base64
@@ -16,8 +16,7 @@ from model.image_spans import ImageFormat
 from model.machine import helper
 from service.errors.errors import ApiError, InvalidRequest, Unavailable
 from service.helpers import LimitsExceeded, Recent
-from service.images.images import REQUESTS, DecodedImage, Decoder, Images
-from service.images.source import Source, read_base64
+from service.images.images import REQUESTS, DecodedImage, Decoder, Images, Source, read_base64, read_source
 from tests.faults import failing
 from tests.model.images.files import noise, saved, texts
 from tests.service.live import Live
@@ -26,7 +25,8 @@ from tests.waiting import ended, strike
 T = TypeVar("T")
 FORMAT = ImageFormat(patch_size=4, merge=2, longest_side=64)
 SEEDS = count()
-SIGNALS = [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT, signal.SIGPROF]
+SIGNALS = [signal.SIGKILL, signal.SIGPROF]
+"""`test_trial.py` has more: the thread is the same."""
 
 
 def source(data: bytes, param: str = "image") -> Source:
@@ -263,3 +263,110 @@ def test_the_server_has_the_metrics_of_its_images(live: Live) -> None:
     images._decoder._helper._on_restart()
     assert live.metric("noria_image_process_restarts_total") == 1
     assert live.metric("noria_image_decode_seconds_sum") == 0.25
+
+
+PARAM = "messages[0].content[1].image_url.url"
+DATA = bytes(range(256))
+TEXT = base64.b64encode(DATA).decode()
+
+
+def refused(url: str) -> str:
+    with pytest.raises(InvalidRequest) as caught:
+        read_source(url, PARAM)
+    assert caught.value.param == PARAM
+    assert caught.value.message.startswith(PARAM)
+    return caught.value.message
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"data:image/png;base64,{TEXT}",
+        f"data:image/jpeg;base64,{TEXT}",
+        f"DATA:IMAGE/PNG;BASE64,{TEXT}",
+        f"data:image/png;name=a.png;base64,{TEXT}",
+        f"data:image/svg+xml; base64,{TEXT}",  # the content decides
+        "data:image/png;base64," + "\r\n".join(TEXT[i : i + 76] for i in range(0, len(TEXT), 76)) + "\n",
+    ],
+)
+def test_a_data_url_has_the_bytes_of_the_file(url: str) -> None:
+    source = read_source(url, PARAM)
+    assert (source.data, source.param) == (DATA, PARAM)
+
+
+def test_equal_bytes_have_equal_digests() -> None:
+    same, other = read_source(f"data:image/gif;base64,{TEXT}", "a"), read_base64("AAAA", "image/gif", "b")
+    assert same.digest == read_base64(TEXT, "image/png", "b").digest != other.digest
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://example.com/a.png",
+        "http://127.0.0.1:1/a.png",
+        "file:///etc/passwd",
+        "/etc/passwd",
+        "a.png",
+        "ftp://example.com/a.png",
+        "blob:nonsense",
+        TEXT,
+        "",
+    ],
+)
+def test_nothing_is_fetched(url: str) -> None:
+    assert "Noria never fetches images: send the image as a base64 data URL" in refused(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("data:", "must be a base64 data URL"),
+        ("data:image/png;base64", "must be a base64 data URL"),
+        (f"data:image/png,{TEXT}", "must be a base64 data URL"),
+        ("data:image/svg+xml,<svg/>", "must be a base64 data URL"),
+        (f"data:;base64,{TEXT}", 'must have a type of images such as image/png, got ""'),
+        (f"data:text/html;base64,{TEXT}", 'got "text/html"'),
+        (f"data:application/pdf;base64,{TEXT}", 'got "application/pdf"'),
+        ("data:image/png;base64,", "has no data"),
+        ("data:image/png;base64,AAA", "is no valid base64"),
+        ("data:image/png;base64,AA==AA==", "is no valid base64"),
+        ("data:image/png;base64,AA_-", "is no valid base64"),
+        ("data:image/png;base64,AA%3D%3D", "is no valid base64"),
+        ("data:image/png;base64,\N{SNOWMAN}AAA", "is no valid base64"),
+    ],
+)
+def test_other_urls_are_refused(url: str, reason: str) -> None:
+    assert reason in refused(url)
+
+
+def test_a_long_url_is_quoted_in_short() -> None:
+    assert len(refused("https://example.com/" + "x" * 10**6)) < 400
+
+
+def test_a_few_requests_decode_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten requests of two images: no more than `REQUESTS` of them have begun and not ended, and all of them end."""
+    open_requests: set[bytes] = set()
+    most = 0
+
+    async def decode(self: Images, source: Source, format: ImageFormat) -> DecodedImage:
+        nonlocal most
+        open_requests.add(source.data)
+        most = max(most, len(open_requests))
+        await asyncio.sleep(0)
+        if source.param == "last":
+            open_requests.remove(source.data)
+        return DecodedImage(1, 1, source.param, source.data)
+
+    async def serve() -> list[list[DecodedImage]]:
+        images = Images(2, 100)
+        names = [bytes([number]) for number in range(10)]
+        pairs = [[Source(name, param, name) for param in ("first", "last")] for name in names]
+        try:
+            return await asyncio.gather(*(images.decode(pair, ImageFormat(1, 1, 10)) for pair in pairs))
+        finally:
+            await images.close()
+
+    monkeypatch.setattr(Images, "_one", decode)
+    found = asyncio.run(serve())
+    assert [[image.pixels for image in pair] for pair in found] == [[bytes([number])] * 2 for number in range(10)]
+    assert most == REQUESTS

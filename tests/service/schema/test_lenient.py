@@ -1,15 +1,22 @@
 """`--lenient`: fields without effect pass and are named; without it nothing is ignored in silence."""
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from service.schema.lenient import MAX_CLIENTS, MAX_NAMES, Notices
-from tests.service.live import USER, answer, refused, running
+from service.schema.fields import MAX_CLIENTS, MAX_IGNORED, Notices
+from tests.service.live import USER, Live, answer, refused, running
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HEADER = "x-noria-ignored"
+
+
+@pytest.fixture(scope="module")
+def lenient() -> Iterator[Live]:
+    with running(lenient=True) as server:
+        yield server
 
 
 @pytest.mark.parametrize(
@@ -28,34 +35,31 @@ HEADER = "x-noria-ignored"
         ("/tokenize", {"prompt": "a", "x": 1}, "x"),
     ],
 )
-def test_fields_without_effect_pass_and_are_named(path: str, body: dict[str, Any], names: str) -> None:
-    with running(lenient=True, model="fake") as live:
-        response = live.post(path, body)
-        assert response.status_code == 200, response.text
-        assert response.headers[HEADER] == names
-    with running() as live:
-        assert live.post(path, body).status_code == 400
+def test_fields_without_effect_pass_and_are_named(
+    live: Live, lenient: Live, path: str, body: dict[str, Any], names: str
+) -> None:
+    response = lenient.post(path, body)
+    assert response.status_code == 200, response.text
+    assert response.headers[HEADER] == names
+    assert live.post(path, body).status_code == 400
 
 
-def test_answers_are_those_without_the_fields_and_known_fields_are_checked() -> None:
-    with running(lenient=True) as live:
-        plain = {"prompt": "hello", "max_tokens": 5}
-        response = live.post(COMPLETIONS, plain)
-        assert HEADER not in response.headers
-        ignoring = live.post(COMPLETIONS, plain | {"frobnicate": {"deep": [1]}})
-        assert [reply.json()["choices"][0]["text"] for reply in (response, ignoring)] == [answer("hello", 5)] * 2
-        assert refused(live, COMPLETIONS, plain | {"frobnicate": 1, "temperature": 3})["param"] == "temperature"
-        assert refused(live, COMPLETIONS, {"frobnicate": 1, "promt": "x"})["message"].startswith(
-            "unknown field 'promt'"
-        )
+def test_answers_are_those_without_the_fields_and_known_fields_are_checked(lenient: Live) -> None:
+    plain = {"prompt": "hello", "max_tokens": 5}
+    response = lenient.post(COMPLETIONS, plain)
+    assert HEADER not in response.headers
+    ignoring = lenient.post(COMPLETIONS, plain | {"frobnicate": {"deep": [1]}})
+    assert [reply.json()["choices"][0]["text"] for reply in (response, ignoring)] == [answer("hello", 5)] * 2
+    assert refused(lenient, COMPLETIONS, plain | {"frobnicate": 1, "temperature": 3})["param"] == "temperature"
+    misspelt = refused(lenient, COMPLETIONS, {"frobnicate": 1, "promt": "x"})["message"]
+    assert misspelt.startswith("unknown field 'promt'")
 
 
-def test_the_header_is_short_and_safe() -> None:
-    with running(lenient=True) as live:
-        odd = {"a\r\nset-cookie: b": 1, "ü" * 100: 2} | {f"field{n}": n for n in range(1000)}
-        names = live.post(COMPLETIONS, {"prompt": "a", "max_tokens": 1, **odd}).headers[HEADER].split(", ")
+def test_the_header_is_short_and_safe(lenient: Live) -> None:
+    odd = {"a\r\nset-cookie: b": 1, "ü" * 100: 2} | {f"field{n}": n for n in range(1000)}
+    names = lenient.post(COMPLETIONS, {"prompt": "a", "max_tokens": 1, **odd}).headers[HEADER].split(", ")
     assert names[0] == "a%0D%0Aset-cookie%3A%20b"
-    assert (len(names), names[-1]) == (MAX_NAMES + 1, "...")
+    assert (len(names), names[-1]) == (MAX_IGNORED + 1, "...")
     assert all(len(name) <= 64 and name.isascii() for name in names)
 
 

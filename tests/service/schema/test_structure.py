@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from service.api.openai.schema import ChatBody
-from service.schema import structure
-from service.schema.structure import Reading, Structure, StructureError
+from service.api.openai.chat import ChatBody
+from service.schema import fields
+from service.schema.fields import Reading, Structure, StructureError
 
 TEXT = st.text(st.sampled_from(list('"\\[]{},:.eE0 aé\n')) | st.characters(exclude_categories=["Cs"]), max_size=8)
 NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
@@ -28,23 +28,24 @@ STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 def test_what_is_outside_strings_is_found_in_slices_of_any_size(value: Any, ascii_only: bool, size: int) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(structure, "SLICE_BYTES", size)
-        assert b"".join(structure._outside_strings(text)) == STRING.sub(b'""', text)
+        patch.setattr(fields, "SLICE_BYTES", size)
+        assert b"".join(fields._outside_strings(text)) == STRING.sub(b'""', text)
 
 
 def listed(item: str, n: int) -> str:
     return f"[{','.join([item] * n)}]"
 
 
+def fields_of(n: int) -> str:
+    return "{" + ",".join(['"a":1'] * n) + "}"
+
+
 EDGES = [
-    (listed("[]", structure.MAX_CONTAINERS - 1), listed("{}", structure.MAX_CONTAINERS), "32769 lists and objects"),
-    *(
-        ("{" + ",".join(['"a":1'] * n) + "}", "{" + ",".join(['"a":1'] * (n + 1)) + "}", "49153 names of fields")
-        for n in [structure.MAX_NAMES]
-    ),
-    (listed('""', structure.MAX_STRINGS), listed('"[\\""', structure.MAX_STRINGS + 1), "quotation marks"),
-    (listed("0.5", structure.MAX_FRACTIONS), listed("1e5", structure.MAX_FRACTIONS + 1), "65537 fractions"),
-    (listed("7", structure.MAX_ELEMENTS + 1), listed("7", structure.MAX_ELEMENTS + 2), "524289 commas"),
+    (listed("[]", 2**15 - 1), listed("{}", 2**15), "32769 lists and objects"),
+    (fields_of(49152), fields_of(49153), "49153 names of fields"),
+    (listed('""', 5 * 2**14), listed('"[\\""', 5 * 2**14 + 1), "quotation marks"),
+    (listed("0.5", 2**16), listed("1e5", 2**16 + 1), "65537 fractions"),
+    (listed("7", 2**19 + 1), listed("7", 2**19 + 2), "524289 commas"),
 ]
 
 

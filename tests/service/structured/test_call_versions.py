@@ -1,4 +1,4 @@
-"""Calls in the style of each Mistral version. Oracle: the tokens that mistral-common writes for the same calls."""
+"""Calls in the style of each Mistral version, against mistral-common, and calls explained to other models."""
 
 import json
 import re
@@ -15,23 +15,27 @@ from hypothesis import strategies as st
 from mistral_common.protocol.instruct.request import ChatCompletionRequest
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
+from model.chat.formats import load_chat
 from model.chat.mistral import CALL_STYLES, MistralChat
 from model.checkpoint.generation_config import GenerationDefaults
 from model.grammar.compiler import Compiler
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
 from model.tokenizers.pieces import bytes_of
-from service.api.openai.schema import ChatBody, ToolsBody
+from service.api.openai.chat import ChatBody, ToolsBody
 from service.api.prompt import chat_request
-from service.generation.served import ServedModel
+from service.generation.request import ServedModel
+from service.schema.tools import Function
 from service.structured.call_reader import CallDelta, CallReader, Piece, gathered
-from service.structured.call_style import STYLES, Style, call_constraint
+from service.structured.call_style import STYLES, Style, call_constraint, explained
 from tests.fakes import IntegerTokenizer, make_info
+from tests.model.chat.published import ANSWER, CALLED, FORMATS, SYSTEM, TOOL, USER, source
 from tests.model.chat.versions import write_directory
 from tests.service.live import FakeChat, Live, running
 
 Json = dict[str, Any]
-FILES = ("spm-v3", "spm-v7", "tekken-v3", "tekken-v7", "tekken-v11", "tekken-v13", "tekken-v15")
+FILES = ("spm-v3", "spm-v7", "tekken-v7", "tekken-v11", "tekken-v15")
+"""Each style, with each kind of tokenizer that has it and reads it in its own way."""
 CITY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}
 TOOLS = [
     {"type": "function", "function": {"name": "weather", "parameters": CITY, "strict": True}},
@@ -270,25 +274,24 @@ def test_a_whole_answer_has_the_calls_of_the_model(speaking: tuple[str, Live]) -
         assert [call["id"] for call in calls] == ["abcdefgh1", "abcdefgh2"]
 
 
-def test_a_stream_has_the_same_calls(speaking: tuple[str, Live]) -> None:
-    style, live = speaking
-    body = {"messages": [{"role": "user", "content": SPOKEN[style]}], "tools": TOOLS}
-    deltas = [chunk["choices"][0]["delta"] for chunk in live.events("/v1/chat/completions", body)]
-    calls: list[Json] = []
-    for part in (call for delta in deltas for call in delta.get("tool_calls", ())):
-        if "id" in part:
-            calls.append({"id": part["id"], "name": part["function"]["name"], "arguments": ""})
-        assert part["index"] == len(calls) - 1
-        calls[-1]["arguments"] += part["function"]["arguments"]
-    assert [(call["name"], call["arguments"]) for call in calls] == [("weather", '{"city": "é"}'), ("time_now", "{}")]
-    if style == "mistral-v11":
-        assert [call["id"] for call in calls] == ["abcdefgh1", "abcdefgh2"]
-    assert "".join(delta.get("content") or "" for delta in deltas) == ("" if style == "mistral-v3" else "Well.")
+@pytest.fixture(scope="module")
+def tokenizer(embedded_files: Path) -> Tokenizer:
+    return load_tokenizer(embedded_files)
 
 
-def test_a_malformed_call_stays_text(speaking: tuple[str, Live]) -> None:
-    _, live = speaking
-    text = "[TOOL_CALLS] is where a call begins"
-    choice = live.chat(text, tools=TOOLS)["choices"][0]
-    assert choice["message"].get("tool_calls") is None
-    assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")
+@pytest.mark.parametrize("name", [name for name, known in FORMATS.items() if known.style is None])
+def test_tools_calls_and_results_reach_the_model(name: str, embedded_files: Path, tokenizer: Tokenizer) -> None:
+    """Also where the template refuses system messages, or wants users and assistants to take turns."""
+    chat = load_chat(embedded_files, tokenizer, source(name))
+    assert chat is not None
+    function = Function.model_validate(TOOL["function"])
+    for messages in (CALLED, [SYSTEM, *CALLED, ANSWER, USER]):
+        text = chat.render(explained(messages, [function]))
+        assert '"name": "weather", "description": "Tells the weather"' in text
+        assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</tool_call>' in text
+        assert "<tool_response>\nsunny\n</tool_response>" in text
+        assert text.count("Be brief.") == messages.count(SYSTEM)
+
+
+def test_styles_of_templates_are_declared() -> None:
+    assert {known.style for known in FORMATS.values() if known.style} <= STYLES.keys()

@@ -65,11 +65,9 @@ def test_every_way_to_ask_passes(live: Live, fields: dict[str, Any], chat: bool)
         ({"guided_regex": "(?=a)b"}, "guided_regex", ["look-around"]),
         ({"guided_json": "{"}, "guided_json", ["not a JSON schema"]),
         ({"guided_json": "[" * 100_000}, "guided_json", ["not a JSON schema"]),
-        ({"guided_json": {"type": "strin"}}, "guided_json", ["strin"]),
         ({"guided_json": {"x-guidance": {"lenient": True}, "not": {}}}, "guided_json", ["x-guidance", "lenient"]),
         ({"guided_json": {"$ref": "http://localhost/x"}}, "guided_json", ["http://localhost/x"]),
         ({"guided_json": {"not": {}, "type": "string"}}, "guided_json", ["not"]),
-        ({"guided_json": {"enum": ["x" * 1000] * 200}}, "guided_json", ["131072", "20"]),
         ({"guided_grammar": "x" * 200_000}, "guided_grammar", ["131072", "200"]),
         ({"guided_grammar": "start: a"}, "guided_grammar", ["cannot be enforced", "a"]),
         ({"guided_choice": ["a"], "ignore_eos": True}, "ignore_eos", ["true", "grammar"]),
@@ -84,21 +82,15 @@ def test_what_is_wrong_is_named(live: Live, fields: dict[str, Any], param: str |
     assert all(word in error["message"] for word in words), error
 
 
-CHAIN = "\n".join(f"r{n}: r{n + 1} | r{n + 2}" for n in range(6000))
-BOMBS = {
-    "states": "start: A\nA: " + " & ".join(f"/(.*a.{{{n}}}b.*)/" for n in range(30)),
-    "loop": 'start: "a" "b" more\nmore: T more T\nT: /b*/',
-    "stack": f'start: r0\n{CHAIN}\nr6000: "a"\nr6001: "b"',
-}
+BOMB = "start: A\nA: " + " & ".join(f"/(.*a.{{{n}}}b.*)/" for n in range(30))
+"""It has 2^30 states. `tests/model/grammar` has bombs of other kinds, `test_trial.py` one too deep for the stack."""
 
 
-@pytest.mark.parametrize("bomb", BOMBS)
-def test_a_bomb_is_refused_and_the_next_grammar_served(live: Live, bomb: str) -> None:
-    """The bombs have 2^30 states, a rule that leads to itself through nothing, or rules too deep for the stack."""
-    error = refused(live, "/v1/completions", {"prompt": "x", "max_tokens": 3, "guided_grammar": BOMBS[bomb]})
+def test_a_bomb_is_refused_and_the_next_grammar_served(live: Live) -> None:
+    error = refused(live, "/v1/completions", {"prompt": "x", "max_tokens": 3, "guided_grammar": BOMB})
     assert error["param"] == "guided_grammar"
     assert "2 s, 64 MiB" in error["message"]
-    assert live.chat("hi", max_tokens=3, guided_choice=[f"after {bomb}"])["usage"]["completion_tokens"] == 3
+    assert live.chat("hi", max_tokens=3, guided_choice=["after"])["usage"]["completion_tokens"] == 3
 
 
 @pytest.mark.parametrize("stream", [True, False])

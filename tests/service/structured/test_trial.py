@@ -11,13 +11,13 @@ import pytest
 
 from model.grammar.client import GrammarProcess
 from model.machine import helper
-from service.structured.trial import Grammars
+from service.structured.constraint import Grammars
 from tests.faults import FAULTS, descriptors, every_fault, failing, offspring
 from tests.service.live import Live, refused
 from tests.waiting import ended, eventually, strike
 
 NUMBERS = count()
-SIGNALS = [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT, signal.SIGPROF]
+SIGNALS = [signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGPROF]
 
 
 def ask(live: Live, form: str | None = None) -> httpx.Response:
@@ -126,7 +126,7 @@ def test_a_process_lost_with_a_form_is_tried_again(
     assert not left
 
 
-@pytest.mark.parametrize(("kind", "code"), FAULTS)
+@pytest.mark.parametrize(("kind", "code"), dict(FAULTS).items())
 def test_every_fault_ends_in_a_served_request_or_a_503(live: Live, kind: str, code: int) -> None:
     before, children = descriptors(), len(offspring())
     for fault in every_fault(kind, code):
@@ -141,7 +141,7 @@ def test_every_fault_ends_in_a_served_request_or_a_503(live: Live, kind: str, co
     assert descriptors() <= before
 
 
-@pytest.mark.parametrize(("kind", "code"), FAULTS[:5])
+@pytest.mark.parametrize(("kind", "code"), dict(FAULTS[:5]).items())
 def test_as_long_as_nothing_can_start_every_form_is_a_503(live: Live, kind: str, code: int) -> None:
     without_process(live)
     with failing(kind, code, lasting=True):

@@ -1,27 +1,76 @@
-"""`POST /tokenize`, `POST /detokenize` and `POST /apply-template`, in the shapes of vLLM and of llama.cpp's server, and
-vLLM's `GET /tokenizer_info`.
-
-Each `POST` counts as a request in flight.
-"""
+"""`/tokenize`, `/detokenize`, `/apply-template` and `/tokenizer_info`, in the shapes of vLLM and llama.cpp's server."""
 
 from collections.abc import Sequence
 from functools import partial
 
 from fastapi import Request
+from pydantic import Field
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from model.sampling_params import check_ids
 from model.tokenizers.base import Tokenizer
 from service.api.answering import computed_response
-from service.api.examples import HELLO
 from service.api.prompt import Chat, check_roles, conversation, encode_chat, encode_text, of_chat, on_thread
-from service.api.routes import get, json_response, post
-from service.api.tokens.schema import ApplyTemplateBody, DetokenizeBody, TokenizeBody
+from service.api.routes import HELLO, get, json_response, post
 from service.errors.errors import InvalidRequest
-from service.generation.served import ServedModel
+from service.generation.request import ServedModel
 from service.images.images import DecodedImage
-from service.schema.conversation import Message, plain_messages
+from service.schema.conversation import Message, TemplateBody, plain_messages
+from service.schema.fields import MAX_ITEMS, Items, ModelBody, TokenIds, only, optional
+from service.schema.tools import OfferBody
+
+
+class ApplyTemplateBody(ModelBody, TemplateBody, OfferBody):
+    """`POST /apply-template`."""
+
+    harmless = only(chat_template=())
+    messages: Items[Message] = Field(max_length=MAX_ITEMS, description="At least one.")
+
+    def check(self) -> None:
+        if not self.messages:
+            raise InvalidRequest("messages must not be empty", param="messages")
+        self.check_continuation(self.messages)
+        self.calls  # noqa: B018 - it raises
+
+
+class TokenizeBody(ModelBody, TemplateBody, OfferBody):
+    """`POST /tokenize`: a prompt as completions take it, or messages as chat takes them."""
+
+    harmless = only(**ApplyTemplateBody.harmless, parse_special=(True,))
+    prompt: str | None = optional("A text. A request has one of `prompt`, `content` and `messages`.")
+    content: str | None = optional("A text, as in llama.cpp's server: `add_special` replaces `add_special_tokens`.")
+    messages: Items[Message] | None = optional("At least one.", max_length=MAX_ITEMS)
+    add_special_tokens: bool | None = optional("Adds the model's begin token before the prompt. Default: true.")
+    add_special: bool | None = optional("Adds the model's begin token before the content. Default: false.")
+    return_token_strs: bool | None = optional("The answer also has `token_strs`, the name of each token.")
+    with_pieces: bool | None = optional(
+        "Each of `tokens` is an object with its id and its text. A piece that is not UTF-8 is a list of bytes."
+    )
+
+    def check(self) -> None:
+        if [self.prompt, self.content, self.messages].count(None) != 2:
+            raise InvalidRequest("send one of prompt, content and messages", param="prompt")
+        if self.messages is not None and not self.messages:
+            raise InvalidRequest("messages must not be empty", param="messages")
+        if self.messages is not None and self.add_special_tokens:
+            message = "add_special_tokens is not supported with messages: the chat format adds its own"
+            raise InvalidRequest(message, param="add_special_tokens")
+        if self.add_special is not None and self.content is None:
+            raise InvalidRequest("add_special needs content", param="add_special")
+        if self.add_special_tokens is not None and self.content is not None:
+            raise InvalidRequest("content takes add_special, not add_special_tokens", param="content")
+        for name in (*TemplateBody.model_fields, *OfferBody.model_fields):
+            if self.messages is None and getattr(self, name) not in (None, []):
+                raise InvalidRequest(f"{name} needs messages", param=name)
+        self.check_continuation(self.messages or [])
+        self.calls  # noqa: B018 - it raises
+
+
+class DetokenizeBody(ModelBody):
+    """`POST /detokenize`."""
+
+    tokens: TokenIds = Field(description="Token ids, at most as many as the context holds.")
 
 
 class TokenPiece(TypedDict):
@@ -62,23 +111,7 @@ class TokenizerInfo(TypedDict):
     chat_template: str | None
 
 
-TOKENIZED: Tokenized = {"count": 1, "max_model_len": 8192, "tokens": [19556], "token_strs": None}
-HELLO_PIECE: TokenPiece = {"id": 19556, "piece": "Hello"}
-PIECES: Tokenized = {**TOKENIZED, "tokens": [HELLO_PIECE]}
-INFO: TokenizerInfo = {
-    "tokenizer_class": "HuggingFaceTokenizer",
-    "vocab_size": 49152,
-    "model_max_length": 8192,
-    "add_bos_token": False,
-    "bos_token": "<|im_start|>",
-    "eos_token": "<|im_end|>",
-    "pad_token": None,
-    "chat_template": "{% for message in messages %}...{% endfor %}",
-}
-TEMPLATE: AppliedTemplate = {"prompt": "<|im_start|>user\nSay hello.<|im_end|>\n<|im_start|>assistant\n"}
-
-
-@post("/tokenize", body=TokenizeBody, request={"prompt": "Hello"}, answer=Tokenized, answers=(TOKENIZED, PIECES))
+@post("/tokenize", body=TokenizeBody, request={"prompt": "Hello"}, answer=Tokenized)
 async def tokenize(request: Request, body: TokenizeBody) -> Response:
     """Tokenize a prompt or a conversation"""
 
@@ -96,7 +129,6 @@ async def tokenize(request: Request, body: TokenizeBody) -> Response:
     body=DetokenizeBody,
     request={"tokens": [19556]},
     answer=Detokenized,
-    answers=({"prompt": "Hello", "content": "Hello"},),
 )
 async def detokenize(request: Request, body: DetokenizeBody) -> Response:
     """Turn token ids into text"""
@@ -108,14 +140,13 @@ async def detokenize(request: Request, body: DetokenizeBody) -> Response:
     body=ApplyTemplateBody,
     request={"messages": HELLO},
     answer=AppliedTemplate,
-    answers=(TEMPLATE,),
 )
 async def apply_template(request: Request, body: ApplyTemplateBody) -> Response:
     """Render messages with the chat template"""
     return await computed_response(request, body.model, on_thread(lambda served: rendered(body, served)))
 
 
-@get("/tokenizer_info", answer=TokenizerInfo, answers=(INFO,))
+@get("/tokenizer_info", answer=TokenizerInfo)
 async def tokenizer_info(request: Request) -> Response:
     """Describe the tokenizer, with its special tokens and the chat template"""
     return json_response(info_of(request.app.state.noria.admission.require()))
@@ -137,16 +168,13 @@ def info_of(served: ServedModel) -> TokenizerInfo:
 
 
 def described(tokens: list[int], body: TokenizeBody, served: ServedModel) -> Tokenized:
+    pieces: list[TokenPiece] = [{"id": token, "piece": piece(token, served.tokenizer)} for token in tokens]
     return {
         "count": len(tokens),
         "max_model_len": served.info.max_model_len,
-        "tokens": pieces(tokens, served.tokenizer) if body.with_pieces else tokens,
+        "tokens": pieces if body.with_pieces else tokens,
         "token_strs": [served.tokenizer.name(token) for token in tokens] if body.return_token_strs else None,
     }
-
-
-def pieces(tokens: list[int], tokenizer: Tokenizer) -> list[TokenPiece]:
-    return [{"id": token, "piece": piece(token, tokenizer)} for token in tokens]
 
 
 def piece(token: int, tokenizer: Tokenizer) -> str | list[int]:

@@ -1,15 +1,20 @@
-"""The OpenAPI document of what the routes declare."""
+"""`GET /openapi.json`: the OpenAPI document of what the routes declare."""
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
+import orjson
+from fastapi import Request
 from pydantic import TypeAdapter
+from starlette.responses import Response
 from starlette.routing import compile_path
+from typing_extensions import TypedDict
 
 from service import version
-from service.api.routes import Route
-from service.errors.errors import ApiError
+from service.api.routes import Route, get
 from service.errors.statuses import STATUSES
 
 Json = dict[str, Any]
@@ -95,7 +100,7 @@ def _security(route: Route) -> list[Json]:
 
 
 def _answers(route: Route, schemas: Mapping[Any, Json]) -> Json:
-    content: Json = {route.media_type: _content(schemas[route.answer], route.answers)}
+    content: Json = {route.media_type: {"schema": schemas[route.answer]}}
     if route.streams:
         content["text/event-stream"] = {"schema": EVENT}
     named = (
@@ -110,8 +115,7 @@ def _answers(route: Route, schemas: Mapping[Any, Json]) -> Json:
 def _errors(route: Route, schemas: Mapping[Any, Json]) -> Json:
     """The responses of errors."""
     dialect = route.policy.dialect
-    example = dialect.write(ApiError("what was wrong, the value and the limit"))
-    content = {"application/json": _content(schemas[dialect.answer], (example,))}
+    content = {"application/json": {"schema": schemas[dialect.answer]}}
     return {
         str(status): {
             "description": found.cause,
@@ -138,6 +142,20 @@ def _headers(*names: str) -> Json:
     return {name: {"description": HEADERS[name][1], "schema": {"type": HEADERS[name][0]}} for name in names}
 
 
-def _content(schema: Json, examples: Sequence[Any]) -> Json:
-    named = {f"example {number}": {"value": example} for number, example in enumerate(examples, 1)}
-    return {"schema": schema, **({"examples": named} if named else {})}
+class Document(TypedDict):
+    openapi: str
+    info: dict[str, Any]
+    paths: dict[str, Any]
+    components: dict[str, Any]
+
+
+@get("/openapi.json", answer=Document)
+async def openapi(request: Request) -> Response:
+    """Describe every route"""
+    content = await asyncio.to_thread(_rendered, request.app.state.routes, request.app.state.noria.settings.root_path)
+    return Response(content, media_type="application/json")
+
+
+@lru_cache(maxsize=1)
+def _rendered(routes: tuple[Route, ...], prefix: str | None) -> bytes:
+    return orjson.dumps(document(routes, prefix))

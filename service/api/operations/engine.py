@@ -1,48 +1,28 @@
-"""`GET` and `DELETE /v1/requests/{id}`."""
+"""What operators see of the engine: requests in flight by id, live events, and metrics for Prometheus."""
+
+import asyncio
+from contextlib import ExitStack
 
 from fastapi import Request
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
-from service.access.policy import Policy
-from service.access.record import RequestRecord
+from service.access.record import Policy, RequestRecord
 from service.api.admission import State
 from service.api.routes import get, json_response
 from service.engine.mailbox import EngineDied, EngineUnavailable
 from service.engine.picture import Picture
 from service.errors.errors import RequestNotFound
+from service.http.sse import EventStream
+from service.observe.view.event import EngineEvent
 from service.observe.view.facts import Cancellation, RequestFacts, ended_facts, live_facts
 from service.observe.view.requests import LiveRequest
 
 QUIET = Policy(quiet=True)
 """A key at its limit of requests may still ask about them and cancel them."""
-WAITING: RequestFacts = {
-    "id": "job-17",
-    "object": "request",
-    "path": "/v1/chat/completions",
-    "state": "waiting",
-    "age_seconds": 1.204,
-    "prompt_tokens": 310,
-    "cached_tokens": None,
-    "generated_tokens": 0,
-    "place": 3,
-    "reason": "sequences",
-    "start": {"seconds": 4.1},
-    "outcome": None,
-    "choices": [
-        {
-            "index": 0,
-            "state": "waiting",
-            "place": 3,
-            "reason": "sequences",
-            "computed_tokens": 0,
-            "generated_tokens": 0,
-        }
-    ],
-    "same_id": 1,
-}
 
 
-@get("/v1/requests/{id}", answer=RequestFacts, answers=(WAITING,), policy=QUIET)
+@get("/v1/requests/{id}", answer=RequestFacts, policy=QUIET)
 async def request_facts(request: Request) -> Response:
     """Show the state of a request in flight
 
@@ -62,7 +42,6 @@ async def request_facts(request: Request) -> Response:
     "/v1/requests/{id}",
     methods=("DELETE",),
     answer=Cancellation,
-    answers=({"id": "job-17", "object": "request.cancelled", "cancelled": 1},),
     policy=QUIET,
 )
 async def cancel_request(request: Request) -> Response:
@@ -93,3 +72,24 @@ async def _picture(state: State, live: LiveRequest) -> Picture:
         return await state.requests.look({choice.mailbox.id for choice in live.generation.choices})
     except (EngineUnavailable, EngineDied):
         return Picture()
+
+
+@get("/v1/engine/events", answer=EngineEvent, policy=Policy(quiet=True), endless=True)
+async def engine_events(request: Request) -> Response:
+    """Send the state of the engine, at most ten times a second
+
+    Server-sent events named `engine`. They have no text, no token ids and no names of keys.
+    """
+    state: State = request.app.state.noria
+    record: RequestRecord = request.scope["noria.record"]
+    with ExitStack() as stack:
+        stack.enter_context(state.feed.listening(record.tenant))
+        never = asyncio.get_running_loop().create_future()  # the feed itself ends with the drain
+        return EventStream(state.feed.frames(), stack.pop_all(), never, state.feed.framing)
+
+
+@get("/metrics", answer=str, policy=Policy(quiet=True))
+async def metrics(request: Request) -> Response:
+    """Report metrics as Prometheus reads them"""
+    state: State = request.app.state.noria
+    return Response(state.metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})

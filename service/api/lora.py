@@ -1,25 +1,47 @@
-"""`POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as in vLLM."""
+"""`POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as in vLLM: adapters may change at any time."""
 
 import asyncio
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from os.path import realpath
 from pathlib import Path
 from typing import Literal
 
 from fastapi import Request
+from pydantic import Field
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from model.errors import ModelError, quoted
 from service.access.record import RequestRecord
 from service.api.admission import State
-from service.api.examples import MODEL
-from service.api.lora.schema import LoadBody, UnloadBody
 from service.api.routes import json_response, post
-from service.errors.errors import AdapterExists, AdapterNotFound, Forbidden, InvalidRequest
+from service.errors.errors import AdapterExists, Forbidden, InvalidRequest
 from service.http.sse import while_connected
+from service.schema.fields import Body, only
+from service.settings import MAX_ADAPTER_NAME, adapter_name_problem
+
+MAX_PATH = 4096
+NAME = f"The adapter's name, the `model` of requests that use it: up to {MAX_ADAPTER_NAME} printable characters."
+PATH = "The adapter's directory, below `--lora-dir`. It may be relative to that."
+
+
+class UnloadBody(Body):
+    """`POST /v1/unload_lora_adapter`."""
+
+    harmless = only(lora_int_id=())
+    lora_name: str = Field(description=NAME)
+
+    def check(self) -> None:
+        if (problem := adapter_name_problem(self.lora_name)) is not None:
+            raise InvalidRequest(f"lora_name: {problem}", param="lora_name")
+
+
+class LoadBody(UnloadBody):
+    """`POST /v1/load_lora_adapter`."""
+
+    harmless = only(load_inplace=(False,))
+    lora_path: str = Field(description=PATH, min_length=1, max_length=MAX_PATH)
+
 
 log = logging.getLogger("noria.lora")
 
@@ -39,16 +61,11 @@ class UnloadedAdapter(TypedDict):
     object: Literal["lora.unloaded"]
 
 
-LOADED: LoadedAdapter = {"id": "sql", "object": "lora.adapter", "parent": MODEL}
-UNLOADED: UnloadedAdapter = {"id": "sql", "object": "lora.unloaded"}
-
-
 @post(
     "/v1/load_lora_adapter",
     body=LoadBody,
     request={"lora_name": "sql", "lora_path": "sql"},
     answer=LoadedAdapter,
-    answers=(LOADED,),
     refusals=(409,),
 )
 async def load(request: Request, body: LoadBody) -> Response:
@@ -59,14 +76,13 @@ async def load(request: Request, body: LoadBody) -> Response:
     state: State = request.app.state.noria
     directory, served = _allowed(request), state.admission.require()
     found = await asyncio.to_thread(path_inside, directory, body.lora_path)  # its disk may be slow
-    with naming_field():
-        if body.lora_name in served.names:
-            raise AdapterExists(body.lora_name)
-        loading = state.admission.adapters.load(body.lora_name, found)
-        try:
-            await while_connected(request.receive, state.admission.expired, loading)
-        except ModelError as error:
-            raise InvalidRequest(str(error), param="lora_path", code="adapter_refused") from error
+    if body.lora_name in served.names:
+        raise AdapterExists(body.lora_name)
+    loading = state.admission.adapters.load(body.lora_name, found)
+    try:
+        await while_connected(request.receive, state.admission.expired, loading)
+    except ModelError as error:
+        raise InvalidRequest(str(error), param="lora_path", code="adapter_refused") from error
     _note(request, "adapter loaded", body.lora_name)
     answer: LoadedAdapter = {"id": body.lora_name, "object": "lora.adapter", "parent": served.names[0]}
     return json_response(answer)
@@ -77,7 +93,6 @@ async def load(request: Request, body: LoadBody) -> Response:
     body=UnloadBody,
     request={"lora_name": "sql"},
     answer=UnloadedAdapter,
-    answers=(UNLOADED,),
 )
 async def unload(request: Request, body: UnloadBody) -> Response:
     """Unload a LoRA adapter
@@ -87,21 +102,10 @@ async def unload(request: Request, body: UnloadBody) -> Response:
     state: State = request.app.state.noria
     _allowed(request)
     state.admission.require()
-    with naming_field():
-        state.admission.adapters.unload(body.lora_name)
+    state.admission.adapters.unload(body.lora_name)
     _note(request, "adapter unloaded", body.lora_name)
     answer: UnloadedAdapter = {"id": body.lora_name, "object": "lora.unloaded"}
     return json_response(answer)
-
-
-@contextmanager
-def naming_field() -> Iterator[None]:
-    """Name the field in errors about the adapter's name."""
-    try:
-        yield
-    except (AdapterExists, AdapterNotFound) as error:
-        error.param = "lora_name"
-        raise
 
 
 def _note(request: Request, what: str, name: str) -> None:

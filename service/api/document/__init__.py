@@ -1,1 +1,0 @@
-"""The OpenAPI document, and the table of fields in the documentation, made from the routes."""

@@ -1,0 +1,145 @@
+"""`POST /v1/embeddings`: prompts whose hidden states are pooled. The vectors have length 1."""
+
+import base64
+import math
+import struct
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import orjson
+from fastapi import Request
+from pydantic import Field
+from starlette.responses import Response
+from typing_extensions import TypedDict
+
+from model.sampling_params import SamplingParams
+from service.access.record import Policy
+from service.api.answering import submit, whole_response
+from service.api.prompt import check_prompt, encode_text, on_thread
+from service.api.routes import post
+from service.engine.messages import Submit
+from service.errors.errors import InvalidRequest
+from service.generation.choice import Delta
+from service.generation.request import ModelRequest, Prompt, ServedModel, Timings, Usage
+from service.schema.fields import MAX_PROMPTS, ModelBody, Prompts, check_prompts, listed, only, optional
+from service.schema.generation import MAX_USER
+
+
+class EmbeddingsBody(ModelBody):
+    """`POST /v1/embeddings`."""
+
+    harmless = only(
+        add_special_tokens=(True,),
+        embed_dtype=("float32",),
+        endianness=("little",),
+        normalize=(True,),
+        priority=(0,),
+        truncate_prompt_tokens=(),
+    )
+    input: Prompts = Field(description=f"A string or token ids, or a list of up to {MAX_PROMPTS} of either.")
+    encoding_format: Literal["float", "base64"] | None = optional(
+        "`float`: a list of numbers; `base64`: the bytes of little-endian float32 numbers. Default: float."
+    )
+    dimensions: int | None = optional(
+        "The number of values in an embedding. It must equal the model's own.", ge=1, le=2**31 - 1
+    )
+    pooling: Literal["mean", "last"] | None = optional(
+        "The mean of the hidden states of all tokens, or the last token's hidden state. Default: mean."
+    )
+    user: str | None = optional("The end user. The log has a hash of it.", max_length=MAX_USER)
+
+    @property
+    def end_user(self) -> str | None:
+        return self.user
+
+    def check(self) -> None:
+        check_prompts("input", listed(self.input))
+
+
+def embeddings_request(body: EmbeddingsBody, served: ServedModel) -> ModelRequest:
+    """Tokenizes: not for the event loop. Raises ParameterError or InvalidRequest."""
+    if body.dimensions not in (None, served.info.dim):
+        message = f"dimensions must be {served.info.dim}, the width of this model, got {body.dimensions}"
+        raise InvalidRequest(message, param="dimensions")
+    params = SamplingParams(max_tokens=0, embed=body.pooling or "mean")
+    return ModelRequest(tuple(_prompt(item, params, served) for item in listed(body.input)))
+
+
+def _prompt(item: str | list[int], params: SamplingParams, served: ServedModel) -> Prompt:
+    tokens = encode_text(served, item, param="input") if isinstance(item, str) else item
+    check_prompt(tokens, 0, served, "input")
+    return Prompt(Submit(0, tokens, params, adapter=served.adapter_number))
+
+
+class Embedding(TypedDict):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(TypedDict):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(TypedDict):
+    """The answer of `POST /v1/embeddings`."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingShape:
+    """Writes the whole answer of a request for embeddings."""
+
+    model: str
+    base64: bool
+
+    def whole(self, parts: Sequence[Delta], usage: Usage, timings: Timings) -> EmbeddingList:
+        return {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "index": index, "embedding": self._written(delta.embedding)}
+                for index, delta in enumerate(parts)
+            ],
+            "model": self.model,
+            "usage": {"prompt_tokens": usage.prompt, "total_tokens": usage.prompt},
+            "timings": timings,
+        }
+
+    def _written(self, embedding: Sequence[float]) -> list[float] | str:
+        """The vector; both encodings hold the same float32 values.
+
+        orjson encodes each list at once. A thousand Python lists of numbers would block the interpreter later.
+        """
+        length = math.hypot(*embedding) or 1.0
+        layout = f"<{len(embedding)}f"
+        data = struct.pack(layout, *(value / length for value in embedding))
+        if self.base64:
+            return base64.b64encode(data).decode()
+        return cast("list[float]", orjson.Fragment(orjson.dumps(struct.unpack(layout, data))))
+
+
+@post(
+    "/v1/embeddings",
+    body=EmbeddingsBody,
+    request={"input": "A noria."},
+    answer=EmbeddingList,
+    policy=Policy(operation="embeddings"),
+)
+async def embeddings(request: Request, body: EmbeddingsBody) -> Response:
+    """Embed one or more texts
+
+    An embedding is the pooled hidden state of a text, scaled to length 1.
+    """
+    make = on_thread(lambda served: embeddings_request(body, served))
+    with ExitStack() as stack:
+        served, generation = await submit(stack, request, body, make)
+        shape = EmbeddingShape(body.model or served.names[0], body.encoding_format == "base64")
+        return await whole_response(request, generation, shape.whole)

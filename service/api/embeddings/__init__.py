@@ -1,1 +1,0 @@
-"""Embeddings: prompts whose hidden states are pooled instead of continued."""

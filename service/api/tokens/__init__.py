@@ -1,1 +1,0 @@
-"""Endpoints that turn text or messages into token ids and back."""
