@@ -6,7 +6,7 @@ here and its step in `model/step/logits.py` or `model/step/distribution.py`. The
 in `service/engine/scheduling/sequence.py`. A parameter that nothing implements stops runner or scheduler at the start.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass, field, fields
 from enum import Enum, auto
 from functools import cached_property
@@ -116,10 +116,7 @@ class SamplingParams:
     """
 
     temperature: float = parameter(
-        1.0,
-        Stage.DISTRIBUTION,
-        (0.0, 2.0),
-        "0 is greedy. Default: the model's own value, or 1.",
+        1.0, Stage.DISTRIBUTION, (0.0, 2.0), "0 is greedy. Default: the model's own value, or 1."
     )
     top_p: float = parameter(
         1.0,
@@ -208,18 +205,9 @@ class SamplingParams:
                 "min_tokens", f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}"
             )
         _check_stops(self.stop)
-        if len(self.stop_token_ids) > MAX_STOP_TOKENS:
-            raise ParameterError(
-                "stop_token_ids",
-                f"stop_token_ids takes at most {MAX_STOP_TOKENS} ids, the model's end tokens among them, "
-                f"got {len(self.stop_token_ids)}",
-            )
+        _check_length("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKENS, "ids, the model's end tokens among them")
         _check_bias(self.logit_bias)
-        if len(self.allowed_token_ids) > MAX_ALLOWED_TOKENS:
-            raise ParameterError(
-                "allowed_token_ids",
-                f"allowed_token_ids takes at most {MAX_ALLOWED_TOKENS} ids, got {len(self.allowed_token_ids)}",
-            )
+        _check_length("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKENS, "ids")
         if self.grammar is not None:
             self._check_grammar(self.grammar)
         if self.embed is not None and (self.embed not in POOLINGS or self.max_tokens):
@@ -288,9 +276,13 @@ def check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
             raise ParameterError(name, f"{name} has token id {quoted(token)}, the vocabulary is 0..{vocab_size - 1}")
 
 
+def _check_length(name: str, values: Sized, most: int, words: str) -> None:
+    if len(values) > most:
+        raise ParameterError(name, f"{name} takes at most {most} {words}, got {len(values)}")
+
+
 def _check_stops(stops: tuple[str, ...]) -> None:
-    if len(stops) > MAX_STOPS:
-        raise ParameterError("stop", f"stop takes at most {MAX_STOPS} strings, got {len(stops)}")
+    _check_length("stop", stops, MAX_STOPS, "strings")
     for stop in stops:
         if not 1 <= len(stop) <= MAX_STOP_CHARS:
             raise ParameterError(
@@ -299,8 +291,7 @@ def _check_stops(stops: tuple[str, ...]) -> None:
 
 
 def _check_bias(bias: tuple[tuple[int, float], ...]) -> None:
-    if len(bias) > MAX_BIASED_TOKENS:
-        raise ParameterError("logit_bias", f"logit_bias takes at most {MAX_BIASED_TOKENS} tokens, got {len(bias)}")
+    _check_length("logit_bias", bias, MAX_BIASED_TOKENS, "tokens")
     for token, value in bias:
         if not -BIAS_LIMIT <= value <= BIAS_LIMIT:
             raise ParameterError(

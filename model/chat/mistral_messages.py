@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from model.chat.reasoning import PARTS
+from model.chat.reasoning import PARTS, check_thought
 from model.errors import ParameterError
 
 Known = Mapping[str, Any]
@@ -19,21 +19,12 @@ def fitted(messages: Sequence[Known], version: str, *, thinks: bool) -> list[dic
     Raises ParameterError("messages") for thinking parts that the version does not have.
     """
     for index, message in enumerate(messages):
-        _check_parts(message, index, version, thinks=thinks)
+        allowed = thinks if message["role"] == "assistant" else version in SYSTEM_THOUGHTS
+        check_thought(message, index, f"this model's tokenizer {version}", allowed=allowed)
     shown = [_with_images(message) for message in messages]
     told = _with_functions(shown) if version == "v2" else _without_names(shown)
     told = _with_late_systems(told)
     return _with_calls_alone(told) if version in CALLS_OR_TEXT else told
-
-
-def _check_parts(message: Known, index: int, version: str, *, thinks: bool) -> None:
-    has_thought = any(part["type"] == "thinking" for part in message.get(PARTS, ()))
-    if has_thought and not (thinks if message["role"] == "assistant" else version in SYSTEM_THOUGHTS):
-        raise ParameterError(
-            "messages",
-            f"messages[{index}] of role {message['role']} has a thinking part, which this model's tokenizer {version} "
-            "cannot write there: send it as text, or leave it out",
-        )
 
 
 def _with_images(message: Known) -> Known:

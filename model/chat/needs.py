@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 from model.chat.conversation import Message
 from model.chat.images import IMAGE
-from model.chat.reasoning import EFFORT, EFFORTS, PARTS
+from model.chat.reasoning import EFFORT, EFFORTS, PARTS, check_thought
 from model.chat.template import FAULTS
-from model.errors import ParameterError
 
 Render = Callable[..., str]
 USER = {"role": "user", "content": "Hello"}
@@ -62,13 +61,8 @@ class Needs(NamedTuple):
     def fitted(self, messages: Sequence[Message]) -> list[Message]:
         """The messages as the template takes them. Raises ParameterError("messages") for parts that it cannot write."""
         for index, message in enumerate(messages):
-            thinks = any(part["type"] == "thinking" for part in message.get(PARTS, ()))
-            if thinks and not (self.system_thoughts and message["role"] == "system"):
-                raise ParameterError(
-                    "messages",
-                    f"messages[{index}] of role {message['role']} has a thinking part, which this model's chat "
-                    "template cannot write there: send it as text, or leave it out",
-                )
+            allowed = self.system_thoughts and message["role"] == "system"
+            check_thought(message, index, "this model's chat template", allowed=allowed)
         fitted = _merged(messages) if self.merged_system else messages
         fitted = [self._with_images(message) for message in fitted]
         return [*map(_with_text_arguments, fitted)] if self.text_arguments else fitted

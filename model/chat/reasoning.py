@@ -59,6 +59,16 @@ def has_tokens(tokenizer: Tokenizer) -> bool:
 # Thoughts in messages
 
 
+def check_thought(message: Mapping[str, Any], index: int, writer: str, *, allowed: bool) -> None:
+    """Raise ParameterError("messages") for a thinking part in a message, unless `writer` can write it there."""
+    if not allowed and any(part["type"] == "thinking" for part in message.get(PARTS, ())):
+        raise ParameterError(
+            "messages",
+            f"messages[{index}] of role {message['role']} has a thinking part, which {writer} cannot write there: send "
+            "it as text, or leave it out",
+        )
+
+
 def way_of_template(source: str, style: str | None) -> Way | None:
     """How a template takes the thought of an earlier answer; None if it takes none."""
     if THOUGHT in source:

@@ -5,10 +5,8 @@ A grammar is a text: Lark with llguidance's extensions, or JSON, `{"grammars": [
 consumes tokens and computes the mask of the tokens that may come next.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import cache, partial
-from threading import Lock
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING
 
 from model.errors import ParameterError
@@ -94,17 +92,11 @@ class CompiledGrammars:
 
     def __init__(self, compiler: Compiler) -> None:
         self._compiler = compiler
-        self._compiled: OrderedDict[str, Matcher | ParameterError] = OrderedDict()
-        self._lock = Lock()
+        self._compiled = lru_cache(MAX_COMPILED)(self._compile)
 
     def matcher(self, grammar: str) -> Matcher:
         """A matcher at the start, to be copied. Raises ParameterError. Compilation does not block other threads."""
-        found = self._compiled.get(grammar) or self._compile(grammar)
-        with self._lock:
-            self._compiled[grammar] = found
-            self._compiled.move_to_end(grammar)
-            if len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
+        found = self._compiled(grammar)
         if isinstance(found, ParameterError):
             raise found
         return found

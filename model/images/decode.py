@@ -9,10 +9,9 @@ from contextlib import suppress
 from functools import partial
 from io import BytesIO
 
-from PIL import Image
-from PIL.ExifTags import Base
+from PIL import Image, ImageOps
 from PIL.GifImagePlugin import GifImageFile
-from PIL.Image import Resampling, Transpose
+from PIL.Image import Resampling
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
@@ -22,16 +21,6 @@ from model.image_spans import ImageFormat
 from model.images.sizes import Pixels, grid
 
 FORMATS = [plugin.format for plugin in (PngImageFile, JpegImageFile, WebPImageFile, GifImageFile)]
-TRANSPOSITIONS = {
-    2: Transpose.FLIP_LEFT_RIGHT,
-    3: Transpose.ROTATE_180,
-    4: Transpose.FLIP_TOP_BOTTOM,
-    5: Transpose.TRANSPOSE,
-    6: Transpose.ROTATE_270,
-    7: Transpose.TRANSVERSE,
-    8: Transpose.ROTATE_90,
-}
-"""EXIF's orientation -> what brings the image upright."""
 DEEP = "I;16"
 """Pillow's mode of grey with 16 bits."""
 BIT_DEPTH = 24
@@ -54,7 +43,9 @@ def decode(
         with _open(data, max_pixels) as image:
             on_size(image.width * image.height)
             image.load()
-            upright = _upright(_rgb(image), _orientation(image))
+            with suppress(Exception):  # damaged EXIF data are no reason to refuse the pixels
+                ImageOps.exif_transpose(image, in_place=True)
+            upright = _rgb(image)
     except (ImageError, MemoryError):
         raise
     except Exception as error:  # Pillow's readers raise errors of many types for damaged data
@@ -115,15 +106,3 @@ def _eight_bits(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
     wide, hidden = image.convert("I"), image.info.get("transparency")
     alpha = None if hidden is None else wide.point([255 * (value != hidden) for value in range(2**16)], "L")
     return wide.point(HIGH_BYTES, "L"), alpha
-
-
-def _orientation(image: Image.Image) -> int:
-    """EXIF's orientation, 1 (upright) if the image has none that can be read."""
-    with suppress(Exception):  # damaged EXIF data are no reason to refuse the pixels
-        return int(image.getexif().get(Base.Orientation, 1))
-    return 1
-
-
-def _upright(image: Image.Image, orientation: int) -> Image.Image:
-    transposition = TRANSPOSITIONS.get(orientation)
-    return image if transposition is None else image.transpose(transposition)

@@ -139,25 +139,15 @@ def _top_k(logits: Tensor, slices: Sequence[Slice]) -> None:
 def _top_p(logits: Tensor, slices: Sequence[Slice]) -> None:
     """Hide all but the smallest set of likeliest tokens whose probabilities reach `top_p`, ties by id.
 
-    Weights are added as integers: the sums have the same bits in any order, beside any other rows. Most rows reach the
-    share within few tokens. On a CPU, only the other rows are searched deeper.
+    Weights are added as integers: the sums have the same bits in any order, beside any other rows.
     """
     share = column([item.params.top_p for item in slices], logits.device, torch.float64)
     wanted = (share * _units(logits).sum(dim=-1, keepdim=True)).ceil_()  # [n, 1]
-    cut, counts = torch.empty_like(logits[:, :1]), torch.empty_like(wanted, dtype=torch.int64)
-    rows = torch.arange(len(slices), device=logits.device)
-    depth = 64 if logits.device.type == "cpu" else logits.shape[1]
-    while True:
-        depth = min(depth, logits.shape[1])
-        best = (logits if len(rows) == len(logits) else logits[rows]).topk(depth, dim=-1).values
-        reached = _units(best).cumsum(dim=-1) >= wanted[rows]  # [rows, depth]
-        reached[:, -1] |= depth == logits.shape[1]
-        last = reached.int().argmax(dim=-1, keepdim=True)
-        cut[rows], counts[rows] = best.gather(1, last), last + 1
-        if depth == logits.shape[1] or not len(rows := rows[~reached[:, -1]]):
-            break
-        depth *= 16
-    _keep(logits, cut, counts)
+    ordered = logits.sort(dim=-1, descending=True).values
+    reached = _units(ordered).cumsum(dim=-1) >= wanted
+    reached[:, -1] = True
+    last = reached.int().argmax(dim=-1, keepdim=True)
+    _keep(logits, ordered.gather(1, last), last + 1)
 
 
 def _units(logits: Tensor) -> Tensor:
@@ -167,12 +157,9 @@ def _units(logits: Tensor) -> Tensor:
 
 def _keep(logits: Tensor, cut: Tensor, counts: Tensor) -> None:
     """Hide all but the `counts` [n, 1] greatest logits of each row. The least of them is cut [n, 1]; ties by id."""
-    hidden = logits < cut
-    if logits.device.type != "cpu" or ((~hidden).sum(dim=-1) > counts[:, 0]).any():  # ties at the cut
-        equal = logits == cut
-        places = counts - (logits > cut).sum(dim=-1, keepdim=True)
-        hidden |= equal & (equal.cumsum(dim=-1) > places)
-    logits.masked_fill_(hidden, HIDDEN)
+    equal = logits == cut
+    places = counts - (logits > cut).sum(dim=-1, keepdim=True)
+    logits.masked_fill_((logits < cut) | (equal & (equal.cumsum(dim=-1) > places)), HIDDEN)
 
 
 DISTRIBUTION_STEPS = (

@@ -64,8 +64,8 @@ def sample(logits: Tensor, slices: Sequence[Slice], last: Sequence[SamplingStep]
     return Sampled(tokens, {row: place for place, row in enumerate(wanted)}, scored)
 
 
-NEEDS_PYTORCH = {name for name, row in PARAMETERS.items() if row.stage in (Stage.LOGITS, Stage.DISTRIBUTION)} - COMPILED
-NEEDS_PYTORCH |= {"logprobs"}
+CHOICE = {name for name, row in PARAMETERS.items() if row.stage in (Stage.LOGITS, Stage.DISTRIBUTION)} | {"logprobs"}
+NEEDS_PYTORCH = CHOICE - COMPILED
 """Parameters that the compiled kernel does not know."""
 
 
@@ -76,8 +76,7 @@ def compiled_rows(slices: Sequence[Slice]) -> NDArray[np.void] | None:
     return None
 
 
-NEEDS_ALL = {name for name, row in PARAMETERS.items() if row.stage in (Stage.LOGITS, Stage.DISTRIBUTION)} - RACED
-NEEDS_ALL |= {"logprobs"}
+NEEDS_ALL = CHOICE - RACED
 """Parameters for which a row's token depends on more than the best token of each part of the vocabulary."""
 
 

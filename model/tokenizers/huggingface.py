@@ -9,16 +9,12 @@ from typing import Any
 
 import tokenizers
 from tokenizers import models
-from tokenizers.decoders import Decoder
-from tokenizers.normalizers import Normalizer
-from tokenizers.pre_tokenizers import PreTokenizer
 
 from model.errors import ModelError, one_line
 from model.tokenizers.config import special_token, tokenizer_config
 from model.tokenizers.pieces import decode_pieces, readable
 
 _DECODERS = ("ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace")
-_PARTS = {"normalizer": Normalizer, "pre_tokenizer": PreTokenizer, "decoder": Decoder}
 
 
 class HuggingFaceTokenizer:
@@ -99,23 +95,13 @@ class HuggingFaceTokenizer:
 def _decoder_steps(tokenizer: tokenizers.Tokenizer) -> dict[str, dict[str, Any]]:
     if tokenizer.decoder is None:
         raise ModelError("tokenizer.json has no decoder; Noria supports byte-level and byte-fallback BPE")
-    steps = {step["type"]: step for step in _steps(tokenizer.decoder)}
+    bare = tokenizers.Tokenizer(models.BPE())  # its text has no vocabulary
+    bare.decoder = tokenizer.decoder
+    state = json.loads(bare.to_str())["decoder"]
+    steps = {step["type"]: step for step in state.get("decoders", [state])}
     if unknown := [name for name in steps if name not in _DECODERS]:
         raise ModelError(f"tokenizer.json has decoder {unknown[0]!r}; Noria supports {', '.join(_DECODERS)}")
     return steps
-
-
-def _steps(part: Any) -> list[dict[str, Any]]:
-    """The steps of a part of the pipeline: of its normalizer, pre-tokenizer or decoder."""
-    if part is None:
-        return []
-    bare = tokenizers.Tokenizer(models.BPE())
-    for name, kind in _PARTS.items():
-        if isinstance(part, kind):
-            setattr(bare, name, part)
-    state = next(state for state in map(json.loads(bare.to_str()).get, _PARTS) if state)
-    lists = (state[name] for name in ("normalizers", "pretokenizers", "decoders") if name in state)
-    return list(next(lists, [state]))
 
 
 def _strips(step: Mapping[str, Any]) -> bool:

@@ -1,42 +1,13 @@
-"""The output on the terminal while the server starts: a progress bar, then the address and a first request."""
+"""The output on the terminal when the server is ready: its address and a first request."""
 
-import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from shlex import quote
 from typing import Any
 
-from service.engine.client import EngineClient
 from service.settings import Settings
 
-PATIENCE_SECONDS = 0.7
-REFRESH_SECONDS = 0.1
 UNIX = "unix:"
-
-
-@asynccontextmanager
-async def progress_bar(client: EngineClient) -> AsyncIterator[None]:
-    """Show stage and progress of loading on stderr inside the context, unless loading is fast."""
-    task = asyncio.create_task(_draw_progress(client))
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-async def _draw_progress(client: EngineClient) -> None:
-    await asyncio.sleep(PATIENCE_SECONDS)
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=1.0)
-        while True:
-            bar.update(task, description=client.stage, completed=client.progress)
-            await asyncio.sleep(REFRESH_SECONDS)
 
 
 def address(settings: Settings, port: int | None) -> str:

@@ -50,6 +50,11 @@ def _print(title: str, report: Report, ended: threading.Event, console: Console,
         print(f"{title}: {report()[1]}", file=sys.stderr, flush=True)
 
 
+def stage(name: str, done: float) -> str:
+    """The stage of something that loads, with the part that is done, unless its name says it."""
+    return name if "%" in name else f"{name} {done:.0%}"
+
+
 class Pace:
     """The rate of a growing number, since the start, and the time that is left."""
 
@@ -87,7 +92,7 @@ class Loading:
             self._stack.enter_context(shown(self._title, self._report))
 
     def _report(self) -> tuple[float, str]:
-        return self._done, self._stage if "%" in self._stage else f"{self._stage} {self._done:.0%}"
+        return self._done, stage(self._stage, self._done)
 
     def close(self) -> None:
         self._stack.close()

@@ -2,7 +2,7 @@
 
 import logging
 import socket
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 from model.errors import NoriaError
 from service import logs
@@ -10,7 +10,7 @@ from service.access.keys import Keys
 from service.api.operations import health as probes
 from service.api.routes import Route
 from service.app import ROUTES, Loader, create_app
-from service.commands.announcement import address, progress_bar, say, welcome
+from service.commands.announcement import address, say, welcome
 from service.engine.client import EngineClient
 from service.generation.request import ServedModel
 from service.generation.startup import load_served
@@ -51,7 +51,7 @@ def create_server(
         server.fail()
 
     async def load_and_announce(settings: Settings, client: EngineClient) -> ServedModel:
-        async with progress_bar(client) if progress else nullcontext():
+        with _shown(client) if progress else nullcontext():
             served = await load(settings, client)
         url = address(settings, None if sock.family == socket.AF_UNIX else sock.getsockname()[1])
         log.info("ready", extra={"fields": {"model": served.names[0], "url": url, **served.info.description}})
@@ -90,6 +90,13 @@ def create_server(
         probes=None if health is None else HealthListener(health, probed),
     )
     return server
+
+
+def _shown(client: EngineClient) -> AbstractContextManager[None]:
+    """Show stage and progress of loading on stderr inside the context."""
+    from service.commands.pulse import shown, stage
+
+    return shown("", lambda: (client.progress, stage(client.stage, client.progress)))
 
 
 def _warn_if_open(keys: Keys, sock: socket.socket) -> None:

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +18,9 @@ from tests.page.chat import (
     replies,
     requests,
     set_fields,
-    unlock,
     with_card,
 )
 from tests.service.live import Live, answer
-from tests.waiting import eventually
 
 DELIVERY = {
     "stream": True,
@@ -271,15 +267,6 @@ def test_entities_are_characters_outside_code(reciting: Live, page: Page) -> Non
 JSON = json.dumps({"city": "Par*is*", "of": ["_a_", 1.5e-7, True, None], "in": {"x": "a\\nb"}}, indent=2)
 
 
-def test_json_keeps_its_form(live: Live, page: Page) -> None:
-    replies(page, ["Here:\n\n", JSON, "\n\nDone [1] {x}."])
-    page.goto(live.url)
-    ask(page, "json")
-    code = answers(page).get_by_role("group", name="Code: json")
-    expect(code).to_have_text(JSON, use_inner_text=True)
-    expect(answers(page)).to_contain_text("Done [1] {x}.")
-
-
 @pytest.mark.parametrize(
     ("text", "expression", "expected"),
     [
@@ -382,40 +369,6 @@ def test_code_is_coloured_and_copied(reciting: Live, page: Page) -> None:
     assert page.evaluate("navigator.clipboard.readText()").rstrip() == code
 
 
-AWKWARD = "it's \"quoted\" $HOME `id` $(id) \\n !! %s\nJSON\n<<'JSON' é 😀 \u2028 end"
-
-
-@pytest.mark.parametrize("raw", [False, True], ids=["chat", "raw"])
-@pytest.mark.parametrize("kind", ["curl", "Python"])
-def test_a_request_as_code_gives_the_same_answer(locked: Live, page: Page, kind: str, raw: bool) -> None:
-    page.goto(locked.url)
-    unlock(page)
-    button(page, "Settings").click()
-    page.get_by_label("Raw completion").set_checked(raw)
-    page.get_by_label("min_p").fill("0.05")  # no parameter of the package `openai`
-    page.get_by_label("stop", exact=True).fill("never\nappears")
-    if not raw:
-        page.get_by_label("System prompt").fill(AWKWARD)
-    button(page, "Settings").click()
-    ask(page, f"u:{AWKWARD};a:" if raw else AWKWARD)
-    expect(page.locator(".cost")).to_be_visible()
-    button(page, f"Copy as {kind}").click()
-    expect(button(page, "Copied")).to_be_visible()
-    code = page.evaluate("navigator.clipboard.readText()")
-    assert "secret" not in code
-    command = ["bash", "-c"] if kind == "curl" else [sys.executable, "-c"]
-    environment = {"PATH": "/usr/bin:/bin", "NORIA_API_KEY": "secret", "PYTHONUTF8": "1"}
-    done = subprocess.run([*command, code], capture_output=True, text=True, check=True, env=environment)
-    assert (done.stdout.removesuffix("\n") if kind == "Python" else joined(done.stdout)) == AWKWARD
-
-
-def joined(events: str) -> str:
-    """The text of a stream."""
-    data = [line.removeprefix("data: ") for line in events.split("\n") if line.startswith("data: {")]
-    chunks = [choice for line in data for choice in json.loads(line)["choices"]]
-    return "".join(chunk["text"] if "text" in chunk else chunk["delta"].get("content", "") for chunk in chunks)
-
-
 def conversation_names(page: Page) -> Any:
     return page.get_by_role("list", name="Conversations").locator(".open")
 
@@ -512,38 +465,23 @@ def test_a_wrong_import_changes_nothing(live: Live, page: Page, tmp_path: Path) 
 
 
 HTML = "<img src=x onerror=alert(1)>"
-HOSTILE_NODES: list[dict[str, Any]] = [
-    {"id": "a", "role": "user", "content": "look", "images": ["https://elsewhere.test/spy.png", 7]},
-    {"id": "b", "parent": "a", "role": "assistant", "content": HTML, "error": HTML, "state": "failed", "sent": 1},
-    {"id": "c", "parent": "a", "role": "assistant", "content": {}, "calls": 1, "scores": [{"top": [1]}], "stats": "x"},
-]
 
 
-def test_hostile_fields_of_an_import_are_harmless(live: Live, page: Page, tmp_path: Path) -> None:
-    sent = requests(page)
+def test_texts_and_images_of_an_import_are_harmless(live: Live, page: Page, tmp_path: Path) -> None:
+    others = foreign(page, live)
     opened(page, live)
+    nodes: list[dict[str, Any]] = [
+        {"id": "a", "role": "user", "content": HTML, "images": ["https://elsewhere.test/spy.png"]},
+        {"id": "b", "parent": "a", "role": "assistant", "content": HTML, "error": HTML, "state": "failed"},
+    ]
     file = tmp_path / "import.json"
-    fields = {"messages": "x", "seed": {}, "stop": [[]], "top_k": 3}
-    nodes = [{"created": n, **node} for n, node in enumerate(HOSTILE_NODES)]  # in this order
-    content = one(title=HTML, nodes=nodes, id="../x", leaf="b", system=7, fields=fields)
-    content["conversations"].append(7)
-    file.write_text(json.dumps(content).replace('"title"', '"__proto__": {"x": 1}, "title"'))
+    file.write_text(json.dumps(one(title=HTML, nodes=nodes)))
     load(page, file)
-    expect(page.get_by_role("alert")).to_have_text("Imported: 2.")
-    expect(conversation_names(page)).to_have_count(2)
-    expect(button(page, "Untitled")).to_be_visible()
     button(page, HTML).click()
     expect(answers(page)).to_have_text(HTML)
     expect(page.locator(".ending.error")).to_contain_text(HTML)
-    expect(page).to_have_title(f"{HTML} · Noria")
     assert page.locator(".message img").count() == 0
-    button(page, "Later version").click()
-    expect(answers(page)).to_have_text("")
-    ask(page, "hi")
-    expect(page.locator(".message")).to_have_count(4)
-    eventually(lambda: len(sent) == 1, "it asks")
-    messages = [{"role": "user", "content": "look"}, {"role": "user", "content": "hi"}]
-    assert sent[0][1] == {"model": "fake", "messages": messages, "max_tokens": 256, "top_k": 3, **DELIVERY}
+    assert others == []
 
 
 def test_a_full_storage_is_told_and_the_chat_goes_on(reciting: Live, page: Page) -> None:

@@ -70,19 +70,6 @@ def test_a_path_with_a_parameter(live: Live, page: Page) -> None:
     expect(page.get_by_role("region", name="Answer of /v1/models/{name}")).to_contain_text('"id": "org/alias"')
 
 
-def test_it_speaks_of_a_key_only_where_the_server_has_keys(live: Live, locked: Live, page: Page) -> None:
-    key = page.get_by_role("button", name="Key")
-    page.goto(f"{live.url}/docs")
-    expect(page.locator(".docs")).to_be_visible()
-    expect(key).to_be_hidden()
-    page.goto(f"{locked.url}/docs")
-    button(page, "Cancel").click()
-    key.click()
-    unlock(page)
-    expect(page.locator(".docs")).to_be_visible()
-    expect(key).to_be_visible()
-
-
 def test_search_and_keyboard(live: Live, page: Page) -> None:
     page.goto(f"{live.url}/docs")
     search = page.get_by_label("Search")

@@ -61,18 +61,6 @@ def test_a_conversation_and_its_screenshots(server: LiveServer, page: Page, scre
     screenshot(page, "chat-probabilities")
 
 
-def test_another_answer_is_another_text(server: LiveServer, page: Page) -> None:
-    page.goto(server.url)
-    set_fields(page, seed="7", max_tokens="60")
-    ask(page, "Tell me a story.")
-    expect(page.locator(".cost")).to_be_visible()
-    first = answers(page).inner_text()
-    button(page, "Regenerate").click()
-    expect(page.locator(".switch")).to_contain_text("2 / 2")
-    expect(page.locator(".cost")).to_be_visible()
-    assert answers(page).inner_text() != first
-
-
 def test_a_schema_and_a_tool(server: LiveServer, page: Page) -> None:
     page.goto(server.url)
     set_fields(page, temperature="0", max_tokens="100")

@@ -11,8 +11,8 @@ import typer
 
 from model.errors import OptionError, one_line
 from model.options import option
-from service.commands.chat.conversation import Conversation, is_sendable
-from service.commands.endpoint import base_url, find_model, headers, is_noria
+from service.commands.chat.conversation import Conversation
+from service.commands.endpoint import base_url, find_model, headers
 from service.commands.flags import takes
 from service.commands.own_server import embedded_server
 from service.commands.pulse import Loading
@@ -44,8 +44,6 @@ def chat(options: ChatOptions) -> None:
     """
     fields = {"temperature": options.temperature, "max_tokens": options.max_tokens}
     chosen = {name: value for name, value in fields.items() if value is not None}
-    if not is_sendable(chosen):
-        raise OptionError(f"--temperature must be a number that JSON can write, got {options.temperature}")
     url, model = options.url, options.model
     system = options.system and options.system.encode(errors="replace").decode()  # bytes of another encoding
     try:
@@ -74,7 +72,6 @@ def _talk(conversation: Conversation) -> None:
     if sys.stdin.isatty():
         from service.commands.chat.terminal import Chat
 
-        conversation.shows_progress = is_noria(conversation.client, conversation.model)
         Chat(conversation).run()
     else:
         _answer_pipe(conversation)
@@ -82,13 +79,13 @@ def _talk(conversation: Conversation) -> None:
 
 def _answer_pipe(conversation: Conversation) -> None:
     """Print the answer to all of the input, and nothing else."""
-    from service.commands.chat.display import Pipe
+    from service.commands.chat.display import Shown
 
     text = sys.stdin.buffer.read().decode(errors="replace").strip()
     if not text:
         raise OptionError("no message: the input is empty")
     conversation.say(text)
-    shown = Pipe(conversation.fields)
+    shown = Shown(conversation.fields, styled=False)
     try:
         with closing(conversation.answer()) as events:
             for event in events:

@@ -27,27 +27,19 @@ class Piece(NamedTuple):
     is_thought: bool = False
 
 
-class Progress(NamedTuple):
-    """Tokens of the prompt that are computed, and all of them."""
-
-    processed: int
-    total: int
-
-
 class End(NamedTuple):
     """Why the answer ended: `finish_reason`."""
 
     reason: str
 
 
-Event = Piece | Progress | End
+Event = Piece | End
 
 
 class Conversation:
     """The messages so far and the server that answers them.
 
-    `fields` are part of every request: what the user set. `images` are data URLs, and go with the next message. With
-    `shows_progress` the server also reports how much of a prompt it has read.
+    `fields` are part of every request: what the user set. `images` are data URLs, and go with the next message.
     """
 
     def __init__(self, client: httpx.Client, model: str, system: str | None, fields: dict[str, Any]) -> None:
@@ -55,7 +47,6 @@ class Conversation:
         self.model = model
         self.system = system
         self.fields = fields
-        self.shows_progress = False
         self.images: list[str] = []
         self.messages: list[Message] = []
 
@@ -103,14 +94,14 @@ class Conversation:
                 yield event
         except httpx.RequestError as error:
             raise OptionError(f"the connection broke: {clean(str(error)) or type(error).__name__}") from error
+        except (ValueError, RecursionError) as error:  # a number like NaN, half a character, or too many levels
+            raise OptionError(f"the request cannot be written as JSON: {clean(str(error))}") from error
         finally:
             if text:
                 self.messages.append({"role": "assistant", "content": text})
 
     def _stream(self) -> Iterator[Event]:
         body = {"model": self.model, "messages": self.history(), "stream": True, **self.fields}
-        if self.shows_progress:
-            body["return_progress"] = True
         with self.client.stream("POST", "/v1/chat/completions", json=body) as response:
             if not response.is_success:
                 response.read()
@@ -138,8 +129,6 @@ def _events(data: str) -> list[Event]:
 def _read(chunk: dict[str, Any]) -> Iterator[Event]:
     if chunk.get("error"):
         raise OptionError(clean(error_message(chunk)))
-    if progress := chunk.get("prompt_progress"):
-        yield Progress(progress["processed"], progress["total"])
     for choice in chunk.get("choices") or ():
         yield from _pieces(choice.get("delta") or {})
         if reason := choice.get("finish_reason"):
@@ -158,15 +147,6 @@ def clean(text: str) -> str:
     return text.translate(CONTROLS).encode(errors="replace").decode()
 
 
-def is_sendable(value: Any) -> bool:
-    """Whether JSON can write `value`: it has no number like NaN, no half of a character and not too many levels."""
-    try:
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
 def check_messages(messages: Any) -> None:
     """Raise OptionError for what is no list of messages that a request may have."""
     if not isinstance(messages, list) or not messages:
@@ -177,5 +157,3 @@ def check_messages(messages: Any) -> None:
             raise OptionError(f"message {n}: role must be one of {', '.join(ROLES)}, got {json.dumps(role)[:40]}")
         if not isinstance(message.get("content"), str | list):
             raise OptionError(f"message {n}: content must be a string or a list of parts")
-        if not is_sendable(message):
-            raise OptionError(f"message {n} has a number like NaN, half a character, or too many levels")

@@ -11,7 +11,7 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion, Path
 from prompt_toolkit.document import Document
 
 from model.errors import OptionError, one_line
-from service.commands.chat.conversation import Conversation, check_messages, is_sendable
+from service.commands.chat.conversation import Conversation, check_messages
 
 MAX_IMAGE_BYTES = 5 * 2**20
 IMAGE_TYPES = {
@@ -80,7 +80,7 @@ class Slash:
 
     def words(self) -> Completer:
         """What Tab completes: commands, the fields of `/set` and names of files."""
-        return Words({"set": WordCompleter([*OFFERED]), "image": IMAGE_FILES, "save": FILES, "load": FILES})
+        return Words({"set": WordCompleter([*OFFERED]), "image": FILES, "save": FILES, "load": FILES})
 
     def help(self, _: str) -> Outcome:
         width = max(len(command.usage) for command in COMMANDS.values())
@@ -146,14 +146,12 @@ class Slash:
 
 
 def value_of(text: str) -> Any:
-    """Return the value of JSON, or `text` itself where it is none that a request may have, such as NaN."""
+    """Return the value of JSON, or `text` itself where it is none."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return value if is_sendable(value) else text
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def shown(value: Any) -> str:
@@ -161,13 +159,7 @@ def shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _is_image(name: str) -> bool:
-    """Whether Tab offers it: an image, or a folder, which may have images."""
-    path = Path(name)
-    return path.suffix.lower() in IMAGE_TYPES or path.is_dir()
-
-
-FILES, IMAGE_FILES = PathCompleter(expanduser=True), PathCompleter(expanduser=True, file_filter=_is_image)
+FILES = PathCompleter(expanduser=True)
 
 
 def _path(command: str, argument: str) -> Path:

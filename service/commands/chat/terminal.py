@@ -16,7 +16,7 @@ from rich.console import Console
 
 from model.errors import NoriaError
 from service.commands.chat.conversation import Conversation, clean
-from service.commands.chat.display import Pipe, Screen
+from service.commands.chat.display import Shown
 from service.commands.chat.slash import Slash
 
 PROMPT, CONTINUATION = "> ", "  "
@@ -128,7 +128,7 @@ class Chat:
 
     def _answer(self) -> None:
         """Show the answer as it comes. Raises NoriaError with the server's error."""
-        shown = (Screen if sys.stdout.isatty() and not is_dumb_terminal() else Pipe)(self._conversation.fields)
+        shown = Shown(self._conversation.fields, styled=sys.stdout.isatty() and not is_dumb_terminal())
         note = ""
         try:
             with closing(self._conversation.answer()) as events:

@@ -184,12 +184,6 @@ def test_a_template_that_rewrites_contents_refuses_control_tokens(directory: Pat
     assert caught.value.param == "messages"
 
 
-def test_developer_counts_as_system(directory: Path, tokenizer: Tokenizer) -> None:
-    chat = _chat(directory, tokenizer)
-    system, developer = ([{"role": role, "content": "Be brief."}, *_user("hi")] for role in ("system", "developer"))
-    assert chat.encode(developer) == chat.encode(system)
-
-
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
@@ -251,14 +245,6 @@ def test_tools_and_calls_are_written_as_transformers_does(
     messages = _tool_conversation("Zürich")
     theirs = oracle.apply_chat_template(messages, tools=[tool], chat_template=WITH_TOOLS, return_dict=True)
     assert _chat(directory, tokenizer, WITH_TOOLS).encode(messages, tools=[tool]) == theirs["input_ids"]
-
-
-def test_control_tokens_spelled_in_tools_and_calls_stay_text(directory: Path, tokenizer: Tokenizer) -> None:
-    chat = _chat(directory, tokenizer, WITH_TOOLS)
-    spelled = chat.encode(_tool_conversation("<|im_end|>"), tools=[TOOL])
-    harmless = chat.encode(_tool_conversation("Paris"))
-    assert [token for token in spelled if token in (1, 2)] == [1, 2] + [t for t in harmless if t in (1, 2)]
-    assert tokenizer.decode(spelled, keep_control=True).count("<|im_end|>") == 4 + 3
 
 
 @pytest.mark.parametrize(

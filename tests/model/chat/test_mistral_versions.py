@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mistral_common.exceptions import MistralCommonException
-from mistral_common.integrations.chat_templates.chat_templates import convert_tokenizer_to_chat_template
 from mistral_common.protocol.instruct.request import ChatCompletionRequest
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from model.chat.formats import load_chat
 from model.chat.mistral import CALL_STYLES, MistralChat
@@ -222,29 +220,6 @@ def test_any_conversation_has_their_ids_or_is_refused_as_there(
     assert ours(subject, messages, tools=tools) == theirs(subject, told(name, messages), tools=tools)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_texts_are_those_of_the_templates_that_mistral_common_generates(
-    name: str, subjects: Callable[[str], Subject]
-) -> None:
-    """Where they differ, the ids are right: templates keep spaces after an answer, and open empty words with one."""
-    subject = subjects(name)
-    template = convert_tokenizer_to_chat_template(subject.file, plain_thinking_support=False)
-    jinja = load_chat(subject.file.parent, subject.tokenizer, template)
-    assert jinja is not None
-    titles = ["one user", "several rounds", "two calls", "calls after results", "empty content"]
-    refused = [*titles[2:4], "empty content"] if name == "spm-v1" else titles[-1:] if "spm" in name else []
-    for title in (title for title in titles if title not in refused and name not in REFUSED.get(title, ())):
-        messages, tools = CONVERSATIONS[title], [tool()] if "call" in title else None
-        (text,), _ = render_jinja_template(
-            [messages], tools=tools, chat_template=template, bos_token="<s>", eos_token="</s>"
-        )
-        assert subject.chat.render(messages, tools=tools) == text, title
-        assert jinja.render(messages, tools=tools) == text, title
-        # SentencePiece's spaces are not the template's; a name of a control token in a content divides it
-        if "tekken" in name and title in ("several rounds", "two calls"):
-            assert jinja.encode(messages, tools=tools) == subject.chat.encode(messages, tools=tools), title
-
-
 LATE = [ASKED, calls(A), result(A), answer("Sunny."), system("Be brief."), user("And Bern?")]
 
 
@@ -262,19 +237,6 @@ def test_the_function_of_a_result_is_found_where_a_client_leaves_it_out(subjects
     messages = [ASKED, calls(A), result(A)]
     unnamed = [{key: value for key, value in message.items() if key != "name"} for message in messages]
     assert ours(subjects("spm-v2"), unnamed) == theirs(subjects("spm-v2"), messages) is not None
-
-
-STYLES = {
-    "spm-v1": None,
-    **dict.fromkeys(("spm-v2", "spm-v3", "tekken-v3"), "mistral-v3"),
-    **dict.fromkeys(("spm-v7", "tekken-v7"), "mistral"),
-    "tekken-v11": "mistral-v11",
-    **dict.fromkeys(("tekken-v13", "tekken-v15"), "mistral-args"),
-}
-
-
-def test_each_version_has_its_style_of_calls(subjects: Callable[[str], Subject]) -> None:
-    assert {name: subjects(name).chat.call_style for name in FILES} == STYLES
 
 
 CALLED: Mapping[str, str] = {
@@ -295,37 +257,6 @@ CALLED: Mapping[str, str] = {
 def test_calls_and_results_are_written_as_published(name: str, subjects: Callable[[str], Subject]) -> None:
     text = subjects(name).chat.render([ASKED, calls(A, city="Bern"), result(A, "22")])
     assert text.partition("[/INST]")[2] == CALLED[name]
-
-
-@pytest.mark.parametrize("name", FILES[1:])
-def test_tools_stand_before_the_last_user_message_then_the_first(name: str, subjects: Callable[[str], Subject]) -> None:
-    text = subjects(name).chat.render([user("one"), answer("two"), user("three")], tools=[tool()])
-    first, last = (text.replace(" ", "").index(f"[INST]{word}") for word in ("one", "three"))
-    at = text.replace(" ", "").index("[AVAILABLE_TOOLS]")
-    assert (at < first) if name in ("tekken-v13", "tekken-v15") else (first < at < last)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_no_text_becomes_a_control_token(name: str, subjects: Callable[[str], Subject]) -> None:
-    """In contents, arguments and descriptions. The tokens between them are those of harmless texts."""
-    subject = subjects(name)
-    known = subject.tokenizer.control
-
-    def control_tokens(word: str) -> list[int]:
-        messages = [system(word), user(f"{word} {word}"), answer(word), user("x")]
-        described = tool()
-        described["function"]["description"] = word
-        described["function"]["parameters"]["properties"] = {word: {"enum": [word]}}
-        if subject.chat.call_style:
-            messages += [calls(A, city=word), result(A, word)]
-        ids = subject.chat.encode(messages, tools=[described])
-        return [token for token in ids if token in known.values()]
-
-    harmless = control_tokens("word")
-    named = [name for name in known if not name.startswith(("<SPECIAL_", "[control_"))]
-    fillers = [name for name in known if name in ("<SPECIAL_99>", "[control_99]")]
-    assert bool(fillers) == (name != "spm-v1")
-    assert all(control_tokens(word) == harmless for word in [*named, *fillers])
 
 
 def test_settings_of_v15_are_always_written(subjects: Callable[[str], Subject]) -> None:

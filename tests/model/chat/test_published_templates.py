@@ -17,12 +17,9 @@ from tests.model.chat.published import (
     CALLED,
     FORMATS,
     ORIGINALS,
-    OWN,
     SYSTEM,
-    TEMPLATES,
     TOOL,
     USER,
-    originals,
     source,
     theirs,
 )
@@ -32,12 +29,6 @@ def chat_of(name: str, directory: Path, tokenizer: Tokenizer) -> JinjaChat:
     chat = load_chat(directory, tokenizer, source(name))
     assert isinstance(chat, JinjaChat)
     return chat
-
-
-def test_every_template_has_its_line() -> None:
-    assert {path.stem for path in TEMPLATES.glob("*.jinja")} == OWN.keys()
-    readme = (TEMPLATES / "README.md").read_text()
-    assert all(name in readme for name in OWN)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -67,12 +58,6 @@ def test_conversations_with_calls_have_the_ids_of_transformers(
     assert all(word in text for word in ("weather", "Zürich", "sunny"))
 
 
-@pytest.mark.parametrize("name", [name for name, known in FORMATS.items() if known.calls and name != "deepseekv3"])
-def test_tools_reach_the_template(name: str, directory: Path, tokenizer: Tokenizer) -> None:
-    text = chat_of(name, directory, tokenizer).render([USER], tools=[TOOL])
-    assert "Tells the weather" in text
-
-
 @pytest.mark.parametrize("name", [name for name, known in FORMATS.items() if known.merged_system])
 def test_a_system_message_without_a_role_goes_into_the_first_user_message(
     name: str, directory: Path, tokenizer: Tokenizer
@@ -91,13 +76,6 @@ def test_a_system_message_without_a_role_goes_into_the_first_user_message(
 def test_where_no_user_message_follows_the_template_decides(directory: Path, tokenizer: Tokenizer) -> None:
     with pytest.raises(ParameterError, match="refuses these messages: System role not supported"):
         chat_of("gemma", directory, tokenizer).encode([SYSTEM])
-
-
-def test_variables_that_the_server_sets_itself(directory: Path, tokenizer: Tokenizer) -> None:
-    chat = chat_of("llama3_2", directory, tokenizer)
-    assert "Today Date: 1 May\n" in chat.render([USER], variables={"date_string": "1 May"})
-    with pytest.raises(ParameterError, match="chat template declares: "):
-        chat.encode([USER], variables={"tools": "[]"})
 
 
 def test_a_model_with_two_templates_uses_one_for_tools(
@@ -145,13 +123,6 @@ def with_thought(message: dict[str, Any], name: str) -> dict[str, Any]:
     return {**message, "reasoning_content": THOUGHT}
 
 
-def test_the_package_has_the_originals() -> None:
-    """Patched ones for training have names of their own."""
-    assert len(ORIGINALS) >= 14
-    assert ORIGINALS.keys() <= {path.stem for path in originals().glob("*.jinja")}
-    assert not [name for name in ORIGINALS if name.endswith("_training")]
-
-
 @pytest.mark.parametrize("name", [name for name, known in ORIGINALS.items() if known.reasoning])
 def test_thoughts_have_the_ids_of_transformers(
     name: str, directory: Path, tokenizer: Tokenizer, oracle: PreTrainedTokenizerBase
@@ -181,17 +152,6 @@ def test_an_effort_that_the_template_does_not_know(directory: Path, tokenizer: T
     with pytest.raises(ParameterError, match=expected) as caught:
         chat.encode([USER], variables={"reasoning_effort": "high"})
     assert caught.value.param == "reasoning_effort"
-
-
-def test_channels_are_no_reasoning_style(
-    directory: Path, tokenizer: Tokenizer, oracle: PreTrainedTokenizerBase
-) -> None:
-    """GPT-OSS takes efforts as a variable. Noria leaves its channels in the text."""
-    chat = chat_of("gptoss", directory, tokenizer)
-    assert chat.switches == {"reasoning_effort"}
-    expected = theirs(oracle, "gptoss", [USER], reasoning_effort="low")
-    assert chat.encode([USER], variables={"reasoning_effort": "low"}) == expected
-    assert "Reasoning: low" in chat.render([USER], variables={"reasoning_effort": "low"})
 
 
 @pytest.mark.parametrize("name", [name for name, known in ORIGINALS.items() if known.parts])

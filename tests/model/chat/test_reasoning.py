@@ -8,7 +8,6 @@ from mistral_common.exceptions import MistralCommonException
 from mistral_common.integrations.chat_templates.chat_templates import convert_tokenizer_to_chat_template
 from mistral_common.protocol.instruct.request import ChatCompletionRequest
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from model.chat.conversation import Message
 from model.chat.formats import ChatFormat, load_chat
@@ -34,20 +33,6 @@ CONVERSATIONS: dict[str, list[Message]] = {
     "call": [USER, {"role": "assistant", "content": "", "tool_calls": [CALL], "reasoning_content": "Ask. "}, RESULT],
 }
 REASONING = ("tekken-v13", "tekken-v15")
-
-QWEN = """{%- for message in messages -%}
-{%- if message.role == 'assistant' -%}
-{%- set content = message.content -%}{%- set reasoning = '' -%}
-{%- if message.reasoning_content is string -%}{%- set reasoning = message.reasoning_content -%}{%- endif -%}
-<|im_start|>assistant
-{%- if reasoning %}
-{{- '\n<think>\n' + reasoning.strip('\n') + '\n</think>\n\n' + content.lstrip('\n') }}
-{%- else %}{{ '\n' + content }}{% endif %}
-{%- else -%}<|im_start|>{{ message.role + '\n' + message.content }}{%- endif -%}<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}"""
-"""A template of the way in which Qwen3's treats thoughts."""
 
 
 def expected(messages: list[Message]) -> list[dict[str, Any]]:
@@ -169,7 +154,7 @@ def test_a_template_may_take_a_thought_in_the_system_prompt(tmp_path: Path) -> N
     with pytest.raises(
         ParameterError, match=r"messages\[0\] of role system has a thinking part, which this model's chat"
     ):
-        JinjaChat(QWEN, IntegerTokenizer(), {}).encode([SYSTEM, USER])
+        JinjaChat(source_of("qwen3"), IntegerTokenizer(), {}).encode([SYSTEM, USER])
 
 
 @pytest.mark.parametrize("version", ["v13", "v15"])
@@ -184,32 +169,6 @@ def test_templates_of_mistral_common_take_chunks(version: str, tmp_path: Path) -
     oracle = MistralTokenizer.from_file(file)
     for conversation, messages in CONVERSATIONS.items():
         assert chat.encode(messages) == ids_of(oracle, expected(messages)), conversation
-
-
-def rendered(source: str, messages: list[Any], **values: Any) -> str:
-    (text,), _ = render_jinja_template([messages], chat_template=source, add_generation_prompt=True, **values)
-    return text
-
-
-@pytest.mark.parametrize("conversation", ["one", "none", "empty", "marks"])
-@pytest.mark.parametrize("values", [{}, {"enable_thinking": False}])
-def test_a_template_with_thoughts_gets_them(conversation: str, values: dict[str, Any]) -> None:
-    chat = JinjaChat(QWEN, IntegerTokenizer(), {})
-    messages = CONVERSATIONS[conversation]
-    assert chat.reasoning_style == "tags"
-    assert chat.switches == {"enable_thinking"}
-    assert bytes(chat.encode(messages, variables=values)).decode() == rendered(QWEN, messages, **values)
-
-
-def test_a_template_that_removes_tags_gets_them_in_the_content() -> None:
-    source = source_of("deepseek_r1_distill")
-    chat = JinjaChat(source, IntegerTokenizer(), {"bos_token": ""})
-    assert chat.reasoning_style == "tags"
-    messages = CONVERSATIONS["one"]
-    told = [{**messages[1], "content": "<think>\nI see. \n</think>\n\nFine."}]
-    assert chat.render(messages) == rendered(source, [messages[0], *told, messages[2]], bos_token="")
-    assert "I see." not in chat.render(messages)
-    assert chat.render(messages).endswith("<think>\n")
 
 
 def test_published_templates_without_reasoning() -> None:

@@ -2,22 +2,17 @@
 
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
-from model.checkpoint.generation_config import read_generation
-from model.grammar.archive import pack, unpack
 from model.grammar.client import GrammarProcess
 from model.machine.helper import CannotStart, First, ProcessLost
-from model.tokenizers.load import load_tokenizer
-from tests.faults import FAULTS, descriptors, every_fault, failing, offspring
+from tests.faults import FAULTS, descriptors, failing, offspring
 from tests.model.grammar.vocabulary import BAD, ENDLESS, FIRST, GOOD, LARGE
 from tests.waiting import ended, eventually, strike
 
@@ -78,27 +73,6 @@ def test_what_it_says_before_it_ends_is_logged(caplog: pytest.LogCaptureFixture)
     with caplog.at_level(logging.WARNING, "noria.helper"), pytest.raises(CannotStart):
         GrammarProcess(First({"vocabulary": "[1]"}))
     assert "exit code 1; it said: ValueError: not enough values" in caplog.text
-
-
-def tried() -> ProcessLost | None:
-    """Try a grammar in a process of its own."""
-    try:
-        process = GrammarProcess(FIRST)
-        assert process.ask(GOOD) == ""
-        process.end()
-    except ProcessLost as lost:
-        return lost
-    return None
-
-
-@pytest.mark.parametrize(("kind", "code"), FAULTS)
-def test_every_fault_ends_in_an_answer_or_a_lost_process(kind: str, code: int) -> None:
-    GrammarProcess(FIRST).end()  # what is opened once, is opened
-    before, children = descriptors(), offspring()
-    for fault in every_fault(kind, code):
-        error = tried()
-        assert error is None or (fault.happened and not error.by_limits), fault
-        assert (descriptors(), offspring()) == (before, children), fault
 
 
 def test_without_a_thread_it_cannot_start_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,23 +154,3 @@ def test_a_child_whose_parent_died_before_it_looked_ends() -> None:
             [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
         )
         assert done.stdout == said
-
-
-TEXT = 'A caffè, naïve 漢字 \n\t {"a": [1, 2]} </s>'
-
-
-@pytest.mark.parametrize("native", [False, True])
-def test_an_archive_holds_the_same_tokenizer_and_ends(embedded_files: Path, tmp_path: Path, *, native: bool) -> None:
-    source = tmp_path / "model"
-    source.mkdir()
-    if native:
-        shutil.copy(str(files("mistral_common") / "data" / "tokenizer.model.v1"), source)
-    else:
-        shutil.copytree(embedded_files, source, dirs_exist_ok=True)
-    expected = load_tokenizer(source), read_generation(source)
-    archive = pack(source)
-    shutil.rmtree(source)
-    found = load_tokenizer(unpack(archive)), read_generation(unpack(archive))
-    assert found[1] == expected[1]
-    ids, same = (tokenizer.encode(TEXT, add_bos=False, parse_control=False) for tokenizer, _ in (found, expected))
-    assert ids == same

@@ -1,8 +1,6 @@
 """The process that decodes images, as its parent sees it."""
 
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -17,7 +15,6 @@ from model.images.process import LONG, SHORT, limited
 from model.machine.helper import ProcessLost
 from model.machine.limits import Timer
 from tests.model.images.files import END, header, noise, progressive, saved, texts, webp
-from tests.waiting import ended, eventually
 
 FORMAT = ImageFormat(patch_size=14, merge=2, longest_side=1540)
 IMAGE = saved(noise(100, 60), "JPEG")
@@ -76,20 +73,3 @@ def test_the_first_image_finds_pillow_loaded(process: ImageProcess) -> None:
     maps = Path(f"/proc/{process.pid}/maps").read_text()
     assert "_imaging." in maps
     assert "_webp." in maps
-
-
-PARENT = """
-import time
-from model.images.client import ImageProcess
-print(ImageProcess(1000).pid, flush=True)
-time.sleep(60)
-"""
-
-
-def test_it_dies_with_its_parent() -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as started:
-        assert started.stdout is not None
-        pid = int(started.stdout.readline())
-        started.kill()
-        started.wait()
-        eventually(lambda: ended(pid), "the child has died with its parent")

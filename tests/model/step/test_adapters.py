@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,6 @@ from model.network import adapters as network_adapters
 from model.network.adapters import AdapterStore
 from model.network.lora import Adapter
 from model.sampling_params import SamplingParams
-from model.step.executors.graphs import GraphExecutor
-from model.step.executors.torch import TorchExecutor
 from model.step.runner import ModelRunner
 from tests.model.checkpoint.adapter_files import save_peft
 from tests.model.network.oracles import TOKENS, llama
@@ -141,18 +139,6 @@ def test_a_step_may_follow_one_of_which_a_slice_had_no_adapter(base: Any) -> Non
     assert [output.fault is None for output in after().slices] == [True, True]
 
 
-def test_a_bad_adapter_at_start_is_an_error_before_weights_are_read(base: Any) -> None:
-    seen: list[str] = []
-    with pytest.raises(ModelError, match=r"^adapter /.*/absent: there is no adapter 'absent'"):
-        create(
-            lambda stage, _: seen.append(stage),
-            model=str(base[0]),
-            device="cpu",
-            adapters=((1, str(base[0] / "absent")),),
-        )
-    assert seen == ["checking memory"]
-
-
 def test_memory_for_adapters_is_reserved(base: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """max_loras times the largest adapter, in the format that serves: 4 bytes a value in float32, 2 beside int8."""
     seen: list[int] = []
@@ -172,26 +158,6 @@ def test_memory_for_adapters_is_reserved(base: Any, monkeypatch: pytest.MonkeyPa
     start(base, dtype="auto", quantize="int8")
     start(base, (3,), dtype="auto", quantize="int8", max_loras=1)
     assert seen[3] - seen[4] == largest // 2
-
-
-def test_graphs_serve_no_adapters(base: Any) -> None:
-    runner = start(base, (1,))
-    captured = []
-
-    def capture(compute: Callable[[], Tensor]) -> Callable[[], Any]:
-        captured.append(compute)
-        return compute
-
-    with torch.inference_mode():
-        assert isinstance(runner.executor, TorchExecutor)
-        runner.executor = GraphExecutor(runner.executor, 2, capture)
-    size = len(PROMPT)
-    for adapter in (1, 0):
-        step(runner, adapter)
-        tokens = [*PROMPT, 5]
-        item = Slice(0, tokens, size, size, size + 1, (PageTable(0, [0]),), SamplingParams(), adapter=adapter)
-        runner.step(StepBatch((item,)))
-        assert bool(captured) == (adapter == 0)
 
 
 def test_an_adapter_beyond_the_memory_is_refused(base: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,8 +153,9 @@ def test_what_is_forgotten_is_released(runner: ModelRunner) -> None:
     assert not {41, 42} & (store._embeddings.keys() | store._encodings.keys())
 
 
-def test_no_graph_computes_an_image() -> None:
-    for one, is_text in ((item(0, start=9), True), (item(0, 1, start=9), False)):
+def test_no_graph_computes_an_image_or_an_adapter() -> None:
+    text = item(0, start=9)
+    for one, is_text in ((text, True), (item(0, 1, start=9), False), (text._replace(adapter=1), False)):
         assert only_decodes(StepBatch((one,)), [one.samples]) == is_text
 
 

@@ -98,11 +98,6 @@ def test_a_step_that_failed_before_sampling_leaves_nothing_behind(masks: Masks) 
     assert allowed(masks, view([token("b")], number=3)) == [oracle([token("b")])]
 
 
-def test_rows_of_several_sequences_do_not_mix(masks: Masks) -> None:
-    outputs = spellings(2)
-    assert allowed(masks, *(view(output, number=n) for n, output in enumerate(outputs))) == [*map(oracle, outputs)]
-
-
 @pytest.mark.parametrize("draft", ["b", "bb", "bab", "bz", "zb", "b\x01a"])
 def test_a_draft_is_followed_as_far_as_it_is_allowed(masks: Masks, draft: str) -> None:
     output, proposed = [token("a")], [token(char) for char in draft]
@@ -114,12 +109,6 @@ def test_a_draft_is_followed_as_far_as_it_is_allowed(masks: Masks, draft: str) -
     assert allowed(masks, view(output, draft=proposed)) == expected
     after = [*output, min(oracle(output) - {END})]
     assert allowed(masks, view(after)) == [oracle(after)]  # nothing of the draft is left
-
-
-def test_the_draft_may_hold_the_end(masks: Masks) -> None:
-    output = [token("ab")]
-    assert allowed(masks, view(output, draft=[END, token("b")]))[0] == oracle(output)
-    assert allowed(masks, view([*output, token("b")])) == [oracle([*output, token("b")])]
 
 
 def test_a_grammar_that_only_stops_allows_the_end_alone(masks: Masks) -> None:
@@ -243,12 +232,6 @@ def test_a_step_that_waits_for_the_process_to_start_says_so(monkeypatch: pytest.
         made.close()
     assert seen == [True, False]
     assert not made.waits
-
-
-def test_a_compiler_that_is_stopped_holds_nobody_for_ever(masks: Masks) -> None:
-    strike(masks._started().pid, signal.SIGSTOP)
-    masks.prepare(CHOICES)
-    assert allowed(masks, view([])) == [oracle([])]
 
 
 @pytest.mark.parametrize(("kind", "code"), FAULTS)

@@ -5,7 +5,6 @@ import torch
 
 from model.batch import PageTable, Slice, StepBatch
 from model.sampling_params import SamplingParams
-from model.step import packing
 from model.step.packing import pack, score_rows
 from tests.model.driving import CPU
 
@@ -67,17 +66,6 @@ def test_table_says_of_spans_what_kernels_read() -> None:
         assert [tuple(row) for row in pool.table.tolist()] == [
             (span.row, span.n_queries, span.start, span.first_key, span.page) for span in pool.spans
         ]
-
-
-def test_everything_is_uploaded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    uploads = []
-    whole = packing.upload
-    monkeypatch.setattr(packing, "upload", lambda *args: uploads.append(1) or whole(*args))
-    inputs = pack(StepBatch((part(list(range(7)), 3, 7, [9, 2]),)), 4, [None], CPU)
-    assert len(uploads) == 1
-    (pool,) = inputs.pools
-    parts = (inputs.tokens, inputs.positions, inputs.sample_rows, pool.slots, pool.pages, pool.table)
-    assert len({one.untyped_storage().data_ptr() for one in parts}) == 1
 
 
 def test_one_entry_for_each_pool() -> None:

@@ -116,16 +116,6 @@ def test_prompt_logprobs_in_any_chunks(saved: Any, cuts: list[int], monkeypatch:
     assert [len(output.tokens) for output in outputs] == [0] * (len(cuts) - 1) + [1]
 
 
-def test_many_rows_are_sampled_in_blocks(saved: Any) -> None:
-    directory, theirs = saved
-    loaded = start(directory)
-    params = SamplingParams(temperature=0.0)
-    slices = tuple(Slice(i, PROMPT[: i + 2], i + 2, 0, i + 2, (PageTable(0, [i]),), params) for i in range(7))
-    loaded.head.block_rows = 4
-    sampled = [output.tokens for output in loaded.step(StepBatch(slices)).slices]
-    assert sampled == [(int(theirs(PROMPT[: i + 2])[-1].argmax()),) for i in range(7)]
-
-
 PARAMS = [
     SamplingParams(temperature=0.0, logprobs=2),
     SamplingParams(temperature=0.9, top_p=0.9, seed=5, logprobs=0),
@@ -156,15 +146,6 @@ def test_a_draft_gives_what_one_token_a_step_gives(
             assert [item.token for item in output.logprobs] == [item.token for item in expected]
             values = [item.logprob for item in output.logprobs]
             assert values == pytest.approx([item.logprob for item in expected], abs=1e-4)
-
-
-def test_a_draft_may_be_right_to_its_end(saved: Any) -> None:
-    loaded = start(saved[0])
-    tokens = list(PROMPT)
-    for _ in range(4):
-        tokens += run(loaded, tokens, [len(tokens)], PARAMS[0])[0].tokens
-    (output,) = run(loaded, tokens[:-1], [len(tokens) - 1], PARAMS[0], n_draft=3)
-    assert output.tokens == tuple(tokens[len(PROMPT) :])
 
 
 def test_window_on_a_model_without_one(saved: Any) -> None:
@@ -218,23 +199,6 @@ def test_progress_names_its_stages(saved: Any) -> None:
     create(lambda stage, done: seen.append((stage, done)), model=str(saved[0]), device="cpu")
     assert list(dict.fromkeys(stage for stage, _ in seen)) == ["checking memory", "loading weights", "warming up"]
     assert ("loading weights", 1.0) in seen
-
-
-def test_both_kinds_of_steps_are_warm(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU uses different kernels for a prompt's step and for a decoding step. It compiles each at its first use."""
-    seen: list[tuple[int, int]] = []
-    launch = ModelRunner.launch
-
-    def spied(self: ModelRunner, batch: StepBatch) -> Any:
-        seen.extend((item.start, item.stop) for item in batch.slices)
-        return launch(self, batch)
-
-    monkeypatch.setattr(ModelRunner, "launch", spied)
-    start(saved[0])
-    assert seen == [(0, 32), (31, 32)]
-    seen.clear()
-    start(saved[0], max_model_len=1)
-    assert seen == [(0, 1), (0, 1)]
 
 
 @pytest.mark.parametrize(
@@ -407,13 +371,3 @@ def test_keys_and_values_in_fp8_are_rounded_and_nothing_else(saved: Any, monkeyp
     monkeypatch.setattr(ReferenceAttention, "attend", rounding)
     by_hand = run(start(directory, **options), PROMPT, [5, 13], params)[1].logprobs[0].logprob
     assert found == by_hand != exact
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_runs(saved: Any, dtype: str) -> None:
-    directory, theirs = saved
-    params = SamplingParams(temperature=0.0, logprobs=0)
-    (output,) = run(start(directory, dtype=dtype), PROMPT, [13], params)
-    (logprob,) = output.logprobs
-    own = theirs(PROMPT)[-1].log_softmax(-1)[logprob.token].item()
-    assert logprob.logprob == pytest.approx(own, abs=0.3)

@@ -14,7 +14,6 @@ from model.batch import Slice, TokenLogprob
 from model.kernels.cpu.records import NO_TOKEN, NOT_FINITE
 from model.sampling_params import SamplingParams
 from model.step import distribution, sampler
-from model.step.logprobs import log_softmax, ranks, token_logprobs
 from model.step.noise import noise, noise_keys
 
 CPU = torch.device("cpu")
@@ -81,10 +80,6 @@ def test_greedy_takes_the_greatest_and_the_lowest_id_of_equals() -> None:
     assert greedy([0.0, 3.0, 1.0, 3.0]) == 1
 
 
-def test_greedy_ignores_the_seed() -> None:
-    assert {greedy([0.0, 0.1, 0.2], seed=seed) for seed in range(20)} == {2}
-
-
 # Steps before the choice
 
 
@@ -127,10 +122,6 @@ def test_repetition_penalty_divides_positive_and_multiplies_negative() -> None:
     assert greedy([4.0, 3.0], [0], repetition_penalty=1.3) == 0  # 3.08
     assert greedy([4.0, 3.0], [0], repetition_penalty=1.4) == 1  # 2.86
     assert greedy([-1.0, -1.5], [0], repetition_penalty=1.6) == 1  # -1.6
-
-
-def test_repetition_penalty_counts_prompt_and_output_once() -> None:
-    assert greedy([4.0, 3.9, 2.0], [0, 0, 1, 1], 2, repetition_penalty=1.5) == 0  # 2.67, 2.6, 2
 
 
 def test_presence_and_frequency_count_the_output_only() -> None:
@@ -190,11 +181,11 @@ def test_ties_at_the_cut_go_to_the_lowest_ids(params: dict[str, float]) -> None:
     assert sampled == {0, 1, 2}
 
 
-@pytest.mark.parametrize("params", [{}, {"temperature": 0.7}, {"top_k": 4}, {"top_p": 0.75}, {"min_p": 0.2}])
+@pytest.mark.parametrize("params", [{"temperature": 0.7}, {"top_k": 4}, {"top_p": 0.75}, {"min_p": 0.2}])
 def test_samples_follow_the_distribution(params: dict[str, float]) -> None:
-    """Chi-square over 20,000 seeds; the limit is about 6 standard deviations above the mean."""
+    """Chi-square over 5,000 seeds; the limit is about 6 standard deviations above the mean."""
     logits = [0.3, -1.0, 2.0, 1.9, 0.0, 0.7, 1.2, -0.4]
-    n = 20_000
+    n = 5_000
     items = [after(seed=seed, **params) for seed in range(n)]
     counts = Counter(token for token, _ in sample(torch.tensor([logits] * n), items))
     expected = probabilities_by_hand(logits, items[0].params)
@@ -212,18 +203,6 @@ def test_smallest_temperatures_are_greedy() -> None:
 def test_extreme_logits_stay_numbers() -> None:
     assert sample_one([1e38, -1e38, 3e38], after(temperature=0.01)) == 2
     assert sample_one([-1e4, -1e4 - 1, -2e4], after(top_p=0.5)) == 0
-
-
-# Noise
-
-
-def histogram(values: Tensor) -> float:
-    """Chi-square of 20 equal bins."""
-    counts = values.histc(20, 0.0, 1.0)
-    return float(((counts - values.numel() / 20) ** 2 / (values.numel() / 20)).sum())
-
-
-FREEDOM_19 = 19 + 6 * math.sqrt(38)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -245,29 +224,6 @@ def test_where_all_tokens_are_hidden_none_is_sampled(temperature: float) -> None
         sample_one([0.0] * 9, after((5,), 0, temperature=temperature, allowed_token_ids=(2,), bad_words=words))
         == NO_TOKEN
     )
-
-
-def test_noise_is_uniform_over_tokens_and_over_seeds() -> None:
-    for seed in range(8):
-        values = noise(noise_keys([seed], [0], [0]), 50_000, CPU)[0]
-        assert values.min() > 0
-        assert values.max() < 1
-        assert histogram(values) < FREEDOM_19
-    for token in (0, 1, 777):
-        values = noise(noise_keys(range(-5000, 5000), [0] * 10_000, [0] * 10_000), 800, CPU)[:, token]
-        assert histogram(values) < FREEDOM_19
-
-
-def test_each_word_of_the_key_matters() -> None:
-    near = [(s, c, i) for s in (0, 1, 2**63 - 1, -(2**63)) for c in range(8) for i in range(64)]
-    assert len(set(noise_keys(*zip(*near, strict=True)).tolist())) == len(near)
-
-
-@pytest.mark.parametrize("axis", [0, 1])
-def test_neighbouring_samples_and_tokens_are_uncorrelated(axis: int) -> None:
-    values = noise(noise_keys([5] * 300, [0] * 300, range(300)), 300, CPU)
-    first, second = values.narrow(axis, 0, 299).flatten(), values.narrow(axis, 1, 299).flatten()
-    assert abs(torch.corrcoef(torch.stack((first, second)))[0, 1].item()) < 0.02
 
 
 def test_rounding_hardly_ever_changes_a_sample() -> None:
@@ -316,29 +272,6 @@ def test_logprobs_are_of_the_models_own_distribution() -> None:
     assert [p for _, p in logprob.top] == pytest.approx([2.0 - total, 1.5 - total], abs=1e-6)
 
 
-def test_alternatives_tie_by_id_and_are_as_many_as_requested() -> None:
-    logprobs = log_softmax(torch.tensor([[0.0, 1.0, 1.0, 0.0], [-0.0, 0.0, -0.0, 0.0]]))
-    first, second = token_logprobs(logprobs, [3, 2], [3, 0])
-    assert [i for i, _ in first.top] == [1, 2, 0]
-    assert second.top == ()
-    assert second.logprob == pytest.approx(math.log(0.25))
-    (every_token,) = token_logprobs(logprobs[1:], [0], [20])
-    assert [i for i, _ in every_token.top] == [0, 1, 2, 3]
-
-
-def test_ranks_are_first_places_in_a_sorted_list() -> None:
-    source = random.Random(5)
-    rows = [[float(source.randrange(6)) for _ in range(40)] for _ in range(30)]
-    tokens = [source.randrange(40) for _ in rows]
-    places = [sorted(row, reverse=True).index(row[token]) + 1 for row, token in zip(rows, tokens, strict=True)]
-    assert ranks(torch.tensor(rows), tokens) == places
-
-
-def test_rows_without_logprobs_have_none() -> None:
-    logits, items = mixed_rows()
-    assert [logprob is not None for _, logprob in sample(logits, items)] == [True, False, False, True, *[False] * 3]
-
-
 @pytest.mark.parametrize("extreme", [2.0**-24, 1 - 2.0**-24])
 def test_ends_of_the_noise_hit_no_hidden_token(extreme: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ids 0 and 4 are hidden: with any noise, they are not sampled."""
@@ -346,11 +279,6 @@ def test_ends_of_the_noise_hit_no_hidden_token(extreme: float, monkeypatch: pyte
     monkeypatch.setenv("NORIA_KERNELS", "torch")
     monkeypatch.setattr(distribution, "noise", lambda *_: torch.tensor([[extreme, others, others, others, extreme]]))
     assert sample_one([-1.0, 2.0, 0.0, 1.0, -1.0], after(top_k=3)) == 1
-
-
-def test_choices_of_one_request_differ() -> None:
-    sampled = {sample_one([0.0] * 1000, after(seed=1, choice=choice)) for choice in range(8)}
-    assert len(sampled) > 5
 
 
 def test_implementations_sample_the_same_tokens(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -124,9 +123,3 @@ def test_a_thousand_names_are_one_search() -> None:
     assert pattern.findall(text) == plain.findall(text) != []
     assert control_pattern([]).findall(text) == []
     assert len(pattern.pattern) < len(plain.pattern) / 2
-
-
-def test_the_files_of_mistral_common_are_all_here() -> None:
-    """The other one has the same tokens: see `test_tekken.py`."""
-    shipped = {path.name for path in files("mistral_common").joinpath("data").iterdir() if path.name[0] != "."}
-    assert shipped - KINDS.keys() == {"tekken_240718.json"}

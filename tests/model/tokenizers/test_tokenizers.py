@@ -1,7 +1,6 @@
 """Tokenizers against the libraries that define them: `tokenizers`, sentencepiece, transformers."""
 
 import json
-import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -9,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from sentencepiece import SentencePieceProcessor
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
@@ -19,7 +17,6 @@ from model.tokenizers.base import Tokenizer
 from model.tokenizers.huggingface import HuggingFaceTokenizer
 from model.tokenizers.load import load_tokenizer
 from tests.gguf_models import write_tokenizer
-from tests.model.tokenizers.vocabularies import V1, V3
 
 ENCODING = {"add_bos": False, "parse_control": True}
 
@@ -34,11 +31,6 @@ def byte_level(embedded: Path) -> Tokenizer:
     return load_tokenizer(embedded)
 
 
-def _spm(file: Path, directory: Path, name: str) -> Tokenizer:
-    shutil.copy(file, directory / name)
-    return load_tokenizer(directory)
-
-
 def test_other_threads_run_while_a_long_text_is_encoded(byte_level: Tokenizer) -> None:
     thread = threading.Thread(target=byte_level.encode, args=["lorem ipsum " * 2**17], kwargs=ENCODING)
     thread.start()
@@ -49,38 +41,9 @@ def test_other_threads_run_while_a_long_text_is_encoded(byte_level: Tokenizer) -
     assert pauses > 10
 
 
-@pytest.fixture(scope="module", params=[V1, V3], ids=["v1", "v3"])
-def sentencepiece(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple:
-    tokenizer = _spm(request.param, tmp_path_factory.mktemp("spm"), "tokenizer.model" + request.param.suffix)
-    return tokenizer, SentencePieceProcessor(model_file=str(request.param))
-
-
 def test_the_gguf_tokenizer_splits_digits_as_the_published_one(byte_level: Tokenizer) -> None:
-    assert [byte_level.name(token) for token in byte_level.encode("x 2024", add_bos=True, parse_control=True)] == [
-        "x",
-        " ",
-        "2",
-        "0",
-        "2",
-        "4",
-    ]
-
-
-def test_control_tokens_are_parsed_on_request(
-    byte_level: Tokenizer, embedded_files: Path, sentencepiece: tuple
-) -> None:
-    text = "<|im_start|>user\n hi <|im_end|>\n"
-    ids = byte_level.encode(text, add_bos=False, parse_control=True)
-    assert ids == AutoTokenizer.from_pretrained(embedded_files)(text)["input_ids"]
-    assert (ids[0], byte_level.piece(ids[0]), byte_level.name(ids[0])) == (1, b"", "<|im_start|>")
-    assert byte_level.decode(ids) == "user\n hi \n"
-    mine, library = sentencepiece
-    assert mine.encode("a<s>b</s>", add_bos=False, parse_control=True) == [
-        *library.encode("a"),
-        1,
-        *library.encode("b"),
-        2,
-    ]
+    ids = byte_level.encode("x 2024", add_bos=True, parse_control=True)
+    assert [byte_level.name(token) for token in ids] == ["x", " ", "2", "0", "2", "4"]
 
 
 def _hostile(**options: bool) -> HuggingFaceTokenizer:
@@ -175,10 +138,3 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     pieces = tokenizers.Tokenizer(models.BPE({"a": 0}, []))
     pieces.normalizer, pieces.decoder = normalizers.Lowercase(), decoders.WordPiece()
     assert "decoder 'WordPiece'" in _refused(tmp_path, lambda path: pieces.save(str(path / "tokenizer.json")))
-
-
-def test_the_newest_sentencepiece_version_goes_first(tmp_path: Path) -> None:
-    shutil.copy(V1, tmp_path / "tokenizer.model")
-    assert load_tokenizer(tmp_path).vocab_size == 32000
-    shutil.copy(V3, tmp_path / "tokenizer.model.v3")
-    assert load_tokenizer(tmp_path).vocab_size == 32768

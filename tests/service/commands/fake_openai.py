@@ -40,14 +40,6 @@ class FakeOpenAI:
         async def models() -> dict[str, Any]:
             return {"object": "list", "data": [{"id": name, "object": "model"} for name in self.models]}
 
-        @app.get("/v1/models/{name}")
-        async def card(name: str) -> dict[str, Any]:
-            return {"id": name, "object": "model"}
-
-        @app.get("/ready")
-        async def ready() -> dict[str, str]:
-            return {"status": "ready"}
-
         @app.post("/v1/completions")
         @app.post("/v1/chat/completions")
         async def complete(request: Request) -> Any:

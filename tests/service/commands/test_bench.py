@@ -3,9 +3,6 @@
 import json
 import random
 import socket
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
-from io import StringIO
 from itertools import accumulate
 from pathlib import Path
 from statistics import mean
@@ -13,32 +10,19 @@ from typing import Any
 
 import pytest
 
-from service.cli import main
-from service.commands.bench.prompts import random_prompts
 from service.commands.bench.summary import distribution, inter_token
 from service.commands.bench.workload import Result
+from tests.service.command_line import Done, noria
 from tests.service.commands.fake_openai import FakeOpenAI, serving
 from tests.waiting import PATIENCE
 
 
-@dataclass
-class Ran:
-    exit_code: int
-    output: str
-
-
-def run(*arguments: object, env: dict[str, str] | None = None) -> Ran:
+def run(*arguments: object, env: dict[str, str] | None = None) -> Done:
     """`noria bench ARGUMENTS` in this process."""
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as output, redirect_stderr(output):
-        patch.setattr("sys.argv", ["noria", "bench", *map(str, arguments)])
-        for name, value in (env or {}).items():
-            patch.setenv(name, value)
-        with pytest.raises(SystemExit) as ended:
-            main()
-    return Ran(int(ended.value.code or 0), output.getvalue())
+    return noria("bench", *arguments, env=env)
 
 
-def run_json(fake: FakeOpenAI, folder: Path, *arguments: object) -> tuple[Ran, dict[str, Any]]:
+def run_json(fake: FakeOpenAI, folder: Path, *arguments: object) -> tuple[Done, dict[str, Any]]:
     with serving(fake) as url:
         result = run("--url", url, "--json", folder / "report.json", *arguments)
     return result, json.loads((folder / "report.json").read_text())
@@ -51,7 +35,7 @@ def test_counts_add_up(endpoint: str, tmp_path: Path) -> None:
     result, report = run_json(
         fake, tmp_path, "--endpoint", endpoint, *["--requests", "12", "--concurrency", "3", "--warmup", "2"]
     )
-    assert result.exit_code == 0, result.output
+    assert result.code == 0, result.errors
     assert "\x1b" not in result.output
     assert len(fake.requests) == 14  # the warm-up is sent, and not counted
     assert 1 < fake.max_in_flight <= 3
@@ -78,15 +62,6 @@ def test_latencies_are_those_of_the_single_requests(tmp_path: Path) -> None:
     assert latency["inter_token"]["mean"] == pytest.approx(mean(spans))
 
 
-def test_merged_pieces_count_as_the_tokens_that_usage_tells(tmp_path: Path) -> None:
-    fake = FakeOpenAI(pieces=("a b c", "d e f"), usage={"prompt_tokens": 5, "completion_tokens": 7}, delay=0.01)
-    _, report = run_json(fake, tmp_path, *["--requests", "2", "--warmup", "0"])
-    assert report["tokens"]["completion"] == 14
-    assert report["tokens"]["pieces"] == 4
-    spans = [request["arrivals"][1] - request["arrivals"][0] for request in report["results"]]
-    assert report["latency_seconds"]["inter_token"]["mean"] == pytest.approx(mean(spans) / 6)
-
-
 def test_without_usage_pieces_are_counted_and_the_report_says_so(tmp_path: Path) -> None:
     result, report = run_json(FakeOpenAI(usage=None), tmp_path, *["--requests", "3", "--warmup", "0"])
     assert report["tokens"]["completion"] == 12
@@ -98,7 +73,7 @@ def test_poisson_arrivals_neither_come_early_nor_wait_for_answers(tmp_path: Path
     fake = FakeOpenAI(delay=0.02)
     arguments = ["--requests", "20", "--rate", "400", "--seed", "7", "--warmup", "0"]
     result, report = run_json(fake, tmp_path, *arguments)
-    assert result.exit_code == 0, result.output
+    assert result.code == 0, result.errors
     rng = random.Random(7)
     due = [0.0, *accumulate(rng.expovariate(400) for _ in range(19))]
     starts = sorted(request["start"] for request in report["results"])
@@ -112,7 +87,7 @@ def test_no_request_is_sent_after_the_seconds(tmp_path: Path) -> None:
     fake = FakeOpenAI(delay=0.01)
     arguments = ["--seconds", "0.3", "--warmup", "0"]
     result, report = run_json(fake, tmp_path, *arguments, "--concurrency", "2")
-    assert result.exit_code == 0, result.output
+    assert result.code == 0, result.errors
     assert 2 < len(fake.requests) <= 10
     assert len({body["prompt"] for body in fake.requests}) == len(fake.requests)
     assert report["requests"]["completed"] == len(fake.requests)
@@ -143,7 +118,7 @@ def test_lengths_come_from_distributions_and_repeat_with_the_seed(tmp_path: Path
 def test_failed_requests_are_counted_by_kind_and_fail_the_command(tmp_path: Path) -> None:
     fake = FakeOpenAI(fails={2: 429, 3: 429, 5: 500})
     result, report = run_json(fake, tmp_path, *["--requests", "6", "--concurrency", "1", "--warmup", "0"])
-    assert result.exit_code == 1
+    assert result.code == 1
     assert report["requests"] == {"total": 6, "completed": 3, "failed": 3}
     assert {kind: error["count"] for kind, error in report["errors"].items()} == {"http_429": 2, "http_500": 1}
     assert report["errors"]["http_429"]["example"] == "told to fail with 429"
@@ -153,14 +128,14 @@ def test_failed_requests_are_counted_by_kind_and_fail_the_command(tmp_path: Path
 @pytest.mark.parametrize(("how", "kind"), [("error", "stream_error"), ("cut", "incomplete")])
 def test_a_broken_stream_is_a_failure(how: str, kind: str, tmp_path: Path) -> None:
     result, report = run_json(FakeOpenAI(break_stream=how), tmp_path, *["--requests", "2", "--warmup", "0"])
-    assert result.exit_code == 1
+    assert result.code == 1
     assert report["errors"][kind]["count"] == 2
 
 
 def test_a_slow_answer_is_a_timeout(tmp_path: Path) -> None:
     fake = FakeOpenAI(delay=30.0)
     result, report = run_json(fake, tmp_path, *["--requests", "2", "--warmup", "0", "--timeout", "0.3"])
-    assert result.exit_code == 1
+    assert result.code == 1
     assert report["errors"]["timeout"]["count"] == 2
     assert fake.closed_early.wait(PATIENCE)
 
@@ -170,16 +145,16 @@ def test_a_refused_connection_is_one_line() -> None:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
         result = run("--url", url)
-    assert result.exit_code == 1
-    assert len(result.output.splitlines()) == 1
-    assert f"cannot connect to {url}" in result.output
+    assert result.code == 1
+    assert len(result.errors.splitlines()) == 1
+    assert f"cannot connect to {url}" in result.errors
 
 
 def test_a_server_without_models_is_one_line() -> None:
     with serving(FakeOpenAI(models=())) as url:
         result = run("--url", url)
-    assert result.exit_code == 1
-    assert result.output == f"noria: {url} lists no model at /v1/models; is it an OpenAI endpoint?\n"
+    assert result.code == 1
+    assert result.errors == f"noria: {url} lists no model at /v1/models; is it an OpenAI endpoint?\n"
 
 
 @pytest.mark.parametrize(
@@ -200,16 +175,16 @@ def test_a_server_without_models_is_one_line() -> None:
 )
 def test_wrong_options_are_one_line(arguments: str, message: str) -> None:
     result = run(*arguments.split())
-    assert result.exit_code == 1
-    assert len(result.output.splitlines()) == 1
-    assert message in result.output
+    assert result.code == 1
+    assert len(result.errors.splitlines()) == 1
+    assert message in result.errors
 
 
 def test_a_failed_warm_up_ends_it_with_the_servers_word() -> None:
     with serving(FakeOpenAI(key="right")) as url:
         result = run("--url", url, "--api-key", "wrong")
-    assert result.exit_code == 1
-    assert "a warm-up request failed (http_401): wrong key" in result.output
+    assert result.code == 1
+    assert "a warm-up request failed (http_401): wrong key" in result.errors
 
 
 def test_flags_are_variables_and_the_key_stays_out_of_the_report(tmp_path: Path) -> None:
@@ -217,7 +192,7 @@ def test_flags_are_variables_and_the_key_stays_out_of_the_report(tmp_path: Path)
     with serving(fake) as url:
         env = {"NORIA_BENCH_URL": url, "NORIA_BENCH_REQUESTS": "2", "NORIA_BENCH_API_KEY": "secret-key"}
         result = run("--json", tmp_path / "report.json", "--no-ignore-eos", env=env)
-    assert result.exit_code == 0, result.output
+    assert result.code == 0, result.errors
     text = (tmp_path / "report.json").read_text()
     assert "secret-key" not in text
     report = json.loads(text)
@@ -249,24 +224,12 @@ def test_messages_are_for_chat_only(tmp_path: Path) -> None:
     fake = FakeOpenAI()
     arguments = ("--prompts", tmp_path / "prompts", *["--requests", "3", "--warmup", "0"])
     result, _ = run_json(fake, tmp_path, *arguments, "--endpoint", "chat")
-    assert result.exit_code == 0, result.output
+    assert result.code == 0, result.errors
     assert [body["messages"] for body in fake.requests] == [messages] * 3
     with serving(fake) as url:
         result = run("--url", url, *arguments)
-    assert result.exit_code == 1
-    assert "--endpoint completions takes no messages" in result.output
-
-
-def test_random_prompts_share_a_prefix_and_repeat_with_the_seed() -> None:
-    alone = [str(prompt).split() for prompt in random_prompts([20] * 50, 0, seed=1)]
-    assert {len(words) for words in alone} == {20}
-    assert len({tuple(words[:4]) for words in alone}) == 50
-    shared = [str(prompt).split() for prompt in random_prompts([20] * 50, 15, seed=1)]
-    assert len({tuple(words[:15]) for words in shared}) == 1
-    assert len({tuple(words[15:]) for words in shared}) > 45
-    first, again, other = ([*random_prompts([20, 9, 5], 5, seed)] for seed in (1, 1, 2))
-    assert first == again != other
-    assert [len(str(prompt).split()) for prompt in first] == [20, 9, 5]
+    assert result.code == 1
+    assert "--endpoint completions takes no messages" in result.errors
 
 
 def test_gaps_are_weighted_by_the_tokens_in_them() -> None:

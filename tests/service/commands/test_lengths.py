@@ -23,11 +23,6 @@ def test_a_wide_distribution_stays_finite() -> None:
     assert drawn == {1, LONGEST}
 
 
-@pytest.mark.parametrize(("text", "least"), [("7", 7), ("uniform:2-4", 2), ("lognormal:200,0.5", 1)])
-def test_the_least_number(text: str, least: int) -> None:
-    assert lengths(text, "--input").least == least
-
-
 @pytest.mark.parametrize(
     "text",
     ["", "many", "0", "1.5", "uniform:5", "uniform:9-2", "uniform:1-16777217", "16777217", "lognormal:5", "normal:5,1"],

@@ -1,29 +1,10 @@
-// Conversations as a file. An import takes what has the right type; its texts are as harmless as a model's.
+// Conversations as a file. The texts of an import are as harmless as a model's.
 
-import { newId, titleOf } from "./conversation.js";
-import { NAMES } from "./request.js";
+import { newConversation, newId, titleOf } from "./conversation.js";
 
 const FORMAT = "noria-conversations";
 const VERSION = 1;
 const ROLES = ["user", "assistant", "tool"];
-const STATES = ["done", "stopped", "failed"];
-const NODE = {
-  id: "",
-  parent: "",
-  created: 0,
-  role: "",
-  content: "",
-  images: [""],
-  callId: "",
-  thought: "",
-  calls: [{ id: "", name: "", arguments: "" }],
-  state: "",
-  finish: "",
-  error: "",
-  stats: { prompt: 0, tokens: 0, cached: 0, speed: 0, first: 0 },
-  scores: [{ token: "", shown: "", logprob: 0, top: [["", 0]] }],
-};
-const HEAD = { title: "", created: 0, system: "", schema: "", tools: "", raw: false, scores: false, leaf: "" };
 
 /** The text of a file with these conversations. */
 export function exported(conversations) {
@@ -53,26 +34,21 @@ export async function imported(file) {
   return content.conversations.map(conversation);
 }
 
-function conversation(plain, at) {
-  const { nodes, leaf, ...head } = like({ ...HEAD, nodes: [NODE] }, plain);
+function conversation({ nodes, ...head }, at) {
+  if (!isTree(nodes)) throw new Error(`conversations[${at}].nodes: expected a tree of messages`);
   const id = newId();
   const ids = new Map(nodes.map((node) => [node.id, newId()]));
-  if (!isTree(nodes)) throw new Error(`conversations[${at}].nodes: expected a tree of messages`);
-  const made = nodes.map((node) => ({
-    ...node,
-    id: ids.get(node.id),
-    conversation: id,
-    parent: ids.get(node.parent) ?? null,
-    images: node.images.filter((url) => url.startsWith("data:image/")), // another address would tell that it was read
-    state: STATES.includes(node.state) ? node.state : "stopped",
-  }));
-  const title = titleOf(head.title);
-  const end = ids.get(leaf) ?? made.at(-1)?.id ?? null;
-  const whole = { ...head, id, title, updated: Date.now(), fields: fieldsIn(plain?.fields), leaf: end };
+  const made = nodes.map((node) => {
+    const state = ["waiting", "writing"].includes(node.state) ? "stopped" : node.state;
+    const images = (node.images ?? []).filter((url) => url.startsWith("data:")); // another address would tell of it
+    return { ...node, id: ids.get(node.id), conversation: id, parent: ids.get(node.parent) ?? null, state, images };
+  });
+  const leaf = ids.get(head.leaf) ?? made.at(-1)?.id ?? null;
+  const whole = { ...newConversation().head, ...head, id, title: titleOf(head.title), updated: Date.now(), leaf };
   return { head: whole, nodes: new Map(made.map((node) => [node.id, node])) };
 }
 
-/** Whether each message has a role, an id of its own, and a way to a root: a cycle would hang the page. */
+/** Whether each message has a role, a text, an id of its own, and a way to a root: a cycle would hang the page. */
 function isTree(nodes) {
   const parents = new Map(nodes.map(({ id, parent }) => [id, parent]));
   const ends = ({ id }) => {
@@ -80,22 +56,6 @@ function isTree(nodes) {
     for (let at = id; parents.has(at) && n <= nodes.length; at = parents.get(at)) n++;
     return n <= nodes.length;
   };
-  return parents.size === nodes.length && nodes.every((node) => ROLES.includes(node.role) && ends(node));
-}
-
-/** Fields that the form has. The server checks their values. */
-function fieldsIn(fields) {
-  const isText = (value) => ["number", "string"].includes(typeof value);
-  const isPlain = (value) => isText(value) || (Array.isArray(value) && value.every(isText));
-  const known = Object.entries(fields ?? {}).filter(([name, value]) => NAMES.includes(name) && isPlain(value));
-  return Object.fromEntries(known);
-}
-
-/** The part of `value` that has the type of `sample`. A list of two samples is a pair. */
-function like(sample, value) {
-  if (Array.isArray(sample) && sample.length > 1) return sample.map((part, at) => like(part, value?.[at]));
-  if (Array.isArray(sample)) return Array.isArray(value) ? value.map((item) => like(sample[0], item)) : [];
-  if (typeof sample === typeof value && typeof sample !== "object") return value;
-  if (typeof sample !== "object") return sample;
-  return Object.fromEntries(Object.entries(sample).map(([name, part]) => [name, like(part, value?.[name])]));
+  const isMessage = ({ role, content }) => ROLES.includes(role) && typeof content === "string";
+  return parents.size === nodes.length && nodes.every((node) => isMessage(node) && ends(node));
 }

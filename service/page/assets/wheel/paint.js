@@ -24,10 +24,9 @@ export function paintRings(canvas, rings, palette, now, still) {
   const width = canvas.clientWidth;
   const { size, columns, rows } = grid(width, rings.places);
   const context = fitted(canvas, width, rows * size);
-  const fills = { held: palette.accent, shared: palette.fill(context, palette.good, "striped"), empty: palette.raised };
+  const fills = { held: palette.accent, shared: palette.striped(context, palette.good), empty: palette.raised };
   const left = (width - columns * size) / 2;
   const centre = (place) => [left + ((place % columns) + 0.5) * size, (Math.floor(place / columns) + 0.5) * size];
-  paintPlaces(context, palette, rings, rows * columns, centre, size);
   for (const ring of rings.rings.values()) {
     const presence = rings.presence(ring, now, still);
     const radius = (size / 2 - 6) * (0.5 + 0.5 * presence);
@@ -99,22 +98,6 @@ function paintGaps(context, palette, table, pageSize, perToken, angle, radius, t
     context.lineTo(outer * cos, outer * sin);
   }
   context.stroke();
-}
-
-function paintPlaces(context, palette, rings, n, centre, size) {
-  const taken = new Set([...rings.rings.values()].map(({ place }) => place));
-  context.strokeStyle = palette.line;
-  context.lineWidth = 1;
-  context.setLineDash([2, 6]);
-  context.beginPath();
-  for (let place = 0; place < n; place++) {
-    if (taken.has(place)) continue;
-    const [x, y] = centre(place);
-    context.moveTo(x + size * 0.3, y);
-    context.arc(x, y, size * 0.3, 0, 2 * Math.PI);
-  }
-  context.stroke();
-  context.setLineDash([]);
 }
 
 function paintLabel(context, palette, size, { sequence }, presence) {

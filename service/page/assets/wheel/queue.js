@@ -2,7 +2,7 @@
 
 import { html } from "../html.js";
 import { runs } from "./rings.js";
-import { REASONS } from "./trouble.js";
+import { wordsOf } from "./states.js";
 
 const MOST = 8;
 const number = (value) => value.toLocaleString("en");
@@ -19,5 +19,5 @@ export function Queue({ picture: { sequences, waiting } }) {
 function describe({ id, state, prompt, generated, reason }) {
   const what =
     state === "preempted" ? `preempted after ${number(generated)} tokens` : `a prompt of ${number(prompt)} tokens`;
-  return `#${id}, ${what}, waits for ${reason ? (REASONS[reason] ?? reason) : "the next step"}`;
+  return `#${id}, ${what}, waits for ${reason ? wordsOf(reason) : "the next step"}`;
 }

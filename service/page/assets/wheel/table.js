@@ -2,19 +2,10 @@
 
 import { html, useState } from "../html.js";
 import { heldPages } from "./rings.js";
-import { REASONS } from "./trouble.js";
+import { wordsOf } from "./states.js";
 
-const HEAD = [
-  "Request",
-  "State",
-  "Prompt tokens",
-  "From the cache",
-  "Computed",
-  "Generated",
-  "Pages",
-  "Shared pages",
-  "Waits for",
-];
+const HEAD =
+  "Request,State,Prompt tokens,From the cache,Computed,Generated,Pages,Shared pages,Waits for".split(",");
 const number = (value) => value.toLocaleString("en");
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 
@@ -39,6 +30,6 @@ function row({ id, state, prompt, cached, computed, generated, pages = [], reaso
   const held = sum(pages.map(heldPages));
   const shared = sum(pages.map((table) => table.shared.length));
   const numbers = [prompt, cached, computed, generated, held, shared].map(number);
-  const cells = [state, ...numbers, reason ? (REASONS[reason] ?? reason) : ""];
+  const cells = [state, ...numbers, reason ? wordsOf(reason) : ""];
   return html`<tr key=${id}><th scope="row">#${id}</th>${cells.map((text) => html`<td>${text}</td>`)}</tr>`;
 }

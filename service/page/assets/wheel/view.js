@@ -4,14 +4,14 @@ import { createRef, html, render } from "../html.js";
 import { Feed } from "./feed.js";
 import { Load } from "./load.js";
 import { paintRings } from "./paint.js";
-import { Palette, watchColours } from "./palette.js";
+import { Palette } from "./palette.js";
 import { behaviour, Pools } from "./pools.js";
 import { Queue } from "./queue.js";
 import { Rings } from "./rings.js";
-import { PARTS, paintSteps, Steps } from "./steps.js";
+import { STATES } from "./states.js";
+import { Chart, PARTS, Steps } from "./steps.js";
 import { Table } from "./table.js";
 import { Tiles } from "./tiles.js";
-import { Trouble } from "./trouble.js";
 
 const CONTEXT = 512; // where the model's card has not come yet
 const INVITATION = "Sends eight prompts, so that you see the wheel turn.";
@@ -27,10 +27,8 @@ export function mount(root, { server, model }) {
 class Wheel {
   rings = new Rings();
   steps = new Steps();
-  trouble = new Trouble();
   stillness = matchMedia("(prefers-reduced-motion: reduce)");
   wheels = createRef();
-  chart = createRef();
   frame = 0;
   timer = 0; // of the table
   context = CONTEXT;
@@ -50,7 +48,7 @@ class Wheel {
       this.feed.follow(); // a key that was missing is there now
     });
     this.palette = new Palette(root);
-    watchColours(() => {
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
       this.palette = new Palette(root);
       this.paint();
     });
@@ -61,7 +59,7 @@ class Wheel {
     this.rings.update(picture, performance.now());
     this.steps.add(picture.steps);
     const pools = picture.pools.length ? picture.pools : this.pools; // none are known while the engine restarts
-    this.show({ picture, pools, warning: this.trouble.judge(picture) ?? ["", ""] });
+    this.show({ picture, pools, warning: STATES[picture.state] ?? ["", ""] });
     this.timer ||= setTimeout(() => {
       this.timer = 0;
       this.show({ tabled: this.picture });
@@ -74,7 +72,7 @@ class Wheel {
     else this.load.send(this.context);
   }
 
-  /** Change what the page shows, but for the canvases. */
+  /** Change what the page shows, but for the rings. */
   show(changes) {
     Object.assign(this, changes);
     const { picture, pools, loading } = this;
@@ -107,8 +105,8 @@ class Wheel {
         <div class="column">
           <${Part} title="Last steps" about="Each bar is one step of the network. All requests share it: a row for each
             token that is computed.">
-            <canvas role="img" aria-label="Rows of the last steps" ref=${this.chart}></canvas>
-            <${Legend} entries=${Object.fromEntries(PARTS.map(({ name }) => [name, `${name} rows`]))} />
+            <${Chart} list=${this.steps.list} />
+            <${Legend} entries=${Object.fromEntries(PARTS.map((name) => [name, `${name} rows`]))} />
             <p class="faint">${this.steps.newest}</p>
           <//>
           <${Part} title="Pages" about="The KV cache is a pool of pages. Requests that begin alike share pages; pages of
@@ -123,14 +121,13 @@ class Wheel {
     render(page, this.root);
   }
 
-  /** Paint the canvases in the next frame, and go on while something moves. */
+  /** Paint the rings in the next frame, and go on while something moves. */
   paint() {
     this.frame ||= requestAnimationFrame((now) => {
       this.frame = 0;
       const still = this.stillness.matches;
       const moving = this.rings.advance(now, still);
       paintRings(this.wheels.current, this.rings, this.palette, now, still);
-      paintSteps(this.chart.current, this.steps, this.palette);
       if (moving && this.wheels.current.clientWidth) this.paint();
     });
   }

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.service.live import answer, running
+from tests.service.command_line import noria
+from tests.service.live import Live, answer, running
 from tests.waiting import PATIENCE, eventually, strike
 
 COMMAND = [sys.executable, "-m", "service", "batch"]
@@ -34,17 +35,16 @@ def start(*arguments: str | Path, **options: Any) -> subprocess.Popen[str]:
 
 
 def batch(*arguments: str | Path) -> tuple[int, str]:
-    """The exit code of a run, and what it said."""
-    with start(*arguments) as process:
-        _, errors = process.communicate(timeout=PATIENCE)
-    return process.returncode, errors
+    """The exit code of a run in this process, and what it said."""
+    done = noria("batch", *arguments)
+    return done.code, done.errors
 
 
 def results(path: Path) -> list[dict[str, Any]]:
     return [json.loads(one) for one in path.read_text().splitlines()]
 
 
-def test_each_endpoint_answers_and_bad_lines_do_not_stop_the_others(tmp_path: Path) -> None:
+def test_each_endpoint_answers_and_bad_lines_do_not_stop_the_others(live: Live, tmp_path: Path) -> None:
     user = [{"role": "user", "content": "hi"}]
     others = {
         "/v1/chat/completions": {"messages": user, "max_tokens": 4},
@@ -59,8 +59,7 @@ def test_each_endpoint_answers_and_bad_lines_do_not_stop_the_others(tmp_path: Pa
     ]
     lines += [{"custom_id": url, "method": "POST", "url": url, "body": body} for url, body in others.items()]
     source, out = write(tmp_path / "in.jsonl", [*lines, 7]), tmp_path / "out.jsonl"
-    with running() as live:
-        code, said = batch(source, out, "--url", live.url)
+    code, said = batch(source, out, "--url", live.url)
     assert code == 1
     assert said.startswith("batch: 8 of 8 lines (100%), 3 failed, ")
     found = {result["custom_id"]: result for result in results(out)}
@@ -152,25 +151,13 @@ def test_requests_and_results_are_two_files(tmp_path: Path) -> None:
     assert said == f"noria: {source} is the file of the requests; name another file for the results\n"
 
 
-def test_results_of_other_lines_stay_and_do_not_count(tmp_path: Path) -> None:
+def test_results_of_other_lines_stay_and_do_not_count(live: Live, tmp_path: Path) -> None:
     """A file of results may be used with another file of requests: no line is taken for one that is done."""
-    out = tmp_path / "out.jsonl"
-    with running() as live:
-        for names in (("a", "b"), ("c", "d")):
-            code, said = batch(
-                write(tmp_path / "in.jsonl", [line(name, "x") for name in names]), out, "--url", live.url
-            )
-            assert code == 0
-            assert "2 of 2 lines (100%)" in said
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    assert batch(write(source, [line("a", "x"), line("b", "x", max_tokens=9000)]), out, "--url", live.url)[0] == 1
+    code, said = batch(write(source, [line("c", "x"), line("d", "x")]), out, "--url", live.url)
+    assert code == 0
+    assert "2 of 2 lines (100%)" in said
     assert {one["custom_id"] for one in results(out)} == {"a", "b", "c", "d"}
-
-
-def test_failures_of_lines_that_are_gone_do_not_count(tmp_path: Path) -> None:
-    source, out = (
-        write(tmp_path / "in.jsonl", [line("a", "hi"), line("b", "hi", max_tokens=500)]),
-        tmp_path / "out.jsonl",
-    )
-    with running(max_model_len=100) as live:
-        assert batch(source, out, "--url", live.url)[0] == 1
-    write(source, [line("a", "hi")])
+    write(source, [line("a", "x")])
     assert batch(source, out, "--url", "http://127.0.0.1:9") == (0, "batch: 1 of 1 lines (100%)\n")

@@ -1,0 +1,24 @@
+// What an operator must know of the engine's state, and what requests wait for.
+
+/** The states to warn of, each with its level and a text. */
+export const STATES = {
+  restarting: [
+    "bad",
+    "The engine restarts. Requests that have sent nothing yet are computed again; the others have failed.",
+  ],
+  loading: ["calm", "The model loads."],
+  draining: ["warn", "The server drains: it finishes what runs and takes no new requests."],
+};
+
+const REASONS = {
+  pages: "pages",
+  sequences: "a place among the running requests",
+  tokens: "rows in a step: prompts fill them",
+  adapters: "a place for its adapter",
+  fairness: "its turn: another key comes first",
+  priority: "its turn: a request of higher priority comes first",
+  grammar: "its grammar, which is compiled",
+};
+
+/** What a request waits for, in words; the server's own word if the page does not know it. */
+export const wordsOf = (reason) => REASONS[reason] ?? reason;
