@@ -10,7 +10,7 @@ from model.attention.paged import PagedAttention
 from model.batch import PageTable, Slice, StepBatch
 from model.sampling_params import SamplingParams
 from model.step.packing import pack
-from tests.model.attention.attending import CPU, forget
+from tests.model.attention.attending import CPU, forget, unrotated
 
 
 class Sequence:
@@ -43,7 +43,7 @@ def attend(
     )
     inputs = pack(StepBatch(slices), backend.page_size, [window], CPU)
     q, k, v = (torch.cat([getattr(s, name)[start:stop] for s, start, stop in parts]) for name in "qkv")
-    out = backend.attend(q, k, v, cache, backend.prepare(inputs.pools[0]))
+    out = backend.attend(*unrotated(q, k, v), cache, backend.prepare(inputs.pools[0]))
     return list(out.split([stop - start for _, start, stop in parts]))
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from model.batch import UNKNOWN, PageTable, Slice, StepBatch
+from model.kernels.cpu import native
 from model.loading import load_from
 from model.machine import records
 from model.options import RunnerOptions
@@ -106,7 +107,7 @@ def after(row: int, params: SamplingParams) -> Slice:
 
 
 def sampled(logits: Tensor, items: Sequence[Slice]) -> list[int]:
-    return [token for token, _ in sampler.sample(logits.clone(), items).read()]
+    return [token for token, _ in sampler.sample(logits.clone(), items, (), native.kernels()).read()]
 
 
 def test_each_stage_acts_in_every_implementation(implementation: str) -> None:
