@@ -149,11 +149,11 @@ def test_too_wide_heads_and_groups_are_refused(backend: TritonAttention) -> None
 
 def rows(backend: TritonAttention, sizes: list[int], window: int | None, lengths: tuple[int, int]) -> Tensor:
     """The rows of the first sequence, computed in chunks of these sizes. Some steps also hold the second sequence."""
-    cache, one, other = two_sequences(backend, torch.float32, lengths)  # type: ignore[arg-type]
+    cache, one, other = two_sequences(backend, torch.float32, lengths, n_kv_heads=1)
     found = []
     for number, (start, stop) in enumerate(pairwise([0, *accumulate(sizes)])):
         beside = [(other, 0, lengths[1])] if number % 3 == 2 else []
-        found.append(attend_step(backend, cache, [*beside, (one, start, stop)], window)[-1])  # type: ignore[arg-type]
+        found.append(attend_step(backend, cache, [*beside, (one, start, stop)], window)[-1])
     return torch.cat(found)
 
 
@@ -207,13 +207,13 @@ def test_positions_beyond_32_bits() -> None:
     """The same window, 2^31 and 2^32 positions later; the interpreter looks for overflow here."""
     look_for_overflow(True)
     backend = TritonAttention()
-    cache, one, _ = two_sequences(backend, torch.float32, (48, 32))  # type: ignore[arg-type]
+    cache, one, _ = two_sequences(backend, torch.float32, (48, 32), n_kv_heads=1)
     steps = ((0, 20), (20, 38), (38, 48))
-    expected = [attend_step(backend, cache, [(one, *step)], 16) for step in steps]  # type: ignore[arg-type]
+    expected = [attend_step(backend, cache, [(one, *step)], 16) for step in steps]
     for shift in (2**31, 2**32):
         forget(cache)
         for (start, stop), (wanted,) in zip(steps, expected, strict=True):
-            (found,) = attend_step(backend, cache, [(one, start, stop)], 16, shift if start else 0)  # type: ignore[arg-type]
+            (found,) = attend_step(backend, cache, [(one, start, stop)], 16, shift if start else 0)
             assert torch.equal(found, wanted)
 
 
