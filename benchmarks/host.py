@@ -130,7 +130,7 @@ def _runner(case: Case) -> ModelRunner:
     info = RunnerInfo(case.page_size, (pool,), 2 * LENGTH, VOCAB, 1, 2 * case.n, STEP_TOKENS, {}, runs_ahead=True)
     device, model = torch.device("cpu"), cast(Any, NoModel())
     masks, images = Masks(cast(Any, None), VOCAB), Images(None)
-    head = Head(model, AdapterStore(cast(Any, None), 1), (masks.step,))
+    head = Head(model, AdapterStore(cast(Any, None), 1), (masks.step,), None)
     pools, tables = PagePools((), ()), SimpleNamespace(device=device)
     eager = TorchExecutor(model, cast(Any, None), pools, cast(Any, tables), info, images, head)
     runner = ModelRunner(GraphExecutor(eager, case.n, _captured), head, pools, info, masks, images)

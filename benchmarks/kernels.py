@@ -28,6 +28,7 @@ from rich.table import Table
 from model.attention import choose
 from model.attention.rope import RopeRows
 from model.batch import PageTable, Slice, StepBatch
+from model.kernels.cpu import native
 from model.linear.base import Projection
 from model.linear.selection import make_linear
 from model.sampling_params import SamplingParams
@@ -73,7 +74,7 @@ def multiply(projections: list[Projection], x: torch.Tensor) -> Callable[[], obj
 def attention(streams: int, start: int, stop: int) -> Callable[[], object]:
     """Positions start..stop-1 of every stream, over pages in random order, in bfloat16."""
     cpu = torch.device("cpu")
-    _, backend = choose("auto", cpu, torch.bfloat16)
+    _, backend = choose("auto", cpu, torch.bfloat16, kernels=native.needed())
     blocks = -(-stop // backend.page_size)
     caches = [backend.allocate((streams * blocks, KV_HEADS, HEAD_DIM), torch.bfloat16, cpu) for _ in range(LAYERS)]
     for part in caches:
@@ -91,7 +92,7 @@ def attention(streams: int, start: int, stop: int) -> Callable[[], object]:
     qkv = torch.randn(rows, HEADS + 2 * KV_HEADS, HEAD_DIM)
     rope = RopeRows(torch.randn(rows, 2, HEAD_DIM // 2), None)
     in_order = cycle(caches)
-    return lambda: backend.attend_unrotated(qkv, HEADS, rope, next(in_order), prepared)
+    return lambda: backend.attend(qkv, HEADS, rope, next(in_order), prepared)
 
 
 def seconds(call: Callable[[], object]) -> float:

@@ -203,7 +203,7 @@ def profile(runner: ModelRunner, clock: Clock, shape: Shape, n_steps: int) -> di
     submit(runner, scheduler, shape.rows or 2 * n_steps, shape.length, shape.n_tokens)
     served, layers = runner.executor, engine.by_layer(runner)
     clock.wrap(layers._attention, "prepare", "attention")
-    clock.wrap(layers._attention, "attend_unrotated", "attention")
+    clock.wrap(layers._attention, "attend", "attention")
     counted: list[list[dict[str, float]]] = [[], []]
     for number, step in enumerate(engine.steps(runner, scheduler)):
         parts = clock.take() | {"step": step.seconds}

@@ -160,7 +160,7 @@ def size(
 def read(setup: Setup, checkpoint: Checkpoint, progress: Progress, group: Group | None = None) -> Transformer:
     """The network with the weights that this rank holds. Raises ModelError for a damaged checkpoint."""
     with torch.device("meta"):
-        model = Transformer(setup.config, setup.scheme.name, setup.shard, group)
+        model = Transformer(setup.config, setup.scheme.name, setup.shard, group, setup.kernels)
     if setup.options.deterministic:
         linear.fix_tiles(model)
     if setup.scheme.compiled:
@@ -245,7 +245,7 @@ def _runner(
     pools = PagePools.allocate(config, specs, lambda shape: backend.allocate(shape, setup.kv_dtype, device))
     tables = RopeTables.build(config, length, device)
     images = Images(model.vision)
-    head = (SplitHead if model.splits_layers else Head)(model, adapters, (masks.step,))
+    head = (SplitHead if model.splits_layers else Head)(model, adapters, (masks.step,), setup.kernels)
     compiled = compiled_network(model, backend, pools, tables, head.block_rows)
     executor: Executor = (
         TorchExecutor(model, backend, pools, tables, info, images, head)
@@ -310,7 +310,7 @@ def _describe(setup: Setup, checkpoint: Checkpoint) -> dict[str, str | int]:
         "quantize": setup.chosen.name,
         **({"layout": layout.name} if layout.size > 1 else {}),
         **({"checkpoint": f"{checkpoint.summary}; served as {stored}"} if checkpoint.summary else {}),
-        "kernels": native.describe(native.kernels() if device.type == "cpu" else None),
+        "kernels": native.describe(setup.kernels),
         **({"kernels_reason": native.reason()} if device.type == "cpu" else {}),
         "torch": torch.__version__,
     }

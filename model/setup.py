@@ -10,8 +10,9 @@ from model.attention.base import Attention
 from model.checkpoint.open import Checkpoint
 from model.config import ModelConfig
 from model.decide import Abilities, decide
-from model.kernels import cuda as kernels
+from model.kernels import cuda
 from model.kernels.cpu import native
+from model.kernels.cpu.functions import Kernels
 from model.linear.schemes import Scheme
 from model.machine.device import DTYPES, choose_device, name_of, native_formats, unused_gpu
 from model.machine.host import choose_threads
@@ -31,7 +32,7 @@ class Setup:
 
     `chosen` is the weight scheme that --quantize names, `scheme` the one that serves for it on this device.
     `dtype` is the format of the embeddings, `activations` the format of the values between layers. `shard` is what this
-    rank holds: all of the model if it is the only one.
+    rank holds: all of the model if it is the only one. `kernels` are the compiled ones, on a CPU that has them.
     """
 
     options: RunnerOptions
@@ -43,6 +44,7 @@ class Setup:
     kv_dtype: torch.dtype
     attention_name: str
     attention: Attention
+    kernels: Kernels | None
     shard: Shard
     pool_sizes: memory.PoolSizes
     images: ImageSizes | None
@@ -75,22 +77,24 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE
     device = choose_device(options.device)
     if why := unused_gpu(options.device):
         log.warning("no GPU is used: %s, or choose --device cpu", why)
-    here = Abilities(device.type, native_formats(device), compiled=native.kernels() is not None)
+    kernels = native.kernels() if device.type == "cpu" else None
+    here = Abilities(device.type, native_formats(device), compiled=kernels is not None)
     made = decide(checkpoint.config, checkpoint.kind, checkpoint.block_bits, options, here, place.layout)
     _use_threads(choose_threads(options.threads))
     shard, activations, kv_dtype = made.shard(place), DTYPES[made.activations], getattr(torch, made.cache.dtype)
     own = shard.config
     backend_name, backend = attention.choose(
         *(options.attention, device, kv_dtype, activations),
+        kernels=kernels,
         deterministic=options.deterministic,
         heads=(own.n_heads, own.n_kv_heads, own.head_dim),
     )
-    if device.type == "cuda" and kernels.obstacle(device) is None:
+    if device.type == "cuda" and cuda.obstacle(device) is None:
         try_products(made.scheme, own.dim, activations, device)
     sizes = memory.pool_sizes(own, options, device.type, made.dtype, backend.page_size)
     images = image_sizes(shard.whole, options, activations.itemsize) if place.is_first else None
     formats = made.chosen, made.scheme, DTYPES[made.dtype], activations, kv_dtype
-    return Setup(options, device, *formats, backend_name, backend, shard, sizes, images)
+    return Setup(options, device, *formats, backend_name, backend, kernels, shard, sizes, images)
 
 
 def _use_threads(threads: int) -> None:

@@ -10,8 +10,8 @@ from model.attention.sdpa import SdpaAttention
 from model.attention.trial import try_out
 from model.attention.triton import TritonAttention
 from model.errors import OptionError
-from model.kernels import cuda as kernels
-from model.kernels.cpu import native
+from model.kernels import cuda
+from model.kernels.cpu.functions import Kernels
 from model.linear.schemes import CACHE_FORMATS
 
 log = logging.getLogger(__name__)
@@ -33,19 +33,20 @@ def choose(
     dtype: torch.dtype = torch.float32,
     activations: torch.dtype = torch.float32,
     *,
+    kernels: Kernels | None = None,
     deterministic: bool = False,
     heads: tuple[int, int, int] | None = None,
 ) -> tuple[str, Attention]:
     """The name of a backend and the backend, for keys and values in `dtype`.
 
-    "auto" chooses paged on a CPU with compiled kernels, for float32 `activations` or keys and values in int8, and
+    "auto" chooses paged on a CPU with compiled `kernels`, for float32 `activations` or keys and values in int8, and
     triton on a GPU. Otherwise it chooses sdpa. With `deterministic`, a row has the same bits in every step.
     `heads` are query heads, key heads and head_dim. A GPU tries the backend out for them. Where paged does not serve
     them, or triton fails at them, "auto" is sdpa, with a warning.
     Raises OptionError for an unknown name, and for a backend that does not serve these options.
     """
-    chosen = _auto(device, dtype, activations, deterministic) if name == "auto" else name
-    backend = _made(chosen, device, dtype, deterministic)
+    chosen = _auto(device, dtype, activations, kernels, deterministic) if name == "auto" else name
+    backend = _made(chosen, device, dtype, kernels, deterministic)
     if heads is None:
         return chosen, backend
     try:
@@ -63,26 +64,30 @@ def choose(
 def _instead(error: OptionError, device: torch.device, dtype: torch.dtype, deterministic: bool) -> Attention:
     """sdpa, because what "auto" chose has an error. Raises OptionError with both reasons if sdpa does not serve."""
     try:
-        backend = _made("sdpa", device, dtype, deterministic)
+        backend = _made("sdpa", device, dtype, None, deterministic)
     except OptionError as unserved:
         raise OptionError(f"{error}, but {unserved}") from error
     log.warning("sdpa computes the attention, which takes several times as long: %s", error)
     return backend
 
 
-def _auto(device: torch.device, dtype: torch.dtype, activations: torch.dtype, deterministic: bool) -> str:
+def _auto(
+    device: torch.device, dtype: torch.dtype, activations: torch.dtype, kernels: Kernels | None, deterministic: bool
+) -> str:
     if device.type == "cuda":
-        if (why := kernels.obstacle(device)) is not None:
+        if (why := cuda.obstacle(device)) is not None:
             raise OptionError(
                 f"--attention auto is triton on a GPU, which {why}; without it --attention sdpa serves, several times "
                 "slower"
             )
         return "triton"
     suits = deterministic or dtype is torch.int8 or (activations is torch.float32 and dtype in PagedAttention.dtypes)
-    return "paged" if native.kernels() is not None and suits else "sdpa"
+    return "paged" if kernels is not None and suits else "sdpa"
 
 
-def _made(name: str, device: torch.device, dtype: torch.dtype, deterministic: bool) -> Attention:
+def _made(
+    name: str, device: torch.device, dtype: torch.dtype, kernels: Kernels | None, deterministic: bool
+) -> Attention:
     """The backend. Raises OptionError if it does not serve these options."""
     if name not in BACKENDS:
         raise OptionError(f"--attention {name} is not known, choose one of: auto, {', '.join(BACKENDS)}")
@@ -90,8 +95,14 @@ def _made(name: str, device: torch.device, dtype: torch.dtype, deterministic: bo
         raise OptionError(f"{NARROW[dtype]}, here it is {name}")
     if (why := BACKENDS[name].obstacle(device, dtype)) is not None:
         raise OptionError(f"--attention {name} {why}")
-    if not deterministic:
-        return BACKENDS[name]()
-    if name not in ("paged", "triton"):
+    if name == "triton":
+        return TritonAttention(deterministic)
+    if name == "paged":
+        if kernels is None:
+            raise OptionError(
+                "--attention paged needs the compiled kernels; build them: python -m model.kernels.cpu.build"
+            )
+        return PagedAttention(kernels)
+    if deterministic:
         raise OptionError(f"--deterministic needs --attention paged (a CPU) or triton (a GPU), here it is {name}")
-    return TritonAttention(deterministic=True) if name == "triton" else BACKENDS[name]()
+    return BACKENDS[name]()

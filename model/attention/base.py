@@ -53,29 +53,19 @@ class Attention(ABC):
         """What all layers of one pool share in a step, for example indices and masks."""
 
     @abstractmethod
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, prepared: Any) -> Tensor:
-        """Store k and v [T, n_kv_heads, head_dim], then attend with q [T, n_heads, head_dim] over the cache.
+    def attend(self, qkv: Tensor, n_heads: int, rope: RopeRows, cache: LayerCache, prepared: Any) -> Tensor:
+        """Rotate q and k, multiply q by its factors, store k and v, then attend with q over the cache.
 
-        q and k are already rotated. Returns [T, n_heads, head_dim].
+        qkv is [T, n_heads + 2 n_kv_heads, head_dim]. Returns [T, n_heads, head_dim] in its dtype.
         """
 
-    def attend_unrotated(self, qkv: Tensor, n_heads: int, rope: RopeRows, cache: LayerCache, prepared: Any) -> Tensor:
-        """Rotate q and k, multiply q by its factors, then `attend`. qkv is [T, n_heads + 2 n_kv_heads, head_dim].
 
-        Returns [T, n_heads, head_dim] in qkv's dtype.
-        """
-        n_rotated = (qkv.shape[1] + n_heads) // 2
-        dtype = cache.k.dtype if cache.k.dtype is not torch.float8_e4m3fn else qkv.dtype
-        rotated = rotate(qkv[:, :n_rotated], rope.rotations)
-        if rope.q_factors is not None:
-            rotated[:, :n_heads] *= rope.q_factors[:, None, None]
-        rotated = rotated.to(qkv.dtype).to(dtype)
-        q, k, v = rotated[:, :n_heads], rotated[:, n_heads:], qkv[:, n_rotated:].to(dtype)
-        return self.attend(q, k, v, cache, prepared).to(qkv.dtype)
-
-
-def slots_of_keys(inputs: PoolInputs) -> tuple[Tensor, ...]:
-    """The slots [n_keys] of each span's visible keys, in logical order. All of them have been written."""
-    within = torch.arange(inputs.page_size, device=inputs.pages.device)
-    slots = (inputs.pages[:, None] * inputs.page_size + within).flatten()  # [P * page_size]
-    return tuple(slots.narrow(0, span.page * inputs.page_size + span.offset, span.n_keys) for span in inputs.spans)
+def rotated(qkv: Tensor, n_heads: int, rope: RopeRows, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Rotated q [T, n_heads, head_dim], k and v [T, n_kv_heads, head_dim] for a cache in `dtype`, in PyTorch."""
+    n_rotated = (qkv.shape[1] + n_heads) // 2
+    dtype = dtype if dtype is not torch.float8_e4m3fn else qkv.dtype
+    x = rotate(qkv[:, :n_rotated], rope.rotations)
+    if rope.q_factors is not None:
+        x[:, :n_heads] *= rope.q_factors[:, None, None]
+    x = x.to(qkv.dtype).to(dtype)
+    return x[:, :n_heads], x[:, n_heads:], qkv[:, n_rotated:].to(dtype)

@@ -5,15 +5,14 @@ The next layer uses the same memory.
 """
 
 from abc import ABC, abstractmethod
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from model.attention.rope import rotate
-from model.kernels.cpu import native, records
+from model.kernels.cpu import records
 from model.kernels.cpu.functions import Kernels
 
 COMPILED = frozenset((torch.bfloat16, torch.float32))
@@ -39,7 +38,7 @@ class ImageAttention(ABC):
 
 
 class CompiledImageAttention(ImageAttention):
-    """The attention of the compiled kernels, float32 in and out.
+    """The attention of the compiled kernels, float32 inside and out.
 
     Keys, values and the factors beside them have `dtype`, bfloat16 or float32. The bits of a row depend on its query
     and on the image's keys, but on no tile and on no number of threads.
@@ -56,6 +55,7 @@ class CompiledImageAttention(ImageAttention):
         self._slots, self._pages = (torch.arange(n, device="cpu") for n in (n_patches, n_pages))
 
     def store(self, first: int, qkv: Tensor) -> None:
+        qkv = qkv.float()
         self._q[first : first + len(qkv)] = qkv[:, : self._n_heads]
         call = self._call(first, qkv)
         call.slots, call.n_rows = records.pointer("slots", self._slots[first:], torch.int64), len(qkv)
@@ -66,21 +66,15 @@ class CompiledImageAttention(ImageAttention):
         qkv = _empty(n, 3 * n_heads, head_dim)  # the kernel reads the queries only
         qkv[:, :n_heads] = self._q[first : first + n]
         out = _empty(n, n_heads, head_dim)
-        tasks = self._tasks(n)
         call = self._call(first, qkv)
-        call.out, call.tasks, call.n_tasks = records.floats("out", out), tasks.ctypes.data, len(tasks)
+        call.out = records.floats("out", out)
+        self._kernels.plan(call, torch.tensor([[0, n, 0, 0, 0]], device="cpu"))
         self._kernels.attention(call)
         return out
 
-    def _tasks(self, n: int) -> NDArray[np.void]:
-        """One task for up to 64 of n rows. All rows have position 0, because they see the same keys."""
-        step = records.MAX_QUERIES
-        tasks = [(row, min(step, n - row), 0, 0, 0, len(self._pages), records.WHOLE) for row in range(0, n, step)]
-        return np.array(tasks, dtype=records.TASK)
-
-    def _call(self, first: int, qkv: Tensor) -> records.AttentionCall:
+    def _call(self, first: int, qkv: Tensor) -> Any:
         n_patches, n_heads, head_dim = self._shape
-        return records.AttentionCall(
+        return records.struct("attention_call")(
             qkv=records.floats("qkv", qkv),
             rotations=records.floats("rotations", self._rotations[first:]),
             cells=records.pointer("cells", self._cells, *COMPILED),
@@ -116,12 +110,11 @@ class PlainImageAttention(ImageAttention):
         return attended[0].transpose(0, 1)
 
 
-def image_attention(rotations: Tensor, n_heads: int, dtype: torch.dtype) -> ImageAttention:
+def image_attention(rotations: Tensor, n_heads: int, dtype: torch.dtype, kernels: Kernels | None) -> ImageAttention:
     """The attention for one image with these rotations, which keeps keys and values in `dtype`.
 
-    The compiled kernels serve where they are and where they know the type and the size of heads.
+    The compiled `kernels` serve where they know the type and the size of heads.
     """
-    kernels, head_dim = native.kernels(), 2 * rotations.shape[2]
-    if kernels is None or rotations.is_cuda or dtype not in COMPILED or head_dim > records.MAX_HEAD_DIM:
+    if kernels is None or dtype not in COMPILED or 2 * rotations.shape[2] > records.MAX_HEAD_DIM:
         return PlainImageAttention(rotations, n_heads, dtype)
     return CompiledImageAttention(rotations, n_heads, dtype, kernels)

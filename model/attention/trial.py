@@ -50,17 +50,16 @@ def _attend(
     n_heads, n_kv_heads, width = heads
     size, n_pages = backend.page_size, -(-LONG // backend.page_size)
     cache = backend.allocate((n_pages + 1, n_kv_heads, width), dtype, device)
-    spans = (Span(0, LONG, 0, 0, 0, n_pages, 0, 0), Span(LONG, 1, 0, 0, n_pages, 1, 0, n_pages * size))
-    table = torch.tensor([[span.row, span.n_queries, span.start, span.first_key, span.page] for span in spans])
+    spans = (Span(0, LONG, 0, 0, 0), Span(LONG, 1, 0, 0, n_pages))
     inputs = PoolInputs(
         window=None,
         page_size=size,
         slots=torch.tensor([*range(LONG), n_pages * size], device=device),
         pages=torch.arange(n_pages + 1, device=device),
-        table=table.to(device),
+        table=torch.tensor(spans, device=device),
         spans=spans,
     )
     qkv = torch.ones(LONG + 1, n_heads + 2 * n_kv_heads, width, dtype=activations, device=device)
     rotations = torch.zeros(LONG + 1, 2, width // 2, device=device)
     rotations[:, 0] = 1  # cosines: nothing rotates
-    return backend.attend_unrotated(qkv, n_heads, RopeRows(rotations, None), cache, backend.prepare(inputs))
+    return backend.attend(qkv, n_heads, RopeRows(rotations, None), cache, backend.prepare(inputs))

@@ -104,18 +104,7 @@ class TritonAttention(Attention):
     def prepare(self, inputs: PoolInputs) -> Prepared:
         return Prepared(inputs, load_of(inputs.spans))
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, prepared: Prepared) -> Tensor:
-        return self._attend(torch.cat((q, k, v), dim=1), q.shape[1], None, cache, prepared)
-
-    def attend_unrotated(
-        self, qkv: Tensor, n_heads: int, rope: RopeRows, cache: LayerCache, prepared: Prepared
-    ) -> Tensor:
-        return self._attend(qkv, n_heads, rope, cache, prepared)
-
-    def _attend(
-        self, qkv: Tensor, n_heads: int, rope: RopeRows | None, cache: LayerCache, prepared: Prepared
-    ) -> Tensor:
-        """qkv [T, n_heads + 2 n_kv_heads, head_dim] -> [T, n_heads, head_dim]."""
+    def attend(self, qkv: Tensor, n_heads: int, rope: RopeRows, cache: LayerCache, prepared: Prepared) -> Tensor:
         heads = _heads(qkv.shape, n_heads)
         q = self._store(qkv, heads, rope, cache, prepared)
         out = torch.empty_like(q, dtype=qkv.dtype)
@@ -125,16 +114,15 @@ class TritonAttention(Attention):
             self._longer(q, cache, out, heads, prepared)
         return out
 
-    def _store(self, qkv: Tensor, heads: Heads, rope: RopeRows | None, cache: LayerCache, prepared: Prepared) -> Tensor:
+    def _store(self, qkv: Tensor, heads: Heads, rope: RopeRows, cache: LayerCache, prepared: Prepared) -> Tensor:
         """Store keys and values; return the rotated q [T, n_heads, head_dim]."""
         stored = cache.k.dtype
         dtype = qkv.dtype if stored.itemsize == 1 else stored
         q = qkv.new_empty((len(qkv), heads.n_heads, heads.width), dtype=dtype)
         n_rows = len(qkv) * qkv.shape[1]
-        scaled = rope is not None and rope.q_factors is not None
         self._write[(-(-n_rows // self._write_rows),)](
-            *(qkv, *(rope or (None, None)), prepared.inputs.slots, q, cache.k, cache.v, n_rows),
-            *(rope is not None, scaled, heads.n_heads, heads.n_kv, heads.width, power(heads.width // 2)),
+            *(qkv, *rope, prepared.inputs.slots, q, cache.k, cache.v, n_rows),
+            *(rope.q_factors is not None, heads.n_heads, heads.n_kv, heads.width, power(heads.width // 2)),
             *(self._write_rows, self.page_size),
         )
         return q

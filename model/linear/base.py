@@ -76,10 +76,6 @@ class Projection(nn.Module, ABC):
         self.scheme.check_width(n_in)
         self.n_in, self.n_out = n_in, n_out
 
-    @abstractmethod
-    def multiply(self, x: Tensor) -> Tensor:
-        """W x: [T, n_in] -> a new [T, n_out]."""
-
     def forward(
         self,
         x: Tensor | GateUp,
@@ -88,20 +84,19 @@ class Projection(nn.Module, ABC):
         adapters: RowAdapters | None = None,
     ) -> Tensor:
         """`compute`, to which `adapters` add theirs. The base's product does not depend on them."""
-        y = self.compute(x, norm, onto)  # type: ignore[arg-type]
+        y = self.compute(x, norm, onto)
         if adapters is not None:
             adapters.add(y, x, norm)
         return y
 
-    def compute(self, x: Tensor, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
+    @abstractmethod
+    def compute(self, x: Any, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
         """W norm(x), [T, n_out]. With `onto` the result is added to that tensor in place, and the sum is returned."""
-        y = self.multiply(x if norm is None else norm(x))
-        return y if onto is None else onto.add_(y)
 
     def gated(self, x: Tensor, norm: RMSNorm | None = None, adapters: RowAdapters | None = None) -> Tensor | GateUp:
         """swiglu(G norm(x), U norm(x)), [T, n_out/2], for the next projection. G is W's upper half, U its lower."""
         return self.gate(self(x, norm, adapters=adapters))
 
+    @abstractmethod
     def gate(self, gate_up: Tensor) -> Tensor | GateUp:
         """swiglu of a gate and an up that are side by side, [T, n_out] -> [T, n_out/2], for the next projection."""
-        return swiglu(*gate_up.chunk(2, dim=-1))

@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 
@@ -31,18 +30,12 @@ class Compiled(Projection):
             self._kernels.quantize(self.packed, first, part)
             first += len(part)
 
-    def multiply(self, x: Tensor) -> Tensor:
-        return self._run(x)
-
     def compute(self, x: Tensor | GateUp, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
+        assert self.packed is not None, "no weights have been loaded"
         if isinstance(x, GateUp):
-            return self._run(x.both, gated=True, onto=onto)
+            return self._kernels.linear(self.packed, x.both, gated=True, onto=onto)
         scale, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-        return self._run(x, norm=scale, eps=eps, onto=onto)
+        return self._kernels.linear(self.packed, x, norm=scale, eps=eps, onto=onto)
 
     def gate(self, gate_up: Tensor) -> GateUp:
         return GateUp(gate_up)
-
-    def _run(self, x: Tensor, **around: Any) -> Tensor:
-        assert self.packed is not None, "no weights have been loaded"
-        return self._kernels.linear(self.packed, x, **around)

@@ -25,30 +25,27 @@ class Floats(Projection):
     """
 
     fixed = False
-
-    @property
-    @abstractmethod
-    def weights(self) -> DeviceWeights | None:
-        """The weights for the GPU's kernels; None before they are assigned."""
+    weights: DeviceWeights | None
+    """The weights for the GPU's kernels; None before they are assigned."""
 
     @abstractmethod
     def allocate(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> DeviceWeights:
         """Memory for the weights of `count` such projections, for a model in `dtype`."""
 
-    @abstractmethod
     def assign_weights(self, weights: DeviceWeights) -> None:
         """Use `weights`, memory of this projection from now on."""
+        self.weights = weights
 
     @abstractmethod
     def product(self, x: Tensor) -> Tensor:
         """W x by PyTorch."""
 
-    def multiply(self, x: Tensor) -> Tensor:
-        return self.product(x)
-
     def compute(self, x: Tensor, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
         x = x if norm is None else norm(x)
-        return self._run(x, onto=onto) if self._in_kernel(x) else super().compute(x, onto=onto)
+        if self._in_kernel(x):
+            return self._run(x, onto=onto)
+        y = self.product(x)
+        return y if onto is None else onto.add_(y)
 
     def gated(self, x: Tensor, norm: RMSNorm | None = None, adapters: RowAdapters | None = None) -> Tensor:
         if adapters is not None:
@@ -82,16 +79,7 @@ class Floats(Projection):
 class WeightsOnly(Floats):
     """A projection with weights in a narrower layout of layouts.py, quantized on their device as they arrive."""
 
-    def __init__(self, n_in: int, n_out: int) -> None:
-        super().__init__(n_in, n_out)
-        self._weights: DeviceWeights | None = None
-
-    @property
-    def weights(self) -> DeviceWeights | None:
-        return self._weights
-
-    def assign_weights(self, weights: DeviceWeights) -> None:
-        self._weights = weights
+    weights = None
 
     @abstractmethod
     def put(self, weights: DeviceWeights, rows: slice, values: Tensor) -> None:

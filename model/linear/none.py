@@ -20,7 +20,7 @@ class Linear(Floats):
         self.weight = nn.Parameter(torch.empty(n_out, n_in))
 
     @property
-    def weights(self) -> DeviceWeights | None:
+    def weights(self) -> DeviceWeights | None:  # type: ignore[override]
         return None if self.weight is None else DeviceWeights("plain", self.weight)
 
     def allocate(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> DeviceWeights:

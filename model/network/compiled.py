@@ -10,15 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.attention import paged
 from model.attention.base import Attention
 from model.attention.cache import PagePools
 from model.attention.paged import PagedAttention, cells_at
 from model.attention.rope import RopeTables
 from model.batch import Slice
-from model.kernels.cpu import native, records
+from model.kernels.cpu import records
 from model.kernels.cpu.packed import PackedExperts
-from model.kernels.cpu.records import floats
+from model.kernels.cpu.records import floats, struct
 from model.network.feed_forward import FeedForward
 from model.network.lora import Adapter
 from model.network.transformer import Block, Transformer
@@ -30,7 +29,7 @@ class CompiledNetwork:
     def __init__(
         self, model: Transformer, attention: PagedAttention, pools: PagePools, tables: RopeTables, block_rows: int
     ) -> None:
-        self._kernels = native.needed()
+        self._kernels = attention.kernels
         self._model = model
         self._block_rows = block_rows
         self.has_head = model.has_head
@@ -39,19 +38,19 @@ class CompiledNetwork:
         products = [part for part in parts if not isinstance(part, PackedExperts)]
         self._products = {(part.n_in, part.record.format): part for part in products}.values()
         self._experts = [part for part in parts if isinstance(part, PackedExperts)]
-        self._layers = (records.Layer * len(model.layers))(
+        self._layers = (struct("layer") * len(model.layers))(
             *(
                 _layer(block, cache.k, pool)  # type: ignore[arg-type]
                 for block, cache, pool in zip(model.layers, pools.layers, pools.pool_of_layer, strict=True)
             )
         )
-        self._pools = (records.PoolRecord * len(model.config.pool_windows))(
+        self._pools = (struct("pool_t") * len(model.config.pool_windows))(
             *(
                 _pool(window, tables, index)
                 for window, index in zip(model.config.pool_windows, tables.table_of_pool, strict=True)
             )
         )
-        self._network = self._record(attention, pools, tables)
+        self._network = self._record(pools, tables)
         self._owners = (pools, tables)  # keep alive the memory that the records point to
 
     def step(
@@ -64,7 +63,7 @@ class CompiledNetwork:
     ) -> tuple[Tensor, Tensor]:
         """Hidden states [T, dim] after the last layer, and a token for each of the last `counts[i]` rows of slice i.
 
-        `sampling` are SAMPLING of all these tokens; without it none is sampled. `adapters` has one for each slice.
+        `sampling` has a row for each of these tokens; without it none is sampled. `adapters` has one for each slice.
         `images` are rows [n] and their embeddings [n, dim]. A stage of a pipeline receives its input.
         Raises ValueError for what the network or a table of pages does not have, MemoryError without memory to sample.
         """
@@ -77,27 +76,28 @@ class CompiledNetwork:
         index: dict[Adapter | None, int] = {one: i for i, one in enumerate(distinct)}
         columns, pages = _columns(slices, counts, [index.get(one, -1) for one in adapters] or [-1] * len(slices))
         targets = [one.targets for one in distinct]
-        entries = (records.AdapterRecord * len(targets))(
-            *(records.AdapterRecord(ctypes.addressof(one.records), one.rank) for one in targets)
+        adapter = struct("adapter_t")
+        entries = (adapter * len(targets))(
+            *(adapter(targets=ctypes.addressof(one.records), rank=one.rank) for one in targets)
         )
         rows, values = (None, None) if images is None else (images[0], images[1].float().contiguous())
         n_samples = 0 if sampling is None else len(sampling)
         sampled = torch.empty(n_samples, dtype=torch.int64, device="cpu")
-        step = records.StepRecord(
-            columns.buffer_info()[0],
-            None if tokens is None else tokens.buffer_info()[0],
-            pages.buffer_info()[0],
-            None if sampling is None else sampling.ctypes.data,
-            ctypes.addressof(entries),
-            None if rows is None else records.pointer("image_rows", rows, torch.int64),
-            None if values is None else floats("images", values),
-            floats("x", x),
-            records.pointer("sampled", sampled, torch.int64),
-            len(slices),
-            len(targets),
-            0 if rows is None else len(rows),
-            self._block_rows,
-            self._scratch_bytes(n_rows, n_samples),
+        step = struct("step_t")(
+            slices=columns.buffer_info()[0],
+            tokens=None if tokens is None else tokens.buffer_info()[0],
+            pages=pages.buffer_info()[0],
+            sampling=None if sampling is None else sampling.ctypes.data,
+            adapters=ctypes.addressof(entries),
+            image_rows=None if rows is None else records.pointer("image_rows", rows, torch.int64),
+            images=None if values is None else floats("images", values),
+            x=floats("x", x),
+            sampled=records.pointer("sampled", sampled, torch.int64),
+            n_slices=len(slices),
+            n_adapters=len(targets),
+            n_image_rows=0 if rows is None else len(rows),
+            block_rows=self._block_rows,
+            product_bytes=self._scratch_bytes(n_rows, n_samples),
         )
         self._kernels.step(self._network, step)
         self._model.send(x)
@@ -111,10 +111,10 @@ class CompiledNetwork:
             found.append(self._head.scratch_bytes(min(n_samples, self._block_rows)))
         return max(found)
 
-    def _record(self, attention: PagedAttention, pools: PagePools, tables: RopeTables) -> records.NetworkRecord:
+    def _record(self, pools: PagePools, tables: RopeTables) -> Any:
         model, config = self._model, self._model.config
         embeddings = model.tok_embeddings.weight if model.has_embeddings else None
-        return records.NetworkRecord(
+        return struct("network_t")(
             embeddings=None if embeddings is None else records.pointer("embeddings", embeddings, *records.FLOAT_KINDS),
             layers=ctypes.addressof(self._layers),
             pools=ctypes.addressof(self._pools),
@@ -131,10 +131,6 @@ class CompiledNetwork:
             head_dim=config.head_dim,
             kind=records.CELL_KINDS[pools.layers[0].k.dtype],
             embedding_kind=0 if embeddings is None else records.FLOAT_KINDS[embeddings.dtype],
-            page_size=records.PAGE_SIZE,
-            rows_a_task=attention.rows_a_task(config.n_heads // config.n_kv_heads),
-            split=records.SPLIT_PAGES,
-            enough=paged.ENOUGH,
             eps=config.norm_eps,
         )
 
@@ -185,13 +181,14 @@ def _parts(block: Block) -> list[Any]:
     return [part.packed for part in (block.attention.wqkv, block.attention.wo, *last)]
 
 
-def _layer(block: Block, k: Tensor, pool: int) -> records.Layer:
-    norms = [floats("norm", norm.weight) for norm in (block.attention_norm, block.ffn_norm)]
+def _layer(block: Block, k: Tensor, pool: int) -> Any:
+    norms = {name: floats(name, getattr(block, name).weight) for name in ("attention_norm", "ffn_norm")}
     wqkv, wo, *last = [ctypes.addressof(part.record) for part in _parts(block)]
-    feed_forward = (*last, None) if len(last) == 2 else (None, None, *last)
-    return records.Layer(*norms, wqkv, wo, *feed_forward, cells_at(k), pool)
+    names = ("w13", "w2") if len(last) == 2 else ("experts",)
+    feed_forward = dict(zip(names, last, strict=True))
+    return struct("layer")(wqkv=wqkv, wo=wo, cells=cells_at(k), pool=pool, **norms, **feed_forward)
 
 
-def _pool(window: int | None, tables: RopeTables, index: int) -> records.PoolRecord:
+def _pool(window: int | None, tables: RopeTables, index: int) -> Any:
     factors = None if tables.q_factors is None else floats("q_factors", tables.q_factors)
-    return records.PoolRecord(floats("rotations", tables.tables[index]), factors, window or 0)
+    return struct("pool_t")(rotations=floats("rotations", tables.tables[index]), q_factors=factors, window=window or 0)

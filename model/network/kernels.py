@@ -41,7 +41,7 @@ def row_counts(model: nn.Module, most: int) -> Sequence[int]:
 
 def _kind(part: nn.Module) -> Kind | None:
     """The kind of a projection or of a layer's experts; None if no kernel of a GPU computes it."""
-    if isinstance(part, MoE) and part.stacked is not None and triton.serves(part.stacked[0].values):
+    if isinstance(part, MoE) and part.stacked is not None:
         return Kind(part.stacked[0].layout, bool(part.gate.fixed), part.n_experts, part.n_used)
     if isinstance(part, Floats) and part.weights is not None and triton.serves(part.weights.values):
         return Kind(part.weights.layout, part.fixed)
@@ -66,7 +66,7 @@ def kernel_errors(options: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not type(error).__module__.startswith("triton."):
+        if not triton.failed(error):
             raise
         raise OptionError(
             f"{options}: a kernel does not work on this GPU ({type(error).__name__}: {one_line(error)}); "

@@ -13,13 +13,14 @@ from model.attention.cache import LayerCache, PagePools
 from model.attention.inputs import PackedInputs
 from model.attention.rope import RopeRows, RopeTables
 from model.config import ModelConfig
+from model.kernels.cpu.functions import Kernels
 from model.linear.base import RMSNorm
 from model.linear.schemes import SCHEMES, of_images
 from model.linear.selection import make_linear
 from model.network import lora
 from model.network.feed_forward import FeedForward
 from model.network.group import Group
-from model.network.moe import MoE
+from model.network.moe import CompiledMoE, MoE
 from model.network.vision.encoder import ImageEncoder
 from model.sharding.shard import Shard, shard_of
 
@@ -49,7 +50,7 @@ class SelfAttention(nn.Module):
         """attention(norm(x)), or `onto` with it added in place. [T, dim] -> [T, dim]"""
         qkv = self.wqkv(x, norm, adapters=uses.get("wqkv"))
         qkv = qkv.view(len(x), -1, self.head_dim)  # [T, n_heads + 2 n_kv_heads, head_dim]
-        attended = attention.attend_unrotated(qkv, self.n_heads, rope, cache, prepared)  # [T, n_heads, head_dim]
+        attended = attention.attend(qkv, self.n_heads, rope, cache, prepared)  # [T, n_heads, head_dim]
         return self.wo(attended.flatten(1), onto=onto, adapters=uses.get("wo"))
 
 
@@ -69,7 +70,7 @@ class Block(nn.Module):
         self.attention = SelfAttention(config, scheme)
         self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
         self.feed_forward: nn.Module = (
-            MoE(
+            (CompiledMoE if SCHEMES[scheme].compiled else MoE)(
                 *(config.dim, config.expert_dim, config.n_experts, config.n_experts_per_token, scheme),
                 held=experts,
                 shared_dim=config.shared_dim,
@@ -103,13 +104,18 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """The network from tokens to logits. Build it on the meta device; `weights.load` fills it.
 
-    `vision` is the image encoder, None for a model of text.
+    `vision` is the image encoder, None for a model of text. It attends by the compiled `kernels` of a CPU.
     With a `shard`, whose configuration is `config`, it is what one rank of the `group` holds: some layers, a part of
     each, and only in the first and the last stage embeddings and head. It `splits_layers` if it has parts of them.
     """
 
     def __init__(
-        self, config: ModelConfig, scheme: str = "none", shard: Shard | None = None, group: Group | None = None
+        self,
+        config: ModelConfig,
+        scheme: str = "none",
+        shard: Shard | None = None,
+        group: Group | None = None,
+        kernels: Kernels | None = None,
     ) -> None:
         super().__init__()
         self.config = config
@@ -133,7 +139,8 @@ class Transformer(nn.Module):
                 self.output.weight = self.tok_embeddings.weight
         self.vision: ImageEncoder | None = None
         if config.vision is not None:
-            self.vision = ImageEncoder(config.vision, config.dim, config.norm_eps, of_images(SCHEMES[scheme]).name)
+            images = of_images(SCHEMES[scheme]).name
+            self.vision = ImageEncoder(config.vision, config.dim, config.norm_eps, images, kernels)
 
     @property
     def n_parameters(self) -> int:

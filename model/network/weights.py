@@ -12,6 +12,7 @@ from model.checkpoint.matrices import Matrix, cut, parts
 from model.checkpoint.quantized.matrices import QuantizedMatrix
 from model.config import ModelConfig
 from model.errors import ModelError
+from model.kernels import cuda as triton
 from model.linear.compiled import Compiled
 from model.linear.floats import WeightsOnly
 from model.network.moe import MoE
@@ -108,7 +109,7 @@ def _internal(tensor: Matrix, place: Place, rotation: str) -> Matrix:
 def _reserve(model: Transformer, dtype: torch.dtype, device: torch.device) -> None:
     """Allocate the weights that do not get their memory when they arrive."""
     for module in model.modules():
-        if isinstance(module, MoE) and device.type == "cuda":
+        if isinstance(module, MoE) and triton.serve_on(device):
             module.reserve(dtype, device)
         elif isinstance(module, WeightsOnly) and module.weights is None:
             module.assign_weights(module.allocate((), dtype, device))

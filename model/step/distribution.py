@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.batch import Slice
-from model.kernels.cpu import native, records
+from model.kernels.cpu import records
+from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.records import NO_TOKEN, NOT_FINITE
 from model.machine.transfers import upload
 from model.step.logits import HIDDEN, SamplingStep, apply, column, indices, rows_of
@@ -28,13 +29,12 @@ COMPILED = frozenset({"temperature", "min_p", "top_k", "top_p", "seed"})
 """Parameters that kernels/cpu/sample.c implements."""
 
 
-def choose(logits: Tensor, slices: Sequence[Slice], first: int = 0) -> Tensor:
+def choose(logits: Tensor, slices: Sequence[Slice], kernels: Kernels | None, first: int = 0) -> Tensor:
     """Columns [N] of the chosen tokens, or NO_TOKEN or NOT_FINITE, from logits [N, n] of the n tokens from `first` on.
 
     The logits are overwritten. Afterwards the chosen token's value is its logit in a greedy row, and what `_race`
     compares in the others.
     """
-    kernels = native.kernels() if logits.device.type == "cpu" else None
     others = [row for row, item in enumerate(slices) if not item.params.choosing <= COMPILED]
     if kernels is None or len(others) == len(slices):
         return _choose(logits, slices, first)
@@ -68,12 +68,12 @@ def _race(logits: Tensor, slices: Sequence[Slice], first: int) -> Tensor:
     return logits.exp_().div_(waits).argmax(dim=-1)
 
 
-def best(logits: Tensor, slices: Sequence[Slice], first: int) -> Tensor:
+def best(logits: Tensor, slices: Sequence[Slice], kernels: Kernels | None, first: int) -> Tensor:
     """Return [N, 3] float64 for the tokens from `first` on: an id or a code of `choose`, its value, the greatest logit.
 
     Logits [N, n] float32 are overwritten.
     """
-    tops, columns = logits.amax(dim=-1), choose(logits, slices, first)
+    tops, columns = logits.amax(dim=-1), choose(logits, slices, kernels, first)
     values = logits.gather(1, columns.clamp(min=0)[:, None])[:, 0]
     return torch.stack((torch.where(columns < 0, columns, columns + first), values, tops), dim=1).double()
 
@@ -102,7 +102,7 @@ def _keys_of(slices: Sequence[Slice]) -> NDArray[np.uint64]:
 
 def kernel_rows(slices: Sequence[Slice], first: int = 0) -> NDArray[np.void]:
     """The parameters of each row for kernels/cpu/sample.c; temperature 0 is greedy. The first token is `first`."""
-    rows = np.zeros(len(slices), dtype=records.SAMPLING)
+    rows = np.zeros(len(slices), dtype=records.sampling())
     sampled = [row for row, item in enumerate(slices) if item.params.temperature > 0]
     if sampled:
         chosen = [slices[row] for row in sampled]

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from model.batch import Slice
+from model.kernels.cpu.functions import Kernels
 from model.memory.sizes import LOGIT_VALUES
 from model.network.adapters import AdapterStore
 from model.network.lora import StepAdapters
@@ -14,13 +15,16 @@ from model.step.logits import SamplingStep
 
 
 class Head:
-    """The head of `model` with the `adapters` of its requests; `last` are the last sampling steps on the logits.
+    """The head of `model` with the `adapters` of its requests; `last` are the last sampling steps on the logits,
+    `kernels` the compiled ones of a CPU.
 
     `block_rows` limits the memory of logits. It is a multiple of 4: every block begins at a multiple of 16 bytes.
     """
 
-    def __init__(self, model: Transformer, adapters: AdapterStore, last: Sequence[SamplingStep]) -> None:
-        self.adapters, self.last = adapters, last
+    def __init__(
+        self, model: Transformer, adapters: AdapterStore, last: Sequence[SamplingStep], kernels: Kernels | None
+    ) -> None:
+        self.adapters, self.last, self.kernels = adapters, last, kernels
         self.block_rows = max(4, LOGIT_VALUES // model.config.vocab_size // 4 * 4)
         self.model, self.device = model, next(model.parameters()).device
 
@@ -30,12 +34,12 @@ class Head:
         for block, rows in self._blocks(hidden):
             some = slices[block]
             logits = self.model.logits(rows, self.adapters_of(some, [1] * len(some)))
-            found.append(sampler.sample(logits, some, self.last))
+            found.append(sampler.sample(logits, some, self.last, self.kernels))
         return found
 
     def sample_logits(self, logits: Tensor, slices: Sequence[Slice]) -> list[sampler.Sampled]:
         """One token after each of these slices, from logits [N, vocab_size]."""
-        return [sampler.sample(rows, slices[block], self.last) for block, rows in self._blocks(logits)]
+        return [sampler.sample(rows, slices[block], self.last, self.kernels) for block, rows in self._blocks(logits)]
 
     def logits(self, hidden: Tensor, item: Slice) -> Iterator[Tensor]:
         """Logits [n, vocab_size] of hidden states [N, dim] of one slice, a block at a time."""
@@ -66,6 +70,7 @@ class SplitHead(Head):
         for block, rows in self._blocks(hidden):
             own, group = self.model.own_logits(rows).float(), self.model.group
             assert group is not None
-            sampled = sampler.sample_parts(own, slices[block], group, self.model.shard.vocab_widths, self.last)
+            widths = self.model.shard.vocab_widths
+            sampled = sampler.sample_parts(own, slices[block], group, widths, self.last, self.kernels)
             found += [sampled] if sampled is not None else []
         return found

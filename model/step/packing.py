@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from model.attention.inputs import TABLE_WIDTH, PackedInputs, PoolInputs, Spans
+from model.attention.inputs import TABLE_WIDTH, PackedInputs, PoolInputs, Span
 from model.batch import UNKNOWN, Slice, StepBatch
 from model.machine.transfers import Ints, upload
 
@@ -42,11 +42,11 @@ def pack(
     slices = batch.slices
     rows = _rows(slices)
     arrays: list[Ints] = [_tokens(slices, last_rows), rows.positions, sample_rows(slices)]
-    spans: list[Spans] = []
+    spans: list[tuple[Span, ...]] = []
     for index, window in enumerate(windows):
         pages, table = _place(slices, rows, index, window, page_size)
         arrays += [_slots(rows, pages, table, page_size), pages, table.ravel()]
-        spans.append(Spans(table, pages, page_size))
+        spans.append(tuple(map(Span._make, table.tolist())))
     token_ids, where, sampled, *placed = upload(arrays, device)
     return PackedInputs(
         tokens=token_ids,

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.batch import Slice, TokenLogprob
+from model.kernels.cpu.functions import Kernels
 from model.machine.transfers import Fetch
 from model.network.group import Group
 from model.sampling_params import PARAMETERS, Stage
@@ -48,15 +49,17 @@ class Sampled:
         return [(token, logprobs[self._scores[row]] if row in self._scores else None) for row, token in enumerate(ids)]
 
 
-def sample(logits: Tensor, slices: Sequence[Slice], last: Sequence[SamplingStep] = ()) -> Sampled:
+def sample(
+    logits: Tensor, slices: Sequence[Slice], last: Sequence[SamplingStep] = (), kernels: Kernels | None = None
+) -> Sampled:
     """One token after each slice, from logits [N, vocab_size] float32, which are overwritten.
 
-    `last` are the last steps on the logits.
+    `last` are the last steps on the logits, `kernels` the compiled ones of a CPU.
     """
     wanted = [row for row, item in enumerate(slices) if item.params.logprobs is not None]
     own = log_softmax(rows_of(logits, wanted)) if wanted else None
     apply((*LOGITS_STEPS, *last), logits, slices)
-    tokens = choose(logits, slices)
+    tokens = choose(logits, slices, kernels)
     scored = None
     if own is not None:
         counts = [slices[row].params.logprobs or 0 for row in wanted]
@@ -81,7 +84,12 @@ NEEDS_ALL = CHOICE - RACED
 
 
 def sample_parts(
-    own: Tensor, slices: Sequence[Slice], group: Group, widths: Sequence[int], last: Sequence[SamplingStep] = ()
+    own: Tensor,
+    slices: Sequence[Slice],
+    group: Group,
+    widths: Sequence[int],
+    last: Sequence[SamplingStep] = (),
+    kernels: Kernels | None = None,
 ) -> Sampled | None:
     """As `sample`, where each rank of a stage has columns of the logits, `widths` of them; None on all but the first.
 
@@ -93,7 +101,7 @@ def sample_parts(
     own_parts, of_parts = rows_of(own, parts), [slices[row] for row in parts]
     logits = group.gather(rows_of(own, whole), widths) if whole else None
     before = sum(widths[: group.place.tensor_rank])
-    found = group.gather(best(own_parts, of_parts, before), (3,) * len(widths)) if parts else None
+    found = group.gather(best(own_parts, of_parts, kernels, before), (3,) * len(widths)) if parts else None
     if group.place.tensor_rank > 0:
         return None
     tokens = own.new_empty(len(slices), dtype=torch.int64)
@@ -101,7 +109,7 @@ def sample_parts(
         tokens.index_copy_(0, indices(parts, own.device), best_of_all(found, of_parts))
     if logits is None:
         return Sampled(tokens, {}, None)
-    others = sample(logits, [slices[row] for row in whole], last)
+    others = sample(logits, [slices[row] for row in whole], last, kernels)
     return others.among(tokens, whole)
 
 

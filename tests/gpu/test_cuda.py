@@ -24,7 +24,7 @@ from model.loading import create
 from model.sampling_params import SamplingParams
 from model.step.packing import pack
 from model.step.runner import ModelRunner
-from tests.model.attention.attending import CPU, attend, random_heads
+from tests.model.attention.attending import CPU, attend, make, random_heads
 from tests.model.attention.reference import ReferenceAttention
 from tests.model.driving import Driver, random_model, random_tensors, tiny
 
@@ -51,7 +51,7 @@ def on(device: torch.device, name: str, dtype: torch.dtype = torch.float32) -> A
     """The backend of this name, if it serves `dtype` on `device`."""
     if (why := BACKENDS[name].obstacle(device, dtype)) is not None:
         pytest.skip(f"{name} {why}")
-    return BACKENDS[name]()
+    return make(name)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
@@ -148,10 +148,10 @@ def test_a_captured_step_serves_shorter_ones(device: torch.device, window: int |
     rope = RopeRows(torch.randn(4, 2, 64, device=device), torch.rand(4, device=device))
     longest, shorter = step([2000] * 4), step([700, 30])
     prepared = backend.prepare(longest)
-    backend.attend_unrotated(qkv, 8, rope, cache, prepared)  # compiles
+    backend.attend(qkv, 8, rope, cache, prepared)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = backend.attend_unrotated(qkv, 8, rope, cache, prepared)
+        captured = backend.attend(qkv, 8, rope, cache, prepared)
     longest.slots.fill_(-1)
     longest.table.zero_()
     longest.pages.zero_()
@@ -159,9 +159,7 @@ def test_a_captured_step_serves_shorter_ones(device: torch.device, window: int |
     longest.pages[: len(shorter.pages)] = shorter.pages
     before = cache.k[2 * 64 :].clone()
     graph.replay()
-    expected = backend.attend_unrotated(
-        qkv[:2], 8, RopeRows(*(part[:2] for part in rope)), cache, backend.prepare(shorter)
-    )
+    expected = backend.attend(qkv[:2], 8, RopeRows(*(part[:2] for part in rope)), cache, backend.prepare(shorter))
     assert torch.equal(captured[:2], expected)
     assert torch.equal(cache.k[2 * 64 :], before)
 

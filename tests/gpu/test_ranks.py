@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from model.attention import choose
 from model.sharding.layout import Layout
-from tests.model.driving import CPU, EXPERTS, Driver, checkpoint, loaded, tiny
+from tests.model.attention.attending import best
+from tests.model.driving import EXPERTS, Driver, checkpoint, loaded, tiny
 from tests.model.network import rank_cases
 from tests.model.network.ranks import Ranks
 
@@ -39,7 +39,7 @@ def test_two_ranks_give_the_logits_of_one(
     ranks: Ranks, layout: Layout, changes: Mapping[str, Any], deterministic: bool
 ) -> None:
     config = tiny((None, 9), dim=64, head_dim=32, hidden_dim=256, vocab_size=96, **changes)
-    expected = Driver(loaded(checkpoint(config)), choose("auto", CPU)[1]).whole(TOKENS)
+    expected = Driver(loaded(checkpoint(config)), best()).whole(TOKENS)
     results = ranks.run(layout, rank_cases.in_company, config, "none", TOKENS, deterministic=deterministic)
     for found in results[layout.sampler]:
         torch.testing.assert_close(found, expected, atol=2e-3, rtol=1e-3)

@@ -20,8 +20,8 @@ def test_tokens_and_values_are_those_of_each_row_alone(vocab_size: int) -> None:
     items = [Slice(0, [0], 1, 0, 1, (), SamplingParams(seed=i, **KINDS[i % len(KINDS)]), 0) for i in range(48)]  # type: ignore[arg-type]
     logits = (torch.randn(len(items), vocab_size, device=DEVICE) * 2).bfloat16().float()
     together = logits.clone()
-    tokens = distribution.choose(together, items)
+    tokens = distribution.choose(together, items, None)
     for i, item in enumerate(items):
         row = logits[i : i + 1].clone()
-        assert torch.equal(distribution.choose(row, [item]), tokens[i : i + 1])
+        assert torch.equal(distribution.choose(row, [item], None), tokens[i : i + 1])
         assert torch.equal(row, together[i : i + 1])

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.engine import by_layer
-from model.attention import choose
 from model.attention.base import Attention
 from model.attention.cache import PagePools
 from model.attention.rope import RopeTables
@@ -32,6 +31,7 @@ from model.sampling_params import SamplingParams
 from model.sharding.shard import shard_of
 from model.step.packing import pack
 from model.step.runner import ModelRunner
+from tests.model.attention.attending import best
 
 CPU = torch.device("cpu")
 EXPERTS: Mapping[str, Any] = {
@@ -100,7 +100,7 @@ def loaded(source: Path | Checkpoint, scheme: str = "none") -> Transformer:
 
 def network(directory: Path, scheme: str = "none") -> "Driver":
     """The network of a model directory, as `loaded`, with the attention that serves it."""
-    return Driver(loaded(directory, scheme), choose("auto", CPU)[1])
+    return Driver(loaded(directory, scheme), best())
 
 
 @dataclass

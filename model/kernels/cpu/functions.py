@@ -2,7 +2,6 @@
 
 import ctypes
 import threading
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,14 +21,12 @@ from model.kernels.cpu.records import (
     NORMED,
     OUTSIDE,
     PLAIN,
-    SAMPLING,
     SUPERBLOCK,
     SUPERBLOCK_BYTES,
-    AttentionCall,
-    Grid,
-    NetworkRecord,
-    StepRecord,
+    floats,
     pointer,
+    sampling,
+    struct,
 )
 from model.kernels.groups import BLOCK_GROUP
 
@@ -43,6 +40,7 @@ _REFUSALS = {
 _pointer, _integer = ctypes.c_void_p, ctypes.c_int64
 ARGUMENTS = {
     "linear": (_pointer, _pointer, _integer, _integer, _pointer, ctypes.c_float, _pointer, _integer, _pointer),
+    "plan": (_pointer, _pointer, _integer, _pointer),
     "attention": (_pointer,),
     "sample": (_pointer, _integer, _integer, _pointer, _pointer),
     "adapt": (
@@ -56,34 +54,18 @@ ARGUMENTS = {
     "experts_scratch": (_pointer, _integer),
     "step": (_pointer, _pointer, _pointer, _integer),
 }
-"""Argument types of each kernel, in the order of the fields of `Kernels`."""
-
-RESULTS = {
-    "quantize": ctypes.c_int,
-    "sample": ctypes.c_int,
-    "experts_scratch": _integer,
-    "step": _integer,
-}
-"""Result types of those that return something."""
+"""Argument types of each kernel. Those that return something return a number."""
 
 
-@dataclass(slots=True)
 class Kernels:
     """One variant of the kernels. Only one thread at a time is inside a call."""
 
-    variant: str
-    _linear: Any
-    _attention: Any
-    _sample: Any
-    _adapt: Any
-    _quantize: Any
-    _pack: Any
-    _pack_superblocks: Any
-    _experts: Any
-    _experts_scratch: Any
-    _step: Any
-    _lock: threading.Lock = POOL
-    _scratch: Tensor = field(default_factory=lambda: _bytes(0))
+    def __init__(self, library: ctypes.CDLL, variant: str) -> None:
+        self.variant = variant
+        self._call = {name: getattr(library, f"{name}_{suffix(variant)}") for name in ARGUMENTS}
+        for name, function in self._call.items():
+            function.argtypes, function.restype = ARGUMENTS[name], _integer
+        self._lock, self._scratch = POOL, _bytes(0)
 
     def quantize(self, weights: PackedWeights, first: int, rows: Tensor) -> None:
         """Store rows [n, n_in] of floats as outputs first.. of `weights`, rounded to bfloat16 or int8.
@@ -98,7 +80,7 @@ class Kernels:
         rows = rows.contiguous()
         at = pointer("rows", rows, *FLOAT_KINDS)
         with self._lock:
-            broken = self._quantize(ctypes.byref(weights.record), first, at, FLOAT_KINDS[rows.dtype], n)
+            broken = self._call["quantize"](ctypes.byref(weights.record), first, at, FLOAT_KINDS[rows.dtype], n)
         if broken:
             raise ValueError("a value is not finite")
 
@@ -113,12 +95,12 @@ class Kernels:
         _check_rows(weights, first, n, n_groups * BLOCK_GROUP)
         _check_format(weights, FORMATS[block_format(n_bytes, mins is not None)])
         grids = [
-            Grid.of("quants", quants, torch.int8 if n_bytes == BLOCK_GROUP else torch.uint8),
+            _grid("quants", quants, torch.int8 if n_bytes == BLOCK_GROUP else torch.uint8),
             *(_grid_of_halves(name, part, n, n_groups) for name, part in (("scales", scales), ("mins", mins))),
         ]
         at = [None if grid is None else ctypes.byref(grid) for grid in grids]
         with self._lock:
-            self._pack(ctypes.byref(weights.record), first, n, at[0], n_bytes, at[1], at[2])
+            self._call["pack"](ctypes.byref(weights.record), first, n, at[0], n_bytes, at[1], at[2])
 
     def pack_superblocks(self, weights: PackedWeights, first: int, rows: Tensor) -> None:
         """Store rows uint8 [n, n_in/256 * 144], blocks of Q4_K, as outputs first.. of `weights`.
@@ -132,7 +114,7 @@ class Kernels:
         if rows.stride(1) != 1:
             raise ValueError(f"rows must have their bytes side by side, got strides {list(rows.stride())}")
         with self._lock:
-            self._pack_superblocks(ctypes.byref(weights.record), first, n, at, rows.stride(0))
+            self._call["pack_superblocks"](ctypes.byref(weights.record), first, n, at, rows.stride(0))
 
     def linear(
         self,
@@ -152,10 +134,10 @@ class Kernels:
         x = _floats(x, width)
         n_rows = x.shape[0]
         y = x.new_empty(n_rows, weights.n_out) if onto is None else onto
-        x_at, norm_at = pointer("x", x, torch.float32), _norm(norm, weights.n_in)
+        x_at, norm_at = floats("x", x), _norm(norm, weights.n_in)
         y_at = _target(y, n_rows, weights.n_out)
         with self._lock:
-            self._linear(
+            self._call["linear"](
                 ctypes.byref(weights.record),
                 x_at,
                 n_rows,
@@ -185,10 +167,10 @@ class Kernels:
         n_rows, n_out = y.shape
         x = _floats(x, x.shape[1])
         n_in = x.shape[1] // (1 + gated)
-        x_at, norm_at, y_at = pointer("x", x, torch.float32), _norm(norm, n_in), _target(y, len(x), n_out)
+        x_at, norm_at, y_at = floats("x", x), _norm(norm, n_in), _target(y, len(x), n_out)
         records = rows.records
         with self._lock:
-            self._adapt(
+            self._call["adapt"](
                 x_at,
                 n_in,
                 _kind(norm, gated),
@@ -208,54 +190,63 @@ class Kernels:
         """
         x = _floats(x, block.n_in)
         scale = None if norm is None else _floats(norm[None], block.n_in)[0]
-        x_at, norm_at, y_at = pointer("x", x, torch.float32), _norm(scale, block.n_in), _target(onto, *x.shape)
+        x_at, norm_at, y_at = floats("x", x), _norm(scale, block.n_in), _target(onto, *x.shape)
         with self._lock:
             scratch = self._scratch_of(self.experts_scratch(block, len(x)))
-            self._experts(ctypes.byref(block.record), x_at, len(x), norm_at, eps, y_at, scratch)
+            self._call["experts"](ctypes.byref(block.record), x_at, len(x), norm_at, eps, y_at, scratch)
         return onto
 
     def experts_scratch(self, block: PackedExperts, n_rows: int) -> int:
         """Bytes of scratch memory of `experts` for the rows."""
-        return int(self._experts_scratch(ctypes.byref(block.record), n_rows))
+        return int(self._call["experts_scratch"](ctypes.byref(block.record), n_rows))
 
-    def attention(self, call: AttentionCall) -> None:
+    def plan(self, call: Any, spans: Tensor) -> None:
+        """Divide the attention of `spans` [S, 5] int64 into tasks, and allocate the memory of these in `call`.
+
+        The columns of a span are those of `attention.inputs.Span`.
+        """
+        arguments = ctypes.byref(call), pointer("spans", spans, torch.int64), len(spans)
+        call.memory = _bytes(self._call["plan"](*arguments, None))
+        self._call["plan"](*arguments, pointer("memory", call.memory, torch.uint8))
+
+    def attention(self, call: Any) -> None:
         """Store keys and values, then attend."""
         with self._lock:
-            self._attention(ctypes.byref(call))
+            self._call["attention"](ctypes.byref(call))
 
     def sample(self, logits: Tensor, rows: NDArray[np.void]) -> Tensor:
         """Tokens [N] int64 sampled from logits [N, vocab_size] float32, which it overwrites.
 
-        `rows` [N] are SAMPLING. Raises MemoryError if there is no memory for top_k or top_p.
+        `rows` [N] are `sampling()`. Raises MemoryError if there is no memory for top_k or top_p.
         """
-        if rows.dtype != SAMPLING or len(rows) != len(logits) or not rows.flags.c_contiguous:
-            raise ValueError(f"expected {len(logits)} contiguous rows of {SAMPLING}, got {rows.shape} of {rows.dtype}")
+        if rows.dtype != sampling() or len(rows) != len(logits) or not rows.flags.c_contiguous:
+            raise ValueError(
+                f"expected {len(logits)} contiguous rows of {sampling()}, got {rows.shape} of {rows.dtype}"
+            )
         tokens = torch.empty(len(logits), dtype=torch.int64, device="cpu")
-        at, tokens_at = pointer("logits", logits, torch.float32), pointer("tokens", tokens, torch.int64)
+        at, tokens_at = floats("logits", logits), pointer("tokens", tokens, torch.int64)
         with self._lock:
-            no_memory = self._sample(at, len(logits), logits.shape[1], rows.ctypes.data, tokens_at)
+            no_memory = self._call["sample"](at, len(logits), logits.shape[1], rows.ctypes.data, tokens_at)
         if no_memory:
             raise MemoryError("no memory to sample tokens")
         return tokens
 
-    def step(self, network: NetworkRecord, step: StepRecord) -> None:
+    def step(self, network: Any, step: Any) -> None:
         """Compute a whole step, see step.h.
 
         Raises ValueError for a step that does not fit the network, MemoryError without memory for top_k or top_p.
         """
         with self._lock:
-            status = self._try_step(network, step)
-            if status > 0:  # bytes of scratch memory
+            while (status := self._try_step(network, step)) > 0:  # bytes of scratch memory
                 self._scratch_of(status)
-                status = self._try_step(network, step)
         if status == NO_MEMORY:
             raise MemoryError("no memory to sample tokens")
         if status:
             raise ValueError(_REFUSALS[status])
 
-    def _try_step(self, network: NetworkRecord, step: StepRecord) -> int:
+    def _try_step(self, network: Any, step: Any) -> int:
         scratch, n_bytes = self._scratch_of(0), len(self._scratch)
-        return int(self._step(ctypes.byref(network), ctypes.byref(step), scratch, n_bytes))
+        return int(self._call["step"](ctypes.byref(network), ctypes.byref(step), scratch, n_bytes))
 
     def _scratch_of(self, n_bytes: int) -> int:
         if len(self._scratch) < n_bytes:
@@ -284,33 +275,33 @@ def _check_format(weights: PackedWeights, *formats: str) -> None:
         )
 
 
-def _grid_of_halves(name: str, part: Tensor | None, n: int, n_groups: int) -> Grid | None:
+def _grid(name: str, part: Tensor, dtype: torch.dtype) -> Any:
+    """`grid` of pack.c: part [n, n_in/32] or [n, n_in/32, bytes], with the bytes side by side."""
+    if part.dim() == 3 and part.stride(2) != 1:
+        raise ValueError(f"{name} must have the bytes of a group side by side, got strides {list(part.stride())}")
+    output, group = (stride * part.itemsize for stride in part.stride()[:2])
+    return struct("grid")(at=pointer(name, part, dtype, dense=False), output=output, group=group)
+
+
+def _grid_of_halves(name: str, part: Tensor | None, n: int, n_groups: int) -> Any:
     if part is not None and part.shape != (n, n_groups):
         raise ValueError(f"{name} must have shape [{n}, {n_groups}], got {list(part.shape)}")
-    return None if part is None else Grid.of(name, part, torch.float16)
+    return None if part is None else _grid(name, part, torch.float16)
 
 
 def _norm(norm: Tensor | None, n_in: int) -> int | None:
     if norm is not None and norm.shape != (n_in,):
         raise ValueError(f"expected a norm of {n_in} values, got {list(norm.shape)}")
-    return None if norm is None else pointer("norm", norm, torch.float32)
+    return None if norm is None else floats("norm", norm)
 
 
 def _target(y: Tensor, n_rows: int, n_out: int) -> int:
     if y.shape != (n_rows, n_out):
         raise ValueError(f"cannot add [{n_rows}, {n_out}] to {list(y.shape)}")
-    return pointer("y", y, torch.float32)
+    return floats("y", y)
 
 
 def _floats(x: Tensor, width: int) -> Tensor:
     if x.dim() != 2 or x.shape[1] != width:
         raise ValueError(f"expected rows of {width} values, got {list(x.shape)}")
     return x if x.dtype is torch.float32 and x.is_contiguous() else x.float().contiguous()
-
-
-def bind(library: ctypes.CDLL, variant: str) -> Kernels:
-    """The kernels of `library` for one `variant` of processors."""
-    functions = [getattr(library, f"{kernel}_{suffix(variant)}") for kernel in ARGUMENTS]
-    for function, (kernel, types) in zip(functions, ARGUMENTS.items(), strict=True):
-        function.argtypes, function.restype = types, RESULTS.get(kernel)
-    return Kernels(variant, *functions)

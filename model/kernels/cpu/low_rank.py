@@ -5,13 +5,14 @@ import mmap
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from model.kernels.cpu.packed import padded
-from model.kernels.cpu.records import CHANNELS, OUTPUTS, RANKS, AdapterRows, LowRankRecord, pointer
+from model.kernels.cpu.records import CHANNELS, OUTPUTS, RANKS, floats, pointer, struct
 
 LINE = 64
 """Bytes of a cache line, at which each matrix begins."""
@@ -25,14 +26,14 @@ class PackedLowRank:
     b: Tensor
     begins: Tensor
     firsts: Tensor
-    record: LowRankRecord
+    record: Any
 
     @classmethod
     def of(cls, a: Tensor, b: Tensor, begins: Tensor, firsts: Tensor) -> "PackedLowRank":
         """a [rank/8, n_groups, 8, 32], b [pairs, 16, 2], begins [n_blocks + 1], firsts [n_blocks]."""
-        matrices = (pointer(name, part, torch.bfloat16) for name, part in (("a", a), ("b", b)))
-        tables = (pointer(name, part, torch.int32) for name, part in (("begins", begins), ("firsts", firsts)))
-        record = LowRankRecord(*matrices, *tables, len(a) * RANKS, a.shape[1], len(firsts))
+        at = {name: pointer(name, part, torch.bfloat16) for name, part in (("a", a), ("b", b))}
+        at |= {name: pointer(name, part, torch.int32) for name, part in (("begins", begins), ("firsts", firsts))}
+        record = struct("lora")(**at, rank=len(a) * RANKS, n_groups=a.shape[1], n_blocks=len(firsts))
         return cls(a, b, begins, firsts, record)
 
     @property
@@ -105,8 +106,9 @@ class PackedTargets:
     """The entries of an adapter for some projections, in the kernels' order; `rank` is the greatest of their ranks."""
 
     def __init__(self, products: Sequence[PackedLowRank | None]) -> None:
-        found = [LowRankRecord() if product is None else product.record for product in products]
-        self.records = (LowRankRecord * len(found))(*found)
+        record = struct("lora")  # all zeros: nothing is added
+        found = [record() if product is None else product.record for product in products]
+        self.records = (record * len(found))(*found)
         self.rank = max(record.rank for record in found)
 
 
@@ -117,13 +119,14 @@ class PackedRows:
         sizes = [targets.rank * len(rows) for targets, rows in runs]
         pieces = torch.empty(sum(sizes), dtype=torch.float32, device="cpu").split(sizes)
         self._owners = (runs, pieces)  # keep alive the memory that the records point to
-        self.records = (AdapterRows * len(runs))(
+        record = struct("lora_rows")
+        self.records = (record * len(runs))(
             *(
-                AdapterRows(
-                    ctypes.addressof(targets.records),
-                    pointer("rows", rows, torch.int64),
-                    pointer("u", u, torch.float32),
-                    len(rows),
+                record(
+                    targets=ctypes.addressof(targets.records),
+                    rows=pointer("rows", rows, torch.int64),
+                    u=floats("u", u),
+                    n_rows=len(rows),
                 )
                 for (targets, rows), u in zip(runs, pieces, strict=True)
             )

@@ -7,13 +7,13 @@ import ctypes
 import logging
 import os
 from functools import cache, partial
-from itertools import count, pairwise, takewhile
+from itertools import pairwise
 from typing import NamedTuple
 
 from model.errors import NoriaError, OptionError
 from model.kernels.cpu import check, records
 from model.kernels.cpu.build import fingerprint, library, suffix, variants
-from model.kernels.cpu.functions import POOL, Kernels, bind
+from model.kernels.cpu.functions import POOL, Kernels
 from model.machine.host import KERNELS, choose_threads
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ def variant(name: str) -> Kernels:
     """The kernels called `name`, one of `available()`."""
     compiled = _library()
     assert compiled is not None
-    return bind(compiled, name)
+    return Kernels(compiled, name)
 
 
 def kernels() -> Kernels | None:
@@ -121,7 +121,7 @@ def use_threads(n: int) -> int:
 @cache
 def _library() -> ctypes.CDLL | None:
     try:
-        compiled = ctypes.CDLL(str(library()))
+        compiled = records.opened()
         compiled.noria_fingerprint.restype = ctypes.c_char_p
         if compiled.noria_fingerprint().decode() != fingerprint():
             raise OSError(f"{library().name} was built from other sources")
@@ -129,41 +129,20 @@ def _library() -> ctypes.CDLL | None:
         log.warning("no compiled kernels, PyTorch serves (%s); build them: %s", error, BUILD)
         return None
     for name in filter(partial(has, compiled), LEVELS):
-        check_records(compiled, name)
+        check_numbers(name)
     compiled.noria_threads(choose_threads())
     return compiled
 
 
-def check_records(compiled: ctypes.CDLL, name: str) -> None:
-    """Raise NoriaError if a struct, or a number, of the variant `name` differs in C and in records.py.
+def check_numbers(name: str) -> None:
+    """Raise NoriaError if a number of the variant `name` differs in C and in records.py.
 
-    A call would crash, or compute something else. Building again does not help: the library was built from these
-    sources.
+    A call would compute something else. Building again does not help: the library was built from these sources.
     """
-    for struct, mirror in records.MIRRORS.items():
-        for c, python in zip(
-            _layout(compiled, f"fields_{struct}_{suffix(name)}"), records.layout(mirror), strict=False
-        ):
-            if c != python:
-                raise NoriaError(
-                    f"struct {struct} of the compiled kernels has {c} in C, {python} in Python (name, offset, bytes); "
-                    "correct model/kernels/cpu/records.py"
-                )
     for group, expected in records.CONSTANTS.items():
-        first = ctypes.pointer(records.Constant.in_dll(compiled, f"constants_{group}_{suffix(name)}"))
-        found = {
-            each.name.decode(): each.value
-            for each in takewhile(lambda each: each.name, map(first.__getitem__, count()))
-        }
+        found, _ = records.entries(f"constants_{group}", name)
         if found != expected:
             raise NoriaError(
                 f"{group} of the compiled kernels are {found} in C and {dict(expected)} in Python; "
                 "correct model/kernels/cpu/records.py"
             )
-
-
-def _layout(compiled: ctypes.CDLL, symbol: str) -> list[tuple[str, int, int]]:
-    """What C says of a struct's fields, up to the entry without a name, which has the struct's own bytes."""
-    first = ctypes.pointer(records.Field.in_dll(compiled, symbol))
-    n = next(i for i in count() if not first[i].name)
-    return [(first[i].name.decode(), first[i].offset, first[i].bytes) for i in range(n)] + [("", 0, first[n].bytes)]

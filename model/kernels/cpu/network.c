@@ -3,7 +3,7 @@
 #include "step/network.h"
 
 #define F(name) FIELD(layer, name)
-MIRRORED(layer, F(attention_norm), F(ffn_norm), F(wqkv), F(wo), F(w13), F(w2), F(experts), F(cells), F(pool));
+FIELDS(layer, F(attention_norm), F(ffn_norm), F(wqkv), F(wo), F(w13), F(w2), F(experts), F(cells), F(pool));
 #undef F
 
 CONSTANTS(targets, {"wqkv", WQKV}, {"wo", WO}, {"w13", W13}, {"w2", W2});

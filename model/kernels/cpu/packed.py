@@ -14,9 +14,9 @@ from model.kernels.cpu.records import (
     OUTPUTS,
     SUPERBLOCK,
     SUPERBLOCK_BYTES,
-    ExpertsRecord,
-    WeightsRecord,
+    floats,
     pointer,
+    struct,
 )
 from model.kernels.groups import BLOCK_GROUP, INT8_GROUP
 
@@ -32,7 +32,7 @@ class PackedWeights:
     group: int
     packed: Tensor
     scales: Tensor | None
-    record: WeightsRecord
+    record: Any
 
     def scratch_bytes(self, n_rows: int) -> int:
         """Scratch memory for the rows: bytes, with 12 more for each group, or floats for bfloat16 weights."""
@@ -58,17 +58,20 @@ class PackedExperts:
         self.n_in = gate.shape[1]
         pointers = [_pointers([None if pair is None else pair[i].record for pair in experts]) for i in range(2)]
         self._owners = (gate, experts, shared, pointers)  # keep alive the memory that the record points to
-        self.record = ExpertsRecord(
-            pointer("gate", gate, torch.float32),
-            *map(ctypes.addressof, pointers),
-            *((None, None) if shared is None else (ctypes.addressof(weights.record) for weights in shared)),
-            len(experts),
-            n_used,
-            routed_scale,
+        both = (None, None) if shared is None else [ctypes.addressof(weights.record) for weights in shared]
+        self.record = struct("experts_t")(
+            gate=floats("gate", gate),
+            w13=ctypes.addressof(pointers[0]),
+            w2=ctypes.addressof(pointers[1]),
+            shared_w13=both[0],
+            shared_w2=both[1],
+            n_experts=len(experts),
+            n_used=n_used,
+            routed_scale=routed_scale,
         )
 
 
-def _pointers(records: Sequence[WeightsRecord | None]) -> "ctypes.Array[Any]":
+def _pointers(records: Sequence[Any]) -> "ctypes.Array[Any]":
     addresses = (None if record is None else ctypes.addressof(record) for record in records)
     return (ctypes.c_void_p * len(records))(*addresses)
 
@@ -137,7 +140,7 @@ def _weights(
     n_out: int, n_in: int, format: int, packed: Tensor, scales: Tensor | None, *, by_tiles: bool = False
 ) -> PackedWeights:
     at = pointer("packed", packed, torch.uint8)
-    scales_at = None if scales is None else pointer("scales", scales, torch.float32)
+    scales_at = None if scales is None else floats("scales", scales)
     group = INT8_GROUP if format in (_INT8, _BFLOAT16) else BLOCK_GROUP
-    record = WeightsRecord(at, scales_at, n_out, n_in, format, by_tiles=by_tiles)
+    record = struct("weights")(packed=at, scales=scales_at, n_out=n_out, n_in=n_in, format=format, by_tiles=by_tiles)
     return PackedWeights(n_out, n_in, group, packed, scales, record)

@@ -16,3 +16,15 @@ void *noria_memory(int thread);
 
 /* Bytes of the third level of cache that these threads may use. */
 int64_t noria_shared_cache(void);
+
+/* Memory that is handed out piece by piece. `used` may exceed it: then nobody may write there. */
+typedef struct {
+    uintptr_t begin;
+    int64_t used;
+} arena;
+
+static inline void *take(arena *a, int64_t n_bytes) {
+    uintptr_t piece = a->begin + (uintptr_t)a->used;
+    a->used += (n_bytes + 63) / 64 * 64;
+    return (void *)piece;
+}

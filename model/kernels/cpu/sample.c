@@ -9,7 +9,7 @@
 #include <stdlib.h>
 
 #define F(name) FIELD(params, name)
-MIRRORED(params, F(temperature), F(min_p), F(top_p), F(top_k), F(start), F(step));
+FIELDS(params, F(temperature), F(min_p), F(top_p), F(top_k), F(start), F(step));
 #undef F
 
 typedef struct {
@@ -191,7 +191,6 @@ static void draw_row(void *context, int row, int thread) {
     const params *p = c->rows + row;
     int64_t n = c->n_tokens;
     float *x = c->logits + row * n;
-    (void)thread;
     int64_t best = greatest(x, n);
     if (best >= 0 && p->temperature > 0) {
         weigh(x, n, x[best], p->temperature, p->min_p);
@@ -203,7 +202,7 @@ static void draw_row(void *context, int row, int thread) {
     c->tokens[row] = best;
 }
 
-int EXPORT(sample)(float *logits, int64_t n_rows, int64_t n_tokens, const params *rows, int64_t *tokens) {
+int64_t EXPORT(sample)(float *logits, int64_t n_rows, int64_t n_tokens, const params *rows, int64_t *tokens) {
     call c = {logits, rows, tokens, n_tokens, 0};
     noria_parallel(draw_row, &c, (int)n_rows);
     return c.no_memory;

@@ -4,7 +4,6 @@
  */
 #pragma once
 #include <math.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 #if defined(__AVX2__)
@@ -16,20 +15,15 @@
 #define GLUE2(a, b) a##_##b
 #define GLUE(a, b) GLUE2(a, b)
 #define EXPORT(name) __attribute__((visibility("default"))) GLUE(name, VARIANT)
-/* What records.py repeats. Python compares it when it loads the library: every field of a struct in the order of the
- * declaration, with its offset and its bytes. The last entry has the struct's own bytes. */
-typedef struct {
-    const char *name;
-    int64_t offset, bytes;
-} field_t;
-#define FIELD(type, name) {#name, offsetof(type, name), sizeof(((type *)0)->name)}
-#define MIRRORED(type, ...) const field_t EXPORT(fields_##type)[] = {__VA_ARGS__, {0, 0, sizeof(type)}}
-/* Numbers that Python repeats, each with its name there. Python compares them, too. */
+/* What Python reads in the library: the names of a struct's fields in the order of the declaration, with their types, and at
+ * last the struct's bytes; and the names of numbers, which records.py repeats. */
 typedef struct {
     const char *name;
     int64_t value;
-} constant_t;
-#define CONSTANTS(group, ...) const constant_t EXPORT(constants_##group)[] = {__VA_ARGS__, {0, 0}}
+} entry_t;
+#define FIELD(type, name) {#name, _Generic(((type *)0)->name, float: 'f', int32_t: 'i', int64_t: 'q', default: 'P')}
+#define FIELDS(type, ...) const entry_t EXPORT(fields_##type)[] = {__VA_ARGS__, {0, sizeof(type)}}
+#define CONSTANTS(group, ...) const entry_t EXPORT(constants_##group)[] = {__VA_ARGS__, {0, 0}}
 #define INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)
 #define UNROLL _Pragma("unroll")
@@ -322,7 +316,6 @@ INLINE void store_factors(char *p, vf v) {
 }
 INLINE vf add_pair(vf acc, vi w, const float *x, int64_t stride) {
     int32_t pair;
-    (void)stride;
     memcpy(&pair, x, 4);
     return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)w);
 }

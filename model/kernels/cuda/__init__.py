@@ -67,12 +67,22 @@ def try_out(device: torch.device) -> str | None:
 
 def serves(x: Tensor) -> bool:
     """Whether kernels compute what PyTorch would for x."""
-    return x.is_cuda and _free(x.device)
+    return x.is_cuda and serve_on(x.device)
 
 
 @cache
-def _free(device: torch.device) -> bool:
-    return obstacle(device) is None
+def serve_on(device: torch.device) -> bool:
+    """Whether kernels compute on a device."""
+    return device.type == "cuda" and obstacle(device) is None
+
+
+def failed(error: Exception) -> bool:
+    """Whether Triton raised the error: a kernel does not compile for this GPU, or does not fit it."""
+    if find_spec("triton") is None:
+        return False
+    from triton import TritonError
+
+    return isinstance(error, TritonError)
 
 
 def _dotted(capability: tuple[int, int]) -> str:

@@ -30,15 +30,12 @@ class Assignment:
     """Pairs, experts and weights: `slots` [blocks * block] hold pairs (token * choices + choice), or -1 for no pair.
 
     `experts` [blocks] are the experts of the blocks, -1 after the last block. `shares` [T, choices] float32 are the
-    weights of a token's choices. `places` [T * choices] are the pairs' slots, `ends` [n_experts] the ends of the
-    experts' slots.
+    weights of a token's choices.
     """
 
     slots: Tensor
     experts: Tensor
     shares: Tensor
-    places: Tensor
-    ends: Tensor
 
 
 @triton.jit
@@ -101,7 +98,7 @@ def _all_counts(counts, n_programs, EXPERTS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n_rows", "n_blocks"])
 def _place(
-    chosen, counts, slots, experts, places, last, n_rows, n_experts, n_blocks,
+    chosen, counts, slots, experts, n_rows, n_experts, n_blocks,
     CHOICES: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Program (rows): store every pair in the next free slot of its expert."""
@@ -111,8 +108,6 @@ def _place(
     ends = tl.cumsum(blocks, axis=0)
     begins = (ends - blocks) * BLOCK
     if tl.program_id(0) == 0:
-        known = numbers < n_experts
-        tl.store(last + numbers, ends * BLOCK, mask=known)
         left = (begins + total)[:, None] + tl.arange(0, BLOCK)[None, :]  # free slots of the last blocks
         tl.store(slots + left, tl.full((EXPERTS, BLOCK), -1, tl.int32), mask=left < (ends * BLOCK)[:, None])
     for first in range(tl.program_id(0) * _COUNTS, n_blocks, tl.num_programs(0) * _COUNTS):
@@ -127,12 +122,11 @@ def _place(
         mine = (which[:, None] == numbers[None, :]).to(tl.int32)  # [R, E]
         slot = tl.sum(mine * (free[None, :] + tl.cumsum(mine, axis=0) - mine), axis=1)
         tl.store(slots + slot, pair, mask=rows < n_rows)
-        tl.store(places + pair, slot, mask=rows < n_rows)
         free += tl.sum(mine, axis=0)
 
 
 @triton.jit
-def _join(y, shares, places, onto, out, dim, CHOICES: tl.constexpr, COLUMNS: tl.constexpr):
+def _join(y, shares, onto, out, dim, CHOICES: tl.constexpr, COLUMNS: tl.constexpr):
     """Program (token, columns): the sum of its pairs' rows of y times their shares, in order."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -140,8 +134,7 @@ def _join(y, shares, places, onto, out, dim, CHOICES: tl.constexpr, COLUMNS: tl.
     total = tl.zeros((COLUMNS,), tl.float32)
     for choice in tl.static_range(CHOICES):
         pair = row * CHOICES + choice
-        at = pair if places is None else tl.load(places + pair).to(tl.int64)
-        total += tl.load(y + at * dim + columns, mask=there, other=0.0).to(tl.float32) * tl.load(shares + pair)
+        total += tl.load(y + pair * dim + columns, mask=there, other=0.0).to(tl.float32) * tl.load(shares + pair)
     if onto is not None:
         total += tl.load(onto + row * dim + columns, mask=there, other=0.0).to(tl.float32)
     tl.store(out + row * dim + columns, total.to(out.dtype.element_ty), mask=there)
@@ -156,21 +149,17 @@ def assign(logits: Tensor, choices: int, block: int, scale: float = 1.0) -> Assi
     n_pairs, n_programs = n_rows * choices, triton.cdiv(n_rows, ROWS)
     n_blocks = min(n_pairs, n_pairs // block + n_experts)
     sizes = choices, triton.next_power_of_2(n_experts)
-    lengths = n_blocks * block, n_blocks, n_pairs, n_experts, n_pairs, n_programs * sizes[1]
-    slots, experts, places, ends, chosen, counts = (logits.new_empty(n, dtype=torch.int32) for n in lengths)
+    lengths = n_blocks * block, n_blocks, n_pairs, n_programs * sizes[1]
+    slots, experts, chosen, counts = (logits.new_empty(n, dtype=torch.int32) for n in lengths)
     shares = logits.new_empty(n_rows, choices, dtype=torch.float32)
     _choose[(n_programs,)](logits.contiguous(), shares, chosen, counts, n_rows, n_experts, scale, *sizes, ROWS)
-    made = slots, experts, places, ends
-    _place[(n_programs,)](chosen, counts, *made, n_rows, n_experts, n_blocks, *sizes, block, ROWS)
-    return Assignment(slots, experts, shares, places, ends)
+    _place[(n_programs,)](chosen, counts, slots, experts, n_rows, n_experts, n_blocks, *sizes, block, ROWS)
+    return Assignment(slots, experts, shares)
 
 
-def join(y: Tensor, shares: Tensor, onto: Tensor | None, places: Tensor | None = None) -> Tensor:
-    """y [T * choices, dim] of the pairs -> [T, dim] of the tokens; with `onto` it is added to that in place.
-
-    With `places` the rows of y are those of slots, and pair p is in row places[p].
-    """
+def join(y: Tensor, shares: Tensor, onto: Tensor | None) -> Tensor:
+    """y [T * choices, dim] of the pairs -> [T, dim] of the tokens; with `onto` it is added to that in place."""
     n_rows, choices = shares.shape
     out = y.new_empty(n_rows, y.shape[1]) if onto is None else onto
-    _join[(n_rows, triton.cdiv(y.shape[1], COLUMNS))](y, shares, places, onto, out, y.shape[1], choices, COLUMNS)
+    _join[(n_rows, triton.cdiv(y.shape[1], COLUMNS))](y, shares, onto, out, y.shape[1], choices, COLUMNS)
     return out

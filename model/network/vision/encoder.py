@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from model.attention.image import ImageAttention, image_attention
+from model.kernels.cpu import native
+from model.kernels.cpu.functions import Kernels
 from model.linear.base import RMSNorm
 from model.linear.schemes import SCHEMES
 from model.linear.selection import make_linear
@@ -63,10 +65,13 @@ class ImageEncoder(nn.Module):
     work is divided, nor on other images.
     """
 
-    def __init__(self, config: VisionConfig, dim: int, norm_eps: float, scheme: str = "none") -> None:
+    def __init__(
+        self, config: VisionConfig, dim: int, norm_eps: float, scheme: str = "none", kernels: Kernels | None = None
+    ) -> None:
         super().__init__()
         self.config, self.dim = config, dim
         self._compiled = SCHEMES[scheme].compiled
+        self._kernels = native.needed() if self._compiled else kernels
         self.patch_conv = make_linear(config.patch_width, config.dim, scheme=scheme)
         self.ln_pre = RMSNorm(config.dim, config.norm_eps)
         self.layers = nn.ModuleList(VisionBlock(config, scheme) for _ in range(config.n_layers))
@@ -95,6 +100,7 @@ class ImageEncoder(nn.Module):
                 rotations(height, width, config.head_dim, config.rope_theta).to(weight.device),
                 config.n_heads,
                 torch.bfloat16 if self._compiled else weight.dtype,
+                self._kernels,
             ),
             embeddings=weight.new_empty(rows * columns, self.dim),
             costs=[*accumulate(self._costs(n_patches, rows * columns), initial=0)],

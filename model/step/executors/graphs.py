@@ -125,9 +125,7 @@ def _max_pages(info: RunnerInfo, pool: PoolSpec) -> int:
 def _longest(info: RunnerInfo, pool: PoolSpec, row: int) -> Span:
     """The span of the last token of the longest sequence."""
     start = info.max_model_len - 1
-    first_key = 0 if pool.window is None else max(0, start - pool.window + 1)
-    n_pages = start // info.page_size - first_key // info.page_size + 1
-    return Span(row, 1, start, first_key, 0, n_pages, first_key % info.page_size, None)
+    return Span(row, 1, start, 0 if pool.window is None else max(0, start - pool.window + 1), 0)
 
 
 class DecodeGraphs:

@@ -9,11 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.attention import BACKENDS
+from model.attention import BACKENDS, choose
 from model.attention.base import Attention
 from model.attention.cache import LayerCache
+from model.attention.paged import PagedAttention
+from model.attention.rope import RopeRows
 from model.attention.triton import TritonAttention
 from model.batch import PageTable, Slice, StepBatch
+from model.kernels.cpu import native
 from model.sampling_params import SamplingParams
 from model.step.packing import pack
 
@@ -53,7 +56,19 @@ def make(name: str) -> Attention:
     """The backend of this name, on the CPU: triton under its interpreter."""
     if name == "triton":
         unchecked()
-    return BACKENDS[name]()
+    return PagedAttention(native.needed()) if name == "paged" else BACKENDS[name]()
+
+
+def best() -> Attention:
+    """The backend that "auto" chooses on this machine for float32."""
+    return choose("auto", CPU, kernels=native.kernels())[1]
+
+
+def unrotated(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, int, RopeRows]:
+    """The arguments of `Attention.attend` for heads that do not rotate."""
+    rotations = torch.zeros(len(q), 2, q.shape[2] // 2, device=q.device)
+    rotations[:, 0] = 1  # cosines
+    return torch.cat((q, k, v), dim=1), q.shape[1], RopeRows(rotations, None)
 
 
 def random_heads(
@@ -117,7 +132,7 @@ def attend(
         )
         inputs = pack(StepBatch(slices), size, [window], device)
         q, k, v = (torch.cat([data[i][part][start:stop] for i, start, stop in active]).to(device) for part in range(3))
-        out = backend.attend(q, k, v, cache, backend.prepare(inputs.pools[0]))
+        out = backend.attend(*unrotated(q, k, v), cache, backend.prepare(inputs.pools[0]))
         assert out.dtype == q.dtype
         for (i, *_), rows in zip(active, out.cpu().split([stop - start for _, start, stop in active]), strict=True):
             results[i].append(rows)

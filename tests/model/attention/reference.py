@@ -5,9 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model.attention.base import Attention, slots_of_keys
+from model.attention.base import Attention, rotated
 from model.attention.cache import LayerCache
 from model.attention.inputs import PoolInputs
+from model.attention.rope import RopeRows
+from model.attention.sdpa import slots_of_keys
 from model.batch import PAGE_SIZE
 
 
@@ -43,7 +45,8 @@ class ReferenceAttention(Attention):
             mask &= distance < inputs.window
         return Prepared(inputs.slots, torch.cat(slots_of_keys(inputs)), mask)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, prepared: Prepared) -> Tensor:
+    def attend(self, qkv: Tensor, n_heads: int, rope: RopeRows, cache: LayerCache, prepared: Prepared) -> Tensor:
+        q, k, v = rotated(qkv, n_heads, rope, cache.k.dtype)
         cache.write(prepared.slots, k, v)
         group = q.shape[1] // k.shape[1]
         keys, values = (
@@ -51,4 +54,4 @@ class ReferenceAttention(Attention):
         )  # [S, n_heads, head_dim] each
         scores = torch.einsum("thd,shd->hts", q.float(), keys) * q.shape[-1] ** -0.5  # [n_heads, T, S]
         weights = scores.masked_fill(~prepared.mask, float("-inf")).softmax(dim=-1)
-        return torch.einsum("hts,shd->thd", weights, values).to(q.dtype)  # [T, n_heads, head_dim]
+        return torch.einsum("hts,shd->thd", weights, values).to(qkv.dtype)  # [T, n_heads, head_dim]

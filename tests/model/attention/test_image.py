@@ -73,6 +73,13 @@ def test_pytorch_attends_alike(dtype: torch.dtype) -> None:
     torch.testing.assert_close(found.double(), expected(qkv, rotations), atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
 
 
+def test_activations_may_have_half_the_bits(kernels: Kernels) -> None:
+    """As beside weights in fp8, whose activations are in the model's format."""
+    qkv, rotations = random_image(40, 2, 16)
+    found = attend(CompiledImageAttention(rotations, 2, torch.bfloat16, kernels), qkv.bfloat16(), 32)
+    torch.testing.assert_close(found.double(), expected(qkv.bfloat16(), rotations), atol=2e-2, rtol=2e-2)
+
+
 def test_a_value_that_is_no_number_reaches_all_patches(kernels: Kernels) -> None:
     """The image's fault is visible in every row, whichever tile it comes from."""
     qkv, rotations = random_image(300, 2, 64)
@@ -82,12 +89,9 @@ def test_a_value_that_is_no_number_reaches_all_patches(kernels: Kernels) -> None
     assert found[:, 1, 3].isnan().all()
 
 
-def test_kernels_serve_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_serve_where_they_are(kernels: Kernels) -> None:
     _, rotations = random_image(40, 2, 16)
-    if native.available():
-        assert isinstance(image_attention(rotations, 2, torch.bfloat16), CompiledImageAttention)
-    assert isinstance(image_attention(rotations, 2, torch.float16), PlainImageAttention)
-    wide = torch.zeros(1, 2, 257)
-    assert isinstance(image_attention(wide, 1, torch.float32), PlainImageAttention)
-    monkeypatch.setenv("NORIA_KERNELS", "torch")
-    assert isinstance(image_attention(rotations, 2, torch.bfloat16), PlainImageAttention)
+    assert isinstance(image_attention(rotations, 2, torch.bfloat16, kernels), CompiledImageAttention)
+    assert isinstance(image_attention(rotations, 2, torch.float16, kernels), PlainImageAttention)
+    assert isinstance(image_attention(torch.zeros(1, 2, 257), 1, torch.float32, kernels), PlainImageAttention)
+    assert isinstance(image_attention(rotations, 2, torch.bfloat16, None), PlainImageAttention)

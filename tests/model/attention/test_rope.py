@@ -43,29 +43,6 @@ def test_position_one_of_head_dim_four(x: list[float], expected: list[float]) ->
     assert rotated(x, 1, tiny(head_dim=4)) == pytest.approx(expected, abs=1e-5)
 
 
-def test_position_zero_changes_nothing() -> None:
-    assert rotated([0.3, -1.0, 2.0, 5.0], 0, tiny(head_dim=4)) == pytest.approx([0.3, -1.0, 2.0, 5.0])
-
-
-def test_rotation_keeps_norms() -> None:
-    x = torch.randn(9, 2, 8)
-    y = rotate(x, table(tiny(), 9))
-    torch.testing.assert_close(y.norm(dim=-1), x.norm(dim=-1))
-
-
-def score(x: Tensor, m: int, n: int, rotations: Tensor) -> float:
-    q, k = rotate(x, rotations[m : m + 1]), rotate(x, rotations[n : n + 1])
-    return float((q * k).sum())
-
-
-@pytest.mark.parametrize(("m", "n"), [(1, 3), (101, 103)])
-def test_score_depends_on_distance_only(m: int, n: int) -> None:
-    """Angle 0.1 a position, q = k = [1, 0.5]: 1.25 cos(0.2) = 1.225."""
-    angles = 0.1 * torch.arange(104.0)
-    table = torch.stack((angles.cos(), angles.sin()), dim=1)[:, :, None]  # [104, 2, 1]
-    assert score(torch.tensor([[[1.0, 0.5]]]), m, n, table) == pytest.approx(1.225, abs=1e-4)
-
-
 def test_frequencies_count_pairs_from_zero() -> None:
     assert turns(tiny(head_dim=8)) == pytest.approx([1.0, 0.1, 0.01, 0.001])
     assert turns(tiny(head_dim=4, rope_theta=1e6)) == pytest.approx([1.0, 1e-3])

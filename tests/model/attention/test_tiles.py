@@ -31,7 +31,7 @@ def test_scratch_of_a_window() -> None:
 
 
 def span(start: int, n_queries: int, first_key: int = 0) -> Span:
-    return Span(0, n_queries, start, first_key, 0, 1, 0, None)
+    return Span(0, n_queries, start, first_key, 0)
 
 
 def test_load() -> None:

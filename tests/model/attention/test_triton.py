@@ -19,7 +19,16 @@ from model.config import QueryTemperature, Rope
 from model.errors import OptionError
 from model.sampling_params import SamplingParams
 from model.step.packing import pack
-from tests.model.attention.attending import CPU, attend, forget, look_for_overflow, make, random_heads, unchecked
+from tests.model.attention.attending import (
+    CPU,
+    attend,
+    forget,
+    look_for_overflow,
+    make,
+    random_heads,
+    unchecked,
+    unrotated,
+)
 from tests.model.attention.dense import dense
 from tests.model.attention.reference import ReferenceAttention
 from tests.model.attention.two_sequences import attend as attend_step
@@ -114,7 +123,7 @@ def test_rotated_as_the_reference_rotates(backend: TritonAttention, cache_dtype:
         (inputs,) = pack(StepBatch((item,)), chosen.page_size, [20], CPU).pools
         cache = chosen.allocate((2, 2, 12), cache_dtype, CPU)
         forget(cache)
-        results.append(chosen.attend_unrotated(qkv.clone(), 4, rope, cache, chosen.prepare(inputs)))
+        results.append(chosen.attend(qkv.clone(), 4, rope, cache, chosen.prepare(inputs)))
     tolerance = 1e-4 if cache_dtype is torch.float32 else 3e-2
     torch.testing.assert_close(*results, atol=tolerance, rtol=tolerance)
 
@@ -140,11 +149,11 @@ def test_too_wide_heads_and_groups_are_refused(backend: TritonAttention) -> None
 
 def rows(backend: TritonAttention, sizes: list[int], window: int | None, lengths: tuple[int, int]) -> Tensor:
     """The rows of the first sequence, computed in chunks of these sizes. Some steps also hold the second sequence."""
-    cache, one, other = two_sequences(backend, torch.float32, lengths)  # type: ignore[arg-type]
+    cache, one, other = two_sequences(backend, torch.float32, lengths, n_kv_heads=1)
     found = []
     for number, (start, stop) in enumerate(pairwise([0, *accumulate(sizes)])):
         beside = [(other, 0, lengths[1])] if number % 3 == 2 else []
-        found.append(attend_step(backend, cache, [*beside, (one, start, stop)], window)[-1])  # type: ignore[arg-type]
+        found.append(attend_step(backend, cache, [*beside, (one, start, stop)], window)[-1])
     return torch.cat(found)
 
 
@@ -187,7 +196,7 @@ def test_same_bits_however_the_keys_are_divided(monkeypatch: pytest.MonkeyPatch)
     for n_items, unit in ((11, 32), (9, 64), (5, 128), (3, 2**30)):
         monkeypatch.setattr(attention, "bounds", lambda *_, n=n_items: Bounds(n, 3 * n))
         prepared = backend.prepare(inputs)
-        found.append(backend.attend(*data, cache, prepared))
+        found.append(backend.attend(*unrotated(*data), cache, prepared))
         (plan,) = prepared.plans.values()
         assert plan.firsts[:, 1].tolist() == [unit] * 2
     assert found[0].isfinite().all()
@@ -198,13 +207,13 @@ def test_positions_beyond_32_bits() -> None:
     """The same window, 2^31 and 2^32 positions later; the interpreter looks for overflow here."""
     look_for_overflow(True)
     backend = TritonAttention()
-    cache, one, _ = two_sequences(backend, torch.float32, (48, 32))  # type: ignore[arg-type]
+    cache, one, _ = two_sequences(backend, torch.float32, (48, 32), n_kv_heads=1)
     steps = ((0, 20), (20, 38), (38, 48))
-    expected = [attend_step(backend, cache, [(one, *step)], 16) for step in steps]  # type: ignore[arg-type]
+    expected = [attend_step(backend, cache, [(one, *step)], 16) for step in steps]
     for shift in (2**31, 2**32):
         forget(cache)
         for (start, stop), (wanted,) in zip(steps, expected, strict=True):
-            (found,) = attend_step(backend, cache, [(one, start, stop)], 16, shift if start else 0)  # type: ignore[arg-type]
+            (found,) = attend_step(backend, cache, [(one, start, stop)], 16, shift if start else 0)
             assert torch.equal(found, wanted)
 
 
@@ -242,10 +251,10 @@ def test_a_step_filled_up_to_a_larger_one(
     other = backend.allocate((6, 1, 8), torch.float32, CPU)
     other.k[:], other.v[:] = cache.k, cache.v
     q, k, v = torch.randn(3, 4, 1, 8)
-    expected = backend.attend(q[:2], k[:2], v[:2], cache, backend.prepare(inputs))
-    longest = Span(row=0, n_queries=1, start=400, first_key=0, page=0, n_pages=13, offset=0, first_slot=None)
+    expected = backend.attend(*unrotated(q[:2], k[:2], v[:2]), cache, backend.prepare(inputs))
+    longest = Span(row=0, n_queries=1, start=400, first_key=0, page=0)
     prepared = backend.prepare(padded(inputs, 4, 60, (longest,) * 4))
-    found = backend.attend(q, k, v, other, prepared)
+    found = backend.attend(*unrotated(q, k, v), other, prepared)
     assert torch.equal(found[:2], expected)
     for one, same in ((cache.k, other.k), (cache.v, other.v)):
         assert torch.equal(one.view(torch.int32), same.view(torch.int32))

@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from model.attention import choose
 from model.checkpoint.open import open_checkpoint
 from model.checkpoint.quantized.matrices import QuantizedMatrix
 from model.kernels.cpu import native, packed
@@ -20,6 +19,7 @@ from model.linear.selection import PROJECTIONS
 from model.loading import load_from
 from model.memory.plan import make_plan
 from model.options import RunnerOptions
+from tests.model.attention.attending import best
 from tests.model.checkpoint.quantized_files import FORMS, VOCAB, matrix, quantization, save
 from tests.model.checkpoint.quantized_files import packed as packed_form
 from tests.model.driving import CPU, Driver, network, storages
@@ -171,7 +171,7 @@ def test_a_cpu_serves_the_nearest_scheme_and_says_so(name: str, tmp_path: Path) 
     plan = make_plan(tmp_path, options, 2**30)
     assert (plan.scheme, plan.stored) == (nearest, stored)
     assert storages(runner.head.model) == pytest.approx(plan.weights, rel=0.03)
-    driver = Driver(runner.head.model, choose("auto", CPU)[1])
+    driver = Driver(runner.head.model, best())
     logits = driver.whole(TOKENS)
     assert torch.nn.functional.cosine_similarity(logits.log_softmax(dim=-1), wanted).median() > 0.98
     assert torch.equal(driver.whole(TOKENS, chunk=7), logits)

@@ -74,6 +74,7 @@ def recorded(capability: int = 90) -> Iterator[Launches]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InterpretedFunction, "run", run)
         patch.setattr(kernels, "serves", lambda x: True)
+        patch.setattr(kernels, "serve_on", lambda device: True)
         patch.setattr(native, "kernels", lambda: None)
         for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
             patch.setattr(owner, name, zeroed(getattr(owner, name)))

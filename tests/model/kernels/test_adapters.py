@@ -43,11 +43,11 @@ def test_rows_of_several_adapters(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     products = [low_rank(3, dtype, (0, 40), (40, 10), (50, 20)), low_rank(40, dtype, (5, 7), (64, 6)), None]
     step = [Adapter(({} if one is None else {"wo": one},)) for one in products]
-    owners = [i % 4 for i in range(80)]  # 3 is none
+    owners = [i % 4 for i in range(40)]  # 3 is none
     rows = [np.flatnonzero(np.array(owners) == i) for i in range(3)]
     grouped = adapters.group(rows, np.stack([one.entries for one in step], axis=1), CPU)
     assert grouped.table.shape == (5, 3, adapters.ENTRY)
-    x, y = torch.randn(80, N_IN).to(dtype), torch.randn(80, N_OUT).to(dtype)
+    x, y = torch.randn(40, N_IN).to(dtype), torch.randn(40, N_OUT).to(dtype)
     found = y.clone()
     adapters.add(found, x, grouped, lora.TARGETS.index("wo"))
     for row, owner in enumerate(owners):

@@ -47,8 +47,10 @@ def drive(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def test_each_page_once_in_the_order_of_attention(drive: ctypes.CDLL, threads: int, unit: int, n: int) -> None:
     """Tasks of 2, 1 and 3 pages; entry 0 of `pages`, whose page is not there, belongs to no task."""
     pages = np.array([-1, 7, 3, 9, 0, 4, 8], dtype=np.int64)
-    tasks = np.array([(0, 1, 70, 1, 1, 3, -1), (1, 1, 5, 3, 0, 1, -1), (2, 1, 90, 4, 0, 3, -1)], dtype=records.TASK)
-    call = records.AttentionCall(cells=1 << 20, pages=pages.ctypes.data, tasks=tasks.ctypes.data, n_tasks=len(tasks))
+    tasks = np.array([(0, 1, 70, 1, 1, 3, -1), (1, 1, 5, 3, 0, 1, -1), (2, 1, 90, 4, 0, 3, -1)], dtype=np.int64)
+    call = records.struct("attention_call")(
+        cells=1 << 20, pages=pages.ctypes.data, tasks=tasks.ctypes.data, n_tasks=len(tasks)
+    )
     found = np.zeros((1000, 3), dtype=np.int64)
     count = drive.drive(
         ctypes.byref(call),
@@ -67,8 +69,8 @@ def test_each_page_once_in_the_order_of_attention(drive: ctypes.CDLL, threads: i
 def test_what_is_less_than_a_unit_is_skipped(drive: ctypes.CDLL) -> None:
     """Units of 400 bytes: one of each page of 640. Nothing outside the pages is named."""
     pages = np.array([5, 2], dtype=np.int64)
-    tasks = np.array([(0, 1, 40, 0, 0, 2, -1)], dtype=records.TASK)
-    call = records.AttentionCall(cells=1 << 20, pages=pages.ctypes.data, tasks=tasks.ctypes.data, n_tasks=1)
+    tasks = np.array([(0, 1, 40, 0, 0, 2, -1)], dtype=np.int64)
+    call = records.struct("attention_call")(cells=1 << 20, pages=pages.ctypes.data, tasks=tasks.ctypes.data, n_tasks=1)
     found = np.zeros((100, 3), dtype=np.int64)
     count = drive.drive(
         ctypes.byref(call), ctypes.c_int64(PAGE_BYTES), 1, ctypes.c_int64(400), 9, found.ctypes.data_as(ctypes.c_void_p)

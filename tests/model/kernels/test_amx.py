@@ -2,13 +2,12 @@
 
 import ctypes
 import subprocess
-from pathlib import Path
 
 import pytest
 import torch
 
 from model.kernels.cpu import build, native
-from model.kernels.cpu.functions import ARGUMENTS, RESULTS, Kernels
+from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.packed import PackedExperts, PackedWeights, bfloat16
 from tests.model import records
 from tests.model.records import KINDS, random_blocks
@@ -25,19 +24,12 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
         *build.variants()["avx512vnni"],
         "-DVARIANT=emulated",
         "-DEMULATED_TILES",
+        "-O1",  # the last level counts
         '-DFINGERPRINT=""',
     ]
-    sources = [str(build.HERE / name) for name in ("linear/linear.c", "linear/experts.c", "pool.c")]
+    sources = [str(build.HERE / name) for name in (*build.SOURCES, "pool.c")]
     subprocess.run([*(build.compiler() or []), *flags, "-shared", *sources, "-o", str(target), "-lm"], check=True)
-    return Kernels("emulated", *(_function(target, kernel) for kernel in ARGUMENTS))
-
-
-def _function(library: Path, kernel: str) -> object:
-    """The kernel; None for those of files that have no tiles."""
-    function = getattr(ctypes.CDLL(str(library)), f"{kernel}_emulated", None)
-    if function is not None:
-        function.argtypes, function.restype = ARGUMENTS[kernel], RESULTS.get(kernel)
-    return function
+    return Kernels(ctypes.CDLL(str(target)), "emulated")
 
 
 def random_weights(kind: str, n_out: int, n_in: int) -> PackedWeights:

@@ -16,7 +16,7 @@ from model.kernels.cpu import low_rank, native, packed
 from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.low_rank import PackedRows, PackedTargets
 from model.kernels.cpu.packed import PackedExperts
-from model.kernels.cpu.records import SAMPLING
+from model.kernels.cpu.records import sampling
 
 ROOT = Path(model.__path__[0])
 IN_META = """
@@ -77,7 +77,7 @@ def gate(kernels: Kernels, weight: Tensor) -> None:
 
 
 def sample(kernels: Kernels, logits: Tensor) -> None:
-    kernels.sample(logits, np.zeros(2, SAMPLING))
+    kernels.sample(logits, np.zeros(2, sampling()))
 
 
 GOOD = {

@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from model.kernels.cuda.limits import shared_bytes
-from model.kernels.cuda.product import TILES, WARPS, Tile, channels_of, splits_of, tile_of
+from model.kernels.cuda.product import TILES, WARPS, channels_of, splits_of, tile_of
 from model.kernels.groups import INT4_GROUP
 from tests.model.kernels import compiling
 from tests.model.kernels.compiling import Compiled
@@ -52,29 +52,6 @@ SHAPES = {
 """Outputs and channels of a Mistral 7B. Each output of gate/up stands for two rows of weights."""
 
 
-def x_for_w(layout: str, tile: Tile, n_rows: int, gated: bool) -> float:
-    """Bytes of x that a program reads for each byte of weights, x in bfloat16."""
-    return 2 * min(n_rows, tile.rows) / (tile.outputs * (2 if gated else 1) * BYTES[layout])
-
-
-@pytest.mark.parametrize(
-    ("n_rows", "bounds"),
-    [
-        (1, {"plain": 0.02, "fp8": 0.04, "int4": 0.07}),
-        (16, {"plain": 0.25, "fp8": 0.5, "int4": 1.0}),
-        (32, {"plain": 0.25, "fp8": 0.5, "int4": 1.0}),
-        (64, {"plain": 0.5, "fp8": 1.0, "int4": 2.0}),
-        (256, {"plain": 1.0, "fp8": 2.0, "int4": 4.0}),
-    ],
-)
-def test_bytes_of_x_for_each_byte_of_weights(n_rows: int, bounds: dict[str, float]) -> None:
-    """Tiles of 64 rows by 16 outputs read 4 bytes of x for a byte in bfloat16, 8 in fp8 and 16 in int4."""
-    for layout, bound in bounds.items():
-        tile = tile_of(layout, n_rows, fixed=False)
-        assert x_for_w(layout, tile, n_rows, gated=False) <= bound
-        assert x_for_w(layout, tile, n_rows, gated=True) <= bound / 2
-
-
 @pytest.mark.parametrize("n_rows", [1, 16, 32, 64, 256])
 @pytest.mark.parametrize("name", SHAPES)
 def test_few_outputs_still_keep_a_device_busy(name: str, n_rows: int) -> None:
@@ -96,11 +73,3 @@ def test_steps_have_whole_groups(dtype: torch.dtype) -> None:
         channels = channels_of("int4", tile, dtype)
         assert channels
         assert channels % INT4_GROUP == 0
-
-
-def test_the_choice_of_tiles() -> None:
-    for tiles in TILES.values():
-        assert [tile.rows for tile in tiles] == [16, 64, 128]
-    rows = [tile_of("int4", n, fixed=False).rows for n in (1, 16, 17, 64, 65, 8192)]
-    assert rows == [16, 16, 64, 64, 128, 128]
-    assert {tile_of("int4", n, fixed=True).rows for n in (1, 17, 8192)} == {64}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from model.kernels.cpu import native
 from model.kernels.cpu.functions import Kernels
-from model.kernels.cpu.records import SAMPLING
+from model.kernels.cpu.records import sampling
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def fused() -> list[Kernels]:
 
 
 def random_rows(n: int, source: np.random.Generator) -> NDArray[np.void]:
-    rows = np.zeros(n, dtype=SAMPLING)
+    rows = np.zeros(n, dtype=sampling())
     rows["temperature"] = source.choice([0, 0.3, 1, 2, 1e-30, 1e30], n, p=[0.1, 0.3, 0.3, 0.2, 0.05, 0.05])
     rows["min_p"] = source.choice([0, 0.01, 0.5], n, p=[0.7, 0.2, 0.1])
     rows["top_p"] = source.choice([1, 0.9, 0.5, 0.999999, 1e-30], n)
@@ -51,7 +51,7 @@ def test_vectors_of_all_widths_sample_the_same(fused: list[Kernels]) -> None:
 @pytest.mark.parametrize("n", [1, 7, 1000, 1024, 1025, 5000])
 def test_sums_are_exact(n: int, fused: list[Kernels]) -> None:
     """Half of the sum of equal weights is half of them: more would be hidden, or fewer, with any rounding."""
-    row = np.array([(1, 0, 0.5, 0, 12345, 6789)], dtype=SAMPLING)
+    row = np.array([(1, 0, 0.5, 0, 12345, 6789)], dtype=sampling())
     for kernels in fused:
         logits = torch.full((1, n), 5.0)
         kernels.sample(logits, row)

@@ -72,18 +72,3 @@ def test_partial_sums_are_fetched_ahead(compiled: list[Compiled]) -> None:
 
 def test_what_is_not_known_has_the_least() -> None:
     assert shared_bytes((13, 0)) == LEAST_SHARED == 99 * 1024
-
-
-def test_pending_copies() -> None:
-    ttgir = """
-      ttg.async_wait {num = 7 : i32}
-      %1 = scf.for %i = %a to %b step %c iter_args(%x = %y) -> (f32)  : i32 {
-        %2 = ttg.async_wait %x {num = 0 : i32}
-        scf.for %j = %a to %b {
-          ttg.async_wait {num = 2 : i32}
-        }
-        ttg.async_wait {num = 4 : i32}
-      } {tt.warp_specialize}
-      ttg.async_wait {num = 9 : i32}
-    """
-    assert compiling.pending_copies(ttgir) == (0, 2, 4)

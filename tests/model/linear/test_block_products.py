@@ -45,17 +45,6 @@ def test_products_are_those_of_integers(kernels: Kernels, kind: str, n_out: int,
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=3e-6 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("gated", [False, True])
-def test_a_row_gives_the_same_bits_beside_any_others(kernels: Kernels, kind: str, gated: bool) -> None:
-    packed = records.packed(kernels, *random_blocks(kind, 1040, 6))
-    x = torch.randn(150, 192 * (1 + gated)) * 3
-    whole = kernels.linear(packed, x, gated=gated)
-    for n_rows in (1, 2, 3, 4, 16, 33):
-        shifted = kernels.linear(packed, x[7 : 7 + n_rows], gated=gated)
-        assert torch.equal(shifted, whole[7 : 7 + n_rows])
-
-
 def packed_from_file(kernels: Kernels, data: np.ndarray, kind: gguf.GGMLQuantizationType) -> PackedWeights:
     """A tensor's bytes [n_out, bytes] as llama.cpp lays them out: float16 scale (and minimum), then the weights."""
     n_halves = 2 if kind.name == "Q4_1" else 1
@@ -74,14 +63,3 @@ def test_blocks_of_a_file_are_what_its_decoder_says(kernels: Kernels, name: str)
     # Rows of the identity are exact as bytes: the products are the weights themselves.
     found = kernels.linear(packed_from_file(kernels, data, kind), torch.eye(96) * 127)
     np.testing.assert_allclose(found.numpy().T / 127, dequantize(data, kind), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["q8", "q4_min"])
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_an_input_that_is_no_number_gives_no_number(kernels: Kernels, kind: str, bad: float) -> None:
-    packed = records.packed(kernels, *random_blocks(kind, 48, 6))
-    x = torch.randn(20, 192)
-    x[7, 100] = bad
-    finite = kernels.linear(packed, x).isfinite()
-    assert not finite[7].any()
-    assert finite.sum() == 19 * 48

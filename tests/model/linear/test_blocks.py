@@ -9,7 +9,6 @@ from torch import Tensor
 
 from model.checkpoint.gguf.index import STORED, Stored
 from model.checkpoint.matrices import BlockMatrix, EncodedMatrix
-from model.errors import OptionError
 from model.linear.int4 import Int4Linear, quantize4, quantize8
 
 
@@ -93,17 +92,3 @@ def test_a_wrong_row_for_a_kind_of_a_file_is_an_error(
     monkeypatch.setitem(STORED, kind, wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=f"weights have the layout {layout}"):
         Int4Linear(64, 16).take(0, encoded(torch.randn(16, 64), kind))
-
-
-def test_parts_may_come_in_any_order() -> None:
-    weight, x = torch.randn(40, 64), torch.randn(3, 64)
-    made, whole = Int4Linear(64, 40), Int4Linear(64, 40)
-    whole.take(0, weight)
-    for first, stop in ((24, 40), (0, 5), (5, 24)):
-        made.take(first, weight[first:stop])
-    assert torch.equal(made(x), whole(x))
-
-
-def test_channels_come_in_whole_groups() -> None:
-    with pytest.raises(OptionError, match="--quantize int4 needs projections of multiples of 32 channels, one has 48"):
-        Int4Linear(48, 16)

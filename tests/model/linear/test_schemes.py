@@ -8,7 +8,6 @@ import torch
 
 from model import loading, setup
 from model.attention import BACKENDS
-from model.attention.paged import PagedAttention
 from model.errors import OptionError
 from model.kernels.cpu import native
 from model.linear import schemes
@@ -16,11 +15,9 @@ from model.linear.compiled import Compiled
 from model.linear.floats import Floats, WeightsOnly
 from model.linear.schemes import CACHE_FORMATS, SCHEMES, CacheFormat, Scheme
 from model.linear.selection import PROJECTIONS, make_linear
-from model.network import weights
-from model.network.transformer import Transformer
 from model.options import RunnerOptions
-from model.sharding.shard import shard_of
-from tests.model.driving import CPU, Driver, checkpoint, random_tensors, tiny
+from tests.model.attention.attending import best
+from tests.model.driving import CPU, Driver, checkpoint, quantized, random_model, tiny
 
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES.values(), ids=lambda scheme: scheme.name)
 
@@ -61,19 +58,76 @@ def test_widths(scheme: Scheme) -> None:
     assert not scheme.fits(tiny(dim=64, hidden_dim=72, head_dim=16))
 
 
-@pytest.mark.parametrize("scheme", [row for row in SCHEMES.values() if row.bit_identical], ids=lambda row: row.name)
-@pytest.mark.skipif(native.kernels() is None, reason="promises are those of compiled kernels")
-def test_what_is_promised_bit_identical_is(scheme: Scheme) -> None:
-    config = tiny((None, 9), hidden_dim=64)
-    with torch.device("meta"):
-        model = Transformer(config, scheme.name)
-    weights.load(
-        model, shard_of(config), "half", random_tensors(config), torch.float32, CPU, lambda _: None, torch.bfloat16
-    )
-    tokens = [(7 * i) % 64 for i in range(50)]
-    logits = Driver(model.eval(), PagedAttention()).whole(tokens)
-    for chunk in (1, 7):
-        assert torch.equal(Driver(model, PagedAttention(), shuffle=1).whole(tokens, chunk), logits)
+TOKENS = [(7 * i) % 64 for i in range(50)]
+WIDE = {"dim": 64, "hidden_dim": 128, "head_dim": 16}
+"""Whole groups of 64 channels in all projections."""
+LIKENESS = {"bfloat16": 0.99, "int8": 0.98, "int4": 0.7, "fp8": 0.97, "int4-weights": 0.7}
+
+
+@pytest.mark.parametrize("changes", [{}, {"tied_head": True}, {"n_experts": 4, "n_experts_per_token": 2}], ids=str)
+@pytest.mark.parametrize("name", LIKENESS)
+def test_network_is_near_its_float32_self(name: str, changes: dict[str, object]) -> None:
+    """The bits of schemes that promise them are the same in any chunks."""
+    model, attention = quantized(name, **(WIDE | changes)), best()
+    logits = Driver(model, attention).whole(TOKENS)
+    expected = Driver(random_model(model.config), attention).whole(TOKENS)
+    assert torch.nn.functional.cosine_similarity(logits, expected, dim=1).median() > LIKENESS[name]
+    for chunk in (1, 7) if SCHEMES[name].bit_identical else ():
+        assert torch.equal(Driver(model, attention, shuffle=1).whole(TOKENS, chunk), logits)
+
+
+@pytest.mark.parametrize("name", [name for name, row in SCHEMES.items() if row.compiled])
+def test_parts_may_come_in_any_order(name: str) -> None:
+    weight, x = torch.randn(40, 64).bfloat16().float(), torch.randn(3, 64)
+    made, whole = (make_linear(64, 40, scheme=name) for _ in range(2))
+    assert isinstance(made, Compiled)
+    assert isinstance(whole, Compiled)
+    whole.take(0, weight)
+    for first, stop in ((24, 40), (0, 5), (5, 24)):
+        made.take(first, weight[first:stop].bfloat16())
+    assert torch.equal(made(x), whole(x))
+
+
+def test_auto_is_int8_or_a_files_own_blocks_on_a_cpu_unless_a_format_is_requested() -> None:
+    for arguments, compiled, kind, expected in (
+        (("auto", "auto", "cpu"), True, "floats", "int8"),
+        (("auto", "auto", "cpu"), True, "blocks", "int4"),
+        (("auto", "float32", "cpu"), True, "floats", "none"),
+        (("auto", "auto", "cuda"), True, "floats", "none"),
+        (("int4", "auto", "cuda"), True, "floats", "int4-weights"),
+        (("auto", "auto", "cpu"), False, "floats", "none"),
+    ):
+        assert schemes.choose(*arguments, kind=kind, compiled=compiled).name == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "compiled", "message"),
+    [
+        ("int8", "cuda", True, "int8 is for a CPU only, on a GPU choose one of: auto, none, fp8, int4"),
+        ("int8", "cpu", False, "--quantize int8 on a CPU needs the compiled kernels, .* build them"),
+        ("int4", "cpu", False, "--quantize int4 on a CPU needs the compiled kernels, .* build them"),
+        ("int3", "cpu", True, "--quantize int3 is not known, choose one of: auto, none, fp8, int8, int4, int4-weights"),
+        ("bfloat16", "cpu", True, "--quantize bfloat16 is not known, choose one of: auto, none, fp8"),
+    ],
+)
+def test_names_that_cannot_be_chosen(name: str, device: str, compiled: bool, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        schemes.choose(name, "auto", device, compiled=compiled)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "compiled", "expected"),
+    [
+        (("none", "bfloat16", "cpu"), True, "bfloat16"),
+        (("none", "bfloat16", "cpu"), False, "none"),
+        (("none", "float32", "cpu"), True, "none"),
+        (("none", "bfloat16", "cuda"), True, "none"),
+        (("int8", "bfloat16", "cpu"), True, "int8"),
+    ],
+)
+def test_bfloat16_is_what_none_is_on_a_cpu(arguments: tuple[str, str, str], compiled: bool, expected: str) -> None:
+    scheme, *more = arguments
+    assert schemes.serving(SCHEMES[scheme], *more, compiled=compiled).name == expected
 
 
 @pytest.mark.parametrize("compiled", [True, False])

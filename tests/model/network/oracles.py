@@ -1,4 +1,4 @@
-"""Small random models of transformers, one for each kind of dense model that Noria serves.
+"""Small random models of transformers, one for each kind of model that Noria serves.
 
 Each has sizes at which everything that is special about it shows within LENGTH tokens: its window, the context before
 YaRN, the steps of its query temperature.
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers.models.llama import modeling_llama
 from transformers.models.ministral import modeling_ministral
@@ -72,6 +72,11 @@ def ministral3(**changes: Any) -> nn.Module:
 
 def llama(**changes: Any) -> nn.Module:
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SHAPE, **changes}))
+
+
+def mixtral(window: int | None = None, n_experts: int = 4, n_used: int = 2, **changes: Any) -> Any:
+    sizes = {**SHAPE, "num_local_experts": n_experts, "num_experts_per_tok": n_used, "sliding_window": window}
+    return transformers.MixtralForCausalLM(transformers.MixtralConfig(**{**sizes, **changes}))
 
 
 def mistral3() -> nn.Module:
@@ -156,8 +161,20 @@ KINDS: Mapping[str, Callable[[], nn.Module]] = {
     "llama tied": lambda: llama(tie_word_embeddings=True),
     "llama 3": lambda: llama(rope_parameters={**LLAMA3, "original_max_position_embeddings": 24}),
     "partial": partial,
+    "mixtral": mixtral,
+    "mixtral windowed": lambda: mixtral(WINDOW, 5, 3),
 }
-NATIVE = ("mistral", "nemo", "medium", "ministral", "ministral3", "ministral3 tied", "llama")
+NATIVE = (
+    "mistral",
+    "nemo",
+    "medium",
+    "ministral",
+    "ministral3",
+    "ministral3 tied",
+    "llama",
+    "mixtral",
+    "mixtral windowed",
+)
 """The kinds that Mistral's own format can say."""
 CONFIG: Mapping[str, Mapping[str, Any]] = {
     "mistral3": {"tie_word_embeddings": True},
@@ -198,3 +215,32 @@ def rename(directory: Path, new: Callable[[str], str]) -> None:
     for path in directory.glob("*.safetensors"):
         path.unlink()
     save_file(tensors, directory / "model.safetensors")
+
+
+Rename = Callable[[dict[str, Tensor], int], dict[str, Tensor]]
+
+
+def first_mixtral(tensors: dict[str, Tensor], n_experts: int) -> dict[str, Tensor]:
+    """The names of the first Mixtral release: all experts of a layer in one matrix, w2 transposed."""
+    found = {}
+    for name, tensor in tensors.items():
+        if ".experts.0." in name:
+            experts = [tensors[name.replace(".experts.0.", f".experts.{expert}.")] for expert in range(n_experts)]
+            stacked = torch.cat([part.T if ".w2." in name else part for part in experts])
+            found[name.replace("feed_forward.experts.0", "block_sparse_moe").removesuffix(".weight")] = stacked
+        elif ".experts." not in name:
+            found[name.replace("feed_forward.gate", "block_sparse_moe.gate")] = tensor
+    return found
+
+
+def since_large_3(tensors: dict[str, Tensor], n_experts: int) -> dict[str, Tensor]:
+    """The names of releases since Mistral Large 3."""
+    return {name.replace("feed_forward.", ""): tensor for name, tensor in tensors.items()}
+
+
+def renamed(directory: Path, rename: Rename, n_experts: int = 4) -> Path:
+    """A native directory whose tensors have other names."""
+    path = directory / "consolidated.safetensors"
+    tensors = rename(load_file(path), n_experts)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    return directory

@@ -11,6 +11,7 @@ from model.attention import choose
 from model.batch import Slice, TokenLogprob
 from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.config import ModelConfig
+from model.kernels.cpu import native
 from model.network import weights
 from model.network.group import Group
 from model.network.transformer import Transformer
@@ -31,7 +32,9 @@ def rank_model(group: Group, source: Path | Checkpoint, scheme: str) -> Transfor
 
 
 def driver(group: Group, source: Path | Checkpoint, scheme: str = "none") -> Driver:
-    return Driver(rank_model(group, source, scheme), choose("auto", group.device)[1], shuffle=0)
+    return Driver(
+        rank_model(group, source, scheme), choose("auto", group.device, kernels=native.kernels())[1], shuffle=0
+    )
 
 
 def sums(group: Group, parts: list[Tensor]) -> Tensor:
@@ -68,7 +71,7 @@ def sampled(
     os.environ["NORIA_KERNELS"] = kernels
     try:
         own = logits.split(list(widths), dim=1)[group.place.tensor_rank].clone()
-        found = sample_parts(own, slices, group, widths)
+        found = sample_parts(own, slices, group, widths, (), native.kernels())
         return [] if found is None else found.read()
     finally:
         del os.environ["NORIA_KERNELS"]

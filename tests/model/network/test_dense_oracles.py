@@ -19,9 +19,9 @@ from model.loading import create
 from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
 from tests.model.attention.attending import SWIFT, make
-from tests.model.checkpoint.native_files import native_name, save_native, tensors_of
+from tests.model.checkpoint.native_files import save_native, tensors_of
 from tests.model.driving import Driver, loaded
-from tests.model.network.oracles import CONFIG, KINDS, LENGTH, NATIVE, TOKENS, WINDOW, rename, save
+from tests.model.network.oracles import KINDS, LENGTH, NATIVE, TOKENS, WINDOW, rename, save
 
 Saved = Callable[[str], tuple[Path, Tensor]]
 
@@ -93,11 +93,6 @@ def test_names_of_a_model_of_text_and_images(saved: Saved, tmp_path: Path) -> No
     agree(loaded(tmp_path), "paged", None, expected)
 
 
-def test_the_helper_knows_all_names(saved: Saved) -> None:
-    directory, _ = saved("llama")
-    assert len({native_name(name) for name in tensors_of(directory)}) == 3 + 3 * 9
-
-
 @pytest.mark.parametrize(
     ("kind", "change"),
     [
@@ -138,7 +133,3 @@ def test_the_runner_scores_prompts(kind: str, saved: Saved) -> None:
     mine = torch.tensor([score.logprob for score in found])
     theirs = expected[:-1].gather(1, torch.tensor(TOKENS[1:])[:, None])[:, 0]
     torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=0)
-
-
-def test_config_patches_are_used() -> None:
-    assert CONFIG.keys() <= KINDS.keys()

@@ -7,27 +7,19 @@ from model.linear.base import RMSNorm, swiglu
 from model.network.feed_forward import FeedForward
 
 
-def norm(x: list[float], scale: float = 1.0, eps: float = 1e-6) -> list[float]:
+@pytest.mark.parametrize(
+    ("x", "eps", "expected"),
+    [
+        ([2.0, -1.0, 3.0, 0.0], 1e-6, [1.0690, -0.5345, 1.6036, 0.0]),
+        ([3.0, 4.0], 1e-6, [0.8485, 1.1314]),
+        ([300.0, 400.0], 1e-6, [0.8485, 1.1314]),
+        ([1e-3, 1e-3], 3e-6, [0.5, 0.5]),  # 1e-3 / sqrt(1e-6 + 3e-6): eps is inside the root
+    ],
+)
+def test_rmsnorm(x: list[float], eps: float, expected: list[float]) -> None:
     layer = RMSNorm(len(x), eps)
-    layer.weight.data.fill_(scale)
-    return layer(torch.tensor([x]))[0].tolist()
-
-
-def test_rmsnorm_of_four() -> None:
-    assert norm([2.0, -1.0, 3.0, 0.0]) == pytest.approx([1.0690, -0.5345, 1.6036, 0.0], abs=1e-4)
-
-
-def test_rmsnorm_of_two() -> None:
-    assert norm([3.0, 4.0]) == pytest.approx([0.8485, 1.1314], abs=1e-4)
-
-
-def test_rmsnorm_ignores_scale_but_not_shift() -> None:
-    assert norm([300.0, 400.0]) == pytest.approx(norm([3.0, 4.0]), abs=1e-5)
-    assert norm([4.0, 5.0]) != pytest.approx(norm([3.0, 4.0]), abs=1e-2)
-
-
-def test_rmsnorm_has_eps_inside_the_root() -> None:
-    assert norm([1e-3, 1e-3], eps=3e-6) == pytest.approx([0.5, 0.5])  # 1e-3 / sqrt(1e-6 + 3e-6)
+    layer.weight.data.fill_(1.0)
+    assert layer(torch.tensor([x]))[0].tolist() == pytest.approx(expected, abs=1e-4)
 
 
 def test_rmsnorm_computes_in_float32_casts_then_scales() -> None:

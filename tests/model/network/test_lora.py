@@ -6,10 +6,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-import transformers
 from torch import Tensor, nn
 
-from model.attention import choose
 from model.checkpoint.adapters.open import open_adapter
 from model.checkpoint.open import open_checkpoint
 from model.config import ModelConfig
@@ -18,9 +16,7 @@ from model.network.lora import Adapter, StepAdapters
 from tests.model.checkpoint.adapter_files import ALL, ATTENTION, save_native, save_peft
 from tests.model.checkpoint.native_files import save_native as save_native_base
 from tests.model.driving import CPU, Driver, network
-from tests.model.network.oracles import HEAD_DIM, SHAPE, TOKENS, WINDOW, llama, logprobs, mistral
-
-PAGED = choose("paged", CPU)[1]
+from tests.model.network.oracles import HEAD_DIM, TOKENS, WINDOW, llama, logprobs, mistral, mixtral
 
 
 class Base(NamedTuple):
@@ -46,17 +42,10 @@ class Base(NamedTuple):
             self.model.lm_head.weight = tied
 
 
-def mixtral() -> Any:
-    config = transformers.MixtralConfig(
-        **SHAPE, sliding_window=None, num_local_experts=4, num_experts_per_tok=2, tie_word_embeddings=False
-    )
-    return transformers.MixtralForCausalLM(config)
-
-
 KINDS = {
     "mistral": lambda: mistral(sliding_window=WINDOW, intermediate_size=64),
     "tied": lambda: llama(tie_word_embeddings=True),
-    "mixtral": mixtral,
+    "mixtral": lambda: mixtral(tie_word_embeddings=False),
 }
 
 

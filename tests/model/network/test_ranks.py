@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import Tensor
 
-from model.attention import choose
 from model.batch import Slice
 from model.kernels.cpu import native
 from model.sampling_params import SamplingParams
 from model.sharding.layout import Layout
 from model.step.sampler import sample
-from tests.model.driving import CPU, EXPERTS, Driver, checkpoint, loaded, tiny
+from tests.model.attention.attending import best
+from tests.model.driving import EXPERTS, Driver, checkpoint, loaded, tiny
 from tests.model.network import oracles, rank_cases
 from tests.model.network.oracles import TOKENS
 from tests.model.network.ranks import Ranks
@@ -31,12 +30,6 @@ ALL: Mapping[str, tuple[Layout, ...]] = {
 }
 """Layouts of each kind of model. There are two heads of keys, and 4 ranks hold each of them twice."""
 PROMPT, OUTPUT = TOKENS[:20], 32
-
-
-def mixtral() -> Any:
-    shape = {**oracles.SHAPE, "num_local_experts": 4, "num_experts_per_tok": 2}
-    torch.manual_seed(2)
-    return transformers.MixtralForCausalLM(transformers.MixtralConfig(**shape, sliding_window=None)).eval()
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +69,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     @cache
     def made(kind: str) -> tuple[Path, list[int], Tensor]:
         directory = tmp_path_factory.mktemp("hf")
-        model = mixtral() if kind == "mixtral" else oracles.build(kind)
+        model = oracles.build(kind)
         model.save_pretrained(directory)
         with torch.no_grad():
             tokens = list(PROMPT)
@@ -122,7 +115,7 @@ def test_the_bits_of_a_row_do_not_depend_on_others(
     whole, *others = ranks.run(layout, rank_cases.in_company, config, scheme, PROMPT)[layout.sampler]
     for found in others:
         assert torch.equal(found, whole)
-    expected = Driver(loaded(checkpoint(config), scheme), choose("auto", CPU)[1]).whole(PROMPT)
+    expected = Driver(loaded(checkpoint(config), scheme), best()).whole(PROMPT)
     close = (whole - expected).norm() / expected.norm()
     assert close < (0.1 if scheme == "int8" else 0.01)
 
@@ -146,7 +139,7 @@ def test_tokens_are_those_of_one_process_at_the_same_logits(
     logits[44, :600] = -math.inf
     params = [SamplingParams(seed=row, **{"temperature": 0.0, **kinds[row % len(kinds)]}) for row in range(len(logits))]
     slices = [Slice(row, (0,), 1, 0, 1, (), each) for row, each in enumerate(params)]
-    expected = sample(logits.clone(), slices).read()
+    expected = sample(logits.clone(), slices, (), native.kernels()).read()
     first, *others = ranks.run(Layout(n), rank_cases.sampled, logits, WIDTHS[n], slices, kernels)
     assert [token for token, _ in first] == [token for token, _ in expected]
     assert repr(first) == repr(expected)  # NaN is not equal to itself

@@ -145,31 +145,15 @@ def test_parts_of_quantized_safetensors(name: str, tmp_path: Path) -> None:
 
 
 def test_experts_that_transformers_stores_together(tmp_path: Path) -> None:
-    import transformers
-
-    sizes = {**oracles.SHAPE, "num_local_experts": 4, "num_hidden_layers": 2, "sliding_window": None}
-    model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes))
-    model.save_pretrained(tmp_path, save_original_format=False)
+    oracles.mixtral(num_hidden_layers=2).save_pretrained(tmp_path, save_original_format=False)
     check(tmp_path, Layout(2))
     check(tmp_path, Layout(2, experts=True))
 
 
 def test_experts_of_the_first_mixtral(tmp_path: Path) -> None:
     """All experts of a layer below each other, w2 transposed."""
-    import transformers
-
-    sizes = {**oracles.SHAPE, "num_local_experts": 4, "num_hidden_layers": 2, "sliding_window": None}
-    transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes)).save_pretrained(tmp_path / "hf")
-    native = save_native(tmp_path / "hf", tmp_path / "native")
-    tensors = load_file(native / "consolidated.safetensors")
-    for layer in range(2):
-        for matrix in ("w1", "w2", "w3"):
-            names = [name for name in tensors if f"layers.{layer}." in name and f".{matrix}." in name]
-            every = [tensors.pop(name) for name in sorted(names)]
-            joined = torch.cat([each.T if matrix == "w2" else each for each in every]).contiguous()
-            tensors[f"layers.{layer}.block_sparse_moe.{matrix}"] = joined
-    save_file(tensors, native / "consolidated.safetensors")
-    check(native, Layout(2))
+    oracles.mixtral(num_hidden_layers=2).save_pretrained(tmp_path / "hf")
+    check(oracles.renamed(save_native(tmp_path / "hf", tmp_path / "native"), oracles.first_mixtral), Layout(2))
 
 
 def test_the_image_encoder_is_whole_in_the_first_stage(tmp_path: Path) -> None:
@@ -190,7 +174,7 @@ NAME = "layers.1.feed_forward.w3.weight"
     ],
     ids=["missing", "unknown", "shape"],
 )
-@pytest.mark.parametrize("layout", [Layout(2), Layout(1, 2)], ids=lambda layout: layout.name)
+@pytest.mark.parametrize("layout", [Layout(), Layout(2), Layout(1, 2)], ids=lambda layout: layout.name)
 def test_a_fault_is_found_by_a_rank(change: Any, message: str, layout: Layout) -> None:
     """By those that hold a part of the tensor; a name that no model has by all."""
     config = tiny((None, None), vocab_size=96)
@@ -202,7 +186,7 @@ def test_a_fault_is_found_by_a_rank(change: Any, message: str, layout: Layout) -
             load(checkpoint(config, tensors.items()), place)
         except ModelError as error:
             faults.append(str(error))
-    assert len(faults) == (1 if layout.pipeline > 1 and "no place" not in message else 2)
+    assert len(faults) == (1 if layout.pipeline > 1 and "no place" not in message else layout.size)
     assert all(re.search(message, fault) for fault in faults)
 
 

@@ -12,18 +12,8 @@ from torch import Tensor, nn
 from tests.model.attention.attending import make
 from tests.model.checkpoint.native_files import half_to_adjacent
 from tests.model.driving import Driver, loaded
+from tests.model.network.oracles import HEAD_DIM, SHAPE, TOKENS
 
-SHAPE = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,
-    "attn_implementation": "eager",
-}
-TOKENS = [(11 * i + i * i) % 96 for i in range(45)]
 MOE = {
     "num_experts": 6,
     "num_experts_per_tok": 3,
@@ -70,7 +60,6 @@ def random_network(sparse_layers: list[bool], window: int | None) -> Any:
 def native_names(network: Any) -> dict[str, Tensor]:
     """The weights under the names of native files since Mistral Large 3."""
     given = network.state_dict()
-    head_dim = SHAPE["hidden_size"] // SHAPE["num_attention_heads"]  # type: ignore[operator]
     found = {"tok_embeddings.weight": given["model.embed_tokens.weight"], "norm.weight": given["model.norm.weight"]}
     found["output.weight"] = given["lm_head.weight"]
     for number, layer in enumerate(network.model.layers):
@@ -79,7 +68,7 @@ def native_names(network: Any) -> dict[str, Tensor]:
         found[f"{prefix}.ffn_norm.weight"] = layer.post_attention_layernorm.weight
         for name in "qkvo":
             rows = getattr(attention, f"{name}_proj").weight
-            found[f"{prefix}.attention.w{name}.weight"] = half_to_adjacent(rows, head_dim) if name in "qk" else rows
+            found[f"{prefix}.attention.w{name}.weight"] = half_to_adjacent(rows, HEAD_DIM) if name in "qk" else rows
         dense = (
             (f"{prefix}.shared_experts", mlp.shared_experts)
             if hasattr(mlp, "experts")
@@ -115,6 +104,7 @@ def test_native_sparse_networks_agree_with_transformers(
         "n_layers": len(sparse_layers),
         "n_heads": SHAPE["num_attention_heads"],
         "n_kv_heads": SHAPE["num_key_value_heads"],
+        "head_dim": HEAD_DIM,
         "hidden_dim": SHAPE["intermediate_size"],
         "norm_eps": network.config.rms_norm_eps,
         "rope_theta": network.config.rope_parameters["rope_theta"],

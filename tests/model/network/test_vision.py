@@ -13,10 +13,9 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import LlavaConfig, LlavaForConditionalGeneration, PixtralVisionModel
+from transformers import LlavaConfig, LlavaForConditionalGeneration
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
-from model.attention import choose
 from model.attention.inputs import PackedInputs
 from model.batch import StepBatch
 from model.network.transformer import Transformer
@@ -25,8 +24,9 @@ from model.network.vision.encoder import ImageEncoder
 from model.network.vision.patches import rotations
 from model.step.packing import pack
 from tests.model import pixtral
+from tests.model.attention.attending import best
 from tests.model.checkpoint import quantized_files
-from tests.model.driving import CPU, Driver, loaded
+from tests.model.driving import Driver, loaded
 from tests.model.pixtral import IMG, IMG_BREAK, IMG_END
 
 Saved = Callable[[str, str], Path]
@@ -96,25 +96,6 @@ def test_rotation_by_hand() -> None:
     torch.testing.assert_close(found, torch.stack((angles.cos(), angles.sin())))
     origin = torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]])
     assert rotations(4, 5, 8, 10_000.0)[0].equal(origin)
-
-
-@pytest.mark.parametrize("kind", pixtral.KINDS)
-def test_hidden_states_are_those_of_transformers(kind: str, saved: Saved) -> None:
-    """One image there, and three packed there, against ours one by one."""
-    ours, theirs = vision(saved(kind, "hf")), pixtral.build(kind).model.vision_tower
-    assert isinstance(theirs, PixtralVisionModel)
-    images = [image(*size, ours.config.token_side, seed) for seed, size in enumerate(SIZES)]
-    values = pixel_values(images, ours.config.patch_size)
-    with torch.no_grad():
-        packed = theirs(values, image_sizes=sizes(images)).last_hidden_state[0]
-        alone = theirs(values[-1:], image_sizes=sizes(images[-1:])).last_hidden_state[0]
-    found = []
-    for pixels, size in zip(images, SIZES, strict=True):
-        encoding = ours.begin(pixels, *size)
-        ours.advance(encoding, encoding.n_patches)
-        found.append(encoding.x)
-    close(torch.cat(found), packed, 1e-5)
-    close(found[-1], alone, 1e-5)
 
 
 @pytest.mark.parametrize("kind", pixtral.KINDS)
@@ -262,7 +243,7 @@ class Viewer(Driver):
     """Puts the embeddings of images, in order, in place of those of [IMG]."""
 
     def __init__(self, model: Transformer, embeddings: Tensor) -> None:
-        super().__init__(model, choose("auto", CPU)[1])
+        super().__init__(model, best())
         self.embeddings = embeddings
 
     @torch.inference_mode()

@@ -36,7 +36,7 @@ def test_slots_follow_the_page_table() -> None:
     (pool,) = inputs.pools
     assert pool.slots.tolist() == [39, 8, 9, 10]
     assert pool.pages.tolist() == [9, 2]
-    assert (pool.spans[0].n_keys, pool.spans[0].first_slot) == (7, None)
+    assert pool.spans[0].n_keys == 7
 
 
 def test_window_leaves_out_what_it_cannot_see() -> None:
@@ -44,7 +44,7 @@ def test_window_leaves_out_what_it_cannot_see() -> None:
     (pool,) = pack(StepBatch((part(list(range(10)), 9, 10, [6, 7], first_block=1),)), 4, [5], CPU).pools
     (span,) = pool.spans
     assert pool.pages.tolist() == [6, 7]
-    assert (span.first_key, span.n_keys, span.offset, span.first_slot) == (5, 5, 1, 25)
+    assert (span.first_key, span.n_keys) == (5, 5)
     assert pool.slots.tolist() == [29]
 
 
@@ -100,9 +100,3 @@ def test_a_draft_samples_after_each_of_its_tokens_and_before() -> None:
     inputs = pack(StepBatch((known, known._replace(n_draft=2))), 4, [None], CPU)
     assert inputs.sample_rows.tolist() == [3, 5, 6, 7]
     assert inputs.positions.tolist() == [2, 3, 4, 5] * 2
-
-
-@pytest.mark.parametrize(("pages", "first_slot"), [([4, 5, 6, 7], 16), ([4, 6, 5, 7], None), ([7, 6, 5, 4], None)])
-def test_pages_are_viewed_in_place_only_if_they_follow_one_another(pages: list[int], first_slot: int | None) -> None:
-    (pool,) = pack(StepBatch((part(list(range(14)), 13, 14, pages),)), 4, [None], CPU).pools
-    assert pool.spans[0].first_slot == first_slot

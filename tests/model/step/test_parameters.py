@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from model.batch import PoolSpec, RunnerInfo, Slice
+from model.kernels.cpu import native
 from model.loading import load_from
 from model.options import RunnerOptions
 from model.sampling_params import PARAMETERS, SamplingParams, Stage, parameter
@@ -32,7 +33,7 @@ def _even(logits: Tensor, slices: Sequence[Slice]) -> None:
 
 
 def sampled(logits: Tensor, items: Sequence[Slice]) -> list[int]:
-    return [token for token, _ in sampler.sample(logits.clone(), items).read()]
+    return [token for token, _ in sampler.sample(logits.clone(), items, (), native.kernels()).read()]
 
 
 class PromptOnly:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from model.batch import Slice, TokenLogprob
+from model.kernels.cpu import native
 from model.kernels.cpu.records import NO_TOKEN, NOT_FINITE
 from model.sampling_params import SamplingParams
 from model.step import distribution, sampler
@@ -34,7 +35,7 @@ def after(tokens: Sequence[int] = (0,), n_prompt: int = 1, choice: int = 0, **pa
 
 
 def sample(logits: Tensor, items: Sequence[Slice]) -> list[tuple[int, TokenLogprob | None]]:
-    return sampler.sample(logits, items).read()
+    return sampler.sample(logits, items, (), native.kernels()).read()
 
 
 def sample_one(logits: list[float], item: Slice) -> int:

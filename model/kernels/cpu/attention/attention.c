@@ -8,28 +8,22 @@
  *
  * Attention inside an image is the same work with one difference: every row sees all keys.
  */
+#include "attention/plan.h"
 #include "attention/sums.h"
 #include "attention/tiles.h"
 #include "attention/write.h"
-#include "pool.h"
 
 /* QUERY: floats between queries, so many that their words do not meet in one set of the cache. AHEAD: how many bytes
  * before their use keys and values are prefetched, where the caller does not choose. */
-enum { QUERY = MAX_DIM + 16, AHEAD = 11 * 1024, ROWS = 16, MAX_QUERIES = 64, SPLIT = 16, KEYS = BLOCK * PAGE };
+enum { QUERY = MAX_DIM + 16, AHEAD = 11 * 1024, KEYS = BLOCK * PAGE };
 
 typedef attention_call call;
-#define F(name) FIELD(task_t, name)
-MIRRORED(task_t, F(row), F(n_rows), F(position), F(page), F(block), F(end), F(part));
-#undef F
-#define F(name) FIELD(join_t, name)
-MIRRORED(join_t, F(row), F(n_rows), F(first), F(n));
-#undef F
 #define F(name) FIELD(attention_call, name)
-MIRRORED(attention_call, F(qkv), F(rotations), F(q_factors), F(out), F(parts), F(cells), F(slots), F(pages), F(tasks), F(joins),
+FIELDS(attention_call, F(qkv), F(rotations), F(q_factors), F(out), F(parts), F(cells), F(slots), F(pages), F(tasks), F(joins),
          F(n_rows), F(n_tasks), F(n_joins), F(n_heads), F(n_kv_heads), F(head_dim), F(window), F(kind), F(part_queries),
          F(n_keys));
 #undef F
-CONSTANTS(limits, {"PAGE_SIZE", PAGE}, {"MAX_QUERIES", MAX_QUERIES}, {"MAX_HEAD_DIM", MAX_DIM}, {"MAX_ROWS", ROWS}, {"SPLIT_PAGES", SPLIT});
+CONSTANTS(limits, {"PAGE_SIZE", PAGE}, {"MAX_QUERIES", MAX_QUERIES}, {"MAX_HEAD_DIM", MAX_DIM});
 CONSTANTS(cells, {"bfloat16", BF16}, {"float32", FLOAT32}, {"int8", INT8});
 
 typedef struct {
@@ -53,8 +47,7 @@ INLINE void load_query(const int kind, const call *c, const float *q, const floa
     const int dim = (int)c->head_dim;
     const float scale = LOG2_E / sqrtf((float)dim) * factor;
     float *x = s->q + m * QUERY;
-    if (rotations) rotate(q, rotations, x, dim / 2);
-    else memcpy(x, q, (size_t)dim * 4);
+    rotate(q, rotations, x, dim / 2);
     for (int d = dim; d < padded; d++) x[d] = 0;
     for (int d = 0; d < padded; d += LANES) store(x + d, load(x + d) * splat(scale));
     if (kind == INT8) {
@@ -221,7 +214,7 @@ INLINE void attend(const int kind, const call *c, int index, int next, state *s)
     for (int m = 0; m < n; m++) {
         int64_t row = t->row + m / group;
         const float *q = c->qkv + (row * (c->n_heads + 2 * c->n_kv_heads) + head * group + m % group) * dim;
-        load_query(kind, c, q, c->rotations ? c->rotations + row * dim : 0, c->q_factors ? c->q_factors[row] : 1, m, padded, s);
+        load_query(kind, c, q, c->rotations + row * dim, c->q_factors ? c->q_factors[row] : 1, m, padded, s);
         s->joined_most[m] = -INFINITY;
         s->joined_total[m] = 0;
     }

@@ -2,6 +2,14 @@
 #pragma once
 #include "vectors.h"
 
+enum { PAGE = 32 }; /* positions in a page */
+
+/* Neighbouring rows of one sequence: n_rows from `row` on, whose first has this position. `first_key` is the first key
+ * that it sees, and `pages[page]` the page of that key. */
+typedef struct {
+    int64_t row, n_rows, position, first_key, page;
+} span_t;
+
 typedef struct {
     int64_t row, n_rows, position;
     int64_t page, block, end; /* `pages[page]` holds `block`, the task's first logical block; its last is `end` - 1 */
@@ -29,7 +37,11 @@ INLINE int64_t part_floats(int64_t head_dim) { return (head_dim + 15) / 16 * 16 
 /* The bytes of a page in `cells`. */
 int64_t GLUE(page_bytes, VARIANT)(const attention_call *c);
 
-/* Store the keys and values of all rows, then attend. With `rotations` [n_rows, 2, head_dim/2] q and k are rotated first.
+/* Divides the attention of n spans into tasks. It sets the tasks, joins and parts of a call, which lie in `memory`, and
+ * returns the bytes of the memory. Without memory it only returns them. */
+int64_t EXPORT(plan)(attention_call *c, const span_t *spans, int64_t n, void *memory);
+
+/* Store the keys and values of all rows, then attend. q and k are rotated first, by `rotations` [n_rows, 2, head_dim/2].
  * With `q_factors` [n_rows] the queries of each row are multiplied by its factor. With `n_keys` every row of a task sees
  * the keys of positions 0..n_keys-1, whatever its own position is; there is no window then. */
 void EXPORT(attention)(const attention_call *c);

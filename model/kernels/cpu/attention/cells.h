@@ -10,10 +10,10 @@
  * multiplies.
  */
 #pragma once
-#include "vectors.h"
+#include "attention/attention.h"
 
 enum { BF16, FLOAT32, INT8 };
-enum { PAGE = 32, MAX_DIM = 512 };
+enum { MAX_DIM = 512 };
 
 INLINE int byte_width(int dim) { return (dim + 15) / 16 * 16; }
 /* The number of bytes of the keys of a cell, or of its values. */

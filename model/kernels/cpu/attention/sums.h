@@ -1,6 +1,5 @@
 /* The sums of a softmax over some keys, and how those of several parts are joined. */
 #pragma once
-#include "attention/attention.h"
 #include "attention/cells.h"
 
 INLINE int round_up(int n) { return (n + 15) / 16 * 16; }
@@ -43,7 +42,6 @@ static void join_some(void *context, int task, int thread) {
     const join_t *t = c->joins + task / c->n_kv_heads;
     const int group = (int)(c->n_heads / c->n_kv_heads), head = (int)(task % c->n_kv_heads);
     const int padded = round_up((int)c->head_dim);
-    (void)thread;
     for (int m = 0; m < t->n_rows * group; m++) {
         float most = -INFINITY, total = 0, acc[MAX_DIM] = {0};
         for (int64_t i = t->first; i < t->first + t->n; i++) {

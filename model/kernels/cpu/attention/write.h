@@ -1,6 +1,5 @@
 /* Writes the keys and values of a step to their pages. */
 #pragma once
-#include "attention/attention.h"
 #include "attention/cells.h"
 
 INLINE char *cell(const attention_call *c, const int kind, int64_t page, int head) {
@@ -16,15 +15,12 @@ static const float *value_of(const attention_call *c, int64_t row, int head) {
 
 INLINE void write_row(const int kind, const attention_call *c, int64_t row, int with_value) {
     const int dim = (int)c->head_dim, within = (int)(c->slots[row] % PAGE);
-    float rotated[MAX_DIM];
+    float k[MAX_DIM];
     const float *soon = value_of(c, row + 1 < c->n_rows ? row + 1 : row, -(int)c->n_kv_heads);
     for (int i = 0; i < 2 * c->n_kv_heads * dim; i += 16) __builtin_prefetch(soon + i);
     for (int head = 0; head < c->n_kv_heads; head++) {
-        const float *v = value_of(c, row, head), *k = v - c->n_kv_heads * dim;
-        if (c->rotations) {
-            rotate(k, c->rotations + row * dim, rotated, dim / 2);
-            k = rotated;
-        }
+        const float *v = value_of(c, row, head);
+        rotate(v - c->n_kv_heads * dim, c->rotations + row * dim, k, dim / 2);
         char *keys = cell(c, kind, c->slots[row] / PAGE, head);
         store_key(kind, keys, dim, within, k);
         if (with_value) store_value(kind, keys + half_bytes(kind, dim), dim, within, v);
@@ -43,7 +39,6 @@ static void write_some(void *context, int task, int thread) {
     const attention_call *c = context;
     const int64_t each = rows_a_write(c);
     int64_t row = task * each, end = row + each < c->n_rows ? row + each : c->n_rows, paired = -1;
-    (void)thread;
     for (; row < end; row++) {
         if (c->kind == FLOAT32) write_row(FLOAT32, c, row, 1);
         if (c->kind == INT8) write_row(INT8, c, row, 1);

@@ -102,7 +102,6 @@ static void quantize_row(const call *c, int row) {
 
 static void quantize_some(void *context, int task, int thread) {
     const call *c = *(const call *const *)context;
-    (void)thread;
     for (; task >= ROW_TASKS(c->n_rows); c++) task -= ROW_TASKS(c->n_rows);
     for (int row = task * ROWS_A_TASK; row < c->n_rows && row < (task + 1) * ROWS_A_TASK; row++) quantize_row(c, row);
 }

@@ -19,7 +19,7 @@ enum { TILE_ROWS = 16 };
 
 #if defined(EMULATED_TILES)
 
-INLINE void tiles_begin(int group) { (void)group; }
+INLINE void tiles_begin(int group) {}
 INLINE void tiles_end(void) {}
 INLINE void multiply_tiles(const int8_t *x, int64_t stride, const uint8_t *w, int group, int32_t sums[TILE_ROWS][16]) {
     for (int r = 0; r < TILE_ROWS; r++)
@@ -42,7 +42,6 @@ INLINE void tiles_begin(int group) {
 }
 INLINE void tiles_end(void) { __asm__ volatile("tilerelease"); }
 INLINE void multiply_tiles(const int8_t *x, int64_t stride, const uint8_t *w, int group, int32_t sums[TILE_ROWS][16]) {
-    (void)group;
     __asm__ volatile("tilezero %%tmm0\n\t"
                      "tileloadd (%0,%1,1), %%tmm1\n\t"
                      "tileloadd (%2,%3,1), %%tmm2\n\t"
@@ -53,7 +52,7 @@ INLINE void multiply_tiles(const int8_t *x, int64_t stride, const uint8_t *w, in
 
 #elif defined(__ARM_FEATURE_MATMUL_INT8)
 
-INLINE void tiles_begin(int group) { (void)group; }
+INLINE void tiles_begin(int group) {}
 INLINE void tiles_end(void) {}
 /* usmmla multiplies 8 channels of two outputs by those of two rows. Its four sums are (output, row): 00, 01, 10, 11. */
 INLINE void multiply_tiles(const int8_t *x, int64_t stride, const uint8_t *w, int group, int32_t sums[TILE_ROWS][16]) {
@@ -105,7 +104,6 @@ INLINE void pairs_end(void) { __asm__ volatile("tilerelease"); }
  * bytes for the steps of each block, `next` bytes apart. */
 INLINE void multiply_pairs(const char *x, int64_t stride, const uint8_t *w, int64_t next, int n, int R, int C, tile_sums sums) {
     const int64_t line = 64;
-    (void)R;
     __asm__ volatile("tilezero %tmm0\n\ttilezero %tmm1\n\ttilezero %tmm2\n\ttilezero %tmm3");
 #define STEP(b) \
     if (b < C) \
@@ -124,7 +122,7 @@ INLINE void multiply_pairs(const char *x, int64_t stride, const uint8_t *w, int6
 
 #else
 
-INLINE void pairs_begin(int rows) { (void)rows; }
+INLINE void pairs_begin(int rows) {}
 INLINE void pairs_end(void) {}
 
 /* Numbers below the normal range become 0. */

@@ -10,10 +10,10 @@
 #include "linear/calls.h"
 
 #define F(name) FIELD(experts_t, name)
-MIRRORED(experts_t, F(gate), F(w13), F(w2), F(shared_w13), F(shared_w2), F(n_experts), F(n_used), F(routed_scale));
+FIELDS(experts_t, F(gate), F(w13), F(w2), F(shared_w13), F(shared_w2), F(n_experts), F(n_used), F(routed_scale));
 #undef F
 
-enum { GATES = 8, LINE = 64 };
+enum { GATES = 8 };
 
 /* The memory of one call. Pair i is choice i % n_used of token i / n_used. In the order of experts it is pair
  * `places[i]`, and `rows` has the token of each pair in that order. */
@@ -27,16 +27,8 @@ typedef struct {
     int32_t *begins; /* [n_experts + 1]: the first pair of each expert */
     call *calls;
     float *gate_up, *shared_gate_up, *out; /* [pairs, 2 hidden_dim], [n_rows, 2 of the shared], [pairs, dim] */
-    char *rest;
+    void *rest;
 } block;
-
-INLINE void *take(char **at, int64_t bytes) {
-    char *taken = *at;
-    *at += (bytes + LINE - 1) / LINE * LINE;
-    return taken;
-}
-
-INLINE int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* An expert that is here: all have its sizes. */
 INLINE int64_t some_expert(const experts_t *e) {
@@ -46,27 +38,27 @@ INLINE int64_t some_expert(const experts_t *e) {
 }
 
 /* Divides scratch memory among the arrays; `rest` is the scratch of products. Returns all bytes. */
-static int64_t divide(block *b, char *scratch) {
+static int64_t divide(block *b, void *scratch) {
     const experts_t *e = b->e;
     const weights *w13 = e->w13[some_expert(e)];
     int64_t n = b->n_rows, pairs = n * e->n_used, gate_up = w13->n_out, dim = w13->n_in;
     int64_t shared = e->shared_w13 ? e->shared_w13->n_out : 0;
-    char *at = scratch;
+    arena a = {(uintptr_t)scratch, 0};
     b->dim = (int)dim;
-    b->logits = take(&at, n * e->n_experts * 4);
-    b->shares = take(&at, pairs * 4);
-    b->chosen = take(&at, pairs * 4);
-    b->places = take(&at, pairs * 4);
-    b->rows = take(&at, pairs * 4);
-    b->begins = take(&at, (e->n_experts + 1) * 4);
-    b->calls = take(&at, e->n_experts * (int64_t)sizeof(call));
-    b->gate_up = take(&at, pairs * gate_up * 4);
-    b->shared_gate_up = take(&at, n * shared * 4);
-    b->out = take(&at, pairs * dim * 4);
-    b->rest = at;
+    b->logits = take(&a, n * e->n_experts * 4);
+    b->shares = take(&a, pairs * 4);
+    b->chosen = take(&a, pairs * 4);
+    b->places = take(&a, pairs * 4);
+    b->rows = take(&a, pairs * 4);
+    b->begins = take(&a, (e->n_experts + 1) * 4);
+    b->calls = take(&a, e->n_experts * (int64_t)sizeof(call));
+    b->gate_up = take(&a, pairs * gate_up * 4);
+    b->shared_gate_up = take(&a, n * shared * 4);
+    b->out = take(&a, pairs * dim * 4);
+    b->rest = take(&a, 0);
     int64_t a_channel = w13->format == BF16 ? 4 : 2; /* at most, with the channels padded to 64 */
-    int64_t widest = larger_of(pairs * (larger_of(dim, gate_up / 2) + 63), n * (larger_of(dim, shared / 2) + 63));
-    return at - scratch + widest * a_channel;
+    int64_t widest = most_of(pairs * (most_of(dim, gate_up / 2) + 63), n * (most_of(dim, shared / 2) + 63));
+    return a.used + widest * a_channel;
 }
 
 /* Logits [n_experts] of a token, GATES experts at a time. Beyond the last expert the last one is computed again. */
@@ -115,7 +107,6 @@ INLINE void choose_experts(const experts_t *e, float *logits, int32_t *chosen, f
 static void route_some(void *context, int task, int thread) {
     const block *b = context;
     int64_t n_experts = b->e->n_experts, n_used = b->e->n_used;
-    (void)thread;
     for (int64_t row = task * ROWS_A_TASK; row < b->n_rows && row < (task + 1) * ROWS_A_TASK; row++) {
         float *logits = b->logits + row * n_experts;
         score(b, b->x + row * b->dim, logits);
@@ -144,7 +135,6 @@ static void sort(block *b) {
 static void add_some(void *context, int task, int thread) {
     const block *b = context;
     int64_t n_used = b->e->n_used, n = b->dim;
-    (void)thread;
     for (int64_t row = task * ROWS_A_TASK; row < b->n_rows && row < (task + 1) * ROWS_A_TASK; row++) {
         float *y = b->y + row * n;
         for (int64_t i = 0; i < n; i += LANES) {
@@ -168,6 +158,10 @@ static void multiply_all(const block *b, const weights *const *w, int kind) {
         int64_t first = b->begins[i];
         int n_rows = b->begins[i + 1] - b->begins[i];
         if (!n_rows || !w[i]) continue;
+        if (n && b->calls->w->format != w[i]->format) { /* as in a file of which some experts are in other blocks */
+            GLUE(multiply, VARIANT)(b->calls, n, b->rest);
+            n = 0;
+        }
         call *c = b->calls + n++;
         *c = (call){.w = w[i], .n_rows = n_rows, .kind = kind, .eps = b->eps};
         if (kind == GATED) {

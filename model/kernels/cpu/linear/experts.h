@@ -3,7 +3,7 @@
 #include "linear/linear.h"
 
 /* A block of sparse experts. `gate` is [n_experts, dim]. w13 and w2 have an entry for each expert; all w13 have one
- * format and one size, and all w2. They are null for an expert that is not here: its output is left out. Shared experts
+ * size, and all w2. They are null for an expert that is not here: its output is left out. Shared experts
  * are one more feed-forward, or null. */
 typedef struct {
     const float *gate;

@@ -20,7 +20,7 @@
 #include "linear/shapes.h"
 
 #define F(name) FIELD(weights, name)
-MIRRORED(weights, F(packed), F(scales), F(n_out), F(n_in), F(format), F(by_tiles));
+FIELDS(weights, F(packed), F(scales), F(n_out), F(n_in), F(format), F(by_tiles));
 #undef F
 CONSTANTS(formats, {"int8", INT8}, {"q8", Q8}, {"q8_min", Q8_MIN}, {"q4", Q4}, {"q4_min", Q4_MIN}, {"bfloat16", BF16}, {"q4_k", Q4_K});
 CONSTANTS(inputs, {"PLAIN", PLAIN}, {"NORMED", NORMED}, {"GATED", GATED});
@@ -94,7 +94,6 @@ static void prepare_some(void *context, int task, int thread) {
 }
 
 static void expand_some(void *context, int task, int thread) {
-    (void)thread;
     expand_task(*(const call *const *)context, task);
 }
 

@@ -11,10 +11,10 @@
 #include "linear/activations.h"
 
 #define F(name) FIELD(lora, name)
-MIRRORED(lora, F(a), F(b), F(begins), F(firsts), F(rank), F(n_groups), F(n_blocks));
+FIELDS(lora, F(a), F(b), F(begins), F(firsts), F(rank), F(n_groups), F(n_blocks));
 #undef F
 #define F(name) FIELD(lora_rows, name)
-MIRRORED(lora_rows, F(targets), F(rows), F(u), F(n_rows));
+FIELDS(lora_rows, F(targets), F(rows), F(u), F(n_rows));
 #undef F
 
 /* A tile of u is LORA_ROWS rows by LORA_TILE ranks. A task is LORA_ROWS rows by LORA_TASK ranks, and converts

@@ -92,7 +92,6 @@ static void quantize_outputs(void *context, int task, int thread) {
     const weights *w = c->w;
     const int64_t groups = (w->n_in + CHANNELS - 1) / CHANNELS, block = c->first / OUTPUTS + task;
     const int64_t bytes = groups * CHANNELS * OUTPUTS * (w->format == BF16 ? 2 : 1);
-    (void)thread;
     for (int64_t n = block * OUTPUTS; n < (block + 1) * OUTPUTS; n++) {
         if (n < c->first || n >= c->first + c->n) continue;
         const char *row = c->rows + (n - c->first) * w->n_in * (c->kind == FLOAT32 ? 4 : 2);
@@ -106,7 +105,7 @@ static void quantize_outputs(void *context, int task, int thread) {
 }
 
 /* Stores rows [n, n_in] as outputs first..first+n-1 of INT8 or BF16 weights. Returns whether a value is not finite. */
-int EXPORT(quantize)(const weights *w, int64_t first, const void *rows, int64_t kind, int64_t n) {
+int64_t EXPORT(quantize)(const weights *w, int64_t first, const void *rows, int64_t kind, int64_t n) {
     floats c = {rows, kind, n, first, w, 0};
     noria_parallel(quantize_outputs, &c, (int)((first + n - 1) / OUTPUTS - first / OUTPUTS + 1));
     return c.broken;
@@ -118,7 +117,7 @@ typedef struct {
     int64_t output, group;
 } grid;
 #define F(name) FIELD(grid, name)
-MIRRORED(grid, F(at), F(output), F(group));
+FIELDS(grid, F(at), F(output), F(group));
 #undef F
 
 typedef struct {
@@ -131,7 +130,6 @@ static void pack_outputs(void *context, int task, int thread) {
     const blocks *c = context;
     const int64_t groups = c->w->n_in / GROUP, n_bytes = c->n_bytes, block = c->first / OUTPUTS + task;
     const int64_t bytes = OUTPUTS * (n_bytes + (c->mins ? 4 : 2));
-    (void)thread;
     for (int64_t n = block * OUTPUTS; n < (block + 1) * OUTPUTS; n++) {
         const int64_t from = n - c->first, within = n % OUTPUTS;
         uint8_t *record = (uint8_t *)c->w->packed + block * groups * bytes;
@@ -191,7 +189,6 @@ static void pack_superblock(const uint8_t *from, uint8_t *to, int64_t within) {
 static void pack_rows(void *context, int task, int thread) {
     const superblocks *c = context;
     const int64_t n_blocks = c->w->n_in / GROUP / IN_SUPERBLOCK, block = c->first / OUTPUTS + task;
-    (void)thread;
     for (int64_t n = block * OUTPUTS; n < (block + 1) * OUTPUTS; n++) {
         if (n < c->first || n >= c->first + c->n) continue;
         const uint8_t *from = c->rows + (n - c->first) * c->stride;

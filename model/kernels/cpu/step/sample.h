@@ -9,4 +9,4 @@ typedef struct {
 } params;
 
 /* Samples tokens [n_rows] from logits [n_rows, n_tokens], which it overwrites. Returns whether memory ran out. */
-int EXPORT(sample)(float *logits, int64_t n_rows, int64_t n_tokens, const params *rows, int64_t *tokens);
+int64_t EXPORT(sample)(float *logits, int64_t n_rows, int64_t n_tokens, const params *rows, int64_t *tokens);

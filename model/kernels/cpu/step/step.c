@@ -1,50 +1,35 @@
 /* A whole step in one call: rows are placed in their pages, all layers are computed, and tokens are sampled. */
 #include "pool.h"
 #include "step/place.h"
-#include <stdlib.h>
 
 #define F(name) FIELD(pool_t, name)
-MIRRORED(pool_t, F(rotations), F(q_factors), F(window));
+FIELDS(pool_t, F(rotations), F(q_factors), F(window));
 #undef F
 #define F(name) FIELD(adapter_t, name)
-MIRRORED(adapter_t, F(targets), F(rank));
+FIELDS(adapter_t, F(targets), F(rank));
 #undef F
 #define F(name) FIELD(network_t, name)
-MIRRORED(network_t, F(embeddings), F(layers), F(pools), F(norm), F(head), F(n_layers), F(n_pools), F(n_positions), F(n_tokens),
-         F(dim), F(hidden_dim), F(n_heads), F(n_kv_heads), F(head_dim), F(kind), F(embedding_kind), F(page_size), F(rows_a_task), F(split),
-         F(enough), F(eps));
+FIELDS(network_t, F(embeddings), F(layers), F(pools), F(norm), F(head), F(n_layers), F(n_pools), F(n_positions), F(n_tokens),
+         F(dim), F(hidden_dim), F(n_heads), F(n_kv_heads), F(head_dim), F(kind), F(embedding_kind), F(eps));
 #undef F
 #define F(name) FIELD(step_t, name)
-MIRRORED(step_t, F(slices), F(tokens), F(pages), F(sampling), F(adapters), F(image_rows), F(images), F(x), F(sampled), F(n_slices),
+FIELDS(step_t, F(slices), F(tokens), F(pages), F(sampling), F(adapters), F(image_rows), F(images), F(x), F(sampled), F(n_slices),
          F(n_adapters), F(n_image_rows), F(block_rows), F(product_bytes));
 #undef F
 
 CONSTANTS(refusals, {"NO_PAGE", NO_PAGE}, {"OUTSIDE", OUTSIDE}, {"NO_MEMORY", NO_MEMORY});
 
-enum { LINE = 64, ROWS_A_LOOKUP = 32 };
-
-/* Scratch memory that is handed out piece by piece. `used` may exceed it: then nobody may write there. */
-typedef struct {
-    uintptr_t begin;
-    int64_t used;
-} arena;
-
-static void *take(arena *a, int64_t n_bytes) {
-    uintptr_t piece = a->begin + (uintptr_t)a->used;
-    a->used += (n_bytes + LINE - 1) / LINE * LINE;
-    return (void *)piece;
-}
+enum { ROWS_A_LOOKUP = 32 };
 
 static float *take_floats(arena *a, int64_t n) { return take(a, n * 4); }
 
-/* A step in one pool: its tasks, which may be `cut` into pieces, and the memory of the attention. */
+/* A step in one pool: its attention and the memory of that. */
 typedef struct {
-    tasks_t count;
-    int cut;
-    task_t *tasks, *pieces;
-    join_t *joins;
-    int64_t *slots, part_queries;
-    float *rotations, *q_factors, *parts;
+    attention_call call;
+    span_t *spans;
+    int64_t *slots;
+    float *rotations, *q_factors;
+    void *tasks;
 } pool_work;
 
 /* A step and its memory. `n_samples` of its rows are followed by a token to sample. `runs` have up to one entry for each adapter;
@@ -65,22 +50,23 @@ typedef struct {
 static void take_pool(const work *w, int64_t p, arena *a) {
     const network_t *m = w->m;
     pool_work *pool = w->pools + p;
-    tasks_t count = pool->count = place_tasks(m, w->s, p, 0);
-    pool->cut = count.n * m->n_kv_heads < m->enough;
-    pool->part_queries = pool->cut && count.pieces > count.n ? count.most_rows * (m->n_heads / m->n_kv_heads) : 0;
-    pool->tasks = take(a, count.n * (int64_t)sizeof(task_t));
-    pool->pieces = pool->cut ? take(a, count.pieces * (int64_t)sizeof(task_t)) : pool->tasks;
-    pool->joins = take(a, pool->cut * count.n * (int64_t)sizeof(join_t));
+    pool->call = (attention_call){
+        .n_rows = w->n_rows, .n_heads = m->n_heads, .n_kv_heads = m->n_kv_heads, .head_dim = m->head_dim,
+        .window = m->pools[p].window, .kind = m->kind,
+    };
+    place_spans(m, w->s, p, pool->spans);
     pool->slots = take(a, w->n_rows * 8);
     pool->rotations = take_floats(a, w->n_rows * m->head_dim);
     pool->q_factors = m->pools[p].q_factors ? take_floats(a, w->n_rows) : 0;
-    pool->parts = take_floats(a, count.pieces * m->n_kv_heads * pool->part_queries * part_floats(m->head_dim));
+    pool->tasks = take(a, GLUE(plan, VARIANT)(&pool->call, pool->spans, w->s->n_slices, 0));
 }
 
-/* Divides scratch memory. Returns the bytes that it should have. */
-static int64_t take_all(work *w, void *scratch) {
+/* Divides n_bytes of scratch memory. Returns the bytes that it should have, or as many as are needed to count more. */
+static int64_t take_all(work *w, void *scratch, int64_t n_bytes) {
     const network_t *m = w->m;
     arena a = {(uintptr_t)scratch, 0};
+    for (int64_t p = 0; p < m->n_pools; p++) w->pools[p].spans = take(&a, w->s->n_slices * (int64_t)sizeof(span_t));
+    if (a.used > n_bytes) return a.used;
     int64_t q = m->n_heads * m->head_dim, samples = w->s->sampling ? w->n_samples : 0, rank = 0;
     w->positions = take(&a, w->n_rows * 8);
     w->qkv = take_floats(&a, w->n_rows * (q + 2 * m->n_kv_heads * m->head_dim));
@@ -97,21 +83,14 @@ static int64_t take_all(work *w, void *scratch) {
     return a.used;
 }
 
-/* The arguments of the attention in pool p, whose pages are `pages`. */
-static attention_call place(const work *w, int64_t p, const int64_t *pages) {
-    const network_t *m = w->m;
-    const pool_work *pool = w->pools + p;
-    int64_t n_joins = 0;
-    place_tasks(m, w->s, p, pool->tasks);
-    qsort(pool->tasks, (size_t)pool->count.n, sizeof(task_t), by_cost);
-    if (pool->cut) n_joins = cut(m, pool->tasks, pool->count.n, pool->pieces, pool->joins);
-    return (attention_call){
-        .qkv = w->qkv, .rotations = pool->rotations, .q_factors = pool->q_factors, .out = w->out, .parts = pool->parts,
-        .slots = pool->slots, .pages = pages, .tasks = pool->pieces, .joins = pool->joins, .n_rows = w->n_rows,
-        .n_tasks = pool->cut ? pool->count.pieces : pool->count.n, .n_joins = n_joins, .n_heads = m->n_heads,
-        .n_kv_heads = m->n_kv_heads, .head_dim = m->head_dim, .window = m->pools[p].window, .kind = m->kind,
-        .part_queries = pool->part_queries,
-    };
+/* Completes the arguments of the attention in pool p, whose pages are `pages`. Returns the number of these pages. */
+static int64_t place(const work *w, int64_t p, const int64_t *pages) {
+    pool_work *pool = w->pools + p;
+    attention_call *c = &pool->call;
+    c->qkv = w->qkv, c->rotations = pool->rotations, c->q_factors = pool->q_factors, c->out = w->out;
+    c->slots = pool->slots, c->pages = pages;
+    GLUE(plan, VARIANT)(c, pool->spans, w->s->n_slices, pool->tasks);
+    return place_rows(w->m, w->s, p, pages, pool->slots);
 }
 
 /* LANES values of bfloat16. */
@@ -141,7 +120,6 @@ static void embed(const network_t *m, int64_t token, float *x) {
 static void look_up_some(void *context, int task, int thread) {
     const work *w = context;
     const network_t *m = w->m;
-    (void)thread;
     for (int64_t i = task * ROWS_A_LOOKUP; i < w->n_rows && i < (task + 1) * ROWS_A_LOOKUP; i++) {
         int64_t position = w->positions[i];
         if (w->s->tokens) embed(m, w->s->tokens[i], w->s->x + i * m->dim);
@@ -212,13 +190,13 @@ int64_t EXPORT(step)(const network_t *m, const step_t *s, void *scratch, int64_t
     work w = {.m = m, .s = s, .pools = pools};
     int problem = count(m, s, &w.n_rows, &w.n_samples);
     if (problem) return problem;
-    int64_t needed = take_all(&w, scratch);
+    int64_t needed = take_all(&w, scratch, n_bytes);
     if (needed > n_bytes) return needed;
     const int64_t *pages = s->pages;
     place_positions(m, s, w.positions);
     for (int64_t p = 0; p < m->n_pools; p++) {
-        calls[p] = place(&w, p, pages);
-        pages += place_rows(m, s, p, pages, pools[p].slots);
+        pages += place(&w, p, pages);
+        calls[p] = pools[p].call;
     }
     noria_parallel(look_up_some, &w, (int)((w.n_rows + ROWS_A_LOOKUP - 1) / ROWS_A_LOOKUP));
     place_images(m, s);

@@ -17,9 +17,8 @@ typedef struct {
 } adapter_t;
 
 /* A network, or a stage of one, with its pages and its head. Nothing in it changes. `embeddings` [n_tokens, dim] are floats of
- * `embedding_kind`. A stage may have no `embeddings`, or no `norm` and `head`. `kind`,
- * `page_size`, `rows_a_task` and `split` (pages) are those of the attention. Long tasks
- * are split if there are fewer than `enough`. */
+ * `embedding_kind`. A stage may have no `embeddings`, or no `norm` and `head`. `kind` is that of
+ * the attention. */
 typedef struct {
     const void *embeddings;
     const layer *layers;
@@ -27,7 +26,7 @@ typedef struct {
     const float *norm;
     const weights *head;
     int64_t n_layers, n_pools, n_positions, n_tokens, dim, hidden_dim, n_heads, n_kv_heads, head_dim, kind,
-        embedding_kind, page_size, rows_a_task, split, enough;
+        embedding_kind;
     float eps;
 } network_t;
 

@@ -10,14 +10,13 @@ LARGEST = tl.constexpr(448.0)
 @triton.jit(do_not_specialize=["n_rows"], do_not_specialize_on_alignment=["slots"])
 def write(
     qkv,  # [T, N_ALL, WIDTH], N_ALL = N_HEADS + 2 N_KV
-    rotations,  # [T, 2, WIDTH / 2] float32, or nothing
+    rotations,  # [T, 2, WIDTH / 2] float32
     q_factors,  # [T] float32, or nothing
     slots,  # [T] int64
     q,  # [T, N_HEADS, WIDTH]
     keys,
     values,
     n_rows,  # T N_ALL
-    ROTATED: tl.constexpr,
     SCALED: tl.constexpr,
     N_HEADS: tl.constexpr,
     N_KV: tl.constexpr,
@@ -38,13 +37,10 @@ def write(
     at = rows.to(tl.int64)[:, None] * WIDTH + pairs
     first = tl.load(qkv + at, mask=known, other=0.0).to(tl.float32)
     second = tl.load(qkv + at + half, mask=known, other=0.0).to(tl.float32)
-    if ROTATED:
-        rotates = known & (head < N_HEADS + N_KV)
-        cos = tl.load(rotations + token * WIDTH + pairs, mask=rotates, other=1.0)
-        sin = tl.load(rotations + token * WIDTH + half + pairs, mask=rotates, other=0.0)
-        rotated = first * cos - second * sin
-        second = second * cos + first * sin
-        first = rotated
+    rotates = known & (head < N_HEADS + N_KV)
+    cos = tl.load(rotations + token * WIDTH + pairs, mask=rotates, other=1.0)
+    sin = tl.load(rotations + token * WIDTH + half + pairs, mask=rotates, other=0.0)
+    first, second = first * cos - second * sin, second * cos + first * sin
     is_query = known & (head < N_HEADS)
     if SCALED:
         factor = tl.load(q_factors + token, mask=(rows[:, None] < n_rows) & (head < N_HEADS), other=1.0)

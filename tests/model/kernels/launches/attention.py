@@ -50,7 +50,7 @@ def attention(
         n = len(inputs.slots)
         qkv = torch.empty(n, heads[0] + 2 * heads[1], width, dtype=dtype)
         rope = RopeRows(torch.empty(n, 2, width // 2), torch.empty(n) if tempered else None)
-        backend.attend_unrotated(qkv, heads[0], rope, cache, backend.prepare(inputs))
+        backend.attend(qkv, heads[0], rope, cache, backend.prepare(inputs))
 
     return launch
 

@@ -33,8 +33,7 @@ def experts(layout: str, n_rows: int) -> Callable[[], None]:
         logits = torch.empty(len(x), 8, dtype=BF16)
         plan = routing.assign(logits, 2, tile.rows, 2.5)
         product.grouped(x, weights, plan.slots, plan.experts, 2, tile, 2 * len(x), gated=True)
-        for places in (None, plan.places):
-            routing.join(torch.empty(2 * len(x), 1024, dtype=BF16), plan.shares, x, places)
+        routing.join(torch.empty(2 * len(x), 1024, dtype=BF16), plan.shares, x)
 
     return launch
 
