@@ -3,6 +3,7 @@
 #   make serve PIP_ARGS="--index-url ..."      (another PyTorch build or package index)
 #   make test WORKERS=4 ARGS="tests/service"   (processes that test; a file's tests stay in one of them)
 #   make test-clients CLIENTS="openai curl"    (real clients, each in an environment of its own in .clients)
+#   make test-agents AGENTS="codex aider"      (real agents, each in an environment of its own, without a network)
 #   make test-tools                            (benchmarks, and what deploy/ has: manifests, proxies, dashboards)
 #   make test-page                             (the page at / in a real browser, Chromium)
 #   make test-machines                         (servers on other processors and in odd places: docs/machines.md)
@@ -14,12 +15,13 @@ PORT ?= 8000
 ARGS ?=
 PIP_ARGS ?=
 CLIENTS ?=
+AGENTS ?=
 WORKERS ?= 2
 export PIP_ARGS
 
 INPUTS := pyproject.toml constraints.txt scripts/setup model/kernels/cpu/build.py $(wildcard model/kernels/cpu/*.[ch] model/kernels/cpu/*/*.[ch])
 
-.PHONY: serve test test-tools test-page test-clients test-machines test-arm test-ray drill check clean
+.PHONY: serve test test-tools test-page test-clients test-agents test-machines test-arm test-ray drill check clean
 
 serve: .venv/.ready
 	@exec .venv/bin/python -m service serve $(if $(MODEL),"$(MODEL)") --port $(PORT) $(ARGS)
@@ -37,6 +39,9 @@ test-page: .venv/.ready-dev
 
 test-clients: .venv/.ready-dev
 	.venv/bin/python -m tests.clients.run $(CLIENTS)
+
+test-agents: .venv/.ready-dev
+	.venv/bin/python -m tests.agents.run $(AGENTS)
 
 test-machines: .venv/.ready-dev
 	@scripts/setup-machines

@@ -30,7 +30,7 @@ if not torch.cuda.is_available():
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")
 
-collect_ignore = ["clients", "ray"]  # they run in environments of their own: tests/clients/run.py, make test-ray
+collect_ignore = ["agents", "clients", "ray"]  # in environments of their own: make test-agents, test-clients, test-ray
 
 
 @pytest.hookimpl(wrapper=True)

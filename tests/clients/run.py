@@ -43,9 +43,9 @@ def run(
     return f"exit code {done.returncode}\n{done.stdout}{done.stderr}" if done.returncode else ""
 
 
-def prepared(name: str) -> tuple[Path, str]:
+def prepared(name: str, here: Path = HERE) -> tuple[Path, str]:
     """The folder of a client's programs and what failed while it was made; made again only if a list has changed."""
-    lists = [path for path in (HERE / name / file for file in LISTS) if path.is_file()]
+    lists = [path for path in (here / name / file for file in LISTS) if path.is_file()]
     if not lists:
         return Path(sys.executable).parent, ""
     directory, wanted = ENVIRONMENTS / name, "".join(path.read_text() for path in lists)
@@ -71,10 +71,10 @@ def install(directory: Path, requirements: Path) -> str:
     return run(directory / "bin" / "npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", directory=directory)
 
 
-def tested(name: str, programs: Path, variables: Mapping[str, str]) -> str:
+def tested(name: str, programs: Path, variables: Mapping[str, str], here: Path = HERE) -> str:
     """What the folder's tests print if one fails."""
-    if not (HERE / name / "package.json").is_file():
-        return run(programs / "python", "-m", "pytest", "-c", HERE / "pytest.ini", HERE / name, variables=variables)
+    if any((here / name).glob("test_*.py")):
+        return run(programs / "python", "-m", "pytest", "-c", HERE / "pytest.ini", here / name, variables=variables)
     directory = programs.parent
     scripts = [Path(shutil.copy(path, directory)) for path in (HERE / name).glob("*.js")]  # Node looks for modules here
     tests = [path for path in scripts if path.name.startswith("test_")]

@@ -1,0 +1,43 @@
+"""opencode's `opencode run`, with OpenAI's chat API."""
+
+import json
+
+from edits import calling, short
+from programs import MODULES, Programs
+from proxy import Record
+
+CHAT = "/v1/chat/completions"
+PROGRAM = MODULES / "opencode-linux-x64" / "bin" / "opencode"
+QUIET = {
+    "OPENCODE_DISABLE_AUTOUPDATE": "1",
+    "OPENCODE_DISABLE_MODELS_FETCH": "1",
+    "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
+    "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+}
+
+
+def asked(programs: Programs, *arguments: str) -> str:
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "options": {"baseURL": f"{programs.record.url}/v1", "apiKey": "none"},
+        "models": {"smollm2-135m-instruct": {"limit": {"context": 8192, "output": 1024}}},
+    }
+    config = {"provider": {"noria": provider}, "share": "disabled", "autoupdate": False, "permission": "allow"}
+    (programs.work / "opencode.json").write_text(json.dumps(config))
+    return programs.run(PROGRAM, "run", "--model", "noria/smollm2-135m-instruct", *arguments, **QUIET)
+
+
+def test_an_answer_and_a_second_turn(programs: Programs, record: Record) -> None:
+    record.edit = short()
+    assert asked(programs, "Count from one to ten.").strip()
+    assert asked(programs, "--continue", "Go on.").strip()
+    assert record.posts(CHAT)[-1].sent["messages"][-2]["role"] == "assistant"
+    assert not record.errors
+
+
+def test_a_file_is_written(programs: Programs, record: Record) -> None:
+    file = programs.work / "hello.txt"
+    record.edit = calling("write", filePath=str(file), content="hello")
+    asked(programs, "Write hello to hello.txt.")
+    assert file.read_text() == "hello"
+    assert not record.errors
