@@ -4,6 +4,7 @@ It needs the standard library only, since it runs in each client's own environme
 """
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -137,6 +138,15 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"0\r\n\r\n")
 
 
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Write nothing where a client has left."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 def _parsed(body: bytes) -> Any:
     try:
         return json.loads(body)
@@ -149,8 +159,7 @@ def recording(server: str) -> Iterator[Record]:
     """A proxy before a server, until the block ends."""
     record = Record(server)
     handler = type("RecordingHandler", (Handler,), {"record": record})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as proxy:
-        proxy.daemon_threads = True
+    with Server(("127.0.0.1", 0), handler) as proxy:
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
         record.url = f"http://127.0.0.1:{proxy.server_port}"
         yield record

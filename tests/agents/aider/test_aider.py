@@ -1,5 +1,6 @@
 """aider: its model answers with a whole file, and aider writes it."""
 
+import json
 from pathlib import Path
 
 from edits import is_generation, short
@@ -13,6 +14,10 @@ QUIET = """--yes-always --no-git --no-analytics --no-check-update --no-show-mode
 
 
 def asked(programs: Programs, message: str, *files: str | Path) -> str:
+    """Its list of models is there: it fetches none."""
+    models = programs.home / ".aider" / "caches" / "model_prices_and_context_window.json"
+    models.parent.mkdir(parents=True)
+    models.write_text(json.dumps({"openai/smollm2-135m-instruct": {"max_input_tokens": 8192, "mode": "chat"}}))
     command = ["aider", "--model", "openai/smollm2-135m-instruct", *QUIET, "--message", message, *files]
     url = f"{programs.record.url}/v1"
     return programs.run(*command, OPENAI_API_BASE=url, OPENAI_API_KEY="none", LITELLM_LOCAL_MODEL_COST_MAP="True")

@@ -19,6 +19,11 @@ stream_max_retries = 0
 
 [analytics]
 enabled = false
+
+[features]
+apps = false
+plugins = false
+remote_plugin = false
 """
 
 
