@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from programs import Programs
-from proxy import Record, recording
-from records import keep
+
+from tests.agents.programs import Programs
+from tests.agents.proxy import Record, recording
+from tests.agents.records import keep
 
 
 @pytest.fixture

@@ -6,11 +6,16 @@ The three dialects differ in where a tool keeps its schema and in how a call is 
 from collections.abc import Iterator
 from typing import Any
 
-from proxy import Body, Edit
+from tests.agents.proxy import Body, Edit
 
 TEXTS = {"system", "instructions", "text", "content", "output"}
 """Fields that hold text for the model."""
 RESULTS = {"tool_result", "function_call_output", "custom_tool_call_output"}
+TOOLS = {"tools", "tool_choice", "parallel_tool_calls"}
+SIZE = 300
+"""Characters that are left of a text."""
+ANSWER = "one, two, three"
+SAID = f'"{ANSWER}"'
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
@@ -70,49 +75,39 @@ def choice(path: str, name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
-def short(size: int = 300, tokens: int = 32) -> Edit:
-    """Shortens a prompt, leaves the tools out and bounds the answer."""
+def ending(path: str, body: Body) -> Body:
+    """The request whose answer is `ANSWER` as JSON and ends there: no client asks for more."""
+    schema = {"type": "string", "const": ANSWER}
+    if path.endswith("/messages"):
+        form = {"type": "json_schema", "schema": schema}
+        return {**body, "output_config": {**body.get("output_config", {}), "format": form}}
+    named = {"name": "answer", "schema": schema}
+    if path.endswith("/responses"):
+        return {**body, "text": {"format": {"type": "json_schema", **named}}}
+    return {**body, "response_format": {"type": "json_schema", "json_schema": named}}
+
+
+def shortened(path: str, body: Body, tokens: int | None) -> Body:
+    """The request without tools, with short texts and an answer of at most `tokens`."""
+    left = {name: value for name, value in body.items() if name not in TOOLS}
+    limits = {name: min(body[name], tokens) for name in LIMITS if name in body and tokens}
+    return {**cut(left, SIZE), "temperature": 0, **limits}
+
+
+def answering(tokens: int | None = 200) -> Edit:
+    """Makes the model answer `SAID` to a short prompt. Without `tokens` the client's bound of the answer stays."""
+    return lambda path, body: ending(path, shortened(path, body, tokens)) if is_generation(path) else body
+
+
+def calling(tool: str, **arguments: Any) -> Edit:
+    """Makes the model call `tool` with these arguments, once, and answer `SAID` after the result."""
 
     def edit(path: str, body: Body) -> Body:
         if not is_generation(path):
             return body
-        body = {**cut(body, size), "temperature": 0}
-        for field in LIMITS:
-            if field in body:
-                body[field] = min(body[field], tokens)
-        if not set(LIMITS) & set(body):
-            body["max_output_tokens" if path.endswith("/responses") else "max_tokens"] = tokens
-        for field in ("tools", "tool_choice", "parallel_tool_calls"):
-            body.pop(field, None)
-        return body
-
-    return edit
-
-
-def answering(text: str, size: int = 300) -> Edit:
-    """Shortens a prompt for the Messages API and makes the model end its answer itself: after this text, as JSON."""
-    shorten = short(size)
-
-    def edit(path: str, body: Body) -> Body:
-        if not is_generation(path):
-            return body
-        form = {"type": "json_schema", "schema": {"type": "string", "const": text}}
-        output = {**body.get("output_config", {}), "format": form}
-        return {**shorten(path, body), "max_tokens": body["max_tokens"], "output_config": output}
-
-    return edit
-
-
-def calling(tool: str, size: int = 300, tokens: int = 200, **arguments: Any) -> Edit:
-    """Shortens a prompt and makes the model call `tool` with these arguments, once; after the result it answers."""
-    shorten = short(size, tokens)
-
-    def edit(path: str, body: Body) -> Body:
         tools = [narrowed(path, each, arguments) for each in body.get("tools", []) if name_of(each) == tool]
-        body = shorten(path, body)
-        if not tools:
-            return body
-        none = {"type": "none"} if path.endswith("/messages") else "none"
-        return {**body, "tools": tools, "tool_choice": none if has_result(body) else choice(path, tool)}
+        if not tools or has_result(body):
+            return ending(path, shortened(path, body, 200))
+        return {**shortened(path, body, 200), "tools": tools, "tool_choice": choice(path, tool)}
 
     return edit

@@ -77,7 +77,7 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """Write nothing: the exchanges say it."""
 
-    def do_CONNECT(self) -> None:  # noqa: N802
+    def do_CONNECT(self) -> None:
         """Refuse a tunnel: nothing but the server may be reached."""
         self.record.strangers.append(self.path)
         self.close_connection = True

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from proxy import Record
+from tests.agents.proxy import Record
 
 RECORDED = Path(__file__).parent / "recorded"
 LONGEST = 100
@@ -43,7 +43,9 @@ def text(value: str) -> str:
 def short(value: Any, key: str = "") -> Any:
     """The same shape with short texts, few tools and no words about them."""
     if isinstance(value, dict):
-        return {name: short(item, name) for name, item in value.items() if not (key != "properties" and name in DROPPED)}
+        return {
+            name: short(item, name) for name, item in value.items() if not (key != "properties" and name in DROPPED)
+        }
     if isinstance(value, list):
         return [short(item) for item in (few(value) if key == "tools" else value)]
     return text(value) if isinstance(value, str) else value

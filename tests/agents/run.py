@@ -1,9 +1,9 @@
 """Runs agents, unchanged, against one live server: each in an environment of its own, and without a network.
 
-`python -m tests.agents.run codex` installs the lists of tests/agents/codex, as `tests.clients.run` does, and then starts
-itself again in a network namespace that has the loopback only. There the tests of the folder run the agent against the
-embedded model, behind a proxy (`proxy.py`) that records what it sends. Without a name it runs all folders. PIP_ARGS goes
-to every pip install; AGENTS_RECORDS names a folder for the recorded requests.
+`python -m tests.agents.run codex` installs the lists of tests/agents/codex, as `tests.clients.run` does, and starts
+itself again in a network namespace that has the loopback only. There the tests of the folder run the agent against
+the embedded model, behind a proxy (`proxy.py`) that records what it sends. Without a name it runs all folders.
+PIP_ARGS goes to every pip install. AGENTS_RECORDS names a folder for the recorded requests (`records.py`).
 """
 
 import fcntl

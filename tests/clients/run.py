@@ -68,10 +68,11 @@ def install(directory: Path, requirements: Path) -> str:
     failure = run(*pip, "install", *options, "pytest", "-r", requirements)
     if failure or not (directory / "package.json").is_file():
         return failure
-    return run(directory / "bin" / "npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", directory=directory)
+    command = "ci" if (directory / "package-lock.json").is_file() else "install"
+    return run(directory / "bin" / "npm", command, "--ignore-scripts", "--no-audit", "--no-fund", directory=directory)
 
 
-def tested(name: str, programs: Path, variables: Mapping[str, str], here: Path = HERE) -> str:
+def tested(name: str, programs: Path, variables: Mapping[str, str], here: Path) -> str:
     """What the folder's tests print if one fails."""
     if any((here / name).glob("test_*.py")):
         return run(programs / "python", "-m", "pytest", "-c", HERE / "pytest.ini", here / name, variables=variables)
@@ -89,7 +90,7 @@ def main() -> int:
         variables = {"NORIA_URL": server.url, "NORIA_MODEL_DIR": str(files), PACE: str(server.pace)}
         for name, (programs, failure) in zip(names, pool.map(prepared, names), strict=True):
             started = time.monotonic()
-            failure = failure or tested(name, programs, variables)
+            failure = failure or tested(name, programs, variables, HERE)
             print(f"{name}: {failure or f'passes in {time.monotonic() - started:.0f} s'}", flush=True)
             failed += [name] if failure else []
     print(f"{len(names) - len(failed)} of {len(names)} folders of clients pass", *failed, sep="\nfailed: ")

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from programs import Programs
-from proxy import Record
+from tests.agents.programs import Programs
+from tests.agents.proxy import Record
 
 
 def test_its_turns(programs: Programs, record: Record) -> None:

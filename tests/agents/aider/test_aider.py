@@ -3,14 +3,17 @@
 import json
 from pathlib import Path
 
-from edits import is_generation, short
-from programs import Programs
-from proxy import Body, Record
+from tests.agents.edits import SAID, answering, is_generation, shortened
+from tests.agents.programs import Programs
+from tests.agents.proxy import Body, Record
 
 FILE = "hello.txt"
 ANSWER = f"{FILE}\n```\nhello\n```\n"
-QUIET = """--yes-always --no-git --no-analytics --no-check-update --no-show-model-warnings --no-show-release-notes
---no-detect-urls --no-suggest-shell-commands --no-pretty --edit-format whole --map-tokens 0""".split()
+QUIET = [
+    *("--yes-always", "--no-git", "--no-analytics", "--no-check-update", "--no-show-release-notes", "--no-pretty"),
+    *("--no-show-model-warnings", "--no-detect-urls", "--no-suggest-shell-commands"),
+    *("--edit-format", "whole", "--map-tokens", "0"),
+]
 
 
 def asked(programs: Programs, message: str, *files: str | Path) -> str:
@@ -24,18 +27,17 @@ def asked(programs: Programs, message: str, *files: str | Path) -> str:
 
 
 def test_a_question_is_answered(programs: Programs, record: Record) -> None:
-    record.edit = short(tokens=16)
-    asked(programs, "/ask What is the capital of France?")
-    assert record.exchanges
+    record.edit = answering()
+    assert SAID in asked(programs, "/ask What is the capital of France?")
     assert not record.errors
 
 
 def test_a_file_is_written(programs: Programs, record: Record) -> None:
     """The model is too weak to answer in aider's format: the proxy asks for that answer."""
-    shorten = short(tokens=60)
 
     def edit(path: str, body: Body) -> Body:
-        return {**shorten(path, body), "structured_outputs": {"choice": [ANSWER]}} if is_generation(path) else body
+        choice = {"structured_outputs": {"choice": [ANSWER]}}
+        return {**shortened(path, body, 60), **choice} if is_generation(path) else body
 
     record.edit = edit
     asked(programs, "Write hello.", FILE)

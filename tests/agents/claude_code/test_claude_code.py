@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from edits import answering, calling
-from programs import MODULES, Programs
-from proxy import Edit, Record
+from tests.agents.edits import SAID, answering, calling
+from tests.agents.programs import MODULES, Programs
+from tests.agents.proxy import Record
 
 MODEL = "smollm2-135m-instruct"
 MESSAGES = "/v1/messages"
@@ -18,15 +18,6 @@ QUIET = {
 }
 
 
-ANSWER = "one, two, three"
-SAID = f'"{ANSWER}"'
-
-
-def with_small(edit: Edit) -> Edit:
-    """Changes a request and lets its answer fit the context."""
-    return lambda path, body: {**edit(path, body), "max_tokens": 200}
-
-
 def asked(programs: Programs, prompt: str, *flags: str, fails: bool = False, **variables: str) -> Any:
     """What `claude -p` says of its answer."""
     address = {"ANTHROPIC_BASE_URL": programs.record.url, "ANTHROPIC_AUTH_TOKEN": "none", "ANTHROPIC_MODEL": MODEL}
@@ -37,7 +28,7 @@ def asked(programs: Programs, prompt: str, *flags: str, fails: bool = False, **v
 
 def test_an_answer_and_a_second_turn(programs: Programs, record: Record) -> None:
     """Its answers must end by themselves: it asks again for one that `max_tokens` ended."""
-    record.edit = with_small(answering(ANSWER))
+    record.edit = answering()
     assert asked(programs, "Count from one to three.")["result"] == SAID
     assert asked(programs, "Go on.", "--continue")["result"] == SAID
     roles = [message["role"] for message in record.posts(MESSAGES)[-1].sent["messages"] if message["role"] != "system"]
@@ -63,7 +54,7 @@ def test_a_prompt_that_is_too_long_is_known_as_such(programs: Programs, record: 
 
 def test_less_is_asked_for_where_the_answer_does_not_fit(programs: Programs, record: Record) -> None:
     """The prompt fits the context, but not with the answer that it may have: the next request allows less of it."""
-    record.edit = answering(ANSWER)
+    record.edit = answering(tokens=None)
     assert asked(programs, "Count from one to three.")["result"] == SAID
     refused, taken = record.posts(MESSAGES)
     assert "input length and `max_tokens` exceed context limit: " in refused.answer

@@ -1,8 +1,8 @@
 """Codex's `codex exec`, with OpenAI's Responses API."""
 
-from edits import calling, short
-from programs import Programs
-from proxy import Record
+from tests.agents.edits import SAID, answering, calling
+from tests.agents.programs import Programs
+from tests.agents.proxy import Record
 
 RESPONSES = "/v1/responses"
 CONFIG = """
@@ -37,9 +37,9 @@ def asked(programs: Programs, *arguments: str, fails: bool = False) -> str:
 
 
 def test_an_answer_and_a_second_turn(programs: Programs, record: Record) -> None:
-    record.edit = short()
-    assert asked(programs, "Count from one to ten.").strip()
-    assert asked(programs, "resume", "--last", "Go on.").strip()
+    record.edit = answering()
+    assert SAID in asked(programs, "Count from one to ten.")
+    assert SAID in asked(programs, "resume", "--last", "Go on.")
     roles = [item.get("role") for item in record.posts(RESPONSES)[-1].sent["input"]]
     assert roles[-2:] == ["assistant", "user"]
     assert not record.errors

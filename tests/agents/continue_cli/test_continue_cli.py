@@ -1,8 +1,8 @@
 """Continue's command line `cn -p`, with OpenAI's chat API."""
 
-from edits import calling, short
-from programs import Programs
-from proxy import Record
+from tests.agents.edits import SAID, answering, calling
+from tests.agents.programs import Programs
+from tests.agents.proxy import Record
 
 CHAT = "/v1/chat/completions"
 CONFIG = """
@@ -28,9 +28,9 @@ def asked(programs: Programs, *arguments: str) -> str:
 
 
 def test_an_answer_and_a_second_turn(programs: Programs, record: Record) -> None:
-    record.edit = short()
-    assert asked(programs, "Count from one to ten.").strip()
-    assert asked(programs, "--resume", "Go on.").strip()
+    record.edit = answering()
+    assert SAID in asked(programs, "Count from one to ten.")
+    assert SAID in asked(programs, "--resume", "Go on.")
     assert record.posts(CHAT)[-1].sent["messages"][-2]["role"] == "assistant"
     assert not record.errors
 

@@ -6,8 +6,9 @@ import pytest
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_mistralai import ChatMistralAI
-from proxy import Record
 from pydantic import BaseModel
+
+from tests.agents.proxy import Record
 
 ASK = HumanMessage("Count from one to ten in words.")
 

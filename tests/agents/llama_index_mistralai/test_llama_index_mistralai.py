@@ -6,8 +6,9 @@ import pytest
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.mistralai import MistralAI
-from proxy import Record
 from pydantic import BaseModel
+
+from tests.agents.proxy import Record
 
 ASK = ChatMessage(role="user", content="Count from one to ten in words.")
 

@@ -2,10 +2,14 @@
 
 from pathlib import Path
 
-from programs import Programs
-from proxy import Record
+from tests.agents.programs import Programs
+from tests.agents.proxy import Record
 
 
 def test_its_turns(programs: Programs, record: Record) -> None:
     programs.script(Path(__file__).with_name("turns.js"), SERVER=record.url)
-    assert any(each.sent["messages"][1].get("prefix") is False for each in record.exchanges if len(each.sent.get("messages", [])) > 2)
+    assert any(
+        each.sent["messages"][1].get("prefix") is False
+        for each in record.exchanges
+        if len(each.sent.get("messages", [])) > 2
+    )

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from mistralai.client import Mistral
-from proxy import Record
+
+from tests.agents.proxy import Record
 
 MODEL = "smollm2-135m-instruct"
 ASK = [{"role": "user", "content": "Count from one to ten in words."}]
@@ -110,9 +111,8 @@ def test_the_middle_of_a_code_is_filled(client: Mistral) -> None:
 
 
 def test_the_models_are_listed(client: Mistral) -> None:
-    (model,) = client.models.list().data
-    assert model.id == MODEL
-    assert model.capabilities.completion_chat
+    models = {model.id: model for model in client.models.list().data}
+    assert models[MODEL].capabilities.completion_chat
 
 
 def test_embeddings(client: Mistral) -> None:

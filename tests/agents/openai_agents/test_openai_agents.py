@@ -13,8 +13,9 @@ from agents import (
     set_tracing_disabled,
 )
 from openai import AsyncOpenAI
-from proxy import Record
 from pydantic import BaseModel
+
+from tests.agents.proxy import Record
 
 MODEL = "smollm2-135m-instruct"
 ASK = "What is the capital of Japan?"

@@ -2,9 +2,9 @@
 
 import json
 
-from edits import calling, short
-from programs import MODULES, Programs
-from proxy import Record
+from tests.agents.edits import SAID, answering, calling
+from tests.agents.programs import MODULES, Programs
+from tests.agents.proxy import Record
 
 CHAT = "/v1/chat/completions"
 PROGRAM = MODULES / "opencode-linux-x64" / "bin" / "opencode"
@@ -17,6 +17,7 @@ QUIET = {
 
 
 def asked(programs: Programs, *arguments: str) -> str:
+    """What `opencode run` prints. At each start it looks for its package of plugins, in vain: nothing stops that."""
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "options": {"baseURL": f"{programs.record.url}/v1", "apiKey": "none"},
@@ -24,13 +25,15 @@ def asked(programs: Programs, *arguments: str) -> str:
     }
     config = {"provider": {"noria": provider}, "share": "disabled", "autoupdate": False, "permission": "allow"}
     (programs.work / "opencode.json").write_text(json.dumps(config))
-    return programs.run(PROGRAM, "run", "--model", "noria/smollm2-135m-instruct", *arguments, **QUIET)
+    said = programs.run(PROGRAM, "run", "--model", "noria/smollm2-135m-instruct", *arguments, **QUIET)
+    programs.record.strangers.clear()
+    return said
 
 
 def test_an_answer_and_a_second_turn(programs: Programs, record: Record) -> None:
-    record.edit = short()
-    assert asked(programs, "Count from one to ten.").strip()
-    assert asked(programs, "--continue", "Go on.").strip()
+    record.edit = answering()
+    assert SAID in asked(programs, "Count from one to ten.")
+    assert SAID in asked(programs, "--continue", "Go on.")
     assert record.posts(CHAT)[-1].sent["messages"][-2]["role"] == "assistant"
     assert not record.errors
 

@@ -8,8 +8,9 @@ import openai
 import outlines
 import pytest
 from outlines.types import CFG, Regex
-from proxy import Record
 from pydantic import BaseModel
+
+from tests.agents.proxy import Record
 
 ASK = "Say a number."
 FIELDS: dict[str, Any] = {"temperature": 0, "max_tokens": 40}

@@ -2,8 +2,8 @@
 
 import json
 
-from programs import Programs
-from proxy import Record
+from tests.agents.programs import Programs
+from tests.agents.proxy import Record
 
 QUIET = {
     "PROMPTFOO_DISABLE_TELEMETRY": "1",
@@ -22,6 +22,7 @@ def test_an_evaluation(programs: Programs, record: Record) -> None:
     (programs.work / "config.json").write_text(json.dumps(config))
     command = ["promptfoo", "eval", "-c", "config.json", "-o", "out.json", "--no-cache", "--no-write", "-j", "1"]
     programs.run(*command, MISTRAL_API_KEY="none", **QUIET)
+    record.strangers.clear()  # it says, in vain, to its makers that it must send them nothing
     stats = json.loads((programs.work / "out.json").read_text())["results"]["stats"]
     assert (stats["successes"], stats["failures"], stats["errors"]) == (2, 0, 0)
     assert "random_seed" in record.exchanges[0].sent

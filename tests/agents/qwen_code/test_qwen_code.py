@@ -2,9 +2,9 @@
 
 import json
 
-from edits import calling, short
-from programs import Programs
-from proxy import Record
+from tests.agents.edits import SAID, answering, calling
+from tests.agents.programs import Programs
+from tests.agents.proxy import Record
 
 MODEL = "smollm2-135m-instruct"
 CHAT = "/v1/chat/completions"
@@ -25,9 +25,9 @@ def asked(programs: Programs, prompt: str, *flags: str) -> str:
 
 
 def test_an_answer_and_a_second_turn(programs: Programs, record: Record) -> None:
-    record.edit = short()
-    assert asked(programs, "Count from one to ten.").strip()
-    assert asked(programs, "Go on.", "--continue").strip()
+    record.edit = answering()
+    assert SAID in asked(programs, "Count from one to ten.")
+    assert SAID in asked(programs, "Go on.", "--continue")
     assert record.posts(CHAT)[-1].sent["messages"][-2]["role"] == "assistant"
     assert not record.errors
 
