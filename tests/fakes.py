@@ -24,7 +24,7 @@ from model.image_spans import ImageFormat
 from model.options import STEP_LIMITS, RunnerOptions
 from model.sampling_params import SamplingParams
 from model.tokenizers.pieces import decode_pieces
-from service.engine.wire import Wire
+from service.engine.messages import Wire
 from service.engine.worker import Worker
 
 VOCAB = 256

@@ -1,4 +1,4 @@
-"""The number of prompt tokens that a step may have beside the sequences that decode.
+"""The number of tokens that a step may have: prompt tokens beside the sequences that decode, and all together.
 
 A step delays the next token of each of these by its whole length. The engine learns from each step what its rows cost.
 A step may take the target between two tokens, or `STRETCH` times as long as decoding would take if all sequences
@@ -38,6 +38,8 @@ FIRST_PACE = 1.0
 """Seconds of a token before the first step is measured."""
 DOUBLE_DEPTH = 8192
 """The position where a token takes twice as long as at the start of a prompt. Models differ by four either way."""
+PATIENCE = 64
+"""Steps after which memory may be free again."""
 
 
 class Cost(NamedTuple):
@@ -173,3 +175,22 @@ class PromptBudget:
         The first prompt goes on at position `depth`.
         """
         return self.cost.prompt_tokens(self.target, rows, sequences, depth)
+
+
+class StepLimit:
+    """The greatest number of tokens of a step: `now` is less than `most` after a step that did not fit into memory."""
+
+    def __init__(self, most: int, least: int) -> None:
+        self.now = most
+        self._most, self._least = most, least
+        self._patience = 0
+
+    def lower(self, n_tokens: int) -> None:
+        """So many tokens did not fit."""
+        self.now, self._patience = max(self._least, n_tokens // 2), PATIENCE
+
+    def count(self) -> None:
+        """A step was computed."""
+        self._patience -= 1
+        if self._patience <= 0:
+            self.now, self._patience = min(self._most, 2 * self.now), PATIENCE

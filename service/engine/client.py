@@ -32,9 +32,9 @@ from service.engine.messages import (
 )
 from service.engine.picture import Picture
 from service.engine.supervision.adapters import KeptAdapters
+from service.engine.supervision.connection import Patience
 from service.engine.supervision.process import EngineHandle
 from service.engine.supervision.supervisor import Supervisor
-from service.engine.supervision.watchdog import Patience
 
 log = logging.getLogger("noria.engine")
 
@@ -194,8 +194,8 @@ class EngineClient:
 
     def _send(self, message: ToEngine) -> None:
         """Write a message to the engine that loads or serves, if there is one."""
-        if (wire := self._supervisor.wire) is not None:
-            wire.send(message)
+        if (engine := self._supervisor.current) is not None:
+            engine.send(message)
 
     def _take(self, message: FromEngine) -> None:
         if isinstance(message, Report):
@@ -221,6 +221,7 @@ class EngineClient:
         self._forget_adapters()
         self.note("ready", 1.0)
         self._decided.set()
+        self._supervisor.keep_spare()
 
     def _deliver(self, report: Report) -> None:
         self.stats = report.stats

@@ -5,14 +5,11 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from model.batch import RunnerInfo
 from model.sampling_params import SamplingParams
 from service.engine.messages import Submit, ToEngine
 from tests.engine.driving import Client, Drive, expected
-from tests.engine.loads import Request, loads, play
 from tests.fakes import FAULTY, AheadRunner, make_info
 
 LONG = SamplingParams(max_tokens=20)
@@ -20,12 +17,6 @@ LONG = SamplingParams(max_tokens=20)
 
 def ahead(**more: Any) -> RunnerInfo:
     return replace(make_info(**more), runs_ahead=True)
-
-
-@settings(max_examples=200, deadline=None)
-@given(loads(st.just(1), ahead=True))
-def test_random_loads_keep_the_laws(load: tuple[Drive, list[Request]]) -> None:
-    play(*load)
 
 
 def test_with_steady_arrivals_nearly_every_step_is_launched_ahead() -> None:

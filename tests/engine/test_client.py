@@ -15,7 +15,6 @@ from model.errors import NoriaError
 from model.sampling_params import SamplingParams
 from service.engine.client import EngineClient
 from service.engine.mailbox import EngineDied, EngineUnavailable
-from service.engine.messages import Update
 from service.engine.supervision.process import EngineHandle
 from tests.engine.driving import expected
 from tests.engine.hosting import OPTIONS, PARAMS, Hosts, collect, process, thread, until, with_client
@@ -152,15 +151,6 @@ def test_a_fault_in_the_service_itself_does_not_end_supervision() -> None:
         await client.close()
 
     asyncio.run(main())
-
-
-def test_a_step_that_fails_ends_its_requests_and_nothing_else() -> None:
-    async def body(client: EngineClient) -> None:
-        updates = [update async for update in client.submit([255], PARAMS)]
-        assert updates == [Update(updates[0].id, finish="error")]
-        assert await collect(client.submit([1], PARAMS)) == expected([1], PARAMS)
-
-    with_client(thread, body)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 A step computes up to `max_step_tokens` tokens. First come the sequences that decode, one token each, then prompt
 chunks, the oldest sequence first. Beside sequences that decode `PromptBudget` limits them. A chunk ends before an image
 that is not encoded; work on that image then takes its budget. Then the scheduler admits sequences from the waiting
-queue, which shares the engine fairly between tenants; `adapters.py` bounds the LoRA adapters of a step. Draft tokens
-take what is left. When pages run out, the scheduler preempts the youngest sequence: it releases the pages, keeps the
+queue, which shares the engine fairly between tenants and bounds the LoRA adapters of a step. Draft tokens take what is
+left. When pages run out, the scheduler preempts the youngest sequence: it releases the pages, keeps the
 tokens and puts the sequence back into the queue at its old place.
 
 Several steps may be in flight. The device, or each stage of a pipeline, computes them in the order of their plans. So
@@ -21,17 +21,15 @@ from collections.abc import Callable, Collection, Mapping
 from itertools import count
 
 from model.batch import BROKEN_NUMBERS, RunnerInfo, SliceOutput, StepBatch, StepOutput
-from service.engine.budget import PromptBudget
+from service.engine.budget import PromptBudget, StepLimit
 from service.engine.messages import Stats, Submit, Update
 from service.engine.picture import Reason
-from service.engine.scheduling.adapters import AdapterPlaces
-from service.engine.scheduling.admission import awaits_page, copy_part, fits, reuse
 from service.engine.scheduling.images import ImageStore
 from service.engine.scheduling.pages import PagePool
-from service.engine.scheduling.queue import WaitingQueue
-from service.engine.scheduling.sequence import Sequence, ending, unimplemented
-from service.engine.scheduling.step import Step, StepLimit
-from service.engine.scheduling.trail import Trail
+from service.engine.scheduling.prefix import Trail, awaits_page, copy_part, fits, reuse
+from service.engine.scheduling.queue import AdapterPlaces, WaitingQueue
+from service.engine.scheduling.sequence import Sequence, unimplemented
+from service.engine.scheduling.step import Step
 from service.engine.scheduling.view import View
 
 log = logging.getLogger("noria.engine")
@@ -130,7 +128,7 @@ class Scheduler:
                 break
             self._extend(first, step)
         self._blocked = self._why_blocked(step) if self._queue else None
-        if any(item.params.prompt_lookup_num_tokens for item in step.parts):
+        if any(item.lookup is not None for item in step.parts):
             step.add_drafts(budget - step.budget, len(self._in_flight()))
         step.images = self._images.take()
         if batch := step.batch():
@@ -163,15 +161,18 @@ class Scheduler:
         self._images.land(step.images)
         updates = self._fail_images(output.image_faults)
         generated: Counter[tuple[int, str]] = Counter()  # tokens by priority and tenant
-        for (sequence, part), result in zip(step.parts.items(), output.slices, strict=True):
+        for (sequence, (start, stop)), result in zip(step.parts.items(), output.slices, strict=True):
+            if start < sequence.n_prompt or stop > start + 1:
+                self._totals["prompt_tokens"] += stop - start
             if sequence.id in self._sequences:  # else it ended while the step was in flight
                 sequence.last_step = self._n_committed
-                update = self._break(sequence, result) if result.ends else self._advance(sequence, *part, result)
+                update = self._break(sequence, result) if result.ends else self._advance(sequence, start, stop, result)
                 if update is not None:
                     updates.append(update)
                     generated[sequence.priority, sequence.tenant] += len(update.tokens)
         for (priority, tenant), n_tokens in generated.items():
             self._queue.charge_tenant(priority, tenant, generated=n_tokens)
+            self._totals["generated_tokens"] += n_tokens
         for sequence, draft in step.drafts.items():
             self._totals["draft_tokens"] += len(draft)
             for table in sequence.tables:
@@ -217,7 +218,6 @@ class Scheduler:
     def view(self, preparing: Mapping[int, int]) -> View:
         """What a picture shows of this scheduler. `preparing` are sequences that it does not have yet."""
         return View(
-            self.pools,
             tuple(self._running),
             tuple(self._queue.ordered()),
             self._blocked,
@@ -383,47 +383,14 @@ class Scheduler:
         return Update(sequence.id, finish="error", failure=result.failure, fault=result.fault)
 
     def _advance(self, sequence: Sequence, start: int, stop: int, result: SliceOutput) -> Update | None:
-        processed = min(stop, sequence.n_prompt) if sequence.reports_progress else None
-        tokens, finish = self._append(sequence, result.tokens)
-        computed = stop + len(tokens) - 1 if tokens else stop
-        if full := sequence.advance(start, computed):
+        if sequence.lookup is not None:
+            self._totals["accepted_draft_tokens"] += max(0, len(result.tokens) - 1)
+        update, full = sequence.take(start, stop, result)
+        if full:
             self._trail.note(sequence, full)
-        prompt_logprobs = sequence.score(start, result.prompt_logprobs) if result.prompt_logprobs else ()
-        if result.pooled:
-            sequence.pool(result.pooled)
-        if stop >= sequence.n_prompt and not sequence.params.max_tokens:
-            finish = "length"
-        if finish and self._copies_pages:
-            sequence.keep(computed)
-        if not (tokens or finish or prompt_logprobs or processed):
-            return None
-        logprobs = result.logprobs[: len(tokens)]
-        update = Update(sequence.id, tokens, logprobs, prompt_logprobs, finish, processed=processed)
-        if sequence.first_update:
-            sequence.first_update = False
-            update = update._replace(cached=sequence.cached, queued=sequence.queued, miss=sequence.miss)
-        return self._finish(sequence, update) if finish else update
-
-    def _finish(self, sequence: Sequence, update: Update) -> Update:
-        """Forget a sequence that is complete; the update is its last."""
-        log.debug("sequence %d ends: %s, %d tokens", sequence.id, update.finish, sequence.length)
-        update = update._replace(embedding=sequence.embedding)
-        self._forget(sequence)
+        if update is not None and update.finish:
+            log.debug("sequence %d ends: %s, %d tokens", sequence.id, update.finish, sequence.length)
+            if self._copies_pages:
+                sequence.keep()
+            self._forget(sequence)
         return update
-
-    def _append(self, sequence: Sequence, sampled: tuple[int, ...]) -> tuple[tuple[int, ...], str | None]:
-        """Append sampled tokens up to the one that ends the output. Returns them, and the reason to end.
-
-        All but the last are computed already.
-        """
-        if sequence.params.prompt_lookup_num_tokens:
-            self._totals["accepted_draft_tokens"] += max(0, len(sampled) - 1)
-            sequence.lookup.observe(sampled)
-        if not sampled:
-            return (), None
-        before = len(sequence.tokens) - sequence.n_prompt
-        for n, token in enumerate(sampled, start=1):
-            if (reason := ending(sequence.params, token, before + n)) is not None:
-                break
-        sequence.append(sampled[:n])
-        return sampled[:n], reason

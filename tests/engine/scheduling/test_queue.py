@@ -193,16 +193,3 @@ def test_choices_come_from_one_message_and_share_its_prompt_while_they_wait() ->
     for sequence_id in request.ids:
         scheduler.abort(sequence_id)
     assert not scheduler.has_work
-
-
-def test_choices_of_one_message_answer_as_alone_and_end_alone() -> None:
-    drive = Drive(make_info(), max_sequences=2)
-    prompt, params = [7, 8, 9], SamplingParams(max_tokens=6)
-    drive.submit(10, prompt, params, 3, n=4)
-    drive.step()
-    drive.scheduler.abort(11)
-    drive.run()
-    assert drive.finished == dict.fromkeys([10, 12, 13], "length")
-    for sequence_id, choice in {10: 3, 12: 5, 13: 6}.items():
-        assert drive.answers[sequence_id] == expected(prompt, params, choice)
-    assert prompt == [7, 8, 9]

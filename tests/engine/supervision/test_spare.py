@@ -11,7 +11,8 @@ import pytest
 
 from service.engine.client import EngineClient
 from service.engine.supervision import spare
-from service.engine.supervision.connection import Connection
+from service.engine.supervision.connection import EngineConnection
+from service.engine.supervision.spare import LONGEST_SECONDS, backoff
 from tests.engine.driving import expected
 from tests.engine.hosting import PARAMS, Hosts, collect, process, standing_by, thread, until, with_client
 from tests.waiting import ended, eventually, named
@@ -61,11 +62,11 @@ def test_the_beats_of_a_waiting_engine_do_not_fill_its_wire(monkeypatch: pytest.
     monkeypatch.setattr("service.engine.worker.BEAT_SECONDS", 0.0005)
 
     async def main() -> None:
-        connection, heard = Connection(thread()), set()
+        connection, heard = EngineConnection(thread()), set()
         await connection.open()
 
         def enough() -> bool:
-            heard.add(connection.heard)
+            heard.add(connection._heard)
             return len(heard) > 600
 
         deadline = asyncio.get_running_loop().time() + 30
@@ -97,3 +98,10 @@ def test_the_spare_dies_with_the_service_even_when_stopped() -> None:
         child = int(parent.stdout.readline())
         parent.kill()
     eventually(partial(ended, child), "the spare ends with its parent")
+
+
+def test_the_wait_grows_up_to_a_ceiling_however_many_failures() -> None:
+    assert backoff(0) == 0
+    for failures, longest in ((1, 0.5), (2, 1.5), (3, 3.5), (10, LONGEST_SECONDS), (5000, LONGEST_SECONDS)):
+        waits = [backoff(failures) for _ in range(50)]
+        assert longest / 2 <= min(waits) < max(waits) <= longest

@@ -23,8 +23,8 @@ from model.sampling_params import SamplingParams
 from model.step.masks import Masks
 from model.step.retry import attempt
 from model.step.runner import ALL_HIDDEN, BROKEN_NUMBERS, ModelRunner
+from service.engine.budget import PATIENCE
 from service.engine.messages import Submit, ToEngine
-from service.engine.scheduling.step import PATIENCE
 from tests.engine.driving import Client
 from tests.model.driving import checkpoint, run_ahead, tiny
 

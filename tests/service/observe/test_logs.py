@@ -20,10 +20,9 @@ from hypothesis import strategies as st
 
 from model.sampling_params import SamplingParams
 from service import logs
-from service.engine.messages import LoadModel
+from service.engine.messages import LoadModel, frame
 from service.engine.supervision.process import EngineProcess
-from service.engine.wire import frame
-from service.http.connection.proxied import SCOPE
+from service.http.connection.exchange import SCOPE
 from service.observe import observer
 from tests.engine.driving import Drive
 from tests.fakes import make_info

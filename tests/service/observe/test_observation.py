@@ -14,7 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from model.options import STEP_LIMITS
 from service.app import ROUTES
-from service.engine.messages import Beat, PoolStats, Report, Stats
+from service.engine.messages import Beat, Report, Stats
+from service.engine.picture import PoolPages
 from service.logs import JsonFormatter
 from service.observe.metrics import Metrics
 from tests.fakes import VOCAB
@@ -22,13 +23,6 @@ from tests.service.live import Live, begun, hurried, ready, running
 from tests.waiting import eventually
 
 SECRET = "my-secret-prompt"
-
-
-def test_probes(live: Live) -> None:
-    assert live.http.get("/live").json() == {"status": "live"}
-    assert live.http.get("/ready").json() == {"status": "ready"}
-    assert live.http.get("/health").json() == {"status": "ready"}
-    assert live.http.head("/ready").status_code == 200
 
 
 def test_while_loading_only_life_is_certain() -> None:
@@ -295,7 +289,7 @@ def test_counters_survive_the_engine_and_windows_are_named() -> None:
         draft_tokens=7,
         accepted_draft_tokens=3,
         grammar_restarts=2,
-        pools=(PoolStats(256, 3, 1, 4), PoolStats(None, 1, 0, 9)),
+        pools=(PoolPages(256, 16, 8, 3, 0, 1, 4), PoolPages(None, 16, 10, 1, 0, 0, 9)),
     )
     metrics = Metrics(lambda: stats)
     metrics.observe_report(Report((), stats))

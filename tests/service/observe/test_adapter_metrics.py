@@ -4,7 +4,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from service.engine.messages import AdapterStats, Stats
-from service.observe.metrics.adapters import AdapterMetrics
+from service.observe.adapter_metrics import AdapterMetrics
 
 NAMES = {1: "sql", 2: "law"}
 
