@@ -153,28 +153,23 @@ class Pace:
         return self._seconds / (self._pace * (1 + depth / DOUBLE_DEPTH))
 
 
-class PromptBudget:
+class PromptBudget(StepCost):
     """What prompts may take of each step, for a target in seconds between two tokens. A target of 0 limits nothing.
 
     A sequence without progress for `deadline` seconds counts as hung.
     """
 
     def __init__(self, target: float = 0.0, deadline: float = inf) -> None:
+        super().__init__()
         self.target = target
         self.pace = Pace(deadline)
-        self._cost = StepCost()
-        self.note = self._cost.note
-
-    @property
-    def cost(self) -> Cost:
-        return self._cost.now
 
     def tokens(self, rows: int, sequences: int, depth: int) -> int | None:
         """Prompt tokens of the next steps, together, while `rows` of the `sequences` decode. None: no limit.
 
         The first prompt goes on at position `depth`.
         """
-        return self.cost.prompt_tokens(self.target, rows, sequences, depth)
+        return self.now.prompt_tokens(self.target, rows, sequences, depth)
 
 
 class StepLimit:

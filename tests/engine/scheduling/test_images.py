@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.batch import StepBatch
 from model.image_spans import ImageSpan
 from model.sampling_params import SamplingParams
 from service.engine.messages import CacheMiss, Submit
@@ -132,17 +131,6 @@ def test_an_image_that_others_use_all_the_time_gives_way_to_the_one_that_waits()
         engine.ask(number, prompt, SamplingParams(max_tokens=1), cache_salt=str(number))
     engine.run()
     assert [*engine.finished] == [*range(8)]
-
-
-def test_an_abort_in_mid_encoding_frees_the_runner_at_once() -> None:
-    engine = drive(max_step_tokens=4)
-    engine.ask(1, prompt_of([1], RED), PARAMS)
-    engine.step()
-    engine.scheduler.abort(1)
-    assert not engine.scheduler.has_work
-    assert engine.step() == StepBatch((), forgotten=(1,))
-    assert not engine.step()
-    engine.check_idle()
 
 
 def test_an_unfinished_image_is_forgotten_with_its_last_holder() -> None:

@@ -33,6 +33,18 @@ class Unstartable(EngineThread):
         raise OSError(errno.EAGAIN, "no more processes")
 
 
+class Unkillable(EngineThread):
+    def kill(self) -> None:
+        super().kill()
+        raise PermissionError(errno.EPERM, "not allowed")
+
+
+class Unwaitable(EngineThread):
+    def wait(self) -> str:
+        super().wait()
+        raise ChildProcessError(errno.ECHILD, "no such child")
+
+
 def unstartable() -> EngineThread:
     return Unstartable("tests.fakes:create_fake")
 
@@ -68,6 +80,19 @@ def test_an_engine_that_cannot_be_started_is_tried_again_without_end() -> None:
     async def body(client: EngineClient) -> None:
         hosts.made[0].kill()
         await until(lambda: len(hosts.made) == 1102)
+        await client.serving()
+        assert await collect(client.submit([1], PARAMS)) == expected([1], PARAMS)
+
+    with_client(hosts, body)
+
+
+@pytest.mark.parametrize("kind", [Unkillable, Unwaitable])
+def test_an_engine_whose_end_cannot_be_seen_is_replaced(kind: type[EngineThread]) -> None:
+    hosts = Hosts(lambda: kind("tests.fakes:create_fake"), thread)
+
+    async def body(client: EngineClient) -> None:
+        EngineThread.kill(hosts.made[0])  # type: ignore[arg-type]
+        await until(lambda: len(hosts.made) == 2)
         await client.serving()
         assert await collect(client.submit([1], PARAMS)) == expected([1], PARAMS)
 

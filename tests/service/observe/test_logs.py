@@ -62,10 +62,9 @@ def served(model: Path, log: Path, *flags: str) -> Iterator[httpx.Client]:
             process.wait(PATIENCE)
 
 
-@pytest.mark.parametrize("level", ["info", "debug"])
-def test_stages_and_steps_of_both_processes_in_json(short_model: Path, tmp_path: Path, level: str) -> None:
+def test_stages_and_steps_of_both_processes_in_json(short_model: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with served(short_model, log, "--log-format", "json", "--log-level", level) as client:
+    with served(short_model, log, "--log-format", "json", "--log-level", "debug") as client:
         body = {"prompt": SECRET, "max_tokens": 2, "temperature": 0}
         answer = client.post("/v1/completions", json=body, headers={"x-request-id": "mine"}).json()
     text = answer["choices"][0]["text"]
@@ -76,10 +75,6 @@ def test_stages_and_steps_of_both_processes_in_json(short_model: Path, tmp_path:
     assert not text.strip() or text not in log.read_text()
     own = [line for line in lines if line.get("process") == "engine"]
     steps = [line["message"] for line in lines if line["logger"] == "noria.request" and line["id"] == "mine"]
-    if level == "info":
-        assert not own
-        assert not steps
-        return
     assert steps == ["tokenized", "submitted", "first token"]
     words = "\n".join(line["message"] for line in own)
     for part in ("loading with", "the model is loaded", "is admitted", "a step computes", "ends: length"):
@@ -174,7 +169,7 @@ FORGED = " status=200 key=admin\x1b[2J\r\n07:41:05 info    GET / id=1 "
 def test_what_clients_send_forges_no_field_and_no_line(live: Live, kept: Kept) -> None:
     """Any bytes, in the path, in fields of the head and in the body, give a line of the log with its own fields."""
 
-    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.binary(max_size=40), st.binary(max_size=40), st.text(max_size=40))
     @example(FORGED.encode(), FORGED.replace("\r\n", "\x85").encode(), FORGED)
     @example("\u2028\u202e\x9b\x7f".encode(), b"1 key=admin", "\u2028\u202e\x9b\x7f")
