@@ -171,6 +171,12 @@ class PromptBudget(StepCost):
         """
         return self.now.prompt_tokens(self.target, rows, sequences, depth)
 
+    def step_tokens(self, most: int, least: int, rows: int, sequences: int, depth: int) -> int:
+        """All tokens of the next steps, together: from `least` to `most`, as many as target and deadline allow."""
+        prompts = self.tokens(rows, sequences, depth)
+        tokens = most if prompts is None else min(most, rows + prompts)
+        return int(min(tokens, max(least, self.pace.tokens(depth))))
+
 
 class StepLimit:
     """The greatest number of tokens of a step: `now` is less than `most` after a step that did not fit into memory."""

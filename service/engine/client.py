@@ -138,8 +138,7 @@ class EngineClient:
 
         Raises EngineUnavailable unless the engine is ready.
         """
-        if self.state != "ready":
-            raise EngineUnavailable(f"the engine is {self.state}")
+        self._require_ready()
         request = replace(request, id=self._next_id)
         self._next_id += request.n
         mailboxes = {sequence_id: Mailbox(sequence_id, self._close_mailbox) for sequence_id in request.ids}
@@ -152,8 +151,7 @@ class EngineClient:
 
         Raises EngineUnavailable unless the engine is ready, EngineDied if it ends before.
         """
-        if self.state != "ready":
-            raise EngineUnavailable(f"the engine is {self.state}")
+        self._require_ready()
         self._looks.append(picture := asyncio.get_running_loop().create_future())
         self._send(Look(list(ids)))
         return await picture
@@ -163,8 +161,7 @@ class EngineClient:
 
         Raises ModelError if it cannot serve, EngineUnavailable unless the engine is ready, EngineDied if that ends.
         """
-        if self.state != "ready":
-            raise EngineUnavailable(f"the engine is {self.state}")
+        self._require_ready()
         self._send(LoadAdapter(number, path))
         try:
             await self.adapters.read(number, path)
@@ -191,6 +188,10 @@ class EngineClient:
             self._supervision.cancel()
             await asyncio.gather(self._supervision, return_exceptions=True)
         await self._supervisor.close()
+
+    def _require_ready(self) -> None:
+        if self.state != "ready":
+            raise EngineUnavailable(f"the engine is {self.state}")
 
     def _send(self, message: ToEngine) -> None:
         """Write a message to the engine that loads or serves, if there is one."""

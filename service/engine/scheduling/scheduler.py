@@ -236,15 +236,10 @@ class Scheduler:
         """The number of tokens of the next step. Steps in flight share it, and the sequences that decode, evenly."""
         unfinished = self._unfinished()
         n_decoding, n_all = len(self._running) - len(unfinished), len(self._running) + len(self._queue)
-        depth = unfinished[0].computed if unfinished else 0
-        prompts = self.prompts.tokens(n_decoding, min(n_all, self._max_sequences), depth)
-        tokens = self._limit.now
-        if prompts is not None:
-            tokens = min(tokens, n_decoding + prompts)
         # Each running sequence must make progress, however slow the machine is: a prompt in each step in flight.
         needed = n_decoding + bool(unfinished) * self._depth
-        tokens = int(min(tokens, max(needed, self.prompts.pace.tokens(depth))))
-        return max(1, tokens // self._depth)
+        counts = n_decoding, min(n_all, self._max_sequences), unfinished[0].computed if unfinished else 0
+        return max(1, self.prompts.step_tokens(self._limit.now, needed, *counts) // self._depth)
 
     def _why_blocked(self, step: Step) -> Reason:
         """Why the head of the queue waits, once the step is planned: see `Reason`."""

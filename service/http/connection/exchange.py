@@ -4,9 +4,9 @@ import asyncio
 import http
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import unquote
 
 import httptools
@@ -118,25 +118,23 @@ def client_address(hop: str) -> Address | None:
         return None
 
 
-class Owner(Protocol):
-    """The connection as its exchanges see it."""
-
-    def want_body(self) -> None:
-        """The application waits for more of the body."""
-        ...
-
-    def finished(self, exchange: "Exchange") -> None:
-        """The response is complete."""
-        ...
-
-
 class Exchange:
     """One request and its response. `keep_alive`: another request may follow, if the client can tell where this ends.
 
-    The head of a response waits for its first byte of a body, and both are written at once.
+    The head of a response waits for its first byte of a body, and both are written at once. It calls `want_body` when
+    the application waits for more of the body, and `finished` when the response is complete.
     """
 
-    def __init__(self, owner: Owner, outbox: Outbox, scope: Scope, own_fields: Fields, head: Head) -> None:
+    def __init__(
+        self,
+        outbox: Outbox,
+        scope: Scope,
+        own_fields: Fields,
+        head: Head,
+        *,
+        want_body: Callable[[], None],
+        finished: Callable[["Exchange"], None],
+    ) -> None:
         self.scope = scope
         self.started = False
         self.complete = False
@@ -146,7 +144,8 @@ class Exchange:
         self.length = head.length
         """The size of its body, if it is known."""
         self._expects_continue = (head.value(b"expect") or b"").lower() == b"100-continue"
-        self._owner = owner
+        self._want_body = want_body
+        self._finished = finished
         self._outbox = outbox
         self._own_fields = own_fields
         self._parts: list[bytes] = []
@@ -196,7 +195,7 @@ class Exchange:
         if self._expects_continue and not self.started:
             self._expects_continue = False
             self._outbox.write(CONTINUE)
-        self._owner.want_body()
+        self._want_body()
         while not (self._parts or self._gone or self.complete or (self.whole and not self._taken)):
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -271,7 +270,7 @@ class Exchange:
         if not more:
             self.complete = True
             self._wake()
-            self._owner.finished(self)
+            self._finished(self)
 
     def _framed(self, body: bytes) -> bytes:
         """A part of the body as the client can read it."""

@@ -147,7 +147,9 @@ class Connection(asyncio.Protocol):
             return Unavailable(f"{self._place.refusal}; try again later", "too_many_connections")
         self._proxies.undo(scope)
         self._places.work(self._place)
-        self._exchanges.append(Exchange(self, self._outbox, scope, self._server.default_headers, head))
+        fields, resume = self._server.default_headers, self._inbox.resume
+        exchange = Exchange(self._outbox, scope, fields, head, want_body=resume, finished=self._go_on)
+        self._exchanges.append(exchange)
         if len(self._exchanges) == 1:
             self._answer()
         return None
@@ -167,10 +169,7 @@ class Connection(asyncio.Protocol):
 
     # Called by the exchanges
 
-    def want_body(self) -> None:
-        self._inbox.resume()
-
-    def finished(self, exchange: Exchange) -> None:
+    def _go_on(self, exchange: Exchange) -> None:
         """Go on with the next request, which may have arrived already. Not here: the caller may be the parser."""
         if self._state is State.CLOSING:
             return
