@@ -14,7 +14,7 @@ from tests.engine.hosting import OPTIONS, PARAMS, Hosts, collect, process, threa
 from tests.faults import descriptors, failing
 
 MAX_RUNS = 60
-IN_PROCESSES = {"open", "socketpair", "fork"}
+IN_PROCESSES = {"open", "fork"}
 """Kinds that need an engine process. The others are the same, and faster, with an engine on a thread."""
 
 
