@@ -1,4 +1,4 @@
-"""The queue of waiting sequences: by priority, in fair shares for each tenant, by arrival, with places for adapters.
+"""Who waits and who runs: a queue by priority, in fair shares for tenants, by arrival, with places for adapters.
 
 The shares follow the Virtual Token Counter of "Fairness in Serving Large Language Models" (arXiv 2401.00588). Each
 tenant has a counter of the tokens that it was served. The tenant with the lowest counter is next. A tenant that comes
@@ -189,3 +189,34 @@ class AdapterPlaces:
         if adapter not in self._reading and not self._ready(adapter, tuple(self._running)):
             self._reading.add(adapter)
         return adapter not in self._reading
+
+
+class Running(dict[Sequence, None]):
+    """The running sequences: an ordered set, oldest first."""
+
+    @property
+    def unfinished(self) -> list[Sequence]:
+        """Those that have more than one token to compute."""
+        return [item for item in self if item.uncomputed > 1]
+
+    def in_order(self, depth: int) -> list[Sequence]:
+        """All in the order in which they get their tokens of a step.
+
+        Of those that decode, each of the `depth` steps in flight has an even share: those that have waited longest.
+        """
+        decoding: list[Sequence] = []
+        unfinished: list[Sequence] = []
+        for item in self:
+            awaits_image = item.computed < item.images.end  # or may, if it is evicted
+            (unfinished if awaits_image or item.length - item.computed > 1 else decoding).append(item)
+        ready = [item for item in decoding if item.length > item.computed and not item.complete]
+        share = -(-len(decoding) // depth)
+        if share < len(ready):
+            ready = sorted(ready, key=lambda item: item.last_step)[:share]
+        return ready + unfinished
+
+    def holding(self, images: Collection[int]) -> list[Sequence]:
+        """Those that hold one of the images with these numbers."""
+        if not images:  # spares the walk through all sequences in every step
+            return []
+        return [item for item in self if any(number in images for number in item.images.held)]

@@ -27,7 +27,7 @@ from service.engine.picture import Reason
 from service.engine.scheduling.images import ImageStore
 from service.engine.scheduling.pages import PagePool
 from service.engine.scheduling.prefix import Trail, awaits_page, copy_part, fits, reuse
-from service.engine.scheduling.queue import AdapterPlaces, WaitingQueue
+from service.engine.scheduling.queue import AdapterPlaces, Running, WaitingQueue
 from service.engine.scheduling.sequence import Sequence, unimplemented
 from service.engine.scheduling.step import Step
 from service.engine.scheduling.view import View
@@ -75,7 +75,7 @@ class Scheduler:
         self._queue = WaitingQueue()
         self._adapters = AdapterPlaces(info.max_adapters, self._queue, adapter_ready)
         self._numbers = count()
-        self._running: dict[Sequence, None] = {}  # an ordered set, oldest first
+        self._running = Running()
         self._planned: deque[Step] = deque()  # in flight, oldest first
         self._n_committed = 0
         self._totals: Counter[str] = Counter()  # by their names in Stats
@@ -120,7 +120,7 @@ class Scheduler:
     def plan(self) -> StepBatch:
         """Choose the tokens of the next step and take the pages that they need."""
         step = Step(budget := self._budget())
-        for sequence in self._in_order():
+        for sequence in self._running.in_order(self._depth):
             if step.budget and sequence in self._running:
                 self._extend(sequence, step)
         while step.budget and len(self._running) < self._max_sequences and (first := self._adapters.first()):
@@ -197,7 +197,7 @@ class Scheduler:
     def fail_steps(self) -> list[Update]:
         """End the sequences of all planned steps, which were not computed, with an error. The others stay."""
         encoded = frozenset[int]().union(*(step.encoded for step in self._planned))
-        failed = dict.fromkeys((*self._in_flight(), *self._holders(encoded)))
+        failed = dict.fromkeys((*self._in_flight(), *self._running.holding(encoded)))
         self._planned.clear()
         for sequence in failed:
             self._forget(sequence)
@@ -234,7 +234,7 @@ class Scheduler:
 
     def _budget(self) -> int:
         """The number of tokens of the next step. Steps in flight share it, and the sequences that decode, evenly."""
-        unfinished = self._unfinished()
+        unfinished = self._running.unfinished
         n_decoding, n_all = len(self._running) - len(unfinished), len(self._running) + len(self._queue)
         # Each running sequence must make progress, however slow the machine is: a prompt in each step in flight.
         needed = n_decoding + bool(unfinished) * self._depth
@@ -252,26 +252,6 @@ class Scheduler:
     def _in_flight(self) -> dict[Sequence, None]:
         """The sequences of the steps in flight that have not ended, in order."""
         return {item: None for step in self._planned for item in step.parts if item.id in self._sequences}
-
-    def _in_order(self) -> list[Sequence]:
-        """The running sequences in the order in which they get their tokens of a step.
-
-        Of those that decode, each step in flight has an even share: those that have waited longest.
-        """
-        decoding: list[Sequence] = []
-        unfinished: list[Sequence] = []
-        for item in self._running:
-            awaits_image = item.computed < item.images.end  # or may, if it is evicted
-            (unfinished if awaits_image or item.length - item.computed > 1 else decoding).append(item)
-        ready = [item for item in decoding if item.length > item.computed and not item.complete]
-        share = -(-len(decoding) // self._depth)
-        if share < len(ready):
-            ready = sorted(ready, key=lambda item: item.last_step)[:share]
-        return ready + unfinished
-
-    def _unfinished(self) -> list[Sequence]:
-        """The running sequences that have more than one token to compute."""
-        return [item for item in self._running if item.uncomputed > 1]
 
     def _extend(self, sequence: Sequence, step: Step) -> None:
         """Add the sequence's next tokens to the step, as many as budget, images and pages allow."""
@@ -305,18 +285,12 @@ class Scheduler:
 
     def _behind_images(self, step: Step) -> list[Sequence]:
         """The prompts that wait for images in this step. They stand still, however long it takes, and are not stuck."""
-        return self._unfinished() if step.images.work or step.images.waits else []
-
-    def _holders(self, images: Collection[int]) -> list[Sequence]:
-        """The running sequences that hold one of the images with these numbers."""
-        if not images:  # spares the walk through all sequences in every step
-            return []
-        return [item for item in self._running if any(number in images for number in item.images.held)]
+        return self._running.unfinished if step.images.work or step.images.waits else []
 
     def _fail_images(self, faults: Mapping[int, str]) -> list[Update]:
         """End the sequences that need an image that could not be encoded."""
         updates = []
-        for sequence in self._holders(faults):
+        for sequence in self._running.holding(faults):
             fault = next(faults[number] for number in sequence.images.held if number in faults)
             self._forget(sequence)
             updates.append(Update(sequence.id, finish="error", fault=fault))
@@ -345,7 +319,7 @@ class Scheduler:
     def _admit(self, sequence: Sequence, step: Step) -> bool:
         """Move a waiting sequence to the running ones if there are pages for its tokens, and none to wait for."""
         reused = reuse(sequence, self.pools)
-        fitting = fits(sequence, self._unfinished(), len(self._running), self._max_step_tokens)
+        fitting = fits(sequence, self._running.unfinished, len(self._running), self._max_step_tokens)
         if not fitting or awaits_page(sequence, reused, self._planned):
             sequence.reset()
             return False
