@@ -124,10 +124,10 @@ class Sequence:
         self.assumed = True
         self.length = len(self.tokens) + 1
 
-    def advance(self, start: int, stop: int) -> range:
+    def advance(self, start: int, stop: int) -> range | None:
         """Record that `start..stop-1` are computed: name full pages, release what later positions do not need.
 
-        Later positions may be in flight. Returns the blocks that are now full.
+        Later positions may be in flight. Returns the blocks that are now full, if there are any.
         """
         full_before, full = start // self._page_size, stop // self._page_size
         self.computed = max(self.computed, stop)
@@ -140,7 +140,7 @@ class Sequence:
             table.roll(stop)
         if self.images.spans:
             self.images.roll(stop)
-        return range(full_before, full)
+        return range(full_before, full) if full > full_before else None
 
     def keep(self) -> None:
         """Name the last page, which is not full, by what is computed of it. It ends: nobody will write to the page."""
@@ -151,10 +151,10 @@ class Sequence:
             for table in self.tables:
                 table.pool.name(table.pages[block - table.first_block], name)
 
-    def take(self, start: int, stop: int, result: SliceOutput) -> tuple[Update | None, range]:
+    def take(self, start: int, stop: int, result: SliceOutput) -> tuple[Update | None, range | None]:
         """Take the result of a step that computed `start..stop-1`.
 
-        Returns the update, if there is any news, and the blocks that are now full. The last update has `finish`.
+        Returns the update and the blocks that are now full, if there are any. The last update has `finish`.
         """
         processed = min(stop, self.n_prompt) if self.reports_progress else None
         tokens, finish = self._append(result.tokens)
