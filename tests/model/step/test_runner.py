@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model.attention import BACKENDS
-from model.attention.cache import PagePools
+from model.attention.cache import LayerCache, PagePools
 from model.batch import PageTable, Slice, SliceOutput, StepBatch
 from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.decide import Abilities, choose_dtype, planned
@@ -362,12 +362,11 @@ def test_keys_and_values_in_fp8_are_rounded_and_nothing_else(saved: Any, monkeyp
     assert n_pages[1] / n_pages[0] == pytest.approx(4, rel=0.02)
     params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=0)
     exact, found = (run(runner, PROMPT, [5, 13], params)[1].logprobs[0].logprob for runner in (whole, narrow))
-    attend = ReferenceAttention.attend
+    write = LayerCache.write
 
-    def rounding(self: Any, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor:
-        k, v = (rows.to(torch.float8_e4m3fn).to(q.dtype) for rows in (k, v))
-        return attend(self, q, k, v, *others)
+    def rounding(self: LayerCache, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        write(self, slots, *(rows.to(torch.float8_e4m3fn).to(rows.dtype) for rows in (k, v)))
 
-    monkeypatch.setattr(ReferenceAttention, "attend", rounding)
+    monkeypatch.setattr(LayerCache, "write", rounding)
     by_hand = run(start(directory, **options), PROMPT, [5, 13], params)[1].logprobs[0].logprob
     assert found == by_hand != exact
