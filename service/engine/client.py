@@ -88,16 +88,22 @@ class EngineClient:
         """
         self._supervisor.spawn()
 
-    async def start(self, options: Mapping[str, Any]) -> None:
-        """Load the model with these runner options and wait until the engine serves. Raises NoriaError if it cannot."""
+    async def start(
+        self, options: Mapping[str, Any], renew: Callable[[], Awaitable[Mapping[str, Any]]] | None = None
+    ) -> None:
+        """Load the model with these runner options and wait until the engine serves. Raises NoriaError if it cannot.
+
+        `renew` gives the options of each later engine; without it they stay as they are, but for the adapters.
+        """
         self.adapters.start(options.get("adapters", ()))
 
         async def current() -> Mapping[str, Any]:
             if self.info is None:
                 return options
             # Clients know the longest sequence: the next engine must keep it.
+            renewed = await renew() if renew is not None else options
             kept = {"max_model_len": self.info.max_model_len, "adapters": self.adapters.for_next_engine()}
-            return {**options, **kept}
+            return {**renewed, **kept}
 
         self._supervision = asyncio.create_task(self._supervise(current), name="engine-supervisor")
         await self._decided.wait()

@@ -25,8 +25,8 @@ Options = Mapping[str, Any]
 # 3. Each `Generation` whose client has got nothing yet, or that can go on, waits in `EngineClient.serving`. The others
 #    end with an error.
 # 4. `Supervisor.run` gives up, or sleeps for `backoff` and takes the spare, or starts a new process.
-# 5. `LoadModel` carries the first engine's options, and the adapters whose files are the same as before
-#    (`KeptAdapters`).
+# 5. `LoadModel` carries the options of `renew` (`service/generation/startup.py`) and the adapters whose files are the
+#    same as before (`KeptAdapters`).
 # 6. At `Ready` the client sets the state to "ready" (`_welcome`), and the generations that wait submit again.
 
 
