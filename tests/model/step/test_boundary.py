@@ -148,6 +148,7 @@ def test_a_request_that_hides_all_tokens_is_told_apart(runner: ModelRunner) -> N
 NO_MEMORY = """
 import resource, torch
 from model.batch import Slice
+from model.kernels.cpu import native
 from model.sampling_params import SamplingParams
 from model.step.distribution import choose
 
@@ -158,12 +159,12 @@ used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.s
 before = resource.getrlimit(resource.RLIMIT_AS)
 resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, before[1]))
 try:
-    choose(logits, slices)
+    choose(logits, slices, native.needed())
 except MemoryError as error:
     print(error)
 resource.setrlimit(resource.RLIMIT_AS, before)
 logits.zero_()[0, 77] = 1.0
-print(choose(logits, slices).tolist())
+print(choose(logits, slices, native.needed()).tolist())
 """
 
 
