@@ -170,3 +170,7 @@ def check_messages(messages: Any) -> None:
             raise OptionError(f"message {n}: role must be one of {', '.join(ROLES)}, got {json.dumps(role)[:40]}")
         if not isinstance(message.get("content"), str | list):
             raise OptionError(f"message {n}: content must be a string or a list of parts")
+    try:
+        json.dumps(messages, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise OptionError("a message has a number like NaN, half a character, or too many levels") from error

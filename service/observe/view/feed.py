@@ -149,6 +149,8 @@ class Feed:
                 self._publish("restarting", Stats(), Picture())
             elif now != before or loop.time() > published + IDLE_INTERVAL:
                 picture = await self._look()
+                if self._client.n_lost > n_lost:
+                    continue
                 before = (self._status(), self._client.stats)
                 published = loop.time()
                 self._seen.append((published, self._client.stats))
