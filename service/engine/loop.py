@@ -68,7 +68,7 @@ class EngineLoop:
         self._waits_for_adapter = False  # and for nothing else
         self._failed_steps = 0
         self._landed_at = 0.0
-        self._landed = (0, 0.0)  # tokens of the step that was read since the last report, and its seconds
+        self._landed = 0  # tokens of the step that was read since the last report
 
     def run(self) -> None:
         """Serve until a Stop arrives. Raises the error of a step if it repeats; the process is then replaced."""
@@ -166,9 +166,9 @@ class EngineLoop:
             self._count(flight.batch, output, reported=bool(updates))
             self._clock.note(self._scheduler.due, done=self._scheduler.advanced)
         before, self._landed_at = self._landed_at, time.monotonic()
-        self._landed = (flight.n_tokens, self._landed_at - max(before, flight.launched))
+        self._landed = flight.n_tokens
         if output is not None and flight.n_tokens:
-            self._steps.note(flight.batch, *self._landed)
+            self._steps.note(flight.batch, flight.n_tokens, self._landed_at - max(before, flight.launched))
         if output is not None and not (output.image_faults or any(item.fault for item in output.slices)):
             self._note_cost(flight, before)  # what has a fault may not have been computed
         return updates
@@ -220,9 +220,9 @@ class EngineLoop:
         return self._scheduler.fail_steps()
 
     def _report(self, updates: list[Update]) -> None:
-        stats = self._scheduler.stats(*self._landed)._replace(grammar_restarts=self._runner.grammar_restarts)
+        stats = self._scheduler.stats(self._landed)._replace(grammar_restarts=self._runner.grammar_restarts)
         self._send(Report(tuple(updates), stats))
-        self._landed = (0, 0.0)
+        self._landed = 0
         looks, self._looks = self._looks, []
         for look in looks:
             view = self._scheduler.view(self._preparing())

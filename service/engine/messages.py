@@ -210,7 +210,6 @@ class Stats(NamedTuple):
     running: int = 0
     waiting: int = 0
     step_tokens: int = 0
-    step_seconds: float = 0.0
     preemptions: int = 0
     queried_tokens: int = 0
     hit_tokens: int = 0

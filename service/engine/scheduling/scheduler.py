@@ -204,12 +204,11 @@ class Scheduler:
         self._images.fail(encoded)
         return [Update(sequence.id, finish="error") for sequence in failed]
 
-    def stats(self, step_tokens: int = 0, step_seconds: float = 0.0) -> Stats:
+    def stats(self, step_tokens: int = 0) -> Stats:
         return Stats(
             running=len(self._running),
             waiting=len(self._queue),
             step_tokens=step_tokens,
-            step_seconds=step_seconds,
             pools=tuple(pool.stats for pool in self.pools),
             adapters=self._adapters.stats,
             **self._totals,

@@ -279,10 +279,9 @@ def test_an_unused_gpu_is_reported(
     """Once in the log, before the weights are read, and in /version, which shows the description."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(gpu, "driver", lambda: gpu.Driver("535.129.03", (12, 2), reachable=True))
+    monkeypatch.setattr(gpu, "driver", lambda: "535.129.03")
     why = start(saved[0], device="auto").info.description["unused_gpu"]
-    assert "NVIDIA's driver is 535.129.03 (CUDA 12.2)" in why
+    assert "NVIDIA's driver 535.129.03" in why
     assert [line.message for line in caplog.records] == [f"no GPU is used: {why}, or choose --device cpu"]
     assert "unused_gpu" not in start(saved[0]).info.description
 
