@@ -83,23 +83,6 @@ def test_silence_means_what_it_means_to_transformers(family: str, tmp_path: Path
         assert expected.items() <= theirs.rope_parameters.items()
 
 
-@pytest.mark.parametrize("form", ["published", "transformers 5"])
-def test_rope_scaling_in_both_forms(form: str, tmp_path: Path) -> None:
-    """Linear scaling, and yarn with all fields; `test_dense_oracles.py` has the other kinds."""
-    for scaling, expected in (
-        ({"type": "linear", "factor": 4.0}, RopeScaling("linear", 4.0)),
-        (
-            {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.5, "truncate": False},
-            RopeScaling("yarn", 4.0, 128, mscale=1.0, mscale_all_dim=0.5, truncate=False),
-        ),
-    ):
-        if form == "published":
-            config = _hf(tmp_path, rope_theta=5e5, rope_scaling=scaling)
-        else:
-            config = _hf(tmp_path, rope_parameters={"rope_theta": 5e5, **scaling})
-        assert (config.rope_theta, config.rope_scaling) == (5e5, expected)
-
-
 def test_dynamic_scaling_is_fixed_from_the_longest_length_served(tmp_path: Path) -> None:
     _hf(tmp_path, rope_theta=1e4, rope_scaling={"type": "dynamic", "factor": 2.0})
     theirs = AutoConfig.from_pretrained(tmp_path)
