@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.attention.rope import RopeTables, frequencies, rotation_table, temperatures
+from model.attention.rope import RopeTables, frequencies, rotation_table
 from model.checkpoint.rope_config import read_rope
 from model.config import ModelConfig, QueryTemperature, Rope
 from model.errors import ModelError, OptionError
@@ -82,15 +82,6 @@ def test_a_part_that_no_head_has(dim: Any) -> None:
 
 
 # Query temperature, and tables of several pools
-
-
-def test_query_temperature() -> None:
-    """1 + beta ln(1 + floor(position / original)): for original 8192 and beta 0.1 by hand."""
-    found = temperatures(QueryTemperature(8192, 0.1), 100_001)
-    assert found[[0, 8191, 8192, 16383, 100_000]].tolist() == pytest.approx(
-        [1, 1, 1.069315, 1.069315, 1.256495], abs=1e-6
-    )
-    assert found[:8192].tolist() == [1.0] * 8192
 
 
 @pytest.mark.parametrize(("original", "beta"), [(0, 0.1), (2.5, 0.1), (8192, -1.0), (8192, None)])

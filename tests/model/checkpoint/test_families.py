@@ -186,20 +186,6 @@ def test_native_underscored_window_is_the_window(tmp_path: Path) -> None:
         _native(tmp_path, _sliding_window=7, sliding_window=5)
 
 
-def test_native_yarn_and_query_temperature(tmp_path: Path) -> None:
-    """The fields of Ministral 3, with the nulls of its file, and those of Mistral Medium 3.5."""
-    yarn = {"factor": 16, "original_max_position_embeddings": 16384, "beta": 32, "alpha": 1, "apply_scale": False}
-    temperature = {"original_max_position_embeddings": 16384, "beta": 0.1}
-    nulls = dict.fromkeys(("q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "kv_lora_rank", "v_head_dim"))
-    config = _native(tmp_path, yarn=yarn, llama_4_scaling=temperature, **nulls)
-    assert config.rope_scaling == RopeScaling("yarn", 16, 16384, beta_fast=32, beta_slow=1, attention_factor=1.0)
-    assert (config.query_temperature, config.max_position) == (QueryTemperature(16384, 0.1), 262_144)
-    config = _native(tmp_path, yarn={**yarn, "beta": 4, "apply_scale": True}, max_position_embeddings=99)
-    assert config.rope_scaling is not None
-    assert (config.rope_scaling.beta_fast, config.rope_scaling.magnitude) == (4, pytest.approx(1.277259))
-    assert (config.query_temperature, config.max_position) == (None, 99)
-
-
 MOE = {"num_experts": 8, "num_experts_per_tok": 2}
 REFUSED_EXPERTS = [
     ({"num_expert_groups": 4}, "params.json has moe.num_expert_groups 4; Noria supports 1 group of experts"),

@@ -83,20 +83,6 @@ def test_weights_that_do_not_fit_name_a_dtype_that_does() -> None:
         memory.check_weights(shard, n, "int8", n - 1, "this machine")
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_quantized_weights_count_their_bits_and_the_embeddings_their_bytes(tied: bool) -> None:
-    """A tied head is stored twice: in the embeddings' format and quantized."""
-    config = tiny(tied_head=tied)
-    embeddings, layers = 64 * 32, 2 * (32 * 8 * 12 + 3 * 32 * 48 + 2 * 32) + 32
-    assert memory.weight_bytes(shard_of(config), SCHEMES["none"], "float32") == 4 * (
-        layers + embeddings * (1 if tied else 2)
-    )
-    assert (
-        memory.weight_bytes(shard_of(config), SCHEMES["int4"], "bfloat16", 4.5)
-        == 2 * embeddings + (layers + embeddings) * 4.5 / 8
-    )
-
-
 def test_cpu_budget() -> None:
     assert memory.cpu_budget(None, 1000, "this machine") == 250
     assert memory.cpu_budget(999, 1000, "this machine") == 999
