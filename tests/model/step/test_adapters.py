@@ -18,6 +18,8 @@ from model.errors import ModelError
 from model.loading import create
 from model.memory import sizes as memory
 from model.network import adapters as network_adapters
+from model.network.adapters import AdapterStore
+from model.network.lora import Adapter
 from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
 from tests.model.checkpoint.adapter_files import save_peft
@@ -187,6 +189,33 @@ def test_an_adapter_whose_numbers_overflow_breaks_its_own_requests_alone(base: A
     check(base, first, 2)
     check(base, third, 0)
     assert second == SliceOutput(fault=BROKEN_NUMBERS)
+
+
+def test_what_a_step_uses_stays_in_memory() -> None:
+    """A load beside a step that uses as many as fit leaves the new one on disk until a step needs it."""
+    reads: list[str] = []
+
+    def read(path: Path) -> tuple[str, Adapter]:
+        reads.append(path.name)
+        return path.name, Adapter(())
+
+    store = AdapterStore(read, 2)
+    for number in (1, 2):
+        store.load(number, str(number))
+    assert store.begin_step({1, 2}) == {}
+    store.load(3, "3")
+    first = store.get(1)
+    assert reads == ["1", "2", "3"]
+    assert store.begin_step({1, 3}) == {}
+    assert store.get(1) is first
+    assert reads == ["1", "2", "3", "3"]
+    store.load(4, "4")
+    assert store.begin_step({4}) == {}
+    assert reads[4:] == ["4", "4"], "the last step used as many as fit"
+    store.begin_step(())
+    store.load(5, "5")
+    store.get(5)
+    assert reads[6:] == ["5"]
 
 
 def test_an_adapter_is_read_again_while_steps_run(base: Any, monkeypatch: pytest.MonkeyPatch) -> None:
