@@ -201,25 +201,14 @@ def test_progress_names_its_stages(saved: Any) -> None:
     assert ("loading weights", 1.0) in seen
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "quantize", "message"),
-    [
-        ("model.layers.0.mlp.up_proj.weight", "nan", "int8", "'layers.0.feed_forward.w3.weight' .* not finite"),
-        ("model.layers.1.self_attn.q_proj.weight", "nan", "none", "'layers.1.attention.wq.weight' .* not finite"),
-        ("model.norm.weight", "nan", "int8", "'norm.weight' .* not finite"),
-        ("model.norm.weight", "3e38", "none", "the model's logits are not finite"),
-    ],
-)
-def test_a_checkpoint_with_numbers_that_are_none_is_refused(
-    saved: Any, tmp_path: Path, name: str, value: str, quantize: str, message: str
-) -> None:
+def test_a_checkpoint_whose_logits_are_not_finite_is_refused(saved: Any, tmp_path: Path) -> None:
     shutil.copytree(saved[0], tmp_path, dirs_exist_ok=True)
     (file,) = tmp_path.glob("*.safetensors")
     tensors = load_file(file)
-    tensors[name].view(-1)[:] = float(value)
+    tensors["model.norm.weight"][:] = 3e38
     save_file(tensors, file, {"format": "pt"})
-    with pytest.raises(ModelError, match=message):
-        create(lambda *_: None, model=str(tmp_path), device="cpu", quantize=quantize, dtype="float32")
+    with pytest.raises(ModelError, match="the model's logits are not finite"):
+        start(tmp_path)
 
 
 @pytest.mark.parametrize(
