@@ -72,13 +72,6 @@ def test_every_dialect_takes_the_adapters_name_as_the_model(live: Live, name: st
     assert "".join(item["text"] for event in events for item in event["choices"]) == plain
 
 
-def test_mixed_requests_answer_as_alone(live: Live) -> None:
-    works = [(("fake", *NAMES)[n % 5], f"prompt {n}") for n in range(30)]
-    with ThreadPoolExecutor(len(works)) as pool:
-        answers = list(pool.map(lambda work: said(live, *work), works))
-    assert answers == [answer(prompt, 12, adapter=None if name == "fake" else name) for name, prompt in works]
-
-
 def test_an_unknown_name_is_a_404_that_names_the_others(live: Live) -> None:
     error = refused(live, COMPLETIONS, {"prompt": "hi", "model": "nobody"}, 404)
     assert error["code"] == "model_not_found"
