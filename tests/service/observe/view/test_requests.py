@@ -5,7 +5,6 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -194,19 +193,6 @@ def test_many_questions_are_one_look(live: Live, monkeypatch: pytest.MonkeyPatch
         for thread in threads:
             thread.join(PATIENCE)
         assert 1 <= looks < 12
-
-
-def test_a_key_gets_nobody_elses_requests_when_the_file_changes(tmp_path: Path) -> None:
-    """Plain keys are named by their places in the file: when the first goes, the second has its name."""
-    file = tmp_path / "keys"
-    file.write_text("first\nsecond\n")
-    with running(api_key_file=file) as live:
-        first, second = ({"authorization": f"Bearer {key}"} for key in ("first", "second"))
-        live.post("/v1/completions", {"prompt": "hi", "max_tokens": 1}, headers={**first, "x-request-id": "a"})
-        file.write_text("second\nfirst\n")
-        live.keys.reload()
-        facts(live, "a", status=404, **second)
-        assert facts(live, "a", **first)["outcome"] == "length"
 
 
 def test_the_estimate_is_the_place_divided_by_the_rate_of_finished_requests() -> None:
