@@ -106,6 +106,7 @@ def test_the_model_is_first_and_the_parent_of_its_adapters(live: Live) -> None:
     for card in cards:
         assert (card["object"], card["type"], card["display_name"]) == ("model", "model", card["id"])
         assert card["created_at"].endswith("+00:00")
+        assert card["max_model_len"] == 512
         assert live.http.get(f"/v1/models/{card['id']}").json() == card
     assert "inside" not in json.dumps(listed), "the card tells no path"
 
