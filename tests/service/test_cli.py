@@ -211,7 +211,7 @@ def test_a_port_in_use_is_one_line(noria: Callable[..., Done]) -> None:
 
 
 def test_version_and_help(noria: Callable[..., Done]) -> None:
-    assert started("--version").stdout.startswith("noria ")
+    assert noria("--version").stdout.startswith("noria ")
     done = noria("--help").stdout
     assert all(command in done for command in ("serve", "plan", "chat", "bench"))
 
