@@ -2,12 +2,10 @@
 
 import pytest
 
-from tests.drill import report
 from tests.drill.canary import COMPLETIONS, Answer, Asked, Question
-from tests.drill.probe import Sample
-from tests.drill.row import LoneRow, NotPossible, Promise, check, observed
+from tests.drill.row import Promise
 from tests.drill.rows import FAMILIES
-from tests.drill.stage import canary_problems, live_problems
+from tests.drill.stage import canary_problems
 
 ATTACK, FAULT, REFUSING = Promise(), Promise(serves=8.0), Promise(refusals=frozenset({429}))
 
@@ -33,29 +31,6 @@ def test_the_canary_sees_what_a_promise_forbids(
 ) -> None:
     asked = Asked(Question(COMPLETIONS, {"prompt": "a"}), Answer(status, "wheel", 0.0, seconds), right)
     assert canary_problems([asked], promise) == problems
-
-
-def test_slow_and_missing_health_breaks_a_promise() -> None:
-    assert live_problems([Sample(0.0, 0.4, 200)], ATTACK) == (0.4, [])
-    slow = live_problems([Sample(0.0, 0.6, 200), Sample(1.0, 0.1, 0)], ATTACK)
-    assert slow == (0.6, ["`/live` took 600 ms", "`/live` was not answered 1 times"])
-    assert live_problems([Sample(0.0, 9.0, 0)], Promise(live=None)) == (None, [])
-
-
-def act(number: int) -> str:
-    if number == 1:
-        raise NotPossible("no such tool")
-    check(number, "broken")
-    return "seen"
-
-
-def test_verdicts() -> None:
-    rows = [LoneRow("fault", "promise", lambda number=number: act(number)) for number in (2, 0, 1)]  # type: ignore[misc]
-    results = [observed(row, row.action) for row in rows]
-    assert [result.verdict for result in results] == ["holds", "broken", "not possible here"]
-    page = report.page({"Family": results}, 60.0)
-    assert "| Family | fault |" in page
-    assert "1 holds, 1 broken, 1 not possible here" in page
 
 
 def test_every_row_has_a_name_of_its_own_and_states_a_promise() -> None:

@@ -175,26 +175,29 @@ def test_the_first_load_that_fails_is_an_error_for_the_caller(
     asyncio.run(main())
 
 
-def test_the_engine_dies_with_its_parent_even_when_stopped() -> None:
+def test_the_engine_and_its_spare_die_with_their_parent_even_when_stopped() -> None:
     script = (
         "import asyncio, os, signal, sys\n"
         "from service.engine.client import EngineClient\n"
-        "from service.engine.supervision.process import EngineProcess\n"
+        "from service.engine.supervision import spare\n"
+        "from tests.engine.hosting import Hosts, OPTIONS, process, standing_by\n"
         "async def main():\n"
-        "    host = EngineProcess('tests.fakes:create_fake')\n"
-        "    client = EngineClient(lambda: host, stall_timeout=60)\n"
-        f"    await client.start({OPTIONS!r})\n"
-        "    if sys.argv[1] == 'stopped': os.kill(host.pid, signal.SIGSTOP)\n"
-        "    print(host.pid, flush=True)\n"
+        "    spare.AFTER_SECONDS, hosts = 0.0, Hosts(process)\n"
+        "    await EngineClient(hosts, stall_timeout=60, spare=True).start(OPTIONS)\n"
+        "    await standing_by(hosts, 1)\n"
+        "    for number in (0, 1):\n"
+        "        if sys.argv[1] == 'stopped': os.kill(hosts.pid(number), signal.SIGSTOP)\n"
+        "        print(hosts.pid(number), flush=True)\n"
         "    await asyncio.sleep(60)\n"
         "asyncio.run(main())\n"
     )
     for state in ("running", "stopped"):
         with subprocess.Popen([sys.executable, "-c", script, state], stdout=subprocess.PIPE, text=True) as parent:
             assert parent.stdout is not None
-            child = int(parent.stdout.readline())
+            children = [int(parent.stdout.readline()) for _ in range(2)]
             parent.kill()
-        eventually(partial(ended, child), f"the engine ends with its {state} parent")
+        for child in children:
+            eventually(partial(ended, child), f"a {state} child ends with its parent")
 
 
 def test_a_stage_is_logged_once_whatever_it_counts(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Locator, Page, ViewportSize, expect
 
 from tests.page.chat import answers, ask, button, item, opened, set_fields, unlock
-from tests.page.conftest import PHONE, SCHEMES, SIZES
+from tests.page.conftest import LOOKS, PHONE
 from tests.service.live import Live, answer, hurried, idle, running
 from tests.waiting import eventually
 
@@ -270,8 +270,7 @@ def test_an_example_starts_a_conversation(reciting: Live, page: Page) -> None:
     expect(answers(page)).to_have_text("What is the capital of Japan?")
 
 
-@SCHEMES
-@SIZES
+@LOOKS
 def test_a_conversation_for_a_screen_reader_and_a_phone(
     reciting: Live, page: Page, accessible: Callable[[Page], None], scheme: Any, size: ViewportSize
 ) -> None:

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from tests.drill.attacks.protocol import bad, good
+from tests.drill.attacks.protocol import BODY, CHUNKED, POST, bad, good
 from tests.drill.row import MIB, Promise, Row, check
 from tests.drill.stage import Stage
 from tests.drill.wire import pour, request
@@ -10,10 +10,7 @@ from tests.drill.wire import pour, request
 ACCEPTED = 32 * MIB
 """What kernels' buffers, and a server that reads on until its refusal has arrived, may take from a sender."""
 POUR_SECONDS = 10.0
-START = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-CHUNKED = START + b"transfer-encoding: chunked\r\n\r\n"
-CLOSING = START + b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n"
-BODY = b'{"prompt": "x", "max_tokens": 1}'
+CLOSING = POST + CHUNKED + b"connection: close\r\n\r\n"
 CHUNK = b"%x\r\n%s\r\n" % (len(BODY), BODY)
 
 
@@ -37,14 +34,14 @@ def get(path: bytes = b"/live", *fields: bytes) -> bytes:
 
 FIELDS = [b"x-%d: 1" % n for n in range(96)]
 ROWS = (
-    flooding("400 MB of headers", START, b"x-drill: 0123456789\r\n" * 3000),
-    flooding("150 MB of headers in fields of 7 KiB", START, (b"x-drill: " + b"a" * 7000 + b"\r\n") * 9, 150 * MIB),
-    flooding("a header value without end", START + b"x-drill: ", b"a" * 2**16),
-    flooding("a header name without end", START, b"a" * 2**16),
+    flooding("400 MB of headers", POST, b"x-drill: 0123456789\r\n" * 3000),
+    flooding("150 MB of headers in fields of 7 KiB", POST, (b"x-drill: " + b"a" * 7000 + b"\r\n") * 9, 150 * MIB),
+    flooding("a header value without end", POST + b"x-drill: ", b"a" * 2**16),
+    flooding("a header name without end", POST, b"a" * 2**16),
     flooding("a URL without end", b"GET /", b"a" * 2**16),
     flooding("a method without end", b"", b"G" * 2**16),
-    flooding("trailers without end", CHUNKED + CHUNK + b"0\r\n", b"x-drill: 0123456789\r\n" * 3000),
-    flooding("a chunk extension without end", CHUNKED + b"5;x=", b"a" * 2**16),
+    flooding("trailers without end", POST + CHUNKED + b"\r\n" + CHUNK + b"0\r\n", b"x-drill: 0123456789\r\n" * 3000),
+    flooding("a chunk extension without end", POST + CHUNKED + b"\r\n5;x=", b"a" * 2**16),
     bad("a head of 33 KiB", get(b"/live", *[b"x-%d: " % n + b"a" * 3300 for n in range(10)]), 431),
     bad("101 fields", get(b"/live", *[b"x-%d: 1" % n for n in range(101)]), 431),
     bad("a line of 9 KiB", get(b"/live", b"x-drill: " + b"a" * 9000), 431),

@@ -6,8 +6,8 @@ import socket
 from model.sampling_params import SamplingParams
 from service.engine.client import EngineClient
 from service.engine.messages import Abort, LoadModel, Ready, Submit, Wire
-from tests.engine.driving import Client, expected
-from tests.engine.hosting import collect, thread, with_client
+from tests.engine.driving import Client
+from tests.engine.hosting import with_client
 from tests.fakes import EngineThread, FakeRunner, make_info
 from tests.waiting import PATIENCE
 
@@ -46,15 +46,6 @@ def test_a_prompt_is_sent_once_and_a_choice_is_aborted_alone() -> None:
         assert received[2:] == [Submit(first, [1, 2, 3], SamplingParams(), 0, 1, "s", 128, "t"), Abort(first + 5)]
 
     with_client(lambda: engine, body)
-
-
-def test_choices_answer_as_alone() -> None:
-    async def body(client: EngineClient) -> None:
-        params = SamplingParams(max_tokens=20)
-        answers = await asyncio.gather(*map(collect, client.submit_choices(Submit(0, [1, 2, 3], params, n=12))))
-        assert answers == [expected([1, 2, 3], params, choice) for choice in range(12)]
-
-    with_client(thread, body)
 
 
 def test_a_message_that_is_refused_ends_all_its_choices() -> None:

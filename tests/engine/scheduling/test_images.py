@@ -314,7 +314,7 @@ def serve(engine: ImageDrive, load: list[Request], limit: int = 4000) -> None:
     raise AssertionError("the engine still has work at the end")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(loads())
 def test_random_loads_with_images_keep_the_laws(load: tuple[ImageDrive, list[Request]]) -> None:
     play(*load)

@@ -24,18 +24,6 @@ def test_least_recently_used_content_goes_first() -> None:
     wheel.check()
 
 
-def test_an_empty_pool_says_so() -> None:
-    wheel = pool(n_pages=1)
-    wheel.take()
-    with pytest.raises(IndexError):
-        wheel.take()
-
-
-def test_releasing_what_nobody_holds_is_an_error() -> None:
-    with pytest.raises(ValueError, match="not held"):
-        pool().release(0)
-
-
 def test_names_depend_on_all_tokens_before() -> None:
     assert page_name(page_name(b"", [1, 2]), [3, 4]) != page_name(page_name(b"", [9, 2]), [3, 4])
     assert page_name(b"", [1, 2]) == page_name(b"", [1, 2])

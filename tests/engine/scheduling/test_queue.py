@@ -141,7 +141,7 @@ works = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40), works, st.integers(1, 15)), min_size=3, max_size=9))
 def test_random_bursts_are_shared_within_the_bound(load: list[tuple[int, Work, int]]) -> None:
     """As long as two tenants wait with the usual priority, whatever else arrives."""

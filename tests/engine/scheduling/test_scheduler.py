@@ -185,7 +185,7 @@ def test_a_stop_token_in_a_draft_ends_the_answer() -> None:
     assert (drive.answers[1], drive.finished[1]) == ([40, 41, 42], "stop")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(loads())
 def test_random_loads_keep_the_laws(load: tuple[Drive, list[Request]]) -> None:
     play(*load)

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from model.options import RunnerOptions
-from tests.service.live import LONG, Live, answer, begun, busy, hurried, idle, ready, remaining, running, sent
+from tests.service.live import LONG, USER, Live, answer, begun, busy, hurried, idle, ready, remaining, running, sent
 from tests.waiting import PATIENCE, eventually
 
 COMPLETIONS = "/v1/completions"
@@ -112,6 +112,24 @@ def test_a_dead_engine_ends_streams_with_an_error_event_and_a_fresh_one_answers_
         assert live.metric("noria_engine_restarts_total") == 1
         assert live.metric("noria_requests_total", outcome="error") == 2
         assert len(live.hosts) == 2
+
+
+def test_a_broken_stream_ends_in_the_error_event_of_its_dialect() -> None:
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/responses": {"input": "a", "max_output_tokens": 300},
+        "/v1/messages": {"messages": USER, "max_tokens": 300},
+    }
+    with running(model="slow") as live, contextlib.ExitStack() as stack:
+        asked = [live.http.stream("POST", path, json={**body, "stream": True}) for path, body in bodies.items()]
+        streams = [stack.enter_context(stream).iter_lines() for stream in asked]
+        firsts = [next(lines) for lines in streams]
+        live.hosts[0].kill()
+        responses, messages = ([first, *filter(None, lines)] for first, lines in zip(firsts, streams, strict=True))
+    assert responses[-2] == messages[-2] == "event: error"
+    error = json.loads(responses[-1].removeprefix("data: "))
+    assert (error["type"], error["code"]) == ("error", "engine_died")
+    assert error["sequence_number"] == len(responses) // 2 - 1
+    assert '"overloaded_error"' in messages[-1]
 
 
 def test_a_drain_finishes_what_runs_and_refuses_what_comes() -> None:

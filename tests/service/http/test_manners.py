@@ -46,14 +46,6 @@ def test_only_the_last_chunk_of_a_stream_has_timings(live: Live) -> None:
         assert chunks[-1]["timings"]["predicted_n"] == 10
 
 
-def test_usage_in_every_chunk(live: Live) -> None:
-    for path, prompt in ((COMPLETIONS, {"prompt": "hi"}), (CHAT, {"messages": [{"role": "user", "content": "hi"}]})):
-        body = {**prompt, "max_tokens": 5, "stream_options": {"continuous_usage_stats": True}}
-        counts = [chunk["usage"]["completion_tokens"] for chunk in live.events(path, body)]
-        assert counts == sorted(counts)
-        assert counts[-1] == 5
-
-
 def test_headers(live: Live) -> None:
     for body in ({}, {"stream": True}):
         response = live.post(COMPLETIONS, {"prompt": "hi", **body}, headers={"x-request-id": "mine"})

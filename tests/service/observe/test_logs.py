@@ -226,12 +226,3 @@ def test_an_exception_in_the_log_has_no_control_characters() -> None:
 
 def _long(caplog: pytest.LogCaptureFixture) -> list[Any]:
     return [record for record in caplog.records if "is not finished after" in record.getMessage()]
-
-
-def test_a_level_that_changed_is_that_of_the_next_engine() -> None:
-    before = logs.level()
-    try:
-        logs.use_level("error")
-        assert logs.level() == "error"
-    finally:
-        logs.use_level(before)

@@ -46,34 +46,12 @@ def test_version(live: Live) -> None:
     assert reply["engine"] == {"device": "fake", "attention": "fake"}
 
 
-def test_models(live: Live) -> None:
-    listed = live.http.get("/v1/models").json()
-    assert listed["object"] == "list"
-    assert [card["id"] for card in listed["data"]] == ["fake", "org/alias"]
-    card = live.http.get("/v1/models/org/alias").json()
-    assert card == listed["data"][1]
-    assert card["object"] == "model"
-    assert card["max_model_len"] == 512
-    assert live.complete(prompt="hi", model="org/alias")["model"] == "org/alias"
-    missing = live.http.get("/v1/models/other")
-    assert missing.status_code == 404
-    assert missing.json()["error"]["code"] == "model_not_found"
-
-
 def test_tokenize_and_back(live: Live) -> None:
     reply = live.post("/tokenize", {"prompt": "hi<end>"}).json()
     assert reply == {"count": 3, "max_model_len": 512, "tokens": [104, 105, 0], "token_strs": None}
     reply = live.post("/tokenize", {"prompt": "hi<end>", "model": "fake", "return_token_strs": True}).json()
     assert reply["token_strs"] == ["h", "i", "<end>"]
     assert live.post("/detokenize", {"tokens": [104, 105, 0]}).json() == {"prompt": "hi<end>", "content": "hi<end>"}
-
-
-def test_tokenize_messages(live: Live) -> None:
-    messages = [{"role": "user", "content": "hi"}]
-    opened = live.post("/tokenize", {"messages": messages}).json()["tokens"]
-    assert bytes(opened) == b"u:hi;a:"
-    closed = live.post("/tokenize", {"messages": messages, "add_generation_prompt": False}).json()["tokens"]
-    assert bytes(closed) == b"u:hi;"
 
 
 TOOL = {"type": "function", "function": {"name": "f"}}

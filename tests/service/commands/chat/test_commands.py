@@ -6,8 +6,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from prompt_toolkit.completion import CompleteEvent
-from prompt_toolkit.document import Document
 
 from model.errors import OptionError
 from service.commands.chat.conversation import Conversation, End, Piece
@@ -45,19 +43,6 @@ def test_an_image_goes_with_the_next_message(fake: FakeOpenAI, chat: Conversatio
     for wrong in ("missing.png", "notes.txt", "drawing.svg", ""):
         with pytest.raises(OptionError, match=wrong or "name of a file"):
             slash.obey(f"/image {wrong}")
-
-
-def test_names_of_files_are_completed(chat: Conversation, tmp_path: Path) -> None:
-    for name in ("wheel.png", "wheat.txt"):
-        (tmp_path / name).touch()
-    (tmp_path / "whole").mkdir()
-    completer = Slash(chat).words()
-
-    def completed(line: str) -> list[str]:
-        return [found.text for found in completer.get_completions(Document(line), CompleteEvent())]
-
-    for command in ("image", "load", "save"):
-        assert completed(f"/{command} {tmp_path}/wh") == ["eat.txt", "eel.png", "ole"]
 
 
 def test_a_file_that_is_no_conversation_is_neither_loaded_nor_overwritten(chat: Conversation, tmp_path: Path) -> None:
