@@ -10,6 +10,7 @@ from model.attention.base import Attention
 from model.checkpoint.open import Checkpoint
 from model.config import ModelConfig
 from model.decide import Abilities, decide
+from model.kernels import cuda
 from model.kernels.cpu import native
 from model.kernels.cpu.functions import Kernels
 from model.linear.schemes import Scheme
@@ -17,6 +18,7 @@ from model.machine.device import DTYPES, choose_device, name_of, native_formats,
 from model.machine.host import choose_threads
 from model.memory import sizes as memory
 from model.memory.images import ImageSizes, image_sizes
+from model.network.kernels import try_out as try_products
 from model.options import RunnerOptions
 from model.sharding.layout import SINGLE, Place
 from model.sharding.shard import Shard
@@ -87,6 +89,8 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE
         deterministic=options.deterministic,
         heads=(own.n_heads, own.n_kv_heads, own.head_dim),
     )
+    if device.type == "cuda" and cuda.obstacle(device) is None:
+        try_products(made.scheme, own.dim, activations, device)
     sizes = memory.pool_sizes(own, options, device.type, made.dtype, backend.page_size)
     images = image_sizes(shard.whole, options, activations.itemsize) if place.is_first else None
     formats = made.chosen, made.scheme, DTYPES[made.dtype], activations, kv_dtype

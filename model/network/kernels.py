@@ -4,13 +4,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import torch
 from torch import nn
 
 from model.errors import OptionError, one_line
 from model.kernels import cuda as triton
 from model.kernels.cuda.layouts import FEW_ROWS
 from model.linear.floats import Floats
+from model.linear.schemes import Scheme
+from model.linear.selection import make_linear
 from model.network.moe import MoE
+
+OUTPUTS, MANY = 256, 1024
+"""Outputs of the product that is tried out, and its greatest number of rows."""
 
 
 class Kind(NamedTuple):
@@ -66,3 +72,16 @@ def kernel_errors(options: str) -> Iterator[None]:
             f"{options}: a kernel does not work on this GPU ({type(error).__name__}: {one_line(error)}); "
             "choose another, and report this"
         ) from error
+
+
+@torch.inference_mode()
+def try_out(scheme: Scheme, n_in: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Compute products of `n_in` channels with no weights that mean anything. Raises OptionError if that fails."""
+    part = make_linear(n_in, OUTPUTS, scheme=scheme.name)
+    assert isinstance(part, Floats)
+    part.assign_weights(part.allocate((), dtype, device))
+    with kernel_errors(f"--quantize {scheme.quantize}"):
+        for n_rows in row_counts(part, MANY):
+            x = torch.zeros(n_rows, n_in, dtype=dtype, device=device)
+            part(x, onto=part(x))
+            part.gated(x)

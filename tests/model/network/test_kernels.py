@@ -6,9 +6,10 @@ from torch import nn
 
 from model.errors import OptionError
 from model.kernels import cuda as triton
+from model.linear.schemes import SCHEMES
 from model.linear.selection import make_linear
 from model.network import kernels
-from model.network.kernels import kernel_errors, row_counts
+from model.network.kernels import kernel_errors, row_counts, try_out
 from tests.model.driving import CPU
 
 pytest.importorskip("triton")
@@ -28,12 +29,27 @@ def test_row_counts_are_on_both_sides_of_each_change(monkeypatch: pytest.MonkeyP
     assert row_counts(nn.ModuleList(), 100) == [1, 100]
 
 
-def test_a_kernel_that_fails_is_told_with_the_options() -> None:
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # the weights are memory that nobody has written
+def test_products_are_tried_out_at_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that fails for many rows only is found, and the error names the way out."""
     from triton.runtime.errors import OutOfResources
 
+    from model.kernels.cuda import product
+
+    plain, seen = product.product, []
+
+    def fails(x: torch.Tensor, *args: object, **more: object) -> torch.Tensor:
+        seen.append(len(x))
+        if len(x) > 32:
+            raise OutOfResources(119000, 101376, "shared memory")
+        return plain(x, *args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(product, "product", fails)
     message = r"--quantize fp8: a kernel does not work on this GPU \(OutOfResources: .*Required: 119000, Hardware lim"
-    with pytest.raises(OptionError, match=message), kernel_errors("--quantize fp8"):
-        raise OutOfResources(119000, 101376, "shared memory")
+    with pytest.raises(OptionError, match=message):
+        try_out(SCHEMES["fp8"], 64, torch.float32, CPU)
+    assert seen[0] == 1
+    assert max(seen) > 32
 
 
 def test_other_errors_stay_as_they_are() -> None:
