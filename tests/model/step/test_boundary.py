@@ -152,12 +152,12 @@ from model.kernels.cpu import native
 from model.sampling_params import SamplingParams
 from model.step.distribution import choose
 
-logits = torch.zeros(1, 2**26)
+logits = torch.zeros(1, 2**24)
 logits[0, 77] = 1.0
 slices = [Slice(0, [0], 1, 0, 1, (), SamplingParams(top_k=1))]
 used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize")) * 1024
 before = resource.getrlimit(resource.RLIMIT_AS)
-resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, before[1]))
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**24, before[1]))
 try:
     choose(logits, slices, native.needed())
 except MemoryError as error:
@@ -169,7 +169,7 @@ print(choose(logits, slices, native.needed()).tolist())
 
 
 def test_sampling_for_which_there_is_no_memory_raises() -> None:
-    """The compiled kernel packs the candidates of top_k in memory of its own: 256 MB here, of which there are 64."""
+    """The compiled kernel packs the candidates of top_k in memory of its own: 64 MB here, of which there are 16."""
     done = subprocess.run([sys.executable, "-c", NO_MEMORY], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["no memory to sample tokens", "[77]"]

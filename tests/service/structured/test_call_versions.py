@@ -31,7 +31,7 @@ from tests.model.chat.versions import write_directory
 from tests.service.live import FakeChat, running
 
 Json = dict[str, Any]
-FILES = ("spm-v3", "spm-v7", "tekken-v7", "tekken-v11", "tekken-v15")
+FILES = ("spm-v3", "spm-v7", "tekken-v3", "tekken-v7", "tekken-v11", "tekken-v13", "tekken-v15")
 """Each style, with each kind of tokenizer that has it and reads it in its own way."""
 CITY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}
 TOOLS = [
