@@ -41,9 +41,8 @@ from model.step.images import Images
 from model.step.masks import Masks
 from model.step.runner import ModelRunner
 from service.engine.loop import EngineLoop
-from service.engine.messages import FromEngine, Stop, Submit, ToEngine
+from service.engine.messages import FromEngine, Stop, Submit, ToEngine, frame
 from service.engine.scheduling.scheduler import Scheduler
-from service.engine.wire import frame
 
 T = TypeVar("T")
 

@@ -23,14 +23,12 @@ print(json.dumps({name: found[name] for name in sys.argv[1:] if name in found}))
 
 def describe(peers: Path | None) -> dict[str, Any]:
     """The processor, its instruction sets, the memory, and the versions of all measured software."""
-    from service.commands.bench.summary import machine as hardware  # not every machine with a GPU has its imports
-
     info = {"instruction_sets": instruction_sets(), "kernels": native.describe(native.kernels())}
     versions = _versions()
     if peers is not None:
         homes = {"peers": peers, "vllm": peers / "vllm", "pace": peers / "pace"}
         versions |= {name: _packages(home) for name, home in homes.items() if home.exists()}
-    return {"machine": hardware() | info, "versions": versions}
+    return {"machine": _hardware() | info, "versions": versions}
 
 
 def describe_gpu(device: torch.device) -> dict[str, Any]:
@@ -43,6 +41,18 @@ def describe_gpu(device: torch.device) -> dict[str, Any]:
         found["driver"] = _said(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
     packages = {name: _package(name) for name in ("torch", "triton", "transformers")}
     return {"machine": found, "versions": _versions() | packages}
+
+
+def _hardware() -> dict[str, Any]:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
+    return {
+        "platform": platform.platform(),
+        "processor": models[0] if models else platform.machine(),
+        "cpus": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+    }
 
 
 def _versions() -> dict[str, Any]:

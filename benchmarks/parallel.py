@@ -4,8 +4,6 @@ The model has a 7B's shape cut to 8 layers, and random weights. On a CPU all lay
 with a thread for each core, against two ranks that have half of them each. On GPUs they are one device, 2 and 4.
 
     tokens/s      of prompts alone, and of streams that decode together
-    kB a step     of tensors that rank 0 sends
-    waiting       the share of time in which rank 0 waits for tensors of other ranks
     idle          the share of time in which each rank has nothing to compute
 """
 
@@ -67,15 +65,10 @@ def measure(case: Case) -> Found:
 
 
 def table(name: str, found: Found) -> Table:
-    result = Table(name, "tokens/s", "kB a step", "waiting", "idle")
+    result = Table(name, "tokens/s", "idle")
     for what, row in found["rows"].items():
-        sent = f"{row['step_bytes'] / 1000:.0f}"
-        result.add_row(what, f"{row['speed']:.1f}", sent, percent(row["waiting"]), percents(row["idle"]))
+        result.add_row(what, f"{row['speed']:.1f}", percents(row["idle"]))
     return result
-
-
-def percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.0f} %"
 
 
 def percents(shares: list[float] | None) -> str:

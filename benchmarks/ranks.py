@@ -8,7 +8,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from benchmarks import streams
 from benchmarks.workload import Timing, decode_case, prefill_case
 from model import loading
-from model.batch import StepBatch, StepOutput
 from model.options import RunnerOptions
 from model.ranks import start
 from model.ranks.runner import ParallelRunner
@@ -37,53 +36,35 @@ class Case:
 
 
 class Row(NamedTuple):
-    """Tokens/s; bytes of tensors that rank 0 sent in a step; the share of time in which it waited for other ranks.
-
-    `idle` is the share of time in which each rank had nothing to compute. On GPUs the last two are not known.
-    """
+    """Tokens/s, and the share of time in which each rank had nothing to compute; None where that is not known."""
 
     speed: float
-    step_bytes: float
-    waiting: float | None
     idle: list[float] | None
 
 
 class Reading(NamedTuple):
-    """Counters at one moment: seconds, busy seconds of each rank, and of rank 0 what it sent, waited and launched."""
+    """Counters at one moment: seconds, and busy seconds of each rank."""
 
     now: float
     busy: list[float]
-    sent: int
-    waited: float
-    steps: int
 
 
 class Gauge:
-    """Reads what the ranks of this host do, from the system and from rank 0's group."""
+    """Reads from the system what the ranks of this host do."""
 
     def __init__(self, runner: Any) -> None:
-        self._group = runner.group if isinstance(runner, ParallelRunner) else None
-        self._on_cpu = runner.info.description["device"] == "cpu"
-        self._pids = [os.getpid(), *_children()] if self._group is not None else []
-        self._steps, self._launch = 0, runner.launch
-        runner.launch = self._counted
-
-    def _counted(self, batch: StepBatch) -> Callable[[], StepOutput]:
-        self._steps += 1
-        return self._launch(batch)
+        known = isinstance(runner, ParallelRunner) and runner.info.description["device"] == "cpu"
+        self._pids = [os.getpid(), *_children()] if known else []
 
     def row(self, before: Reading, speed: float) -> Row:
         """What happened since `before`."""
         now = self.read()
-        seconds, steps = now.now - before.now, max(1, now.steps - before.steps)
+        seconds = now.now - before.now
         idle = [max(0.0, 1 - (b - a) / seconds) for a, b in zip(before.busy, now.busy, strict=True)]
-        known = self._on_cpu and self._group is not None
-        waiting = (now.waited - before.waited) / seconds if known else None
-        return Row(speed, (now.sent - before.sent) / steps, waiting, idle if known else None)
+        return Row(speed, idle or None)
 
     def read(self) -> Reading:
-        sent, waited = (self._group.bytes_sent, self._group.seconds_waiting) if self._group is not None else (0, 0.0)
-        return Reading(time.perf_counter(), list(map(_busy_seconds, self._pids)), sent, waited, self._steps)
+        return Reading(time.perf_counter(), list(map(_busy_seconds, self._pids)))
 
 
 def _children() -> list[int]:

@@ -302,7 +302,7 @@ def _describe(setup: Setup, checkpoint: Checkpoint) -> dict[str, str | int]:
         "parameters": setup.shard.whole.n_parameters,
         "weights": checkpoint.fingerprint,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        **({"driver": str(found)} if device.type == "cuda" and (found := driver()) else {}),
+        **({"driver": found} if device.type == "cuda" and (found := driver()) else {}),
         **({"unused_gpu": why} if (why := unused_gpu(setup.options.device)) else {}),
         "dtype": name_of(setup.dtype),
         "kv_dtype": name_of(setup.kv_dtype),

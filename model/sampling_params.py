@@ -226,12 +226,6 @@ class SamplingParams:
         return frozenset(row.name for row in rows if getattr(self, row.name) not in (row.default, row.neutral))
 
     @cached_property
-    def choosing(self) -> frozenset[str]:
-        """Names of the parameters in use whose stage is the distribution."""
-        rows = declared(type(self))
-        return frozenset(name for name in self.used if rows[name].stage is Stage.DISTRIBUTION)
-
-    @cached_property
     def independent_of_output(self) -> bool:
         """Whether sampling needs no token of the output before, only how many there are."""
         rows = declared(type(self))

@@ -24,7 +24,7 @@ from model.image_spans import ImageFormat
 from model.options import STEP_LIMITS, RunnerOptions
 from model.sampling_params import SamplingParams
 from model.tokenizers.pieces import decode_pieces
-from service.engine.wire import Wire
+from service.engine.messages import Wire
 from service.engine.worker import Worker
 
 VOCAB = 256
@@ -84,7 +84,7 @@ def think(tokens: Sequence[int], choice: int = 0) -> int:
     return MARKED[len(tokens) - start]
 
 
-SAYS: Mapping[str, Say] = {"parrot": parrot, "recite": recite, "marks": think}
+SAYS: Mapping[str, Say] = {"recite": recite, "marks": think}
 
 
 class FakeAdapters(dict[int, str]):
@@ -319,7 +319,7 @@ def make_info(
 
 
 def create_fake(progress: Callable[[str, float], None], **options: object) -> FakeRunner:
-    """What an engine loads in tests. `model`: "fake", "parrot", "recite", "marks", "slow" (20 ms a step),
+    """What an engine loads in tests. `model`: "fake", "recite", "marks", "slow" (20 ms a step),
     "large" (loads for a minute), "images" (with an encoder), "broken" or "crash"."""
     progress("loading weights", 0.5)
     model = options["model"]

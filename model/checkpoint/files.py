@@ -105,7 +105,9 @@ def read_shard(path: Path) -> Shard:
             dtypes = {name: str(tensor.get_dtype()) for name, tensor in tensors.items()}
             return Shard(path, dtypes, {name: tuple(tensor.get_shape()) for name, tensor in tensors.items()})
     except OSError as error:
-        raise ModelError(f"{path.name} cannot be read ({type(error).__name__}); check the file") from error
+        raise ModelError(
+            f"{path.name} cannot be read: {one_line(error).removesuffix(f': {path}')}; check the file"
+        ) from error
     except SafetensorError as error:
         raise ModelError(f"{path.name} is damaged: {short(str(error))}; download it again") from error
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from model.checkpoint.files import Progress
 from model.checkpoint.gguf.kinds import choose, described, find_kinds
-from model.checkpoint.meter import STAGE, Meter
+from model.checkpoint.meter import STAGE, Meter, metered
 from model.errors import ModelError, one_line, size
 
 log = logging.getLogger(__name__)
@@ -59,11 +59,10 @@ def download(model: str, *, revision: str | None, progress: Progress, weights: b
     progress(STAGE, 0.0)
     try:
         files = _files(name, revision)
-        meter = Meter(progress)
-        if kind or not any(file.endswith(".safetensors") for file in files):
-            found = _fetch_gguf(name, kind or None, files, fetch, meter)
-        else:
-            found = _fetch_safetensors(fetch, meter) if weights else _fetch_config(fetch)
+        with metered(progress) as meter:
+            if kind or not any(file.endswith(".safetensors") for file in files):
+                return _fetch_gguf(name, kind or None, files, fetch, meter)
+            return _fetch_safetensors(fetch, meter) if weights else _fetch_config(fetch)
     except GatedRepoError as error:
         raise ModelError(f"{name} needs your consent on the hub: accept its licence there and set HF_TOKEN") from error
     except RepositoryNotFoundError as error:
@@ -79,8 +78,6 @@ def download(model: str, *, revision: str | None, progress: Progress, weights: b
     except Exception as error:  # also of the HTTP library, which differs between versions
         remedy = f"; {FREE_SPACE}" if isinstance(error, OSError) and error.errno in FULL else ""
         raise ModelError(f"{name} cannot be downloaded from the hub: {one_line(error)}{remedy}") from error
-    progress(STAGE, 1.0)
-    return found
 
 
 def _check_space(name: str, revision: str | None, patterns: list[str]) -> None:
@@ -103,6 +100,12 @@ def _check_space(name: str, revision: str | None, patterns: list[str]) -> None:
 def _existing(path: Path) -> Path:
     """The folder, or the nearest one above it that exists."""
     return next(folder for folder in (path, *path.parents) if folder.is_dir())
+
+
+def revision_of(file: Path) -> str | None:
+    """The commit of a file in the hub's cache, which has it as a directory's name; None for another file."""
+    parts = file.parts
+    return parts[parts.index("snapshots") + 1] if "snapshots" in parts[:-2] else None
 
 
 def _files(name: str, revision: str | None) -> list[str]:

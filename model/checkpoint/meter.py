@@ -1,6 +1,9 @@
 """How far a download is, in bytes, for those who wait: every ten seconds in words."""
 
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from model.checkpoint.files import Progress
 from model.errors import duration, size
@@ -11,11 +14,11 @@ STAGE = "downloading"
 
 
 class Meter:
-    """Counts the bytes of a download and reports them, as a text with bytes, rate and time left."""
+    """Counts the bytes of a download and reports them. `stage` is a text with bytes, rate and time left."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._start = self._told = time.monotonic()
+        self._start = time.monotonic()
         self._stage = STAGE
         self._first: float | None = None
         self._done, self._total = 0.0, 0.0
@@ -25,16 +28,39 @@ class Meter:
 
         huggingface_hub counts the same bytes when they arrive and when they are written: the greater number counts.
         """
-        now = time.monotonic()
         if self._first is None:
-            self._first, self._start = done, now
+            self._first, self._start = done, time.monotonic()
         self._done, self._total = max(done, self._done), max(total, self._total)
-        if now - self._told >= SECONDS:
-            self._stage, self._told = self._text(now, self._done - self._first), now
+        self.report()
+
+    def report(self) -> None:
         self._progress(self._stage, min(self._done / self._total, 1.0) if self._total else 0.0)
 
-    def _text(self, now: float, arrived: float) -> str:
-        rate = arrived / (now - self._start)
-        left = f", {duration((self._total - self._done) / rate)} left" if rate else ""
+    def tell(self) -> None:
+        """Put the state into words, and report it."""
+        if not self._total:
+            return
+        rate = (self._done - (self._first or 0.0)) / (time.monotonic() - self._start)
+        left = f", {duration((self._total - self._done) / rate)} left" if rate else ", no data arrives"
         share = f"{size(self._done)} of {size(self._total)} ({self._done / self._total:.0%})"
-        return f"{STAGE}: {share}, {size(rate)}/s{left}"
+        self._stage = f"{STAGE}: {share}, {size(rate)}/s{left}"
+        self.report()
+
+
+@contextmanager
+def metered(progress: Progress, seconds: float = SECONDS) -> Iterator[Meter]:
+    """A meter that puts its state into words every so many seconds, until the block has ended well."""
+    meter, ended = Meter(progress), threading.Event()
+
+    def tell() -> None:
+        while not ended.wait(seconds):
+            meter.tell()
+
+    thread = threading.Thread(target=tell, name="noria-download", daemon=True)
+    thread.start()
+    try:
+        yield meter
+    finally:
+        ended.set()
+        thread.join()
+    progress(STAGE, 1.0)

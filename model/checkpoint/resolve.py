@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 from model.checkpoint.embedded import EMBEDDED, embedded_gguf
-from model.checkpoint.files import Progress, layout
-from model.checkpoint.gguf.parts import whole_name
+from model.checkpoint.files import Progress, find_shards, layout
+from model.checkpoint.gguf.parts import find_parts, whole_name
 from model.checkpoint.model_files import is_gguf
 from model.errors import ModelError, one_line
 
@@ -40,9 +40,34 @@ def resolve(
         from model.checkpoint.hub import download
 
         found = download(model, revision=revision, progress=progress, weights=weights)
-    if not is_gguf(found):
-        layout(found)
+    if is_gguf(found):
+        return _whole(found)
+    layout(found)
     return found
+
+
+def resolve_again(model: str, found: Path, *, progress: Progress) -> Path:
+    """The directory or file of `model`, which was `found` before, for another engine. What is gone is downloaded.
+
+    A hub model keeps its revision, which names the directory: the newest one may be another model.
+    Raises ModelError as `resolve` does.
+    """
+    if not is_hub_name(model):
+        return resolve(model, progress=progress)
+    revision: str | None = found.name
+    try:
+        if found.suffix.lower() == ".gguf":
+            from model.checkpoint.hub import revision_of
+
+            revision = revision_of(found)
+            if all(path.is_file() for path in find_parts(found)):
+                return found
+        else:
+            find_shards(found)
+            return found
+    except ModelError:
+        pass
+    return resolve(model, revision=revision, progress=progress)
 
 
 def default_name(model: str) -> str:
@@ -67,3 +92,12 @@ def _looked_up(model: str) -> tuple[Path, bool, bool]:
 def is_hub_name(model: str) -> bool:
     """Whether MODEL is a name on the hub: not if there is a file or directory of this name."""
     return _HUB_NAME.fullmatch(model) is not None and not Path(model).expanduser().exists()
+
+
+def _whole(source: Path) -> Path:
+    """The GGUF file beside its other parts.
+
+    A link is followed, except to a name without a suffix, which the hub's cache gives to contents.
+    """
+    real = source.resolve()
+    return real if real.suffix.lower() == ".gguf" else source.absolute()

@@ -4,8 +4,8 @@ The data may be hostile: this runs in a process of its own (`model/images/proces
 transformers and mistral-common ignore them. Of an animation the first frame is used.
 """
 
+import logging
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from io import BytesIO
 
@@ -27,6 +27,8 @@ BIT_DEPTH = 24
 """The byte of a PNG file with the bits of a colour (PNG, section 11.2.2). Pillow reads the high bytes of 16 bits."""
 HIGH_BYTES = [value >> 8 for value in range(2**16)]
 
+log = logging.getLogger(__name__)
+
 # Private: Pillow's manual assigns here; no argument sets this limit, which only warns. `_open` has ours.
 Image.MAX_IMAGE_PIXELS = None
 
@@ -43,8 +45,12 @@ def decode(
         with _open(data, max_pixels) as image:
             on_size(image.width * image.height)
             image.load()
-            with suppress(Exception):  # damaged EXIF data are no reason to refuse the pixels
+            try:
                 ImageOps.exif_transpose(image, in_place=True)
+            except MemoryError:
+                raise
+            except Exception:  # damaged EXIF data are no reason to refuse the pixels
+                log.debug("the EXIF data of an image are damaged", exc_info=True)
             upright = _rgb(image)
     except (ImageError, MemoryError):
         raise

@@ -20,9 +20,9 @@ class Scheme:
       group 0 each output, takes `scale_bits` more (scales, minima, zeros). With `keeps_blocks` the blocks of a GGUF
       stay as they are, and their bits count instead.
     - `compiled`: it runs in the compiled kernels of a CPU, on float32 activations, and quantizes the output head too.
+      A row's bits depend on no other row then (docs/determinism.md).
       All others run in PyTorch and on a GPU in Triton, on activations in the model's format.
     - A projection's input channels must be a multiple of `multiple`.
-    - `bit_identical`: with compiled kernels a row's bits depend on no other row (docs/determinism.md).
     """
 
     name: str
@@ -34,7 +34,6 @@ class Scheme:
     keeps_blocks: bool = False
     compiled: bool = False
     multiple: int = 1
-    bit_identical: bool = False
 
     def bits(self, dim: int, block_bits: float | None = None) -> float | None:
         """Bits of a weight, its share of the scales included; None for the model's own format.
@@ -98,9 +97,9 @@ SCHEMES: Mapping[str, Scheme] = {
     scheme.name: scheme
     for scheme in (
         Scheme("none", "none", "plain", None),
-        Scheme("bfloat16", "none", "bfloat16", 16, compiled=True, bit_identical=True),
+        Scheme("bfloat16", "none", "bfloat16", 16, compiled=True),
         Scheme("fp8", "fp8", "fp8", 8, scale_bits=32),
-        Scheme("int8", "int8", "int8", 8, scale_bits=32, compiled=True, bit_identical=True),
+        Scheme("int8", "int8", "int8", 8, scale_bits=32, compiled=True),
         Scheme(
             *("int4", "int4", "blocks", 4),
             scale_bits=16 + 16,
@@ -108,7 +107,6 @@ SCHEMES: Mapping[str, Scheme] = {
             keeps_blocks=True,
             compiled=True,
             multiple=BLOCK_GROUP,
-            bit_identical=True,
         ),
         Scheme("int4-weights", "int4", "int4", 4, scale_bits=16 + 8, group=INT4_GROUP, multiple=INT4_GROUP),
     )

@@ -39,29 +39,17 @@ def _no_cuda() -> str:
     """Why PyTorch finds no CUDA device, and what to do."""
     if gpu.hidden():
         return f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r} hides every GPU; change it"
-    version, built = torch.__version__, torch.version.cuda
     if (driver := gpu.driver()) is None:
-        return f"PyTorch {version} finds no CUDA device, and there is no NVIDIA driver; install one"
-    here = f"NVIDIA's driver is {driver}"
-    if built is None:
-        return f"{here}, but this PyTorch, {version}, is a CPU build; install one for CUDA ({BUILDS})"
-    here += f", PyTorch {version} is built for CUDA {built}"
-    if not driver.serves(major := int(built.split(".")[0])):
-        least = gpu.LEAST_DRIVER.get(major, "newer")
-        return f"{here} and needs driver {least} or newer; update the driver, install another build ({BUILDS})"
-    if not driver.reachable:
-        return f"{here}, but there is no {gpu.DEVICES[0]}; give the container its GPUs (docker run --gpus all)"
-    if driver.cuda is None:
-        return f"{here}, but libcuda.so.1 does not load; give the container NVIDIA_DRIVER_CAPABILITIES=compute,utility"
-    return f"{here}, but it cannot use the GPU ({_init_error()}); repair that"
-
-
-def _init_error() -> str:
+        return f"PyTorch {torch.__version__} finds no CUDA device, and there is no NVIDIA driver; install one"
     try:
         torch.cuda.init()
+        why = "it finds no device"
     except (AssertionError, RuntimeError) as error:
-        return one_line(error)
-    return "it finds no device"
+        why = one_line(error)
+    return (
+        f"PyTorch {torch.__version__} cannot use the GPU of NVIDIA's driver {driver} ({why}); update the driver, "
+        f"install another build ({BUILDS}), or give the container its GPUs (docker run --gpus all)"
+    )
 
 
 def native_formats(device: torch.device) -> frozenset[str]:

@@ -6,7 +6,7 @@ JSON writes a named tuple as such a list anyway. The functions that read a recor
 import json
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from functools import partial
+from functools import cache, partial
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -15,7 +15,13 @@ Reader = Callable[[Any], Any]
 
 def row(record: Any) -> list[Any]:
     """The fields of a dataclass's instance."""
-    return [getattr(record, item.name) for item in fields(record)]
+    return [getattr(record, name) for name in _names(record.__class__)]
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    """The names of a dataclass's fields."""
+    return tuple(item.name for item in fields(kind))
 
 
 to_json: Callable[[Any], str] = json.JSONEncoder(separators=(",", ":"), default=row).encode

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -22,13 +21,10 @@ class Group:
     The ranks of a stage call the same methods in the same order. Sums have one order of additions, that of the ranks:
     a row's bits do not depend on the number of rows. On a GPU only a `deterministic` group promises this, because
     nccl chooses its order by size. No call waits for a GPU.
-    `bytes_sent` counts the bytes of tensors. `seconds_waiting` is the time that this process has waited for other
-    ranks; on a GPU the device waits, and it stays 0.
     """
 
     def __init__(self, place: Place, device: torch.device, *, deterministic: bool = False) -> None:
         self.place, self.device = place, device
-        self.bytes_sent, self.seconds_waiting = 0, 0.0
         self._reduces = device.type == "cuda" and not deterministic
         self._stage = _stage_group(place)
         if device.type == "cuda":  # nccl: all ranks take part in the first operation, then any two may
@@ -42,7 +38,6 @@ class Group:
             return partial
         partial = partial.contiguous()
         if self._reduces:
-            self.bytes_sent += partial.nbytes * 2 * (len(ranks) - 1) // len(ranks)
             dist.all_reduce(partial, group=self._stage)
             return partial
         if len(ranks) == 2 or partial.numel() < LARGE:
@@ -86,7 +81,6 @@ class Group:
         """Start to send hidden states [T, dim] to the next stage. Nobody may change them any more."""
         assert self.place.after is not None
         hidden = hidden.contiguous()
-        self.bytes_sent += hidden.nbytes
         (work,) = dist.batch_isend_irecv([dist.P2POp(dist.isend, hidden, self.place.after)])
         self._sends.append((work, hidden))
         while len(self._sends) > IN_FLIGHT * self.place.layout.pipeline:
@@ -106,16 +100,12 @@ class Group:
         self._finish(sends + [dist.P2POp(dist.irecv, received[i], rank, self._stage) for i, rank in others])
 
     def _finish(self, operations: list[dist.P2POp]) -> None:
-        self.bytes_sent += sum(each.tensor.nbytes for each in operations if each.op is dist.isend)
         self._wait(dist.batch_isend_irecv(operations))
 
     def _wait(self, works: Iterable[dist.Work]) -> None:
         """Wait until the works are done. On a GPU the current stream waits."""
-        start = perf_counter()
         for work in works:
             work.wait()
-        if self.device.type == "cpu":
-            self.seconds_waiting += perf_counter() - start
 
 
 def _stage_group(place: Place) -> dist.ProcessGroup | None:

@@ -44,7 +44,6 @@ class ParallelRunner:
     def __init__(self, own: PartRunner, place: Place, followers: Followers) -> None:
         self.info, self.adapters = own.info, NoAdapters()
         self._own = own
-        self.group = own.group
         self._layout = place.layout
         self._followers = followers
         self._writer = PlanWriter()

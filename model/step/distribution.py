@@ -1,7 +1,6 @@
 """One token from each row of logits: the greatest, or one sampled from the distribution that `Stage.DISTRIBUTION` left.
 
-On a CPU a compiled kernel samples rows that use no other parameters than its own, in one call. PyTorch samples the
-others, and all rows on a GPU, without waiting for it.
+On a CPU a compiled kernel samples all rows in one call. PyTorch does it elsewhere, and does not wait for a GPU.
 """
 
 from collections.abc import Sequence
@@ -25,8 +24,6 @@ LEAST_TOP_P = 1e-30
 """Below it, float32 may become 0. Only one token is left at much greater values already."""
 RACED = frozenset({"temperature", "seed"})
 """Parameters of `_race` itself."""
-COMPILED = frozenset({"temperature", "min_p", "top_k", "top_p", "seed"})
-"""Parameters that kernels/cpu/sample.c implements."""
 
 
 def choose(logits: Tensor, slices: Sequence[Slice], kernels: Kernels | None, first: int = 0) -> Tensor:
@@ -35,12 +32,9 @@ def choose(logits: Tensor, slices: Sequence[Slice], kernels: Kernels | None, fir
     The logits are overwritten. Afterwards the chosen token's value is its logit in a greedy row, and what `_race`
     compares in the others.
     """
-    others = [row for row, item in enumerate(slices) if not item.params.choosing <= COMPILED]
-    if kernels is None or len(others) == len(slices):
+    if kernels is None:
         return _choose(logits, slices, first)
-    in_pytorch = _choose(rows_of(logits, others), [slices[row] for row in others], first) if others else None
-    tokens = kernels.sample(logits, kernel_rows(slices, first))
-    return tokens if in_pytorch is None else tokens.index_copy_(0, indices(others, logits.device), in_pytorch)
+    return kernels.sample(logits, kernel_rows(slices, first))
 
 
 def _choose(logits: Tensor, slices: Sequence[Slice], first: int) -> Tensor:

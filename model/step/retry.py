@@ -6,13 +6,15 @@ keys and values are written to the same places.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import accumulate
 from math import inf
 from typing import TypeVar
 
 import torch
 
-from model.batch import Slice, SliceOutput, StepBatch, StepOutput, StepTooLarge
+from model.batch import SliceOutput, StepBatch, StepOutput, StepTooLarge
 from model.machine.device import of_memory
 
 log = logging.getLogger(__name__)
@@ -42,22 +44,39 @@ def attempt(compute: Callable[[], T], batch: StepBatch, most: float = inf) -> T 
 
 
 def apart(batch: StepBatch, compute: Compute) -> StepOutput:
-    """The result of a step that failed: each slice is computed alone. A slice that fails has a fault.
+    """The result of a step that failed: that of each half, down to slices. A slice that fails has a fault.
 
-    Raises the last error if every slice fails: then none of them is to blame.
+    `compute` may be called again for a part that it has begun. Raises the last error if every slice fails: then none of
+    them is to blame.
     """
     errors: list[Exception] = []
-    outputs = tuple([_alone(item, compute, errors) for item in batch.slices])
+    outputs = tuple(_halves(batch, compute, errors))
     if len(errors) == len(batch.slices):
         raise errors[-1]
     return StepOutput(outputs)
 
 
-def _alone(item: Slice, compute: Compute, errors: list[Exception]) -> SliceOutput:
+def _halves(batch: StepBatch, compute: Compute, errors: list[Exception]) -> Iterator[SliceOutput]:
+    if len(batch.slices) == 1:
+        yield _alone(batch, compute, errors)
+        return
+    cut = _middle([item.stop - item.start for item in batch.slices])
+    for half in (StepBatch(batch.slices[:cut]), StepBatch(batch.slices[cut:])):
+        output = attempt(partial(compute, half), half) if len(half.slices) > 1 else None
+        yield from _halves(half, compute, errors) if output is None else output.slices
+
+
+def _alone(batch: StepBatch, compute: Compute, errors: list[Exception]) -> SliceOutput:
     """The output of a slice. Adds its error if it fails, without the frames, which hold tensors."""
     try:
-        return compute(StepBatch((item,))).slices[0]
+        return compute(batch).slices[0]
     except Exception as error:
-        log.exception("sequence %d ends: its part of a step fails", item.sequence_id)
+        log.exception("sequence %d ends: its part of a step fails", batch.slices[0].sequence_id)
         errors.append(error.with_traceback(None))
     return SliceOutput(fault=f"the engine could not compute this request ({type(errors[-1]).__name__})")
+
+
+def _middle(lengths: list[int]) -> int:
+    """The number of slices that have half of the tokens; at least one slice is left."""
+    sums = list(accumulate(lengths))
+    return next(n for n, tokens in enumerate(sums, 1) if 2 * tokens >= sums[-1] or n == len(sums) - 1)

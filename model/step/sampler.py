@@ -19,7 +19,7 @@ from model.kernels.cpu.functions import Kernels
 from model.machine.transfers import Fetch
 from model.network.group import Group
 from model.sampling_params import PARAMETERS, Stage
-from model.step.distribution import COMPILED, DISTRIBUTION_STEPS, RACED, best, best_of_all, choose, kernel_rows
+from model.step.distribution import DISTRIBUTION_STEPS, RACED, best, best_of_all, choose, kernel_rows
 from model.step.logits import LOGITS_STEPS, SamplingStep, apply, indices, rows_of
 from model.step.logprobs import Scores, log_softmax
 
@@ -67,9 +67,8 @@ def sample(
     return Sampled(tokens, {row: place for place, row in enumerate(wanted)}, scored)
 
 
-CHOICE = {name for name, row in PARAMETERS.items() if row.stage in (Stage.LOGITS, Stage.DISTRIBUTION)} | {"logprobs"}
-NEEDS_PYTORCH = CHOICE - COMPILED
-"""Parameters that the compiled kernel does not know."""
+NEEDS_PYTORCH = {name for name, row in PARAMETERS.items() if row.stage is Stage.LOGITS} | {"logprobs"}
+"""Parameters that the compiled kernel does not know. It implements all of `Stage.DISTRIBUTION`."""
 
 
 def compiled_rows(slices: Sequence[Slice]) -> NDArray[np.void] | None:
@@ -79,7 +78,7 @@ def compiled_rows(slices: Sequence[Slice]) -> NDArray[np.void] | None:
     return None
 
 
-NEEDS_ALL = CHOICE - RACED
+NEEDS_ALL = NEEDS_PYTORCH.union(*(step.parameters for step in DISTRIBUTION_STEPS))
 """Parameters for which a row's token depends on more than the best token of each part of the vocabulary."""
 
 

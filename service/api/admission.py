@@ -18,8 +18,7 @@ from service.generation.generation import Backlog
 from service.generation.request import ServedModel
 from service.images.images import Images
 from service.observe.metrics import Metrics
-from service.observe.view.event import ServiceState
-from service.observe.view.feed import Feed
+from service.observe.view.feed import Feed, ServiceState
 from service.observe.view.requests import LiveRequests
 from service.schema.fields import Notices
 from service.settings import Settings

@@ -84,8 +84,9 @@ async def submit(
     state.admission.check_backlog(record.tenant)  # others may have come while it was tokenized
     generation = Generation(made, state.client, served.tokenizer, state.metrics, record, state.admission.backlog)
     live.begin(generation)
+    record.params, record.n_choices = made.params, made.n_choices
     await generation.submit()
-    record.params, record.n_choices, record.submitted = made.params, made.n_choices, generation.submitted
+    record.submitted = generation.submitted
     record.charge_prompt(generation.usage.prompt)
     return served, stack.enter_context(_recorded(generation, record))
 

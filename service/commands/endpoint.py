@@ -8,6 +8,7 @@ import httpx
 from model.errors import OptionError
 
 DETAIL_CHARS = 300
+CARD_SECONDS = 10.0
 
 
 def base_url(url: str) -> str:
@@ -66,6 +67,14 @@ def find_model(client: httpx.Client, model: str | None) -> str:
         return str(response.json()["data"][0]["id"])
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise OptionError(f"{client.base_url} lists no model at /v1/models; is it an OpenAI endpoint?") from error
+
+
+def is_noria(client: httpx.Client, model: str) -> bool:
+    """Whether the server is Noria, by the card of its model."""
+    try:
+        return bool(client.get(f"/v1/models/{model}", timeout=CARD_SECONDS).json()["owned_by"] == "noria")
+    except (httpx.HTTPError, ValueError, LookupError, TypeError):
+        return False
 
 
 def server_version(client: httpx.Client) -> str | None:

@@ -14,7 +14,7 @@ from service.commands.announcement import address, say, welcome
 from service.engine.client import EngineClient
 from service.generation.request import ServedModel
 from service.generation.startup import load_served
-from service.http.connection.places import Places, raise_descriptor_limit
+from service.http.connection.limits import Places, raise_descriptor_limit
 from service.http.health import HealthListener
 from service.http.listening import is_local
 from service.http.server import Server

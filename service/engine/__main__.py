@@ -25,7 +25,7 @@ def main() -> None:
         with contextlib.suppress(Exception):  # the runner's import meets the same fault and reports it
             importlib.import_module(module)
     from service import logs
-    from service.engine.wire import Wire
+    from service.engine.messages import Wire
     from service.engine.worker import Worker
 
     sock = socket.socket(fileno=int(descriptor))

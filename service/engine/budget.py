@@ -1,4 +1,4 @@
-"""The number of prompt tokens that a step may have beside the sequences that decode.
+"""The number of tokens that a step may have: prompt tokens beside the sequences that decode, and all together.
 
 A step delays the next token of each of these by its whole length. The engine learns from each step what its rows cost.
 A step may take the target between two tokens, or `STRETCH` times as long as decoding would take if all sequences
@@ -38,6 +38,8 @@ FIRST_PACE = 1.0
 """Seconds of a token before the first step is measured."""
 DOUBLE_DEPTH = 8192
 """The position where a token takes twice as long as at the start of a prompt. Models differ by four either way."""
+PATIENCE = 64
+"""Steps after which memory may be free again."""
 
 
 class Cost(NamedTuple):
@@ -151,25 +153,45 @@ class Pace:
         return self._seconds / (self._pace * (1 + depth / DOUBLE_DEPTH))
 
 
-class PromptBudget:
+class PromptBudget(StepCost):
     """What prompts may take of each step, for a target in seconds between two tokens. A target of 0 limits nothing.
 
     A sequence without progress for `deadline` seconds counts as hung.
     """
 
     def __init__(self, target: float = 0.0, deadline: float = inf) -> None:
+        super().__init__()
         self.target = target
         self.pace = Pace(deadline)
-        self._cost = StepCost()
-        self.note = self._cost.note
-
-    @property
-    def cost(self) -> Cost:
-        return self._cost.now
 
     def tokens(self, rows: int, sequences: int, depth: int) -> int | None:
         """Prompt tokens of the next steps, together, while `rows` of the `sequences` decode. None: no limit.
 
         The first prompt goes on at position `depth`.
         """
-        return self.cost.prompt_tokens(self.target, rows, sequences, depth)
+        return self.now.prompt_tokens(self.target, rows, sequences, depth)
+
+    def step_tokens(self, most: int, least: int, rows: int, sequences: int, depth: int) -> int:
+        """All tokens of the next steps, together: from `least` to `most`, as many as target and deadline allow."""
+        prompts = self.tokens(rows, sequences, depth)
+        tokens = most if prompts is None else min(most, rows + prompts)
+        return int(min(tokens, max(least, self.pace.tokens(depth))))
+
+
+class StepLimit:
+    """The greatest number of tokens of a step: `now` is less than `most` after a step that did not fit into memory."""
+
+    def __init__(self, most: int, least: int) -> None:
+        self.now = most
+        self._most, self._least = most, least
+        self._patience = 0
+
+    def lower(self, n_tokens: int) -> None:
+        """So many tokens did not fit."""
+        self.now, self._patience = max(self._least, n_tokens // 2), PATIENCE
+
+    def count(self) -> None:
+        """A step was computed."""
+        self._patience -= 1
+        if self._patience <= 0:
+            self.now, self._patience = min(self._most, 2 * self.now), PATIENCE

@@ -32,9 +32,9 @@ from service.engine.messages import (
 )
 from service.engine.picture import Picture
 from service.engine.supervision.adapters import KeptAdapters
+from service.engine.supervision.connection import Patience
 from service.engine.supervision.process import EngineHandle
 from service.engine.supervision.supervisor import Supervisor
-from service.engine.supervision.watchdog import Patience
 
 log = logging.getLogger("noria.engine")
 
@@ -88,16 +88,22 @@ class EngineClient:
         """
         self._supervisor.spawn()
 
-    async def start(self, options: Mapping[str, Any]) -> None:
-        """Load the model with these runner options and wait until the engine serves. Raises NoriaError if it cannot."""
+    async def start(
+        self, options: Mapping[str, Any], renew: Callable[[], Awaitable[Mapping[str, Any]]] | None = None
+    ) -> None:
+        """Load the model with these runner options and wait until the engine serves. Raises NoriaError if it cannot.
+
+        `renew` gives the options of each later engine; without it they stay as they are, but for the adapters.
+        """
         self.adapters.start(options.get("adapters", ()))
 
         async def current() -> Mapping[str, Any]:
             if self.info is None:
                 return options
             # Clients know the longest sequence: the next engine must keep it.
+            renewed = await renew() if renew is not None else options
             kept = {"max_model_len": self.info.max_model_len, "adapters": self.adapters.for_next_engine()}
-            return {**options, **kept}
+            return {**renewed, **kept}
 
         self._supervision = asyncio.create_task(self._supervise(current), name="engine-supervisor")
         await self._decided.wait()
@@ -138,8 +144,7 @@ class EngineClient:
 
         Raises EngineUnavailable unless the engine is ready.
         """
-        if self.state != "ready":
-            raise EngineUnavailable(f"the engine is {self.state}")
+        self._require_ready()
         request = replace(request, id=self._next_id)
         self._next_id += request.n
         mailboxes = {sequence_id: Mailbox(sequence_id, self._close_mailbox) for sequence_id in request.ids}
@@ -152,8 +157,7 @@ class EngineClient:
 
         Raises EngineUnavailable unless the engine is ready, EngineDied if it ends before.
         """
-        if self.state != "ready":
-            raise EngineUnavailable(f"the engine is {self.state}")
+        self._require_ready()
         self._looks.append(picture := asyncio.get_running_loop().create_future())
         self._send(Look(list(ids)))
         return await picture
@@ -163,8 +167,7 @@ class EngineClient:
 
         Raises ModelError if it cannot serve, EngineUnavailable unless the engine is ready, EngineDied if that ends.
         """
-        if self.state != "ready":
-            raise EngineUnavailable(f"the engine is {self.state}")
+        self._require_ready()
         self._send(LoadAdapter(number, path))
         try:
             await self.adapters.read(number, path)
@@ -192,10 +195,14 @@ class EngineClient:
             await asyncio.gather(self._supervision, return_exceptions=True)
         await self._supervisor.close()
 
+    def _require_ready(self) -> None:
+        if self.state != "ready":
+            raise EngineUnavailable(f"the engine is {self.state}")
+
     def _send(self, message: ToEngine) -> None:
         """Write a message to the engine that loads or serves, if there is one."""
-        if (wire := self._supervisor.wire) is not None:
-            wire.send(message)
+        if (engine := self._supervisor.current) is not None:
+            engine.send(message)
 
     def _take(self, message: FromEngine) -> None:
         if isinstance(message, Report):
@@ -221,6 +228,7 @@ class EngineClient:
         self._forget_adapters()
         self.note("ready", 1.0)
         self._decided.set()
+        self._supervisor.keep_spare()
 
     def _deliver(self, report: Report) -> None:
         self.stats = report.stats

@@ -1,6 +1,6 @@
 """The engine's loop: take messages, plan, launch, read, commit, report.
 
-There are three: one reads each step before it launches the next, one runs a step ahead, one keeps a pipeline busy.
+There are two: one runs a step ahead, the other keeps a pipeline busy, which may have one stage.
 """
 
 import logging
@@ -22,9 +22,8 @@ from service.engine.messages import (
     UnloadAdapter,
     Update,
 )
-from service.engine.progress import StallClock
+from service.engine.progress import StallClock, StepRecorder
 from service.engine.scheduling.scheduler import Scheduler
-from service.engine.steps import StepRecorder
 
 log = logging.getLogger("noria.engine")
 
@@ -69,24 +68,15 @@ class EngineLoop:
         self._waits_for_adapter = False  # and for nothing else
         self._failed_steps = 0
         self._landed_at = 0.0
-        self._landed = (0, 0.0)  # tokens of the step that was read since the last report, and its seconds
+        self._landed = 0  # tokens of the step that was read since the last report
 
     def run(self) -> None:
         """Serve until a Stop arrives. Raises the error of a step if it repeats; the process is then replaced."""
         self._report([])  # metrics show the pools before the first request
-        if self._runner.info.pipeline > 1:
-            self._run_pipeline()
-        elif self._runner.info.runs_ahead:
+        if self._runner.info.runs_ahead and self._runner.info.pipeline == 1:
             self._run_ahead()
         else:
-            self._run()
-
-    def _run(self) -> None:
-        """Launch a step, read it, report it."""
-        while (updates := self._take_messages()) is not None:
-            updates += self._launch()
-            updates += self._land()
-            self._report(updates)
+            self._run_pipeline()
 
     def _run_ahead(self) -> None:
         """Launch the next step, then read the one before it. Where the scheduler cannot plan that far, read first."""
@@ -176,9 +166,9 @@ class EngineLoop:
             self._count(flight.batch, output, reported=bool(updates))
             self._clock.note(self._scheduler.due, done=self._scheduler.advanced)
         before, self._landed_at = self._landed_at, time.monotonic()
-        self._landed = (flight.n_tokens, self._landed_at - max(before, flight.launched))
+        self._landed = flight.n_tokens
         if output is not None and flight.n_tokens:
-            self._steps.note(flight.batch, output, *self._landed)
+            self._steps.note(flight.batch, flight.n_tokens, self._landed_at - max(before, flight.launched))
         if output is not None and not (output.image_faults or any(item.fault for item in output.slices)):
             self._note_cost(flight, before)  # what has a fault may not have been computed
         return updates
@@ -230,9 +220,9 @@ class EngineLoop:
         return self._scheduler.fail_steps()
 
     def _report(self, updates: list[Update]) -> None:
-        stats = self._scheduler.stats(*self._landed)._replace(grammar_restarts=self._runner.grammar_restarts)
+        stats = self._scheduler.stats(self._landed)._replace(grammar_restarts=self._runner.grammar_restarts)
         self._send(Report(tuple(updates), stats))
-        self._landed = (0, 0.0)
+        self._landed = 0
         looks, self._looks = self._looks, []
         for look in looks:
             view = self._scheduler.view(self._preparing())

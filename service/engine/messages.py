@@ -1,19 +1,25 @@
-"""The messages between service and engine: plain data as JSON, never pickles.
+"""The messages between service and engine, and their frames on the wire: plain data as JSON, never pickles.
 
 To the engine:    LoadModel, Submit, Abort, Look, LoadAdapter, UnloadAdapter, AdapterRead, Stop
 From the engine:  Loading (stage, progress), Ready (RunnerInfo), Failed (start-up error), Report (one a step), Beat,
                   Picture (one a Look), AdapterLoaded (one a LoadAdapter)
 """
 
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 from model.batch import RunnerInfo, TokenLogprob
 from model.image_spans import ImageSpan
-from model.machine import records
+from model.machine import frames, records
 from model.sampling_params import SamplingParams
-from service.engine.picture import Picture
+from service.engine.picture import Picture, PoolPages
 
+PIECE = 2**18
+"""Bytes of a message that the service's event loop writes before it serves others."""
 FINISHES = ("abort", "timeout", "length", "stop")
 """Reasons for which a sequence ends without an error. A request has the first of them that one of its choices has.
 `service/generation/finish.py` has the words for them."""
@@ -186,15 +192,6 @@ class Update(NamedTuple):
     miss: CacheMiss | None = None
 
 
-class PoolStats(NamedTuple):
-    """Number of pages of one pool in each state."""
-
-    window: int | None
-    held: int
-    cached: int
-    free: int
-
-
 class AdapterStats(NamedTuple):
     """Number of sequences that use one LoRA adapter, by its number."""
 
@@ -206,20 +203,22 @@ class AdapterStats(NamedTuple):
 class Stats(NamedTuple):
     """State of the engine after a step. Counters are totals since the engine started.
 
-    `adapters` are those that sequences use.
+    `prompt_tokens` were computed, those of sequences that are computed again among them. `adapters` are those that
+    sequences use.
     """
 
     running: int = 0
     waiting: int = 0
     step_tokens: int = 0
-    step_seconds: float = 0.0
     preemptions: int = 0
     queried_tokens: int = 0
     hit_tokens: int = 0
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
-    pools: tuple[PoolStats, ...] = ()
+    pools: tuple[PoolPages, ...] = ()
     grammar_restarts: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
     adapters: tuple[AdapterStats, ...] = ()
 
 
@@ -266,3 +265,47 @@ def from_json(value: list[Any], data: bytes = b"") -> ToEngine | FromEngine:
 
 
 _READERS = {kind.__name__: records.record(kind) for kind in (*get_args(ToEngine), *get_args(FromEngine))}
+
+
+def frame(message: ToEngine | FromEngine) -> bytes:
+    """The bytes of one message on the wire."""
+    return b"".join(pieces(message))
+
+
+def pieces(message: ToEngine | FromEngine) -> Iterator[bytes | memoryview]:
+    """The bytes of one message, its data in pieces that are not copied."""
+    data = memoryview(data_of(message))
+    yield frames.head(message, len(data), to_json=to_json)
+    for start in range(0, len(data), PIECE):
+        yield data[start : start + PIECE]
+
+
+class Wire:
+    """The engine's end, which blocks. Any thread may call `send`, one thread `receive`."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._lock = threading.Lock()
+
+    def send(self, message: FromEngine) -> None:
+        """Write one message. Raises OSError when the service is gone."""
+        data = frame(message)
+        with self._lock:
+            self._sock.sendall(data)
+
+    def receive(self) -> ToEngine | None:
+        """The next message; None when the service has closed its end."""
+        try:
+            value, data = frames.receive(self._sock)
+        except OSError:
+            return None
+        return cast(ToEngine, from_json(value, data))
+
+    def close(self) -> None:
+        """End both directions; a reader blocked in `receive` gets None."""
+        with contextlib.suppress(OSError):  # the other end closed first
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def release(self) -> None:
+        """Close the descriptor, once no thread reads any more."""
+        self._sock.close()

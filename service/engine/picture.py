@@ -78,17 +78,12 @@ class SequenceShape:
 class Picture:
     """The answer to a `Look`.
 
-    A look without ids gets the pools, the first sequences, how many are `left_out`, and what the steps did since the
-    look before: the newest `steps`, and in `seconds` the numbers of `generated` and `prompt` tokens. A look with ids
-    gets these sequences, without their pages, and in `places` the id and the place of each that waits in the queue;
-    places count from 1 in the order of admission.
+    A look without ids gets the first sequences, how many are `left_out`, and the newest `steps` since the look before.
+    A look with ids gets these sequences, without their pages, and in `places` the id and the place of each that waits
+    in the queue; places count from 1 in the order of admission.
     """
 
-    pools: tuple[PoolPages, ...] = ()
     steps: tuple[StepRows, ...] = ()
-    seconds: float = 0.0
-    generated: int = 0
-    prompt: int = 0
     sequences: tuple[SequenceShape, ...] = ()
     left_out: int = 0
     places: tuple[tuple[int, int], ...] = ()

@@ -1,6 +1,15 @@
-"""How long the oldest sequence of the engine has made no progress."""
+"""The progress of the engine: how long its oldest sequence has made none, and what the latest steps did."""
 
-from collections.abc import Iterable
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from math import inf
+
+from model.batch import StepBatch
+from service.engine.picture import MAX_STEPS, StepRows
+
+WATCHED_SECONDS = 3.0
+"""A step is recorded if it begins at most so long after a look. Who watches looks at least once a second."""
 
 
 class StallClock:
@@ -35,3 +44,33 @@ class StallClock:
         }
         oldest = now if self._oldest is None else self._oldest
         return now - min(oldest, *(since for _, since in self._work.values()), now)
+
+
+class StepRecorder:
+    """The latest steps for the pictures of an engine. It records nothing while nobody looks."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._n = 0
+        self._watched_until = -inf
+        self._latest: deque[StepRows] = deque(maxlen=MAX_STEPS)
+
+    def note(self, batch: StepBatch, rows: int, seconds: float) -> None:
+        """Count a step that was read."""
+        self._n += 1
+        if self._clock() - seconds > self._watched_until:
+            self._latest.clear()
+            return
+        draft = sum(item.n_draft for item in batch.slices)
+        decode = sum(
+            item.start >= item.n_prompt and item.stop - item.n_draft - item.start == 1 for item in batch.slices
+        )
+        prompt = rows - draft - decode
+        self._latest.append(StepRows(self._n, decode, prompt, draft, len(batch.slices), round(seconds, 6)))
+
+    def take(self) -> tuple[StepRows, ...]:
+        """The steps since the last call."""
+        taken = (*self._latest,)
+        self._latest.clear()
+        self._watched_until = self._clock() + WATCHED_SECONDS
+        return taken

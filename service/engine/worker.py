@@ -30,10 +30,10 @@ from service.engine.messages import (
     Submit,
     ToEngine,
     UnloadAdapter,
+    Wire,
 )
 from service.engine.progress import StallClock
 from service.engine.scheduling.scheduler import Scheduler
-from service.engine.wire import Wire
 
 log = logging.getLogger("noria.engine")
 

@@ -11,7 +11,7 @@ from service.engine.messages import Update
 from service.errors.errors import ApiError, InvalidRequest
 from service.generation.request import ModelRequest, Prompt
 from service.generation.text import TextStream
-from service.generation.thinking import CountingStream, ThinkingStream
+from service.generation.thinking import ThinkingStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Choice:
         prompt: Prompt,
         request: ModelRequest,
         mailbox: Mailbox,
-        text: TextStream | ThinkingStream | CountingStream,
+        text: TextStream | ThinkingStream,
     ) -> None:
         self.index = index
         self.mailbox = mailbox

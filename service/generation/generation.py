@@ -122,7 +122,7 @@ class Generation:
         sent = replace(prompt.submit, tenant=self._record.tenant, cache_owner=self._record.cache_owner)
         return self._client.submit_choices(sent)
 
-    def _text(self, stops: list[StopString]) -> TextStream | ThinkingStream | CountingStream:
+    def _text(self, stops: list[StopString]) -> TextStream | ThinkingStream:
         params, reasoning = self._request.params, self._request.reasoning
         text = TextStream(
             self._tokenizer,

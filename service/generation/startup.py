@@ -5,6 +5,7 @@ import gc
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ from model.checkpoint.embedded import EMBEDDED, EMBEDDED_DESCRIPTION
 from model.checkpoint.families import read_config
 from model.checkpoint.generation_config import GenerationDefaults, read_generation
 from model.checkpoint.model_files import model_files
-from model.checkpoint.resolve import resolve
+from model.checkpoint.resolve import resolve, resolve_again
 from model.errors import OptionError, ParameterError
 from model.options import RunnerOptions
 from model.sharding.layout import Layout
@@ -47,8 +48,13 @@ async def load_served(settings: Settings, client: EngineClient) -> ServedModel:
     directory = await _in_thread(lambda: resolve(settings.model, revision=settings.revision, progress=client.note))
     await _in_thread(lambda: check_layout(settings, directory))
 
+    async def renew() -> dict[str, Any]:
+        """The runner's options for another engine: the model's files may have gone, or moved."""
+        find = partial(resolve_again, settings.model, directory, progress=client.note)
+        return runner_options(settings, await _in_thread(find))
+
     text = asyncio.create_task(_in_thread(lambda: _frozen(load_text_side(directory, settings.chat_template))))
-    network = asyncio.create_task(client.start(runner_options(settings, directory)))
+    network = asyncio.create_task(client.start(runner_options(settings, directory), renew))
     try:
         side, _ = await asyncio.gather(text, network)
     finally:

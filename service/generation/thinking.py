@@ -49,7 +49,7 @@ class ThinkingStream:
         self.n_thought = 0
         self._reasoning = reasoning
         self._phase = reasoning.phase
-        self._text = text
+        self._text = self._answer = text
         self._opening, self._closing = (mark.encode() for mark in (reasoning.marks.opening, reasoning.marks.closing))
         self._waiting: list[bytes] = []  # of tokens before the thought that may be its opening mark
         self._held = b""  # the end of the thought that may belong to its closing mark
@@ -60,11 +60,11 @@ class ThinkingStream:
 
     @property
     def stopped_by(self) -> str | None:
-        return self._text.stopped_by
+        return self._answer.stopped_by
 
     @property
     def length(self) -> int:
-        return self._text.length
+        return self._answer.length
 
     def push(self, token: int) -> bool:
         """Add a token. True if it completes a stop string: the text ends, and no token may follow."""
@@ -162,35 +162,23 @@ class ThinkingStream:
         return self._text.add(data)
 
 
-class CountingStream:
+class CountingStream(ThinkingStream):
     """The text of one choice with its thought in it. `n_thought` counts the tokens of the thought, with its marks."""
 
     def __init__(self, reasoning: Reasoning, text: TextStream, tokenizer: Tokenizer) -> None:
-        self._text = text
-        self._counter = ThinkingStream(reasoning, TextStream(tokenizer))
-
-    @property
-    def n_thought(self) -> int:
-        return self._counter.n_thought
-
-    @property
-    def stopped_by(self) -> str | None:
-        return self._text.stopped_by
-
-    @property
-    def length(self) -> int:
-        return self._text.length
+        super().__init__(reasoning, TextStream(tokenizer))
+        self._answer = text
 
     def push(self, token: int) -> bool:
         """Add a token. True if it completes a stop string: the text ends, and no token may follow."""
-        self._counter.push(token)
-        return self._text.push(token)
+        super().push(token)
+        return self._answer.push(token)
 
     def take(self, *, final: bool = False) -> Released:
         """The new text; with `final` all that is left."""
-        self._counter.take(final=final)
-        self._counter.take_thought()
-        return self._text.take(final=final)
+        super().take(final=final)
+        super().take_thought()
+        return self._answer.take(final=final)
 
     def take_thought(self) -> str:
         """Nothing: the thought is in the text."""

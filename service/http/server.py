@@ -16,9 +16,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from model.errors import NoriaError
-from service.http.connection.places import Places
+from service.http.connection.exchange import Proxies
+from service.http.connection.limits import Places
 from service.http.connection.protocol import Connection
-from service.http.connection.proxied import Proxied
 from service.http.health import HealthListener
 from service.settings import Settings
 
@@ -56,10 +56,11 @@ class Server(uvicorn.Server):
         self._draining = False
         self._loop: asyncio.AbstractEventLoop | None = None
         # uvicorn takes any callable that makes a protocol.
-        protocol: Any = partial(Connection, places=places, on_refused=on_refused)
+        proxies = Proxies(settings.root_path, settings.proxies)
+        protocol: Any = partial(Connection, places=places, proxies=proxies, on_refused=on_refused)
         super().__init__(
             uvicorn.Config(
-                Proxied(app, settings.root_path, settings.proxies),
+                app,
                 proxy_headers=False,
                 log_config=None,
                 access_log=False,

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from service.errors.dialects import OPENAI, error_response
 from service.errors.errors import ApiError, Unavailable, as_api_error
-from service.http.connection.deadline import Deadline
+from service.http.connection.flow import Deadline
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -2,16 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from fastapi import Request
+from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
-from starlette.staticfiles import StaticFiles
 
 from service.access.record import Policy
 from service.api.routes import Handler
+from service.page.files import File, files
 
-ASSETS = StaticFiles(directory=Path(__file__).parent / "assets")
 CONTENT_POLICY = "; ".join(
     (
         "default-src 'self'",
@@ -43,11 +42,23 @@ class Page:
     policy: Policy = Policy(open=True, quiet=True, page=True)  # noqa: RUF009 - frozen
 
 
-async def _file(request: Request) -> Response:
-    """A file of the page, or a 304 where the browser has it already."""
-    response = await ASSETS.get_response(request.path_params.get("name", "index.html"), request.scope)
-    response.headers.update(HEADERS)
-    return response
+async def _index(request: Request) -> Response:
+    return respond(request, files()["index.html"])
+
+
+async def _asset(request: Request) -> Response:
+    found = files().get(request.path_params["name"])
+    if found is None:
+        raise HTTPException(404)
+    return respond(request, found)
+
+
+def respond(request: Request, file: File) -> Response:
+    """The file, or a 304 where the browser has it already."""
+    headers = {**HEADERS, "etag": file.etag}
+    if file.etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, headers=headers, media_type=file.media_type)
 
 
 def start_at(prefix: str) -> Page:
@@ -60,7 +71,7 @@ def start_at(prefix: str) -> Page:
 
 
 PAGES = (
-    Page("/", _file, "page"),
-    Page("/docs", _file, "page_docs"),
-    Page("/page/{name:path}", _file, "page_file"),
+    Page("/", _index, "page"),
+    Page("/docs", _index, "page_docs"),
+    Page("/page/{name:path}", _asset, "page_file"),
 )

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +18,7 @@ from benchmarks.peers.loads import LOADS, Load, chosen, figures, measure, send
 from benchmarks.peers.results import Row, figure, rows
 from benchmarks.workload import Workload
 from tests.service.commands.fake_openai import FakeOpenAI, serving
+from tests.waiting import ended, eventually
 
 pytestmark = pytest.mark.tools
 
@@ -104,21 +104,12 @@ def test_a_load_with_failures_is_not_a_measurement() -> None:
         send(url, "none", Load(concurrency=1), 0.05, 1)
 
 
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def test_a_server_that_ends_says_why_and_leaves_no_process(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     command = ["sh", "-c", f"sleep 99 & echo $! > {pid}; echo no such model; exit 3"]
     with pytest.raises(RuntimeError, match="ended and said: no such model"), servers._running(command, {}, 1):
         pass
-    deadline = time.monotonic() + 10
-    while is_running(int(pid.read_text())):
-        assert time.monotonic() < deadline, "the server's child goes on"
+    eventually(lambda: ended(int(pid.read_text())), "the server's child has ended")
 
 
 def test_int8_weights_are_within_half_a_step() -> None:

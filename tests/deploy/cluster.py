@@ -1,12 +1,7 @@
-"""What a cluster would say to the manifests: published schemas, and a server that answers kubectl's discovery."""
+"""What a cluster would say to the manifests, by published schemas."""
 
 import functools
-import http.server
 import json
-import subprocess
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +18,6 @@ OLDEST = "1.30"
 CRDS = {
     (crd["apiVersion"], crd["kind"]): crd for crd in yaml.safe_load(Path(__file__).with_name("crds.yaml").read_text())
 }
-PLURALS = {"NetworkPolicy": "networkpolicies"}
-CLUSTER_WIDE = {"Namespace"}
 
 
 def strict(schema: Any) -> Any:
@@ -58,61 +51,3 @@ def _validate(text: str) -> None:
         return
     for version in (OLDEST, VERSION):
         kubernetes_validate.validate(thing, version, strict=True)
-
-
-def _resource_lists(things: tuple[Object, ...]) -> dict[str, Object]:
-    """Discovery of an API server with the kinds of these objects: path -> answer."""
-    lists: dict[str, Object] = {}
-    for version, kind in {(thing["apiVersion"], thing["kind"]) for thing in things}:
-        plural = CRDS[version, kind]["plural"] if (version, kind) in CRDS else PLURALS.get(kind, kind.lower() + "s")
-        found = lists.setdefault(f"/apis/{version}" if "/" in version else f"/api/{version}", {"resources": []})
-        found |= {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version}
-        entry = {"name": plural, "kind": kind, "namespaced": kind not in CLUSTER_WIDE, "verbs": ["create"]}
-        found["resources"].append(entry)
-    groups = [
-        {"name": version.split("/")[0], "versions": [{"groupVersion": version, "version": version.split("/")[1]}]}
-        for version in sorted(found["groupVersion"] for found in lists.values())
-        if "/" in version
-    ]
-    lists["/api"] = {"kind": "APIVersions", "versions": ["v1"]}
-    lists["/apis"] = {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
-    return lists
-
-
-@contextmanager
-def discovery(things: tuple[Object, ...]) -> Iterator[str]:
-    """The URL of a server that only says which kinds there are: kubectl asks even for a client's dry run."""
-    answers = _resource_lists(things)
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = json.dumps(answers.get(self.path.partition("?")[0], {"kind": "Status", "code": 404})).encode()
-            self.send_response(200 if self.path.partition("?")[0] in answers else 404)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def dry_run(things: tuple[Object, ...], folder: Path) -> list[str]:
-    """What kubectl would create: the names of the objects. Raises AssertionError if it refuses one."""
-    path = folder / "all.yaml"
-    path.write_text(yaml.safe_dump_all(things))
-    with discovery(things) as url:
-        flags = [f"--server={url}", f"--cache-dir={folder}", "--kubeconfig=/dev/null", "--dry-run=client"]
-        command = ["kubectl", "create", *flags, "--validate=false", "--output=name", f"--filename={path}"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()

@@ -2,14 +2,15 @@
 
 import re
 
-from service.engine.messages import Beat, PoolStats, Report, Stats
+from service.engine.messages import Beat, Report, Stats
+from service.engine.picture import PoolPages
 from service.observe.metrics import Metrics
 from tests.fakes import make_info
 
 
 def known_metrics() -> set[str]:
     """Every series that a scrape of a serving Noria can hold."""
-    pools = (PoolStats(window=None, held=1, cached=1, free=1),)
+    pools = (PoolPages(window=None, page_size=16, pages=3, held=1, shared=0, cached=1, free=1),)
     metrics = Metrics(lambda: Stats(pools=pools))
     metrics.observe_key("team", "stop", 1, 1)
     metrics.observe_report(Report((), Stats()))

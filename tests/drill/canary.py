@@ -4,7 +4,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -114,6 +114,27 @@ def _texts(chunks: list[dict[str, Any]]) -> str:
     return json.dumps(texts)
 
 
+@contextmanager
+def repeated(action: Callable[[int], float], n_threads: int) -> Iterator[None]:
+    """Threads that do something again and again until the block ends, and wait for the seconds that it returns."""
+    stop = threading.Event()
+
+    def repeat(first: int) -> None:
+        for number in itertools.count(first):
+            if stop.wait(action(number)):
+                return
+
+    threads = [threading.Thread(target=repeat, args=(number,), daemon=True) for number in range(n_threads)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(PATIENCE + 5)
+
+
 @dataclass(slots=True)
 class Canary:
     """Asks a server. `alone` are the right answers, by the question's place; `learn` gets them from a quiet server."""
@@ -136,23 +157,13 @@ class Canary:
     def asking(self, n_askers: int) -> Iterator[list[Asked]]:
         """Ask until the block ends; gives the growing list of what was asked."""
         log: list[Asked] = []
-        stop = threading.Event()
-        threads = [threading.Thread(target=self._repeat, args=(n, log, stop), daemon=True) for n in range(n_askers)]
-        for thread in threads:
-            thread.start()
-        try:
-            yield log
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join(PATIENCE + 5)
 
-    def _repeat(self, first: int, log: list[Asked], stop: threading.Event) -> None:
-        for number in itertools.count(first):
-            if stop.is_set():
-                return
+        def ask_next(number: int) -> float:
             log.append(self._asked(number % len(self.questions)))
-            stop.wait(0.02 if log[-1].right else 0.2)
+            return 0.02 if log[-1].right else 0.2
+
+        with repeated(ask_next, n_askers):
+            yield log
 
     def _asked(self, number: int) -> Asked:
         question = self.questions[number]

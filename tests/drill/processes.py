@@ -81,11 +81,6 @@ def send(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def ended(pid: int) -> bool:
-    """Whether a process has ended; a zombie has."""
-    return _stat(pid)[:1] in ([], ["Z"], ["X"])
-
-
 def _descendants(pid: int) -> Iterator[Process]:
     for number in _children(pid):
         if process := _process(number):

@@ -2,15 +2,14 @@
 
 import contextlib
 import random
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
+from statistics import linear_regression
 
 import httpx
 
-from tests.drill.canary import COMPLETIONS
+from tests.drill.canary import COMPLETIONS, repeated
 from tests.drill.forms import new_form
 from tests.drill.row import MIB, Promise, Row, check
 from tests.drill.stage import Stage
@@ -27,12 +26,7 @@ ASKERS = 4
 
 def slope(values: Sequence[float]) -> float:
     """The growth from the first to the last of evenly spaced values, along the least-squares line."""
-    n = len(values)
-    if n < 2:
-        return 0.0
-    middle, mean = (n - 1) / 2, sum(values) / n
-    rise = sum((place - middle) * (value - mean) for place, value in enumerate(values))
-    return rise / sum((place - middle) ** 2 for place in range(n)) * (n - 1)
+    return (len(values) - 1) * linear_regression(range(len(values)), values).slope
 
 
 def measure(target: Target) -> tuple[float, float, float]:
@@ -45,8 +39,9 @@ def measure(target: Target) -> tuple[float, float, float]:
     )
 
 
-def abort(stage: Stage, rng: random.Random) -> None:
+def abort(stage: Stage, number: int) -> float:
     """Begin a request of any kind, and go away after a while."""
+    rng = random.Random(number)
     body = {
         "prompt": "wheel " * rng.choice([1, 20, 400]),
         "max_tokens": rng.choice([1, 16, 200]),
@@ -60,33 +55,13 @@ def abort(stage: Stage, rng: random.Random) -> None:
         path, body = question.path, question.body
     with contextlib.suppress(httpx.HTTPError):
         fetch("POST", stage.target.url + path, json=body, timeout=rng.uniform(0.05, 3.0))
+    return 0.0
 
 
 def fill_cache(url: str) -> None:
     """Touch all pages of the KV cache, so that memory does not grow by that later."""
     body = {"prompt": [100 + number for number in range(8000)], "max_tokens": 1}
     fetch("POST", url + COMPLETIONS, json=body, timeout=300)
-
-
-@contextmanager
-def repeated(action: Callable[[random.Random], None], n: int) -> Iterator[None]:
-    """Threads that do something again and again until the block ends."""
-    stop = threading.Event()
-
-    def again(number: int) -> None:
-        rng = random.Random(number)
-        while not stop.is_set():
-            action(rng)
-
-    threads = [threading.Thread(target=again, args=(number,), daemon=True) for number in range(n)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
 
 
 def run(seconds: float, stage: Stage) -> str:

@@ -1,14 +1,23 @@
-"""The server that modules share: a start takes seconds of processor time."""
+"""How modules load the short model."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.e2e.server import LiveServer, serving
+from model.loading import create
+from model.step.runner import ModelRunner
+
+Load = Callable[..., ModelRunner]
 
 
 @pytest.fixture(scope="session")
-def embedded() -> Iterator[LiveServer]:
-    """`noria serve` with the embedded model and a spare engine. Each test leaves it ready and idle."""
-    with serving("--max-sequences", "32", "--spare-engine", paced=True) as started:
-        yield started
+def load_short(short_model: Path) -> Load:
+    """Load the first layers of the embedded model in this process, with these options."""
+
+    def load(**options: Any) -> ModelRunner:
+        chosen = {"max_model_len": 256, "cache_memory": 128 * 2**20, **options}
+        return create(lambda stage, done: None, model=str(short_model), device="cpu", **chosen)
+
+    return load

@@ -1,35 +1,43 @@
-"""The embedded model without compiled kernels. PyTorch serves it, logs this, and answers the same packed and alone."""
+"""Without compiled kernels PyTorch serves, the log says so, and prompts score the same packed and alone."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from model.loading import create
 from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
 from model.tokenizers.load import load_tokenizer
 from service.engine.messages import Submit
 from service.engine.scheduling.scheduler import Scheduler
-from tests.e2e.server import MODEL, serving
+from tests.e2e.conftest import Load
+from tests.e2e.server import serving
+from tests.e2e.without_server import serve
 
+PROMPT = [*range(100, 140)]
 SCORED = SamplingParams(max_tokens=0, prompt_logprobs=0)
 TEXT = "The water wheel turns slowly under the old stone bridge, and each bucket fills, rises and empties."
 
 
-def test_it_is_served_and_named() -> None:
-    with serving("--dtype", "bfloat16", NORIA_KERNELS="torch") as server:
+@pytest.fixture
+def runner(load_short: Load, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
+    monkeypatch.setenv("NORIA_KERNELS", "torch")
+    return load_short(dtype="bfloat16", max_step_tokens=512)
+
+
+def test_it_is_served_and_named(short_model: Path, runner: ModelRunner) -> None:
+    with serving(str(short_model), "--dtype", "bfloat16", NORIA_KERNELS="torch") as server:
         engine = server.http.get("/version").json()["engine"]
-        assert {key: engine[key] for key in ("kernels", "quantize", "attention")} == {
-            "kernels": "torch",
-            "quantize": "none",
-            "attention": "sdpa",
-        }
+        expected = {"kernels": "torch", "quantize": "none", "attention": "sdpa"}
+        assert {key: engine[key] for key in expected} == expected
         assert "kernels=torch" in server.log
-        answer = server.openai.completions.create(
-            model=MODEL, prompt="The capital of France is", max_tokens=4, temperature=0
-        )
-        assert "Paris" in answer.choices[0].text
+        ask = {"prompt": PROMPT, "max_tokens": 1, "temperature": 0, "logprobs": 0, "return_token_ids": True}
+        (choice,) = server.http.post("/v1/completions", json=ask).json()["choices"]
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=0)
+    ((token, logprob),) = serve(runner, [(PROMPT, params)])[0][0]
+    assert choice["token_ids"] == [token]
+    assert logprob is not None
+    assert choice["logprobs"]["token_logprobs"] == [pytest.approx(logprob.logprob, abs=0.05)]
 
 
 def scores(runner: ModelRunner, prompts: list[list[int]], max_step_tokens: int) -> list[torch.Tensor]:
@@ -44,17 +52,7 @@ def scores(runner: ModelRunner, prompts: list[list[int]], max_step_tokens: int) 
     return [torch.tensor(values) for values in found]
 
 
-def test_prompts_score_alike_packed_in_chunks_and_alone(short_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NORIA_KERNELS", "torch")
-    runner = create(
-        lambda stage, done: None,
-        model=str(short_model),
-        device="cpu",
-        dtype="bfloat16",
-        max_model_len=128,
-        max_step_tokens=512,
-        cache_memory=64 * 2**20,
-    )
+def test_prompts_score_alike_packed_in_chunks_and_alone(short_model: Path, runner: ModelRunner) -> None:
     tokens = load_tokenizer(short_model).encode(TEXT * 2, add_bos=False, parse_control=False)
     prompts = [tokens[i : i + 10 + 3 * i] for i in range(6)]
     alone = [scores(runner, [prompt], 512)[0] for prompt in prompts]

@@ -1,5 +1,6 @@
-"""A real server while the processes of grammars are killed and stopped: every answer is whole, none is a 4xx."""
+"""Grammars in a real server, whose processes are killed and stopped: every answer is whole, none is a 4xx."""
 
+import json
 import os
 import re
 import shutil
@@ -10,13 +11,27 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
+from model.grammar.thinking import GRACE_TOKENS
 from tests.e2e.server import LiveServer, serving
 from tests.faults import offspring
 from tests.waiting import ended, eventually, strike
 
 NUMBERS = count(100)
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+TEMPLATE = """{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content.split('</think>')[-1].lstrip() }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+<think>
+{% endif %}"""
+"""A template that opens the thought, as those of DeepSeek-R1's distillations do."""
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +42,27 @@ def directory(short_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="module")
 def server(directory: Path) -> Iterator[LiveServer]:
-    with serving(str(directory), "--max-sequences", "4", paced=True) as started:
+    template = directory.with_name("template.jinja")
+    template.write_text(TEMPLATE)
+    flags = ("--max-sequences", "4", "--chat-template", str(template), "--reasoning-budget", "12")
+    with serving(str(directory), *flags, paced=True) as started:
         yield started
+
+
+def test_a_thought_with_a_budget(server: LiveServer) -> None:
+    ask: dict[str, Any] = {"messages": [{"role": "user", "content": "Describe a person."}], "max_tokens": 120}
+    ask |= {"response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON}}}
+    ask |= {"temperature": 1, "top_p": 1, "repetition_penalty": 1}
+    reply = server.http.post("/v1/chat/completions", json=ask | {"seed": 3}).json()
+    message = reply["choices"][0]["message"]
+    jsonschema.validate(json.loads(message["content"]), PERSON)
+    assert message["reasoning_content"]
+    n_thought = reply["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    assert 12 <= n_thought <= 12 + GRACE_TOKENS + 4
+    none = server.http.post("/v1/chat/completions", json=ask | {"reasoning_effort": "none"}).json()
+    assert "reasoning_content" not in none["choices"][0]["message"]
+    jsonschema.validate(json.loads(none["choices"][0]["message"]["content"]), PERSON)
+    assert server.metric("noria_reasoning_tokens_total") > n_thought
 
 
 def new_form(server: LiveServer) -> None:

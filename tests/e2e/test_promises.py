@@ -1,30 +1,22 @@
 """No bit of tokens or logprobs depends on how a request is served, on the first layers of the real network.
 
-The schemes are int8, a file's own blocks, and bfloat16. test_sampling.py tests the full
-depth over HTTP."""
+The schemes are int8, a file's own blocks, and bfloat16. test_embedded.py tests the full depth over HTTP."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from model.checkpoint.families import read_config
-from model.loading import create
 from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
 from service.engine.scheduling.scheduler import Scheduler
+from tests.e2e.conftest import Load
 from tests.e2e.without_server import Answer, serve, serve_with
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, logprobs=3)
 SEEDED = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=12, logprobs=3)
 N_TOKENS = 8192
 """Tokens that prompts consist of."""
-
-
-def is_slow(options: dict[str, Any]) -> bool:
-    """Whether the products of this scheme take several times as long as those of int8."""
-    return "dtype" in options
 
 
 SERVED: list[dict[str, Any]] = [
@@ -36,13 +28,13 @@ SERVED: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module", params=SERVED, ids=lambda options: "-".join(map(str, options.values())))
-def options(short_model: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
-    return {"model": str(short_model), "device": "cpu", **request.param}
+def options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return dict(request.param)
 
 
 @pytest.fixture(scope="module")
-def runner(options: dict[str, Any]) -> ModelRunner:
-    made = create(lambda stage, done: None, max_model_len=256, cache_memory=128 * 2**20, **options)
+def runner(options: dict[str, Any], load_short: Load) -> ModelRunner:
+    made = load_short(**options)
     schemes = {"auto": "int4", "int8": "int8", "none": "none"}
     assert made.info.description["quantize"] == schemes[options.get("quantize", "none")]
     assert made.info.description["kernels"].startswith("native")
@@ -62,8 +54,8 @@ def alone(runner: ModelRunner) -> list[Answer]:
 
 
 def test_packed_with_others(runner: ModelRunner, alone: list[Answer]) -> None:
-    n = 30
-    others = [(prompt(2 + i, 3 + 5 * i), GREEDY) for i in range(n)]
+    n = 16
+    others = [(prompt(2 + i, 3 + 9 * i), GREEDY) for i in range(n)]
     answers, _ = serve(runner, [*others[: n // 2], *MINE, *others[n // 2 :]])
     assert answers[n // 2 : n // 2 + 2] == alone
 
@@ -89,30 +81,26 @@ def test_from_a_part_of_a_cached_page(runner: ModelRunner, alone: list[Answer]) 
     assert scheduler.stats().hit_tokens == 51 + 20
 
 
-def test_with_speculation(runner: ModelRunner, options: dict[str, Any]) -> None:
+def test_with_speculation(runner: ModelRunner) -> None:
     """Some prompts repeat themselves. Requests are greedy, seeded, or have penalties. Many draft tokens are wrong."""
-    slow = is_slow(options)
-    n = 24 if slow else 40
     repeating = prompt(3, 12) * 4
     penalized = replace(SEEDED, temperature=0.3, repetition_penalty=1.05, frequency_penalty=0.02, min_tokens=5)
     plain = [(repeating, GREEDY), (repeating, SEEDED), (repeating[5:], penalized), *MINE]
-    plain = [(tokens, replace(params, max_tokens=n)) for tokens, params in plain]
+    plain = [(tokens, replace(params, max_tokens=24)) for tokens, params in plain]
     guessing = [(tokens, replace(params, prompt_lookup_num_tokens=8)) for tokens, params in plain]
     alone = [serve(runner, [item])[0][0] for item in plain]
     assert [serve(runner, [item])[0][0] for item in guessing] == alone
     answers, scheduler = serve(runner, guessing, max_step_tokens=50)
     assert answers == alone
     stats = scheduler.stats()
-    assert stats.draft_tokens > stats.accepted_draft_tokens > (8 if slow else 40)
+    assert stats.draft_tokens > stats.accepted_draft_tokens > 8
 
 
-def test_after_preemption(options: dict[str, Any], runner: ModelRunner) -> None:
-    n_layers = read_config(Path(options["model"])).n_layers
+def test_after_preemption(options: dict[str, Any], runner: ModelRunner, load_short: Load) -> None:
+    """There are five pages of 32 positions, with keys and values of 3 heads in each of 4 layers."""
     head = {"int8": 68, "bfloat16": 128}[runner.info.description["kv_dtype"]]
-    five_pages = 5 * 32 * 2 * n_layers * 3 * head
-    small = create(lambda stage, done: None, max_model_len=128, cache_memory=five_pages, **options)
-    n = 16 if is_slow(options) else 60
-    requests = [(prompt(20 + i, 52), replace(GREEDY, max_tokens=n, ignore_eos=True)) for i in range(2)]
+    small = load_short(max_model_len=128, cache_memory=5 * 32 * 2 * 4 * 3 * head, **options)
+    requests = [(prompt(20 + i, 52), replace(GREEDY, max_tokens=16, ignore_eos=True)) for i in range(2)]
     requests.append((MINE[1][0], replace(SEEDED, ignore_eos=True)))
     answers, scheduler = serve(small, requests)
     assert scheduler.stats().preemptions > 0

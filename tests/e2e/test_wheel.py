@@ -91,8 +91,9 @@ def run(scheduler: Scheduler, runner: ModelRunner, requests: list[list[int]]) ->
     return answers
 
 
-@pytest.mark.parametrize("attention", ["paged", "sdpa"])
-@pytest.mark.parametrize("max_step_tokens", [9, WINDOW, 400])
+@pytest.mark.parametrize(
+    ("attention", "max_step_tokens"), [("paged", 9), ("paged", WINDOW), ("paged", 400), ("sdpa", WINDOW)]
+)
 def test_packed_and_chunked(
     checkpoint: tuple[Path, PreTrainedModel], oracle: list[list[int]], attention: str, max_step_tokens: int
 ) -> None:

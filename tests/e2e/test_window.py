@@ -10,17 +10,15 @@ import pytest
 import torch
 from gguf import GGUFReader
 from gguf.quants import dequantize
-from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
+from transformers import MistralConfig, MistralForCausalLM
 
 from model.attention.sdpa import SdpaAttention
-from model.checkpoint.embedded import embedded_gguf
-from tests.e2e.server import MODEL, serving
+from tests.e2e.server import serving
+from tests.gguf_models import extracted
 
 WINDOW = 128
 CHUNK = 128
 N_PROMPT = 330
-
-
 NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -34,10 +32,10 @@ NAMES = {
 """Parts of tensors' names in a GGUF and in `transformers`."""
 
 
-def decoded(config: MistralConfig) -> dict[str, torch.Tensor]:
+def decoded(gguf: Path, config: MistralConfig) -> dict[str, torch.Tensor]:
     """The weights by the gguf package's own reader; rows of q and k from adjacent pairs to halves."""
     weights = {}
-    for tensor in GGUFReader(embedded_gguf()).tensors:
+    for tensor in GGUFReader(gguf).tensors:
         values = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
         for part, heads in (("attn_q.", config.num_attention_heads), ("attn_k.", config.num_key_value_heads)):
             if part in tensor.name:
@@ -49,13 +47,13 @@ def decoded(config: MistralConfig) -> dict[str, torch.Tensor]:
     return weights
 
 
-def oracle(directory: Path, prompt: list[int], tokens: list[int]) -> list[float]:
+def oracle(gguf: Path, directory: Path, prompt: list[int], tokens: list[int]) -> list[float]:
     """Log probabilities by `transformers`: the same weights as a Mistral with a sliding window, and no cache."""
     fields = json.loads((directory / "config.json").read_text())
     fields = {key: value for key, value in fields.items() if key not in {"architectures", "model_type", "dtype"}}
     config = MistralConfig(**{**fields, "sliding_window": WINDOW, "attn_implementation": "sdpa"})
     model = MistralForCausalLM(config).eval()
-    missing, unexpected = model.load_state_dict(decoded(config), strict=False)
+    missing, unexpected = model.load_state_dict(decoded(gguf, config), strict=False)
     assert not unexpected
     assert set(missing) <= {"lm_head.weight"}
     with torch.inference_mode():
@@ -65,16 +63,13 @@ def oracle(directory: Path, prompt: list[int], tokens: list[int]) -> list[float]
     return logprobs.amax(-1).tolist()
 
 
-def test_pages_are_bounded_by_the_window(embedded_files: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(embedded_files)
-    words = ["river", "wheel", "bucket", "water", "turns", "slowly", "under", "old", "stone", "bridge", "rain"]
+def test_pages_are_bounded_by_the_window(short_model: Path, tmp_path: Path) -> None:
     choose = random.Random(7)
-    prompt = tokenizer(" ".join(choose.choice(words) for _ in range(N_PROMPT)))["input_ids"][:N_PROMPT]
-    assert len(prompt) == N_PROMPT
-    ask = {"model": MODEL, "prompt": prompt, "max_tokens": 8, "temperature": 0, "logprobs": 1}
+    prompt = [choose.randrange(100, 40_000) for _ in range(N_PROMPT)]
+    ask = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "logprobs": 1, "return_token_ids": True}
 
     flags = ("--sliding-window", str(WINDOW), "--dtype", "float32", "--max-step-tokens", str(CHUNK))
-    with serving(*flags, paced=True) as server, server.slow():
+    with serving(str(short_model), *flags, paced=True) as server, server.slow():
         held: list[float] = []
         done = threading.Event()
 
@@ -86,7 +81,7 @@ def test_pages_are_bounded_by_the_window(embedded_files: Path) -> None:
         watcher = threading.Thread(target=watch)
         watcher.start()
         try:
-            answer = server.openai.completions.create(**ask)  # type: ignore[call-overload]
+            answer = server.http.post("/v1/completions", json=ask).json()
         finally:
             done.set()
             watcher.join()
@@ -95,6 +90,7 @@ def test_pages_are_bounded_by_the_window(embedded_files: Path) -> None:
     page_size = SdpaAttention.page_size
     bound = -(-(WINDOW - 1) // page_size) + 1
     assert 0 < max(held) <= bound < N_PROMPT / page_size
-    tokens = tokenizer(answer.choices[0].text)["input_ids"]
-    assert len(tokens) == 8
-    assert answer.choices[0].logprobs.token_logprobs == pytest.approx(oracle(embedded_files, prompt, tokens), abs=1e-3)
+    (choice,) = answer["choices"]
+    assert len(choice["token_ids"]) == 8
+    expected = oracle(short_model, extracted(short_model, tmp_path), prompt, choice["token_ids"])
+    assert choice["logprobs"]["token_logprobs"] == pytest.approx(expected, abs=1e-3)

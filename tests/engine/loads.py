@@ -41,8 +41,12 @@ request_fields = {
 
 
 @st.composite
-def loads(draw: st.DrawFn, pipelines: st.SearchStrategy[int], ahead: bool = False) -> tuple[Drive, list[Request]]:
-    """An engine with hardly enough pages, and requests that share beginnings."""
+def loads(draw: st.DrawFn) -> tuple[Drive, list[Request]]:
+    """An engine with hardly enough pages, and requests that share beginnings.
+
+    It has one step in flight, one more that is planned ahead, or a pipeline of them.
+    """
+    pipeline, ahead = draw(st.sampled_from([(1, False), (1, True), (2, False), (3, False), (4, False)]))
     page_size = draw(st.sampled_from([1, 3, 4, 8, 16]))
     max_step_tokens = draw(st.integers(3, 20))
     spare = draw(st.integers(0, 12))
@@ -54,7 +58,7 @@ def loads(draw: st.DrawFn, pipelines: st.SearchStrategy[int], ahead: bool = Fals
         pools.append((window, n_pages + spare))
     info = make_info(page_size=page_size, pools=pools, max_model_len=longest)
     max_sequences = draw(st.integers(1, max_step_tokens))
-    info = replace(info, pipeline=draw(pipelines), runs_ahead=ahead, max_sequences=max_sequences)
+    info = replace(info, pipeline=pipeline, runs_ahead=ahead, max_sequences=max_sequences)
     info = replace(info, copies_pages=draw(st.booleans()))
     say = draw(st.sampled_from([next_token, parrot]))
     order = draw(st.none() | st.randoms()) if info.pipeline > 1 or ahead else None

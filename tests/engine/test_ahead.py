@@ -5,27 +5,18 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from model.batch import RunnerInfo
 from model.sampling_params import SamplingParams
 from service.engine.messages import Submit, ToEngine
 from tests.engine.driving import Client, Drive, expected
-from tests.engine.loads import Request, loads, play
-from tests.fakes import FAULTY, AheadRunner, make_info
+from tests.fakes import AheadRunner, make_info
 
 LONG = SamplingParams(max_tokens=20)
 
 
 def ahead(**more: Any) -> RunnerInfo:
     return replace(make_info(**more), runs_ahead=True)
-
-
-@settings(max_examples=200, deadline=None)
-@given(loads(st.just(1), ahead=True))
-def test_random_loads_keep_the_laws(load: tuple[Drive, list[Request]]) -> None:
-    play(*load)
 
 
 def test_with_steady_arrivals_nearly_every_step_is_launched_ahead() -> None:
@@ -104,30 +95,3 @@ def test_nobody_waits_for_a_page_of_a_sequence_that_has_ended() -> None:
     assert [(item.sequence_id, item.start) for item in drive.launch().slices] == [(2, 0)]
     drive.run()
     assert drive.answers[2] == expected(prompt, LONG)
-
-
-def test_what_needs_a_page_that_no_one_has_waits_until_someone_can_be_preempted() -> None:
-    """The younger one has taken the last of five pages of four tokens when the older one needs its third page."""
-    drive = Drive(ahead(pools=((None, 5),), max_model_len=16), max_step_tokens=16)
-    prompts = {number: [number] * (6 + number) for number in (1, 2)}
-    for number, prompt in prompts.items():
-        drive.submit(number, prompt, SamplingParams(max_tokens=8))
-    drive.launch()
-    assert drive.scheduler.assume()
-    drive.launch()
-    drive.land()
-    assert not drive.scheduler.assume(), "no page is left, and both are in flight"
-    drive.land()
-    assert [item.sequence_id for item in drive.launch().slices] == [1]
-    assert drive.scheduler.stats().preemptions == 1
-    drive.run()
-    assert drive.answers == {n: expected(prompt, SamplingParams(max_tokens=8)) for n, prompt in prompts.items()}
-
-
-def test_a_slice_with_a_fault_is_followed_by_one_whose_token_does_not_matter() -> None:
-    drive = Drive(ahead())
-    drive.submit(1, [40, FAULTY], LONG)
-    drive.submit(2, [40, 41], LONG)
-    drive.run()
-    assert drive.finished == {1: "error", 2: "length"}
-    assert drive.answers == {1: [], 2: expected([40, 41], LONG)}

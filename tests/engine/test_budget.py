@@ -69,13 +69,6 @@ def test_a_step_that_something_held_up_counts_little() -> None:
     assert TRUE.seconds(16, 0) < found.now.seconds(16, 0) < 1.2 * TRUE.seconds(16, 0)
 
 
-def test_a_step_that_seems_to_take_no_time_counts_little() -> None:
-    """Its result was there before somebody looked."""
-    found = learnt(TRUE)
-    found.note(16, 50, 0.0, 0.0)
-    assert 0.7 * TRUE.seconds(16, 50) < found.now.seconds(16, 50) < TRUE.seconds(16, 50)
-
-
 @pytest.mark.parametrize("absurd", [[1e9], [TRUE.seconds(16, 50)] * 100 + [0.0] * 2000, [1e5, 1e-7] * 500])
 def test_steps_of_absurd_lengths_are_forgotten(absurd: list[float]) -> None:
     """A clock that stands still or jumps leaves no negative cost, and nothing that later steps cannot correct."""
@@ -164,23 +157,11 @@ def test_a_chunk_beside_decoding_meets_the_target() -> None:
         assert TRUE.seconds(rows, tokens) == pytest.approx(0.02, rel=0.1)
 
 
-def test_without_a_target_chunks_fill_the_step() -> None:
-    steps = chunked(0.0)
-    assert steps[:4] == [(2, 254)] * 3 + [(2, 238)]
-
-
 def test_a_target_out_of_reach_leaves_prompts_the_least_chunk() -> None:
     """Prompts would get as long as decoding, 3 ms, which one or two tokens take. The estimate is right after five."""
     chunks = [tokens for _, tokens in chunked(0.001, Cost(0.0, 0.001, 0.002)) if tokens]
     assert sum(chunks) == 1000
     assert chunks[5:-1] == [LEAST_TOKENS] * (len(chunks) - 6)
-
-
-def test_a_prompt_alone_is_computed_in_full_chunks() -> None:
-    info = make_info(page_size=16, pools=((None, 100),), max_model_len=1100)
-    engine = Drive(info, max_sequences=4, max_step_tokens=256, prompts=PromptBudget(0.001))
-    engine.submit(1, [1] * 600, ANSWER)
-    assert [engine.step().n_tokens for _ in range(3)] == [256, 256, 88]
 
 
 def test_the_stages_of_a_pipeline_share_the_budget() -> None:

@@ -15,7 +15,6 @@ from model.errors import NoriaError
 from model.sampling_params import SamplingParams
 from service.engine.client import EngineClient
 from service.engine.mailbox import EngineDied, EngineUnavailable
-from service.engine.messages import Update
 from service.engine.supervision.process import EngineHandle
 from tests.engine.driving import expected
 from tests.engine.hosting import OPTIONS, PARAMS, Hosts, collect, process, thread, until, with_client
@@ -154,15 +153,6 @@ def test_a_fault_in_the_service_itself_does_not_end_supervision() -> None:
     asyncio.run(main())
 
 
-def test_a_step_that_fails_ends_its_requests_and_nothing_else() -> None:
-    async def body(client: EngineClient) -> None:
-        updates = [update async for update in client.submit([255], PARAMS)]
-        assert updates == [Update(updates[0].id, finish="error")]
-        assert await collect(client.submit([1], PARAMS)) == expected([1], PARAMS)
-
-    with_client(thread, body)
-
-
 @pytest.mark.parametrize(
     ("host", "model", "message"),
     [
@@ -185,26 +175,29 @@ def test_the_first_load_that_fails_is_an_error_for_the_caller(
     asyncio.run(main())
 
 
-def test_the_engine_dies_with_its_parent_even_when_stopped() -> None:
+def test_the_engine_and_its_spare_die_with_their_parent_even_when_stopped() -> None:
     script = (
         "import asyncio, os, signal, sys\n"
         "from service.engine.client import EngineClient\n"
-        "from service.engine.supervision.process import EngineProcess\n"
+        "from service.engine.supervision import spare\n"
+        "from tests.engine.hosting import Hosts, OPTIONS, process, standing_by\n"
         "async def main():\n"
-        "    host = EngineProcess('tests.fakes:create_fake')\n"
-        "    client = EngineClient(lambda: host, stall_timeout=60)\n"
-        f"    await client.start({OPTIONS!r})\n"
-        "    if sys.argv[1] == 'stopped': os.kill(host.pid, signal.SIGSTOP)\n"
-        "    print(host.pid, flush=True)\n"
+        "    spare.AFTER_SECONDS, hosts = 0.0, Hosts(process)\n"
+        "    await EngineClient(hosts, stall_timeout=60, spare=True).start(OPTIONS)\n"
+        "    await standing_by(hosts, 1)\n"
+        "    for number in (0, 1):\n"
+        "        if sys.argv[1] == 'stopped': os.kill(hosts.pid(number), signal.SIGSTOP)\n"
+        "        print(hosts.pid(number), flush=True)\n"
         "    await asyncio.sleep(60)\n"
         "asyncio.run(main())\n"
     )
     for state in ("running", "stopped"):
         with subprocess.Popen([sys.executable, "-c", script, state], stdout=subprocess.PIPE, text=True) as parent:
             assert parent.stdout is not None
-            child = int(parent.stdout.readline())
+            children = [int(parent.stdout.readline()) for _ in range(2)]
             parent.kill()
-        eventually(partial(ended, child), f"the engine ends with its {state} parent")
+        for child in children:
+            eventually(partial(ended, child), f"a {state} child ends with its parent")
 
 
 def test_a_stage_is_logged_once_whatever_it_counts(caplog: pytest.LogCaptureFixture) -> None:

@@ -40,7 +40,7 @@ def recording(runner: FakeRunner) -> list[tuple[StepBatch, list[tuple[Any, ...]]
     return launched
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("pipeline", [1, 2, 3])
 def test_answers_are_those_of_one_step_at_a_time(seed: int, pipeline: int) -> None:
     """Submits, aborts, preemptions and ends at any step, with pages for about two sequences.
@@ -70,16 +70,6 @@ def test_answers_are_those_of_one_step_at_a_time(seed: int, pipeline: int) -> No
         else:
             assert client.answers[number] == whole
             assert client.finished[number] == ("stop" if whole and whole[-1] in params.stop_token_ids else "length")
-
-
-def test_prompts_join_while_others_run_ahead() -> None:
-    params = SamplingParams(max_tokens=12)
-    script = [[Submit(1, [40], params, 0)], *[[]] * 4, [Submit(2, list(range(40, 60)), params, 0)]]
-    runner = AheadRunner(INFO)
-    client = Client(runner, script)  # type: ignore[arg-type]
-    assert client.answers == {1: expected([40], params), 2: expected(list(range(40, 60)), params)}
-    mixed = [step for step in runner.steps if len({item.stop - item.start for item in step.slices}) > 1]
-    assert mixed, "the prompt was computed beside the other's tokens"
 
 
 def test_progress_is_reported_up_to_the_first_token() -> None:
@@ -251,4 +241,4 @@ def test_a_grammar_process_that_is_lost_is_no_fault_of_the_engine() -> None:
     lost = SamplingParams(grammar=LOST)
     client = Client(FakeRunner(INFO), [[Submit(i, [40], lost, 0)] for i in range(2 * MAX_FAILED_STEPS)])
     assert client.finished == dict.fromkeys(range(2 * MAX_FAILED_STEPS), "error")
-    assert not any(client.scheduler.prompts.cost)
+    assert not any(client.scheduler.prompts.now)

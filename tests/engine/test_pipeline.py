@@ -6,19 +6,16 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from model.batch import RunnerInfo, StepBatch, StepOutput
 from model.sampling_params import SamplingParams
 from service.engine import loop
-from service.engine.loop import MAX_FAILED_STEPS, EngineLoop
+from service.engine.loop import EngineLoop
 from service.engine.messages import FromEngine, Stop, Submit, ToEngine
 from service.engine.scheduling import prompt_lookup
 from service.engine.scheduling.scheduler import Scheduler
-from tests.engine.driving import Client, Drive, expected
+from tests.engine.driving import Drive, expected
 from tests.engine.images import ImageDrive, Picture, info_with_images, prompt_of, shape
-from tests.engine.loads import Request, loads, play
 from tests.fakes import PipelineRunner, make_info
 
 LONG = SamplingParams(max_tokens=20)
@@ -26,12 +23,6 @@ LONG = SamplingParams(max_tokens=20)
 
 def stages(n: int, **more: Any) -> RunnerInfo:
     return replace(make_info(**more), pipeline=n)
-
-
-@settings(max_examples=200, deadline=None)
-@given(loads(st.integers(2, 4)))
-def test_random_loads_keep_the_laws(load: tuple[Drive, list[Request]]) -> None:
-    play(*load)
 
 
 @pytest.mark.parametrize(("n", "depth", "sizes"), [(8, 2, [4, 4]), (7, 3, [3, 3, 1]), (2, 4, [1, 1])])
@@ -135,59 +126,6 @@ def test_who_awaits_an_image_leaves_the_turn_to_others() -> None:
         while drive.flights:
             drive.land()
     assert [len(drive.answers[number]) for number in (2, 3, 4)] == [2, 2, 2]
-
-
-class Failing(PipelineRunner):
-    """A runner that fails once, at the launch of a step or when it is read."""
-
-    def __init__(self, n_before: int, *, launching: bool) -> None:
-        super().__init__(stages(3))
-        self.n_before = n_before
-        self._launching = launching
-
-    def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
-        self._fail(self._launching)
-        return super().launch(batch)
-
-    def step(self, batch: StepBatch) -> StepOutput:
-        self._fail(not self._launching)
-        return super().step(batch)
-
-    def _fail(self, here: bool) -> None:
-        self.n_before -= here
-        if here and self.n_before == -1:
-            raise RuntimeError("the device is gone for a moment")
-
-
-@pytest.mark.parametrize("n_before", [0, 1, 2, 5])
-def test_a_launch_that_fails_leaves_the_steps_in_flight_their_tokens(n_before: int) -> None:
-    """Its sequence ends. The others in flight get their tokens first, and then go on."""
-    params = SamplingParams(max_tokens=4)
-    script = [[Submit(n, [40 + n] * 2, params, 0) for n in range(3)]]
-    client = Client(Failing(n_before, launching=True), script, max_step_tokens=6)
-    (failed,) = (number for number, reason in client.finished.items() if reason == "error")
-    for number in range(3):
-        answer = expected([40 + number] * 2, params)
-        assert client.answers[number] == (answer if number != failed else answer[: len(client.answers[number])])
-
-
-@pytest.mark.parametrize("n_before", [0, 2, 5])
-def test_a_step_that_fails_when_it_is_read_ends_those_of_all_steps_in_flight(n_before: int) -> None:
-    params = SamplingParams(max_tokens=4)
-    script: list[list[ToEngine]] = [[Submit(n, [40 + n] * 2, params, 0) for n in range(3)], *[[]] * 30]
-    client = Client(Failing(n_before, launching=False), [*script, [Submit(9, [50], params, 0)]], max_step_tokens=6)
-    assert client.finished == {0: "error", 1: "error", 2: "error", 9: "length"}
-    assert client.answers[9] == expected([50], params)
-
-
-def test_an_error_that_repeats_is_raised() -> None:
-    class Broken(PipelineRunner):
-        def step(self, batch: StepBatch) -> StepOutput:
-            raise RuntimeError("the device is gone")
-
-    script: list[list[ToEngine]] = [[Submit(i, [40], LONG, 0)] for i in range(MAX_FAILED_STEPS)]
-    with pytest.raises(RuntimeError, match="the device is gone"):
-        Client(Broken(stages(2)), script)
 
 
 class Timed(PipelineRunner):

@@ -9,11 +9,12 @@ from model.batch import StepBatch, StepOutput
 from model.sampling_params import SamplingParams
 from service.engine.client import EngineClient
 from service.engine.mailbox import EngineDied
-from service.engine.progress import StallClock
-from tests.engine.driving import expected
+from service.engine.picture import StepRows
+from service.engine.progress import WATCHED_SECONDS, StallClock, StepRecorder
+from tests.engine.driving import Drive, expected
 from tests.engine.hosting import PARAMS, Hosts, collect, process, thread, until, with_client
 from tests.engine.images import ImageRunner, Picture, info_with_images, prompt_of
-from tests.fakes import FakeRunner, WaitingRunner, make_info
+from tests.fakes import FakeRunner, WaitingRunner, make_info, parrot
 
 
 def test_the_sequence_that_waits_longest_counts_whatever_the_others_do() -> None:
@@ -175,3 +176,29 @@ def test_the_end_of_an_engine_without_progress_names_what_helps(caplog: pytest.L
 
     with_client(Hosts(lambda: process("create_hanging"), thread), body, step_timeout=1.0)
     assert "--step-timeout allows 1 s; if the machine is slow, raise it or lower --max-step-tokens" in caplog.text
+
+
+def test_rows_are_counted_by_kind_while_somebody_looks() -> None:
+    now = [0.0]
+    recorder = StepRecorder(lambda: now[0])
+    drive = Drive(make_info(), say=parrot, max_step_tokens=8)
+    drive.submit(1, [56, 57, 58] * 4, SamplingParams(max_tokens=80, prompt_lookup_num_tokens=3))
+    recorder.take()
+    taken: list[tuple[StepRows, ...]] = []
+    while drive.scheduler.has_work:
+        now[0] += 2.0
+        batch = drive.scheduler.plan()
+        output = drive.runner.step(batch)
+        recorder.note(batch, batch.n_tokens, 0.5)
+        drive.scheduler.commit(output)
+        taken.append(recorder.take())
+    steps = [step for part in taken for step in part]
+    assert [step.n for step in steps] == list(range(1, len(taken) + 1))
+    stats = drive.scheduler.stats()
+    assert stats.generated_tokens == 80
+    assert stats.prompt_tokens == sum(step.prompt for step in steps) == 12
+    assert sum(step.draft for step in steps) == drive.scheduler.stats().draft_tokens > 0
+    assert sum(step.decode for step in steps) == len(steps) - 2  # the prompt takes two
+    now[0] += WATCHED_SECONDS + 1
+    recorder.note(batch, 1, 0.5)
+    assert recorder.take() == ()

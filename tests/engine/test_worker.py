@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from model.machine import frames
-from service.engine.messages import Failed, LoadModel, Ready, Stop, from_json
-from service.engine.wire import Wire, frame
+from service.engine.messages import Failed, LoadModel, Ready, Stop, Wire, frame, from_json
 from service.engine.worker import Worker, import_callable
 from tests.engine.hosting import OPTIONS
 from tests.fakes import FakeRunner, create_fake, make_info

@@ -50,7 +50,6 @@ def test_every_parameter_has_a_reader() -> None:
 def test_what_is_in_use_and_what_reads_the_output() -> None:
     assert SamplingParams(top_k=-1, temperature=1, min_p=0).used == frozenset()  # all neutral
     assert SamplingParams(top_k=3, min_tokens=1, logprobs=0).used == {"top_k", "min_tokens", "logprobs"}
-    assert SamplingParams(top_k=3, min_tokens=1, seed=2, temperature=0.0).choosing == {"top_k", "seed", "temperature"}
     readers = {
         "presence_penalty": 1.0,
         "frequency_penalty": -1.0,

@@ -13,8 +13,7 @@ from tests.waiting import PATIENCE
 
 PHONE = ViewportSize(width=360, height=740)
 DESKTOP = ViewportSize(width=1280, height=800)
-SIZES = pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
-SCHEMES = pytest.mark.parametrize("scheme", ["light", "dark"])
+LOOKS = pytest.mark.parametrize(("scheme", "size"), [("light", PHONE), ("dark", DESKTOP)], ids=["phone", "desktop"])
 FLAGS = (
     "--no-sandbox",  # containers run it as root
     "--disable-background-networking",

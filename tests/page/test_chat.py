@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Locator, Page, ViewportSize, expect
 
 from tests.page.chat import answers, ask, button, item, opened, set_fields, unlock
-from tests.page.conftest import PHONE, SCHEMES, SIZES
+from tests.page.conftest import LOOKS, PHONE
 from tests.service.live import Live, answer, hurried, idle, running
 from tests.waiting import eventually
 
@@ -270,8 +270,7 @@ def test_an_example_starts_a_conversation(reciting: Live, page: Page) -> None:
     expect(answers(page)).to_have_text("What is the capital of Japan?")
 
 
-@SCHEMES
-@SIZES
+@LOOKS
 def test_a_conversation_for_a_screen_reader_and_a_phone(
     reciting: Live, page: Page, accessible: Callable[[Page], None], scheme: Any, size: ViewportSize
 ) -> None:
@@ -292,3 +291,14 @@ def test_a_conversation_for_a_screen_reader_and_a_phone(
         if size is PHONE:
             button(page.get_by_role("complementary", name=panel), "Close").click()
             accessible(page)
+
+
+def test_each_finish_reason_of_the_server_has_its_word(live: Live, page: Page) -> None:
+    opened(page, live)
+    schemas = live.http.get("/openapi.json").json()["components"]["schemas"].values()
+    fields = [schema["properties"] for schema in schemas if "finish_reason" in schema.get("properties", {})]
+    reasons = {reason for field in fields for reason in field["finish_reason"]["enum"]}
+    assert {"stop", "length", "abort"} < reasons
+    words = page.evaluate("import('./page/chat/ending.js').then(({ FINISHES }) => FINISHES)")
+    assert words.keys() == reasons
+    assert [name for name, text in words.items() if text is None] == ["stop", "tool_calls"]  # complete

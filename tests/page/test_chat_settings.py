@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from tests.page.chat import (
     replies,
     requests,
     set_fields,
+    unlock,
     with_card,
 )
 from tests.service.live import Live, answer
@@ -499,3 +502,37 @@ def test_a_full_storage_is_told_and_the_chat_goes_on(reciting: Live, page: Page)
     ask(page, "gone " * 200)
     expect(answers(page).last).to_contain_text("gone")
     page.evaluate("dispatchEvent(new PageTransitionEvent('pagehide'))")  # in mid-answer
+
+
+AWKWARD = "it's \"quoted\" $HOME `id` $(id) \\n !! %s\nJSON\n<<'JSON' é 😀 \u2028 end"
+
+
+@pytest.mark.parametrize("raw", [False, True], ids=["chat", "raw"])
+@pytest.mark.parametrize("kind", ["curl", "Python"])
+def test_a_request_as_code_gives_the_same_answer(locked: Live, page: Page, kind: str, raw: bool) -> None:
+    page.goto(locked.url)
+    unlock(page)
+    button(page, "Settings").click()
+    page.get_by_label("Raw completion").set_checked(raw)
+    page.get_by_label("min_p").fill("0.05")  # no parameter of the package `openai`
+    page.get_by_label("stop", exact=True).fill("never\nappears")
+    if not raw:
+        page.get_by_label("System prompt").fill(AWKWARD)
+    button(page, "Settings").click()
+    ask(page, f"u:{AWKWARD};a:" if raw else AWKWARD)
+    expect(page.locator(".cost")).to_be_visible()
+    button(page, f"Copy as {kind}").click()
+    expect(button(page, "Copied")).to_be_visible()
+    code = page.evaluate("navigator.clipboard.readText()")
+    assert "secret" not in code
+    command = ["bash", "-c"] if kind == "curl" else [sys.executable, "-c"]
+    environment = {"PATH": "/usr/bin:/bin", "NORIA_API_KEY": "secret", "PYTHONUTF8": "1"}
+    done = subprocess.run([*command, code], capture_output=True, text=True, check=True, env=environment)
+    assert (done.stdout.removesuffix("\n") if kind == "Python" else joined(done.stdout)) == AWKWARD
+
+
+def joined(events: str) -> str:
+    """The text of a stream."""
+    data = [line.removeprefix("data: ") for line in events.split("\n") if line.startswith("data: {")]
+    chunks = [choice for line in data for choice in json.loads(line)["choices"]]
+    return "".join(chunk["text"] if "text" in chunk else chunk["delta"].get("content", "") for chunk in chunks)

@@ -6,7 +6,7 @@ from typing import Any
 from playwright.sync_api import Page, ViewportSize, expect
 
 from tests.page.chat import button, foreign, unlock
-from tests.page.conftest import SCHEMES, SIZES
+from tests.page.conftest import LOOKS
 from tests.service.live import Live
 
 OPEN_ALL = "document.querySelectorAll('details:not([open])').forEach((box) => { box.open = true; })"
@@ -91,8 +91,7 @@ def test_links_between_the_pages(live: Live, page: Page) -> None:
     expect(page.get_by_role("region", name="The wheel", exact=True)).to_be_visible()
 
 
-@SCHEMES
-@SIZES
+@LOOKS
 def test_a_screen_reader_a_phone_and_no_other_origin(
     live: Live, page: Page, accessible: Callable[[Page], None], scheme: Any, size: ViewportSize
 ) -> None:

@@ -1,6 +1,5 @@
 """The views with the embedded model: real answers, deaths of the engine and of the server, the screenshots of docs/."""
 
-import json
 import re
 import signal
 from collections.abc import Callable, Iterator
@@ -59,29 +58,6 @@ def test_a_conversation_and_its_screenshots(server: LiveServer, page: Page, scre
     page.locator(".token").nth(3).focus()
     expect(page.get_by_role("tooltip")).to_be_visible()
     screenshot(page, "chat-probabilities")
-
-
-def test_a_schema_and_a_tool(server: LiveServer, page: Page) -> None:
-    page.goto(server.url)
-    set_fields(page, temperature="0", max_tokens="100")
-    button(page, "Settings").click()
-    button(page, "Example of JSON schema").click()
-    ask(page, "Describe Paris.")
-    expect(page.locator(".cost")).to_be_visible()
-    assert set(json.loads(answers(page).locator("pre").inner_text())) == {"city", "continent"}
-    page.get_by_label("JSON schema", exact=True).fill("")
-    button(page, "Example of Tools").click()
-    page.get_by_label("tool_choice").select_option("required")
-    ask(page, "What is the weather in Rome?")
-    results = page.get_by_label("Result of get_weather")  # one for each call that the model makes
-    expect(results.first).to_be_visible()
-    for result in results.all():
-        result.fill('{"sky": "clear"}')
-    page.get_by_label("tool_choice").select_option("")
-    page.get_by_label("Tools", exact=True).fill("")
-    button(page, "Send the results").click()
-    expect(page.locator(".message.assistant").last.locator(".cost")).to_be_visible()
-    assert answers(page).last.inner_text().strip()
 
 
 def test_the_engine_and_then_the_server_are_killed_in_mid_answer(page: Page) -> None:

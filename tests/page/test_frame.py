@@ -36,6 +36,17 @@ def test_it_asks_for_a_key_and_keeps_it_in_the_tab(locked: Live, page: Page) -> 
     expect(other.get_by_label("API key")).to_be_visible()
 
 
+def test_colours(live: Live, page: Page) -> None:
+    page.goto(live.url)
+    back = "getComputedStyle(document.body).backgroundColor"
+    page.emulate_media(color_scheme="dark")
+    dark = page.evaluate(back)
+    page.get_by_role("button", name="Colours").click()  # light
+    assert page.evaluate(back) != dark
+    page.reload()
+    expect(page.get_by_role("button", name="Colours: light")).to_be_visible()
+
+
 SELECTORS = """() => {
   const of = (sheet) => [...sheet.cssRules].flatMap((rule) =>
     rule.styleSheet ? of(rule.styleSheet) : rule.media ? of(rule) : rule.selectorText?.split(", ") ?? []);

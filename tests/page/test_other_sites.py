@@ -103,13 +103,6 @@ def test_a_page_of_another_origin_reaches_nothing(page: Page, port: int, name: s
         eventually(lambda: refused(live) == sent, "each request is refused")
 
 
-@pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
-def test_the_page_itself_works(reciting: Live, page: Page, name: str) -> None:
-    page.goto(f"http://{name}:{reciting.address[1]}/")
-    ask(page, "the own page")
-    expect(answers(page)).to_have_text("the own page")
-
-
 def test_a_link_of_another_site_opens_the_page(reciting: Live, page: Page, port: int) -> None:
     page.goto(f"http://evil.example:{port}/")
     page.evaluate("(url) => { location.href = url; }", f"{reciting.url}/")

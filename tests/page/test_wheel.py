@@ -8,10 +8,10 @@ import pytest
 from playwright.sync_api import Page, ViewportSize, expect
 
 from tests.page.chat import unlock
-from tests.page.conftest import SCHEMES, SIZES
+from tests.page.conftest import LOOKS
 from tests.page.pictures import holds, picture, push, sequence, stand_in, table
-from tests.service.live import Live, hurried, idle, running
-from tests.waiting import PATIENCE, eventually
+from tests.service.live import Live, idle
+from tests.waiting import eventually
 
 POOL = {"window": None, "page_size": 16, "pages": 512, "held": 150, "shared": 20, "cached": 60, "free": 302}
 BUSY = picture(
@@ -197,8 +197,7 @@ def test_it_warns(live: Live, page: Page, state: str, level: str, text: str) -> 
     expect(banner(page)).to_have_attribute("data-level", level)
 
 
-@SCHEMES
-@SIZES
+@LOOKS
 def test_a_screen_reader_and_a_phone(
     live: Live, page: Page, accessible: Callable[[Page], None], scheme: Any, size: ViewportSize
 ) -> None:
@@ -238,18 +237,6 @@ def test_load_tells_why_the_server_refuses_it(live: Live, page: Page) -> None:
     page.get_by_role("button", name="Send load").click()
     expect(page.get_by_text("The load failed: the server is full", exact=True)).to_be_visible()
     expect(page.get_by_role("button", name="Send load")).to_be_visible()
-
-
-def test_the_engine_restarts_before_the_eyes(page: Page) -> None:
-    with running(model="large", wait="loading") as live:
-        with hurried():
-            page.goto(f"{live.url}/#wheel")
-            expect(page.locator(".bar")).to_be_visible()
-        live.hosts[0].kill()
-        expect(banner(page)).to_contain_text("The engine restarts.")
-        with hurried():
-            expect(banner(page)).to_have_text("", timeout=PATIENCE * 1000)
-        page.close()
 
 
 def test_the_feed_waits_for_a_key(locked: Live, page: Page) -> None:

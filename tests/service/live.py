@@ -99,7 +99,7 @@ class Live:
     @property
     def state(self) -> Any:
         """What the application keeps for its handlers."""
-        return self.server.config.app.app.state.noria  # type: ignore[union-attr]  # behind Proxied
+        return self.server.config.app.state.noria  # type: ignore[union-attr]
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         return self.http.post(path, json=body, **options)

@@ -18,11 +18,17 @@ _NAME = re.compile(r"(.+)\.lora_([AB])\.weight")
 
 
 def open_native(path: Path) -> AdapterFile:
-    """The adapter in a file of pairs. Raises ModelError as `read_pairs` does, and for a `scaling` that is no factor."""
+    """The adapter in a file of pairs. Raises ModelError as `read_pairs` does, and for a `lora` that contradicts it."""
     params = path.with_name(PARAMS)
     declared = _declared(params) if params.is_file() else {}
     scaling = positive(declared, "scaling", f"lora of {PARAMS}", DEFAULT_SCALING)
-    return read_pairs(path, "adjacent", _side, lambda *_: scaling, *([params] if params.is_file() else []))
+
+    def scale(name: str, rank: int) -> float:
+        if declared.get("rank", rank) != rank:
+            raise ModelError(f"{path.name}: {short(name)} has rank {rank}, {PARAMS} says {short(declared['rank'])}")
+        return scaling
+
+    return read_pairs(path, "adjacent", _side, scale, *([params] if params.is_file() else []))
 
 
 def _side(name: str) -> Side | None:

@@ -1,8 +1,8 @@
 """Adapters as PEFT writes them: adapter_config.json beside adapter_model.safetensors.
 
-The tensors say which weights have an adapter and of which rank r. The configuration gives the factor: alpha / r, or
-alpha / sqrt(r) with `use_rslora` (arXiv 2312.03732). `base_model_name_or_path` is not compared with the model that is
-served: only the shapes of the tensors show that an adapter does not belong to it.
+The tensors say which weights have an adapter and of which rank r, which the configuration must repeat. It gives the
+factor: alpha / r, or alpha / sqrt(r) with `use_rslora` (arXiv 2312.03732). `base_model_name_or_path` is not compared
+with the model that is served: only the shapes of the tensors show that an adapter does not belong to it.
 """
 
 import re
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from model.checkpoint.adapters.pairs import AdapterFile, Side, read_pairs
-from model.checkpoint.configs.fields import positive
+from model.checkpoint.configs.fields import positive, size
 from model.checkpoint.files import read_json
 from model.checkpoint.names import HUGGING_FACE, native_name, text_name
 from model.errors import ModelError, short
@@ -36,15 +36,15 @@ def open_peft(directory: Path) -> AdapterFile:
     """The adapter in a directory. Raises ModelError as `read_pairs` does, and for a field that it does not support."""
     config = read_json(directory / CONFIG)
     _check(config)
-    patterns = _alpha_patterns(config)
-    common = positive(config, "lora_alpha", CONFIG)
+    ranks, alphas = (_patterns(config, key) for key in ("rank_pattern", "alpha_pattern"))
+    common_rank, common_alpha = size(config, "r", CONFIG), positive(config, "lora_alpha", CONFIG)
 
     def scale(name: str, rank: int) -> float:
         match = _NAME.fullmatch(name)
         assert match is not None, "it is a pair's"
-        # As PEFT: the first expression that matches the end of the module's name.
-        found = (alpha for pattern, alpha in patterns.items() if re.match(rf"(.*\.)?({pattern})$", match[1]))
-        return float(next(found, common) / (sqrt(rank) if config.get("use_rslora") else rank))
+        if (declared := _of(ranks, match[1], common_rank)) != rank:
+            raise ModelError(f"{WEIGHTS}: {short(name)} has rank {rank}, {CONFIG} says {short(declared)}")
+        return _of(alphas, match[1], common_alpha) / (sqrt(rank) if config.get("use_rslora") else rank)
 
     return read_pairs(directory / WEIGHTS, "half", _side, scale, directory / CONFIG)
 
@@ -72,20 +72,26 @@ def _check(config: Mapping[str, Any]) -> None:
             )
 
 
-def _alpha_patterns(config: Mapping[str, Any]) -> Mapping[str, float]:
+def _patterns(config: Mapping[str, Any], key: str) -> Mapping[str, float]:
     """Numbers above 0 by expressions that compile and take little time. Raises ModelError for any other field."""
-    patterns = config.get("alpha_pattern") or {}
+    patterns = config.get(key) or {}
     if not isinstance(patterns, dict):
-        raise ModelError(f"{CONFIG} must have an object in alpha_pattern, it has {short(patterns)}")
+        raise ModelError(f"{CONFIG} must have an object in {key}, it has {short(patterns)}")
     for pattern in patterns:
         repeats = sum(map(pattern.count, "*+"))
         if not _PATTERN.fullmatch(pattern) or repeats > MAX_REPEATS or not _compiles(pattern):
             raise ModelError(
-                f"alpha_pattern of {CONFIG} has the expression {short(pattern)}; Noria supports names of modules of at "
-                rf"most {MAX_PATTERN} characters, with at most {MAX_REPEATS} repeats such as .* or \d+"
+                f"{key} of {CONFIG} has the expression {short(pattern)}; Noria supports names of modules of at most "
+                rf"{MAX_PATTERN} characters, with at most {MAX_REPEATS} repeats such as .* or \d+"
             )
-        positive(patterns, pattern, f"alpha_pattern of {CONFIG}")
+        positive(patterns, pattern, f"{key} of {CONFIG}")
     return patterns
+
+
+def _of(patterns: Mapping[str, float], module: str, default: float) -> float:
+    """The value of the first expression that matches the end of a module's name, as PEFT finds it."""
+    found = (value for pattern, value in patterns.items() if re.match(rf"(.*\.)?({pattern})$", module))
+    return float(next(found, default))
 
 
 def _compiles(pattern: str) -> bool:

@@ -74,6 +74,11 @@ def read_parts(paths: Sequence[Path]) -> GgufFile:
                 "download the model again, and do not rename its files"
             )
     tensors = [replace(tensor, file=number) for number, file in enumerate(files) for tensor in file.tensors]
+    expected = files[0].metadata.get("split.tensors.count", len(tensors))
+    if len(tensors) != expected:  # the head and the divisors of RoPE may be missing elsewhere
+        raise ModelError(
+            f"the parts of the model have {len(tensors)} tensors, expected {short(expected)}; download the model again"
+        )
     return GgufFile(files[0].metadata, tensors)
 
 

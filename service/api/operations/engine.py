@@ -14,9 +14,8 @@ from service.engine.mailbox import EngineDied, EngineUnavailable
 from service.engine.picture import Picture
 from service.errors.errors import RequestNotFound
 from service.http.sse import EventStream
-from service.observe.view.event import EngineEvent
-from service.observe.view.facts import Cancellation, RequestFacts, ended_facts, live_facts
-from service.observe.view.requests import LiveRequest
+from service.observe.view.feed import EngineEvent
+from service.observe.view.requests import Cancellation, LiveRequest, RequestFacts, ended_facts, live_facts
 
 QUIET = Policy(quiet=True)
 """A key at its limit of requests may still ask about them and cancel them."""

@@ -18,9 +18,10 @@ from rich.progress import MofNCompleteColumn, Progress
 
 from model.errors import OptionError
 from model.options import option
+from service import version
 from service.commands.bench.connections import Connections
 from service.commands.bench.prompts import Prompt, bodies, file_prompts, random_prompts
-from service.commands.bench.summary import machine, summarize, tables, versions
+from service.commands.bench.summary import summarize, tables
 from service.commands.bench.workload import Result, Workload, run
 from service.commands.endpoint import base_url, find_model, headers, server_version
 from service.commands.flags import takes
@@ -109,8 +110,7 @@ def execute(options: BenchOptions) -> dict[str, Any]:
     report = {
         "started": started,
         "configuration": _configuration(options),
-        "versions": versions() | {"server": server},
-        "machine": machine(),
+        "versions": {"noria": version(), "server": server},
         **summarize(results, seconds),
     }
     for table in tables(report):

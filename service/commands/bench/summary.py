@@ -1,16 +1,11 @@
 """The results of a load test as a report and as tables. Times are seconds in the report, milliseconds in the tables."""
 
-import os
-import platform
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import httpx
 from rich.markup import escape
 from rich.table import Table
 
-from service import version
 from service.commands.bench.workload import Result
 
 PERCENTILES = (50, 90, 99)
@@ -82,28 +77,6 @@ def distribution(samples: Sequence[Sample]) -> dict[str, float] | None:
             seen += weight
         figures[f"p{percentile}"] = value
     return figures
-
-
-def versions() -> dict[str, str]:
-    """The versions of the software that sent the load."""
-    return {"noria": version(), "python": platform.python_version(), "httpx": httpx.__version__}
-
-
-def machine() -> dict[str, Any]:
-    """The machine that sent the load; the server may run on another one."""
-    cpuinfo = Path("/proc/cpuinfo")
-    models = [line.partition(": ")[2] for line in _lines(cpuinfo) if line.startswith("model name")]
-    pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-    return {
-        "platform": platform.platform(),
-        "processor": models[0] if models else platform.machine(),
-        "cpus": os.cpu_count(),
-        "memory_bytes": pages * page,
-    }
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.exists() else []
 
 
 def tables(report: dict[str, Any]) -> list[Table]:

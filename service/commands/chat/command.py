@@ -12,7 +12,7 @@ import typer
 from model.errors import OptionError, one_line
 from model.options import option
 from service.commands.chat.conversation import Conversation
-from service.commands.endpoint import base_url, find_model, headers
+from service.commands.endpoint import base_url, find_model, headers, is_noria
 from service.commands.flags import takes
 from service.commands.own_server import embedded_server
 from service.commands.pulse import Loading
@@ -72,6 +72,7 @@ def _talk(conversation: Conversation) -> None:
     if sys.stdin.isatty():
         from service.commands.chat.terminal import Chat
 
+        conversation.shows_progress = is_noria(conversation.client, conversation.model)
         Chat(conversation).run()
     else:
         _answer_pipe(conversation)

@@ -27,19 +27,27 @@ class Piece(NamedTuple):
     is_thought: bool = False
 
 
+class Progress(NamedTuple):
+    """Tokens of the prompt that are computed, and all of them."""
+
+    processed: int
+    total: int
+
+
 class End(NamedTuple):
     """Why the answer ended: `finish_reason`."""
 
     reason: str
 
 
-Event = Piece | End
+Event = Piece | Progress | End
 
 
 class Conversation:
     """The messages so far and the server that answers them.
 
-    `fields` are part of every request: what the user set. `images` are data URLs, and go with the next message.
+    `fields` are part of every request: what the user set. `images` are data URLs, and go with the next message. With
+    `shows_progress` the server also reports how much of a prompt it has computed.
     """
 
     def __init__(self, client: httpx.Client, model: str, system: str | None, fields: dict[str, Any]) -> None:
@@ -47,6 +55,7 @@ class Conversation:
         self.model = model
         self.system = system
         self.fields = fields
+        self.shows_progress = False
         self.images: list[str] = []
         self.messages: list[Message] = []
 
@@ -102,6 +111,8 @@ class Conversation:
 
     def _stream(self) -> Iterator[Event]:
         body = {"model": self.model, "messages": self.history(), "stream": True, **self.fields}
+        if self.shows_progress:
+            body["return_progress"] = True
         with self.client.stream("POST", "/v1/chat/completions", json=body) as response:
             if not response.is_success:
                 response.read()
@@ -129,6 +140,8 @@ def _events(data: str) -> list[Event]:
 def _read(chunk: dict[str, Any]) -> Iterator[Event]:
     if chunk.get("error"):
         raise OptionError(clean(error_message(chunk)))
+    if progress := chunk.get("prompt_progress"):
+        yield Progress(progress["processed"], progress["total"])
     for choice in chunk.get("choices") or ():
         yield from _pieces(choice.get("delta") or {})
         if reason := choice.get("finish_reason"):
@@ -157,3 +170,7 @@ def check_messages(messages: Any) -> None:
             raise OptionError(f"message {n}: role must be one of {', '.join(ROLES)}, got {json.dumps(role)[:40]}")
         if not isinstance(message.get("content"), str | list):
             raise OptionError(f"message {n}: content must be a string or a list of parts")
+    try:
+        json.dumps(messages, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise OptionError("a message has a number like NaN, half a character, or too many levels") from error

@@ -3,10 +3,11 @@
 import sys
 from typing import Any
 
-from service.commands.chat.conversation import End, Event
+from service.commands.chat.conversation import End, Event, Progress
 from service.generation.finish import FINISHES
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+ERASE_LINE = "\r\x1b[K"
 LIMITS = ("max_completion_tokens", "max_tokens")
 """Fields that limit the length of an answer."""
 
@@ -26,11 +27,15 @@ class Shown:
     def __init__(self, fields: dict[str, Any], *, styled: bool) -> None:
         self._fields = fields
         self._styled = styled
-        self._is_thought = self._has_text = False
+        self._is_thought = self._has_text = self._has_status = False
         self._note = ""
 
     def show(self, event: Event) -> None:
-        """Print a piece, or keep why the answer ended."""
+        """Print a piece, or how much of the prompt is computed; keep why the answer ended."""
+        if isinstance(event, Progress):
+            self._show_progress(event)
+            return
+        self._clear_status()
         if isinstance(event, End):
             self._note = cut_note(event.reason, self._fields)
         elif self._styled or not event.is_thought:
@@ -40,10 +45,22 @@ class Shown:
 
     def end(self, note: str = "") -> None:
         """End the line, and print `note`, or why the answer was cut."""
+        self._clear_status()
         if self._has_text:
             print(flush=True)
         if note := note or self._note:
             print(_dimmed(note) if self._styled else note, file=None if self._styled else sys.stderr, flush=True)
+
+    def _show_progress(self, progress: Progress) -> None:
+        if self._styled:
+            self._has_status = True
+            line = _dimmed(f"reading {progress.processed:,} of {progress.total:,} tokens")
+            print(f"{ERASE_LINE}{line}", end="", flush=True)
+
+    def _clear_status(self) -> None:
+        if self._has_status:
+            print(ERASE_LINE, end="", flush=True)
+            self._has_status = False
 
 
 def _dimmed(text: str) -> str:

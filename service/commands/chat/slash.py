@@ -111,7 +111,7 @@ class Slash:
         try:
             if path.exists():
                 _read_messages(path, f"{path} is there and is no saved conversation; give another name")
-            path.write_text(json.dumps(messages, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+            path.write_bytes(json.dumps(messages, ensure_ascii=False, indent=1).encode() + b"\n")
         except (OSError, ValueError) as error:
             raise OptionError(f"{path} cannot be written: {one_line(error)}") from error
         return Outcome(f"saved {len(messages)} messages in {path}")

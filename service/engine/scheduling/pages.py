@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 from model.batch import PageTable, PoolSpec, max_pages
-from service.engine.messages import PoolStats
+from service.engine.picture import PoolPages
 
 NAME_BYTES = 16
 NO_PAGES = array("q")
@@ -51,7 +51,7 @@ class PagePool:
         self._free = list(range(spec.n_pages - 1, -1, -1))
         self._holders = [0] * spec.n_pages
         self._n_held = 0
-        self._n_shared = 0
+        self._n_shared = 0  # pages that two or more sequences hold
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._names: dict[int, bytes] = {}
         self._pages: dict[bytes, int] = {}
@@ -62,13 +62,9 @@ class PagePool:
         return len(self._free) + len(self._cached)
 
     @property
-    def stats(self) -> PoolStats:
-        return PoolStats(self.window, self._n_held, len(self._cached), len(self._free))
-
-    @property
-    def n_shared(self) -> int:
-        """Number of pages that two or more sequences hold."""
-        return self._n_shared
+    def stats(self) -> PoolPages:
+        sizes = self.window, self.page_size, self.n_pages
+        return PoolPages(*sizes, self._n_held, self._n_shared, len(self._cached), len(self._free))
 
     def is_shared(self, page: int) -> bool:
         """Whether two or more sequences hold the page."""

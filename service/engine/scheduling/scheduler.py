@@ -3,8 +3,8 @@
 A step computes up to `max_step_tokens` tokens. First come the sequences that decode, one token each, then prompt
 chunks, the oldest sequence first. Beside sequences that decode `PromptBudget` limits them. A chunk ends before an image
 that is not encoded; work on that image then takes its budget. Then the scheduler admits sequences from the waiting
-queue, which shares the engine fairly between tenants; `adapters.py` bounds the LoRA adapters of a step. Draft tokens
-take what is left. When pages run out, the scheduler preempts the youngest sequence: it releases the pages, keeps the
+queue, which shares the engine fairly between tenants and bounds the LoRA adapters of a step. Draft tokens take what is
+left. When pages run out, the scheduler preempts the youngest sequence: it releases the pages, keeps the
 tokens and puts the sequence back into the queue at its old place.
 
 Several steps may be in flight. The device, or each stage of a pipeline, computes them in the order of their plans. So
@@ -21,17 +21,15 @@ from collections.abc import Callable, Collection, Mapping
 from itertools import count
 
 from model.batch import BROKEN_NUMBERS, RunnerInfo, SliceOutput, StepBatch, StepOutput
-from service.engine.budget import PromptBudget
+from service.engine.budget import PromptBudget, StepLimit
 from service.engine.messages import Stats, Submit, Update
 from service.engine.picture import Reason
-from service.engine.scheduling.adapters import AdapterPlaces
-from service.engine.scheduling.admission import awaits_page, copy_part, fits, reuse
 from service.engine.scheduling.images import ImageStore
 from service.engine.scheduling.pages import PagePool
-from service.engine.scheduling.queue import WaitingQueue
-from service.engine.scheduling.sequence import Sequence, ending, unimplemented
-from service.engine.scheduling.step import Step, StepLimit
-from service.engine.scheduling.trail import Trail
+from service.engine.scheduling.prefix import Trail, awaits_page, copy_part, fits, reuse
+from service.engine.scheduling.queue import AdapterPlaces, Running, WaitingQueue
+from service.engine.scheduling.sequence import Sequence, unimplemented
+from service.engine.scheduling.step import Step
 from service.engine.scheduling.view import View
 
 log = logging.getLogger("noria.engine")
@@ -77,7 +75,7 @@ class Scheduler:
         self._queue = WaitingQueue()
         self._adapters = AdapterPlaces(info.max_adapters, self._queue, adapter_ready)
         self._numbers = count()
-        self._running: dict[Sequence, None] = {}  # an ordered set, oldest first
+        self._running = Running()
         self._planned: deque[Step] = deque()  # in flight, oldest first
         self._n_committed = 0
         self._totals: Counter[str] = Counter()  # by their names in Stats
@@ -122,7 +120,7 @@ class Scheduler:
     def plan(self) -> StepBatch:
         """Choose the tokens of the next step and take the pages that they need."""
         step = Step(budget := self._budget())
-        for sequence in self._in_order():
+        for sequence in self._running.in_order(self._depth):
             if step.budget and sequence in self._running:
                 self._extend(sequence, step)
         while step.budget and len(self._running) < self._max_sequences and (first := self._adapters.first()):
@@ -130,7 +128,7 @@ class Scheduler:
                 break
             self._extend(first, step)
         self._blocked = self._why_blocked(step) if self._queue else None
-        if any(item.params.prompt_lookup_num_tokens for item in step.parts):
+        if any(item.lookup is not None for item in step.parts):
             step.add_drafts(budget - step.budget, len(self._in_flight()))
         step.images = self._images.take()
         if batch := step.batch():
@@ -163,15 +161,18 @@ class Scheduler:
         self._images.land(step.images)
         updates = self._fail_images(output.image_faults)
         generated: Counter[tuple[int, str]] = Counter()  # tokens by priority and tenant
-        for (sequence, part), result in zip(step.parts.items(), output.slices, strict=True):
+        for (sequence, (start, stop)), result in zip(step.parts.items(), output.slices, strict=True):
+            if start < sequence.n_prompt or stop > start + 1:
+                self._totals["prompt_tokens"] += stop - start
             if sequence.id in self._sequences:  # else it ended while the step was in flight
                 sequence.last_step = self._n_committed
-                update = self._break(sequence, result) if result.ends else self._advance(sequence, *part, result)
+                update = self._break(sequence, result) if result.ends else self._advance(sequence, start, stop, result)
                 if update is not None:
                     updates.append(update)
                     generated[sequence.priority, sequence.tenant] += len(update.tokens)
         for (priority, tenant), n_tokens in generated.items():
             self._queue.charge_tenant(priority, tenant, generated=n_tokens)
+            self._totals["generated_tokens"] += n_tokens
         for sequence, draft in step.drafts.items():
             self._totals["draft_tokens"] += len(draft)
             for table in sequence.tables:
@@ -196,19 +197,18 @@ class Scheduler:
     def fail_steps(self) -> list[Update]:
         """End the sequences of all planned steps, which were not computed, with an error. The others stay."""
         encoded = frozenset[int]().union(*(step.encoded for step in self._planned))
-        failed = dict.fromkeys((*self._in_flight(), *self._holders(encoded)))
+        failed = dict.fromkeys((*self._in_flight(), *self._running.holding(encoded)))
         self._planned.clear()
         for sequence in failed:
             self._forget(sequence)
         self._images.fail(encoded)
         return [Update(sequence.id, finish="error") for sequence in failed]
 
-    def stats(self, step_tokens: int = 0, step_seconds: float = 0.0) -> Stats:
+    def stats(self, step_tokens: int = 0) -> Stats:
         return Stats(
             running=len(self._running),
             waiting=len(self._queue),
             step_tokens=step_tokens,
-            step_seconds=step_seconds,
             pools=tuple(pool.stats for pool in self.pools),
             adapters=self._adapters.stats,
             **self._totals,
@@ -217,7 +217,6 @@ class Scheduler:
     def view(self, preparing: Mapping[int, int]) -> View:
         """What a picture shows of this scheduler. `preparing` are sequences that it does not have yet."""
         return View(
-            self.pools,
             tuple(self._running),
             tuple(self._queue.ordered()),
             self._blocked,
@@ -234,17 +233,12 @@ class Scheduler:
 
     def _budget(self) -> int:
         """The number of tokens of the next step. Steps in flight share it, and the sequences that decode, evenly."""
-        unfinished = self._unfinished()
+        unfinished = self._running.unfinished
         n_decoding, n_all = len(self._running) - len(unfinished), len(self._running) + len(self._queue)
-        depth = unfinished[0].computed if unfinished else 0
-        prompts = self.prompts.tokens(n_decoding, min(n_all, self._max_sequences), depth)
-        tokens = self._limit.now
-        if prompts is not None:
-            tokens = min(tokens, n_decoding + prompts)
         # Each running sequence must make progress, however slow the machine is: a prompt in each step in flight.
         needed = n_decoding + bool(unfinished) * self._depth
-        tokens = int(min(tokens, max(needed, self.prompts.pace.tokens(depth))))
-        return max(1, tokens // self._depth)
+        counts = n_decoding, min(n_all, self._max_sequences), unfinished[0].computed if unfinished else 0
+        return max(1, self.prompts.step_tokens(self._limit.now, needed, *counts) // self._depth)
 
     def _why_blocked(self, step: Step) -> Reason:
         """Why the head of the queue waits, once the step is planned: see `Reason`."""
@@ -257,26 +251,6 @@ class Scheduler:
     def _in_flight(self) -> dict[Sequence, None]:
         """The sequences of the steps in flight that have not ended, in order."""
         return {item: None for step in self._planned for item in step.parts if item.id in self._sequences}
-
-    def _in_order(self) -> list[Sequence]:
-        """The running sequences in the order in which they get their tokens of a step.
-
-        Of those that decode, each step in flight has an even share: those that have waited longest.
-        """
-        decoding: list[Sequence] = []
-        unfinished: list[Sequence] = []
-        for item in self._running:
-            awaits_image = item.computed < item.images.end  # or may, if it is evicted
-            (unfinished if awaits_image or item.length - item.computed > 1 else decoding).append(item)
-        ready = [item for item in decoding if item.length > item.computed and not item.complete]
-        share = -(-len(decoding) // self._depth)
-        if share < len(ready):
-            ready = sorted(ready, key=lambda item: item.last_step)[:share]
-        return ready + unfinished
-
-    def _unfinished(self) -> list[Sequence]:
-        """The running sequences that have more than one token to compute."""
-        return [item for item in self._running if item.uncomputed > 1]
 
     def _extend(self, sequence: Sequence, step: Step) -> None:
         """Add the sequence's next tokens to the step, as many as budget, images and pages allow."""
@@ -310,18 +284,12 @@ class Scheduler:
 
     def _behind_images(self, step: Step) -> list[Sequence]:
         """The prompts that wait for images in this step. They stand still, however long it takes, and are not stuck."""
-        return self._unfinished() if step.images.work or step.images.waits else []
-
-    def _holders(self, images: Collection[int]) -> list[Sequence]:
-        """The running sequences that hold one of the images with these numbers."""
-        if not images:  # spares the walk through all sequences in every step
-            return []
-        return [item for item in self._running if any(number in images for number in item.images.held)]
+        return self._running.unfinished if step.images.work or step.images.waits else []
 
     def _fail_images(self, faults: Mapping[int, str]) -> list[Update]:
         """End the sequences that need an image that could not be encoded."""
         updates = []
-        for sequence in self._holders(faults):
+        for sequence in self._running.holding(faults):
             fault = next(faults[number] for number in sequence.images.held if number in faults)
             self._forget(sequence)
             updates.append(Update(sequence.id, finish="error", fault=fault))
@@ -350,7 +318,7 @@ class Scheduler:
     def _admit(self, sequence: Sequence, step: Step) -> bool:
         """Move a waiting sequence to the running ones if there are pages for its tokens, and none to wait for."""
         reused = reuse(sequence, self.pools)
-        fitting = fits(sequence, self._unfinished(), len(self._running), self._max_step_tokens)
+        fitting = fits(sequence, self._running.unfinished, len(self._running), self._max_step_tokens)
         if not fitting or awaits_page(sequence, reused, self._planned):
             sequence.reset()
             return False
@@ -383,47 +351,14 @@ class Scheduler:
         return Update(sequence.id, finish="error", failure=result.failure, fault=result.fault)
 
     def _advance(self, sequence: Sequence, start: int, stop: int, result: SliceOutput) -> Update | None:
-        processed = min(stop, sequence.n_prompt) if sequence.reports_progress else None
-        tokens, finish = self._append(sequence, result.tokens)
-        computed = stop + len(tokens) - 1 if tokens else stop
-        if full := sequence.advance(start, computed):
+        if sequence.lookup is not None:
+            self._totals["accepted_draft_tokens"] += max(0, len(result.tokens) - 1)
+        update, full = sequence.take(start, stop, result)
+        if full:
             self._trail.note(sequence, full)
-        prompt_logprobs = sequence.score(start, result.prompt_logprobs) if result.prompt_logprobs else ()
-        if result.pooled:
-            sequence.pool(result.pooled)
-        if stop >= sequence.n_prompt and not sequence.params.max_tokens:
-            finish = "length"
-        if finish and self._copies_pages:
-            sequence.keep(computed)
-        if not (tokens or finish or prompt_logprobs or processed):
-            return None
-        logprobs = result.logprobs[: len(tokens)]
-        update = Update(sequence.id, tokens, logprobs, prompt_logprobs, finish, processed=processed)
-        if sequence.first_update:
-            sequence.first_update = False
-            update = update._replace(cached=sequence.cached, queued=sequence.queued, miss=sequence.miss)
-        return self._finish(sequence, update) if finish else update
-
-    def _finish(self, sequence: Sequence, update: Update) -> Update:
-        """Forget a sequence that is complete; the update is its last."""
-        log.debug("sequence %d ends: %s, %d tokens", sequence.id, update.finish, sequence.length)
-        update = update._replace(embedding=sequence.embedding)
-        self._forget(sequence)
+        if update is not None and update.finish:
+            log.debug("sequence %d ends: %s, %d tokens", sequence.id, update.finish, sequence.length)
+            if self._copies_pages:
+                sequence.keep()
+            self._forget(sequence)
         return update
-
-    def _append(self, sequence: Sequence, sampled: tuple[int, ...]) -> tuple[tuple[int, ...], str | None]:
-        """Append sampled tokens up to the one that ends the output. Returns them, and the reason to end.
-
-        All but the last are computed already.
-        """
-        if sequence.params.prompt_lookup_num_tokens:
-            self._totals["accepted_draft_tokens"] += max(0, len(sampled) - 1)
-            sequence.lookup.observe(sampled)
-        if not sampled:
-            return (), None
-        before = len(sequence.tokens) - sequence.n_prompt
-        for n, token in enumerate(sampled, start=1):
-            if (reason := ending(sequence.params, token, before + n)) is not None:
-                break
-        sequence.append(sampled[:n])
-        return sampled[:n], reason

@@ -3,51 +3,14 @@
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from operator import add
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
-from model.batch import UNKNOWN, Slice, TokenLogprob
+from model.batch import SliceOutput, TokenLogprob
 from model.sampling_params import PARAMETERS, SamplingParams, Stage
-from service.engine.messages import CacheMiss, Submit
+from service.engine.messages import CacheMiss, Submit, Update
 from service.engine.scheduling.images import ImageStore, ImageTable
 from service.engine.scheduling.pages import PagePool, Table, chain_seed, page_name
 from service.engine.scheduling.prompt_lookup import PromptLookup
-
-ASSUMED = (UNKNOWN,)
-
-
-class Snapshot(Items[int]):
-    """The tokens of a sequence at one moment: the known tokens, in a list that only grows, then a `tail`.
-
-    It copies no known token, so that planning a step costs the same however long the sequence is.
-    """
-
-    __slots__ = ("_known", "_length", "_n_known", "_tail")
-
-    def __init__(self, known: list[int], tail: tuple[int, ...] = ()) -> None:
-        self._known = known
-        self._n_known = len(known)
-        self._tail = tail
-        self._length = self._n_known + len(tail)
-
-    def __len__(self) -> int:
-        return self._length
-
-    @overload
-    def __getitem__(self, where: int) -> int: ...
-
-    @overload
-    def __getitem__(self, where: slice) -> list[int]: ...
-
-    def __getitem__(self, where: int | slice) -> int | list[int]:
-        n = self._n_known
-        if isinstance(where, slice):
-            start, stop, step = where.indices(self._length)
-            if step != 1:
-                return [self[place] for place in range(start, stop, step)]
-            known = self._known[start : min(stop, n)]
-            return known if stop <= n else [*known, *self._tail[max(0, start - n) : stop - n]]
-        place = where if 0 <= where < self._length else range(self._length)[where]
-        return self._known[place] if place < n else self._tail[place - n]
 
 
 class Sequence:
@@ -74,6 +37,7 @@ class Sequence:
         self.choice = submit.choice + index
         self.arrived = arrived
         self.computed = 0
+        self.landed = 0  # the end of the positions whose result has arrived
         self.last_step = 0  # the number of the latest step that brought it forward
         self.scored = 1 if submit.params.prompt_logprobs is not None else self.n_prompt
         self.first_update = True
@@ -83,7 +47,8 @@ class Sequence:
         self.tables = tuple(Table(pool) for pool in pools)
         self._rolling = [table for table in self.tables if table.pool.window is not None]
         self.images = ImageTable(images, submit)
-        self.lookup = PromptLookup(submit.prompt[submit.images[0].start] if submit.images else None)
+        image = submit.prompt[submit.images[0].start] if submit.images else None
+        self.lookup = PromptLookup(image) if submit.params.prompt_lookup_num_tokens else None
         self.pooled: tuple[float, ...] = ()
         self._page_size = pools[0].page_size
         self.salted = bool(submit.cache_salt)
@@ -150,22 +115,6 @@ class Sequence:
         n = self.n_prompt if self.params.embed == "mean" else 1
         return tuple(value / n for value in self.pooled)
 
-    def slice(self, stop: int, draft: Items[int]) -> Slice:
-        """The slice that the next step computes: up to position `stop - 1`, then the draft."""
-        return Slice(
-            self.id,
-            Snapshot(self.tokens, ASSUMED if self.assumed else tuple(draft)),
-            self.n_prompt,
-            self.computed,
-            stop + len(draft),
-            tuple([table.view for table in self.tables]),
-            self.params,
-            self.choice,
-            len(draft),
-            self.images.placed(self.computed, stop) if self.images.spans else (),
-            self.adapter,
-        )
-
     def own_tokens(self) -> None:
         """Copy the prompt. The new list only grows, so that a snapshot may hold it."""
         self.tokens = self.tokens.copy()
@@ -174,12 +123,6 @@ class Sequence:
         """Continue as if the step in flight had sampled the next token."""
         self.assumed = True
         self.length = len(self.tokens) + 1
-
-    def append(self, tokens: Items[int]) -> None:
-        """Add the tokens that a step sampled after the last known one."""
-        self.tokens += tokens
-        self.assumed = False
-        self.length = len(self.tokens)
 
     def advance(self, start: int, stop: int) -> range | None:
         """Record that `start..stop-1` are computed: name full pages, release what later positions do not need.
@@ -199,14 +142,55 @@ class Sequence:
             self.images.roll(stop)
         return range(full_before, full) if full > full_before else None
 
-    def keep(self, stop: int) -> None:
+    def keep(self) -> None:
         """Name the last page, which is not full, by what is computed of it. It ends: nobody will write to the page."""
-        self.computed = stop
-        block, n_tokens = divmod(stop, self._page_size)
+        self.computed = self.landed
+        block, n_tokens = divmod(self.landed, self._page_size)
         if n_tokens and not self.image_starts(block):
-            name = page_name(self.parent(block), self.tokens[stop - n_tokens : stop])
+            name = page_name(self.parent(block), self.tokens[self.landed - n_tokens : self.landed])
             for table in self.tables:
                 table.pool.name(table.pages[block - table.first_block], name)
+
+    def take(self, start: int, stop: int, result: SliceOutput) -> tuple[Update | None, range | None]:
+        """Take the result of a step that computed `start..stop-1`.
+
+        Returns the update and the blocks that are now full, if there are any. The last update has `finish`.
+        """
+        processed = min(stop, self.n_prompt) if self.reports_progress else None
+        tokens, finish = self._append(result.tokens)
+        self.landed = stop + len(tokens) - 1 if tokens else stop
+        full = self.advance(start, self.landed)
+        prompt_logprobs = self.score(start, result.prompt_logprobs) if result.prompt_logprobs else ()
+        if result.pooled:
+            self.pool(result.pooled)
+        if stop >= self.n_prompt and not self.params.max_tokens:
+            finish = "length"
+        if not (tokens or finish or prompt_logprobs or processed):
+            return None, full
+        logprobs = result.logprobs[: len(tokens)]
+        update = Update(self.id, tokens, logprobs, prompt_logprobs, finish, processed=processed)
+        if self.first_update:
+            self.first_update = False
+            update = update._replace(cached=self.cached, queued=self.queued, miss=self.miss)
+        return update._replace(embedding=self.embedding) if finish else update, full
+
+    def _append(self, sampled: tuple[int, ...]) -> tuple[tuple[int, ...], str | None]:
+        """Append sampled tokens up to the one that ends the output. Returns them, and the reason to end.
+
+        All but the last are computed already.
+        """
+        if self.lookup is not None:
+            self.lookup.observe(sampled)
+        if not sampled:
+            return (), None
+        before = len(self.tokens) - self.n_prompt
+        for n, token in enumerate(sampled, start=1):
+            if (reason := ending(self.params, token, before + n)) is not None:
+                break
+        self.tokens += sampled[:n]
+        self.assumed = False
+        self.length = len(self.tokens)
+        return sampled[:n], reason
 
     def score(self, start: int, logprobs: tuple[TokenLogprob, ...]) -> tuple[TokenLogprob, ...]:
         """Of the logprobs of the prompt after position `start`, those that were not reported yet."""

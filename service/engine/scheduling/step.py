@@ -1,31 +1,49 @@
 """A step while the scheduler plans it, and until its result is committed."""
 
-from model.batch import PageCopy, StepBatch
+from collections.abc import Sequence as Items
+from typing import overload
+
+from model.batch import UNKNOWN, PageCopy, Slice, StepBatch
 from service.engine.scheduling.images import ImagePlan
 from service.engine.scheduling.prompt_lookup import DraftBudget
 from service.engine.scheduling.sequence import Sequence
 
-PATIENCE = 64
-"""Steps after which memory may be free again."""
+ASSUMED = (UNKNOWN,)
 
 
-class StepLimit:
-    """The greatest number of tokens of a step: `now` is less than `most` after a step that did not fit into memory."""
+class Snapshot(Items[int]):
+    """The tokens of a sequence at one moment: the known tokens, in a list that only grows, then a `tail`.
 
-    def __init__(self, most: int, least: int) -> None:
-        self.now = most
-        self._most, self._least = most, least
-        self._patience = 0
+    It copies no known token, so that planning a step costs the same however long the sequence is.
+    """
 
-    def lower(self, n_tokens: int) -> None:
-        """So many tokens did not fit."""
-        self.now, self._patience = max(self._least, n_tokens // 2), PATIENCE
+    __slots__ = ("_known", "_length", "_n_known", "_tail")
 
-    def count(self) -> None:
-        """A step was computed."""
-        self._patience -= 1
-        if self._patience <= 0:
-            self.now, self._patience = min(self._most, 2 * self.now), PATIENCE
+    def __init__(self, known: list[int], tail: tuple[int, ...] = ()) -> None:
+        self._known = known
+        self._n_known = len(known)
+        self._tail = tail
+        self._length = self._n_known + len(tail)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, where: int) -> int: ...
+
+    @overload
+    def __getitem__(self, where: slice) -> list[int]: ...
+
+    def __getitem__(self, where: int | slice) -> int | list[int]:
+        n = self._n_known
+        if isinstance(where, slice):
+            start, stop, step = where.indices(self._length)
+            if step != 1:
+                return [self[place] for place in range(start, stop, step)]
+            known = self._known[start : min(stop, n)]
+            return known if stop <= n else [*known, *self._tail[max(0, start - n) : stop - n]]
+        place = where if 0 <= where < self._length else range(self._length)[where]
+        return self._known[place] if place < n else self._tail[place - n]
 
 
 class Step:
@@ -54,7 +72,7 @@ class Step:
 
     def batch(self) -> StepBatch:
         """The step as the runner gets it."""
-        slices = (sequence.slice(stop, self.drafts.get(sequence, ())) for sequence, (_, stop) in self.parts.items())
+        slices = (_slice(sequence, stop, self.drafts.get(sequence, ())) for sequence, (_, stop) in self.parts.items())
         return StepBatch(tuple(slices), self.images.work, self.images.forgotten, tuple(self.copies))
 
     def add(self, sequence: Sequence, n_tokens: int) -> None:
@@ -80,7 +98,7 @@ class Step:
         for sequence, (_, stop) in self.parts.items():
             params = sequence.params
             limit = min(params.prompt_lookup_num_tokens, params.max_tokens - sequence.n_output - 1)
-            if limit < 1 or stop < sequence.length:
+            if sequence.lookup is None or limit < 1 or stop < sequence.length:
                 continue
             draft = sequence.lookup.draft(sequence.tokens, limit)
             available = min(table.capacity() - n_kept * table.pool.page_size for table in sequence.tables) - stop
@@ -90,3 +108,20 @@ class Step:
                     table.grow(stop + n)
                 self.drafts[sequence] = draft[:n]
                 self.budget -= n
+
+
+def _slice(sequence: Sequence, stop: int, draft: Items[int]) -> Slice:
+    """The slice that computes a sequence up to position `stop - 1`, then the draft."""
+    return Slice(
+        sequence.id,
+        Snapshot(sequence.tokens, ASSUMED if sequence.assumed else tuple(draft)),
+        sequence.n_prompt,
+        sequence.computed,
+        stop + len(draft),
+        tuple([table.view for table in sequence.tables]),
+        sequence.params,
+        sequence.choice,
+        len(draft),
+        sequence.images.placed(sequence.computed, stop) if sequence.images.spans else (),
+        sequence.adapter,
+    )

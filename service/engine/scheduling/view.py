@@ -1,7 +1,7 @@
 """What a picture shows of the scheduler. It only reads."""
 
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice
 
 from service.engine.picture import (
@@ -9,13 +9,13 @@ from service.engine.picture import (
     MAX_QUEUED,
     MAX_RUNNING,
     Picture,
-    PoolPages,
     Reason,
     SequencePages,
     SequenceShape,
     SequenceState,
+    StepRows,
 )
-from service.engine.scheduling.pages import PagePool, Table
+from service.engine.scheduling.pages import Table
 from service.engine.scheduling.sequence import Sequence
 
 EVERY = range(2**63)
@@ -30,19 +30,17 @@ class View:
     `preparing` are sequences whose grammars are compiled: their ids and prompts' lengths.
     """
 
-    pools: tuple[PagePool, ...]
     running: tuple[Sequence, ...]
     waiting: tuple[Sequence, ...]
     blocked: Reason | None
     preparing: Mapping[int, int]
 
-    def whole(self, steps: Picture) -> Picture:
-        """The picture of the steps, with the pools and the first sequences."""
+    def whole(self, steps: tuple[StepRows, ...]) -> Picture:
+        """The picture of these steps and of the first sequences."""
         queued = chain((item for _, item in self._queue(True)), self._unprepared())
         shown = (*islice(self._running(True), MAX_RUNNING), *islice(queued, MAX_QUEUED))
         n_sequences = len(self.running) + len(self.waiting) + len(self.preparing)
-        pools = tuple(map(_pool, self.pools))
-        return replace(steps, pools=pools, sequences=shown, left_out=n_sequences - len(shown))
+        return Picture(steps, shown, n_sequences - len(shown))
 
     def of(self, ids: Iterable[int]) -> Picture:
         """The sequences with these ids, and their places in the queue."""
@@ -91,8 +89,3 @@ def _table(table: Table) -> SequencePages:
     ids = tuple(table.pages[-MAX_PAGES:])
     shared = tuple(index for index, page in enumerate(ids) if table.pool.is_shared(page))
     return SequencePages(table.first_block, len(table.pages), ids, shared)
-
-
-def _pool(pool: PagePool) -> PoolPages:
-    stats = pool.stats
-    return PoolPages(pool.window, pool.page_size, pool.n_pages, stats.held, pool.n_shared, stats.cached, stats.free)

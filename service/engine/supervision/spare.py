@@ -2,17 +2,26 @@
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable
 
-from service.engine.supervision.backoff import backoff
-from service.engine.supervision.connection import Connection
+from service.engine.supervision.connection import EngineConnection, Patience
 from service.engine.supervision.process import EngineHandle
-from service.engine.supervision.watchdog import Patience, watch
 
 log = logging.getLogger("noria.engine")
 
 AFTER_SECONDS = 3.0
 """Seconds between the start of an engine that serves, and of its spare: the first requests have the processor."""
+LONGEST_SECONDS = 30.0
+
+
+def backoff(failures: int) -> float:
+    """Seconds to wait after so many failures in a row: none after the first, then twice as long each time.
+
+    At most `LONGEST_SECONDS`. Up to half is left out at random, so that many servers do not start at one time.
+    """
+    longest = min(0.5 * (2 ** min(failures, 16) - 1), LONGEST_SECONDS)
+    return longest * random.uniform(0.5, 1.0)
 
 
 class Spare:
@@ -21,7 +30,7 @@ class Spare:
     def __init__(self, new_engine: Callable[[], EngineHandle], patience: Patience) -> None:
         self._new_engine = new_engine
         self._patience = patience
-        self._connection: Connection | None = None
+        self._connection: EngineConnection | None = None
         self._keeper: asyncio.Task[None] | None = None
 
     def keep(self) -> None:
@@ -29,7 +38,7 @@ class Spare:
         if self._keeper is None:
             self._keeper = asyncio.create_task(self._keep(), name="spare-engine")
 
-    async def take(self) -> Connection | None:
+    async def take(self) -> EngineConnection | None:
         """The spare, which is none any more; None if there is none. `keep` starts the next one."""
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
@@ -54,9 +63,9 @@ class Spare:
 
     async def _run(self) -> None:
         """Start a spare and wait for its end. Cancelled, it leaves the spare to `take`."""
-        self._connection = connection = Connection(self._new_engine())
+        self._connection = connection = EngineConnection(self._new_engine())
         await connection.open()
-        reason = await watch(connection, self._patience)
+        reason = await connection.watch(self._patience)
         self._connection = None
         ending = await connection.close()
         log.warning("the spare engine is gone (%s); another one follows", reason or connection.failure or ending)

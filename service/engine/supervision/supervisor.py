@@ -6,13 +6,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from model.errors import NoriaError
-from service.engine.messages import FromEngine, Ready
-from service.engine.supervision.backoff import backoff
-from service.engine.supervision.connection import Connection
+from service.engine.messages import FromEngine
+from service.engine.supervision.connection import EngineConnection, Patience
 from service.engine.supervision.process import EngineHandle
-from service.engine.supervision.spare import Spare
-from service.engine.supervision.watchdog import Patience, watch
-from service.engine.wire import MessageProtocol
+from service.engine.supervision.spare import Spare, backoff
 
 log = logging.getLogger("noria.engine")
 
@@ -22,19 +19,19 @@ MAX_FAILED_LOADS = 5
 Options = Mapping[str, Any]
 
 # How an engine dies, and how the next one serves:
-# 1. The wire closes (`MessageProtocol.connection_lost`), or `watch` finds the engine stopped, silent or stuck.
+# 1. The wire closes (`EngineConnection.connection_lost`), or its `watch` finds the engine stopped, silent or stuck.
 # 2. `Supervisor._run_engine` calls `on_end`: `EngineClient._lose_engine` sets the state to "restarting" and fails every
 #    mailbox, look and load of an adapter with EngineDied. Then it kills the process and waits for its end.
 # 3. Each `Generation` whose client has got nothing yet, or that can go on, waits in `EngineClient.serving`. The others
 #    end with an error.
 # 4. `Supervisor.run` gives up, or sleeps for `backoff` and takes the spare, or starts a new process.
-# 5. `LoadModel` carries the first engine's options, and the adapters whose files are the same as before
-#    (`KeptAdapters`).
+# 5. `LoadModel` carries the options of `renew` (`service/generation/startup.py`) and the adapters whose files are the
+#    same as before (`KeptAdapters`).
 # 6. At `Ready` the client sets the state to "ready" (`_welcome`), and the generations that wait submit again.
 
 
 class Supervisor:
-    """Runs engines. `take` gets the messages of the one that loads or serves, `on_end` is called when it has ended.
+    """Runs engines. `current` is the one that loads or serves. `take` gets its messages, `on_end` tells its end.
 
     If the first engine cannot load the model, nothing will. A later engine that ends is replaced until one serves
     again, or `MAX_FAILED_LOADS` have failed in a row. An engine that the machine cannot even start is tried again
@@ -55,17 +52,17 @@ class Supervisor:
         self._on_end = on_end
         self._patience = patience
         self._spare = Spare(new_engine, patience) if has_spare else None
-        self._next: Connection | None = None
-        self._current: Connection | None = None
+        self._next: EngineConnection | None = None
+        self.current: EngineConnection | None = None
 
     def spawn(self) -> None:
         """Start the first engine. Needs no event loop. Raises NoriaError if the machine cannot."""
-        self._next = Connection(self._new_engine())
+        self._next = EngineConnection(self._new_engine())
 
-    @property
-    def wire(self) -> MessageProtocol | None:
-        """The wire to the engine that loads or serves, if there is one."""
-        return None if self._current is None else self._current.protocol
+    def keep_spare(self) -> None:
+        """Let a spare stand ready from now on: the present engine serves."""
+        if self._spare is not None:
+            self._spare.keep()
 
     async def run(self, options: Callable[[], Awaitable[Options]], on_restart: Callable[[], None]) -> NoReturn:
         """Run engines, each with what `options` gives for it. Raises NoriaError to give up."""
@@ -88,7 +85,7 @@ class Supervisor:
 
     async def close(self) -> None:
         """End every engine, once `run` has ended."""
-        for connection in filter(None, (self._next, self._current)):
+        for connection in filter(None, (self._next, self.current)):
             await connection.stop()
         if self._spare is not None:
             await self._spare.close()
@@ -98,8 +95,8 @@ class Supervisor:
         failure = None
         try:
             connection = await self._connect()
-            connection.load(await options(), self._patience.step, self._receive)
-            if (failure := await watch(connection, self._patience)) is not None:
+            connection.load(await options(), self._patience.step, self._take)
+            if (failure := await connection.watch(self._patience)) is not None:
                 log.error("%s; killing it", failure)
         except NoriaError as error:
             failure = str(error)
@@ -107,24 +104,19 @@ class Supervisor:
             log.exception("the service cannot go on with this engine")
             failure = f"{type(error).__name__}: {error}"
         _guarded(self._on_end)
-        ended, self._current = self._current, None
+        ended, self.current = self.current, None
         if ended is None:
             return Ending(False, False, failure, "never started")
         how = await ended.close()
         return Ending(True, ended.ready, ended.failure or failure, how)
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> EngineConnection:
         """An engine that waits for its model: the one that `spawn` started, the spare, or a new one."""
         spare = await self._spare.take() if self._spare is not None and self._next is None else None
-        self._current = self._next or spare or Connection(self._new_engine())
+        self.current = self._next or spare or EngineConnection(self._new_engine())
         self._next = None
-        await self._current.open()
-        return self._current
-
-    def _receive(self, message: FromEngine) -> None:
-        self._take(message)
-        if isinstance(message, Ready) and self._spare is not None:
-            self._spare.keep()
+        await self.current.open()
+        return self.current
 
 
 class Ending(NamedTuple):

@@ -1,16 +1,20 @@
-"""One request and its response: ASGI's `receive` and `send`, and their bytes on the connection."""
+"""One request and its response: ASGI's scope, `receive` and `send`, and their bytes on the connection."""
 
 import asyncio
 import http
 import logging
-from collections.abc import Iterable
-from typing import Any, Protocol
+import re
+from collections.abc import Callable, Iterable, Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import Any
+from urllib.parse import unquote
 
+import httptools
 from starlette.types import ASGIApp, Message, Scope
 
 from service.errors.dialects import OPENAI, error_response
 from service.errors.errors import ApiError
-from service.http.connection.outbox import Outbox
+from service.http.connection.flow import Outbox
 from service.http.connection.reader import Fields, Head
 
 log = logging.getLogger("noria")
@@ -23,26 +27,114 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 WITHOUT_BODY = (204, 304)
 STATUS_LINES = {int(status): b"HTTP/1.1 %d %b" % (status, status.phrase.encode()) for status in http.HTTPStatus}
 
+Address = IPv4Address | IPv6Address
+FORWARDED_FOR, FORWARDED_PROTO = b"x-forwarded-for", b"x-forwarded-proto"
+SCHEMES = (b"http", b"https")
+HOP = re.compile(r"\[(.+)\](?::\d+)?|([^:]+):\d+")
+"""An address with a port, or an IPv6 address in brackets."""
+SCOPE = re.compile(r"[A-Za-z0-9._-]{1,32}")
+"""The name of an interface, after an IPv6 address and %."""
 
-class Owner(Protocol):
-    """The connection as its exchanges see it."""
 
-    def want_body(self) -> None:
-        """The application waits for more of the body."""
-        ...
+def scope_of(head: Head, connection: Scope) -> Scope:
+    """The scope of a request; `connection` has its part that is equal for all requests of a connection.
 
-    def finished(self, exchange: "Exchange") -> None:
-        """The response is complete."""
-        ...
+    Raises HttpParserInvalidURLError or UnicodeDecodeError for its URL.
+    """
+    url = httptools.parse_url(head.url)
+    raw_path: bytes = url.path or b"/"
+    return {
+        **connection,
+        "type": "http",
+        "http_version": head.version,
+        "method": head.method.decode("ascii"),
+        "path": unquote(raw_path.decode("ascii")) if b"%" in raw_path else raw_path.decode("ascii"),
+        "raw_path": raw_path,
+        "query_string": url.query or b"",
+        "headers": head.fields,
+        "state": connection["state"].copy(),
+    }
+
+
+class Proxies:
+    """What reverse proxies change about requests: the client's address, the scheme and the prefix of paths.
+
+    It removes `prefix` from the paths that begin with it; some proxies have removed it. X-Forwarded-For and
+    X-Forwarded-Proto count if the peer is in one of the networks `believed`, or connects by a Unix socket. `Forwarded`
+    and X-Forwarded-Prefix never count: a proxy that does not write them passes on what the client claims.
+    """
+
+    def __init__(self, prefix: str | None, believed: Sequence[IPv4Network | IPv6Network]) -> None:
+        self._prefix = prefix or ""
+        self._believed = believed
+
+    def undo(self, scope: Scope) -> None:
+        """Change the scope to what the client sent."""
+        if self._prefix and scope["raw_path"].startswith(b"%b/" % self._prefix.encode()):
+            scope["raw_path"] = scope["raw_path"][len(self._prefix) :]
+            scope["path"] = scope["path"][len(self._prefix) :]
+        peer = scope["client"]
+        if peer is None or self._believes(client_address(peer[0])):
+            self._look_behind(scope)
+
+    def _look_behind(self, scope: Scope) -> None:
+        """Replace the address and the scheme of the proxy by those of the client."""
+        hops = [hop for value in _values(scope, FORWARDED_FOR) for hop in value.decode("latin-1").split(",")]
+        if (client := self._client(hops)) is not None:
+            scope["client"] = (str(client), 0)
+        if (scheme := next(reversed(_values(scope, FORWARDED_PROTO)), b"").strip()) in SCHEMES:
+            scope["scheme"] = scheme.decode()
+
+    def _client(self, hops: Sequence[str]) -> Address | None:
+        """The last address that is not a believed proxy's, else the first one: each proxy adds that of its peer.
+
+        What is no address does not count, and nothing before it.
+        """
+        client = None
+        for hop in reversed(hops):
+            address = client_address(hop.strip())
+            client = address or client
+            if not self._believes(address):
+                break
+        return client
+
+    def _believes(self, address: Address | None) -> bool:
+        return address is not None and any(address in network for network in self._believed)
+
+
+def _values(scope: Scope, name: bytes) -> list[bytes]:
+    return [value for other, value in scope["headers"] if other == name]
+
+
+def client_address(hop: str) -> Address | None:
+    """The address, which may have a port; None for any other text."""
+    if (match := HOP.fullmatch(hop)) is not None:
+        hop = match[1] or match[2]
+    if "%" in hop and not SCOPE.fullmatch(hop.partition("%")[2]):  # ip_address takes any text here
+        return None
+    try:
+        return ip_address(hop)
+    except ValueError:
+        return None
 
 
 class Exchange:
     """One request and its response. `keep_alive`: another request may follow, if the client can tell where this ends.
 
-    The head of a response waits for its first byte of a body, and both are written at once.
+    The head of a response waits for its first byte of a body, and both are written at once. It calls `want_body` when
+    the application waits for more of the body, and `finished` when the response is complete.
     """
 
-    def __init__(self, owner: Owner, outbox: Outbox, scope: Scope, own_fields: Fields, head: Head) -> None:
+    def __init__(
+        self,
+        outbox: Outbox,
+        scope: Scope,
+        own_fields: Fields,
+        head: Head,
+        *,
+        want_body: Callable[[], None],
+        finished: Callable[["Exchange"], None],
+    ) -> None:
         self.scope = scope
         self.started = False
         self.complete = False
@@ -52,7 +144,8 @@ class Exchange:
         self.length = head.length
         """The size of its body, if it is known."""
         self._expects_continue = (head.value(b"expect") or b"").lower() == b"100-continue"
-        self._owner = owner
+        self._want_body = want_body
+        self._finished = finished
         self._outbox = outbox
         self._own_fields = own_fields
         self._parts: list[bytes] = []
@@ -102,7 +195,7 @@ class Exchange:
         if self._expects_continue and not self.started:
             self._expects_continue = False
             self._outbox.write(CONTINUE)
-        self._owner.want_body()
+        self._want_body()
         while not (self._parts or self._gone or self.complete or (self.whole and not self._taken)):
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -177,7 +270,7 @@ class Exchange:
         if not more:
             self.complete = True
             self._wake()
-            self._owner.finished(self)
+            self._finished(self)
 
     def _framed(self, body: bytes) -> bytes:
         """A part of the body as the client can read it."""

@@ -1,6 +1,13 @@
-"""What one connection may send, and the time that it has."""
+"""The limits of connections: what one may send and in which time, and how many are open in all and by address."""
 
+import resource
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+OTHER_DESCRIPTORS = 160
+"""Descriptors that are not connections: files, the engine, the processes of grammars."""
+LEAST_CONNECTIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +36,90 @@ class Limits:
 
 
 LIMITS = Limits()
+
+
+class Place:
+    """The place of one connection. `refusal` says which limit is exceeded: its request is refused then.
+
+    `leave` ends the connection, to make a place for another one.
+    """
+
+    __slots__ = ("address", "leave", "refusal")
+
+    def __init__(self, address: str | None, refusal: str | None, leave: Callable[[], None]) -> None:
+        self.address = address
+        self.refusal = refusal
+        self.leave = leave
+
+
+class Places:
+    """Counts connections. `limit` is that of all of them, `per_address` that of each client's address.
+
+    At a limit the connection ends that has waited longest for a whole head. So clients that send half a request, or
+    none, keep nobody out. If no connection waits, the new one gets a place beyond the limit, and its request an error.
+    """
+
+    def __init__(self, limit: int, per_address: int) -> None:
+        self.limit = limit
+        self.per_address = per_address
+        self._open: set[Place] = set()
+        self._counts: Counter[str | None] = Counter()  # by address
+        self._waiting: dict[Place, None] = {}  # for a head, the longest first
+
+    @property
+    def n_open(self) -> int:
+        return len(self._open)
+
+    def enter(self, address: str | None, leave: Callable[[], None]) -> Place:
+        """The place of a new connection, which waits for a head. A Unix socket has no address."""
+        place = Place(address, self._make_place(address), leave)
+        self._open.add(place)
+        self._counts[address] += 1
+        self.wait(place)
+        return place
+
+    def wait(self, place: Place) -> None:
+        """The connection has nothing to do but to wait for a head."""
+        self._waiting[place] = None
+
+    def work(self, place: Place) -> None:
+        """The head is there."""
+        self._waiting.pop(place, None)
+
+    def exit(self, place: Place) -> None:
+        """The connection is gone, or will be at once."""
+        if place not in self._open:
+            return
+        self.work(place)
+        self._open.remove(place)
+        self._counts[place.address] -= 1
+        if not self._counts[place.address]:
+            del self._counts[place.address]
+
+    def _make_place(self, address: str | None) -> str | None:
+        """End a connection that waits if there is no place. Returns the limit that is still exceeded."""
+        if address is not None and self._counts[address] >= self.per_address:
+            self._end_first(place for place in self._waiting if place.address == address)
+            if self._counts[address] >= self.per_address:
+                return f"your address has {self.per_address} connections, which is the limit"
+        if self.n_open >= self.limit:
+            self._end_first(self._waiting)
+            if self.n_open >= self.limit:
+                return f"the server has {self.limit} connections, which is its limit"
+        return None
+
+    def _end_first(self, places: Iterable[Place]) -> None:
+        """End the first of these connections, if there is one."""
+        if (first := next(iter(places), None)) is not None:
+            self.exit(first)
+            first.leave()
+
+
+def raise_descriptor_limit(max_connections: int) -> int:
+    """Let this process open as many descriptors as it may; returns how many connections it can have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard == resource.RLIM_INFINITY:
+        return max_connections
+    return min(max_connections, max(LEAST_CONNECTIONS, hard - OTHER_DESCRIPTORS))

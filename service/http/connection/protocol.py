@@ -6,22 +6,17 @@ from collections.abc import Callable
 from enum import Enum
 from functools import partial
 from typing import Any
-from urllib.parse import unquote
 
 import httptools
 import uvicorn
-from starlette.types import Scope
 from uvicorn.server import ServerState
 
 from service.errors.errors import ApiError, HttpError, Unavailable
 from service.errors.statuses import STATUSES
-from service.http.connection.exchange import BUFFERED_BYTES, Exchange, refusal
-from service.http.connection.inbox import Inbox
-from service.http.connection.limits import LIMITS
-from service.http.connection.outbox import Outbox
-from service.http.connection.places import Places
+from service.http.connection.exchange import BUFFERED_BYTES, Exchange, Proxies, refusal, scope_of
+from service.http.connection.flow import Inbox, Outbox
+from service.http.connection.limits import LIMITS, Places
 from service.http.connection.reader import Head, RequestReader
-from service.http.connection.rules import violation
 
 PROBES = frozenset({b"/live", b"/ready", b"/health"})
 """Paths that are answered beyond the limits of connections: a full server is alive."""
@@ -59,6 +54,7 @@ class Connection(asyncio.Protocol):
         app_state: dict[str, Any],
         *,
         places: Places,
+        proxies: Proxies,
         on_refused: Callable[[str], None],
         **_: Any,
     ) -> None:
@@ -67,6 +63,7 @@ class Connection(asyncio.Protocol):
         self._app_state = app_state
         self._limits = LIMITS
         self._places = places
+        self._proxies = proxies
         self._on_refused = on_refused
         self._reader = RequestReader(self._limits, self)
         self._state = State.IDLE
@@ -83,10 +80,17 @@ class Connection(asyncio.Protocol):
         self._inbox = Inbox(transport, self._limits, self._too_slow)
         self._outbox = Outbox(transport, self._limits.unread_seconds, partial(self._cut, "unread"))
         self._server.connections.add(self)  # type: ignore[arg-type]
-        self._client = _address(transport.get_extra_info("peername"))
-        self._local = _address(transport.get_extra_info("sockname"))
+        client = _address(transport.get_extra_info("peername"))
         self._encrypted = transport.get_extra_info("sslcontext") is not None
-        self._place = self._places.enter(self._client[0] if self._client else None, partial(self._cut, "full"))
+        self._scope = {
+            "asgi": {"version": self._config.asgi_version, "spec_version": "2.3"},
+            "server": _address(transport.get_extra_info("sockname")),
+            "client": client,
+            "scheme": "https" if self._encrypted else "http",
+            "root_path": self._config.root_path,
+            "state": self._app_state,
+        }
+        self._place = self._places.enter(client[0] if client else None, partial(self._cut, "full"))
         self._inbox.deadline.set(self._limits.head_seconds)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -133,16 +137,19 @@ class Connection(asyncio.Protocol):
 
     def on_head(self, head: Head) -> ApiError | None:
         """Take the head; returns why the request is refused."""
-        if problem := violation(head):
+        if problem := head.violation():
             return HttpError(400, problem)
         try:
-            scope = self._scope(head)
+            scope = scope_of(head, self._scope)
         except (httptools.HttpParserInvalidURLError, UnicodeDecodeError):
             return HttpError(400, "the URL of the request is not valid")
         if self._place.refusal is not None and head.url.partition(b"?")[0] not in PROBES:
             return Unavailable(f"{self._place.refusal}; try again later", "too_many_connections")
+        self._proxies.undo(scope)
         self._places.work(self._place)
-        self._exchanges.append(Exchange(self, self._outbox, scope, self._server.default_headers, head))
+        fields, resume = self._server.default_headers, self._inbox.resume
+        exchange = Exchange(self._outbox, scope, fields, head, want_body=resume, finished=self._go_on)
+        self._exchanges.append(exchange)
         if len(self._exchanges) == 1:
             self._answer()
         return None
@@ -162,10 +169,7 @@ class Connection(asyncio.Protocol):
 
     # Called by the exchanges
 
-    def want_body(self) -> None:
-        self._inbox.resume()
-
-    def finished(self, exchange: Exchange) -> None:
+    def _go_on(self, exchange: Exchange) -> None:
         """Go on with the next request, which may have arrived already. Not here: the caller may be the parser."""
         if self._state is State.CLOSING:
             return
@@ -209,25 +213,6 @@ class Connection(asyncio.Protocol):
             self._inbox.pause()
         elif self._inbox.paused:
             self._inbox.resume()
-
-    def _scope(self, head: Head) -> Scope:
-        url = httptools.parse_url(head.url)
-        raw_path: bytes = url.path or b"/"
-        return {
-            "type": "http",
-            "asgi": {"version": self._config.asgi_version, "spec_version": "2.3"},
-            "http_version": head.version,
-            "server": self._local,
-            "client": self._client,
-            "scheme": "https" if self._encrypted else "http",
-            "method": head.method.decode("ascii"),
-            "root_path": self._config.root_path,
-            "path": unquote(raw_path.decode("ascii")) if b"%" in raw_path else raw_path.decode("ascii"),
-            "raw_path": raw_path,
-            "query_string": url.query or b"",
-            "headers": head.fields,
-            "state": self._app_state.copy(),
-        }
 
     def _answer(self) -> None:
         """Let the application answer the first request."""

@@ -1,5 +1,6 @@
-"""The requests in the bytes of a connection, by httptools. What exceeds a limit is refused while it arrives."""
+"""The requests in the bytes of a connection, by httptools. What breaks a limit or a rule is refused as it arrives."""
 
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 import httptools
@@ -11,6 +12,11 @@ if TYPE_CHECKING:
     from service.http.connection.protocol import Connection
 
 Fields = list[tuple[bytes, bytes]]
+VERSIONS = ("1.0", "1.1")
+SINGLE = (b"host", b"authorization", b"x-api-key", b"content-type", b"content-encoding")
+"""Fields that a request has at most once: of two, each reader could believe another one."""
+HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=:%\[\]-]*")
+"""The characters of a host and a port (RFC 3986, 3.2.2)."""
 
 
 class Head(NamedTuple):
@@ -26,6 +32,21 @@ class Head(NamedTuple):
     def value(self, name: bytes) -> bytes | None:
         """The first field of this name."""
         return next((value for other, value in self.fields if other == name), None)
+
+    def violation(self) -> str | None:
+        """Why the request is not valid HTTP/1.0 or HTTP/1.1; None if it is."""
+        if self.version not in VERSIONS:
+            return f"HTTP/{self.version} is not supported: use HTTP/1.1"
+        names = [name for name, _ in self.fields]
+        for name in SINGLE:
+            if names.count(name) > 1:
+                return f"the header field {name.decode()} may occur once, got {names.count(name)}"
+        host = self.value(b"host")
+        if host is None and self.version == "1.1":
+            return "a request of HTTP/1.1 needs the header field host"
+        if host is not None and not HOST.fullmatch(host):
+            return "the header field host must be a host name or an address, and a port"
+        return None
 
 
 class RequestReader:

@@ -1,29 +1,75 @@
 """The live events of the engine: one task looks at it, as long as anybody listens, and all listeners get the same."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass
+from typing import Literal
+
+from typing_extensions import TypedDict  # pydantic, which reads it, needs this one before Python 3.12
 
 from service.access.keys import Share
-from service.engine.client import EngineClient
+from service.engine.client import EngineClient, EngineState
 from service.engine.mailbox import EngineDied, EngineUnavailable
 from service.engine.messages import Stats
-from service.engine.picture import Picture
+from service.engine.picture import Picture, PoolPages, SequenceShape, StepRows
 from service.errors.errors import Overloaded
 from service.http.sse import PlainEvents
 from service.observe.metrics import Metrics
-from service.observe.view.event import EngineEvent, Pace, ServiceState, event
 
+ServiceState = Literal[EngineState, "draining"]
 INTERVAL = 0.1
 """The least number of seconds between two events."""
 IDLE_INTERVAL = 1.0
 """Seconds between two events while nothing changes."""
 RATE_SECONDS = 1.0
-"""Rates are taken over the latest pictures that are so many seconds apart."""
+"""Rates are taken over so many seconds, or a little more."""
 MAX_LISTENERS = 32
 RETRY_SECONDS = 10
+
+
+class Prefix(TypedDict):
+    """Prompt tokens that were looked up in the prefix cache, and found there."""
+
+    queried: int
+    hit: int
+
+
+class Drafts(TypedDict):
+    proposed: int
+    accepted: int
+
+
+class EngineEvent(TypedDict):
+    """The data of an event `engine`. Totals begin with the engine. Rates are of the last second."""
+
+    time: float
+    state: ServiceState
+    running: int
+    waiting: int
+    tokens_per_second: float
+    prompt_tokens_per_second: float
+    ttft_seconds: float | None
+    queue_seconds: float | None
+    preemptions: int
+    prefix: Prefix
+    drafts: Drafts
+    pools: tuple[PoolPages, ...]
+    steps: tuple[StepRows, ...]
+    sequences: tuple[SequenceShape, ...]
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Tokens in a second, and the latest waits of a request in seconds."""
+
+    generated: float = 0.0
+    prompt: float = 0.0
+    first_token: float | None = None
+    queue: float | None = None
 
 
 class EngineFraming(PlainEvents):
@@ -53,7 +99,7 @@ class Feed:
         self._listeners = Share()
         self._watching: asyncio.Task[None] | None = None
         self._news: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._looks: deque[Picture] = deque(maxlen=round(RATE_SECONDS / INTERVAL))
+        self._seen: deque[tuple[float, Stats]] = deque(maxlen=round(RATE_SECONDS / INTERVAL) + 1)  # by time
 
     @contextmanager
     def listening(self, tenant: str) -> Iterator[None]:
@@ -75,7 +121,7 @@ class Feed:
         if self._watching is not None:
             self._watching.cancel()
             self._watching = None
-        self._looks.clear()
+        self._seen.clear()
 
     async def frames(self) -> AsyncIterator[bytes]:
         """The frames of the events from now on. It ends with the feed, and raises the error of the task that looks."""
@@ -99,25 +145,24 @@ class Feed:
             now = (self._status(), self._client.stats)
             if self._client.n_lost > n_lost:  # perhaps another engine serves already
                 n_lost, before = self._client.n_lost, None
-                self._looks.clear()
+                self._seen.clear()
                 self._publish("restarting", Stats(), Picture())
             elif now != before or loop.time() > published + IDLE_INTERVAL:
                 picture = await self._look()
+                if self._client.n_lost > n_lost:
+                    continue
                 before = (self._status(), self._client.stats)
                 published = loop.time()
+                self._seen.append((published, self._client.stats))
                 self._publish(*before, picture)
             await asyncio.sleep(INTERVAL)
 
     async def _look(self) -> Picture:
         """A picture of the engine; an empty one while none serves."""
         try:
-            picture = await self._client.look()
+            return await self._client.look()
         except (EngineUnavailable, EngineDied):
             return Picture()
-        if not self._looks:  # nobody counted the tokens before the first look
-            picture = replace(picture, seconds=0.0, generated=0, prompt=0)
-        self._looks.append(picture)
-        return picture
 
     def _publish(self, status: ServiceState, stats: Stats, picture: Picture) -> None:
         frame = self.framing.engine(event(status, stats, picture, self._pace()))
@@ -125,10 +170,36 @@ class Feed:
         news.set_result(frame)
 
     def _pace(self) -> Pace:
-        seconds, generated, prompt = 0.0, 0, 0
-        for look in reversed(self._looks):
-            if seconds < RATE_SECONDS:
-                seconds, generated, prompt = seconds + look.seconds, generated + look.generated, prompt + look.prompt
-        seconds = seconds or 1.0
         queued, first_token = self._metrics.latest_waits
+        if not self._seen:
+            return Pace(0.0, 0.0, first_token, queued)
+        now, stats = self._seen[-1]
+        before = (seen for seen in reversed(self._seen) if seen[0] <= now - RATE_SECONDS)
+        then, old = next(before, self._seen[0])
+        seconds = now - then or 1.0
+        generated, prompt = stats.generated_tokens - old.generated_tokens, stats.prompt_tokens - old.prompt_tokens
         return Pace(generated / seconds, prompt / seconds, first_token, queued)
+
+
+def event(status: ServiceState, stats: Stats, picture: Picture, pace: Pace) -> EngineEvent:
+    return {
+        "time": round(time.time(), 3),
+        "state": status,
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "tokens_per_second": round(pace.generated, 2),
+        "prompt_tokens_per_second": round(pace.prompt, 2),
+        "ttft_seconds": _rounded(pace.first_token),
+        "queue_seconds": _rounded(pace.queue),
+        "preemptions": stats.preemptions,
+        "prefix": {"queried": stats.queried_tokens, "hit": stats.hit_tokens},
+        "drafts": {"proposed": stats.draft_tokens, "accepted": stats.accepted_draft_tokens},
+        "pools": stats.pools,
+        "steps": picture.steps,
+        "sequences": picture.sequences,
+        "left_out": picture.left_out,
+    }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)

@@ -1,10 +1,11 @@
-// The frame of the page: views, key, and what is known of the server.
+// The frame of the page: views, key, colours, and what is known of the server.
 
 import { mount as mountChat } from "./chat/view.js";
 import { mount as mountDocs } from "./docs/view.js";
 import { askForKey } from "./key.js";
 import { Model } from "./model.js";
 import { Server } from "./server.js";
+import { setUpTheme } from "./theme.js";
 import { mount as mountWheel } from "./wheel/view.js";
 
 const byId = (id) => document.getElementById(id);
@@ -50,5 +51,6 @@ byId("key-button").addEventListener("click", async () => {
   await connect();
 });
 
+setUpTheme(byId("theme-button"));
 setUpViews({ server, model });
 connect();

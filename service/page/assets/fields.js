@@ -6,6 +6,7 @@
  * @property {"number" | "integer" | "choice" | "strings"} kind
  * @property {number} [min]
  * @property {number} [max]
+ * @property {boolean} [above]  Whether the value must be above `min`, not equal to it.
  * @property {string[]} [options]
  * @property {string} about  What the server says of the field.
  */
@@ -41,9 +42,10 @@ function field(name, property) {
   const about = property.description ?? "";
   const number = types.find(({ type }) => type === "number" || type === "integer");
   if (number) {
+    const above = number.minimum === undefined && number.exclusiveMinimum !== undefined;
     const min = number.minimum ?? number.exclusiveMinimum ?? Number.MIN_SAFE_INTEGER;
     const safe = (value) => Math.max(Number.MIN_SAFE_INTEGER, Math.min(Number.MAX_SAFE_INTEGER, value));
-    return { name, kind: number.type, min: safe(min), max: safe(number.maximum ?? Infinity), about };
+    return { name, kind: number.type, min: safe(min), max: safe(number.maximum ?? Infinity), above, about };
   }
   const choice = types.find((type) => type.enum?.length > 1);
   if (choice) return { name, kind: "choice", options: choice.enum, about };
@@ -51,10 +53,12 @@ function field(name, property) {
 }
 
 /** The range in words, or "" where it is the whole range of integers. */
-export function rangeOf({ min, max }) {
+export function rangeOf({ min, max, above }) {
   const huge = (value) => Math.abs(value) >= 2 ** 31 - 1;
   if (min === undefined || (huge(min) && huge(max))) return "";
-  return huge(max) ? `from ${min}` : `${min} to ${max}`;
+  const low = above ? `above ${min}` : `${min}`;
+  if (huge(max)) return above ? low : `from ${low}`;
+  return above ? `${low}, up to ${max}` : `${low} to ${max}`;
 }
 
 /** The value of a text. Throws an Error that names the field, the value and the limit. */
@@ -63,7 +67,7 @@ export function valueOf(field, text) {
   if (field.kind === "strings") return text.split("\n").filter(Boolean).map(unescaped);
   const value = Number(text);
   const wrong = !Number.isFinite(value) || (field.kind === "integer" && !Number.isInteger(value));
-  if (wrong || value < field.min || value > field.max) {
+  if (wrong || value < field.min || value > field.max || (field.above && value === field.min)) {
     const kind = field.kind === "integer" ? "an integer" : "a number";
     const range = rangeOf(field) || `${field.min} to ${field.max}`;
     throw new Error(`${field.name}: expected ${kind}, ${range}; got ${text}`);

@@ -32,15 +32,19 @@ export class Server {
     return new URL(path, this.base).href;
   }
 
-  /** The response to a request, once it is a success. Throws ServerError, or AbortError from `signal`. */
+  /**
+   * The response to a request, once it is a success, and when the request was sent: a person may have typed a key
+   * before. Throws ServerError, or AbortError from `signal`.
+   */
   async #answered(path, { method = "GET", body = null, signal = null } = {}) {
     for (;;) {
       const key = this.key;
       const headers = {};
       if (key) headers.authorization = `Bearer ${key}`;
       if (body !== null) headers["content-type"] = "application/json";
+      const sent = performance.now();
       const response = await this.#send(path, { method, headers, signal, body: body && JSON.stringify(body) });
-      if (response.ok) return response;
+      if (response.ok) return { response, sent };
       const error = await failure(response);
       if (response.status !== 401) throw error;
       if (this.key !== key) continue; // another request has got a key meanwhile
@@ -50,13 +54,13 @@ export class Server {
   }
 
   async json(path, options) {
-    return (await this.#answered(path, options)).json();
+    return (await this.#answered(path, options)).response.json();
   }
 
-  /** The data of a stream's events. Comments are left out. */
+  /** The events of a stream as {data, sent}: its text, and when the request was sent. Comments are left out. */
   async *events(path, options) {
-    const { body } = await this.#answered(path, options);
-    const reader = body.pipeThrough(new TextDecoderStream()).getReader(); // EventSource sends no key or body
+    const { response, sent } = await this.#answered(path, options);
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader(); // EventSource sends no key or body
     let rest = "";
     try {
       for (let part = await reader.read(); !part.done; part = await reader.read()) {
@@ -64,7 +68,7 @@ export class Server {
         rest = frames.pop();
         for (const frame of frames) {
           const data = frame.split("\n").filter((line) => line.startsWith("data: "));
-          if (data.length) yield data.map((line) => line.slice(6)).join("\n");
+          if (data.length) yield { data: data.map((line) => line.slice(6)).join("\n"), sent };
         }
       }
     } finally {

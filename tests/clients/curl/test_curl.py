@@ -6,18 +6,15 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from asking import BASE, COUNT, MODEL, SERVER, Aborted, user
 
-URL = os.environ["NORIA_URL"]
-CHAT = f"{URL}/v1/chat/completions"
+CHAT = f"{BASE}/chat/completions"
 PATIENCE = 60.0
-USER = [{"role": "user", "content": "Count from one to ten in words."}]
-ASK = {"model": "smollm2-135m-instruct", "messages": USER, "max_tokens": 12, "temperature": 0}
+ASK = {"model": MODEL, "messages": [user(COUNT)], "max_tokens": 12, "temperature": 0}
 OPERATION_TIMED_OUT, HTTP_ERROR = 28, 22
 
 
@@ -44,7 +41,7 @@ def test_the_readmes_command() -> None:
     )
     assert found
     url, header, body = found.groups()
-    answer = answered(url.replace("http://127.0.0.1:8000", URL), "-H", header, "-d", body)
+    answer = answered(url.replace("http://127.0.0.1:8000", SERVER), "-H", header, "-d", body)
     assert answer["choices"][0]["message"]["content"] == "The capital of Japan is Tokyo."
 
 
@@ -68,7 +65,7 @@ def test_its_ways_to_speak_http(flags: list[str]) -> None:
 def test_large_and_chunked_bodies(tmp_path: Path) -> None:
     """curl announces a megabyte with Expect, then sends it without a length. The text is too long for the model."""
     body = tmp_path / "body.json"
-    body.write_text(json.dumps({**ASK, "messages": [{"role": "user", "content": "one " * 300_000}]}))
+    body.write_text(json.dumps({**ASK, "messages": [user("one " * 300_000)]}))
     for flags in ([], ["-H", "Transfer-Encoding: chunked"]):
         answer = curl(CHAT, "--json", f"@{body}", *flags, "--write-out", "%{http_code}")
         assert "context" in answer
@@ -80,7 +77,7 @@ def test_errors_are_json_with_their_status() -> None:
         ([CHAT, *data(temperature=9)], 400, None),
         ([CHAT, *data(model="gpt")], 404, "model_not_found"),
         ([CHAT, "--json", "{"], 400, "invalid_json"),
-        ([f"{URL}/v1/nothing"], 404, "not_found"),
+        ([f"{BASE}/nothing"], 404, "not_found"),
         ([CHAT], 405, "method_not_allowed"),
     ):
         text, _, found = curl(*arguments, "--write-out", "\n%{http_code}").rpartition("\n")
@@ -90,19 +87,19 @@ def test_errors_are_json_with_their_status() -> None:
 
 
 def test_the_other_endpoints() -> None:
-    assert answered(f"{URL}/v1/models")["data"][0]["id"] == ASK["model"]
-    ids = answered(f"{URL}/tokenize", "--json", '{"prompt": "One, two"}')["tokens"]
-    assert answered(f"{URL}/detokenize", "--json", json.dumps({"tokens": ids}))["prompt"] == "One, two"
-    message = answered(f"{URL}/v1/messages", "-H", "anthropic-version: 2023-06-01", *data())
+    assert answered(f"{BASE}/models")["data"][0]["id"] == MODEL
+    ids = answered(f"{SERVER}/tokenize", "--json", '{"prompt": "One, two"}')["tokens"]
+    assert answered(f"{SERVER}/detokenize", "--json", json.dumps({"tokens": ids}))["prompt"] == "One, two"
+    message = answered(f"{BASE}/messages", "-H", "anthropic-version: 2023-06-01", *data())
     assert message["type"] == "message"
-    assert curl(f"{URL}/live", "--output", os.devnull, "--write-out", "%{http_code}") == "200"
+    assert curl(f"{SERVER}/live", "--output", os.devnull, "--write-out", "%{http_code}") == "200"
 
 
-def test_one_that_gives_up_leaves_nothing_behind(is_aborted: Callable[[], AbstractContextManager[None]]) -> None:
+def test_one_that_gives_up_leaves_nothing_behind(is_aborted: Aborted) -> None:
     body = data(stream=True, max_tokens=1900, ignore_eos=True)
     with is_aborted():
         text = curl("--no-buffer", "--max-time", "1", CHAT, *body, code=OPERATION_TIMED_OUT)
     assert text.count("data: ") > 1
     deadline = time.monotonic() + PATIENCE
-    while "noria_requests_running 0.0" not in curl(f"{URL}/metrics"):
+    while "noria_requests_running 0.0" not in curl(f"{SERVER}/metrics"):
         assert time.monotonic() < deadline, "the request still runs"

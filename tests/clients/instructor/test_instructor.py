@@ -1,19 +1,17 @@
 """instructor against a live server: every way in which it requests an object from OpenAI's API."""
 
-import asyncio
-import os
 from typing import Any, Literal
 
 import instructor
 import openai
 import pytest
+from asking import BASE, MODEL, user
 from instructor import Mode
 from pydantic import BaseModel, Field
 
-URL = os.environ["NORIA_URL"] + "/v1"
 ASK: dict[str, Any] = {
-    "model": "smollm2-135m-instruct",
-    "messages": [{"role": "user", "content": "Anna is 31 years old and lives in Rome."}],
+    "model": MODEL,
+    "messages": [user("Anna is 31 years old and lives in Rome.")],
     "max_tokens": 120,
     "temperature": 0,
     "max_retries": 0,
@@ -29,7 +27,7 @@ class Person(BaseModel):
 
 
 def client(mode: Mode) -> instructor.Instructor:
-    return instructor.from_openai(openai.OpenAI(base_url=URL, api_key="none", max_retries=0), mode=mode)
+    return instructor.from_openai(openai.OpenAI(base_url=BASE, api_key="none", max_retries=0), mode=mode)
 
 
 @pytest.mark.parametrize("mode", [Mode.TOOLS, Mode.TOOLS_STRICT, Mode.JSON_SCHEMA])
@@ -53,15 +51,6 @@ def test_modes_that_only_ask_for_json_are_not_refused(mode: Mode) -> None:
         assert isinstance(client(mode).chat.completions.create(response_model=Person, **ASK), Person)
     except (instructor.core.InstructorRetryException, instructor.core.IncompleteOutputException) as error:
         assert error.last_completion.choices[0].message.content  # noqa: PT017
-
-
-def test_async() -> None:
-    async def one() -> Person:
-        theirs = openai.AsyncOpenAI(base_url=URL, api_key="none", max_retries=0)
-        async with theirs:
-            return await instructor.from_openai(theirs).chat.completions.create(response_model=Person, **ASK)
-
-    assert isinstance(asyncio.run(one()), Person)
 
 
 def test_an_invalid_answer_is_requested_again() -> None:

@@ -1,37 +1,17 @@
 """LangChain's ChatOpenAI and OpenAIEmbeddings against a live server."""
 
-import asyncio
-import os
-from enum import Enum
 from typing import Any
 
 import openai
 import pytest
+from asking import BASE, COUNT, MODEL, QUESTION, Weather
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
-from pydantic import BaseModel, Field
 
-CONNECTION: dict[str, Any] = {
-    "base_url": os.environ["NORIA_URL"] + "/v1",
-    "api_key": "none",
-    "model": "smollm2-135m-instruct",
-    "max_retries": 0,
-}
-MESSAGES = [SystemMessage("You are terse."), HumanMessage("Count from one to ten in words.")]
-ASK = [HumanMessage("The weather in Paris?")]
-
-
-class Unit(Enum):
-    CELSIUS = "celsius"
-    FAHRENHEIT = "fahrenheit"
-
-
-class Weather(BaseModel):
-    """The weather in a city."""
-
-    city: str = Field(max_length=20)
-    unit: Unit
+CONNECTION: dict[str, Any] = {"base_url": BASE, "api_key": "none", "model": MODEL, "max_retries": 0}
+MESSAGES = [SystemMessage("You are terse."), HumanMessage(COUNT)]
+ASK = [HumanMessage(QUESTION)]
 
 
 @tool
@@ -44,7 +24,7 @@ def chat(max_tokens: int = 12, **options: Any) -> ChatOpenAI:
     return ChatOpenAI(**CONNECTION, temperature=0, max_tokens=max_tokens, **options)
 
 
-def test_whole_streamed_and_batched() -> None:
+def test_whole_streamed_batched_and_continued() -> None:
     whole = chat().invoke(MESSAGES)
     assert whole.response_metadata["finish_reason"] == "length"
     assert whole.usage_metadata["output_tokens"] == 12
@@ -53,20 +33,7 @@ def test_whole_streamed_and_batched() -> None:
     assert "".join(part.text for part in parts) == whole.text
     assert sum(part.usage_metadata["output_tokens"] for part in parts if part.usage_metadata) == 12
     assert [answer.text for answer in chat().batch([MESSAGES] * 3)] == [whole.text] * 3
-
-
-def test_async() -> None:
-    async def both() -> tuple[str, str]:
-        return (await chat().ainvoke(MESSAGES)).text, "".join([part.text async for part in chat().astream(MESSAGES)])
-
-    whole, streamed = asyncio.run(both())
-    assert streamed == whole
-
-
-def test_a_conversation_goes_on() -> None:
-    """LangChain sends the received messages back in its own way."""
-    first = chat().invoke(MESSAGES)
-    assert chat().invoke([*MESSAGES, first, HumanMessage("Go on.")]).text
+    assert chat().invoke([*MESSAGES, whole, HumanMessage("Go on.")]).text  # LangChain sends it back in its own way
 
 
 def test_options_reach_the_model() -> None:

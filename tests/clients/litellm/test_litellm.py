@@ -1,72 +1,40 @@
 """LiteLLM against a live server, as a server of OpenAI's API, as a vLLM, and as Anthropic's."""
 
-import asyncio
 import os
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, Field
+from asking import BASE, COUNT, MODEL, SERVER, Weather, user
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise LiteLLM downloads it
 
 import litellm
 
-MODEL = "smollm2-135m-instruct"
-SERVER, BASE = os.environ["NORIA_URL"], os.environ["NORIA_URL"] + "/v1"
-USER = [{"role": "user", "content": "Count from one to ten in words."}]
-COMMON: dict[str, Any] = {"messages": USER, "api_key": "none", "max_tokens": 12, "temperature": 0}
+COMMON: dict[str, Any] = {"messages": [user(COUNT)], "api_key": "none", "max_tokens": 12, "temperature": 0}
 PROVIDERS = {"openai": BASE, "hosted_vllm": BASE, "anthropic": SERVER}
-OPENAI: dict[str, Any] = {**COMMON, "model": f"openai/{MODEL}", "api_base": BASE}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": Weather.model_json_schema()}}
 
 
 def body(provider: str) -> dict[str, Any]:
     return {**COMMON, "model": f"{provider}/{MODEL}", "api_base": PROVIDERS[provider]}
 
 
-class Weather(BaseModel):
-    city: str = Field(max_length=20)
-    days: int = Field(ge=1, le=9)
-
-
-TOOL = {"type": "function", "function": {"name": "weather", "parameters": Weather.model_json_schema()}}
-
-
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_whole_and_streamed(provider: str) -> None:
+def test_whole_streamed_and_continued(provider: str) -> None:
     whole = litellm.completion(**body(provider))
     assert whole.choices[0].finish_reason == "length"
     assert whole.usage.completion_tokens == 12
     chunks = list(litellm.completion(**body(provider), stream=True, stream_options={"include_usage": True}))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
     assert chunks[-1].usage.completion_tokens == 12
-
-
-@pytest.mark.parametrize("provider", PROVIDERS)
-def test_what_was_received_goes_back(provider: str) -> None:
-    message = litellm.completion(**body(provider)).choices[0].message
-    messages = [*USER, message, {"role": "user", "content": "Go on."}]
+    messages = [user(COUNT), whole.choices[0].message, user("Go on.")]
     assert litellm.completion(**body(provider) | {"messages": messages}).choices[0].message.content
 
 
-def test_async_streams_in_parallel() -> None:
-    async def one() -> str:
-        stream = await litellm.acompletion(**OPENAI, stream=True)
-        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
-
-    async def all_of() -> list[str]:
-        return await asyncio.gather(*(one() for _ in range(4)))
-
-    assert len(set(asyncio.run(all_of()))) == 1
-
-
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
-def test_an_answer_of_a_model(provider: str) -> None:
+def test_an_answer_of_a_model_and_a_call_with_its_result(provider: str) -> None:
     answer = litellm.completion(**body(provider) | {"max_tokens": 60}, response_format=Weather)
     Weather.model_validate_json(answer.choices[0].message.content)
-
-
-@pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
-def test_a_call_and_its_result(provider: str) -> None:
     request = {**body(provider), "max_tokens": 60, "tools": [TOOL]}
     message = litellm.completion(**request, tool_choice="required", parallel_tool_calls=False).choices[0].message
     (call,) = message.tool_calls
@@ -75,7 +43,7 @@ def test_a_call_and_its_result(provider: str) -> None:
     streamed = litellm.stream_chunk_builder(chunks).choices[0].message.tool_calls[0]
     assert (streamed.function.name, streamed.function.arguments) == (call.function.name, call.function.arguments)
     result = {"role": "tool", "tool_call_id": call.id, "name": "weather", "content": "Sunny."}
-    final = litellm.completion(**request | {"messages": [*USER, message, result]}).choices[0].message
+    final = litellm.completion(**request | {"messages": [user(COUNT), message, result]}).choices[0].message
     assert final.content or final.tool_calls
 
 
@@ -96,6 +64,6 @@ def test_its_other_calls() -> None:
 
 def test_an_error_has_its_class() -> None:
     with pytest.raises(litellm.BadRequestError, match="temperature"):
-        litellm.completion(**OPENAI | {"temperature": 9})
+        litellm.completion(**body("openai") | {"temperature": 9})
     with pytest.raises(litellm.NotFoundError):
-        litellm.completion(**OPENAI | {"model": "openai/gpt"})
+        litellm.completion(**body("openai") | {"model": "openai/gpt"})

@@ -11,8 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,34 +19,23 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from pydantic import BaseModel, Field
+from asking import BASE, COUNT, MODEL, QUESTION, STORY, Aborted, Weather, user
 
-MODEL = "smollm2-135m-instruct"
 PATIENCE = 300.0
 """Seconds until the proxy must answer. Its imports take twelve on two idle cores."""
 CONFIG = f"""
 model_list:
   - model_name: served
-    litellm_params: {{model: openai/{MODEL}, api_base: {os.environ["NORIA_URL"]}/v1, api_key: none}}
+    litellm_params: {{model: openai/{MODEL}, api_base: {BASE}, api_key: none}}
   - model_name: missing
-    litellm_params: {{model: openai/gpt, api_base: {os.environ["NORIA_URL"]}/v1, api_key: none}}
+    litellm_params: {{model: openai/gpt, api_base: {BASE}, api_key: none}}
 litellm_settings: {{num_retries: 0}}
 router_settings: {{num_retries: 0, disable_cooldowns: true}}
 """
-USER = [{"role": "user", "content": "Count from one to ten in words."}]
-WEATHER = [{"role": "user", "content": "What is the weather in Paris?"}]
-STORY = [{"role": "user", "content": "Write a very long story."}]
-ASK: dict[str, Any] = {"model": "served", "messages": USER, "max_tokens": 16, "temperature": 0}
-LONG: dict[str, Any] = {**ASK, "messages": WEATHER, "max_tokens": 100}
-SAY: dict[str, Any] = {"model": "served", "messages": USER, "max_tokens": 16, "extra_body": {"temperature": 0}}
-ASK_CLAUDE: dict[str, Any] = {**SAY, "messages": WEATHER, "max_tokens": 100}
-
-
-class Weather(BaseModel):
-    """The weather in a city."""
-
-    city: str = Field(max_length=20)
-    days: int = Field(ge=1, le=9)
+ASK: dict[str, Any] = {"model": "served", "messages": [user(COUNT)], "max_tokens": 16, "temperature": 0}
+LONG: dict[str, Any] = {**ASK, "messages": [user(QUESTION)], "max_tokens": 100}
+SAY: dict[str, Any] = {"model": "served", "messages": [user(COUNT)], "max_tokens": 16, "extra_body": {"temperature": 0}}
+ASK_CLAUDE: dict[str, Any] = {**SAY, "messages": [user(QUESTION)], "max_tokens": 100}
 
 
 @dataclass(frozen=True)
@@ -121,17 +109,10 @@ def test_chat_of_a_schema_and_with_a_tool(client: openai.OpenAI) -> None:
         (streamed,) = stream.get_final_completion().choices[0].message.tool_calls
     assert streamed.function.parsed_arguments == call.function.parsed_arguments
     result = {"role": "tool", "tool_call_id": call.id, "content": "Sunny."}
-    final = client.chat.completions.create(**{**request, "messages": [*WEATHER, message, result]}).choices[0].message
+    final = (
+        client.chat.completions.create(**{**request, "messages": [user(QUESTION), message, result]}).choices[0].message
+    )
     assert final.content or final.tool_calls
-
-
-def test_responses_and_embeddings(client: openai.OpenAI) -> None:
-    request = {"model": "served", "input": USER[0]["content"], "max_output_tokens": 16, "temperature": 0}
-    whole = client.responses.create(**request)
-    with client.responses.stream(**request) as stream:
-        assert list(stream)[-1].response.output_text == whole.output_text
-    one, two = client.embeddings.create(model="served", input=["One.", "Another text."]).data
-    assert len(one.embedding) == len(two.embedding) > 1
 
 
 def test_errors(client: openai.OpenAI, claude: anthropic.Anthropic) -> None:
@@ -153,19 +134,15 @@ def test_a_message_whole_and_streamed(claude: anthropic.Anthropic) -> None:
         final = stream.get_final_message()
     assert (final.content[0].text, final.stop_reason) == (whole.content[0].text, "max_tokens")
     assert final.usage.output_tokens == 16
-    messages = [*USER, {"role": "assistant", "content": whole.content}, {"role": "user", "content": "Go on."}]
+    messages = [user(COUNT), {"role": "assistant", "content": whole.content}, user("Go on.")]
     assert claude.messages.create(**{**SAY, "messages": messages}).content[0].text
 
 
-def test_a_message_of_a_schema(claude: anthropic.Anthropic) -> None:
+def test_a_message_of_a_schema_and_a_tool_that_answers(claude: anthropic.Anthropic) -> None:
     assert isinstance(claude.messages.parse(**ASK_CLAUDE, output_format=Weather).parsed_output, Weather)
-
-
-@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}], ids=["any", "one"])
-def test_a_tool_is_called_and_answers(claude: anthropic.Anthropic, choice: dict[str, Any]) -> None:
     schema = Weather.model_json_schema()
     tools = [{"name": "weather", "description": "The weather in a city.", "input_schema": schema}]
-    forced = {**ASK_CLAUDE, "tools": tools, "tool_choice": choice}
+    forced = {**ASK_CLAUDE, "tools": tools, "tool_choice": {"type": "tool", "name": "weather"}}
     whole = claude.messages.create(**forced)
     assert whole.stop_reason == "tool_use"
     for call in whole.content:
@@ -175,14 +152,14 @@ def test_a_tool_is_called_and_answers(claude: anthropic.Anthropic, choice: dict[
     assert [call.input for call in streamed.content] == [call.input for call in whole.content]
     sunny = [{"type": "text", "text": "Sunny."}]
     results = [{"type": "tool_result", "tool_use_id": call.id, "content": sunny} for call in whole.content]
-    messages = [*WEATHER, {"role": "assistant", "content": whole.content}, {"role": "user", "content": results}]
+    messages = [user(QUESTION), {"role": "assistant", "content": whole.content}, {"role": "user", "content": results}]
     assert claude.messages.create(**{**ASK_CLAUDE, "tools": tools, "messages": messages}).content
 
 
 def test_a_stream_that_its_reader_leaves_is_aborted(
-    client: openai.OpenAI, claude: anthropic.Anthropic, is_aborted: Callable[[], AbstractContextManager[None]]
+    client: openai.OpenAI, claude: anthropic.Anthropic, is_aborted: Aborted
 ) -> None:
-    story = {"messages": STORY, "max_tokens": 2000, "stream": True}
+    story = {"messages": [user(STORY)], "max_tokens": 2000, "stream": True}
     with is_aborted(), client.chat.completions.create(**ASK | story) as chunks:
         next(iter(chunks))
     with is_aborted(), claude.messages.create(**SAY | story) as events:

@@ -2,13 +2,12 @@
 
 import asyncio
 import gc
-import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import openai
 import pytest
+from asking import BASE, COUNT, MODEL, QUESTION, STORY, Aborted, Weather
 from llama_index.core.agent.workflow import AgentOutput, FunctionAgent, ToolCallResult
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.llms.function_calling import FunctionCallingLLM
@@ -17,18 +16,9 @@ from llama_index.core.tools import FunctionTool
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from llama_index.llms.openai import OpenAIResponses
 from llama_index.llms.openai_like import OpenAILike
-from pydantic import BaseModel, Field
 
-NAME, BASE = "smollm2-135m-instruct", os.environ["NORIA_URL"] + "/v1"
-COUNT = ChatMessage("Count from one to ten in words.")
-WEATHER = ChatMessage("What is the weather in Paris?")
-
-
-class Weather(BaseModel):
-    """The weather in a city."""
-
-    city: str = Field(max_length=20)
-    days: int = Field(ge=1, le=9)
+COMMON: dict[str, Any] = {"model": MODEL, "api_base": BASE, "api_key": "none", "max_retries": 0, "temperature": 0}
+COUNTING, ASKING = ChatMessage(COUNT), ChatMessage(QUESTION)
 
 
 def weather(city: str) -> str:
@@ -38,13 +28,11 @@ def weather(city: str) -> str:
 
 def like(max_tokens: int = 100, **options: Any) -> OpenAILike:
     described = {"is_chat_model": True, "is_function_calling_model": True, "context_window": 8192}
-    common: dict[str, Any] = {"model": NAME, "api_base": BASE, "api_key": "none", "max_retries": 0, "temperature": 0}
-    return OpenAILike(**{**common, **described, "max_tokens": max_tokens, **options})
+    return OpenAILike(**{**COMMON, **described, "max_tokens": max_tokens, **options})
 
 
 def responses(max_tokens: int = 100, **options: Any) -> OpenAIResponses:
-    common: dict[str, Any] = {"model": NAME, "api_base": BASE, "api_key": "none", "max_retries": 0, "temperature": 0}
-    return OpenAIResponses(**{**common, "max_output_tokens": max_tokens, "context_window": 8192, **options})
+    return OpenAIResponses(**{**COMMON, "max_output_tokens": max_tokens, "context_window": 8192, **options})
 
 
 both = pytest.mark.parametrize("make", [like, responses])
@@ -52,7 +40,7 @@ both = pytest.mark.parametrize("make", [like, responses])
 
 @both
 def test_chat_whole_streamed_and_continued(make: Callable[..., FunctionCallingLLM]) -> None:
-    messages = [ChatMessage("You are terse.", role="system"), COUNT]
+    messages = [ChatMessage("You are terse.", role="system"), COUNTING]
     whole = make(16).chat(messages)
     parts = [part.delta or "" for part in make(16).stream_chat(messages)]
     assert len(parts) > 3
@@ -66,10 +54,10 @@ def test_chat_whole_streamed_and_continued(make: Callable[..., FunctionCallingLL
 
 
 def test_usage() -> None:
-    raw = like(16).chat([COUNT]).raw
+    raw = like(16).chat([COUNTING]).raw
     assert raw.usage.completion_tokens == 16
     options = {"stream_options": {"include_usage": True}}
-    assert list(like(16, additional_kwargs=options).stream_chat([COUNT]))[-1].raw.usage.completion_tokens == 16
+    assert list(like(16, additional_kwargs=options).stream_chat([COUNTING]))[-1].raw.usage.completion_tokens == 16
 
 
 def test_complete() -> None:
@@ -84,7 +72,7 @@ def test_complete() -> None:
 def test_a_tool_is_called_and_answers(make: Callable[..., FunctionCallingLLM]) -> None:
     tool = FunctionTool.from_defaults(weather)
     llm = make(100)
-    forced = {"user_msg": WEATHER, "tool_required": True, "allow_parallel_tool_calls": False}
+    forced = {"user_msg": ASKING, "tool_required": True, "allow_parallel_tool_calls": False}
     answer = llm.chat_with_tools([tool], **forced)
     (call,) = llm.get_tool_calls_from_response(answer)
     assert set(call.tool_kwargs) == {"city"}
@@ -92,7 +80,7 @@ def test_a_tool_is_called_and_answers(make: Callable[..., FunctionCallingLLM]) -
     assert llm.get_tool_calls_from_response(streamed)[0].tool_kwargs == call.tool_kwargs
     ids = {"tool_call_id": call.tool_id, "call_id": call.tool_id}
     result = ChatMessage(weather(**call.tool_kwargs), role="tool", additional_kwargs=ids)
-    final = llm.chat_with_tools([tool], chat_history=[WEATHER, answer.message, result])
+    final = llm.chat_with_tools([tool], chat_history=[ASKING, answer.message, result])
     assert final.message.content or llm.get_tool_calls_from_response(final, error_on_no_tool_call=False)
 
 
@@ -100,7 +88,7 @@ def test_an_agent_runs_a_tool() -> None:
     agent = FunctionAgent(tools=[weather], llm=like(60), initial_tool_choice="required", streaming=True)
 
     async def run() -> list[Any]:
-        handler = agent.run(user_msg=WEATHER.content, max_iterations=2, early_stopping_method="generate")
+        handler = agent.run(user_msg=QUESTION, max_iterations=2, early_stopping_method="generate")
         events = [event async for event in handler.stream_events()]
         await handler
         return events
@@ -121,22 +109,22 @@ def test_an_answer_of_a_model() -> None:
 @both
 def test_errors(make: Callable[..., FunctionCallingLLM]) -> None:
     with pytest.raises(openai.NotFoundError):
-        make(model="gpt").chat([COUNT])
+        make(model="gpt").chat([COUNTING])
     with pytest.raises(openai.BadRequestError, match="temperature") as bad:
-        make().chat([COUNT], temperature=9)
+        make().chat([COUNTING], temperature=9)
     assert bad.value.param == "temperature"
 
 
-def test_a_stream_that_its_reader_leaves_is_aborted(is_aborted: Callable[[], AbstractContextManager[None]]) -> None:
+def test_a_stream_that_its_reader_leaves_is_aborted(is_aborted: Aborted) -> None:
     with is_aborted():
-        stream = like(2000).stream_chat([ChatMessage("Write a very long story.")])
+        stream = like(2000).stream_chat([ChatMessage(STORY)])
         next(stream)
         del stream  # the client has no way to close a stream
         gc.collect()
 
 
 def test_embeddings() -> None:
-    model = OpenAILikeEmbedding(model_name=NAME, api_base=BASE, api_key="none", max_retries=0)
+    model = OpenAILikeEmbedding(model_name=MODEL, api_base=BASE, api_key="none", max_retries=0)
     one, two = model.get_text_embedding_batch(["One.", "Another text."])
     assert model.get_query_embedding("One.") == pytest.approx(one, abs=1e-3)
     assert len(one) == len(two) > 1

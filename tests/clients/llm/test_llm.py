@@ -1,38 +1,31 @@
 """The `llm` command and its OpenAI plugin against a live server."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import llm
 import pytest
+from asking import BASE, COUNT, MODEL, QUESTION, Weather
 from click.testing import CliRunner
 from llm.cli import cli
 from llm.parts import ToolCallPart, ToolResultPart
 
-URL = os.environ["NORIA_URL"] + "/v1"
-MODEL = "smollm2-135m-instruct"
 PLUGIN = f"""
 - model_id: noria
   model_name: {MODEL}
-  api_base: {URL}
+  api_base: {BASE}
   supports_schema: true
   supports_tools: true
 - model_id: noria-completion
   model_name: {MODEL}
-  api_base: {URL}
+  api_base: {BASE}
   completion: true
 - model_id: noria-responses
   model_name: {MODEL}
-  api_base: {URL}
+  api_base: {BASE}
   responses: true
 """
-SCHEMA = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 20}, "days": {"type": "integer", "maximum": 9}},
-    "required": ["city", "days"],
-}
 
 
 @pytest.fixture(autouse=True)
@@ -55,22 +48,22 @@ def options(max_tokens: int = 12) -> list[str]:
 
 
 def test_the_command_with_a_model_of_the_plugin() -> None:
-    arguments = ["-m", "noria", *options(), "-s", "You are terse.", "Count from one to ten in words."]
+    arguments = ["-m", "noria", *options(), "-s", "You are terse.", COUNT]
     assert command(*arguments) == command(*arguments, "--no-stream")
     assert command("-c", "Go on.", *options()).strip()
     assert json.loads(command("logs", "--json", "-n", "1"))[0]["model"] == "noria"
 
 
 def test_an_endpoint_by_its_address() -> None:
-    assert command("openai", "endpoint", URL, "--models").split() == [MODEL]
-    arguments = ["openai", "endpoint", URL, "-m", MODEL, *options(), "Count from one to ten in words."]
+    assert command("openai", "endpoint", BASE, "--models").split() == [MODEL]
+    arguments = ["openai", "endpoint", BASE, "-m", MODEL, *options(), COUNT]
     assert command(*arguments) == command(*arguments, "--no-stream")
 
 
 @pytest.mark.parametrize("stream", [[], ["--no-stream"]])
 def test_an_answer_of_a_schema(stream: list[str]) -> None:
-    arguments = ["-m", "noria", *options(100), "--schema", json.dumps(SCHEMA), *stream, "The weather in Paris?"]
-    assert set(json.loads(command(*arguments))) == {"city", "days"}
+    arguments = ["-m", "noria", *options(100), "--schema", json.dumps(Weather.model_json_schema()), *stream, QUESTION]
+    Weather.model_validate_json(command(*arguments))
 
 
 @pytest.mark.parametrize("name", ["noria-completion", "noria-responses"])
@@ -87,8 +80,8 @@ def test_tools_are_offered_and_a_result_goes_back() -> None:
 
     model: Any = llm.get_model("noria")
     parameters = {"temperature": 0, "max_tokens": 60}
-    assert model.chain("The weather in Paris?", tools=[weather], options=parameters).text()
+    assert model.chain(QUESTION, tools=[weather], options=parameters).text()
     call = ToolCallPart(name="weather", arguments={"city": "Paris"}, tool_call_id="call_1")
     result = ToolResultPart(name="weather", output="Sunny in Paris.", tool_call_id="call_1")
-    messages = [llm.user("The weather in Paris?"), llm.assistant(call), llm.tool_message(result)]
+    messages = [llm.user(QUESTION), llm.assistant(call), llm.tool_message(result)]
     assert model.prompt(messages=messages, tools=[weather], **parameters).text()

@@ -6,19 +6,18 @@ tags and follow-ups. The answers are read as `utils/middleware.py` reads them.
 """
 
 import json
-import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
+from asking import BASE, MODEL, STORY, Aborted, user
+from asking import COUNT as COUNTING
 
-MODEL = "smollm2-135m-instruct"
 HEADERS = {"Content-Type": "application/json", "Authorization": "Bearer none"}
 Json = dict[str, Any]
 SYSTEM = {"role": "system", "content": "You are terse."}
-COUNT = {"role": "user", "content": "Count from one to ten in words."}
+COUNT = user(COUNTING)
 STREAM: Json = {"stream": True, "model": MODEL, "stream_options": {"include_usage": True}}
 SHORT: Json = {"temperature": 0.0, "max_tokens": 16}
 # What a user may set in the panel of a chat's controls and OpenAI's API has too, or servers of open models.
@@ -56,7 +55,7 @@ TOOLS = [{"type": "function", "function": TIME}, {"type": "function", "function"
 
 @pytest.fixture
 def backend() -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=os.environ["NORIA_URL"] + "/v1", headers=HEADERS, timeout=120) as client:
+    with httpx.Client(base_url=BASE, headers=HEADERS, timeout=120) as client:
         yield client
 
 
@@ -112,7 +111,7 @@ def test_an_answer_is_continued(backend: httpx.Client) -> None:
 
 def test_a_tool_is_called_and_answers(backend: httpx.Client) -> None:
     request = {**STREAM, "temperature": 0, "max_tokens": 60, "tools": TOOLS}
-    question = {"role": "user", "content": "What time is it?"}
+    question = user("What time is it?")
     forced = {**request, "messages": [SYSTEM, question], "tool_choice": "required", "parallel_tool_calls": False}
     text, calls, _ = read(streamed(backend, "/chat/completions", forced))
     (call,) = calls
@@ -129,7 +128,7 @@ def test_a_tool_is_called_and_answers(backend: httpx.Client) -> None:
 def test_a_title(backend: httpx.Client) -> None:
     """Titles, tags, follow-ups, queries and image prompts are one user message, not streamed."""
     ask = 'Write a title as JSON, such as {"title": "Count"}, for this chat: USER: Count. ASSISTANT: One, two, three.'
-    body = {"model": MODEL, "messages": [{"role": "user", "content": ask}], "stream": False}
+    body = {"model": MODEL, "messages": [user(ask)], "stream": False}
     body |= {"max_tokens": 1000, "temperature": 0}
     assert answered(backend, "/chat/completions", body)["choices"][0]["message"]["content"]
 
@@ -173,9 +172,7 @@ def test_errors_have_the_body_that_it_shows(backend: httpx.Client) -> None:
         assert what in response.json()["error"]["message"]
 
 
-def test_the_stop_button_aborts_the_stream(
-    backend: httpx.Client, is_aborted: Callable[[], AbstractContextManager[None]]
-) -> None:
-    body = {**STREAM, "messages": [{"role": "user", "content": "Write a very long story."}], "temperature": 0}
+def test_the_stop_button_aborts_the_stream(backend: httpx.Client, is_aborted: Aborted) -> None:
+    body = {**STREAM, "messages": [user(STORY)], "temperature": 0}
     with is_aborted(), backend.stream("POST", "/chat/completions", content=json.dumps(body)) as response:
         next(line for line in response.iter_lines() if '"content"' in line)

@@ -1,20 +1,18 @@
 """The openai package against a live server: its users see the objects that it parses."""
 
-import asyncio
 import json
-import os
 from collections.abc import Iterator
 from enum import Enum
 from typing import Any
 
 import openai
 import pytest
+from asking import BASE, COUNT, MODEL, QUESTION, user
 from pydantic import BaseModel, Field
 
-URL = os.environ["NORIA_URL"] + "/v1"
-USER = [{"role": "user", "content": "Count from one to ten in words."}]
-ASK: dict[str, Any] = {"model": "smollm2-135m-instruct", "messages": USER, "max_tokens": 12, "temperature": 0}
-INPUT: dict[str, Any] = {"model": ASK["model"], "input": USER[0]["content"], "max_output_tokens": 16, "temperature": 0}
+ASK: dict[str, Any] = {"model": MODEL, "messages": [user(COUNT)], "max_tokens": 12, "temperature": 0}
+LONG: dict[str, Any] = {**ASK, "max_tokens": 100, "messages": [user(QUESTION)]}
+INPUT: dict[str, Any] = {"model": MODEL, "input": COUNT, "max_output_tokens": 16, "temperature": 0}
 
 
 class Unit(Enum):
@@ -36,12 +34,11 @@ class Now(BaseModel):
 
 WEATHER: Any = openai.pydantic_function_tool(Weather)
 NOW: Any = openai.pydantic_function_tool(Now, name="now")
-LONG: dict[str, Any] = {**ASK, "max_tokens": 100, "messages": [{"role": "user", "content": "The weather in Paris?"}]}
 
 
 @pytest.fixture
 def client() -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=URL, api_key="none", max_retries=0) as client:
+    with openai.OpenAI(base_url=BASE, api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -57,7 +54,7 @@ def test_chat_whole_and_streamed(client: openai.OpenAI) -> None:
 
 
 def test_completions_in_every_shape_of_prompt(client: openai.OpenAI) -> None:
-    request = {"model": ASK["model"], "max_tokens": 4, "temperature": 0, "logprobs": 2}
+    request = {"model": MODEL, "max_tokens": 4, "temperature": 0, "logprobs": 2}
     text = "One, two, three,"
     choice = client.completions.create(**request, prompt=text).choices[0]
     assert len(choice.logprobs.tokens) == 4
@@ -66,19 +63,6 @@ def test_completions_in_every_shape_of_prompt(client: openai.OpenAI) -> None:
     assert [(other.index, other.text) for other in both] == [(0, text + choice.text), (1, text + choice.text)]
     with client.completions.create(**request, prompt=text, stream=True) as stream:
         assert "".join(chunk.choices[0].text for chunk in stream) == choice.text
-
-
-def test_async_streams_in_parallel() -> None:
-    async def one(client: openai.AsyncOpenAI) -> str:
-        async with await client.chat.completions.create(**ASK, stream=True) as stream:
-            return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
-
-    async def all_of() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=URL, api_key="none", max_retries=0) as client:
-            whole = (await client.chat.completions.create(**ASK)).choices[0].message.content
-            return [whole, *await asyncio.gather(*(one(client) for _ in range(4)))]
-
-    assert len(set(asyncio.run(all_of()))) == 1
 
 
 def test_the_parse_helper_gives_an_object(client: openai.OpenAI) -> None:
@@ -104,15 +88,23 @@ def test_tools_parsed(client: openai.OpenAI) -> None:
     assert client.chat.completions.create(**request, tool_choice="none").choices[0].message.tool_calls is None
 
 
-def test_what_was_parsed_goes_back(client: openai.OpenAI) -> None:
+def test_what_was_received_goes_back(client: openai.OpenAI) -> None:
+    """Users of the SDK send the object itself, or its dump with all nulls. Both give the same answer."""
     request = {**LONG, "tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
-    for message in (
-        client.chat.completions.parse(**request).choices[0].message,
-        client.chat.completions.parse(**LONG, response_format=Weather).choices[0].message,
+    called = client.chat.completions.create(**request).choices[0].message
+    parsed = client.chat.completions.parse(**request).choices[0].message
+    answers = []
+    for sent, calls in (
+        (called, called.tool_calls),
+        (called.model_dump(), called.tool_calls),
+        (parsed, parsed.tool_calls),
+        (client.chat.completions.parse(**LONG, response_format=Weather).choices[0].message, ()),
     ):
-        results = [{"role": "tool", "tool_call_id": call.id, "content": "Dry."} for call in message.tool_calls or ()]
-        history = [*LONG["messages"], message, *results, {"role": "user", "content": "Go on."}]
-        assert client.chat.completions.create(**{**LONG, "messages": history}).choices[0].message.content
+        results = [{"role": "tool", "tool_call_id": call.id, "content": "Dry."} for call in calls]
+        history = [*LONG["messages"], sent, *results, user("Go on.")]
+        answers.append(client.chat.completions.create(**{**LONG, "messages": history}).choices[0].message.content)
+    assert all(answers)
+    assert answers[0] == answers[1]
     tool = {"type": "function", **WEATHER["function"]}
     first = client.responses.parse(
         **INPUT | {"max_output_tokens": 100}, tools=[tool], tool_choice="required", parallel_tool_calls=False
@@ -120,21 +112,7 @@ def test_what_was_parsed_goes_back(client: openai.OpenAI) -> None:
     (call,) = first.output
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "Dry."}
     for sent in (call, call.model_dump()):
-        history = [{"role": "user", "content": INPUT["input"]}, sent, result]
-        assert client.responses.create(**INPUT | {"input": history}).output_text
-
-
-def test_a_call_and_its_result_go_back(client: openai.OpenAI) -> None:
-    """Users of the SDK send the message object itself, or its dump with all nulls. Both give the same answer."""
-    request = {**LONG, "tools": [WEATHER, NOW]}
-    message = client.chat.completions.create(**request, tool_choice="required").choices[0].message
-    results = [{"role": "tool", "tool_call_id": call.id, "content": "Sunny."} for call in message.tool_calls]
-    answers = [
-        client.chat.completions.create(**request | {"messages": [*LONG["messages"], sent, *results]}).choices[0].message
-        for sent in (message, message.model_dump())
-    ]
-    assert answers[0].content or answers[0].tool_calls
-    assert answers[0].content == answers[1].content
+        assert client.responses.create(**INPUT | {"input": [user(COUNT), sent, result]}).output_text
 
 
 def test_responses_whole_streamed_and_continued(client: openai.OpenAI) -> None:
@@ -146,12 +124,12 @@ def test_responses_whole_streamed_and_continued(client: openai.OpenAI) -> None:
     text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
     assert events[-1].type == "response.incomplete"
     assert text == whole.output_text == events[-1].response.output_text
-    items = [{"role": "user", "content": INPUT["input"]}, *whole.output, {"role": "user", "content": "Go on."}]
+    items = [user(COUNT), *whole.output, user("Go on.")]
     assert client.responses.create(**INPUT | {"input": items}).output_text
 
 
 def test_responses_parsed(client: openai.OpenAI) -> None:
-    request = {**INPUT, "input": "The weather in Paris?", "max_output_tokens": 100}
+    request = {**INPUT, "input": QUESTION, "max_output_tokens": 100}
     whole = client.responses.parse(**request, text_format=Weather)
     assert isinstance(whole.output_parsed, Weather)
     with client.responses.stream(**request, text_format=Weather) as stream:
@@ -160,7 +138,7 @@ def test_responses_parsed(client: openai.OpenAI) -> None:
 
 def test_embeddings_as_the_sdk_asks_for_them(client: openai.OpenAI) -> None:
     """The package requests base64 by default."""
-    request = {"model": ASK["model"], "input": ["One.", "Another text."]}
+    request = {"model": MODEL, "input": ["One.", "Another text."]}
     numbers = [item.embedding for item in client.embeddings.create(**request, encoding_format="float").data]
     for coded, plain in zip(client.embeddings.create(**request).data, numbers, strict=True):
         assert coded.embedding == pytest.approx(plain, abs=1e-6)
@@ -168,8 +146,8 @@ def test_embeddings_as_the_sdk_asks_for_them(client: openai.OpenAI) -> None:
 
 
 def test_models_headers_and_errors(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == [ASK["model"]]
-    assert client.models.retrieve(ASK["model"]).id == ASK["model"]
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).id == MODEL
     raw = client.chat.completions.with_raw_response.create(**ASK, extra_headers={"x-request-id": "mine"})
     assert raw.headers["x-request-id"] == raw.parse()._request_id == "mine"
     with pytest.raises(openai.BadRequestError, match="temperature") as bad:

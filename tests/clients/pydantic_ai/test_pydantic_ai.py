@@ -1,14 +1,12 @@
 """pydantic-ai against a live server: agents over OpenAI's chat and responses models, and over Anthropic's."""
 
 import asyncio
-import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from itertools import product
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, Field
+from asking import BASE, COUNT, MODEL, QUESTION, SERVER, STORY, Aborted, Weather
 from pydantic_ai import Agent, ModelHTTPError, ModelSettings, NativeOutput, ToolOutput
 from pydantic_ai.direct import model_request, model_request_stream
 from pydantic_ai.embeddings import Embedder
@@ -21,33 +19,23 @@ from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.tools import ToolDefinition
 
-NAME, URL = "smollm2-135m-instruct", os.environ["NORIA_URL"]
-
 
 def openai() -> OpenAIProvider:
-    return OpenAIProvider(base_url=f"{URL}/v1", api_key="none")
+    return OpenAIProvider(base_url=BASE, api_key="none")
 
 
 MODELS: dict[str, Callable[[str], Model]] = {
     "chat": lambda name: OpenAIChatModel(name, provider=openai()),
     "responses": lambda name: OpenAIResponsesModel(name, provider=openai()),
-    "anthropic": lambda name: AnthropicModel(name, provider=AnthropicProvider(base_url=URL, api_key="none")),
+    "anthropic": lambda name: AnthropicModel(name, provider=AnthropicProvider(base_url=SERVER, api_key="none")),
 }
-COUNT, WEATHER = "Count from one to ten in words.", "What is the weather in Paris?"
 every_model = pytest.mark.parametrize("model", MODELS, indirect=True)
-
-
-class Weather(BaseModel):
-    """The weather in a city."""
-
-    city: str = Field(max_length=20)
-    days: int = Field(ge=1, le=9)
 
 
 @pytest.fixture
 def model(request: pytest.FixtureRequest) -> Model:
     """A model with connections of its own: each test has an event loop of its own."""
-    return MODELS[request.param](NAME)
+    return MODELS[request.param](MODEL)
 
 
 def agent(model: Model, max_tokens: int = 100, **options: Any) -> Agent[None, Any]:
@@ -75,11 +63,11 @@ def test_a_text_whole_streamed_and_continued(model: Model) -> None:
 )
 def test_an_answer_of_a_model(name: str, kind: Callable[[type], Any]) -> None:
     """`NativeOutput` is a response format, `ToolOutput` a call. The client offers Anthropic's for known names only."""
-    asker = agent(MODELS[name](NAME), output_type=kind(Weather))
+    asker = agent(MODELS[name](MODEL), output_type=kind(Weather))
 
     async def both() -> tuple[Weather, Weather]:
-        whole = await asker.run(WEATHER)
-        async with asker.run_stream(WEATHER) as result:
+        whole = await asker.run(QUESTION)
+        async with asker.run_stream(QUESTION) as result:
             return whole.output, await result.get_output()
 
     whole, streamed = asyncio.run(both())
@@ -93,7 +81,7 @@ def test_a_tool_is_called_and_answers(model: Model) -> None:
     tool = ToolDefinition(name="weather", description="The weather in a city.", parameters_json_schema=schema)
     forced = ModelRequestParameters(function_tools=[tool], allow_text_output=False)
     free = ModelRequestParameters(function_tools=[tool])
-    question = ModelRequest.user_text_prompt(WEATHER)
+    question = ModelRequest.user_text_prompt(QUESTION)
     settings = ModelSettings(temperature=0, max_tokens=60, parallel_tool_calls=False)
 
     async def call_and_answer() -> tuple[ModelResponse, ModelResponse, ModelResponse]:
@@ -116,11 +104,9 @@ def test_a_tool_is_called_and_answers(model: Model) -> None:
 
 
 @every_model
-def test_a_stream_that_its_reader_leaves_is_aborted(
-    model: Model, is_aborted: Callable[[], AbstractContextManager[None]]
-) -> None:
+def test_a_stream_that_its_reader_leaves_is_aborted(model: Model, is_aborted: Aborted) -> None:
     async def leave() -> None:
-        async with agent(model, 2000).run_stream("Write a very long story.") as result:
+        async with agent(model, 2000).run_stream(STORY) as result:
             async for _ in result.stream_text(delta=True, debounce_by=None):
                 break
 
@@ -134,11 +120,11 @@ def test_errors(make: Callable[[str], Model]) -> None:
         asyncio.run(agent(make("gpt")).run(COUNT))
     assert missing.value.status_code == 404
     with pytest.raises(ModelHTTPError, match="top_p") as bad:
-        asyncio.run(Agent(make(NAME), model_settings={"top_p": 9}).run(COUNT))
+        asyncio.run(Agent(make(MODEL), model_settings={"top_p": 9}).run(COUNT))
     assert bad.value.status_code == 400
 
 
 def test_embeddings() -> None:
-    embedder = Embedder(OpenAIEmbeddingModel(NAME, provider=openai()))
+    embedder = Embedder(OpenAIEmbeddingModel(MODEL, provider=openai()))
     one, two = asyncio.run(embedder.embed_documents(["One.", "Another text."])).embeddings
     assert len(one) == len(two) > 1

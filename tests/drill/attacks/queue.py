@@ -1,15 +1,15 @@
 """The queue: requests that multiply, priorities, and a flood of one key beside another."""
 
 import json
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import Event
 
 import httpx
 
-from tests.drill.canary import COMPLETIONS
+from tests.drill.canary import COMPLETIONS, repeated
 from tests.drill.processes import send
 from tests.drill.row import MIB, Promise, Row, check
 from tests.drill.stage import Stage
@@ -53,20 +53,14 @@ def priorities(stage: Stage) -> str:
 @contextmanager
 def flooding(stage: Stage, key: str, n: int, **body: object) -> Iterator[list[int]]:
     """Requests with one key, `n` at a time, until the block ends; gives their statuses."""
-    stop, statuses = Event(), list[int]()
+    statuses: list[int] = []
 
-    def again() -> None:
-        while not stop.is_set():
-            statuses.append(post(stage, key, **body).status_code)
-            stop.wait(0.05)
+    def again(number: int) -> float:
+        statuses.append(post(stage, key, **body).status_code)
+        return 0.05
 
-    with ThreadPoolExecutor(n) as pool:
-        for _ in range(n):
-            pool.submit(again)
-        try:
-            yield statuses
-        finally:
-            stop.set()
+    with repeated(again, n):
+        yield statuses
 
 
 def unfair(stage: Stage) -> str:
@@ -102,8 +96,6 @@ def usage_by_name(stage: Stage) -> str:
 
 def reloaded(stage: Stage) -> str:
     """A key is added to the file, then SIGHUP comes."""
-    import signal
-
     before = post(stage, "late-key").status_code
     key_file(stage.target.folder, late="late-key")
     send(stage.target.pid, signal.SIGHUP)

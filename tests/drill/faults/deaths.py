@@ -7,10 +7,11 @@ from functools import partial
 
 from tests.drill.canary import QUESTIONS, ask
 from tests.drill.forms import ask_new_form, new_form, serves_new_form
-from tests.drill.processes import ended, send, tree
+from tests.drill.processes import send, tree
 from tests.drill.row import SERVES_SECONDS, LoneRow, Promise, Row, check
 from tests.drill.stage import Stage
 from tests.drill.target import running
+from tests.waiting import ended
 
 LOAD = 6
 FORM_SECONDS = {signal.SIGKILL: 8.0, signal.SIGSEGV: 8.0, signal.SIGSTOP: 25.0}

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from model.batch import StepBatch
 from model.sampling_params import SamplingParams
 from service.engine.messages import AdapterStats, Submit
-from service.engine.picture import Picture
 from service.engine.scheduling.pages import chain_seed
 from service.engine.scheduling.scheduler import Scheduler
 from tests.engine.driving import Drive, expected
@@ -57,7 +56,7 @@ def test_a_sequence_with_one_adapter_too_many_is_passed_over() -> None:
         drive.submit(number, [7, number], SHORT, adapter=adapter)
     assert drive.running() == [0, 1, 3, 4]
     assert drive.scheduler.stats().adapters == (AdapterStats(1, 1, 0), AdapterStats(2, 2, 0), AdapterStats(3, 0, 1))
-    (waiting,) = [item for item in drive.scheduler.view({}).whole(Picture()).sequences if item.state == "waiting"]
+    (waiting,) = [item for item in drive.scheduler.view({}).whole(()).sequences if item.state == "waiting"]
     assert (waiting.id, waiting.reason) == (2, "adapters")
     drive.run()
     assert [drive.answers[n] for n in range(5)] == [answer([7, n], SHORT, a) for n, a in enumerate((1, 2, 3, 0, 2))]

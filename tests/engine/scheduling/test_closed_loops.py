@@ -80,17 +80,6 @@ def test_streams_do_not_wait_for_prompts_that_wait_for_streams() -> None:
     assert found.longest < 0.6 * free.longest
 
 
-def test_streams_stay_together_while_others_slow_the_machine_down() -> None:
-    """All steps take twice as long from some time on. Steps at that time all have prompts."""
-
-    def seconds(now: float, rows: int, tokens: int, pairs: float) -> float:
-        return COST.seconds(rows, tokens, pairs) * (2.0 if now > 3.0 else 1.0)
-
-    free, found = (Loop(target, 32, 160, seconds=seconds).run() for target in (0.0, TARGET))
-    assert found.now < 1.05 * free.now
-    assert median(found.firsts) < 2 * median(free.firsts)
-
-
 @pytest.mark.parametrize("streams", [32, 64])
 def test_the_first_burst_does_not_mislead(streams: int) -> None:
     """Prompt tokens cost twice as much beside sequences that decode, as they do where a server works beside."""

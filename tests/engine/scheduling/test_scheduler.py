@@ -4,13 +4,12 @@ from array import array
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from model.sampling_params import SamplingParams
 from service.engine.scheduling import prompt_lookup
 from tests.engine.driving import Drive, expected
 from tests.engine.loads import Request, loads, play
-from tests.fakes import BROKEN, END, LOST, make_info, parrot
+from tests.fakes import BROKEN, LOST, make_info, parrot
 
 PARAMS = SamplingParams(max_tokens=5)
 
@@ -30,17 +29,6 @@ def test_prompt_is_computed_in_chunks_and_decoding_goes_first() -> None:
     assert drive.finished == {1: "length", 2: "length"}
 
 
-def test_decoding_goes_before_an_older_prompt() -> None:
-    drive = Drive(make_info(), max_step_tokens=4)
-    drive.submit(1, list(range(1, 20)), PARAMS)
-    drive.submit(2, [5], PARAMS)
-    drive.scheduler.abort(1)
-    drive.submit(3, list(range(1, 20)), PARAMS)
-    drive.step()
-    batch = drive.step()
-    assert [(item.sequence_id, item.stop - item.start) for item in batch.slices] == [(2, 1), (3, 3)]
-
-
 def test_a_second_request_starts_from_the_first_ones_pages() -> None:
     drive = Drive(make_info(page_size=4), max_step_tokens=64)
     prompt = list(range(1, 18))
@@ -53,57 +41,6 @@ def test_a_second_request_starts_from_the_first_ones_pages() -> None:
     assert drive.answers[2] == drive.answers[1] == expected(prompt, PARAMS)
     assert drive.updates[2][0].cached == 16
     assert drive.scheduler.stats().hit_tokens == 16
-
-
-def test_at_least_one_prompt_token_is_computed() -> None:
-    drive = Drive(make_info(page_size=4), max_step_tokens=64)
-    for sequence_id in (1, 2):
-        drive.submit(sequence_id, list(range(1, 17)), PARAMS)
-        drive.run()
-    assert drive.updates[2][0].cached == 12
-
-
-def test_prompt_logprobs_bypass_reuse_and_come_once() -> None:
-    drive = Drive(make_info(page_size=4), max_step_tokens=4)
-    params = SamplingParams(max_tokens=2, prompt_logprobs=0)
-    prompt = list(range(1, 12))
-    for sequence_id in (1, 2):
-        drive.submit(sequence_id, prompt, params)
-        drive.run()
-    for sequence_id in (1, 2):
-        scored = [item.token for update in drive.updates[sequence_id] for item in update.prompt_logprobs]
-        assert scored == prompt[1:]
-    assert drive.updates[2][0].cached == 0
-
-
-def test_scoring_alone_samples_nothing() -> None:
-    drive = Drive(make_info())
-    drive.submit(1, [1, 2, 3], SamplingParams(max_tokens=0, prompt_logprobs=1))
-    drive.run()
-    assert drive.answers[1] == []
-    assert drive.finished[1] == "length"
-
-
-def test_the_youngest_is_preempted_and_answers_the_same() -> None:
-    drive = Drive(make_info(pools=((None, 8),), max_model_len=32), max_step_tokens=32)
-    params = SamplingParams(max_tokens=16)
-    for sequence_id in (1, 2, 3):
-        drive.submit(sequence_id, [sequence_id] * 6, params)
-    drive.run()
-    assert drive.scheduler.stats().preemptions > 0
-    assert [update.finish for update in drive.updates[1]][-1] == "length"
-    for sequence_id in (1, 2, 3):
-        assert drive.answers[sequence_id] == expected([sequence_id] * 6, params)
-
-
-def test_progress_is_reported_on_request() -> None:
-    drive = Drive(make_info(), max_step_tokens=8)
-    drive.submit(1, list(range(1, 21)), SamplingParams(max_tokens=3, return_progress=True))
-    drive.submit(2, list(range(1, 21)), SamplingParams(max_tokens=3))
-    drive.run()
-    assert [update.processed for update in drive.updates[1]] == [8, 16, 20, None, None]
-    assert [len(update.tokens) for update in drive.updates[1]] == [0, 0, 1, 1, 1]
-    assert [update.processed for update in drive.updates[2]] == [None] * 3
 
 
 def test_an_embedding_survives_preemption_and_takes_nothing_from_the_cache() -> None:
@@ -124,14 +61,6 @@ def test_an_embedding_survives_preemption_and_takes_nothing_from_the_cache() -> 
         (21.0, 11.0, 1.0),
     ]
     assert [drive.updates[n][0].cached for n in (4, 5)] == [0, 8]
-
-
-def test_a_window_keeps_its_pages_bounded_however_long_the_prompt() -> None:
-    drive = Drive(make_info(pools=((8, 6),), max_model_len=4096), max_step_tokens=4)
-    prompt = [1 + n % 200 for n in range(400)]
-    drive.submit(1, prompt, PARAMS)
-    drive.run()  # Drive checks ceil((window - 1 + chunk) / page_size) + 1 at every step
-    assert drive.answers[1] == expected(prompt, PARAMS)
 
 
 def test_the_lowest_priority_is_admitted_first_and_equals_as_they_came() -> None:
@@ -183,17 +112,6 @@ def test_a_salt_that_spells_a_page_is_not_its_name() -> None:
     assert drive.answers[2] == expected(list(range(5, 18)), PARAMS)
 
 
-def test_abort_releases_pages_wherever_the_sequence_is() -> None:
-    drive = Drive(make_info(), max_sequences=1)
-    for sequence_id in (1, 2):
-        drive.submit(sequence_id, [1, 2, 3], PARAMS)
-    drive.step()
-    for sequence_id in (1, 2, 99):
-        drive.scheduler.abort(sequence_id)
-    assert not drive.scheduler.has_work
-    drive.scheduler.check_idle()
-
-
 def test_a_failed_step_ends_only_its_own_sequences() -> None:
     drive = Drive(make_info(), max_sequences=1)
     for sequence_id in (1, 2):
@@ -208,17 +126,6 @@ def test_a_failed_step_ends_only_its_own_sequences() -> None:
 def test_what_could_never_finish_is_refused(prompt: list[int], max_tokens: int) -> None:
     with pytest.raises(ValueError, match=r"1\.\.128"):
         Drive(make_info()).submit(1, prompt, SamplingParams(max_tokens=max_tokens))
-
-
-def test_choices_differ_and_a_stop_token_ends_one() -> None:
-    drive = Drive(make_info(), max_step_tokens=16)
-    params = SamplingParams(max_tokens=40, temperature=0.0, stop_token_ids=(END,))
-    for choice in range(3):
-        drive.submit(choice, [7, 8, 9], params, choice)
-    drive.run()
-    for choice in range(3):
-        assert drive.answers[choice] == expected([7, 8, 9], params, choice)
-        assert (drive.finished[choice] == "stop") == (drive.answers[choice][-1] == END)
 
 
 DRAFTING = SamplingParams(max_tokens=60, prompt_lookup_num_tokens=8, logprobs=1)
@@ -278,8 +185,8 @@ def test_a_stop_token_in_a_draft_ends_the_answer() -> None:
     assert (drive.answers[1], drive.finished[1]) == ([40, 41, 42], "stop")
 
 
-@settings(max_examples=200, deadline=None)
-@given(loads(st.just(1)))
+@settings(max_examples=100, deadline=None)
+@given(loads())
 def test_random_loads_keep_the_laws(load: tuple[Drive, list[Request]]) -> None:
     play(*load)
 

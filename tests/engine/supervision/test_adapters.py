@@ -15,7 +15,7 @@ from service.engine.client import EngineClient
 from service.engine.mailbox import EngineDied, EngineUnavailable
 from service.engine.supervision.adapters import files_state
 from tests.engine.driving import expected
-from tests.engine.hosting import PARAMS, Hosts, collect, process, thread, until, with_client
+from tests.engine.hosting import PARAMS, Hosts, collect, process, until, with_client
 from tests.fakes import EngineThread, FakeAdapters, WaitingRunner, make_info, shade
 
 
@@ -55,15 +55,6 @@ def test_an_engine_that_dies_fails_the_load_and_a_later_one_does_not_know_it(tmp
         assert await collect(client.submit([7], PARAMS, adapter=2)) == []
 
     with_client(hosts, body)
-
-
-def test_what_the_engine_cannot_read_is_a_model_error(tmp_path: Path) -> None:
-    async def body(client: EngineClient) -> None:
-        with pytest.raises(ModelError, match="no LoRA adapter"):
-            await client.load_adapter(1, str(tmp_path / "nothing"))
-        assert await collect(client.submit([7], PARAMS)) == expected([7], PARAMS)
-
-    with_client(thread, body)
 
 
 def test_the_state_of_files_changes_with_each_of_them(tmp_path: Path) -> None:

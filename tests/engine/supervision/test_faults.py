@@ -1,9 +1,7 @@
 """Every call by which the service starts, reaches and ends an engine fails once."""
 
 import asyncio
-import os
-import signal
-from pathlib import Path
+import errno
 
 import pytest
 
@@ -11,14 +9,12 @@ from model.errors import NoriaError
 from service.engine.client import EngineClient
 from service.engine.mailbox import EngineDied, EngineUnavailable
 from service.engine.supervision import spare, supervisor
-from service.engine.supervision.process import EngineHandle, EngineProcess
 from tests.engine.driving import expected
-from tests.engine.faults import KINDS, failing
 from tests.engine.hosting import OPTIONS, PARAMS, Hosts, collect, process, thread, until
-from tests.waiting import ended
+from tests.faults import descriptors, failing
 
 MAX_RUNS = 60
-IN_PROCESSES = {"open", "fork", "end"}
+IN_PROCESSES = {"open", "fork"}
 """Kinds that need an engine process. The others are the same, and faster, with an engine on a thread."""
 
 
@@ -34,56 +30,51 @@ async def served(client: EngineClient) -> None:
     raise AssertionError("there is no answer")
 
 
-def kill(engine: EngineHandle) -> None:
-    """End an engine from outside, if there is one."""
-    if not isinstance(engine, EngineProcess):
-        engine.kill()
-    elif engine.pid is not None and not ended(engine.pid):
-        os.kill(engine.pid, signal.SIGKILL)
-
-
 async def run(client: EngineClient, hosts: Hosts) -> None:
     """Start, answer, lose every engine, answer again."""
     await client.start(OPTIONS)
     await served(client)
     n_made = len(hosts.made)
     for engine in hosts.made:
-        kill(engine)
+        engine.kill()
     await until(lambda: len(hosts.made) > n_made)
     await served(client)
 
 
-async def fails(kind: str, n: int) -> bool:
+async def happens(kind: str, code: int, n: int) -> bool:
     """Whether the Nth call of this kind has failed in a run: then the run was served, or ended in a clear error."""
     hosts = Hosts(process if kind in IN_PROCESSES else thread)
     client = EngineClient(hosts, spare=kind == "open")
-    with failing(kind, n) as host:
+    with failing(kind, code, n) as fault:
         try:
             await run(client, hosts)
         except NoriaError:
-            assert host.failed
+            assert fault.happened
             assert client.info is None, "only the first engine may fail"
         finally:
             await client.close()
-    for (
-        engine
-    ) in hosts.made:  # one whose end could not be seen is left to the system, which forgets it with the service
+    for engine in hosts.made:
         engine.wait()
-    return host.failed
+    return fault.happened
 
 
-def descriptors() -> list[str]:
-    return sorted(path.name for path in Path("/proc/self/fd").iterdir())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_fault_ends_in_an_answer_or_a_clear_error(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        ("open", errno.EMFILE),
+        ("socketpair", errno.EMFILE),
+        ("fork", errno.EAGAIN),
+        ("send", errno.ENOBUFS),
+        ("receive", errno.ECONNRESET),
+    ],
+)
+def test_every_fault_ends_in_an_answer_or_a_clear_error(kind: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (supervisor, spare):
         monkeypatch.setattr(module, "backoff", lambda failures: 0.0)
     monkeypatch.setattr(spare, "AFTER_SECONDS", 0.0)
     for n in range(1, MAX_RUNS):
         before = descriptors()
-        if not asyncio.run(fails(kind, n)):
+        if not asyncio.run(happens(kind, code, n)):
             assert n > 2, "too little of this kind is called"
             return
         assert descriptors() == before, f"call {n} has left a descriptor"

@@ -3,18 +3,16 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
-from functools import partial
 
 import pytest
 
 from service.engine.client import EngineClient
 from service.engine.supervision import spare
-from service.engine.supervision.connection import Connection
+from service.engine.supervision.connection import EngineConnection
+from service.engine.supervision.spare import LONGEST_SECONDS, backoff
 from tests.engine.driving import expected
 from tests.engine.hosting import PARAMS, Hosts, collect, process, standing_by, thread, until, with_client
-from tests.waiting import ended, eventually, named
+from tests.waiting import ended, named
 
 
 @pytest.fixture(autouse=True)
@@ -61,11 +59,11 @@ def test_the_beats_of_a_waiting_engine_do_not_fill_its_wire(monkeypatch: pytest.
     monkeypatch.setattr("service.engine.worker.BEAT_SECONDS", 0.0005)
 
     async def main() -> None:
-        connection, heard = Connection(thread()), set()
+        connection, heard = EngineConnection(thread()), set()
         await connection.open()
 
         def enough() -> bool:
-            heard.add(connection.heard)
+            heard.add(connection._heard)
             return len(heard) > 600
 
         deadline = asyncio.get_running_loop().time() + 30
@@ -77,23 +75,8 @@ def test_the_beats_of_a_waiting_engine_do_not_fill_its_wire(monkeypatch: pytest.
     asyncio.run(main())
 
 
-def test_the_spare_dies_with_the_service_even_when_stopped() -> None:
-    script = (
-        "import asyncio, os, signal\n"
-        "from service.engine.supervision import spare\n"
-        "from tests.engine.hosting import Hosts, OPTIONS, process, standing_by\n"
-        "from service.engine.client import EngineClient\n"
-        "async def main():\n"
-        "    spare.AFTER_SECONDS, hosts = 0.0, Hosts(process)\n"
-        "    await EngineClient(hosts, spare=True).start(OPTIONS)\n"
-        "    await standing_by(hosts, 1)\n"
-        "    os.kill(hosts.pid(1), signal.SIGSTOP)\n"
-        "    print(hosts.pid(1), flush=True)\n"
-        "    await asyncio.sleep(60)\n"
-        "asyncio.run(main())\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        child = int(parent.stdout.readline())
-        parent.kill()
-    eventually(partial(ended, child), "the spare ends with its parent")
+def test_the_wait_grows_up_to_a_ceiling_however_many_failures() -> None:
+    assert backoff(0) == 0
+    for failures, longest in ((1, 0.5), (2, 1.5), (3, 3.5), (10, LONGEST_SECONDS), (5000, LONGEST_SECONDS)):
+        waits = [backoff(failures) for _ in range(50)]
+        assert longest / 2 <= min(waits) < max(waits) <= longest

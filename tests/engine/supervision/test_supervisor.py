@@ -4,7 +4,7 @@ import asyncio
 import errno
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -111,26 +111,28 @@ def test_an_engine_process_that_does_not_end_is_not_waited_for(monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_new_engine_keeps_the_length_that_clients_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths = []
-    make = fakes.create_fake
+def test_every_new_engine_gets_its_options_anew() -> None:
+    """The second engine gets options of a model that is broken, for the third nothing is found."""
+    made = []
 
-    def create(progress: object, **options: Any) -> fakes.FakeRunner:
-        lengths.append(options.get("max_model_len"))
-        return make(progress, **options)  # type: ignore[arg-type]
+    async def renew() -> Mapping[str, Any]:
+        made.append(1)
+        if len(made) == 2:
+            raise NoriaError("nothing is found")
+        return {**OPTIONS, "model": "broken" if len(made) == 1 else "fake", "max_model_len": 7}
 
-    monkeypatch.setattr(fakes, "create_fake", create)
     hosts = Hosts(thread)
 
     async def main() -> None:
         client = EngineClient(hosts)
-        await client.start(OPTIONS)
-        assert client.info is not None
-        length = client.info.max_model_len
+        await client.start(OPTIONS, renew)
+        assert not made
+        length = client.info.max_model_len if client.info else 0
         hosts.made[0].kill()
-        await until(lambda: len(lengths) == 2)
+        await until(lambda: len(made) == 3)
         await client.serving()
-        assert lengths[1] == client.info.max_model_len == length
+        assert client.info is not None
+        assert client.info.max_model_len == length
         await client.close()
 
     asyncio.run(main())

@@ -12,16 +12,14 @@ from model import loading
 from model.attention import BACKENDS, choose
 from model.attention.base import Attention
 from model.attention.triton import TritonAttention
-from model.batch import PageTable, Slice, StepBatch
 from model.errors import OptionError
 from model.kernels import cuda as triton_kernels
 from model.kernels.cpu import native
 from model.kernels.cpu.functions import Kernels
 from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
-from model.step.packing import pack
 from tests.e2e.without_server import serve
-from tests.model.attention.attending import CPU, cut, forget, make, unrotated
+from tests.model.attention.attending import CPU, make
 from tests.model.attention.dense import check_rule
 from tests.model.attention.reference import ReferenceAttention
 from tests.model.driving import checkpoint, tiny
@@ -67,11 +65,6 @@ def test_decoding_beside_shorter_and_longer_sequences_and_a_chunk(
     check_rule(backend, lengths, chunks, window, heads(backend, 6, 2), dtype=dtype)
 
 
-@pytest.mark.parametrize("heads", [(1, 1), (6, 2), (5, 1)])
-def test_grouped_queries(backend: Attention, heads: tuple[int, int]) -> None:
-    check_rule(backend, [35, 20], [20, 1, 1], 11, heads)
-
-
 @pytest.mark.parametrize("window", [None, 9])
 def test_pages_in_order_and_lengths_of_a_page(backend: Attention, window: int | None) -> None:
     size = backend.page_size
@@ -85,40 +78,6 @@ HALVES = [(name, dtype) for name in sorted(BACKENDS) for dtype in (torch.bfloat1
 @pytest.mark.parametrize(("name", "dtype"), [pair for pair in HALVES if pair[1] in BACKENDS[pair[0]].dtypes])
 def test_half_precision(name: str, dtype: torch.dtype) -> None:
     check_rule(make(name), [40, 41], [30, 1, 4], 35, (4, 2), dtype=dtype)
-
-
-def test_window_of_five_on_nine_tokens(backend: Attention) -> None:
-    """Equal keys weigh all visible values alike: with one-hot values the result names the visible keys."""
-    seen = visibility(backend, 9, [9], 5)
-    assert seen[8] == {4, 5, 6, 7, 8}  # row 9 sees 5..9, counted from 1
-    assert seen[3] == {0, 1, 2, 3}
-
-
-def test_chunks_of_a_window_of_four_over_eleven_tokens(backend: Attention) -> None:
-    seen = visibility(backend, 11, [4, 4, 3], 4)
-    assert seen[4] == {1, 2, 3, 4}
-    assert seen[7] == {4, 5, 6, 7}
-    assert seen[8] == {5, 6, 7, 8}
-    assert seen[9] == {6, 7, 8, 9}
-    assert seen[10] == {7, 8, 9, 10}
-
-
-def visibility(backend: Attention, length: int, chunks: list[int], window: int) -> list[set[int]]:
-    cache = backend.allocate((1, 1, 16), torch.float32, CPU)
-    forget(cache)
-    values = torch.eye(length, 16)[:, None]
-    rows: list[Tensor] = []
-    for start, stop in cut(length, chunks):
-        item = Slice(0, [0] * stop, length, start, stop, (PageTable(0, (0,)),), SamplingParams())
-        inputs = pack(StepBatch((item,)), backend.page_size, [window], CPU)
-        flat = torch.zeros(stop - start, 1, 16)
-        heads = unrotated(flat, flat, values[start:stop])
-        rows.append(backend.attend(*heads, cache, backend.prepare(inputs.pools[0])))
-    weights = torch.cat(rows)[:, 0]
-    visible = [{i for i in range(length) if weight[i] > 0} for weight in weights.tolist()]
-    for weight, ids in zip(weights, visible, strict=True):
-        torch.testing.assert_close(weight[list(ids)], torch.full((len(ids),), 1 / len(ids)))
-    return visible
 
 
 def test_unknown_name_is_refused_with_the_known_ones() -> None:

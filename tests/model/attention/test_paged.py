@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from model.attention.paged import PagedAttention
-from model.errors import OptionError
 from model.kernels.cpu import native
 from model.linear.schemes import CACHE_FORMATS
 from model.machine.device import name_of
 from tests.model.attention.attending import CPU, forget, random_heads
 from tests.model.attention.attending import attend as attend_in_chunks
-from tests.model.attention.dense import check_rule, dense
+from tests.model.attention.dense import dense
 from tests.model.attention.two_sequences import attend, two_sequences
 
 DTYPES = [torch.bfloat16, torch.float32, torch.int8]
@@ -23,11 +22,6 @@ DTYPES = [torch.bfloat16, torch.float32, torch.int8]
 @pytest.fixture(params=native.available())
 def backend(request: pytest.FixtureRequest) -> PagedAttention:
     return PagedAttention(native.variant(request.param))
-
-
-@pytest.mark.parametrize(("window", "chunks"), [(None, [7]), (1, [200]), (5, [1]), (32, [7]), (33, [200])])
-def test_rule_holds_in_every_variant(backend: PagedAttention, window: int | None, chunks: list[int]) -> None:
-    check_rule(backend, [3, 75], chunks, window, (6, 2))
 
 
 def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -160,12 +154,6 @@ def test_positions_beyond_32_bits(backend: PagedAttention) -> None:
         for (start, stop), (wanted,) in zip(((0, 500), (500, 600)), expected, strict=True):
             (rows,) = attend(backend, cache, [(one, start, stop)], 40, shift if start else 0)
             assert torch.equal(rows, wanted)
-
-
-def test_too_wide_heads_and_groups_are_refused(backend: PagedAttention) -> None:
-    for heads, width in (((1, 1), 514), ((65, 1), 8)):
-        with pytest.raises(OptionError, match="--attention paged serves heads of up to 512 and groups of up to 64"):
-            attend_in_chunks(backend, random_heads([1], heads, width), [1], None)
 
 
 def test_bytes_take_about_half_the_memory_of_bfloat16(backend: PagedAttention) -> None:

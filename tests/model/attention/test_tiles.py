@@ -3,7 +3,7 @@
 import pytest
 
 from model.attention.inputs import Span
-from model.attention.tiles import SPLIT, Bounds, Gpu, Load, bounds, load_of, scratch_bytes, tiles_of
+from model.attention.tiles import SPLIT, Gpu, bounds, load_of, scratch_bytes, tiles_of
 from model.batch import PAGE_SIZE
 from model.kernels.cuda.limits import SHARED_BYTES, shared_bytes
 
@@ -22,27 +22,8 @@ def test_scratch_of_a_captured_step_does_not_grow_with_its_sequences(n_slices: i
     assert scratch_bytes(n_slices, LONG, None, MISTRAL, L4) <= sums
 
 
-def test_scratch_of_a_window() -> None:
-    """Up to 33 parts of 128 see a part of a window of 4096, and 32 if the window begins with a part."""
-    of_a_part = 32 * 130 * 4 + 64
-    assert scratch_bytes(1, 5000, 4096, MISTRAL, H100) == 33 * of_a_part
-    assert scratch_bytes(1, 8192, 4096, MISTRAL, H100) == 32 * of_a_part
-    assert scratch_bytes(256, LONG, 4096, MISTRAL, H100) == 512 * of_a_part
-
-
 def span(start: int, n_queries: int, first_key: int = 0) -> Span:
     return Span(0, n_queries, start, first_key, 0)
-
-
-def test_load() -> None:
-    """A slice of 17 tokens is not short. Tokens 127 and 128 see two parts; from key 128 on there is one."""
-    spans = [span(127, 2), span(0, 17), span(200, 1, 128)]
-    assert load_of(spans) == Load(n_slices=2, n_tokens=3, max_queries=2, n_parts=3, n_sums=2 * 2 + 1)
-
-
-def test_few_parts_need_no_more_room_than_there_are() -> None:
-    assert bounds(load_of([span(2047, 1)]), H100, 8, 1) == Bounds(16, 16)
-    assert bounds(load_of([span(2047, 1)] * 4), H100, 8, 1) == Bounds(64, 64)
 
 
 def test_every_slice_has_an_item_and_every_query_a_sum() -> None:

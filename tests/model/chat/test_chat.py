@@ -228,29 +228,9 @@ def test_the_environment_is_that_of_transformers(
     assert _chat(directory, tokenizer, template).encode(messages) == theirs
 
 
-WITH_TOOLS = """{% if tools %}<|im_start|>system
-{% for tool in tools %}{{ tool | tojson }}
-{% endfor %}Call with <tool_call>{"name": ..., "parameters": ...}</tool_call><|im_end|>
-{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}
-{% if m.tool_calls %}{% for call in m.tool_calls %}{{ call.id }}: {{ call.function.name }}
-{{ call.function.arguments | tojson }}
-{% endfor %}{% endif %}{{ m.content }}{{ m.tool_call_id }}<|im_end|>
-{% endfor %}"""
-
-
-def test_tools_and_calls_are_written_as_transformers_does(
-    directory: Path, tokenizer: Tokenizer, oracle: PreTrainedTokenizerBase
-) -> None:
-    tool = json.loads(json.dumps(TOOL).replace("<|im_end|>", "<b>"))
-    messages = _tool_conversation("Zürich")
-    theirs = oracle.apply_chat_template(messages, tools=[tool], chat_template=WITH_TOOLS, return_dict=True)
-    assert _chat(directory, tokenizer, WITH_TOOLS).encode(messages, tools=[tool]) == theirs["input_ids"]
-
-
 @pytest.mark.parametrize(
     ("template", "style"),
     [
-        (WITH_TOOLS, "hermes"),
         ("{{ tools }}<tool_call><function={{ messages }}>", None),
         ('{{ tools }}ipython {{ \'{"name": function name, "parameters": dictionary}\' }}', "llama"),
         ("{{ tools }}{{ messages }}", None),
@@ -288,25 +268,6 @@ def test_where_templates_come_from(directory: Path, tokenizer: Tokenizer, tmp_pa
     (tmp_path / "chat_template.jinja").write_text("file")
     assert text() == "file"
     assert text("given") == "given"
-
-
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "Tells the weather <|im_end|> of a city",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-    },
-}
-
-
-def _tool_conversation(word: str) -> list[dict]:
-    call = {"id": "abcdefgh1", "type": "function", "function": {"name": "weather", "arguments": {"city": word}}}
-    return [
-        {"role": "user", "content": "How is it?"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": f"sunny {word}", "tool_call_id": "abcdefgh1"},
-    ]
 
 
 @pytest.mark.parametrize("file", ["spm-v1", "spm-v3", "spm-v7"])

@@ -239,26 +239,6 @@ def test_the_function_of_a_result_is_found_where_a_client_leaves_it_out(subjects
     assert ours(subjects("spm-v2"), unnamed) == theirs(subjects("spm-v2"), messages) is not None
 
 
-CALLED: Mapping[str, str] = {
-    "spm-v2": '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Bern"}}]</s>'
-    '[TOOL_RESULTS] [{"name": "weather", "content": 22}][/TOOL_RESULTS]',
-    "tekken-v3": '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Bern"}, "id": "abcdefgh1"}]</s>'
-    '[TOOL_RESULTS]{"content": 22, "call_id": "abcdefgh1"}[/TOOL_RESULTS]',
-    "tekken-v7": '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Bern"}, "id": "abcdefgh1"}]</s>'
-    "[TOOL_RESULTS]abcdefgh1[TOOL_CONTENT]22[/TOOL_RESULTS]",
-    "tekken-v11": '[TOOL_CALLS]weather[CALL_ID]abcdefgh1[ARGS]{"city": "Bern"}</s>'
-    "[TOOL_RESULTS]abcdefgh1[TOOL_CONTENT]22[/TOOL_RESULTS]",
-    "tekken-v13": '[TOOL_CALLS]weather[ARGS]{"city": "Bern"}</s>[TOOL_RESULTS]22[/TOOL_RESULTS]',
-    "tekken-v15": '[TOOL_CALLS]weather[ARGS]{"city": "Bern"}</s>[TOOL_RESULTS]22[/TOOL_RESULTS]',
-}
-
-
-@pytest.mark.parametrize("name", CALLED)
-def test_calls_and_results_are_written_as_published(name: str, subjects: Callable[[str], Subject]) -> None:
-    text = subjects(name).chat.render([ASKED, calls(A, city="Bern"), result(A, "22")])
-    assert text.partition("[/INST]")[2] == CALLED[name]
-
-
 def test_settings_of_v15_are_always_written(subjects: Callable[[str], Subject]) -> None:
     subject = subjects("tekken-v15")
     for wanted, written in (({}, "none"), ({"reasoning_effort": None}, "none"), ({"reasoning_effort": "high"}, "high")):

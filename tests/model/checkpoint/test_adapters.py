@@ -114,6 +114,8 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"modules_to_save": ["embed_tokens"]}, "'modules_to_save': ['embed_tokens']"),
     ({"use_something_new": True}, "'use_something_new': True"),
     ({"init_lora_weights": "pissa_niter_4"}, "'pissa_niter_4', which changes the weights of the base"),
+    ({"r": 4}, "has rank 8, adapter_config.json says 4"),
+    ({"rank_pattern": {"q_proj": 4}}, "q_proj.lora_A.weight' has rank 8, adapter_config.json says 4"),
     ({"alpha_pattern": [4]}, "an object in alpha_pattern, it has [4]"),
     ({"alpha_pattern": {"(q_proj": 8}}, "has the expression '(q_proj'"),
     ({"alpha_pattern": {"(.*)*x": 8}}, "has the expression '(.*)*x'; Noria supports names of modules"),
@@ -219,6 +221,7 @@ def test_an_adapter_whose_outputs_no_norm_can_square_is_refused(dtype: torch.dty
 
 
 NATIVE_FAULTS: list[tuple[Any, str]] = [
+    ({"lora": {"rank": 16}}, "has rank 8, params.json says 16"),
     ({"lora": {"scaling": 0}}, "above 0 in scaling, it has 0"),
     ({"lora": [1]}, "an object in lora, it has [1]"),
 ]

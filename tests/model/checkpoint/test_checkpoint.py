@@ -12,15 +12,8 @@ from model.checkpoint.families import read_config
 from model.checkpoint.open import open_checkpoint
 from model.checkpoint.resolve import default_name, resolve
 from model.errors import ModelError
+from tests.model.checkpoint.gguf_files import SIZES
 
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
 NATIVE = {"dim": 8, "n_layers": 1, "n_heads": 2, "hidden_dim": 4, "norm_eps": 1e-5, "vocab_size": 16}
 
 

@@ -68,10 +68,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     return Whole(path.read_bytes(), file, min(tensor.offset for tensor in file.tensors))
 
 
-def test_the_bytes_of_the_parts_are_the_file(whole: Whole, tmp_path: Path) -> None:
-    assert started(tmp_path, whole.changed()) is None
-
-
 @given(
     changes=st.lists(
         st.tuples(st.floats(0, 1, exclude_max=True), st.sampled_from([1, 2, 4, 8]), st.integers(0, 2**64 - 1)),

@@ -83,23 +83,6 @@ def test_silence_means_what_it_means_to_transformers(family: str, tmp_path: Path
         assert expected.items() <= theirs.rope_parameters.items()
 
 
-@pytest.mark.parametrize("form", ["published", "transformers 5"])
-def test_rope_scaling_in_both_forms(form: str, tmp_path: Path) -> None:
-    """Linear scaling, and yarn with all fields; `test_dense_oracles.py` has the other kinds."""
-    for scaling, expected in (
-        ({"type": "linear", "factor": 4.0}, RopeScaling("linear", 4.0)),
-        (
-            {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.5, "truncate": False},
-            RopeScaling("yarn", 4.0, 128, mscale=1.0, mscale_all_dim=0.5, truncate=False),
-        ),
-    ):
-        if form == "published":
-            config = _hf(tmp_path, rope_theta=5e5, rope_scaling=scaling)
-        else:
-            config = _hf(tmp_path, rope_parameters={"rope_theta": 5e5, **scaling})
-        assert (config.rope_theta, config.rope_scaling) == (5e5, expected)
-
-
 def test_dynamic_scaling_is_fixed_from_the_longest_length_served(tmp_path: Path) -> None:
     _hf(tmp_path, rope_theta=1e4, rope_scaling={"type": "dynamic", "factor": 2.0})
     theirs = AutoConfig.from_pretrained(tmp_path)
@@ -201,20 +184,6 @@ def test_native_underscored_window_is_the_window(tmp_path: Path) -> None:
     assert _native(tmp_path, _sliding_window=7, sliding_window=7).windows == (7, 7, 7)
     with pytest.raises(ModelError, match="sliding_window 5 and _sliding_window 7; they mean the same, remove one"):
         _native(tmp_path, _sliding_window=7, sliding_window=5)
-
-
-def test_native_yarn_and_query_temperature(tmp_path: Path) -> None:
-    """The fields of Ministral 3, with the nulls of its file, and those of Mistral Medium 3.5."""
-    yarn = {"factor": 16, "original_max_position_embeddings": 16384, "beta": 32, "alpha": 1, "apply_scale": False}
-    temperature = {"original_max_position_embeddings": 16384, "beta": 0.1}
-    nulls = dict.fromkeys(("q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "kv_lora_rank", "v_head_dim"))
-    config = _native(tmp_path, yarn=yarn, llama_4_scaling=temperature, **nulls)
-    assert config.rope_scaling == RopeScaling("yarn", 16, 16384, beta_fast=32, beta_slow=1, attention_factor=1.0)
-    assert (config.query_temperature, config.max_position) == (QueryTemperature(16384, 0.1), 262_144)
-    config = _native(tmp_path, yarn={**yarn, "beta": 4, "apply_scale": True}, max_position_embeddings=99)
-    assert config.rope_scaling is not None
-    assert (config.rope_scaling.beta_fast, config.rope_scaling.magnitude) == (4, pytest.approx(1.277259))
-    assert (config.query_temperature, config.max_position) == (None, 99)
 
 
 MOE = {"num_experts": 8, "num_experts_per_tok": 2}

@@ -3,11 +3,14 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from gguf import GGUFWriter
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from model.checkpoint.gguf.open import open_gguf
+from model.checkpoint.gguf.reader import read_parts
 from model.errors import ModelError
 from tests.model.checkpoint.gguf_files import SIZES, VOCAB, new_file, store
 from tests.model.driving import network
@@ -50,6 +53,17 @@ def test_parts_that_do_not_belong_together_are_one_line(parts: list[Path]) -> No
         parts[number].rename(parts[number].with_name(f"Model-0000{number}-of-00002.gguf"))
     with pytest.raises(ModelError, match=r"says it is part 2 of 3, expected 1 of 2"):
         open_gguf(parts[0].with_name("Model-00001-of-00002.gguf"))
+    lacking = parts[0].with_name("Lacking-00001-of-00001.gguf")
+    writer = GGUFWriter(lacking, "llama")
+    writer.add_uint16("split.no", 0)
+    writer.add_uint16("split.count", 1)
+    writer.add_int32("split.tensors.count", 2)
+    writer.add_tensor("token_embd.weight", np.ones((4, 32), np.float32))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    with pytest.raises(ModelError, match="the parts of the model have 1 tensors, expected 2"):
+        read_parts([lacking])
     alone = parts[0].rename(parts[0].with_name("alone.gguf"))
     with pytest.raises(ModelError, match=re.escape("alone.gguf says it is part 1 of 3, expected 1 of 1")):
         open_gguf(alone)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,7 +13,7 @@ import pytest
 
 from model.checkpoint.gguf.kinds import choose, find_kinds
 from model.checkpoint.gguf.parts import find_parts
-from model.checkpoint.resolve import default_name
+from model.checkpoint.resolve import default_name, ignore_progress, resolve, resolve_again
 from model.errors import ModelError
 from tests.model.checkpoint.fake_hub import SHA, Hub, serving
 from tests.model.checkpoint.gguf_files import new_file, write
@@ -58,6 +59,12 @@ REPOS["org/two"] = {"a-Q8_0.gguf": b"a", "b-Q8_0.gguf": b"b"}
 REPOS["org/both"]["other-Q4_0.gguf"] = ggufs()["Model-7B-Q4_K_M.gguf"] + bytes(32)
 
 
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with serving(REPOS) as hub:
+        yield hub
+
+
 CHILD = """
 import json, logging, sys
 from pathlib import Path
@@ -89,39 +96,37 @@ def _resolve(hub: Hub, home: Path, *models: tuple[str | None, ...]) -> list[dict
     return json.loads(done.stdout)
 
 
-MODELS: dict[str, tuple[str | None, ...]] = {
-    "plan": ("org/both", None, "config"),
-    "native plan": ("org/native", None, "config"),
-    "both": ("org/both", None),
-    "native": ("org/native", None),
-    "both again": ("org/both", None),
-    "chosen": ("org/ggufs", None),
-    "chosen plan": ("org/ggufs", None, "config"),
-    "four": ("org/ggufs:Q4_K_M", None),
-    "eight": ("org/ggufs:q8_0", None),
-    "large": ("org/ggufs:UD-Q4_K_XL", None),
-    "kind beside safetensors": ("org/both:Q4_0", None),
-    "absent": ("org/absent", None),
-    "revision": ("org/both", "no-such-branch"),
-    "pickled": ("org/pickled", None),
-    "other kind": ("org/ggufs:Q5_K_M", None),
-    "no GGUF": ("org/native:Q4_0", None),
-    "two models": ("org/two", None),
-    "absent kind": ("org/absent:Q4_0", None),
-}
-Answers = dict[str, dict]
+def test_fetches_what_serving_needs_and_nothing_twice(hub: Hub, tmp_path: Path) -> None:
+    both, native, again = _resolve(hub, tmp_path, ("org/both", None), ("org/native", None), ("org/both", None))
+    assert both["files"] == ["config.json", "model.safetensors", "params.json", "tokenizer.json"]
+    assert native["files"] == [
+        "consolidated-00001-of-00002.safetensors",
+        "consolidated-00002-of-00002.safetensors",
+        "params.json",
+        "tokenizer.model.v3",
+    ]
+    assert again["files"] == both["files"]
+    assert sorted(hub.fetched) == sorted(both["files"] + native["files"])
+    fractions = [fraction for stage, fraction in both["stages"] if stage == "downloading"]
+    assert fractions[0] == 0.0
+    assert fractions[-1] == 1.0
+    assert any(fraction == 1.0 for fraction in fractions[1:-1])  # the bytes were counted
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("home")
+def test_a_plan_needs_the_configuration_alone(hub: Hub, tmp_path: Path) -> None:
+    both, native = _resolve(hub, tmp_path, ("org/both", None, "config"), ("org/native", None, "config"))
+    assert (both["files"], native["files"]) == (["config.json"], ["params.json"])
+    assert hub.fetched == ["config.json", "params.json"]
 
 
-@pytest.fixture(scope="module")
-def downloads(home: Path) -> tuple[Answers, list[str]]:
-    """What `resolve` answers to each of MODELS, one after the other, and the files that were fetched."""
-    with serving(REPOS) as hub:
-        return dict(zip(MODELS, _resolve(hub, home, *MODELS.values()), strict=True)), hub.fetched
+def test_what_is_not_there_is_one_line(hub: Hub, tmp_path: Path) -> None:
+    models = (("org/absent", None), ("org/both", "no-such-branch"), ("org/pickled", None))
+    absent, revision, pickled = (answer["error"] for answer in _resolve(hub, tmp_path, *models))
+    assert absent == "org/absent is no local path and no model on the hub; for a private one set HF_TOKEN"
+    assert revision == "org/both has no revision 'no-such-branch' on the hub; check --revision"
+    assert pickled == (
+        "org/pickled has no weights in safetensors format and no GGUF file on the hub; choose another model"
+    )
 
 
 def paths(answer: dict) -> list[str]:
@@ -130,45 +135,21 @@ def paths(answer: dict) -> list[str]:
     return [str(file).partition(f"/snapshots/{SHA}/")[2] for file in files]
 
 
-KINDS = ("four", "eight", "large", "kind beside safetensors")
-
-
-def test_fetches_what_serving_needs_and_nothing_twice(downloads: tuple[Answers, list[str]]) -> None:
-    answers, fetched = downloads
-    both, native = answers["both"], answers["native"]
-    assert both["files"] == ["config.json", "model.safetensors", "params.json", "tokenizer.json"]
-    assert native["files"] == [
-        "consolidated-00001-of-00002.safetensors",
-        "consolidated-00002-of-00002.safetensors",
-        "params.json",
-        "tokenizer.model.v3",
-    ]
-    assert answers["both again"]["files"] == both["files"]
-    of_kinds = [path.rpartition("/")[2] for name in KINDS for path in paths(answers[name])]
-    assert sorted(fetched) == sorted(both["files"] + native["files"] + of_kinds)
-    fractions = [fraction for stage, fraction in both["stages"] if stage == "downloading"]
-    assert fractions[0] == 0.0
-    assert fractions[-1] == 1.0
-    assert any(fraction == 1.0 for fraction in fractions[1:-1])  # the bytes were counted
-
-
-def test_a_plan_needs_the_configuration_alone(downloads: tuple[Answers, list[str]]) -> None:
-    answers, fetched = downloads
-    assert answers["plan"]["files"] == fetched[:1] == ["config.json"]
-    assert answers["native plan"]["files"] == fetched[1:2] == ["params.json"]
-
-
-def test_a_kind_in_the_name_chooses_a_gguf_file(downloads: tuple[Answers, list[str]]) -> None:
-    four, eight, large, both = (downloads[0][name] for name in KINDS)
+def test_a_kind_in_the_name_chooses_a_gguf_file(hub: Hub, tmp_path: Path) -> None:
+    names = ("org/ggufs:Q4_K_M", "org/ggufs:q8_0", "org/ggufs:UD-Q4_K_XL", "org/both:Q4_0")
+    four, eight, large, both = _resolve(hub, tmp_path, *((name, None) for name in names))
     assert paths(four) == ["Model-7B-Q4_K_M.gguf"]
     assert paths(eight) == [f"Q8_0/Model-7B-Q8_0-0000{n}-of-00002.gguf" for n in (1, 2)]
     assert paths(large) == ["Model-7B-UD-Q4_K_XL.gguf"]
     assert paths(both) == ["other-Q4_0.gguf"]
+    assert sorted(hub.fetched) == sorted(
+        path.rpartition("/")[2] for answer in (four, eight, large, both) for path in paths(answer)
+    )
     assert four["lines"] == []
 
 
-def test_the_choice_of_a_kind_is_said_aloud(downloads: tuple[Answers, list[str]]) -> None:
-    chosen, plan = downloads[0]["chosen"], downloads[0]["chosen plan"]
+def test_the_choice_of_a_kind_is_said_aloud(hub: Hub, tmp_path: Path) -> None:
+    chosen, plan = _resolve(hub, tmp_path, ("org/ggufs", None), ("org/ggufs", None, "config"))
     assert paths(chosen) == ["Model-7B-Q4_K_M.gguf"]
     assert chosen["directory"] == plan["directory"]
     assert chosen["lines"] == [
@@ -177,41 +158,15 @@ def test_the_choice_of_a_kind_is_said_aloud(downloads: tuple[Answers, list[str]]
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("absent", "org/absent is no local path and no model on the hub; for a private one set HF_TOKEN"),
-        ("revision", "org/both has no revision 'no-such-branch' on the hub; check --revision"),
-        (
-            "pickled",
-            "org/pickled has no weights in safetensors format and no GGUF file on the hub; choose another model",
-        ),
-        ("other kind", "org/ggufs has no GGUF file of kind Q5_K_M on the hub; it has Q4_K_M, Q8_0, UD-Q4_K_XL"),
-        ("no GGUF", "org/native has no GGUF file of kind Q4_0 on the hub; it has no GGUF file"),
-        (
-            "two models",
-            "org/two has 2 models of kind Q8_0 on the hub (a-Q8_0, b-Q8_0, ...); download one of them and name its "
-            "file",
-        ),
-        ("absent kind", "org/absent is no local path and no model on the hub; for a private one set HF_TOKEN"),
-    ],
-)
-def test_what_is_not_there_is_one_line(name: str, message: str, downloads: tuple[Answers, list[str]]) -> None:
-    assert downloads[0][name]["error"] == message
-
-
-def test_no_connection_is_one_line_and_an_earlier_download_still_serves(
-    downloads: tuple[Answers, list[str]], home: Path
-) -> None:
-    models = ("org/native", "org/pickled", "org/ggufs", "org/ggufs:Q5_K_M")
-    later, error, kind, other = _resolve(Hub("http://127.0.0.1:9"), home, *((name, None) for name in models))
-    assert later["files"] == downloads[0]["native"]["files"]
-    assert paths(kind) == ["Model-7B-Q4_K_M.gguf"]
-    assert other["error"] == "org/ggufs has no GGUF file of kind Q5_K_M on the hub; it has Q4_K_M, Q8_0, UD-Q4_K_XL"
-    missing = "it is not on this machine, and the hub does not answer: "
-    assert error["error"].startswith(f"org/pickled cannot be downloaded from the hub: {missing}")
-    assert "ConnectError" not in error["error"]
-    assert "\n" not in error["error"]
+def test_a_kind_that_is_not_there_is_one_line(hub: Hub, tmp_path: Path) -> None:
+    models = (("org/ggufs:Q5_K_M", None), ("org/native:Q4_0", None), ("org/two", None), ("org/absent:Q4_0", None))
+    missing, none, two, absent = (answer["error"] for answer in _resolve(hub, tmp_path, *models))
+    assert missing == "org/ggufs has no GGUF file of kind Q5_K_M on the hub; it has Q4_K_M, Q8_0, UD-Q4_K_XL"
+    assert none == "org/native has no GGUF file of kind Q4_0 on the hub; it has no GGUF file"
+    assert two == (
+        "org/two has 2 models of kind Q8_0 on the hub (a-Q8_0, b-Q8_0, ...); download one of them and name its file"
+    )
+    assert absent == "org/absent is no local path and no model on the hub; for a private one set HF_TOKEN"
 
 
 def test_names_of_files_say_their_kind() -> None:
@@ -260,3 +215,62 @@ def test_no_message_has_an_empty_kind(files: list[str], kind: str | None, messag
 def test_the_name_of_a_served_gguf() -> None:
     assert default_name("org/name:Q4_K_M") == "org/name:Q4_K_M"
     assert default_name("/models/Model-Q8_0-00001-of-00003.gguf") == "model-q8_0"
+
+
+def test_no_connection_is_one_line_and_an_earlier_download_still_serves(hub: Hub, tmp_path: Path) -> None:
+    (first,) = _resolve(hub, tmp_path, ("org/native", None))
+    _resolve(hub, tmp_path, ("org/ggufs:Q8_0", None))
+    unreachable = Hub("http://127.0.0.1:9")
+    later, error, kind, other = _resolve(
+        unreachable, tmp_path, *((name, None) for name in ("org/native", "org/both", "org/ggufs", "org/ggufs:Q4_K_M"))
+    )
+    assert later["files"] == first["files"]
+    assert [path.rpartition("/")[2][:13] for path in paths(kind)] == ["Model-7B-Q8_0"] * 2
+    assert other["error"] == "org/ggufs has no GGUF file of kind Q4_K_M on the hub; it has Q8_0"
+    missing = "it is not on this machine, and the hub does not answer: "
+    assert error["error"].startswith(f"org/both cannot be downloaded from the hub: {missing}")
+    assert "ConnectError" not in error["error"]
+    assert "\n" not in error["error"]
+
+
+def test_another_engine_gets_the_same_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub is not asked while the download is complete: its newest revision may be another model."""
+    asked = []
+
+    def download(name: str, *, revision: str | None, **options: object) -> Path:
+        asked.append((name, revision))
+        (tmp_path / "0123abc/model.safetensors").touch()
+        return tmp_path / "0123abc"
+
+    monkeypatch.setattr("model.checkpoint.hub.download", download)
+    directory = tmp_path / "0123abc"
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
+    for _ in range(2):
+        assert resolve_again("org/name", directory, progress=ignore_progress) == directory
+    assert asked == [("org/name", "0123abc")]
+
+
+def test_another_engine_gets_the_same_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the file is there the hub is not asked; else it is asked for the file's revision."""
+    asked = []
+    blob, link = tmp_path / "blobs/abc", tmp_path / f"snapshots/{SHA}/m-Q4_K_M.gguf"
+
+    def download(name: str, *, revision: str | None, **options: object) -> Path:
+        asked.append((name, revision))
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(REPOS["org/ggufs"]["Model-7B-Q4_K_M.gguf"])
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(blob)
+        return link
+
+    monkeypatch.setattr("model.checkpoint.hub.download", download)
+    directory = resolve("org/name:Q4_K_M")
+    for _ in range(2):
+        again = resolve_again("org/name:Q4_K_M", directory, progress=ignore_progress)
+        assert again == directory
+    assert asked == [("org/name:Q4_K_M", None)]
+    blob.unlink()
+    assert directory == resolve_again("org/name:Q4_K_M", directory, progress=ignore_progress)
+    assert asked[1:] == [("org/name:Q4_K_M", SHA)]

@@ -4,7 +4,6 @@ import pytest
 
 from model.errors import ParameterError
 from model.grammar.compiler import Compiler
-from model.grammar.vocabulary import Vocabulary
 from tests.model.grammar.vocabulary import VOCABULARY, token
 
 
@@ -24,8 +23,3 @@ def test_what_is_no_grammar_is_refused_in_one_line(grammar: str) -> None:
         Compiler(VOCABULARY).compile(grammar)
     assert str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_vocabulary_crosses_a_pipe() -> None:
-    vocabulary = Vocabulary((b"\x00\xff", b"", b"a"), (0,), (0, 2))
-    assert Vocabulary.from_json(vocabulary.to_json()) == vocabulary

@@ -179,12 +179,6 @@ def test_drafts_change_nothing(seed: int, phase: Any) -> None:
         tokens += new
 
 
-def test_a_thought_grammar_crosses_a_pipe() -> None:
-    thinking = Thinking(*TAGS, "before", 7, JSON)
-    assert Thinking.from_json(thinking.to_json()) == thinking
-    assert Thinking.from_json(JSON) is None
-
-
 @pytest.mark.parametrize("grammar", [JSON, Thinking(*TAGS, "before", None, JSON).to_json()])
 def test_a_draft_with_an_end_token_is_taken_back_whole(grammar: str) -> None:
     """llguidance does not count the end token when it goes back: one token too many would be forgotten."""

@@ -64,15 +64,3 @@ def test_each_page_once_in_the_order_of_attention(drive: ctypes.CDLL, threads: i
     assert lines == [page * PAGE_BYTES + at for page in (7, 3, 9, 0, 4, 8) for at in range(0, PAGE_BYTES, 64)]
     assert found[:count, 2].max() <= unit * n
     assert np.all(np.diff(found[:count, 0]) >= 0)
-
-
-def test_what_is_less_than_a_unit_is_skipped(drive: ctypes.CDLL) -> None:
-    """Units of 400 bytes: one of each page of 640. Nothing outside the pages is named."""
-    pages = np.array([5, 2], dtype=np.int64)
-    tasks = np.array([(0, 1, 40, 0, 0, 2, -1)], dtype=np.int64)
-    call = records.struct("attention_call")(cells=1 << 20, pages=pages.ctypes.data, tasks=tasks.ctypes.data, n_tasks=1)
-    found = np.zeros((100, 3), dtype=np.int64)
-    count = drive.drive(
-        ctypes.byref(call), ctypes.c_int64(PAGE_BYTES), 1, ctypes.c_int64(400), 9, found.ctypes.data_as(ctypes.c_void_p)
-    )
-    assert found[:count].tolist() == [[0, 5 * PAGE_BYTES, 400], [0, 2 * PAGE_BYTES, 400]]

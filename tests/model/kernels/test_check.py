@@ -3,45 +3,14 @@
 from collections.abc import Callable
 from itertools import combinations
 
-import gguf
-import numpy as np
 import pytest
 import torch
-from gguf.quants import dequantize
 from torch import Tensor
 
 from model.kernels.cpu import check, native
 from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.packed import PackedWeights
 from model.kernels.cpu.records import FORMATS
-
-
-def exact_weights(layout: str) -> Tensor:
-    """The whole numbers that `check.weights` packs, [N_OUT, N_IN] float64."""
-    if layout in ("int8", "bfloat16"):
-        return check.numbers(check.N_OUT, check.N_IN, whole=True).double()
-    if layout == "q4_k":
-        return torch.from_numpy(
-            dequantize(check.superblocks(whole=True).numpy(), gguf.GGMLQuantizationType.Q4_K)
-        ).double()
-    quants, scales, minima = check.blocks(layout, whole=True)
-    q = (
-        torch.cat((quants & 15, quants >> 4), 2).double()
-        if quants.dtype is torch.uint8
-        else quants.double().clamp(-127)
-    )
-    q -= 8 * (layout == "q4")
-    return (q * scales[..., None] + (0 if minima is None else minima[..., None])).flatten(1)
-
-
-@pytest.mark.parametrize("layout", FORMATS)
-def test_products_of_whole_numbers_are_exact(kernels: Kernels, layout: str) -> None:
-    """So variants that round in other places, or add in another order, have the same bits."""
-    weights, x = check.weights(kernels, layout, whole=True), check.numbers(max(check.ROWS), check.N_IN, whole=True)
-    expected = x.double() @ exact_weights(layout).T
-    assert expected.abs().max() < 2**24
-    for n in check.ROWS:
-        np.testing.assert_array_equal(kernels.linear(weights, x[:n]).double().numpy(), expected[:n].numpy())
 
 
 @pytest.mark.parametrize("pair", [*combinations(native.available(), 2)], ids="-".join)

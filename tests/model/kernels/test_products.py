@@ -12,7 +12,6 @@ from torch.nn.functional import silu
 pytest.importorskip("triton")
 
 from model.kernels.cuda import convert, gate, norm, product
-from model.kernels.cuda.layouts import DeviceWeights
 from model.linear.base import RMSNorm
 from model.linear.fp8 import Fp8Linear
 from tests.model.kernels.triton_case import DTYPES, LAYOUTS, close, poisoned, small_tiles, stacked, weights_of
@@ -208,13 +207,3 @@ def test_assembly_of_fp8(code: Any, dtype: torch.dtype) -> None:
         expected = data.view(torch.float8_e4m3fn).to(dtype)
         there = ~expected.isnan()
         assert torch.equal(found[there], expected[there])
-
-
-def test_weights_of_several_share_memory() -> None:
-    weights = stacked([weights_of("int4", torch.randn(4, 64))[0] for _ in range(2)])
-    part = weights[1]
-    assert isinstance(part, DeviceWeights)
-    assert (part.n_out, part.n_in) == (4, 64)
-    part.tables[0].fill_(7)
-    assert weights.tables[0][1].eq(7).all()
-    assert not weights.tables[0][0].eq(7).any()

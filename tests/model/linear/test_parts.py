@@ -54,7 +54,7 @@ def test_partial_sums_add_up(scheme: str, width: int) -> None:
         dw = WEIGHT_ERRORS[scheme] * w.abs().amax(dim=1)  # [n_out]
         dx = INPUT_ERRORS.get(scheme, 0.0) * own.abs().amax(dim=1, keepdim=True)  # [n, 1]
         allowed += own.square().sum(dim=1, keepdim=True) * dw**2 + dx**2 * w.square().sum(dim=1)
-        if SCHEMES[scheme].bit_identical:
+        if SCHEMES[scheme].compiled:
             assert torch.equal(projection(own[2:3]), y[2:3])
     error = (total - (x.double() @ weight.double().T)).square().mean()
     assert error <= allowed.mean() + 1e-10  # the errors are independent: their squares add up

@@ -72,7 +72,7 @@ def test_network_is_near_its_float32_self(name: str, changes: dict[str, object])
     logits = Driver(model, attention).whole(TOKENS)
     expected = Driver(random_model(model.config), attention).whole(TOKENS)
     assert torch.nn.functional.cosine_similarity(logits, expected, dim=1).median() > LIKENESS[name]
-    for chunk in (1, 7) if SCHEMES[name].bit_identical else ():
+    for chunk in (1, 7) if SCHEMES[name].compiled else ():
         assert torch.equal(Driver(model, attention, shuffle=1).whole(TOKENS, chunk), logits)
 
 
@@ -145,7 +145,7 @@ def test_deterministic_is_refused_where_pytorch_computes_on_a_cpu(
             loading.load_from(checkpoint(tiny()), options, lambda *_: None)
     for changes in ({"dtype": "bfloat16"}, {"quantize": "int8"}) if compiled else ():
         options = RunnerOptions("", device="cpu", deterministic=True, **changes)
-        assert setup.choose(checkpoint(tiny()), options).scheme.bit_identical
+        assert setup.choose(checkpoint(tiny()), options).scheme.compiled
 
 
 @pytest.mark.parametrize("row", CACHE_FORMATS.values(), ids=lambda row: row.name)

@@ -7,10 +7,8 @@ import pytest
 
 from model import loading
 from model.checkpoint.families import read_config
-from model.decide import encoder_bytes
 from model.errors import OptionError
 from model.image_spans import ImageFormat
-from model.linear.schemes import SCHEMES
 from model.memory.images import image_sizes
 from model.memory.plan import make_plan
 from model.options import RunnerOptions
@@ -84,18 +82,6 @@ def test_two_large_images_fit_by_default(tmp_path: Path) -> None:
     sizes = image_sizes(read_config(written("Medium 3.5 shape", tmp_path)), options(), 4)
     assert sizes is not None
     assert (sizes.tokens, sizes.cache) == (6050, 2 * 3025 * 12_288 * 4)
-
-
-def test_the_encoder_takes_two_bytes_a_weight(tmp_path: Path) -> None:
-    """Beside every compiled scheme, and in a bfloat16 model."""
-    config = read_config(written("Ministral 3 8B", tmp_path))
-    assert config.vision is not None
-    n = config.vision.n_parameters(4096)
-    for scheme in ("int4", "int8", "bfloat16", "int4-weights"):
-        assert encoder_bytes(config, SCHEMES[scheme], "bfloat16") == 2 * n
-    assert encoder_bytes(config, SCHEMES["int4"], "float32") == 2 * n
-    assert encoder_bytes(config, SCHEMES["none"], "float32") == 4 * n
-    assert encoder_bytes(tiny(), SCHEMES["int8"], "bfloat16") == 0
 
 
 @pytest.mark.parametrize("values", [{"dtype": "float32"}, {"quantize": "int4"}], ids=str)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from model.attention.rope import RopeTables
-from model.batch import max_pages
 from model.config import QueryTemperature, Rope
 from model.errors import OptionError
 from model.kernels.cpu import native
@@ -33,19 +32,6 @@ def plan(windows: tuple[int | None, ...], **changes: int) -> PoolSizes:
     return PoolSizes(tiny(windows, max_position=64), **values)
 
 
-def test_windowed_pool_needs_a_bounded_number_of_pages() -> None:
-    """ceil((5 - 1 + 4) / 4) + 1 = 3 pages, however long; fewer while the sequence is shorter."""
-    assert [max_pages(5, n, page_size=4, chunk=4) for n in (1, 4, 5, 12, 13, 10_000)] == [1, 1, 2, 3, 3, 3]
-    assert max_pages(None, 13, page_size=4, chunk=4) == 4
-    assert plan((5,)).bytes_for(10_000) == 3 * PAGE
-
-
-def test_page_counts_its_layers() -> None:
-    pool = plan((5, None, 5))
-    assert (pool.page_bytes(5), pool.page_bytes(None)) == (2 * PAGE, PAGE)
-    assert pool.bytes_for(64) == 3 * 2 * PAGE + 16 * PAGE
-
-
 def test_pools_stay_within_the_budget_and_hold_one_sequence() -> None:
     pool = plan((5, None, None))
     need = pool.bytes_for(64)
@@ -53,17 +39,6 @@ def test_pools_stay_within_the_budget_and_hold_one_sequence() -> None:
         specs = pool.pools(64, budget)
         assert sum(spec.n_pages * pool.page_bytes(spec.window) for spec in specs) <= budget
         assert all(spec.n_pages >= pool.pages(spec.window, 64) for spec in specs)
-
-
-def test_more_than_twice_all_sequences_is_not_useful() -> None:
-    assert plan((None,), max_sequences=3).most_useful(64) == 2 * 3 * 16 * PAGE
-
-
-def test_length_is_the_context_or_what_fits() -> None:
-    pool = plan((None,))
-    assert pool.length(None, 10**9, SPARE) == 64
-    assert pool.length(None, 5 * PAGE, SPARE) == 20
-    assert pool.length(20, 5 * PAGE, SPARE) == 20
 
 
 CONTEXT = "--max-model-len 65 is more than the model's context of 64 tokens"
@@ -106,20 +81,6 @@ def test_weights_that_do_not_fit_name_a_dtype_that_does() -> None:
         memory.check_weights(shard, 4 * n, "float32", n, "this machine")
     with pytest.raises(OptionError, match=r"in int8, this machine has .*; choose a smaller model"):
         memory.check_weights(shard, n, "int8", n - 1, "this machine")
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_quantized_weights_count_their_bits_and_the_embeddings_their_bytes(tied: bool) -> None:
-    """A tied head is stored twice: in the embeddings' format and quantized."""
-    config = tiny(tied_head=tied)
-    embeddings, layers = 64 * 32, 2 * (32 * 8 * 12 + 3 * 32 * 48 + 2 * 32) + 32
-    assert memory.weight_bytes(shard_of(config), SCHEMES["none"], "float32") == 4 * (
-        layers + embeddings * (1 if tied else 2)
-    )
-    assert (
-        memory.weight_bytes(shard_of(config), SCHEMES["int4"], "bfloat16", 4.5)
-        == 2 * embeddings + (layers + embeddings) * 4.5 / 8
-    )
 
 
 def test_cpu_budget() -> None:

@@ -92,19 +92,6 @@ def test_pools_of_two_windows(tmp_path: Path) -> None:
     assert plan.fits[-1].sequences == int(times)
 
 
-@pytest.mark.parametrize(
-    ("scheme", "weights"),
-    [
-        # embeddings and head in bf16, 6,979,588,096 others
-        ("fp8", 2 * 2 * 131_072_000 + 6_979_588_096 * (8 + 32 / 4096) / 8),
-        ("int4", 2 * 2 * 131_072_000 + 6_979_588_096 * 4.375 / 8),
-    ],
-)
-def test_quantized_on_a_gpu(tmp_path: Path, scheme: str, weights: float) -> None:
-    plan = make_plan(write(tmp_path, MISTRAL), options(quantize=scheme), 80 * GIB)
-    assert (plan.scheme, plan.weights) == (scheme, weights)
-
-
 def test_memory_may_be_shared_out_otherwise(tmp_path: Path) -> None:
     write(tmp_path, MISTRAL)
     assert make_plan(tmp_path, options(cache_memory=5 * GIB), 80 * GIB).cache == 5 * GIB

@@ -24,7 +24,6 @@ from model.sharding.layout import Layout
 from model.sharding.shard import shard_of
 from tests.model.driving import CPU, EXPERTS, checkpoint, storages, tiny
 from tests.published import MISTRAL_7B as MISTRAL
-from tests.published import MIXTRAL_8X7B as MIXTRAL
 
 GIB = 2**30
 ATTENTION, FEED_FORWARD, NORMS, TABLE = 41_943_040, 176_160_768, 2 * 4096, 131_072_000
@@ -59,15 +58,6 @@ def test_mistral_7b_on_2_times_2_gpus(tmp_path: Path) -> None:
     assert [pool.n_pages for pool in made.pools] == [(cache - 8192) // 2**20]
     # rows of x, norm(x), half of gate, up and product; logits are those of the whole vocabulary
     assert made.step == 512 * (2 * 4096 + 3 * 7168) * 2 + (2**23 // 32000) * 32000 * 4 * 8 + 2**29
-
-
-def test_mixtral_with_whole_experts(tmp_path: Path) -> None:
-    """As much as with parts of each: 4 of 8 experts."""
-    both = [plan(tmp_path, MIXTRAL, Layout(2, experts=experts)) for experts in (False, True)]
-    a_layer = ATTENTION // 2 + 4 * FEED_FORWARD + 8 * 4096 + NORMS
-    expected = 2 * (32 * a_layer + TABLE + 4096)
-    assert [made.weights for made in both] == [expected, expected]
-    assert both[1].layout == "tp2 ep"
 
 
 def test_int8_on_a_cpu_shares_the_hosts_memory(tmp_path: Path) -> None:

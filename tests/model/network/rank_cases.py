@@ -42,13 +42,6 @@ def sums(group: Group, parts: list[Tensor]) -> Tensor:
     return group.sum(parts[group.place.tensor_rank].clone())
 
 
-def traffic(group: Group, n: int) -> tuple[int, bool]:
-    """Bytes that this rank sends for a sum of n values and for two rows of 5 logits; whether it has waited."""
-    group.sum(torch.zeros(1, n))
-    group.gather(torch.zeros(2, 5), (5,) * group.place.layout.tensor)
-    return group.bytes_sent, group.seconds_waiting > 0
-
-
 def logits(group: Group, source: Path, tokens: Sequence[int], chunks: Sequence[int | None]) -> list[Tensor]:
     """Logits [n, vocab_size] of the tokens, once for each size of a chunk."""
     network = driver(group, source)

@@ -13,15 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.batch import PageTable, Slice, StepBatch
 from model.checkpoint.open import open_checkpoint
-from model.loading import create
 from model.network.transformer import Transformer
-from model.sampling_params import SamplingParams
 from tests.model.attention.attending import SWIFT, make
 from tests.model.checkpoint.native_files import save_native, tensors_of
 from tests.model.driving import Driver, loaded
-from tests.model.network.oracles import KINDS, LENGTH, NATIVE, TOKENS, WINDOW, rename, save
+from tests.model.network.oracles import KINDS, NATIVE, TOKENS, WINDOW, rename, save
 
 Saved = Callable[[str], tuple[Path, Tensor]]
 
@@ -118,18 +115,3 @@ def test_what_is_special_shows(kind: str, change: dict[str, Any], saved: Saved) 
         change = {"rope_scaling": replace(checkpoint.config.rope_scaling, **change["rope_scaling"])}
     found = logprobs(loaded(replace(checkpoint, config=replace(checkpoint.config, **change))), "paged")
     assert (found - expected).abs().max() > 0.01
-
-
-@pytest.mark.parametrize("kind", ["ministral two ropes", "mistral3"])
-def test_the_runner_scores_prompts(kind: str, saved: Saved) -> None:
-    """From the directory to log probabilities, in steps of 30 and 40 tokens, with the memory that loading plans."""
-    directory, expected = saved(kind)
-    runner = create(lambda *_: None, model=str(directory), device="cpu", dtype="float32")
-    params, found = SamplingParams(prompt_logprobs=0, max_tokens=1), []
-    tables = tuple(PageTable(0, [1, 0, 2]) for _ in runner.info.pools)
-    for start, stop in ((0, 30), (30, LENGTH)):
-        part = Slice(0, TOKENS, LENGTH, start, stop, tables, params)
-        found += runner.step(StepBatch((part,))).slices[0].prompt_logprobs
-    mine = torch.tensor([score.logprob for score in found])
-    theirs = expected[:-1].gather(1, torch.tensor(TOKENS[1:])[:, None])[:, 0]
-    torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=0)

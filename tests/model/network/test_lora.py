@@ -12,7 +12,7 @@ from model.checkpoint.adapters.open import open_adapter
 from model.checkpoint.open import open_checkpoint
 from model.config import ModelConfig
 from model.network.adapters import check_shapes, place
-from model.network.lora import Adapter, StepAdapters
+from model.network.lora import Adapter
 from tests.model.checkpoint.adapter_files import ALL, ATTENTION, save_native, save_peft
 from tests.model.checkpoint.native_files import save_native as save_native_base
 from tests.model.driving import CPU, Driver, network
@@ -193,12 +193,3 @@ def test_compiled_kernels_give_the_bits_of_each_alone(
     chosen = [None, *(read(path, base.config, torch.bfloat16).pack() for path in adapters)]
     for i, logits in enumerate(mixed(driver, chosen)):
         assert torch.equal(logits, alone.whole(TOKENS[i : i + 20 + i], None, chosen[i % 5]))
-
-
-def test_rows_of_a_step() -> None:
-    first, second = Adapter(({},)), Adapter(({},))
-    step = StepAdapters.of([first, None, second, first, None], [2, 1, 0, 3, 1], CPU)
-    assert step is not None
-    assert step.adapters == (first,), "an adapter without rows takes no part"
-    assert [rows.tolist() for rows in step.rows] == [[0, 1, 3, 4, 5]]
-    assert StepAdapters.of([None, first], [3, 0], CPU) is None

@@ -51,14 +51,6 @@ def test_sums_have_the_order_of_the_ranks(ranks: Ranks, n: int, shape: tuple[int
         assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize(("n", "n_values", "n_bytes"), [(2, 21, 84), (4, 21, 3 * 84), (4, 2**18, 3 * 2**19)])
-def test_bytes_are_counted(ranks: Ranks, n: int, n_values: int, n_bytes: int) -> None:
-    """A tensor to each other rank; of a large one a quarter, and then the sum of a quarter. Logits go to one."""
-    first, *others = ranks.run(Layout(n), rank_cases.traffic, n_values)
-    assert first == (n_bytes, True)
-    assert others == [(n_bytes + 40, True)] * (n - 1)
-
-
 Saved = Callable[[str], tuple[Path, list[int], Tensor]]
 
 

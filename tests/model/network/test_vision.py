@@ -21,7 +21,6 @@ from model.batch import StepBatch
 from model.network.transformer import Transformer
 from model.network.vision import encoder
 from model.network.vision.encoder import ImageEncoder
-from model.network.vision.patches import rotations
 from model.step.packing import pack
 from tests.model import pixtral
 from tests.model.attention.attending import best
@@ -89,15 +88,6 @@ def features(kind: str, images: Sequence[Tensor], patch: int) -> Sequence[Tensor
     return parts
 
 
-def test_rotation_by_hand() -> None:
-    """head_dim 8: frequencies 1, 0.1, 0.01, 0.001; the first and third for rows, the others for columns."""
-    found = rotations(4, 5, 8, 10_000.0).view(4, 5, 2, 4)[2, 3]  # row 2, column 3
-    angles = torch.tensor([2.0, 0.02, 0.3, 0.003])
-    torch.testing.assert_close(found, torch.stack((angles.cos(), angles.sin())))
-    origin = torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]])
-    assert rotations(4, 5, 8, 10_000.0)[0].equal(origin)
-
-
 @pytest.mark.parametrize("kind", pixtral.KINDS)
 def test_embeddings_are_those_of_transformers(kind: str, saved: Saved) -> None:
     ours = vision(saved(kind, "hf"))
@@ -131,21 +121,6 @@ def test_both_forms_have_the_same_bits(kind: str, saved: Saved) -> None:
     assert one.n_parameters == one.config.n_parameters == pixtral.build(kind).num_parameters()
     ours, theirs = one.state_dict(), other.state_dict()
     assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
-def test_older_names(saved: Saved, tmp_path: Path) -> None:
-    """transformers writes the names before version 5; newer files begin with "model."."""
-    directory = saved("mistral3", "hf")
-    tensors = load_file(directory / "model.safetensors")
-    assert "vision_tower.patch_conv.weight" in tensors
-    older = ("vision_tower.", "multi_modal_projector.")
-    save_file(
-        {f"model.{name}" if name.startswith(older) else name: tensor for name, tensor in tensors.items()},
-        tmp_path / "model.safetensors",
-    )
-    (tmp_path / "config.json").write_bytes((directory / "config.json").read_bytes())
-    ours, theirs = network(directory).state_dict(), network(tmp_path).state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 

@@ -1,60 +1,16 @@
-"""What a rank holds of a model: sizes by hand, parts that cover every tensor once, and layouts that do not fit."""
+"""What a rank holds of a model: parts that cover every weight once, and layouts that do not fit."""
 
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from model.config import ModelConfig, StageConfig
+from model.config import ModelConfig
 from model.errors import OptionError
 from model.sharding.layout import Layout
-from model.sharding.shard import Part, Shard, shard_of
+from model.sharding.shard import shard_of
 from tests.model.driving import EXPERTS, tiny
 from tests.model.sharding.shapes import MISTRAL, MIXTRAL
-
-
-def part(shard: Shard, name: str) -> Part:
-    found = shard.part(f"layers.{shard.layers.start}.{name}.weight")
-    assert found is not None
-    return found
-
-
-def test_a_rank_of_mistral_7b() -> None:
-    """The third of 2 x 2: layers 16 to 31, heads 0 to 15 with the first 4 heads of keys, half of each feed-forward."""
-    shard = shard_of(MISTRAL, Layout(2, 2).place(2))
-    own = shard.config
-    assert (own.n_layers, own.n_heads, own.n_kv_heads, own.hidden_dim) == (16, 16, 4, 7168)
-    assert (own.dim, own.vocab_size, own.windows, own.stage) == (4096, 32000, (4096,) * 16, StageConfig(16, (4096,)))
-    assert (shard.layers, shard.vocab) == (range(16, 32), range(16000))
-    assert part(shard, "attention.wq") == Part(rows=range(2048))
-    assert part(shard, "attention.wk") == part(shard, "attention.wv") == Part(rows=range(512))
-    assert part(shard, "attention.wo") == Part(columns=range(2048))
-    assert part(shard, "feed_forward.w1") == Part(rows=range(7168))
-    assert part(shard, "feed_forward.w2") == Part(columns=range(7168))
-    assert shard.part("output.weight") == Part(rows=range(16000))
-    assert shard.part("norm.weight") == Part()
-    assert shard.part("tok_embeddings.weight") is None
-    assert shard.part("layers.15.attention.wq.weight") is None
-
-
-def test_more_ranks_than_heads_of_keys() -> None:
-    """16 ranks of Mistral 7B have 2 heads each, and two neighbours hold the same one of 8 heads of keys."""
-    for rank in range(16):
-        shard = shard_of(MISTRAL, Layout(16).place(rank))
-        assert (shard.config.n_heads, shard.config.n_kv_heads) == (2, 1)
-        first = rank // 2 * 128
-        assert part(shard, "attention.wv") == Part(rows=range(first, first + 128))
-        assert part(shard, "attention.wq") == Part(rows=range(rank * 256, rank * 256 + 256))
-
-
-def test_experts_in_parts_or_whole() -> None:
-    split, whole = (shard_of(MIXTRAL, Layout(4, experts=experts).place(1)) for experts in (False, True))
-    assert (split.config.expert_dim, whole.config.expert_dim) == (3584, 14336)
-    assert (split.experts, whole.experts) == (range(8), range(2, 4))
-    assert part(split, "feed_forward.experts.5.w2") == Part(columns=range(3584, 7168))
-    assert whole.part("layers.0.feed_forward.experts.5.w2.weight") is None
-    assert part(whole, "feed_forward.experts.3.w2") == part(whole, "feed_forward.gate") == Part()
-
 
 CONFIGS = {
     "dense": tiny((5, None, None, 7), vocab_size=90),

@@ -149,7 +149,7 @@ def test_more_than_there_is_a_graph_for(greatest: int) -> None:
 
 
 def test_answers_of_a_network_are_the_same_with_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's kernels with captured decoding steps give the answers of sdpa. Two prompts join later."""
+    """Triton's kernels with captured decoding steps give the answers of sdpa. A prompt joins later."""
     pytest.importorskip("triton")
     monkeypatch.setattr(head, "LOGIT_VALUES", 4 * 64)
     sample = sampler.sample
@@ -160,10 +160,10 @@ def test_answers_of_a_network_are_the_same_with_graphs(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(sampler, "sample", some)
     requests: list[ToEngine] = [
-        Submit(i, [(7 * i + 5 * j) % 64 for j in range(length)], SamplingParams(temperature=0.0, max_tokens=9))
-        for i, length in enumerate((3, 11, 1, 6))
+        Submit(i, [(7 * i + 5 * j) % 64 for j in range(length)], SamplingParams(temperature=0.0, max_tokens=4))
+        for i, length in enumerate((3, 6, 1))
     ]
-    script = [requests[:2], [], [], requests[2:]]
+    script = [requests[:2], [], requests[2:]]
     recorder = Recorder()
     answers = []
     for attention, capture in (("sdpa", None), ("triton", recorder)):
@@ -175,5 +175,5 @@ def test_answers_of_a_network_are_the_same_with_graphs(monkeypatch: pytest.Monke
                 assert isinstance(runner.executor, TorchExecutor)
                 runner.executor = GraphExecutor(runner.executor, 4, capture)
         answers.append(Client(runner, script, max_sequences=4, max_step_tokens=16).answers)
-    assert recorder.replays == [2, 2, 4, 4, 4, 4, 4, 2, 2, 2]
+    assert recorder.replays == [2, 4, 4, 1, 1]
     assert answers[0] == answers[1]

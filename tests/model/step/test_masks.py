@@ -234,7 +234,7 @@ def test_a_step_that_waits_for_the_process_to_start_says_so(monkeypatch: pytest.
     assert not made.waits
 
 
-@pytest.mark.parametrize(("kind", "code"), FAULTS)
+@pytest.mark.parametrize(("kind", "code"), dict(FAULTS).items())
 def test_every_fault_ends_in_masks_or_a_fault(kind: str, code: int) -> None:
     before, children = descriptors(), offspring()
     item = view([token("a")])

@@ -1,35 +1,23 @@
 """Each parameter of the table has a step or a rule, and says whether it reads the output."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from model.batch import PoolSpec, RunnerInfo, Slice
-from model.kernels.cpu import native
+from model.kernels.cpu import native, records
 from model.loading import load_from
 from model.options import RunnerOptions
-from model.sampling_params import PARAMETERS, SamplingParams, Stage, parameter
-from model.step import distribution, sampler
-from model.step.logits import HIDDEN, SamplingStep
+from model.sampling_params import PARAMETERS, SamplingParams, Stage
+from model.step import sampler
 from service.engine.scheduling import sequence
 from service.engine.scheduling.scheduler import Scheduler
 from tests.model.driving import checkpoint, tiny
 
 VOCABULARY = 64
-
-
-@dataclass(frozen=True)
-class Extended(SamplingParams):
-    """Parameters with one more, of which the compiled kernel knows nothing."""
-
-    even: bool = parameter(False, Stage.DISTRIBUTION)
-
-
-def _even(logits: Tensor, slices: Sequence[Slice]) -> None:
-    logits[:, 1::2] = HIDDEN
 
 
 def sampled(logits: Tensor, items: Sequence[Slice]) -> list[int]:
@@ -72,29 +60,10 @@ def test_a_parameter_that_reads_the_output_says_so(implementation: str, monkeypa
         assert sampled(logits, [Slice(0, PromptOnly(), 2, 3, 4, (), params)])  # type: ignore[arg-type]
 
 
-def test_rows_whose_parameters_the_compiled_kernel_does_not_know_are_sampled_by_pytorch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A row beside others is sampled as it is alone."""
-    monkeypatch.delenv("NORIA_KERNELS", raising=False)
-    step = SamplingStep(frozenset({"even"}), _even)
-    monkeypatch.setattr(distribution, "DISTRIBUTION_STEPS", (*distribution.DISTRIBUTION_STEPS, step))
-    in_pytorch: list[int] = []
-    choose = distribution._choose
-
-    def noted(logits: Tensor, slices: Sequence[Slice], first: int) -> Tensor:
-        in_pytorch.extend(item.sequence_id for item in slices)
-        return choose(logits, slices, first)
-
-    monkeypatch.setattr(distribution, "_choose", noted)
-    own = SamplingParams(temperature=0.5, top_p=0.5, top_k=5, min_p=0.1, repetition_penalty=1.5)
-    items = [Slice(row, [row], 1, 0, 1, (), replace(own, seed=row)) for row in range(8)]
-    items += [Slice(row, [row], 1, 0, 1, (), Extended(even=True, seed=row)) for row in range(8, 16)]
-    logits = torch.randn(16, 50, generator=torch.Generator().manual_seed(1))
-    found = sampled(logits, items)
-    assert in_pytorch == [*range(8, 16)]
-    assert not any(token % 2 for token in found[8:])
-    assert found == [sampled(logits[row : row + 1], [item])[0] for row, item in enumerate(items)]
+def test_the_compiled_kernel_knows_each_parameter_of_the_distribution() -> None:
+    """All of them go to kernels/cpu/sample.c: one that its rows lack would be ignored."""
+    stage = {name for name, row in PARAMETERS.items() if row.stage is Stage.DISTRIBUTION}
+    assert stage == {"temperature", "seed", *({"min_p", "top_p", "top_k"} & set(records.sampling().names or ()))}
 
 
 @pytest.mark.parametrize("like", ["max_tokens", "prompt_lookup_num_tokens"])

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model.attention import BACKENDS
-from model.attention.cache import PagePools
+from model.attention.cache import LayerCache, PagePools
 from model.batch import PageTable, Slice, SliceOutput, StepBatch
 from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.decide import Abilities, choose_dtype, planned
@@ -201,25 +201,14 @@ def test_progress_names_its_stages(saved: Any) -> None:
     assert ("loading weights", 1.0) in seen
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "quantize", "message"),
-    [
-        ("model.layers.0.mlp.up_proj.weight", "nan", "int8", "'layers.0.feed_forward.w3.weight' .* not finite"),
-        ("model.layers.1.self_attn.q_proj.weight", "nan", "none", "'layers.1.attention.wq.weight' .* not finite"),
-        ("model.norm.weight", "nan", "int8", "'norm.weight' .* not finite"),
-        ("model.norm.weight", "3e38", "none", "the model's logits are not finite"),
-    ],
-)
-def test_a_checkpoint_with_numbers_that_are_none_is_refused(
-    saved: Any, tmp_path: Path, name: str, value: str, quantize: str, message: str
-) -> None:
+def test_a_checkpoint_whose_logits_are_not_finite_is_refused(saved: Any, tmp_path: Path) -> None:
     shutil.copytree(saved[0], tmp_path, dirs_exist_ok=True)
     (file,) = tmp_path.glob("*.safetensors")
     tensors = load_file(file)
-    tensors[name].view(-1)[:] = float(value)
+    tensors["model.norm.weight"][:] = 3e38
     save_file(tensors, file, {"format": "pt"})
-    with pytest.raises(ModelError, match=message):
-        create(lambda *_: None, model=str(tmp_path), device="cpu", quantize=quantize, dtype="float32")
+    with pytest.raises(ModelError, match="the model's logits are not finite"):
+        start(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -279,10 +268,9 @@ def test_an_unused_gpu_is_reported(
     """Once in the log, before the weights are read, and in /version, which shows the description."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(gpu, "driver", lambda: gpu.Driver("535.129.03", (12, 2), reachable=True))
+    monkeypatch.setattr(gpu, "driver", lambda: "535.129.03")
     why = start(saved[0], device="auto").info.description["unused_gpu"]
-    assert "NVIDIA's driver is 535.129.03 (CUDA 12.2)" in why
+    assert "NVIDIA's driver 535.129.03" in why
     assert [line.message for line in caplog.records] == [f"no GPU is used: {why}, or choose --device cpu"]
     assert "unused_gpu" not in start(saved[0]).info.description
 
@@ -362,12 +350,11 @@ def test_keys_and_values_in_fp8_are_rounded_and_nothing_else(saved: Any, monkeyp
     assert n_pages[1] / n_pages[0] == pytest.approx(4, rel=0.02)
     params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=0)
     exact, found = (run(runner, PROMPT, [5, 13], params)[1].logprobs[0].logprob for runner in (whole, narrow))
-    attend = ReferenceAttention.attend
+    write = LayerCache.write
 
-    def rounding(self: Any, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor:
-        k, v = (rows.to(torch.float8_e4m3fn).to(q.dtype) for rows in (k, v))
-        return attend(self, q, k, v, *others)
+    def rounding(self: LayerCache, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        write(self, slots, *(rows.to(torch.float8_e4m3fn).to(rows.dtype) for rows in (k, v)))
 
-    monkeypatch.setattr(ReferenceAttention, "attend", rounding)
+    monkeypatch.setattr(LayerCache, "write", rounding)
     by_hand = run(start(directory, **options), PROMPT, [5, 13], params)[1].logprobs[0].logprob
     assert found == by_hand != exact

@@ -13,18 +13,9 @@ import pytest
 from model.errors import ModelError, ParameterError
 from model.grammar.archive import pack, unpack
 from model.tokenizers.load import load_tokenizer, mistral_tokenizer_file, tokenizer_file
-from model.tokenizers.tekken import TekkenTokenizer
 from tests.model.tokenizers.kinds import KINDS, Mistral
 from tests.model.tokenizers.tekken_files import N_SPECIAL, SMALL, SPECIAL, tekken_content, write_tekken
-from tests.model.tokenizers.vocabularies import DATA, V1, V3
-
-
-def test_the_first_published_files_have_the_same_tokens() -> None:
-    first, second = (TekkenTokenizer(DATA / f"tekken_{date}.json") for date in ("240718", "240911"))
-    assert first.control == second.control
-    assert first.vocab_size == second.vocab_size == 131072
-    for token in (0, 999, 1000, 1255, 1256, 4711, 131071, 131072):
-        assert (first.piece(token), first.name(token)) == (second.piece(token), second.name(token))
+from tests.model.tokenizers.vocabularies import V1, V3
 
 
 @pytest.mark.parametrize(

@@ -57,12 +57,6 @@ def test_salts_divide_the_prompts_of_a_key() -> None:
         assert [min(48, ask(key, cache_salt=salt)[1]) for key, salt in asked] == [0, 0, 0, 48, 48]
 
 
-def test_without_keys_all_reuse_all() -> None:
-    with running() as live:
-        ask = asking(live, "/v1/completions", ENDPOINTS["/v1/completions"])
-        assert [min(48, ask(None)[1]) for _ in range(2)] == [0, 48]
-
-
 def test_a_key_keeps_its_own_when_the_file_changes_and_gets_nobody_elses(tmp_path: Path) -> None:
     """Plain keys are named by their places in the file: when the first goes, the second has its name."""
     file = tmp_path / "keys"

@@ -259,18 +259,6 @@ def test_codex_gets_answers_and_its_second_turn_hits_the_cache(live: Live) -> No
     assert cached[1] > 0.9 * usages[0]["input_tokens"]
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"reasoning": {"effort": "none", "summary": "auto"}, "include": ["reasoning.encrypted_content"]},
-        {"reasoning": {"summary": "auto"}, "text": {"verbosity": "medium"}},
-    ],
-)
-def test_codex_without_reasoning_passes(live: Live, fields: dict[str, Any]) -> None:
-    response = live.post(CODEX, codex(ITEMS, max_output_tokens=3, stream=False, **fields))
-    assert response.status_code == 200, response.text
-
-
 def test_codex_tools_are_functions_for_the_model() -> None:
     chat = ResponsesBody.model_validate(codex(LATER)).chat()
     functions = {function.name: function for function in chat.calls.functions}

@@ -167,23 +167,6 @@ def test_a_streams_logprobs_join_to_the_plain_ones(live: Live) -> None:
     assert joined == plain
 
 
-def test_prompt_lookup_changes_no_answer() -> None:
-    body: dict[str, Any] = {"prompt": "polly wants", "max_tokens": 70, "min_tokens": 20, "logprobs": 2}
-    with running(model="parrot") as live:
-        whole = live.complete(**body)["choices"][0]["text"]
-        for stop in (None, whole[40:46]):
-            request = {**body, "stop": stop}
-            plain = live.complete(**request)
-            guessed = live.complete(**request, prompt_lookup_num_tokens=8)
-            assert (guessed["choices"], guessed["usage"]) == (plain["choices"], plain["usage"])
-            chunks = stream(live, **request, prompt_lookup_num_tokens=8)
-            assert texts(chunks) == {0: plain["choices"][0]["text"]}
-            scored = [token for chunk in chunks for token in chunk["choices"][0]["logprobs"]["tokens"]]
-            assert scored == plain["choices"][0]["logprobs"]["tokens"]
-        assert len(plain["choices"][0]["text"]) < len(whole) == 70
-        assert live.metric("noria_draft_tokens_total") > live.metric("noria_accepted_draft_tokens_total") > 0
-
-
 def test_the_prompt_may_fill_the_context_but_no_more() -> None:
     with running(max_model_len=64) as live:
         assert live.complete(prompt="x" * 60, max_tokens=4)["usage"]["total_tokens"] == 64

@@ -17,7 +17,7 @@ from service.errors.errors import ModelNotFound
 from service.generation import adapters as generation_adapters
 from service.generation.adapters import MAX_ADAPTERS
 from tests.fakes import BROKEN_ADAPTER
-from tests.service.live import USER, Live, answer, begun, hurried, idle, ready, refused, remaining, running
+from tests.service.live import USER, Live, answer, begun, hurried, ready, refused, running
 from tests.waiting import PATIENCE, eventually
 
 LOAD, UNLOAD, COMPLETIONS = "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/completions"
@@ -72,13 +72,6 @@ def test_every_dialect_takes_the_adapters_name_as_the_model(live: Live, name: st
     assert "".join(item["text"] for event in events for item in event["choices"]) == plain
 
 
-def test_mixed_requests_answer_as_alone(live: Live) -> None:
-    works = [(("fake", *NAMES)[n % 5], f"prompt {n}") for n in range(30)]
-    with ThreadPoolExecutor(len(works)) as pool:
-        answers = list(pool.map(lambda work: said(live, *work), works))
-    assert answers == [answer(prompt, 12, adapter=None if name == "fake" else name) for name, prompt in works]
-
-
 def test_an_unknown_name_is_a_404_that_names_the_others(live: Live) -> None:
     error = refused(live, COMPLETIONS, {"prompt": "hi", "model": "nobody"}, 404)
     assert error["code"] == "model_not_found"
@@ -113,6 +106,7 @@ def test_the_model_is_first_and_the_parent_of_its_adapters(live: Live) -> None:
     for card in cards:
         assert (card["object"], card["type"], card["display_name"]) == ("model", "model", card["id"])
         assert card["created_at"].endswith("+00:00")
+        assert card["max_model_len"] == 512
         assert live.http.get(f"/v1/models/{card['id']}").json() == card
     assert "inside" not in json.dumps(listed), "the card tells no path"
 
@@ -241,27 +235,6 @@ def test_a_key_needs_the_permission(directory: Path, tmp_path: Path) -> None:
         reply = live.post(LOAD, {"lora_name": "x", "lora_path": "later"}, headers={"authorization": "Bearer may-not"})
         assert reply.json()["error"]["type"] == "permission_error"
         assert "loads_adapters" in reply.json()["error"]["message"]
-
-
-def test_running_requests_finish_with_an_unloaded_adapter(directory: Path) -> None:
-    """The engine keeps it until the last one ends, and a request that comes after the unloading is a 404."""
-    with running(model="slow", lora_dir=directory, max_model_len=200) as live:
-        live.post(LOAD, {"lora_name": "new", "lora_path": "later"})
-        with begun(live, model="new", prompt="hi", max_tokens=180) as lines:
-            assert live.post(UNLOAD, {"lora_name": "new"}).status_code == 200
-            assert refused(live, COMPLETIONS, {"prompt": "hi", "model": "new"}, 404)
-            assert live.post(LOAD, {"lora_name": "new", "lora_path": "sql"}).status_code == 200, (
-                "the name is free at once"
-            )
-            assert said(live, "new") == answer("hi", 12, adapter="sql")
-            with hurried():
-                *events, done = remaining(lines)
-            assert done == "[DONE]"
-        text = "".join(item["text"] for event in events for item in json.loads(event)["choices"])
-        assert answer("hi", 180, adapter="later").endswith(text)
-        assert len(text) > 40
-        eventually(idle(live), "nothing runs")
-        assert live.metric("noria_lora_loaded") == 1
 
 
 def test_after_the_engines_death_running_and_new_requests_get_their_adapters(directory: Path) -> None:

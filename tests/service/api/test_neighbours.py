@@ -11,37 +11,28 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"),
+    ("path", "given", "meant"),
     [
-        ({"repeat_penalty": 1.5}, {"repetition_penalty": 1.5}),
-        ({"n_predict": 3}, {"max_tokens": 3}),
-        ({"n_probs": 2}, {"logprobs": 2}),
-        ({"n_probs": 0}, {}),
-        ({"logprobs": True}, {"logprobs": 0}),
-        ({"logprobs": True, "top_logprobs": 2}, {"logprobs": 2}),
-        ({"logprobs": 2, "top_logprobs": 2}, {"logprobs": 2}),
-        ({"logprobs": False}, {}),
+        (COMPLETIONS, {"repeat_penalty": 1.5}, {"repetition_penalty": 1.5}),
+        (COMPLETIONS, {"n_predict": 3}, {"max_tokens": 3}),
+        (COMPLETIONS, {"n_probs": 2}, {"logprobs": 2}),
+        (COMPLETIONS, {"n_probs": 0}, {}),
+        (COMPLETIONS, {"logprobs": True}, {"logprobs": 0}),
+        (COMPLETIONS, {"logprobs": True, "top_logprobs": 2}, {"logprobs": 2}),
+        (COMPLETIONS, {"logprobs": 2, "top_logprobs": 2}, {"logprobs": 2}),
+        (COMPLETIONS, {"logprobs": False}, {}),
+        (CHAT, {"n_probs": 2}, {"logprobs": True, "top_logprobs": 2}),
+        (CHAT, {"logprobs": True, "n_probs": 2}, {"logprobs": True, "top_logprobs": 2}),
+        (CHAT, {"n_predict": 3, "max_tokens": None}, {"max_tokens": 3}),
+        (CHAT, {"n_predict": 3, "max_completion_tokens": 3, "max_tokens": None}, {"max_tokens": 3}),
     ],
 )
-def test_other_names_in_completions(live: Live, given: dict[str, Any], meant: dict[str, Any]) -> None:
-    base = {"prompt": "hello", "max_tokens": 4} if "n_predict" not in given else {"prompt": "hello"}
-    found, expected = live.complete(**base, **given), live.complete(**base, **meant)
+def test_other_names_mean_the_same(live: Live, path: str, given: dict[str, Any], meant: dict[str, Any]) -> None:
+    base: dict[str, Any] = {"prompt": "hello"} if path == COMPLETIONS else {"messages": USER}
+    base |= {} if "n_predict" in given else {"max_tokens": 4}
+    found, expected = (live.post(path, base | fields).json() for fields in (given, meant))
     assert found["choices"] == expected["choices"]
     assert found["usage"]["completion_tokens"] == expected["usage"]["completion_tokens"]
-
-
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [
-        ({"n_probs": 2}, {"logprobs": True, "top_logprobs": 2}),
-        ({"logprobs": True, "n_probs": 2}, {"logprobs": True, "top_logprobs": 2}),
-        ({"n_predict": 3, "max_tokens": None}, {"max_tokens": 3}),
-        ({"n_predict": 3, "max_completion_tokens": 3, "max_tokens": None}, {"max_tokens": 3}),
-    ],
-)
-def test_other_names_in_chat(live: Live, given: dict[str, Any], meant: dict[str, Any]) -> None:
-    found, expected = live.chat("hi", **{"max_tokens": 4, **given}), live.chat("hi", **{"max_tokens": 4, **meant})
-    assert found["choices"] == expected["choices"]
 
 
 @pytest.mark.parametrize(

@@ -398,16 +398,6 @@ def test_responses_take_earlier_thoughts() -> None:
     assert [message.get("reasoning_content") for message in told] == [None, "t", None, "u", None]
 
 
-def test_a_thought_reaches_the_chat_format(live: Live) -> None:
-    messages = [
-        {"role": "user", "content": "a"},
-        SPOKEN | {"reasoning_content": "hm"},
-        {"role": "user", "content": "b"},
-    ]
-    n_tokens = post(live, CHAT, messages=messages)["usage"]["prompt_tokens"]
-    assert n_tokens == len("u:a;t:hm;a:c;u:b;a:")
-
-
 # On, off, how much
 
 

@@ -211,17 +211,6 @@ def test_the_lowest_priority_is_served_first() -> None:
     assert done == [0, 5, 9]
 
 
-def test_a_salt_keeps_the_cache_apart(live: Live) -> None:
-    prompt = "salted: as long as two pages of sixteen tokens, and more"
-
-    def cached(**salt: Any) -> int:
-        usage = live.complete(prompt=prompt, max_tokens=1, **salt)["usage"]
-        return usage["prompt_tokens_details"]["cached_tokens"]
-
-    assert [cached(), cached(cache_salt="a"), cached(cache_salt="b")] == [0, 0, 0]
-    assert [cached(), cached(cache_salt="a"), cached(cache_salt=None)] == [48, 48, 48]
-
-
 # The deadline
 
 

@@ -198,8 +198,7 @@ def test_flags_are_variables_and_the_key_stays_out_of_the_report(tmp_path: Path)
     report = json.loads(text)
     assert report["configuration"]["model"] == "fake-1"
     assert report["configuration"]["requests"] == len(fake.requests) - 1 == 2
-    assert report["versions"]["python"]
-    assert report["machine"]["cpus"] > 0
+    assert report["versions"]["noria"]
     assert all("ignore_eos" not in body for body in fake.requests)
     assert all(body["stream_options"] == {"include_usage": True} for body in fake.requests)
 

@@ -178,23 +178,6 @@ def test_a_refused_stream_is_a_plain_error(live: Live) -> None:
     assert error["param"] == "top_p"
 
 
-def test_another_model(live: Live) -> None:
-    error = refused(live, COMPLETIONS, {"prompt": "hi", "model": "gpt-5"}, 404)
-    assert error["code"] == "model_not_found"
-    assert "gpt-5" in error["message"]
-    assert refused(live, CHAT, {"messages": USER, "model": "x"}, 404)["param"] == "model"
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [("GET", "/nothing", 404), ("GET", COMPLETIONS, 405), ("POST", "/v1/models", 405), ("GET", "/v1/models/x/y", 404)],
-)
-def test_routes_that_are_not_there(live: Live, method: str, path: str, status: int) -> None:
-    response = live.http.request(method, path)
-    assert response.status_code == status
-    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
-
-
 def test_another_content_type(live: Live) -> None:
     response = live.http.post(COMPLETIONS, data={"prompt": "hi"})
     assert response.status_code == 415

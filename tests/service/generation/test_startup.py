@@ -29,7 +29,7 @@ class Client:
     def note(self, stage: str, progress: float) -> None:
         pass
 
-    async def start(self, options: Any) -> None:
+    async def start(self, options: Any, renew: Any) -> None:
         try:
             if self.error is not None:
                 raise self.error

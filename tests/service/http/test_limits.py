@@ -4,14 +4,13 @@ import contextlib
 import json
 import signal
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from model.options import RunnerOptions
-from tests.service.live import LONG, Live, answer, begun, busy, hurried, idle, ready, remaining, running, sent
+from tests.service.live import LONG, USER, Live, answer, begun, busy, hurried, idle, ready, remaining, running, sent
 from tests.waiting import PATIENCE, eventually
 
 COMPLETIONS = "/v1/completions"
@@ -48,18 +47,13 @@ def test_every_route_but_the_probes_wants_a_key() -> None:
             assert live.http.get("/v1/models", headers={b"authorization": key}).status_code == 200
 
 
-@pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_over_the_limit(chunked: bool) -> None:
+def test_a_body_over_the_limit() -> None:
     with running(max_body_bytes=100_000) as live:
-
-        def parts() -> Iterator[bytes]:
-            for _ in range(200):
-                yield b"x" * 10_000
-
-        content: Any = parts() if chunked else b"x" * 2_000_000
-        response = live.http.post(COMPLETIONS, content=content, headers={"content-type": "application/json"})
-        assert response.status_code == 413
-        assert "100000" in response.json()["error"]["message"]
+        contents: list[Any] = [iter([b"x" * 10_000] * 200), b"x" * 2_000_000]  # in chunks, and with a length
+        for content in contents:
+            response = live.http.post(COMPLETIONS, content=content, headers={"content-type": "application/json"})
+            assert response.status_code == 413
+            assert "100000" in response.json()["error"]["message"]
         fits = json.dumps({"prompt": "hi", "max_tokens": 1}).encode().ljust(100_000)
         response = live.http.post(COMPLETIONS, content=fits, headers={"content-type": "application/json"})
         assert response.status_code == 200
@@ -81,32 +75,24 @@ def test_a_full_queue_refuses_at_once_and_serves_again_later() -> None:
         assert live.complete(prompt="third", max_tokens=2)["choices"][0]["text"] == answer("third", 2)
 
 
-@pytest.mark.parametrize("body", [{}, {"n": 3}])
-def test_a_client_that_leaves_a_stream_frees_the_engine(body: dict[str, Any]) -> None:
+def test_a_client_that_leaves_frees_the_engine() -> None:
     with running(model="slow") as live:
-        with begun(live, **body):
-            eventually(busy(live, body.get("n", 1)), "the request runs")
-        eventually(idle(live), "the engine forgets the request")
-        eventually(lambda: live.metric("noria_requests_total", outcome="abort") == 1, "it counts as aborted")
+        for number, client in enumerate((begun(live), begun(live, n=3), sent(live.address)), start=1):
+            with client:
+                eventually(busy(live), "the request runs")
+            eventually(idle(live), "the engine forgets the request")
+            eventually(lambda n=number: live.metric("noria_requests_total", outcome="abort") == n, "it is aborted")
         assert live.metric("noria_generated_tokens_total") < LONG["max_tokens"]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_before_the_first_token_frees_the_engine(stream: bool) -> None:
+def test_a_client_that_leaves_before_the_first_token_frees_the_engine() -> None:
     """The request waits behind another one, so nothing was sent back when its client goes."""
     with running(model="slow", max_sequences=1) as live, begun(live):
-        with sent(live.address, stream=stream):
-            eventually(lambda: live.metric("noria_requests_waiting") == 1, "the request waits")
-        eventually(lambda: live.metric("noria_requests_waiting") == 0, "the engine forgets it")
-        assert live.metric("noria_requests_running") == 1
-
-
-def test_a_plain_client_that_leaves_while_running_frees_the_engine() -> None:
-    with running(model="slow") as live:
-        with sent(live.address):
-            eventually(busy(live), "the request runs")
-        eventually(idle(live), "the engine forgets the request")
-        eventually(lambda: live.metric("noria_requests_total", outcome="abort") == 1, "it counts as aborted")
+        for stream in (False, True):
+            with sent(live.address, stream=stream):
+                eventually(lambda: live.metric("noria_requests_waiting") == 1, "the request waits")
+            eventually(lambda: live.metric("noria_requests_waiting") == 0, "the engine forgets it")
+            assert live.metric("noria_requests_running") == 1
 
 
 def test_a_dead_engine_ends_streams_with_an_error_event_and_a_fresh_one_answers_the_others() -> None:
@@ -126,6 +112,24 @@ def test_a_dead_engine_ends_streams_with_an_error_event_and_a_fresh_one_answers_
         assert live.metric("noria_engine_restarts_total") == 1
         assert live.metric("noria_requests_total", outcome="error") == 2
         assert len(live.hosts) == 2
+
+
+def test_a_broken_stream_ends_in_the_error_event_of_its_dialect() -> None:
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/responses": {"input": "a", "max_output_tokens": 300},
+        "/v1/messages": {"messages": USER, "max_tokens": 300},
+    }
+    with running(model="slow") as live, contextlib.ExitStack() as stack:
+        asked = [live.http.stream("POST", path, json={**body, "stream": True}) for path, body in bodies.items()]
+        streams = [stack.enter_context(stream).iter_lines() for stream in asked]
+        firsts = [next(lines) for lines in streams]
+        live.hosts[0].kill()
+        responses, messages = ([first, *filter(None, lines)] for first, lines in zip(firsts, streams, strict=True))
+    assert responses[-2] == messages[-2] == "event: error"
+    error = json.loads(responses[-1].removeprefix("data: "))
+    assert (error["type"], error["code"]) == ("error", "engine_died")
+    assert error["sequence_number"] == len(responses) // 2 - 1
+    assert '"overloaded_error"' in messages[-1]
 
 
 def test_a_drain_finishes_what_runs_and_refuses_what_comes() -> None:

@@ -1,6 +1,5 @@
 """What a reverse proxy says about a client, who is believed, and a server below a prefix."""
 
-import asyncio
 import json
 import logging
 import re
@@ -11,7 +10,7 @@ import httpx
 import pytest
 
 from model.errors import OptionError
-from service.http.connection.proxied import Proxied
+from service.http.connection.exchange import Proxies
 from service.logs import JsonFormatter
 from service.settings import Settings
 from tests.service.live import USER, Live, running
@@ -23,16 +22,9 @@ FOR, PROTO = b"x-forwarded-for", b"x-forwarded-proto"
 
 def seen(scope: dict[str, Any], prefix: str | None = None, *believed: str) -> dict[str, Any]:
     """The scope as the application gets it."""
-    found: list[Any] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        found.append(scope)
-
-    networks = Settings(forwarded_allow_ips=believed or ("10.1.0.0/16",)).proxies
-    nothing: Any = None
-    whole = {"type": "http", "client": PEER, "scheme": "http", "headers": [], "path": "/", "raw_path": b"/", **scope}
-    asyncio.run(Proxied(app, prefix, networks)(whole, nothing, nothing))
-    return found[0]
+    whole = {"client": PEER, "scheme": "http", "headers": [], "path": "/", "raw_path": b"/", **scope}
+    Proxies(prefix, Settings(forwarded_allow_ips=believed or ("10.1.0.0/16",)).proxies).undo(whole)
+    return whole
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from service.http.connection.places import Places
+from service.http.connection.limits import Places
 from service.http.server import Server
 from service.settings import Settings
 from tests.service.live import begun, hurried, remaining, running

@@ -300,18 +300,7 @@ def test_equal_bytes_have_equal_digests() -> None:
 
 
 @pytest.mark.parametrize(
-    "url",
-    [
-        "https://example.com/a.png",
-        "http://127.0.0.1:1/a.png",
-        "file:///etc/passwd",
-        "/etc/passwd",
-        "a.png",
-        "ftp://example.com/a.png",
-        "blob:nonsense",
-        TEXT,
-        "",
-    ],
+    "url", ["https://example.com/a.png", "http://127.0.0.1:1/a.png", "file:///etc/passwd", "/etc/passwd", TEXT, ""]
 )
 def test_nothing_is_fetched(url: str) -> None:
     assert "Noria never fetches images: send the image as a base64 data URL" in refused(url)

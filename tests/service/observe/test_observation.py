@@ -14,7 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from model.options import STEP_LIMITS
 from service.app import ROUTES
-from service.engine.messages import Beat, PoolStats, Report, Stats
+from service.engine.messages import Beat, Report, Stats
+from service.engine.picture import PoolPages
 from service.logs import JsonFormatter
 from service.observe.metrics import Metrics
 from tests.fakes import VOCAB
@@ -22,13 +23,6 @@ from tests.service.live import Live, begun, hurried, ready, running
 from tests.waiting import eventually
 
 SECRET = "my-secret-prompt"
-
-
-def test_probes(live: Live) -> None:
-    assert live.http.get("/live").json() == {"status": "live"}
-    assert live.http.get("/ready").json() == {"status": "ready"}
-    assert live.http.get("/health").json() == {"status": "ready"}
-    assert live.http.head("/ready").status_code == 200
 
 
 def test_while_loading_only_life_is_certain() -> None:
@@ -52,34 +46,12 @@ def test_version(live: Live) -> None:
     assert reply["engine"] == {"device": "fake", "attention": "fake"}
 
 
-def test_models(live: Live) -> None:
-    listed = live.http.get("/v1/models").json()
-    assert listed["object"] == "list"
-    assert [card["id"] for card in listed["data"]] == ["fake", "org/alias"]
-    card = live.http.get("/v1/models/org/alias").json()
-    assert card == listed["data"][1]
-    assert card["object"] == "model"
-    assert card["max_model_len"] == 512
-    assert live.complete(prompt="hi", model="org/alias")["model"] == "org/alias"
-    missing = live.http.get("/v1/models/other")
-    assert missing.status_code == 404
-    assert missing.json()["error"]["code"] == "model_not_found"
-
-
 def test_tokenize_and_back(live: Live) -> None:
     reply = live.post("/tokenize", {"prompt": "hi<end>"}).json()
     assert reply == {"count": 3, "max_model_len": 512, "tokens": [104, 105, 0], "token_strs": None}
     reply = live.post("/tokenize", {"prompt": "hi<end>", "model": "fake", "return_token_strs": True}).json()
     assert reply["token_strs"] == ["h", "i", "<end>"]
     assert live.post("/detokenize", {"tokens": [104, 105, 0]}).json() == {"prompt": "hi<end>", "content": "hi<end>"}
-
-
-def test_tokenize_messages(live: Live) -> None:
-    messages = [{"role": "user", "content": "hi"}]
-    opened = live.post("/tokenize", {"messages": messages}).json()["tokens"]
-    assert bytes(opened) == b"u:hi;a:"
-    closed = live.post("/tokenize", {"messages": messages, "add_generation_prompt": False}).json()["tokens"]
-    assert bytes(closed) == b"u:hi;"
 
 
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -295,7 +267,7 @@ def test_counters_survive_the_engine_and_windows_are_named() -> None:
         draft_tokens=7,
         accepted_draft_tokens=3,
         grammar_restarts=2,
-        pools=(PoolStats(256, 3, 1, 4), PoolStats(None, 1, 0, 9)),
+        pools=(PoolPages(256, 16, 8, 3, 0, 1, 4), PoolPages(None, 16, 10, 1, 0, 0, 9)),
     )
     metrics = Metrics(lambda: stats)
     metrics.observe_report(Report((), stats))

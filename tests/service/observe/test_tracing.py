@@ -280,15 +280,6 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in [*caplog.records] if record.name.startswith("opentelemetry.exporter")]
 
 
-def test_a_disabled_sdk_gives_no_id(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
-    caplog.set_level(logging.INFO, logger="noria")
-    with collecting() as collector, running(otlp_endpoint=collector.url) as live:
-        live.http.get("/version")
-    assert [line["trace"] for line in access_lines(caplog)] == [None]
-    assert collector.paths == []
-
-
 def test_the_operators_variables_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test,service.version=9")

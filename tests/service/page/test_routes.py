@@ -1,29 +1,16 @@
 """The files of the page as the server sends them. `tests/page` tries them in a browser."""
 
-from pathlib import Path
-
 import httpx
 import pytest
 
-from service.page import routes
+from service.page.files import files
 from tests.service.live import Live
-
-TYPES = {
-    ".html": ("text/html",),
-    ".js": ("text/javascript", "application/javascript"),
-    ".css": ("text/css",),
-    ".svg": ("image/svg+xml",),
-    ".txt": ("text/plain",),
-}
 
 
 def test_every_file_is_served_from_here_alone(live: Live) -> None:
-    assets = Path(routes.__file__).parent / "assets"
-    for file in (path for path in assets.rglob("*") if path.is_file()):
-        name = file.relative_to(assets).as_posix()
+    for name, file in files().items():
         response = live.http.get("/" if name == "index.html" else f"/page/{name}")
-        assert response.content == file.read_bytes()
-        assert response.headers["content-type"].partition(";")[0] in TYPES[file.suffix]
+        assert response.content == file.content
         policy = response.headers["content-security-policy"]
         assert policy.startswith("default-src 'self';")
         assert "unsafe" not in policy.partition("script-src")[2].partition(";")[0]

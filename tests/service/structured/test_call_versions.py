@@ -2,16 +2,13 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from mistral_common.protocol.instruct.request import ChatCompletionRequest
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
@@ -26,15 +23,15 @@ from service.api.openai.chat import ChatBody, ToolsBody
 from service.api.prompt import chat_request
 from service.generation.request import ServedModel
 from service.schema.tools import Function
-from service.structured.call_reader import CallDelta, CallReader, Piece, gathered
+from service.structured.call_reader import CallReader, gathered
 from service.structured.call_style import STYLES, Style, call_constraint, explained
 from tests.fakes import IntegerTokenizer, make_info
 from tests.model.chat.published import ANSWER, CALLED, FORMATS, SYSTEM, TOOL, USER, source
 from tests.model.chat.versions import write_directory
-from tests.service.live import FakeChat, Live, running
+from tests.service.live import FakeChat, running
 
 Json = dict[str, Any]
-FILES = ("spm-v3", "spm-v7", "tekken-v7", "tekken-v11", "tekken-v15")
+FILES = ("spm-v3", "spm-v7", "tekken-v3", "tekken-v7", "tekken-v11", "tekken-v13", "tekken-v15")
 """Each style, with each kind of tokenizer that has it and reads it in its own way."""
 CITY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}
 TOOLS = [
@@ -129,58 +126,6 @@ def test_what_mistral_common_writes_is_read_with_its_ids(version: Version) -> No
         assert ids == ["abcdefgh1", "ABCDEFGH2"]
 
 
-arguments = st.dictionaries(st.text(max_size=4), st.text(max_size=4) | st.integers() | st.just({"a": [{}]}), max_size=2)
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    st.sampled_from(sorted(STYLES)),
-    st.lists(st.tuples(st.sampled_from(["f", "time.now"]), arguments), min_size=1, max_size=3),
-    st.lists(st.integers(0, 400)),
-    st.booleans(),
-)
-def test_any_division_of_any_calls_gives_the_same_calls(
-    name: str, calls: list[tuple[str, Json]], cuts: list[int], with_ids: bool
-) -> None:
-    """Also in a stream whose first delta of a call names it, with all others being parts of its arguments."""
-    style = STYLES[name]
-    text = spelled(style, calls, with_ids=with_ids)
-    places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    parts = [text[start:end] for start, end in pairwise(places)]
-    reader = CallReader(style)
-    pieces = [piece for part in parts for piece in reader.feed(part)] + reader.feed("", final=True)
-    content, read = gathered(pieces)
-    assert content == ""
-    assert [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in read] == calls
-    assert [*deltas_in_order(pieces)] == [*range(len(calls))]
-    ids = [call["id"] for call in read]
-    assert len({*ids}) == len(calls)
-    if with_ids and style.id_before:
-        assert ids == [f"abcdefgh{number}" for number in range(len(calls))]
-
-
-def spelled(style: Style, calls: Sequence[tuple[str, Json]], *, with_ids: bool) -> str:
-    """The calls as a model writes them in a style."""
-    texts = []
-    for number, (name, values) in enumerate(calls):
-        written = f"abcdefgh{number}"
-        before = style.id_before + written if with_ids and style.id_before else ""
-        after = written.join(style.id_after) if with_ids and style.id_after else ""
-        texts.append(f"{style.opening}{name}{before}{style.middle}{json.dumps(values)}{after}{style.closing}")
-    return style.first + style.between.join(texts) + style.last
-
-
-def deltas_in_order(pieces: Sequence[Piece]) -> Iterator[int]:
-    """The indexes of the calls, each from its first delta; the others must belong to the last call that has begun."""
-    last = -1
-    for piece in pieces:
-        assert isinstance(piece, CallDelta)
-        if piece.name is not None:
-            last = piece.index
-            yield last
-        assert piece.index == last
-
-
 def test_a_request_from_another_server_is_ordered(version: Version) -> None:
     """Its ids become ids that the format takes; the reader gets the control tokens of the style."""
     called = {"id": "call_0123456789", "function": {"name": "weather", "arguments": '{"city": "Bern"}'}}
@@ -215,8 +160,9 @@ def test_an_id_that_is_none_or_not_new_is_replaced() -> None:
         assert re.fullmatch("[a-zA-Z0-9]{9}", second)
 
 
-def test_every_version_has_a_style_that_is_declared() -> None:
-    assert {style for style in CALL_STYLES.values() if style} <= STYLES.keys()
+def test_every_style_of_a_version_or_a_template_is_declared() -> None:
+    styles = {*CALL_STYLES.values(), *(known.style for known in FORMATS.values())}
+    assert {style for style in styles if style} <= STYLES.keys()
 
 
 # Over HTTP, with a model that repeats its prompt
@@ -237,8 +183,7 @@ class Bytes(IntegerTokenizer):
 class Reciting(FakeChat):
     """FakeChat, where names of control tokens become those tokens: the model writes them."""
 
-    def __init__(self, call_style: str) -> None:
-        self.call_style = call_style
+    call_style = "mistral-v11"
 
     def encode(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         text = self.render(messages, **options)
@@ -247,31 +192,16 @@ class Reciting(FakeChat):
         return [*text.encode()]
 
 
-SPOKEN = {
-    "mistral-v3": '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "é"}, "id": "abcdefgh1"}, '
-    '{"name": "time_now", "arguments": {}, "id": "abcdefgh2"}]',
-    "mistral-v11": 'Well.[TOOL_CALLS]weather[CALL_ID]abcdefgh1[ARGS]{"city": "é"}'
-    "[TOOL_CALLS]time_now[CALL_ID]abcdefgh2[ARGS]{}",
-    "mistral-args": 'Well.[TOOL_CALLS]weather[ARGS]{"city": "é"}[TOOL_CALLS]time_now[ARGS]{}',
-}
+SPOKEN = 'Well.[TOOL_CALLS]weather[CALL_ID]abcdefgh1[ARGS]{"city": "é"}[TOOL_CALLS]time_now[CALL_ID]abcdefgh2[ARGS]{}'
 
 
-@pytest.fixture(scope="module", params=SPOKEN)
-def speaking(request: pytest.FixtureRequest) -> Iterator[tuple[str, Live]]:
-    with running(model="recite", tokenizer=Bytes(), chat=Reciting(request.param), max_model_len=1024) as live:
-        yield request.param, live
-
-
-def test_a_whole_answer_has_the_calls_of_the_model(speaking: tuple[str, Live]) -> None:
-    style, live = speaking
-    choice = live.chat(SPOKEN[style], tools=TOOLS)["choices"][0]
-    calls = choice["message"]["tool_calls"]
-    assert choice["finish_reason"] == "tool_calls"
-    assert choice["message"]["content"] == (None if style == "mistral-v3" else "Well.")
-    functions = [call["function"] for call in calls]
-    assert functions == [{"name": "weather", "arguments": '{"city": "é"}'}, {"name": "time_now", "arguments": "{}"}]
-    if style != "mistral-args":
-        assert [call["id"] for call in calls] == ["abcdefgh1", "abcdefgh2"]
+def test_a_whole_answer_has_the_calls_of_the_model() -> None:
+    with running(model="recite", tokenizer=Bytes(), chat=Reciting(), max_model_len=1024) as live:
+        choice = live.chat(SPOKEN, tools=TOOLS)["choices"][0]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", "Well.")
+    calls = [(call["id"], call["function"]) for call in choice["message"]["tool_calls"]]
+    weather, time_now = {"name": "weather", "arguments": '{"city": "é"}'}, {"name": "time_now", "arguments": "{}"}
+    assert calls == [("abcdefgh1", weather), ("abcdefgh2", time_now)]
 
 
 @pytest.fixture(scope="module")
@@ -291,7 +221,3 @@ def test_tools_calls_and_results_reach_the_model(name: str, embedded_files: Path
         assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</tool_call>' in text
         assert "<tool_response>\nsunny\n</tool_response>" in text
         assert text.count("Be brief.") == messages.count(SYSTEM)
-
-
-def test_styles_of_templates_are_declared() -> None:
-    assert {known.style for known in FORMATS.values() if known.style} <= STYLES.keys()

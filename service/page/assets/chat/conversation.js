@@ -30,7 +30,7 @@
  * @property {string} [finish]  The server's finish reason.
  * @property {string} [error]
  * @property {object} [stats]
- * @property {boolean} [raw]  Whether the answer is a raw completion.
+ * @property {object} [sent]  What request.js needs to write the request again.
  *
  * @typedef {{token: string, shown: string, logprob: number, top: [string, number][]}} Score
  *

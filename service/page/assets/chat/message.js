@@ -1,11 +1,13 @@
 // One message on screen.
 
+import { asCurl, asPython } from "../code.js";
 import { CopyButton } from "../copy.js";
 import { Component, createRef, html, useLayoutEffect, useRef } from "../html.js";
 import { Tokens } from "../tokens.js";
 import { versions } from "./conversation.js";
 import { costOf, endingOf } from "./ending.js";
 import { Markdown } from "./markdown.js";
+import { endpointOf } from "./request.js";
 
 const NAMES = { user: "You", assistant: "Answer", tool: "Result of a tool" };
 
@@ -81,6 +83,7 @@ export class Message extends Component {
 /** What one can do with a message, after what an answer has cost. */
 function Buttons({ node, view, n, running, edit }) {
   const cost = node.role === "assistant" && !isWritten(node) && costOf(node);
+  const code = (write) => () => write(view.server, endpointOf(node.sent), view.bodyOf(node));
   return html`
     ${cost && html`<span class="cost" title=${cost.more}>${cost.text}</span>`}
     ${n > 1 && html`<${Switch} node=${node} view=${view} />`}
@@ -94,6 +97,11 @@ function Buttons({ node, view, n, running, edit }) {
       html`<button type="button" class="quiet" onclick=${() => view.regenerate(node)} disabled=${running}>
         Regenerate
       </button>`
+    }
+    ${
+      node.sent &&
+      html`<${CopyButton} name="Copy as curl" text=${code(asCurl)} />
+        <${CopyButton} name="Copy as Python" text=${code(asPython)} />`
     }`;
 }
 
@@ -133,7 +141,7 @@ function Answer({ node, view, running, last, scores }) {
 /** Colours where there are probabilities; a raw completion as it is; else markdown. */
 function content(node, scores) {
   if (node.scores?.length && scores) return html`<${Tokens} scores=${node.scores} />`;
-  if (node.raw) return html`<div class="text" dir="auto">${node.content}</div>`;
+  if (node.sent?.raw) return html`<div class="text" dir="auto">${node.content}</div>`;
   return html`<${Text} text=${node.content} />`;
 }
 

@@ -1,6 +1,7 @@
 // The request for an answer, from the settings of a conversation and the messages before the answer.
 
 import { can } from "../card.js";
+import { CHAT, COMPLETIONS } from "../code.js";
 
 /** The request fields that a person can change, for chat and raw completions. */
 export const NAMES = `temperature top_p top_k min_p max_tokens seed presence_penalty frequency_penalty
@@ -91,11 +92,17 @@ function continuedJson({ content, thought }) {
 
 const isEmpty = (node) => node.role === "assistant" && !node.content && !node.calls?.length;
 
+/** The endpoint (code.js) that a node's request went to. */
+export const endpointOf = ({ raw }) => (raw ? COMPLETIONS : CHAT);
+
 /**
- * The body of a request for an answer after the nodes `before`. Answers without text are left out. `continued`: the
- * text of the answer so far.
+ * The body of a request.
+ * @param {{raw: boolean, system: string, fields: object, continued: object | null}} sent  What a node keeps of its
+ *   request.
+ * @param {import("./conversation.js").Node[]} before  The nodes before the answer. Answers without text are left out.
  */
-export function bodyOf({ raw, system }, { model, ...others }, before, continued) {
+export function bodyOf({ raw, system, fields, continued }, before) {
+  const { model, ...others } = fields;
   if (raw) {
     const prompt = [...before, continued].map((node) => node?.content ?? "").join("");
     return { model, prompt, ...others, ...DELIVERY };

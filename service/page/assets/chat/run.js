@@ -2,6 +2,7 @@
 
 import { isGone } from "../model.js";
 import { ServerError } from "../server.js";
+import { endpointOf } from "./request.js";
 
 const LONGEST_WAIT = 60; // seconds; a longer Retry-After is an error to read, not a wait
 
@@ -86,31 +87,30 @@ async function countDown({ node, signal, changed }, { message, retryAfter }) {
 }
 
 async function read({ server, node, body, signal, changed }) {
-  const fold = folder(node, performance.now());
-  const path = node.raw ? "v1/completions" : "v1/chat/completions";
+  const fold = folder(node);
   let ended = false;
-  for await (const data of server.events(path, { method: "POST", body, signal })) {
+  for await (const { data, sent } of server.events(endpointOf(node.sent).path, { method: "POST", body, signal })) {
     if (data === "[DONE]") ended = true;
-    else fold(JSON.parse(data));
+    else fold(JSON.parse(data), sent);
     changed();
     if (node.state === "failed") return;
   }
   if (!ended) throw new Error("The connection ended before the answer did.");
 }
 
-/** A function that folds the chunks of a stream, requested at the time `sent`, into a node. */
-function folder(node, sent) {
+/** A function that folds the chunks of a stream into a node. */
+function folder(node) {
   const decoder = new TextDecoder();
   const firstCall = node.calls?.length ?? 0;
   const before = node.content || node.thought ? (node.stats ?? {}) : {}; // of the part that this one continues
   node.finish = null;
   node.stats = { ...before };
   let first = null; // when the first text came, and how many tokens it had
-  return (chunk) => {
+  return (chunk, sent) => {
     if (chunk.error) return fail(node, chunk.error);
     if (chunk.prompt_progress) node.notice = progressOf(chunk.prompt_progress);
     const choice = chunk.choices?.[0];
-    if (choice) foldChoice(choice, () => begin(chunk));
+    if (choice) foldChoice(choice, () => begin(chunk, sent));
     if (chunk.usage) node.stats = joined(before, { first: node.stats.first, ...statsOf(chunk, first) });
   };
 
@@ -125,7 +125,7 @@ function folder(node, sent) {
     if (finish) node.finish = finish;
   }
 
-  function begin({ usage }) {
+  function begin({ usage }, sent) {
     first ??= { at: performance.now(), tokens: usage?.completion_tokens ?? 0 };
     node.stats.first ??= first.at - sent;
     node.state = "writing";

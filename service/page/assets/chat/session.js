@@ -46,9 +46,9 @@ export class Session {
       model: this.model,
       node,
       bodyOf: (card, limited) => {
-        node.raw = head.raw;
-        const fields = fieldsOf(head, card, { limited, before });
-        return bodyOf(head, fields, pathTo(conversation, node.parent), continued);
+        const { raw, system } = head;
+        node.sent = { raw, system, fields: fieldsOf(head, card, { limited, before }), continued };
+        return bodyOf(node.sent, pathTo(conversation, node.parent));
       },
       signal: controller.signal,
       changed() {

@@ -4,10 +4,10 @@ import { readFields } from "../fields.js";
 import { html, render } from "../html.js";
 import { COLOURS } from "../tokens.js";
 import { Composer } from "./composer.js";
-import { addNode, choose, newConversation, titleOf } from "./conversation.js";
+import { addNode, choose, newConversation, pathTo, titleOf } from "./conversation.js";
 import { announced } from "./ending.js";
 import { History } from "./history.js";
-import { NAMES } from "./request.js";
+import { bodyOf, NAMES } from "./request.js";
 import { Session } from "./session.js";
 import { Settings } from "./settings.js";
 import { Store } from "./store.js";
@@ -211,6 +211,10 @@ class View {
     Object.assign(this.head, changes);
     this.draw();
     if (this.saved) this.store.patch(this.head.id, changes);
+  }
+
+  bodyOf(node) {
+    return bodyOf(node.sent, pathTo(this.conversation, node.parent));
   }
 
   edit({ parent, images }, content) {

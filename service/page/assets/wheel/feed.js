@@ -33,7 +33,7 @@ export class Feed {
     while (!signal.aborted) {
       let lost = "The server has ended the feed.";
       try {
-        for await (const data of this.server.events("v1/engine/events", { signal })) {
+        for await (const { data } of this.server.events("v1/engine/events", { signal })) {
           if (signal.aborted) return;
           wait = FIRST_WAIT_MS;
           this.take(JSON.parse(data));

@@ -54,7 +54,7 @@ export class Load {
     const body = { prompt, max_tokens: most, min_tokens: Math.min(LEAST, most), stream: true };
     const { signal } = this.#abort;
     let left = PROMPTS.length;
-    for await (const data of this.server.events("v1/completions", { method: "POST", body, signal })) {
+    for await (const { data } of this.server.events("v1/completions", { method: "POST", body, signal })) {
       if (data === "[DONE]") return;
       const { choices, error } = JSON.parse(data);
       if (error) throw new Error(error.message);

@@ -88,14 +88,10 @@ def test_two_batches_do_not_write_one_file(tmp_path: Path) -> None:
         opened(path, retry_failed=False).__enter__()
 
 
-def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="cannot be written: Is a directory"):
-        opened(tmp_path, retry_failed=False).__enter__()
-
-
-def test_a_device_is_no_file_of_results() -> None:
-    with pytest.raises(OptionError, match="/dev/full is not a regular file"):
-        opened(Path("/dev/full"), retry_failed=False).__enter__()
+def test_a_folder_or_a_device_is_no_file_of_results(tmp_path: Path) -> None:
+    for path, reason in ((tmp_path, "cannot be written: Is a directory"), (Path("/dev/full"), "not a regular file")):
+        with pytest.raises(OptionError, match=reason):
+            opened(path, retry_failed=False).__enter__()
 
 
 def test_a_full_disk_is_one_line() -> None:

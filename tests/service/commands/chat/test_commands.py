@@ -6,8 +6,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from prompt_toolkit.completion import CompleteEvent
-from prompt_toolkit.document import Document
 
 from model.errors import OptionError
 from service.commands.chat.conversation import Conversation, End, Piece
@@ -47,19 +45,6 @@ def test_an_image_goes_with_the_next_message(fake: FakeOpenAI, chat: Conversatio
             slash.obey(f"/image {wrong}")
 
 
-def test_names_of_files_are_completed(chat: Conversation, tmp_path: Path) -> None:
-    for name in ("wheel.png", "wheat.txt"):
-        (tmp_path / name).touch()
-    (tmp_path / "whole").mkdir()
-    completer = Slash(chat).words()
-
-    def completed(line: str) -> list[str]:
-        return [found.text for found in completer.get_completions(Document(line), CompleteEvent())]
-
-    for command in ("image", "load", "save"):
-        assert completed(f"/{command} {tmp_path}/wh") == ["eat.txt", "eel.png", "ole"]
-
-
 def test_a_file_that_is_no_conversation_is_neither_loaded_nor_overwritten(chat: Conversation, tmp_path: Path) -> None:
     chat.messages = [{"role": "user", "content": "Hi"}]
     slash, path = Slash(chat), tmp_path / "notes"
@@ -69,6 +54,8 @@ def test_a_file_that_is_no_conversation_is_neither_loaded_nor_overwritten(chat: 
         ("[]", "JSON list of messages"),
         ('[{"role": "king", "content": "Hi"}]', 'message 0: role must be .* got "king"'),
         ('[{"role": "user", "content": null}]', "message 0: content must be"),
+        ('[{"role": "user", "content": "\\ud800"}]', "half a character"),
+        ('[{"role": "user", "content": [{"x": NaN}]}]', "a number like NaN"),
     ):
         path.write_text(text)
         for command in ("save", "load"):
@@ -109,14 +96,6 @@ def test_a_place_that_is_no_file_is_one_line(place: str, chat: Conversation) -> 
     for command in ("save", "load"):
         with pytest.raises(OptionError, match=r"no user no-such-user|cannot be (read|written)|not a regular file"):
             Slash(chat).obey(f"/{command} {place}")
-
-
-@pytest.mark.parametrize("content", ['[{"x": NaN}]', '"\\ud800"'])
-def test_what_no_request_may_have_is_not_sent(content: str, chat: Conversation, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text(f'[{{"role": "user", "content": {content}}}]')
-    Slash(chat).obey(f"/load {tmp_path / 'file'}")
-    with pytest.raises(OptionError, match="the request cannot be written as JSON: "):
-        list(chat.answer())
 
 
 def test_a_system_message_of_parts_is_shown_as_json(chat: Conversation) -> None:

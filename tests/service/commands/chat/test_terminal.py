@@ -142,6 +142,17 @@ def test_the_server_refuses_a_value_and_the_chat_goes_on() -> None:
         chat.shows("[cut at max_tokens 5]")
 
 
+def test_the_progress_of_a_long_prompt_is_shown_and_erased() -> None:
+    with running(model="slow", max_step_tokens=64) as live, terminal("--url", live.url, "--max-tokens", "3") as chat:
+        chat.prompts()
+        chat.paste("word " * 600)
+        chat.shows("word word")
+        chat.type(ENTER)
+        chat.shows("[cut at max_tokens 3]")
+        assert b"reading " in chat.written
+        assert "reading " not in chat.text
+
+
 def test_commands(tmp_path: Path) -> None:
     fake = FakeOpenAI(pieces=BRIEF, finish_reason="stop")
     saved = tmp_path / "saved.json"

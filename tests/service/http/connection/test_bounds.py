@@ -5,6 +5,7 @@ import json
 import socket
 import ssl
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,6 +108,13 @@ def test_trailers_are_no_header_fields(live: Live) -> None:
 SHORT = replace(LIMITS, head_seconds=1.0, body_seconds=1.0, unread_seconds=1.0, linger_seconds=0.1, body_rate=10**6)
 
 
+@pytest.fixture(scope="module")
+def short() -> Iterator[Live]:
+    """A server with short deadlines."""
+    with running(limits=SHORT) as live:
+        yield live
+
+
 @pytest.mark.parametrize(
     ("data", "status"),
     [
@@ -118,14 +126,14 @@ SHORT = replace(LIMITS, head_seconds=1.0, body_seconds=1.0, unread_seconds=1.0, 
     ],
     ids=["silent", "line", "head", "body", "chunk"],
 )
-def test_a_client_that_stops_sending_is_cut_off(data: bytes, status: int | None) -> None:
-    with running(limits=SHORT) as live, connected(live) as sock:
+def test_a_client_that_stops_sending_is_cut_off(short: Live, data: bytes, status: int | None) -> None:
+    with connected(short) as sock:
         sock.sendall(data)
         if status is not None:
             response = read_answer(sock)
             assert (response.status, response.error["code"]) == (status, "request_timeout")
         assert read_all(sock) == b""
-        eventually(lambda: live.metric("noria_connections") == 1, "only the client of the metrics is connected")
+        eventually(lambda: short.metric("noria_connections") == 1, "only the client of the metrics is connected")
 
 
 def test_a_connection_without_a_next_request_ends() -> None:
@@ -152,11 +160,10 @@ def drip(live: Live, data: bytes) -> bytes:
     raise AssertionError("the server waited for everything")
 
 
-def test_bytes_that_drip_do_not_extend_the_time() -> None:
+def test_bytes_that_drip_do_not_extend_the_time(short: Live) -> None:
     """A head has its time from the first byte, and a body a total that its size allows, however short the pauses."""
-    with running(limits=SHORT) as live:
-        assert drip(live, START).startswith(b"HTTP/1.1 408")
-    with running(limits=SHORT) as live, connected(live) as sock:
+    assert drip(short, START).startswith(b"HTTP/1.1 408")
+    with connected(short) as sock:
         sock.sendall(START + b"Content-Length: 1000\r\n\r\n")
         sock.settimeout(0.1)
         for _ in range(100):
@@ -282,11 +289,3 @@ def test_a_client_that_reads_slowly_gets_its_answer(certificate: Path | None) ->
             return True
 
         eventually(reads, "an answer that is read slowly")
-
-
-def test_tiny_chunks_do_not_hold_the_event_loop(live: Live) -> None:
-    """One connection parses a little, then others have their turn; what it sent is read to its end."""
-    chunks = b"1\r\n \r\n" * 20_000 + b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
-    with connected(live) as sock:
-        sock.sendall(START + b"Transfer-Encoding: chunked\r\n\r\n" + chunks)
-        assert json.loads(read_answer(sock).body)["choices"][0]["text"] == answer("a", 5)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from service.http.connection.deadline import Deadline
+from service.http.connection.flow import Deadline
 from tests.waiting import PATIENCE
 
 SOON = (0.0, 1e-6, 4e-4, 6e-4)

@@ -34,7 +34,8 @@ class SlowClient:
 async def begun(outbox: Any) -> tuple[Exchange, asyncio.Task[None]]:
     """A response of which the first piece of an event was written, and the task that sends the event."""
     head = Head(b"GET", b"/", "1.1", (), True, 0)
-    exchange = Exchange(None, outbox, {"method": "GET", "http_version": "1.1"}, (), head)  # type: ignore[arg-type]
+    scope = {"method": "GET", "http_version": "1.1"}
+    exchange = Exchange(outbox, scope, [], head, want_body=lambda: None, finished=lambda exchange: None)
     exchange.end()
     await exchange.send({"type": "http.response.start", "status": 200, "headers": []})
     sending = asyncio.create_task(exchange.send({"type": "http.response.body", "body": EVENT, "more_body": True}))

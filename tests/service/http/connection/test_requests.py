@@ -42,8 +42,6 @@ def test_other_offers(live: Live) -> None:
     with connected(live) as sock:
         sock.sendall(whole(b"Connection: upgrade\r\nUpgrade: websocket\r\n", b"{"))
         assert received(sock)[1]["error"]["code"] == "invalid_json"
-        sock.sendall(b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n")
-        assert sock.recv(100).startswith(b"HTTP/1.1 400")
 
 
 def idle(live: Live) -> bool:
@@ -61,12 +59,12 @@ def test_a_stream_cut_at_any_byte_leaves_nothing_behind() -> None:
         assert answered.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
         start, end = answered.index(b"data: "), len(answered)
         second = answered.index(b"data: ", start + 1)
-        for cut in (0, 1, start // 2, start - 1, start, start + 1, second - 3, second - 1, second, second + 1):
+        for cut in (0, start // 2, start, second - 1, second + 1):
             for reset in (False, True):
                 read_and_leave(live, stream(200), cut, reset=reset)
                 eventually(lambda: idle(live), f"idle after {cut} bytes")
-        assert live.metric("noria_requests_total", outcome="abort") == 20
-        for cut in (end // 2, end - 40, end - 20, end - 6, end - 1):
+        assert live.metric("noria_requests_total", outcome="abort") == 10
+        for cut in (end // 2, end - 20, end - 1):
             read_and_leave(live, stream(4), cut, reset=True)
             eventually(lambda: idle(live), f"idle after {end - cut} bytes less than all")
         assert live.complete(prompt="a", max_tokens=5)["choices"][0]["text"] == answer("a", 5)

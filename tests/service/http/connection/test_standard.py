@@ -108,10 +108,10 @@ def test_an_error_waits_for_the_answers_before_it(live: Live) -> None:
 def test_requests_in_a_row_are_answered_in_order(live: Live) -> None:
     """Also with a large body between them, which is refused, and with more of them than are read at once."""
     with connected(live) as sock:
-        sock.sendall((whole() + chunked() + LIVE) * 300)
-        statuses = [read_answer(sock) for _ in range(900)]
+        sock.sendall((whole() + chunked() + LIVE) * 100)
+        statuses = [read_answer(sock) for _ in range(300)]
         assert {response.status for response in statuses} == {200}
-        assert [response.body == b'{"status":"live"}' for response in statuses] == [False, False, True] * 300
+        assert [response.body == b'{"status":"live"}' for response in statuses] == [False, False, True] * 100
 
 
 def test_expect_continue(live: Live) -> None:
@@ -125,8 +125,7 @@ def test_expect_continue(live: Live) -> None:
         assert (response.status, response.fields["connection"]) == (404, "close")
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("start", [START, OLD], ids=["1.1", "1.0"])
+@pytest.mark.parametrize(("start", "stream"), [(START, True), (OLD, False)], ids=["1.1", "1.0"])
 def test_a_client_that_ends_its_input_is_gone(start: bytes, stream: bool) -> None:
     with running(model="slow") as live, connected(live) as sock:
         sock.sendall(whole(body=json.dumps({**LONG, "stream": stream}).encode(), start=start))
@@ -135,14 +134,6 @@ def test_a_client_that_ends_its_input_is_gone(start: bytes, stream: bool) -> Non
         eventually(idle(live), "it is forgotten")
         assert b"[DONE]" not in read_all(sock)
         assert live.metric("noria_requests_total", outcome="abort") == 1
-
-
-def test_half_a_request_before_the_end_of_input_is_dropped(live: Live) -> None:
-    for data in (START, whole()[:-1], b""):
-        with connected(live) as sock:
-            sock.sendall(data)
-            sock.shutdown(socket.SHUT_WR)
-            assert read_all(sock) == b""
 
 
 def test_an_answer_before_the_end_of_a_body_reaches_its_client(live: Live) -> None:
@@ -178,10 +169,6 @@ def test_a_reset_while_an_answer_waits_to_be_read_leaves_nothing(live: Live) -> 
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     eventually(idle(live), "idle")
     eventually(lambda: live.metric("noria_connections") == 1, "closed")
-
-
-def test_responses_have_a_date(live: Live) -> None:
-    assert live.http.get("/live").headers["date"].endswith("GMT")
 
 
 def test_the_server_ends_idle_connections_and_finishes_an_answer() -> None:

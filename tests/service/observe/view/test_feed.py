@@ -16,7 +16,7 @@ from service.engine.messages import Stats
 from service.engine.picture import Picture
 from service.observe.view import feed as feeds
 from service.observe.view.feed import INTERVAL, Feed
-from tests.service.live import Live, begun, idle, running
+from tests.service.live import Live, begun, running
 from tests.waiting import PATIENCE, eventually
 
 PATH = "/v1/engine/events"
@@ -143,13 +143,6 @@ def test_who_reads_slowly_loses_events() -> None:
         return seen
 
     assert asyncio.run(listen()) == [1, 5]
-
-
-def test_nobody_looks_before_somebody_listens() -> None:
-    with running() as live:
-        live.complete(prompt="x", max_tokens=40)
-        eventually(idle(live), "the engine is idle")
-        assert feed_of(live)._watching is None
 
 
 def test_a_fault_in_the_feed_ends_it_for_those_who_listen_and_not_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

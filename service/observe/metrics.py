@@ -1,25 +1,29 @@
-"""All metrics of a server: what requests and connections count, with the engine's and the adapters'."""
+"""Prometheus metrics, `noria_*`, in a registry of their own: what requests, connections and the engine count.
+
+Names are stable: dashboards and alerts use them.
+"""
 
 import asyncio
 import platform
 import time
+from bisect import bisect_left
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
-from itertools import product
+from itertools import accumulate, product
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, PlatformCollector, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, InfoMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from model.batch import RunnerInfo
 from service import version
-from service.engine.messages import FINISHES, Report, Stats
+from service.engine.messages import FINISHES, Beat, Report, Stats
 from service.errors.statuses import STATUSES
-from service.observe.metrics.adapters import AdapterMetrics
-from service.observe.metrics.engine import EngineMetrics
-from service.observe.metrics.histogram import Histogram
+from service.observe.adapter_metrics import AdapterMetrics
 
 LATENCY_BUCKETS = tuple(
     milliseconds / 1000
@@ -41,6 +45,100 @@ AWAITED = (200, 500, 503)
 begins with: without a sample of 0 an outage would be no part of the availability."""
 LAG_INTERVAL = 0.25
 LAG_SAMPLES = 60
+COUNTERS = {
+    "preemptions": ("preemptions", "Sequences preempted, to be recomputed later."),
+    "queried_tokens": ("prefix_cache_queried_tokens", "Prompt tokens looked up in the prefix cache."),
+    "hit_tokens": ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache."),
+    "draft_tokens": ("draft_tokens", "Draft tokens from prompt lookup."),
+    "accepted_draft_tokens": ("accepted_draft_tokens", "Draft tokens that the model accepted."),
+}
+"""Field of `Stats` -> metric."""
+TOTALS = (*COUNTERS, "grammar_restarts")
+"""Fields of `Stats` that count from the start of the engine."""
+
+
+class Histogram(Collector):
+    """A histogram that needs no lock, because only the event loop writes it: a token costs less than a microsecond.
+
+    `bounds` are the upper bounds of its buckets, in ascending order.
+    """
+
+    def __init__(self, registry: CollectorRegistry, name: str, text: str, bounds: Sequence[float]) -> None:
+        self._name = name
+        self._text = text
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+        self.latest: float | None = None
+        registry.register(self)
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self.latest = value
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        names = [*map(floatToGoString, self._bounds), "+Inf"]
+        buckets = list(zip(names, accumulate(self._counts), strict=True))
+        yield HistogramMetricFamily(self._name, self._text, buckets, self._sum)
+
+
+class EngineMetrics(Collector):
+    """The engine's statistics, read when Prometheus asks: they cost a step nothing.
+
+    Counters are the sums of past engines, plus those of the present one.
+    """
+
+    def __init__(self, registry: CollectorRegistry, stats: Callable[[], Stats]) -> None:
+        self._stats = stats
+        self._past: Tally[str] = Tally()
+        self._current = Stats()
+        self._past_processor = 0.0
+        self._beat = Beat()
+        registry.register(self)
+
+    def observe(self, stats: Stats) -> None:
+        self._current = stats
+
+    def observe_beat(self, beat: Beat) -> None:
+        """Four times a second, of the engine that loads or serves."""
+        self._beat = beat
+
+    def restart(self) -> None:
+        self._past_processor, self._beat = self._past_processor + self._beat.processor, Beat()
+        self._past.update({field: getattr(self._current, field) for field in TOTALS})
+        self._current = Stats()
+
+    def total(self, field: str) -> int:
+        """A counter of all engines."""
+        return self._past[field] + getattr(self._current, field)
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        stats = self._stats()
+        yield GaugeMetricFamily("noria_requests_running", "Sequences being computed.", stats.running)
+        yield GaugeMetricFamily("noria_requests_waiting", "Sequences waiting to be computed.", stats.waiting)
+        pages = GaugeMetricFamily("noria_kv_pages", "Pages of the KV cache.", labels=["window", "state"])
+        usage = [0.0]
+        for pool in stats.pools:
+            window = "full" if pool.window is None else str(pool.window)
+            for state in ("held", "cached", "free"):
+                pages.add_metric([window, state], getattr(pool, state))
+            usage.append(pool.held / max(1, pool.held + pool.cached + pool.free))
+        yield pages
+        yield GaugeMetricFamily("noria_kv_usage_ratio", "Share of held pages in the fullest pool.", max(usage))
+        if self._beat.resident is not None:
+            yield GaugeMetricFamily(
+                "noria_engine_resident_memory_bytes",
+                "Memory of the engine process in RAM, mapped weights included.",
+                self._beat.resident,
+            )
+        yield CounterMetricFamily(
+            "noria_engine_cpu_seconds",
+            "Processor time of the engine processes, of all threads.",
+            self._past_processor + self._beat.processor,
+        )
+        for field, (name, text) in COUNTERS.items():
+            yield CounterMetricFamily(f"noria_{name}", text, self.total(field))
 
 
 class Metrics:

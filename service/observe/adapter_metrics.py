@@ -35,43 +35,33 @@ class AdapterMetrics(Collector):
         self._generated[name] += generated_tokens
 
     def collect(self) -> Iterator[Family]:
-        names = self.names()
+        names, used = self.names(), {item.adapter: item for item in self._stats().adapters}
         self._requests = Tally({key: self._requests[key] for key in product(names.values(), self._outcomes)})
         self._generated = Tally({name: self._generated[name] for name in names.values()})
         yield GaugeMetricFamily("noria_lora_loaded", "LoRA adapters that requests may name.", len(names))
         requests = CounterMetricFamily(
             "noria_lora_requests", "Requests by LoRA adapter and outcome.", labels=["adapter", "outcome"]
         )
-        for labels, n_requests in self._requests.items():
-            requests.add_metric(labels, n_requests)
-        yield requests
         generated = CounterMetricFamily(
             "noria_lora_generated_tokens", "Tokens generated in finished requests, by adapter.", labels=["adapter"]
         )
-        for name, n_tokens in self._generated.items():
-            generated.add_metric([name], n_tokens)
-        yield generated
-        yield from self._present(names)
-
-    def _present(self, names: Mapping[int, str]) -> Iterator[Family]:
-        """The sequences of each adapter, and all names in one series, as the inference gateway reads them."""
-        used = {item.adapter: item for item in self._stats().adapters}
         running = GaugeMetricFamily("noria_lora_requests_running", "Sequences being computed.", labels=["adapter"])
         waiting = GaugeMetricFamily("noria_lora_requests_waiting", "Sequences that wait.", labels=["adapter"])
+        for labels, n_requests in self._requests.items():
+            requests.add_metric(labels, n_requests)
         for number, name in names.items():
+            generated.add_metric([name], self._generated[name])
             running.add_metric([name], used[number].running if number in used else 0)
             waiting.add_metric([name], used[number].waiting if number in used else 0)
-        yield running
-        yield waiting
-        info = GaugeMetricFamily(
+        yield from (requests, generated, running, waiting)
+        info = GaugeMetricFamily(  # all names in one series, as the inference gateway reads them
             "noria_lora_requests_info",
             "The time of this sample. Its labels are the adapters that run and wait, and how many may run.",
             labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
         )
-        lists = [
-            ",".join(names[item.adapter] for item in used.values() if item.adapter in names and getattr(item, state))
-            for state in ("running", "waiting")
-        ]
         if self.max_running:
-            info.add_metric([str(self.max_running), *lists], time.time())
+            there = [item for item in used.values() if item.adapter in names]
+            runs = ",".join(names[item.adapter] for item in there if item.running)
+            waits = ",".join(names[item.adapter] for item in there if item.waiting)
+            info.add_metric([str(self.max_running), runs, waits], time.time())
         yield info

@@ -3,8 +3,8 @@
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
-from service.engine.messages import AdapterStats, Stats
-from service.observe.metrics.adapters import AdapterMetrics
+from service.engine.messages import Stats
+from service.observe.adapter_metrics import AdapterMetrics
 
 NAMES = {1: "sql", 2: "law"}
 
@@ -34,17 +34,3 @@ def test_series_begin_at_0_and_end_with_their_adapter() -> None:
     assert left["noria_lora_loaded"] == 1
     names[3] = "law"
     assert samples(registry)[zeros[2]] == 0, "an adapter of that name that is loaded later begins anew"
-
-
-def test_the_series_of_the_inference_gateway_lists_names() -> None:
-    registry = CollectorRegistry()
-    stats = Stats(adapters=(AdapterStats(1, 2, 0), AdapterStats(2, 1, 3), AdapterStats(9, 1, 1)))
-    metrics = AdapterMetrics(registry, lambda: stats, ())
-    metrics.names = lambda: NAMES
-    assert not [name for name in samples(registry) if "info" in name], "no model is described yet"
-    metrics.max_running = 4
-    found = samples(registry)
-    (info,) = [name for name in found if "info" in name]
-    assert 'max_lora="4",running_lora_adapters="sql,law",waiting_lora_adapters="law"' in info
-    assert found['noria_lora_requests_running{adapter="sql"}'] == 2
-    assert found['noria_lora_requests_waiting{adapter="law"}'] == 3
