@@ -1,9 +1,11 @@
 """A step as tensors, for the network; and the part of it in one pool, for attention."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -29,11 +31,11 @@ TABLE_WIDTH = len(Span._fields)
 """Columns of `PoolInputs.table`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PoolInputs:
     """A step in one pool: `slots` [T] to write to, `pages` [P] of all spans in logical order.
 
-    `table` [S, 5] int64 has the `spans` for kernels.
+    `table` [S, 5] int64 has the `spans` for kernels. `numbers` [S, 5] are those on the host; for a graph, the longest.
     A step may be padded to a fixed size: a padding row has slot -1, which is never written, and a padding slice has no
     queries.
     """
@@ -43,7 +45,12 @@ class PoolInputs:
     slots: Tensor
     pages: Tensor
     table: Tensor
-    spans: Sequence[Span]
+    numbers: NDArray[np.int64]
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """The slices of the step, for backends that read them on the host."""
+        return tuple(map(Span._make, self.numbers.tolist()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """A small step of attention, computed before the weights are read: kernels may not fit a GPU at a model's heads."""
 
+import numpy as np
 import torch
 
 from model.attention.base import Attention
@@ -57,7 +58,7 @@ def _attend(
         slots=torch.tensor([*range(LONG), n_pages * size], device=device),
         pages=torch.arange(n_pages + 1, device=device),
         table=torch.tensor(spans, device=device),
-        spans=spans,
+        numbers=np.array(spans),
     )
     qkv = torch.ones(LONG + 1, n_heads + 2 * n_kv_heads, width, dtype=activations, device=device)
     rotations = torch.zeros(LONG + 1, 2, width // 2, device=device)

@@ -110,7 +110,7 @@ class TritonAttention(Attention):
         out = torch.empty_like(q, dtype=qkv.dtype)
         if prepared.load.n_slices:
             self._short(q, cache, out, heads, prepared)
-        if prepared.load.n_slices < len(prepared.inputs.spans):
+        if prepared.load.n_slices < len(prepared.inputs.numbers):
             self._longer(q, cache, out, heads, prepared)
         return out
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from model.attention.inputs import TABLE_WIDTH, PackedInputs, PoolInputs, Span
+from model.attention.inputs import TABLE_WIDTH, PackedInputs, PoolInputs
 from model.batch import UNKNOWN, Slice, StepBatch
 from model.machine.transfers import Ints, upload
 
@@ -42,19 +42,19 @@ def pack(
     slices = batch.slices
     rows = _rows(slices)
     arrays: list[Ints] = [_tokens(slices, last_rows), rows.positions, sample_rows(slices)]
-    spans: list[tuple[Span, ...]] = []
+    tables: list[Ints] = []
     for index, window in enumerate(windows):
         pages, table = _place(slices, rows, index, window, page_size)
         arrays += [_slots(rows, pages, table, page_size), pages, table.ravel()]
-        spans.append(tuple(map(Span._make, table.tolist())))
+        tables.append(table)
     token_ids, where, sampled, *placed = upload(arrays, device)
     return PackedInputs(
         tokens=token_ids,
         positions=where,
         pools=tuple(
-            PoolInputs(window, page_size, slots, pages, table.view(-1, TABLE_WIDTH), pool_spans)
-            for window, slots, pages, table, pool_spans in zip(
-                windows, placed[::3], placed[1::3], placed[2::3], spans, strict=True
+            PoolInputs(window, page_size, slots, pages, table.view(-1, TABLE_WIDTH), numbers)
+            for window, slots, pages, table, numbers in zip(
+                windows, placed[::3], placed[1::3], placed[2::3], tables, strict=True
             )
         ),
         sample_rows=sampled,

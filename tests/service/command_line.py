@@ -11,11 +11,11 @@ from service import cli
 
 
 class Done(NamedTuple):
-    """The exit code of a command, and what it wrote."""
+    """The exit code of a command, and what it wrote: the names of `subprocess.CompletedProcess`."""
 
-    code: int
-    output: str
-    errors: str
+    returncode: int
+    stdout: str
+    stderr: str
 
 
 def noria(*arguments: object, env: dict[str, str] | None = None, typed: str = "") -> Done:

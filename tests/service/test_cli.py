@@ -3,14 +3,12 @@
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -20,6 +18,7 @@ from service import cli
 from service.generation.adapters import given_adapters
 from service.settings import Settings
 from tests.model.checkpoint.published import written
+from tests.service.command_line import Done, noria
 from tests.service.live import running
 
 ROOT = Path(__file__).parents[2]
@@ -74,29 +73,6 @@ def test_flags_and_their_variables(seen: list[Settings], tmp_path: Path) -> None
     assert (seen[-1].port, seen[-1].deterministic) == (10, True)
 
 
-class Done(NamedTuple):
-    """The end of a command."""
-
-    returncode: object
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def noria(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
-    """A function that runs the command line in this process, which starts no engine."""
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-
-    def run(*arguments: str) -> Done:
-        monkeypatch.setattr("sys.argv", ["noria", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return Done(ended.value.code, *capsys.readouterr())
-
-    return run
-
-
 def started(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The end of a process of its own, which starts an engine."""
     command = [sys.executable, "-m", "service", *arguments]
@@ -123,9 +99,7 @@ def started(*arguments: str) -> subprocess.CompletedProcess[str]:
         (("--forwarded-allow-ips", "10.0.0.0/33"), ["--forwarded-allow-ips must be addresses", "'10.0.0.0/33'"]),
     ],
 )
-def test_options_that_cannot_be_are_one_line(
-    noria: Callable[..., Done], arguments: tuple[str, ...], words: list[str]
-) -> None:
+def test_options_that_cannot_be_are_one_line(arguments: tuple[str, ...], words: list[str]) -> None:
     check_refusal(noria("serve", *arguments), *words)
 
 
@@ -158,7 +132,7 @@ def test_a_start_that_fails_is_one_line() -> None:
     ],
 )
 def test_a_wrong_value_is_repeated_with_what_is_allowed(
-    noria: Callable[..., Done], flag: str, value: str, words: str, monkeypatch: pytest.MonkeyPatch
+    flag: str, value: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a flag and as its variable."""
     name = "NORIA" + flag.upper().replace("-", "_")[1:]
@@ -204,13 +178,13 @@ def test_a_host_beside_a_unix_socket_is_that_of_the_probes() -> None:
     Settings(uds=Path("a.sock"), host="::1", health_port=8001).check()
 
 
-def test_a_port_in_use_is_one_line(noria: Callable[..., Done]) -> None:
+def test_a_port_in_use_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         check_refusal(noria("serve", "--port", str(port)), f"noria: cannot listen on 127.0.0.1:{port}: ")
 
 
-def test_version_and_help(noria: Callable[..., Done]) -> None:
+def test_version_and_help() -> None:
     assert noria("--version").stdout.startswith("noria ")
     done = noria("--help").stdout
     assert all(command in done for command in ("serve", "plan", "chat", "bench"))
@@ -225,7 +199,7 @@ def mistral(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_plan(mistral: Path, noria: Callable[..., Done]) -> None:
+def test_plan(mistral: Path) -> None:
     """A window of 4,096 needs ceil((4095 + 2048) / 32) + 1 = 193 pages of 4 MiB."""
     done = noria("plan", str(mistral), "--device", "cuda", "--memory", "24GiB")
     assert not done.returncode, done.stderr
@@ -234,7 +208,7 @@ def test_plan(mistral: Path, noria: Callable[..., Done]) -> None:
     assert "│ 32,768 │       772.00 MiB │                  9 │" in done.stdout
 
 
-def test_plan_of_a_model_with_images(tmp_path: Path, noria: Callable[..., Done]) -> None:
+def test_plan_of_a_model_with_images(tmp_path: Path) -> None:
     """The encoder has 434,957,312 weights of 2 bytes; 256 MiB hold 26,214 vectors of 5,120; an image takes 36 MiB."""
     done = noria("plan", str(written("Pixtral 12B", tmp_path)), "--device", "cuda", "--memory", "80GiB")
     assert not done.returncode, done.stderr
@@ -286,7 +260,7 @@ def test_a_plan_that_does_not_fit_says_what_would(mistral: Path, arguments: tupl
     assert planned(str(mistral), *arguments, "--memory", memory.removesuffix(" of memory"))[1] == ""
 
 
-def test_a_plan_that_does_not_fit_ends_with_1(mistral: Path, noria: Callable[..., Done]) -> None:
+def test_a_plan_that_does_not_fit_ends_with_1(mistral: Path) -> None:
     done = noria("plan", str(mistral), "--device", "cuda", "--memory", "12GiB")
     assert done.returncode == 1
     assert "0 of 32,768 tokens fit" in done.stdout
@@ -294,14 +268,14 @@ def test_a_plan_that_does_not_fit_ends_with_1(mistral: Path, noria: Callable[...
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_memory_needs_a_unit(noria: Callable[..., Done]) -> None:
+def test_memory_needs_a_unit() -> None:
     done = noria("plan", "--memory", "12")
     assert (done.returncode, done.stdout) == (2, "")
     assert "12 without a unit is 12 bytes; write 12GiB or 12MiB" in done.stderr
     assert planned("--memory", str(24 * 2**30)) == planned("--memory", "24GiB")
 
 
-def test_plan_takes_the_flags_of_serve(mistral: Path, noria: Callable[..., Done]) -> None:
+def test_plan_takes_the_flags_of_serve(mistral: Path) -> None:
     flags = ("--memory", "24GiB", "--quantize", "int8", "--max-model-len", "5000", "--max-step-tokens", "1")
     made, _ = planned(str(mistral), *flags, "--device", "cpu")
     assert (made["scheme"], made["context"], made["fits"][-1]["tokens"]) == ("int8", 5000, 5000)

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -90,7 +91,7 @@ class StaticInputs:
                     slots=self._slots[i][:n],
                     pages=self._pages[i][: n * _max_pages(self._info, pool)],
                     table=self._tables[i][:n],
-                    spans=tuple(_longest(self._info, pool, row) for row in range(n)),
+                    numbers=np.array([_longest(self._info, pool, row) for row in range(n)]),
                 )
                 for i, pool in enumerate(self._info.pools)
             ),

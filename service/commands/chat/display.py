@@ -46,7 +46,7 @@ class Shown:
     def end(self, note: str = "") -> None:
         """End the line, and print `note`, or why the answer was cut."""
         self._clear_status()
-        if self._has_text:
+        if self._has_text or not self._styled:
             print(flush=True)
         if note := note or self._note:
             print(_dimmed(note) if self._styled else note, file=None if self._styled else sys.stderr, flush=True)

@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -219,7 +220,7 @@ def padded(inputs: PoolInputs, n_rows: int, n_pages: int, spans: tuple[Span, ...
     pages[: len(inputs.pages)] = inputs.pages
     table = torch.zeros(n_rows, 5, dtype=torch.int64)
     table[: len(inputs.table)] = inputs.table
-    return replace(inputs, slots=slots, pages=pages, table=table, spans=spans)
+    return replace(inputs, slots=slots, pages=pages, table=table, numbers=np.array(spans))
 
 
 @pytest.fixture

@@ -10,8 +10,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
 
-from tests.waiting import PATIENCE
-
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
 Repos = Mapping[str, Mapping[str, bytes]]
@@ -22,19 +20,14 @@ Repos = Mapping[str, Mapping[str, bytes]]
 class Hub:
     """The address, and the names of the files that were fetched.
 
-    `gated` repositories need consent. The first download of a file in `cut` breaks in the middle. A file in `held`
-    comes only to its middle, until `release` is set. Files in `claimed` are said to have this size.
+    `gated` repositories need consent. Files in `claimed` are said to have this size.
     """
 
     url: str
     repos: Repos = field(default_factory=dict)
     fetched: list[str] = field(default_factory=list)
     gated: set[str] = field(default_factory=set)
-    cut: set[str] = field(default_factory=set)
-    held: set[str] = field(default_factory=set)
     claimed: dict[str, int] = field(default_factory=dict)
-    holding: threading.Event = field(default_factory=threading.Event)
-    release: threading.Event = field(default_factory=threading.Event)
 
     def variables(self, home: Path) -> dict[str, str]:
         """Environment variables of a client with this home."""
@@ -91,20 +84,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(key, value)
         self.end_headers()
         if body:
-            self._write(file, data)
-
-    def _write(self, file: str, data: bytes) -> None:
-        hub, half = self.server.hub, len(data) // 2
-        self.wfile.write(data[:half])
-        if file in hub.cut:
-            hub.cut.remove(file)
-            self.close_connection = True
-            return
-        if file in hub.held:
-            self.wfile.flush()
-            hub.holding.set()
-            hub.release.wait(PATIENCE)
-        self.wfile.write(data[half:])
+            self.wfile.write(data)
 
 
 class Server(ThreadingHTTPServer):
@@ -124,7 +104,6 @@ def serving(repos: Repos) -> Iterator[Hub]:
     try:
         yield server.hub
     finally:
-        server.hub.release.set()
         server.shutdown()
         thread.join()
         server.server_close()

@@ -74,6 +74,17 @@ def test_exif_orientation_is_applied(orientation: int, kind: str) -> None:
     assert (array(decoded(data)) == np.asarray(expected)).all()
 
 
+def test_a_lack_of_memory_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image would be decoded, but not turned."""
+
+    def transpose(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(ImageOps, "exif_transpose", transpose)
+    with pytest.raises(MemoryError):
+        decoded(saved(noise(16, 8), "JPEG"))
+
+
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")
 @pytest.mark.parametrize("exif", [b"Exif\0\0", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0" + b"\xff" * 40])
 def test_damaged_exif_data_cost_nothing(exif: bytes) -> None:

@@ -35,8 +35,8 @@ def test_counts_add_up(endpoint: str, tmp_path: Path) -> None:
     result, report = run_json(
         fake, tmp_path, "--endpoint", endpoint, *["--requests", "12", "--concurrency", "3", "--warmup", "2"]
     )
-    assert result.code == 0, result.errors
-    assert "\x1b" not in result.output
+    assert result.returncode == 0, result.stderr
+    assert "\x1b" not in result.stdout
     assert len(fake.requests) == 14  # the warm-up is sent, and not counted
     assert 1 < fake.max_in_flight <= 3
     assert report["requests"] == {"total": 12, "completed": 12, "failed": 0}
@@ -66,14 +66,14 @@ def test_without_usage_pieces_are_counted_and_the_report_says_so(tmp_path: Path)
     result, report = run_json(FakeOpenAI(usage=None), tmp_path, *["--requests", "3", "--warmup", "0"])
     assert report["tokens"]["completion"] == 12
     assert report["tokens"]["without_usage"] == 3
-    assert "answers without usage" in result.output
+    assert "answers without usage" in result.stdout
 
 
 def test_poisson_arrivals_neither_come_early_nor_wait_for_answers(tmp_path: Path) -> None:
     fake = FakeOpenAI(delay=0.02)
     arguments = ["--requests", "20", "--rate", "400", "--seed", "7", "--warmup", "0"]
     result, report = run_json(fake, tmp_path, *arguments)
-    assert result.code == 0, result.errors
+    assert result.returncode == 0, result.stderr
     rng = random.Random(7)
     due = [0.0, *accumulate(rng.expovariate(400) for _ in range(19))]
     starts = sorted(request["start"] for request in report["results"])
@@ -87,7 +87,7 @@ def test_no_request_is_sent_after_the_seconds(tmp_path: Path) -> None:
     fake = FakeOpenAI(delay=0.01)
     arguments = ["--seconds", "0.3", "--warmup", "0"]
     result, report = run_json(fake, tmp_path, *arguments, "--concurrency", "2")
-    assert result.code == 0, result.errors
+    assert result.returncode == 0, result.stderr
     assert 2 < len(fake.requests) <= 10
     assert len({body["prompt"] for body in fake.requests}) == len(fake.requests)
     assert report["requests"]["completed"] == len(fake.requests)
@@ -118,7 +118,7 @@ def test_lengths_come_from_distributions_and_repeat_with_the_seed(tmp_path: Path
 def test_failed_requests_are_counted_by_kind_and_fail_the_command(tmp_path: Path) -> None:
     fake = FakeOpenAI(fails={2: 429, 3: 429, 5: 500})
     result, report = run_json(fake, tmp_path, *["--requests", "6", "--concurrency", "1", "--warmup", "0"])
-    assert result.code == 1
+    assert result.returncode == 1
     assert report["requests"] == {"total": 6, "completed": 3, "failed": 3}
     assert {kind: error["count"] for kind, error in report["errors"].items()} == {"http_429": 2, "http_500": 1}
     assert report["errors"]["http_429"]["example"] == "told to fail with 429"
@@ -128,14 +128,14 @@ def test_failed_requests_are_counted_by_kind_and_fail_the_command(tmp_path: Path
 @pytest.mark.parametrize(("how", "kind"), [("error", "stream_error"), ("cut", "incomplete")])
 def test_a_broken_stream_is_a_failure(how: str, kind: str, tmp_path: Path) -> None:
     result, report = run_json(FakeOpenAI(break_stream=how), tmp_path, *["--requests", "2", "--warmup", "0"])
-    assert result.code == 1
+    assert result.returncode == 1
     assert report["errors"][kind]["count"] == 2
 
 
 def test_a_slow_answer_is_a_timeout(tmp_path: Path) -> None:
     fake = FakeOpenAI(delay=30.0)
     result, report = run_json(fake, tmp_path, *["--requests", "2", "--warmup", "0", "--timeout", "0.3"])
-    assert result.code == 1
+    assert result.returncode == 1
     assert report["errors"]["timeout"]["count"] == 2
     assert fake.closed_early.wait(PATIENCE)
 
@@ -145,16 +145,16 @@ def test_a_refused_connection_is_one_line() -> None:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
         result = run("--url", url)
-    assert result.code == 1
-    assert len(result.errors.splitlines()) == 1
-    assert f"cannot connect to {url}" in result.errors
+    assert result.returncode == 1
+    assert len(result.stderr.splitlines()) == 1
+    assert f"cannot connect to {url}" in result.stderr
 
 
 def test_a_server_without_models_is_one_line() -> None:
     with serving(FakeOpenAI(models=())) as url:
         result = run("--url", url)
-    assert result.code == 1
-    assert result.errors == f"noria: {url} lists no model at /v1/models; is it an OpenAI endpoint?\n"
+    assert result.returncode == 1
+    assert result.stderr == f"noria: {url} lists no model at /v1/models; is it an OpenAI endpoint?\n"
 
 
 @pytest.mark.parametrize(
@@ -175,16 +175,16 @@ def test_a_server_without_models_is_one_line() -> None:
 )
 def test_wrong_options_are_one_line(arguments: str, message: str) -> None:
     result = run(*arguments.split())
-    assert result.code == 1
-    assert len(result.errors.splitlines()) == 1
-    assert message in result.errors
+    assert result.returncode == 1
+    assert len(result.stderr.splitlines()) == 1
+    assert message in result.stderr
 
 
 def test_a_failed_warm_up_ends_it_with_the_servers_word() -> None:
     with serving(FakeOpenAI(key="right")) as url:
         result = run("--url", url, "--api-key", "wrong")
-    assert result.code == 1
-    assert "a warm-up request failed (http_401): wrong key" in result.errors
+    assert result.returncode == 1
+    assert "a warm-up request failed (http_401): wrong key" in result.stderr
 
 
 def test_flags_are_variables_and_the_key_stays_out_of_the_report(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_flags_are_variables_and_the_key_stays_out_of_the_report(tmp_path: Path)
     with serving(fake) as url:
         env = {"NORIA_BENCH_URL": url, "NORIA_BENCH_REQUESTS": "2", "NORIA_BENCH_API_KEY": "secret-key"}
         result = run("--json", tmp_path / "report.json", "--no-ignore-eos", env=env)
-    assert result.code == 0, result.errors
+    assert result.returncode == 0, result.stderr
     text = (tmp_path / "report.json").read_text()
     assert "secret-key" not in text
     report = json.loads(text)
@@ -223,12 +223,12 @@ def test_messages_are_for_chat_only(tmp_path: Path) -> None:
     fake = FakeOpenAI()
     arguments = ("--prompts", tmp_path / "prompts", *["--requests", "3", "--warmup", "0"])
     result, _ = run_json(fake, tmp_path, *arguments, "--endpoint", "chat")
-    assert result.code == 0, result.errors
+    assert result.returncode == 0, result.stderr
     assert [body["messages"] for body in fake.requests] == [messages] * 3
     with serving(fake) as url:
         result = run("--url", url, *arguments)
-    assert result.code == 1
-    assert "--endpoint completions takes no messages" in result.errors
+    assert result.returncode == 1
+    assert "--endpoint completions takes no messages" in result.stderr
 
 
 def test_gaps_are_weighted_by_the_tokens_in_them() -> None:

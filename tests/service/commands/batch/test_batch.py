@@ -37,7 +37,7 @@ def start(*arguments: str | Path, **options: Any) -> subprocess.Popen[str]:
 def batch(*arguments: str | Path) -> tuple[int, str]:
     """The exit code of a run in this process, and what it said."""
     done = noria("batch", *arguments)
-    return done.code, done.errors
+    return done.returncode, done.stderr
 
 
 def results(path: Path) -> list[dict[str, Any]]:

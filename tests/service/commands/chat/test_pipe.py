@@ -27,8 +27,8 @@ def test_a_piped_message_gets_a_plain_answer() -> None:
             "What is the\ncapital of France?\n",
             *("--url", url, "--api-key", "k", "--system", "Be brief.", "--temperature", "0", "--max-tokens", "9"),
         )
-    assert (ran.output, ran.code) == ("The capital of France[31m is Paris.\n", 0)
-    assert ran.errors == "[cut at max_tokens 9]\n"
+    assert (ran.stdout, ran.returncode) == ("The capital of France[31m is Paris.\n", 0)
+    assert ran.stderr == "[cut at max_tokens 9]\n"
     assert fake.requests == [
         {
             "model": "fake-1",
@@ -47,7 +47,7 @@ def test_a_thought_is_no_part_of_a_piped_answer() -> None:
     fake = FakeOpenAI(thoughts=("I add", " them."), pieces=("It is", " 4."), finish_reason="stop")
     with serving(fake) as url:
         ran = pipe("2 + 2?", "--url", url)
-    assert (ran.output, ran.errors, ran.code) == ("It is 4.\n", "", 0)
+    assert (ran.stdout, ran.stderr, ran.returncode) == ("It is 4.\n", "", 0)
 
 
 @pytest.mark.parametrize(
@@ -61,23 +61,23 @@ def test_a_thought_is_no_part_of_a_piped_answer() -> None:
 def test_a_servers_error_is_one_line_and_an_exit_code(fake: FakeOpenAI, message: str) -> None:
     with serving(fake) as url:
         ran = pipe("Hi", "--url", url)
-    assert ran.code == 1
-    assert ran.errors == f"noria: {message}\n"
+    assert ran.returncode == 1
+    assert ran.stderr == f"noria: {message}\n"
 
 
 def test_a_refused_connection_is_one_line() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         ran = pipe("Hi", "--url", f"http://127.0.0.1:{closed.getsockname()[1]}")
-    assert ran.code == 1
-    assert ran.errors.startswith("noria: cannot connect to http://127.0.0.1:")
-    assert len(ran.errors.splitlines()) == 1
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("noria: cannot connect to http://127.0.0.1:")
+    assert len(ran.stderr.splitlines()) == 1
 
 
 def test_an_empty_pipe_is_refused() -> None:
     with serving(FakeOpenAI()) as url:
         ran = pipe(" \n", "--url", url)
-    assert (ran.errors, ran.code) == ("noria: no message: the input is empty\n", 1)
+    assert (ran.stderr, ran.returncode) == ("noria: no message: the input is empty\n", 1)
 
 
 @pytest.mark.timeout(300)  # three processes that import PyTorch or half the service, and a model to load

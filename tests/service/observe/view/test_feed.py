@@ -145,6 +145,31 @@ def test_who_reads_slowly_loses_events() -> None:
     assert asyncio.run(listen()) == [1, 5]
 
 
+def test_an_engine_that_is_lost_during_a_look_gives_no_negative_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def listen() -> list[dict[str, Any]]:
+        client = SimpleNamespace(n_lost=0, stats=Stats(generated_tokens=500), look=None)
+
+        async def look() -> Picture:
+            if client.stats.generated_tokens == 501:
+                client.n_lost, client.stats = 1, Stats()
+            return Picture()
+
+        client.look = look
+        metrics = SimpleNamespace(latest_waits=(None, None))
+        feed = Feed(client, metrics, lambda: "ready", asyncio.get_running_loop().create_future())  # type: ignore[arg-type]
+        found = []
+        with feed.listening("a"):
+            async for frame in feed.frames():
+                found.append(json.loads(frame.partition(b"data: ")[2]))
+                client.stats = Stats(generated_tokens=501)
+                if len(found) == 2:
+                    return found
+        return found
+
+    ready, lost = asyncio.run(listen())
+    assert (ready["state"], lost["state"], lost["tokens_per_second"]) == ("ready", "restarting", 0)
+
+
 def test_a_fault_in_the_feed_ends_it_for_those_who_listen_and_not_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     with running() as live:
         with monkeypatch.context() as patch, httpx.Client(base_url=live.url, timeout=PATIENCE) as http:
