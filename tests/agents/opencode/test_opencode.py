@@ -2,11 +2,9 @@
 
 import json
 
-from tests.agents.edits import SAID, answering, calling
+from tests.agents.chats import check_a_file_is_written, check_two_turns
 from tests.agents.programs import MODULES, Programs
-from tests.agents.proxy import Record
 
-CHAT = "/v1/chat/completions"
 PROGRAM = MODULES / "opencode-linux-x64" / "bin" / "opencode"
 QUIET = {
     "OPENCODE_DISABLE_AUTOUPDATE": "1",
@@ -30,17 +28,9 @@ def asked(programs: Programs, *arguments: str) -> str:
     return said
 
 
-def test_an_answer_and_a_second_turn(programs: Programs, record: Record) -> None:
-    record.edit = answering()
-    assert SAID in asked(programs, "Count from one to ten.")
-    assert SAID in asked(programs, "--continue", "Go on.")
-    assert record.posts(CHAT)[-1].sent["messages"][-2]["role"] == "assistant"
-    assert not record.errors
+def test_an_answer_and_a_second_turn(programs: Programs) -> None:
+    check_two_turns(programs, asked, "--continue", "Go on.")
 
 
-def test_a_file_is_written(programs: Programs, record: Record) -> None:
-    file = programs.work / "hello.txt"
-    record.edit = calling("write", filePath=str(file), content="hello")
-    asked(programs, "Write hello to hello.txt.")
-    assert file.read_text() == "hello"
-    assert not record.errors
+def test_a_file_is_written(programs: Programs) -> None:
+    check_a_file_is_written(programs, asked, "write", "filePath")

@@ -2,12 +2,10 @@
 
 import json
 
-from tests.agents.edits import SAID, answering, calling
+from tests.agents.chats import check_a_file_is_written, check_two_turns
 from tests.agents.programs import Programs
-from tests.agents.proxy import Record
 
 MODEL = "smollm2-135m-instruct"
-CHAT = "/v1/chat/completions"
 SETTINGS = {
     "privacy": {"usageStatisticsEnabled": False},
     "telemetry": {"enabled": False},
@@ -24,17 +22,9 @@ def asked(programs: Programs, prompt: str, *flags: str) -> str:
     return programs.run("qwen", "--approval-mode", "yolo", *flags, "-p", prompt, **variables)
 
 
-def test_an_answer_and_a_second_turn(programs: Programs, record: Record) -> None:
-    record.edit = answering()
-    assert SAID in asked(programs, "Count from one to ten.")
-    assert SAID in asked(programs, "Go on.", "--continue")
-    assert record.posts(CHAT)[-1].sent["messages"][-2]["role"] == "assistant"
-    assert not record.errors
+def test_an_answer_and_a_second_turn(programs: Programs) -> None:
+    check_two_turns(programs, asked, "Go on.", "--continue")
 
 
-def test_a_file_is_written(programs: Programs, record: Record) -> None:
-    file = programs.work / "hello.txt"
-    record.edit = calling("write_file", file_path=str(file), content="hello")
-    asked(programs, "Write hello to hello.txt.")
-    assert file.read_text() == "hello"
-    assert not record.errors
+def test_a_file_is_written(programs: Programs) -> None:
+    check_a_file_is_written(programs, asked, "write_file", "file_path")
