@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from service.access.keys import Share
 from service.access.record import RequestRecord
@@ -20,7 +20,6 @@ from service.images.images import Images
 from service.observe.metrics import Metrics
 from service.observe.view.feed import Feed, ServiceState
 from service.observe.view.requests import LiveRequests
-from service.schema.fields import Notices
 from service.settings import Settings
 from service.structured.constraint import Grammars
 
@@ -214,4 +213,3 @@ class State:
     images: Images
     feed: Feed
     requests: LiveRequests
-    notices: Notices = field(default_factory=Notices)

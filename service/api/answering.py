@@ -85,6 +85,7 @@ async def submit(
     generation = Generation(made, state.client, served.tokenizer, state.metrics, record, state.admission.backlog)
     live.begin(generation)
     record.params, record.n_choices = made.params, made.n_choices
+    record.ignored += made.ignored
     await generation.submit()
     record.submitted = generation.submitted
     record.charge_prompt(generation.usage.prompt)

@@ -130,8 +130,6 @@ async def read_body(request: Request, kind: type[B]) -> B:
         else:
             checked = state.admission.work.run(lambda: _checked(content, kind, reading), len(content))
             body, record.ignored = await while_connected(request.receive, state.admission.expired, checked)
-    if record.ignored:
-        state.notices.note(record.sender, record.path, record.ignored)
     return body
 
 

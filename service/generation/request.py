@@ -126,7 +126,8 @@ class ModelRequest:
     `scores_end`: a stop token has its logprob reported. `prompt_logprobs` is the number of alternatives beside each
     token of the prompt (None: no logprobs). `stop_token_ids` are the request's own. `grammar_fields` are the client's
     names of the fields that made the grammar. `visible_control` are the names of control tokens that are part of the
-    text, as they mark calls. `reasoning` is None for an answer without a thought.
+    text, as they mark calls. `reasoning` is None for an answer without a thought. `ignored` are the client's names of
+    fields that have no effect with this model, for the header `x-noria-ignored`.
     """
 
     prompts: tuple[Prompt, ...]
@@ -140,6 +141,7 @@ class ModelRequest:
     grammar_fields: tuple[str, ...] = ()
     visible_control: frozenset[str] = frozenset()
     reasoning: Reasoning | None = None
+    ignored: tuple[str, ...] = ()
 
     @property
     def params(self) -> SamplingParams:

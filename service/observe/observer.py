@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from urllib.parse import quote
 
@@ -17,8 +18,27 @@ log_of_requests = logging.getLogger("noria.request")
 
 LONG_SECONDS = 10.0
 """A request that is not finished by then gets a line in the log. Others have one line, at their end."""
+MAX_CLIENTS = 4096
 Trace = Callable[[RequestRecord, Scope, float], str | None]
 """Makes the trace of a request that ended at a time by perf_counter; returns its id if it has one."""
+
+
+class Notices:
+    """Lines in the log about ignored fields, one for each client. It remembers the last clients."""
+
+    def __init__(self) -> None:
+        self._clients: OrderedDict[str, None] = OrderedDict()
+
+    def note(self, client: str, path: str, names: Sequence[str]) -> None:
+        """Log the first request of a client that has ignored fields."""
+        known = client in self._clients
+        self._clients[client] = None
+        self._clients.move_to_end(client)
+        if len(self._clients) > MAX_CLIENTS:
+            self._clients.popitem(last=False)
+        if not known:
+            fields = {"client": client, "path": path, "fields": ", ".join(names)}
+            log_of_requests.info("a client sends fields that have no effect here", extra={"fields": fields})
 
 
 class Observer:
@@ -27,6 +47,7 @@ class Observer:
     def __init__(self, metrics: Metrics, trace: Trace | None = None) -> None:
         self._metrics = metrics
         self._trace = trace
+        self._notices = Notices()
 
     @contextmanager
     def observing(self, record: RequestRecord, scope: Scope) -> Iterator[None]:
@@ -46,6 +67,8 @@ class Observer:
         status = record.status = record.status or CLIENT_GONE
         self._count(record, status, seconds)
         trace = None if self._trace is None or record.policy.quiet else self._trace(record, scope, ended)
+        if record.ignored:
+            self._notices.note(record.sender, record.path, record.ignored)
         record.params = None  # the record is remembered, and a grammar may be large
         level = logging.DEBUG if record.policy.quiet else logging.INFO
         if not log.isEnabledFor(level):

@@ -1,8 +1,6 @@
 """Request bodies: their base class, helpers to declare fields, unknown fields, and limits on the structure of JSON."""
 
-import logging
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from types import MappingProxyType
@@ -43,15 +41,17 @@ def only(**values: tuple[Any, ...]) -> Mapping[str, tuple[Any, ...]]:
 
 
 def _describe_extras(schema: dict[str, Any], body: type["Body"]) -> None:
-    """The JSON schema of a body is closed, and has the harmless fields with the values that pass."""
-    harmless = {name: {"enum": [*values, None]} for name, values in body.harmless.items()}
-    schema |= {"properties": harmless | schema.get("properties", {}), "additionalProperties": False}
+    """The JSON schema of a body is closed, and has the fields without effect with the values that pass."""
+    passing = {name: {"enum": [*values, None]} for name, values in body.passing().items()}
+    schema |= {"properties": passing | schema.get("properties", {}), "additionalProperties": body.left_out}
 
 
 class Body(BaseModel):
     """A request body, or an object in it: strict types, finite numbers, no unknown fields.
 
     `harmless` are fields of OpenAI or of other servers that have no effect here, with the values that are accepted.
+    `noticed` are such fields with values that are accepted too, and the header `x-noria-ignored` names them; it names a
+    declared field among them whatever its value. `left_out`: the header names the object, which has no effect.
     `synonyms` are fields that are other names of a field. A request may have both, if their values are the same.
     """
 
@@ -63,15 +63,18 @@ class Body(BaseModel):
         json_schema_extra=_describe_extras,
     )
     harmless: ClassVar[Mapping[str, tuple[Any, ...]]] = only()
+    noticed: ClassVar[Mapping[str, tuple[Any, ...]]] = only()
+    left_out: ClassVar[bool] = False
     synonyms: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     @model_validator(mode="after")
     def _refuse_extras(self, info: ValidationInfo) -> Self:
         without = self.without_effect()
-        if without and info.context is not None and info.context.lenient:
+        refused = [] if self.left_out else [name for name in without if not self._notices(name)]
+        if refused and (info.context is None or not info.context.lenient):
+            self._refuse(refused)
+        if (without or self.left_out) and info.context is not None:
             info.context.ignores = True
-        elif without:
-            self._refuse(without)
         for name in dict.fromkeys(self.synonyms.values()):
             first = getattr(self, self.given_as(name))
             for other in self._names(name):
@@ -81,20 +84,34 @@ class Body(BaseModel):
         return self
 
     def without_effect(self) -> list[str]:
-        """Names of given fields that mean nothing here: unknown ones, and harmless ones with a value not accepted."""
+        """Names of given fields that mean nothing here: unknown, noticed, or harmless with a value not accepted."""
         extras = self.__pydantic_extra__ or {}
-        return [name for name, value in extras.items() if not _accepts(self.harmless.get(name), value)]
+        declared = [name for name in self.noticed if name in type(self).model_fields]
+        given = [name for name in declared if getattr(self, name) is not None]
+        return [*(name for name, value in extras.items() if not _accepts(self.harmless.get(name), value)), *given]
+
+    def _notices(self, name: str) -> bool:
+        """Whether a field without effect passes with a notice."""
+        extras = self.__pydantic_extra__ or {}
+        return name not in extras or _accepts(self.noticed.get(name), extras[name])
+
+    @classmethod
+    def passing(cls) -> dict[str, tuple[Any, ...]]:
+        """Fields without effect, each with the values that are accepted."""
+        names = dict.fromkeys((*cls.harmless, *cls.noticed))
+        return {name: (*cls.harmless.get(name, ()), *cls.noticed.get(name, ())) for name in names}
 
     def _refuse(self, names: list[str]) -> None:
         """Raise the error for fields without effect: the unknown ones, or the first of the others."""
-        unknown = [name for name in names if name not in self.harmless]
+        passing = self.passing()
+        unknown = [name for name in names if name not in passing]
         if unknown:
             known = [field.alias or name for name, field in type(self).model_fields.items()]
             more = len(unknown) > MAX_NAMED_FIELDS
-            message = unknown_fields(unknown[:MAX_NAMED_FIELDS], more, known, [*self.harmless])
+            message = unknown_fields(unknown[:MAX_NAMED_FIELDS], more, known, [*passing])
             raise unsupported(unknown[0], message)
         name, value = names[0], (self.__pydantic_extra__ or {})[names[0]]
-        allowed = _distinct(self.harmless[name])
+        allowed = _distinct(passing[name])
         if len(allowed) > MAX_CHOICES:
             choices = f"null, {quoted(allowed[0])} or one of its {len(allowed) - 1} variants in docs/api.md"
         else:
@@ -218,11 +235,8 @@ def check_prompts(name: str, prompts: list[str] | list[TokenIds]) -> int:
     return len(prompts)
 
 
-log = logging.getLogger("noria.request")
-
 MAX_IGNORED = 16
 MAX_NAME_CHARS = 64
-MAX_CLIENTS = 4096
 
 
 def ignored_fields(body: Body) -> tuple[str, ...]:
@@ -240,28 +254,10 @@ def _paths(body: Body, before: str) -> Iterator[str]:
 
 def _inside(value: Any, path: str) -> Iterator[str]:
     if isinstance(value, Body):
-        yield from _paths(value, f"{path}.")
+        yield from [path] if value.left_out else _paths(value, f"{path}.")
     elif isinstance(value, list):
         for index, item in enumerate(value):
             yield from _inside(item, f"{path}[{index}]")
-
-
-class Notices:
-    """Warnings in the log about ignored fields, one for each client. It remembers the last clients."""
-
-    def __init__(self) -> None:
-        self._clients: OrderedDict[str, None] = OrderedDict()
-
-    def note(self, client: str, path: str, names: Sequence[str]) -> None:
-        """Log the first request of a client that has ignored fields."""
-        known = client in self._clients
-        self._clients[client] = None
-        self._clients.move_to_end(client)
-        if len(self._clients) > MAX_CLIENTS:
-            self._clients.popitem(last=False)
-        if not known:
-            fields = {"client": client, "path": path, "fields": ", ".join(names)}
-            log.warning("--lenient: a client sends fields that mean nothing here", extra={"fields": fields})
 
 
 # Limits on the structure of JSON, which hold before anything builds objects from it. A parser holds the interpreter
@@ -325,7 +321,7 @@ def _check(name: str, what: str, count: int, limit: int) -> None:
 class Reading:
     """The context in which one body is validated.
 
-    With `lenient`, fields without effect pass; `ignores` says whether there were any.
+    With `lenient`, all fields without effect pass; `ignores` says whether any passed that the answer must name.
     """
 
     lenient: bool = False

@@ -61,6 +61,7 @@ class TextConfig(Body):
     """Options of the text of the answer."""
 
     harmless = only(verbosity=("medium",))
+    noticed = only(verbosity=("low", "high"))
     format: Format | None = optional("The format: text, any JSON object, or JSON that follows a schema. Default: text.")
 
 

@@ -1,4 +1,4 @@
-"""`--lenient`: fields without effect pass and are named; without it nothing is ignored in silence."""
+"""Fields without effect are named: those that always pass, and with `--lenient` all others."""
 
 import logging
 from collections.abc import Iterator
@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from service.schema.fields import MAX_CLIENTS, MAX_IGNORED, Notices
+from service.observe.observer import MAX_CLIENTS, Notices
+from service.schema.fields import MAX_IGNORED
 from tests.service.live import USER, Live, answer, refused, running
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -17,6 +18,19 @@ HEADER = "x-noria-ignored"
 def lenient() -> Iterator[Live]:
     with running(lenient=True) as server:
         yield server
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "names"),
+    [
+        ("/v1/responses", {"input": "a", "text": {"verbosity": "low"}}, "text.verbosity"),
+        ("/v1/responses", {"input": "a", "text": {"verbosity": "medium"}}, None),
+    ],
+)
+def test_some_fields_pass_and_are_named(live: Live, lenient: Live, path: str, body: Any, names: str | None) -> None:
+    for server in (live, lenient):
+        response = server.post(path, body)
+        assert (response.status_code, response.headers.get(HEADER)) == (200, names), response.text
 
 
 @pytest.mark.parametrize(
@@ -65,7 +79,7 @@ def test_the_header_is_short_and_safe(lenient: Live) -> None:
 
 def test_the_log_has_a_line_for_each_client(caplog: pytest.LogCaptureFixture) -> None:
     notices = Notices()
-    with caplog.at_level(logging.WARNING, "noria.request"):
+    with caplog.at_level(logging.INFO, "noria.request"):
         for client in ("a", "b", "a", *map(str, range(MAX_CLIENTS)), "a"):
             notices.note(client, COMPLETIONS, ("frobnicate",))
     clients = [record.fields["client"] for record in caplog.records]  # type: ignore[attr-defined]
@@ -74,9 +88,9 @@ def test_the_log_has_a_line_for_each_client(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_the_server_logs_a_client_once(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "noria.request"), running(lenient=True) as live:
+    with caplog.at_level(logging.INFO, "noria.request"), running(lenient=True) as live:
         for _ in range(3):
             live.complete(prompt="a", max_tokens=1, frobnicate=1)
-    lines = [record for record in caplog.records if "--lenient" in record.message]
+    lines = [record for record in caplog.records if "no effect" in record.message]
     assert len(lines) == 1
     assert lines[0].fields == {"client": "127.0.0.1", "path": COMPLETIONS, "fields": "frobnicate"}  # type: ignore[attr-defined]
