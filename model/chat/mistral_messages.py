@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from model.chat.order import SPOKEN, with_late_systems
 from model.chat.reasoning import PARTS, check_thought
-from model.errors import ParameterError
 
 Known = Mapping[str, Any]
 CALLS_OR_TEXT = ("v1", "v2", "v3")
@@ -13,7 +13,7 @@ SYSTEM_THOUGHTS = ("v13",)
 """Versions in which a system message may have a thinking part."""
 
 
-def fitted(messages: Sequence[Known], version: str, *, thinks: bool) -> list[dict[str, Any]]:
+def fitted(messages: Sequence[Known], version: str, *, thinks: bool) -> list[Known]:
     """The messages for a version. `thinks`: its tokenizer has the marks of thoughts.
 
     Raises ParameterError("messages") for thinking parts that the version does not have.
@@ -23,8 +23,8 @@ def fitted(messages: Sequence[Known], version: str, *, thinks: bool) -> list[dic
         check_thought(message, index, f"this model's tokenizer {version}", allowed=allowed)
     shown = [_with_images(message) for message in messages]
     told = _with_functions(shown) if version == "v2" else _without_names(shown)
-    told = _with_late_systems(told)
-    return _with_calls_alone(told) if version in CALLS_OR_TEXT else told
+    ordered = with_late_systems(told, SPOKEN)
+    return _with_calls_alone(ordered) if version in CALLS_OR_TEXT else ordered
 
 
 def _with_images(message: Known) -> Known:
@@ -51,36 +51,9 @@ def _with_functions(messages: Sequence[Known]) -> list[dict[str, Any]]:
     ]
 
 
-def _with_late_systems(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """System messages after an answer or a result as user messages: mistral-common refuses them as such.
-
-    Results stay beside their calls. mistral-common joins a user message with the next one, with a blank line.
-    """
-    told: list[dict[str, Any]] = []
-    late: list[dict[str, Any]] = []
-    for message in messages:
-        if message["role"] == "system" and (late or (told and told[-1]["role"] in ("assistant", "tool"))):
-            late.append(_as_user(message))
-            continue
-        if message["role"] != "tool":
-            told, late = told + late, []
-        told.append(message)
-    return told + late
-
-
-def _as_user(message: Known) -> dict[str, Any]:
-    if PARTS in message:
-        raise ParameterError(
-            "messages",
-            "a system message after an answer has a thinking part, which only one before all answers may have: "
-            "send it as text, or leave it out",
-        )
-    return {"role": "user", "content": message["content"]}
-
-
-def _with_calls_alone(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_calls_alone(messages: Sequence[Known]) -> list[Known]:
     """The messages without the text of the assistant that stands directly before its calls."""
-    told: list[dict[str, Any]] = []
+    told: list[Known] = []
     for message in reversed(messages):
         if message.get("tool_calls"):
             told.append({**message, "content": ""})

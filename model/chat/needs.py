@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from model.chat.conversation import Message
 from model.chat.images import IMAGE
+from model.chat.order import Order, order_of
 from model.chat.reasoning import EFFORT, EFFORTS, PARTS, check_thought
 from model.chat.template import FAULTS
 
@@ -39,7 +40,7 @@ IMAGE_FORMS = (
 class Needs(NamedTuple):
     """How a template differs from those that take every message as OpenAI's clients write it.
 
-    `merged_system`: it refuses or leaves out system messages; their text goes into the first user message.
+    `order`: the roles that it takes one after another.
     `text_arguments`: it takes the arguments of calls as JSON text, not as objects.
     `undefined_tools`: it fails on `tools=None`; the variable is left undefined instead.
     `single_call`: it takes one call in a message, not two.
@@ -49,7 +50,7 @@ class Needs(NamedTuple):
     `images`: the role of each message in which it writes images as `[IMG]` -> the form in which it takes them.
     """
 
-    merged_system: bool = False
+    order: Order = Order()
     text_arguments: bool = False
     undefined_tools: bool = False
     single_call: bool = False
@@ -63,8 +64,7 @@ class Needs(NamedTuple):
         for index, message in enumerate(messages):
             allowed = self.system_thoughts and message["role"] == "system"
             check_thought(message, index, "this model's chat template", allowed=allowed)
-        fitted = _merged(messages) if self.merged_system else messages
-        fitted = [self._with_images(message) for message in fitted]
+        fitted = [self._with_images(message) for message in self.order.fitted(messages)]
         return [*map(_with_text_arguments, fitted)] if self.text_arguments else fitted
 
     def _with_images(self, message: Message) -> Message:
@@ -87,14 +87,12 @@ def needs_of(render: Render, tools: Any = None) -> Needs:
     values = {} if undefined else {"tools": tools}
     if _rendered(render, [USER], **values) is None:
         return Needs()
-    secret = secrets.token_hex(8)
-    system = _rendered(render, [{"role": "system", "content": secret}, USER], **values)
     text = _takes_text(render, values)
     arguments = json.dumps({}) if text else {}
     single = _takes_one_call(render, values, arguments)
-    merged = system is None or secret not in system
+    order = order_of(lambda messages: _rendered(render, messages, **values), _called(arguments))
     efforts, thinks = _efforts(render, values), _takes_system_thoughts(render, values)
-    return Needs(merged, text, undefined, single, parts, efforts, thinks, _image_forms(render, values, arguments))
+    return Needs(order, text, undefined, single, parts, efforts, thinks, _image_forms(render, values, arguments))
 
 
 def in_parts(render: Render) -> Render:
@@ -188,20 +186,6 @@ def _rendered(render: Render, messages: Sequence[Message], **values: Any) -> str
         return render(messages=messages, documents=None, add_generation_prompt=True, **values)
     except (TemplateError, *FAULTS):
         return None
-
-
-def _merged(messages: Sequence[Message]) -> list[Message]:
-    """The messages with the system messages at the beginning merged into the user message that follows them."""
-    n_system = next((n for n, message in enumerate(messages) if message["role"] != "system"), len(messages))
-    if n_system == len(messages) or messages[n_system]["role"] != "user":
-        return [*messages]
-    first = messages[n_system]
-    contents = [message["content"] for message in messages[: n_system + 1]]
-    merged = {**first, "content": "\n\n".join(filter(None, contents))}
-    words = "".join(f"{content}\n\n" for content in contents[:n_system] if content)
-    if PARTS in first and words:
-        merged[PARTS] = [{"type": "text", "text": words}, *first[PARTS]]
-    return [merged, *messages[n_system + 1 :]]
 
 
 def _with_text_arguments(message: Message) -> Message:

@@ -73,9 +73,9 @@ def test_a_system_message_without_a_role_goes_into_the_first_user_message(
     assert chat.render(opened, add_generation_prompt=False, continue_final_message=True).endswith("It is")
 
 
-def test_where_no_user_message_follows_the_template_decides(directory: Path, tokenizer: Tokenizer) -> None:
-    with pytest.raises(ParameterError, match="refuses these messages: System role not supported"):
-        chat_of("gemma", directory, tokenizer).encode([SYSTEM])
+def test_a_system_message_alone_is_a_user_message(directory: Path, tokenizer: Tokenizer) -> None:
+    chat = chat_of("gemma", directory, tokenizer)
+    assert chat.render([SYSTEM]) == chat.render([{**SYSTEM, "role": "user"}])
 
 
 def test_a_model_with_two_templates_uses_one_for_tools(

@@ -1,0 +1,147 @@
+"""The order of roles that a chat template takes, and conversations in that order.
+
+Equal neighbours are merged as mistral-common merges them: with a blank line between their texts.
+"""
+
+import secrets
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import groupby
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from model.chat.conversation import Message
+from model.chat.reasoning import PARTS, THOUGHT
+from model.errors import ParameterError
+
+BLANK_LINE = "\n\n"
+SPOKEN = ("assistant", "tool")
+
+START = ""
+"""In place of the role before the first message."""
+LATE: Mapping[Sequence[str], Sequence[Sequence[str]]] = MappingProxyType(
+    {
+        (START,): (("system", "user"),),
+        ("user",): (("user", "system", "user"), ("user", "system", "assistant", "user")),
+        SPOKEN: (("user", "assistant", "system", "user"),),
+    }
+)
+"""Roles before a system message -> the roles of conversations that have it."""
+TWICE: Mapping[str, Sequence[str]] = MappingProxyType(
+    {
+        "system": ("system", "system", "user"),
+        "user": ("user", "user"),
+        "assistant": ("user", "assistant", "assistant", "user"),
+    }
+)
+"""Roles of conversations with two messages of a role in a row."""
+
+Rendered = Callable[[Sequence[Message]], str | None]
+"""A function that renders messages, and returns None where the template raises an error."""
+
+
+class Order(NamedTuple):
+    """What a template refuses, or leaves out, of a conversation in which any role follows any other.
+
+    `merged`: the roles of which two messages in a row become one.
+    `late_after`: the roles after which a system message becomes a user message.
+    `answered`: a user message after a result needs an empty answer between them.
+    """
+
+    merged: Collection[str] = ()
+    late_after: Collection[str] = ()
+    answered: bool = False
+
+    def fitted(self, messages: Sequence[Message]) -> list[Message]:
+        told = with_late_systems(messages, self.late_after)
+        told = [each for role, same in groupby(told, _role) for each in self._joined(role, [*same])]
+        return _with_answers(told) if self.answered else told
+
+    def _joined(self, role: str, messages: list[Message]) -> list[Message]:
+        return [merged(messages)] if role in self.merged and len(messages) > 1 else messages
+
+
+def order_of(rendered: Rendered, called: Sequence[Message]) -> Order:
+    """The order of a template. `called` is a user message, a call and its result, as the template takes them."""
+
+    def takes(*roles: str, before: Sequence[Message] = ()) -> bool:
+        """Whether a text of each role is in the rendering."""
+        told = [{"role": role, "content": secrets.token_hex(8)} for role in roles]
+        text = rendered([*before, *told])
+        return text is not None and all(message["content"] in text for message in told)
+
+    if not takes("user"):
+        return Order()
+    once = {role: takes(*(each for each, _ in groupby(roles))) for role, roles in TWICE.items()}
+    refused = {role for role, roles in TWICE.items() if once[role] and not takes(*roles)}
+    late = {role for before, trials in LATE.items() for role in before if not all(takes(*roles) for roles in trials)}
+    silent = {"role": "assistant", "content": ""}
+    answered = not takes("user", before=called) and takes("user", before=[*called, silent])
+    return Order(frozenset(refused | ({"user"} if START in late else set())), frozenset(late), answered)
+
+
+def _role(message: Message) -> str:
+    role: str = message["role"]
+    return role
+
+
+def merged(messages: Sequence[Message]) -> dict[str, Any]:
+    """Messages of a role as one, with the texts of all, and their images and calls in this order."""
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    texts = {
+        key: BLANK_LINE.join(filter(None, (message.get(key) for message in messages)))
+        for key in ("content", THOUGHT)
+        if any(key in message for message in messages)
+    }
+    parts = {PARTS: _parts(messages)} if any(PARTS in message for message in messages) else {}
+    return {**messages[0], **texts, **parts, **({"tool_calls": calls} if calls else {})}
+
+
+def _parts(messages: Sequence[Message]) -> list[Mapping[str, Any]]:
+    """The parts of all messages, with a blank line after a text that ends one of them; texts that meet are one part."""
+    parts: list[Mapping[str, Any]] = []
+    for message in messages:
+        first, *others = message.get(PARTS) or [{"type": "text", "text": message["content"]}]
+        text = f"{parts.pop()['text']}{BLANK_LINE}" if parts and parts[-1].get("text") else ""
+        if first["type"] == "text":
+            parts += [{**first, "text": text + first["text"]}, *others]
+        else:
+            parts += [*([{"type": "text", "text": text}] if text else ()), first, *others]
+    return parts
+
+
+def with_late_systems(messages: Sequence[Message], after: Collection[str]) -> list[Message]:
+    """The messages, where a system message after one of these roles is a user message.
+
+    Results stay beside their calls.
+    """
+    told: list[Message] = []
+    late: list[Message] = []
+    for message in messages:
+        before = told[-1]["role"] if told else START
+        if message["role"] == "system" and (late or before in after):
+            late.append(_as_user(message))
+            continue
+        if message["role"] != "tool":
+            told, late = told + late, []
+        told.append(message)
+    return told + late
+
+
+def _as_user(message: Message) -> dict[str, Any]:
+    if PARTS in message:
+        raise ParameterError(
+            "messages",
+            "a system message after an answer has a thinking part, which only one before all answers may have: "
+            "send it as text, or leave it out",
+        )
+    return {"role": "user", "content": message["content"]}
+
+
+def _with_answers(messages: Sequence[Message]) -> list[Message]:
+    """The messages with an empty answer between a result and a user message."""
+    told: list[Message] = []
+    for message in messages:
+        if message["role"] == "user" and told and told[-1]["role"] == "tool":
+            told.append({"role": "assistant", "content": ""})
+        told.append(message)
+    return told

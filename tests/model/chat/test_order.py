@@ -1,0 +1,93 @@
+"""Conversations whose order of roles a template refuses. Oracles: mistral-common's merging, transformers' rendering."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mistral_common.protocol.instruct.normalize import InstructRequestNormalizerV7
+from mistral_common.protocol.instruct.request import ChatCompletionRequest
+from transformers import PreTrainedTokenizerBase
+
+from model.chat.formats import ChatFormat, load_chat
+from model.tokenizers.base import Tokenizer
+from tests.model.chat.published import CALL, CALLED, TOOL, source, theirs
+
+Json = dict[str, Any]
+ALTERNATING = ("cohere", "gemma", "gemma3", "llama-2", "mistral-7b-v0.3")
+ROLES = {"s": "system", "d": "developer", "u": "user", "a": "assistant"}
+CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+
+
+def spoken(roles: str) -> list[Json]:
+    """A message of each role, with a text of its own."""
+    return [{"role": ROLES[role], "content": f"Text {number}."} for number, role in enumerate(roles)]
+
+
+def chat_of(name: str, directory: Path, tokenizer: Tokenizer) -> ChatFormat:
+    chat = load_chat(directory, tokenizer, source(name))
+    assert chat is not None
+    return chat
+
+
+def normal(messages: Sequence[Json]) -> list[Json]:
+    """The messages with late systems as users and neighbours merged by mistral-common."""
+    start = next((n for n, message in enumerate(messages) if message["role"] not in ("system", "developer")), 0)
+    early = "\n\n".join(message["content"] for message in messages[:start])
+    late = [{**m, "role": "user"} if m["role"] in ("system", "developer") else m for m in messages[start:]]
+    request: Any = ChatCompletionRequest.from_openai(late)
+    merged = InstructRequestNormalizerV7.normalizer().from_chat_completion_request(request).messages
+    told = [{"role": message.role, "content": message.content} for message in merged]
+    return [*([{"role": "system", "content": early}] if early else []), *told]
+
+
+@pytest.mark.parametrize("roles", ["uu", "suu", "ssu", "uaau", "uasu", "sudau", "usu", "uausdu", "uas", "suuauusaausu"])
+@pytest.mark.parametrize("name", ALTERNATING)
+def test_neighbours_are_merged_and_late_systems_are_users(
+    name: str, roles: str, directory: Path, tokenizer: Tokenizer, oracle: PreTrainedTokenizerBase
+) -> None:
+    messages = spoken(roles)
+    assert chat_of(name, directory, tokenizer).encode(messages) == theirs(oracle, name, normal(messages))
+
+
+@pytest.mark.parametrize("roles", ["uu", "uaau", "uasu", "usu", "ssu"])
+@pytest.mark.parametrize("name", ["chatml", "qwen2_5", "zephyr"])
+def test_a_template_that_refuses_nothing_gets_the_messages_as_they_are(
+    name: str, roles: str, directory: Path, tokenizer: Tokenizer, oracle: PreTrainedTokenizerBase
+) -> None:
+    messages = spoken(roles)
+    assert chat_of(name, directory, tokenizer).encode(messages) == theirs(oracle, name, messages)
+
+
+def test_a_system_message_that_a_template_takes_first_only_is_a_user_message_of_its_own(
+    directory: Path, tokenizer: Tokenizer, oracle: PreTrainedTokenizerBase
+) -> None:
+    messages = spoken("suasu")
+    told = [*messages[:3], {**messages[3], "role": "user"}, messages[4]]
+    assert chat_of("qwen3_8", directory, tokenizer).encode(messages) == theirs(oracle, "qwen3_8", told)
+
+
+@pytest.mark.parametrize("late", ["u", "s", "us"])
+def test_results_are_beside_their_calls_and_a_user_after_them_follows_an_empty_answer(
+    late: str, directory: Path, tokenizer: Tokenizer, oracle: PreTrainedTokenizerBase
+) -> None:
+    """Claude Code writes text after results; Mistral's templates count users and answers, but no results."""
+    name = "mistral-7b-v0.3"
+    chat, (extra, *_) = chat_of(name, directory, tokenizer), normal(spoken(late))
+    told = [*CALLED, {"role": "assistant", "content": ""}, extra]
+    for messages in ([*CALLED, *spoken(late)], [*CALLED[:2], *spoken(late.replace("u", "s")), CALLED[2]]):
+        assert chat.encode(messages, tools=[TOOL]) == theirs(oracle, name, told, tools=[TOOL])
+
+
+def test_calls_of_neighbours_are_calls_of_one_message(directory: Path, tokenizer: Tokenizer) -> None:
+    chat = chat_of("mistral-7b-v0.3", directory, tokenizer)
+    other = {**CALL, "id": "ABCDEFGH2"}
+    results = [{"role": "tool", "content": "1", "tool_call_id": call["id"]} for call in (CALL, other)]
+    apart = [CALLED[0], CALLING, {**CALLING, "tool_calls": [other]}, *results]
+    assert chat.render(apart) == chat.render([CALLED[0], {**CALLING, "tool_calls": [CALL, other]}, *results])
+
+
+def test_a_last_message_that_continues_is_merged_too(directory: Path, tokenizer: Tokenizer) -> None:
+    chat = chat_of("gemma", directory, tokenizer)
+    opened = chat.render(spoken("uaa"), add_generation_prompt=False, continue_final_message=True)
+    assert opened.endswith("model\nText 1.\n\nText 2.")
