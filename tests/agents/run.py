@@ -3,7 +3,8 @@
 `python -m tests.agents.run codex` installs the lists of tests/agents/codex, as `tests.clients.run` does, and starts
 itself again in a network namespace that has the loopback only. There the tests of the folder run the agent against
 the embedded model, behind a proxy (`proxy.py`) that records what it sends. Without a name it runs all folders.
-PIP_ARGS goes to every pip install. AGENTS_RECORDS names a folder for the recorded requests (`records.py`).
+A folder whose Python this machine lacks does not pass: it is named at the end. PIP_ARGS goes to every pip install.
+AGENTS_RECORDS names a folder for the recorded requests (`records.py`).
 """
 
 import fcntl
@@ -15,7 +16,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.clients.run import INSTALLS, prepared, tested
+from tests.clients.run import INSTALLS, MISSING, prepared, tested
 from tests.e2e.server import MODEL, serving
 
 HERE = Path(__file__).parent
@@ -46,14 +47,17 @@ def main() -> int:
         sys.stdout.flush()
         os.execvp(ALONE[0], [*ALONE, sys.executable, "-m", "tests.agents.run", *names])
     raise_loopback()
-    failed = []
+    failed: list[str] = []
+    missing: list[str] = []
     with serving(*SERVED) as server:
         for name, (programs, failure) in zip(names, made, strict=True):
             started = time.monotonic()
             failure = failure or tested(name, programs, {"NORIA_URL": server.url}, HERE)
             print(f"{name}: {failure or f'passes in {time.monotonic() - started:.0f} s'}", flush=True)
-            failed += [name] if failure else []
-    print(f"{len(names) - len(failed)} of {len(names)} folders of agents pass", *failed, sep="\nfailed: ")
+            (missing if failure == MISSING else failed).extend([name] if failure else [])
+    n_passed = len(names) - len(failed) - len(missing)
+    print(f"{n_passed} of {len(names)} folders of agents pass", *failed, sep="\nfailed: ")
+    print(*(f"not run: {name}\n" for name in missing), sep="", end="")
     return bool(failed)
 
 

@@ -13,10 +13,10 @@ import shutil
 import subprocess
 import sys
 import time
-import venv
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from shutil import which
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
 
@@ -30,6 +30,9 @@ ENVIRONMENTS = HERE.parents[1] / ".clients"
 NAMES = sorted({path.parent.name for path in HERE.glob("*/test_*")})
 LISTS = ("requirements.txt", "package.json", "package-lock.json")
 """Files that say what a client's environment holds."""
+VERSIONS = ".python-version"
+"""The file of a client that needs other versions of Python than ours, one a line. pyenv reads it too."""
+MISSING = f"not run: this machine has no Python of the versions in {VERSIONS}"
 INSTALLS = 2
 """Number of environments that are made at the same time, while tests of other clients run."""
 
@@ -52,13 +55,25 @@ def prepared(name: str, here: Path = HERE) -> tuple[Path, str]:
     installed = directory / "installed.txt"
     if installed.is_file() and installed.read_text() == wanted:
         return directory / "bin", ""
-    venv.create(directory, clear=True)
+    if (python := python_for(here / name)) is None:
+        return directory / "bin", MISSING
+    if failure := run(python, "-m", "venv", "--clear", "--without-pip", directory, directory=here / name):
+        return directory / "bin", failure
     for path in lists[1:]:
         shutil.copy(path, directory)
     failure = install(directory, lists[0])
     if not failure:
         installed.write_text(wanted)
     return directory / "bin", failure
+
+
+def python_for(client: Path) -> str | None:
+    """The first Python on this machine of a version that the client needs, ours if it does not say; perhaps none."""
+    file = client / VERSIONS
+    if not file.is_file():
+        return sys.executable
+    named = [f"python{version}" for version in file.read_text().split()]
+    return next((name for name in named if which(name) and not run(name, "--version", directory=client)), None)
 
 
 def install(directory: Path, requirements: Path) -> str:
