@@ -8,6 +8,11 @@ from typing import Any
 
 import pytest
 
+from model.checkpoint.model_files import model_files
+from model.checkpoint.resolve import EMBEDDED, resolve
+from model.tokenizers.load import load_tokenizer
+from service.engine.scheduling.repetition import Repetition
+from service.settings import Settings
 from tests.service.live import Live, running
 
 FIELD = {"max_pattern_size": 4, "min_pattern_size": 1, "min_count": 3}
@@ -69,3 +74,30 @@ def test_the_outcome_is_counted(guarded: Live) -> None:
     before = guarded.metric("noria_requests_total", outcome="repetition")
     said(guarded)
     assert guarded.metric("noria_requests_total", outcome="repetition") == before + 1
+
+
+ORDINARY = {
+    "a list of zeros": ", ".join("0" * 100),
+    "rows of zeros": ("    [" + "0, " * 10 + "],\n") * 10,
+    "separators": "-" * 1000 + "=-" * 60 + "." * 500,
+    "an empty table": "|   |   |   |   |\n" * 25,
+    "a box": ("|" + " " * 60 + "|\n") * 30,
+    "laughter": "ha " * 100,
+    "bytes": "00 " * 100,
+    "placeholders": '<div class="card"><img src="image.jpg"><h3>Title</h3><p>Some text of the card.</p></div>\n' * 7,
+}
+LOOPS = ("the elegant venue of the beautiful and ", "| Roma | 1,312 |\n", "Premier Train Service\n")
+
+
+def test_the_embedded_models_default_ends_loops_and_no_ordinary_text() -> None:
+    assert Settings(model="org/name").repetition is Settings(repetition_detection="off").repetition is None
+    wanted = Settings(model=EMBEDDED).repetition
+    assert wanted is not None
+    tokenizer = load_tokenizer(model_files(resolve(EMBEDDED)))
+
+    def ends(text: str) -> bool:
+        detection = Repetition(wanted)
+        return any([*map(detection.observe, tokenizer.encode(text, add_bos=False, parse_control=False))])
+
+    assert [name for name, text in ORDINARY.items() if ends(text)] == []
+    assert [text for text in LOOPS if not ends(text * 100)] == []
