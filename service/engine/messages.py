@@ -20,7 +20,7 @@ from service.engine.picture import Picture, PoolPages
 
 PIECE = 2**18
 """Bytes of a message that the service's event loop writes before it serves others."""
-FINISHES = ("abort", "timeout", "length", "stop")
+FINISHES = ("abort", "timeout", "length", "repetition", "stop")
 """Reasons for which a sequence ends without an error. A request has the first of them that one of its choices has.
 `service/generation/finish.py` has the words for them."""
 
@@ -170,8 +170,8 @@ class CacheMiss(NamedTuple):
 class Update(NamedTuple):
     """The result of a step for one sequence.
 
-    `finish` is None until the last update. It is then "stop" (`tokens[-1]` is a stop token), "length" or "error", or
-    "timeout" or "abort" from `Mailbox.expire`.
+    `finish` is None until the last update. It is then "stop" (`tokens[-1]` is a stop token), "length",
+    "repetition" or "error", or "timeout" or "abort" from `Mailbox.expire`.
     `cached` counts prompt tokens taken from the cache, `queued` the seconds in the queue, and `miss` says where the
     prompt left the cache, unless it had all it could; they come with the first update. `failure` explains an "error"
     that the request itself caused, `fault` one of the server in this sequence alone. `processed` counts computed prompt

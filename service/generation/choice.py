@@ -28,8 +28,8 @@ class Delta(NamedTuple):
     """What one update adds to a choice.
 
     The first delta has `prompt_tokens` and `prompt_logprobs` (of all tokens but the first), if the request wants them.
-    The last has `finish` ("stop", "length", "timeout" or "abort"), the stop string or the request's own stop token that
-    ended the text, and the `embedding`.
+    The last has `finish` ("stop", "length", "repetition", "timeout" or "abort"), the stop string or the request's own
+    stop token that ended the text, and the `embedding`.
     `thought` is text of the reasoning before the answer. `tokens` are generated ids, if the request wants them.
     `progress` comes during prefill, before the first token.
     """
@@ -48,7 +48,9 @@ class Delta(NamedTuple):
 
     @property
     def stop_reason(self) -> str | int | None:
-        """What of the request ended the text: a stop string, or one of `stop_token_ids`."""
+        """What of the request ended the text: a stop string, one of `stop_token_ids`, or vLLM's word for repetition."""
+        if self.finish == "repetition":
+            return "repetition_detected"
         return self.stop_token if self.stop is None else self.stop
 
     def __bool__(self) -> bool:

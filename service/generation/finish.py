@@ -9,13 +9,14 @@ CALLS = "tool_calls"
 class Finish(NamedTuple):
     """A finish reason of completions and chat.
 
-    `anthropic` is its `stop_reason`, `responses` the status in the Responses API. None: an answer of that API does not
-    end so. `note` is empty for a complete answer.
+    `anthropic` is its `stop_reason`; None: no answer of that API ends so. `responses` is the reason of an incomplete
+    response, `note` what is said of an incomplete answer; both are empty for a complete one.
+    Anthropic's API has no word for a repetition, and a client that reads `max_tokens` would continue it.
     """
 
     name: str
     anthropic: str | None = None
-    responses: str | None = None
+    responses: str = ""
     note: str = ""
 
 
@@ -24,8 +25,9 @@ FINISHES = {
     for row in (
         Finish("abort", note="cut: the request was cancelled"),
         Finish("timeout", note="cut at the time limit"),
-        Finish("length", "max_tokens", "incomplete", "cut: the context, or what the server allows, is full"),
-        Finish("stop", "end_turn", "completed"),
-        Finish(CALLS, "tool_use", "completed"),
+        Finish("length", "max_tokens", "max_output_tokens", "cut: the context, or what the server allows, is full"),
+        Finish("repetition", "end_turn", "repetition", "cut: it repeated itself"),
+        Finish("stop", "end_turn"),
+        Finish(CALLS, "tool_use"),
     )
 }

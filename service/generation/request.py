@@ -16,7 +16,7 @@ from model.chat.reasoning import Marks
 from model.checkpoint.generation_config import GenerationDefaults
 from model.errors import ModelError, ParameterError
 from model.image_spans import ImageSpan
-from model.sampling_params import SamplingParams, check_ids
+from model.sampling_params import RepetitionDetection, SamplingParams, check_ids
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.pieces import encode_inner
 from service import version
@@ -35,7 +35,7 @@ class ServedModel:
     Requests may use any of `names`; answers have the first. `chat` is None without a chat format.
 
     `reasoning` are the marks of thoughts, None for a model without reasoning. `reasoning_budget` is the default for
-    the tokens of a thought. `description` is what its users should know.
+    the tokens of a thought, and `repetition_detection` that of a request. `description` is what its users should know.
     `fingerprint` is the `system_fingerprint` of answers. Raises ModelError for defaults that no request could use.
     """
 
@@ -47,6 +47,7 @@ class ServedModel:
     info: RunnerInfo
     reasoning: Marks | None = None
     reasoning_budget: int | None = None
+    repetition_detection: RepetitionDetection | None = None
     adapter: Adapter | None = None
     description: str | None = None
     created: int = field(default_factory=lambda: int(time.time()))
@@ -162,6 +163,8 @@ def sampling(body: SamplingBody, served: ServedModel, **limits: Any) -> Sampling
     values = served.defaults.completed(body.given)
     ends = () if values.get("ignore_eos") else served.defaults.eos_token_ids
     stops = dict.fromkeys((*(body.stop_token_ids or ()), *ends))
+    ended_otherwise = values.get("ignore_eos") or limits.get("grammar") is not None
+    default = None if ended_otherwise else served.repetition_detection
     params = SamplingParams(
         **{"seed": secrets.randbits(63), **values},
         logit_bias=body.biases,
@@ -169,6 +172,7 @@ def sampling(body: SamplingBody, served: ServedModel, **limits: Any) -> Sampling
         bad_words=_bad_words(body.bad_words, served.tokenizer) if body.bad_words else (),
         stop=body.stops,
         stop_token_ids=tuple(stops),
+        repetition_detection=body.repetition_detection.wanted if body.repetition_detection else default,
         **limits,
     )
     params.check_ids(served.info.vocab_size)

@@ -70,6 +70,7 @@ async def load_served(settings: Settings, client: EngineClient) -> ServedModel:
         client.info,
         marks_of(settings, side.chat, side.tokenizer),
         settings.reasoning_budget,
+        settings.repetition,
         description=EMBEDDED_DESCRIPTION if settings.model == EMBEDDED else None,
     )
 

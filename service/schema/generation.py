@@ -12,10 +12,13 @@ from model.sampling_params import (
     MAX_ALLOWED_TOKENS,
     MAX_BAD_WORDS,
     MAX_BIASED_TOKENS,
+    MAX_PATTERN_COUNT,
+    MAX_PATTERN_SIZE,
     MAX_STOP_CHARS,
     MAX_STOP_TOKENS,
     MAX_STOPS,
     PARAMETERS,
+    RepetitionDetection,
 )
 from service.access.entry import PRIORITIES
 from service.errors.errors import InvalidRequest
@@ -35,6 +38,30 @@ else:
     DeclaredBody = create_model(
         "DeclaredBody", __base__=Body, **{name: (PARAMETERS[name].kind | None, ranged(name)) for name in DECLARED}
     )
+
+
+class RepetitionBody(Body):
+    """vLLM's `repetition_detection`."""
+
+    max_pattern_size: int | None = optional(
+        "The greatest number of tokens in the pattern. 0 turns the detection off. Default: 0.",
+        ge=0,
+        le=MAX_PATTERN_SIZE,
+    )
+    min_pattern_size: int | None = optional(
+        "The least number of tokens in the pattern; 0 means 1. Default: 0.", ge=0, le=MAX_PATTERN_SIZE
+    )
+    min_count: int | None = optional(
+        "The number of copies that end the answer, 2 at least. Required unless the detection is off.",
+        ge=0,
+        le=MAX_PATTERN_COUNT,
+    )
+
+    @property
+    def wanted(self) -> RepetitionDetection | None:
+        """What to detect, None for nothing. Raises ParameterError."""
+        found = RepetitionDetection(self.max_pattern_size or 0, self.min_pattern_size or 0, self.min_count or 0)
+        return found if found.max_pattern_size else None
 
 
 class SamplingBody(DeclaredBody):
@@ -63,6 +90,10 @@ class SamplingBody(DeclaredBody):
     )
     stop_token_ids: TokenIds | None = optional(
         f"Tokens that end the answer. At most {MAX_STOP_TOKENS}, including the model's end tokens."
+    )
+    repetition_detection: RepetitionBody | None = optional(
+        "Cuts the answer at the token that completes `min_count` copies of a pattern in a row. Not allowed with "
+        "structured output or tools. Default: the server's."
     )
 
     @property

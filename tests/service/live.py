@@ -176,7 +176,15 @@ def running(
         format_: Any = FakeChat() if chat is True else chat or None
         marks = marks_of(settings, format_, tokens)
         return ServedModel(
-            names, tokens, format_, defaults, longest_piece(tokens), client.info, marks, settings.reasoning_budget
+            names,
+            tokens,
+            format_,
+            defaults,
+            longest_piece(tokens),
+            client.info,
+            marks,
+            settings.reasoning_budget,
+            settings.repetition,
         )
 
     client = EngineClient(

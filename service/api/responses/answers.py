@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import WithJsonSchema
 from typing_extensions import TypedDict
 
+from service.generation.finish import FINISHES
 from service.generation.request import Timings
 
 ItemStatus = Annotated[str, WithJsonSchema({"enum": ["completed", "incomplete"]})]
@@ -85,7 +86,7 @@ class ResponseUsage(TypedDict):
 
 
 class IncompleteDetails(TypedDict):
-    reason: Literal["max_output_tokens"]
+    reason: Annotated[str, WithJsonSchema({"enum": [row.responses for row in FINISHES.values() if row.responses]})]
 
 
 class ReasoningEcho(TypedDict):

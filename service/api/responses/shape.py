@@ -46,10 +46,10 @@ class ResponseShape(TypedEvents):
         if delta.finish is not None:
             if self._open is None or self._only_thought(delta.finish):  # an empty answer is an empty message
                 events += self._opening_events(opened("message", role="assistant", content=[]))
-            status = FINISHES[delta.finish].responses
-            assert status is not None, "a cancelled response ends with an error, and none has a time limit"
+            reason = FINISHES[delta.finish].responses
+            status = "incomplete" if reason else "completed"
             events += self._closing_events(status)
-            events.append(self._event(status, response=self._response(status, usage)))
+            events.append(self._event(status, response=self._response(status, usage, reason)))
         return events
 
     def closing(self, usage: Usage) -> list[Json]:
@@ -133,14 +133,14 @@ class ResponseShape(TypedEvents):
         self._sent += 1
         return event
 
-    def _response(self, status: str, usage: Usage | None) -> ResponseState:
+    def _response(self, status: str, usage: Usage | None, reason: str = "") -> ResponseState:
         return {
             "id": self.id,
             "object": "response",
             "created_at": self.created,
             "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "incomplete_details": {"reason": reason} if reason else None,
             "model": self.model,
             "output": [*self._items],
             "usage": None if usage is None else usage_json(usage),

@@ -11,6 +11,7 @@ from service.engine.messages import CacheMiss, Submit, Update
 from service.engine.scheduling.images import ImageStore, ImageTable
 from service.engine.scheduling.pages import PagePool, Table, chain_seed, page_name
 from service.engine.scheduling.prompt_lookup import PromptLookup
+from service.engine.scheduling.repetition import Repetition
 
 
 class Sequence:
@@ -49,6 +50,8 @@ class Sequence:
         self.images = ImageTable(images, submit)
         image = submit.prompt[submit.images[0].start] if submit.images else None
         self.lookup = PromptLookup(image) if submit.params.prompt_lookup_num_tokens else None
+        wanted = submit.params.repetition_detection
+        self.repetition = None if wanted is None else Repetition(wanted)
         self.pooled: tuple[float, ...] = ()
         self._page_size = pools[0].page_size
         self.salted = bool(submit.cache_salt)
@@ -185,7 +188,8 @@ class Sequence:
             return (), None
         before = len(self.tokens) - self.n_prompt
         for n, token in enumerate(sampled, start=1):
-            if (reason := ending(self.params, token, before + n)) is not None:
+            repeats = self.repetition is not None and self.repetition.observe(token)
+            if (reason := ending(self.params, token, before + n, repeats)) is not None:
                 break
         self.tokens += sampled[:n]
         self.assumed = False
@@ -218,31 +222,42 @@ class Sequence:
 
 
 class EndRule(NamedTuple):
-    """A rule that ends outputs. `reason` takes the parameters, a sampled token, and which token of the output it is."""
+    """A rule that ends outputs.
+
+    `reason` takes the parameters, a sampled token, which token of the output it is, and whether the output repeats.
+    """
 
     parameters: frozenset[str]
-    reason: Callable[[SamplingParams, int, int], str | None]
+    reason: Callable[[SamplingParams, int, int, bool], str | None]
 
 
-def _stop_token(params: SamplingParams, token: int, n: int) -> str | None:
+def _stop_token(params: SamplingParams, token: int, n: int, repeats: bool) -> str | None:
     return "stop" if token in params.stop_tokens else None
 
 
-def _max_tokens(params: SamplingParams, token: int, n: int) -> str | None:
+def _max_tokens(params: SamplingParams, token: int, n: int, repeats: bool) -> str | None:
     return "length" if n >= params.max_tokens else None
 
 
-END_RULES = (EndRule(frozenset({"stop_token_ids"}), _stop_token), EndRule(frozenset({"max_tokens"}), _max_tokens))
+def _repetition(params: SamplingParams, token: int, n: int, repeats: bool) -> str | None:
+    return "repetition" if repeats and n >= params.min_tokens else None
+
+
+END_RULES = (
+    EndRule(frozenset({"stop_token_ids"}), _stop_token),
+    EndRule(frozenset({"max_tokens"}), _max_tokens),
+    EndRule(frozenset({"repetition_detection"}), _repetition),
+)
 """The rules of the parameters whose stage is the end; the first that applies gives the reason."""
 _IN_THE_SERVICE = frozenset({"stop", "include_stop_str_in_output", "ignore_eos"})
 """The service implements these: it knows the text, and the model's end tokens."""
 _IN_THE_SCHEDULER = frozenset({"prompt_lookup_num_tokens", "return_progress"})
 
 
-def ending(params: SamplingParams, token: int, n: int) -> str | None:
+def ending(params: SamplingParams, token: int, n: int, repeats: bool) -> str | None:
     """The reason to end an output with `token`, its n-th; None if the output goes on."""
     for rule in END_RULES:
-        if (reason := rule.reason(params, token, n)) is not None:
+        if (reason := rule.reason(params, token, n, repeats)) is not None:
             return reason
     return None
 

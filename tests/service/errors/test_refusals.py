@@ -57,6 +57,17 @@ CHAT = "/v1/chat/completions"
         ({"timeout": 0}, "timeout", ["greater than 0"]),
         ({"timeout": 86401}, "timeout", ["86400"]),
         ({"user": "x" * 513}, "user", ["512"]),
+        ({"repetition_detection": 3}, "repetition_detection", ["object", "3"]),
+        ({"repetition_detection": {"max_pattern": 3}}, "repetition_detection.max_pattern", ["max_pattern_size"]),
+        ({"repetition_detection": {"max_pattern_size": 2049}}, "repetition_detection.max_pattern_size", ["2048"]),
+        ({"repetition_detection": {"max_pattern_size": 3}}, "repetition_detection.min_count", ["2", "got 0"]),
+        ({"repetition_detection": {"min_pattern_size": 1}}, "repetition_detection.min_pattern_size", ["0", "got 1"]),
+        ({"repetition_detection": {"min_count": True}}, "repetition_detection.min_count", ["integer", "true"]),
+        (
+            {"repetition_detection": {"max_pattern_size": 3, "min_count": 3}, "guided_choice": ["a"]},
+            "repetition_detection",
+            ["contradicts a grammar", '"min_count": 3'],
+        ),
     ],
 )
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])

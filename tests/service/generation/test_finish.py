@@ -27,7 +27,8 @@ def test_every_reason_of_a_sequence_has_a_row_and_an_outcome() -> None:
     assert [*OF_SEQUENCES, CALLS] == [*FINISHES]
     assert set(OF_SEQUENCES) <= set(OUTCOMES)
     params = SamplingParams(stop_token_ids=(7,), max_tokens=3)
-    assert {rule.reason(params, 7, 3) for rule in END_RULES} == {"stop", "length"} <= set(OF_SEQUENCES)
+    reasons = {rule.reason(params, 7, 3, True) for rule in END_RULES}
+    assert reasons == {"stop", "length", "repetition"} <= set(OF_SEQUENCES)
 
 
 def test_the_document_lists_every_reason() -> None:
@@ -45,10 +46,16 @@ def test_whoever_shows_answers_says_which_are_incomplete() -> None:
 
 
 @pytest.mark.parametrize(
-    ("finish", "reason", "status"), [("stop", "end_turn", "completed"), ("length", "max_tokens", "incomplete")]
+    ("finish", "reason", "status", "why"),
+    [
+        ("stop", "end_turn", "completed", None),
+        ("length", "max_tokens", "incomplete", {"reason": "max_output_tokens"}),
+        ("repetition", "end_turn", "incomplete", {"reason": "repetition"}),
+    ],
 )
-def test_other_dialects_have_their_own_words(finish: str, reason: str, status: str) -> None:
+def test_other_dialects_have_their_own_words(finish: str, reason: str, status: str, why: dict[str, str] | None) -> None:
     echo: Any = {}
     *_, ending, _ = MessageShape("m").chunks(0, Delta("a", finish=finish), Usage())
     assert ending["delta"]["stop_reason"] == reason
-    assert ResponseShape("m", echo).chunks(0, Delta("a", finish=finish), Usage())[-1]["type"] == f"response.{status}"
+    last = ResponseShape("m", echo).chunks(0, Delta("a", finish=finish), Usage())[-1]
+    assert (last["type"], last["response"]["incomplete_details"]) == (f"response.{status}", why)

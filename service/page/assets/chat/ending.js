@@ -5,6 +5,7 @@ export const FINISHES = {
   stop: null,
   tool_calls: null,
   length: "The answer was cut off at its length limit (max_tokens in Settings).",
+  repetition: "The answer was cut off because it repeated itself.",
   timeout: "The answer was cut off at its time limit.",
   abort: "The answer was cut off: its request was cancelled at the server.",
 };
