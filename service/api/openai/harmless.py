@@ -9,8 +9,11 @@ from typing import Any
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
     # OpenAI
     "store": (False,),
-    "metadata": ({},),
-    "service_tier": ("auto", "default"),
+    "service_tier": ("auto", "default", "flex", "priority", "scale"),  # which hardware, and when: never which answer
+    # Mistral
+    "guardrails": ([],),
+    # OpenRouter
+    "transforms": ([],),
     # vLLM
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
@@ -61,11 +64,11 @@ HARMLESS_CHAT: Mapping[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none",),
     "audio": (),
-    "prediction": (),
+    "prediction": ({"type": "content", "content": ""},),
     "moderation": (),
     "prompt_cache_options": ({}, {"mode": "implicit"}),
-    "prompt_cache_retention": ("in_memory",),
-    "verbosity": ("medium",),
+    "prompt_cache_retention": ("in_memory", "24h"),
+    "verbosity": ("medium", "low", "high"),  # a hint that no model here knows
     "web_search_options": (),
     "mm_processor_kwargs": (),
     "echo": (False,),
