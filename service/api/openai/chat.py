@@ -15,7 +15,7 @@ from model.errors import quoted
 from service.access.record import Policy, RequestRecord
 from service.api.answering import answer
 from service.api.openai.answers import ChatCompletion
-from service.api.openai.harmless import HARMLESS_CHAT
+from service.api.openai.harmless import HARMLESS_CHAT, NOTICED_CHAT
 from service.api.openai.shape import ChatShape
 from service.api.prompt import Chat, chat_request, of_chat
 from service.api.reasoning import MAX_BUDGET, ReasoningOptions
@@ -118,6 +118,7 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
     """The request body of `POST /v1/chat/completions`."""
 
     harmless = HARMLESS_CHAT
+    noticed = NOTICED_CHAT
     synonyms = MappingProxyType({**GenerationBody.synonyms, "max_completion_tokens": "max_tokens"})
     messages: Items[Message] = Field(max_length=MAX_ITEMS, description="The conversation: at least one message.")
     max_tokens: int | None = ranged("max_tokens", CHAT_TOKENS, least=1)

@@ -68,7 +68,7 @@ HARMLESS_CHAT: Mapping[str, tuple[Any, ...]] = {
     "moderation": (),
     "prompt_cache_options": ({}, {"mode": "implicit"}),
     "prompt_cache_retention": ("in_memory", "24h"),
-    "verbosity": ("medium", "low", "high"),  # a hint that no model here knows
+    "verbosity": ("medium",),
     "web_search_options": (),
     "mm_processor_kwargs": (),
     "echo": (False,),
@@ -77,3 +77,6 @@ HARMLESS_CHAT: Mapping[str, tuple[Any, ...]] = {
     "chat_template": (),
     "best_of": (1,),
 }
+NOTICED: Mapping[str, tuple[Any, ...]] = {"keep_alive": (), "ttl": (), "store": (True,)}
+"""Fields that pass with these values too, or with any if they are declared: the header of ignored fields names them."""
+NOTICED_CHAT: Mapping[str, tuple[Any, ...]] = {**NOTICED, "verbosity": ("low", "high")}

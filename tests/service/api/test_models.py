@@ -32,9 +32,7 @@ def test_the_defaults_are_the_models_own_and_then_the_servers() -> None:
         assert live.http.get("/v1/models/org/alias").json()["defaults"] == NEUTRAL
 
 
-@pytest.mark.parametrize(
-    ("chat", "more"), [(None, ()), (FakeChat(), CHATS), (ThinkingChat(), (*CHATS, "reasoning"))]
-)
+@pytest.mark.parametrize(("chat", "more"), [(None, ()), (FakeChat(), CHATS), (ThinkingChat(), (*CHATS, "reasoning"))])
 def test_capabilities_are_those_of_the_model(chat: FakeChat | None, more: tuple[str, ...]) -> None:
     marks = STYLES["tags"] if chat and chat.reasoning_style else None
     served = ServedModel(("m",), IntegerTokenizer(), chat, GenerationDefaults(), 1, make_info(), marks)
