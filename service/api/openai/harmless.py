@@ -77,6 +77,6 @@ HARMLESS_CHAT: Mapping[str, tuple[Any, ...]] = {
     "chat_template": (),
     "best_of": (1,),
 }
-NOTICED: Mapping[str, tuple[Any, ...]] = {"keep_alive": (), "ttl": (), "store": (True,)}
+NOTICED: Mapping[str, tuple[Any, ...]] = {"keep_alive": (), "ttl": ()}
 """Fields that pass with these values too, or with any if they are declared: the header of ignored fields names them."""
-NOTICED_CHAT: Mapping[str, tuple[Any, ...]] = {**NOTICED, "verbosity": ("low", "high")}
+NOTICED_CHAT: Mapping[str, tuple[Any, ...]] = {**NOTICED, "verbosity": ("low", "high"), "store": (True,)}
