@@ -154,6 +154,9 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
         if not self.messages:
             raise InvalidRequest("messages must not be empty", param="messages")
         self.check_continuation(self.messages)
+        if self.thinking and self.thinking.budget_tokens is not None and self.thinking.type != "enabled":
+            message = f"thinking.budget_tokens needs thinking.type enabled, got {quoted(self.thinking.type)}"
+            raise InvalidRequest(message, param="thinking.budget_tokens")
         if self.safe_prompt:
             message = "safe_prompt must be false or null, got true: Noria does not add Mistral's guard prompt"
             raise InvalidRequest(f"{message}; write it as a system message", param="safe_prompt")
@@ -172,7 +175,7 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
         effort_field, effort = _consistent(
             reasoning_effort=self.reasoning_effort, prompt_mode=mode, thinking=EFFORTS_OF_TYPES[kind]
         )
-        own = self.thinking.budget_tokens if self.thinking and kind == "enabled" else None
+        own = self.thinking.budget_tokens if self.thinking else None
         budget_field, budget = _consistent(thinking_token_budget=self.thinking_token_budget, thinking=own)
         field = effort_field if effort not in (None, "none") or budget is None else budget_field
         options = ReasoningOptions.of_effort(effort, field, budget=budget)

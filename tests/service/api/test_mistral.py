@@ -81,6 +81,12 @@ def after(*messages: dict[str, Any]) -> dict[str, Any]:
         (CHAT, {"prompt_mode": "fast"}, "prompt_mode", ["reasoning", '"fast"']),
         (CHAT, {"prompt_mode": "reasoning"}, "prompt_mode", ["this model has none"]),
         (CHAT, {"thinking": {"type": "enabled"}}, "thinking", ["this model has none"]),
+        (
+            CHAT,
+            {"thinking": {"type": "adaptive", "budget_tokens": 9}},
+            "thinking.budget_tokens",
+            ["enabled", '"adaptive"'],
+        ),
         (CHAT, {"thinking": {"type": "on"}}, "thinking.type", ['"enabled"', '"on"']),
         (CHAT, {"prompt_mode": "reasoning", "reasoning_effort": "none"}, "prompt_mode", ["reasoning_effort", "none"]),
         (

@@ -155,7 +155,7 @@ def test_the_format_of_a_silent_request_is_its_keys_and_then_the_servers(tmp_pat
         ({"prompt_mode": "reasoning"}, True, "high", None),
         ({"prompt_mode": "reasoning", "reasoning_effort": "low"}, True, "low", None),
         ({"thinking": {"type": "enabled", "budget_tokens": 9}}, True, "high", 9),
-        ({"thinking": {"type": "disabled", "budget_tokens": 9}}, False, None, None),
+        ({"thinking": {"type": "disabled"}}, False, None, None),
         ({"thinking": {"type": "adaptive"}}, None, None, None),
         ({"thinking_token_budget": 9, "thinking": {"type": "enabled", "budget_tokens": 9}}, True, "high", 9),
     ],
