@@ -123,7 +123,7 @@ class StreamOptions(Body):
 
 
 class UsageOptions(Body):
-    """OpenRouter's wish for numbers of tokens."""
+    """OpenRouter's option for the usage in a stream."""
 
     include: bool | None = optional("true: send `usage` at the end of a stream, as `stream_options` does.")
 
