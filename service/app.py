@@ -18,7 +18,7 @@ from service.access.record import Policies, RequestMiddleware
 from service.api import document, embeddings, lora, tokens
 from service.api.admission import Admission, State
 from service.api.anthropic import routes as anthropic
-from service.api.openai import chat, completions, models
+from service.api.openai import chat, completions, fim, models
 from service.api.operations import engine
 from service.api.operations import health as probes
 from service.api.responses import routes as responses
@@ -43,6 +43,7 @@ Loader = Callable[[Settings, EngineClient], Awaitable[ServedModel]]
 """A function that loads the tokenizer and the network of `Settings.model`."""
 ROUTES: tuple[Route, ...] = (
     completions.completions,
+    fim.fim_completions,
     chat.chat_completions,
     responses.responses,
     anthropic.messages,

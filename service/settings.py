@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, fields
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
+from typing import Literal, get_args
 
 from model.chat.reasoning import STYLES
 from model.checkpoint.embedded import EMBEDDED_REPETITION
@@ -16,6 +17,8 @@ from model.options import RunnerOptions, check_limits, flag_name, option
 from model.sampling_params import RepetitionDetection
 
 LEVELS = ("debug", "info", "warning", "error")
+ReasoningFormat = Literal["auto", "deepseek", "none", "mistral"]
+"""Where a chat has its thoughts."""
 MAX_ADAPTER_NAME = 256
 """Characters of an adapter's name."""
 HOST, PORT = "127.0.0.1", 8000
@@ -53,6 +56,12 @@ class Settings(RunnerOptions):
         "How the model marks its reasoning: tokens ([THINK]) or tags (<think>). none leaves it in the answer. "
         "auto reads the tokenizer and the chat template.",
         choices=("auto", *STYLES, "none"),
+    )
+    reasoning_format: str = option(
+        "auto",
+        "Where a chat has its thoughts, if neither the request nor the key says: auto and deepseek in "
+        "reasoning_content, mistral in chunks of the content, none in its text.",
+        choices=get_args(ReasoningFormat),
     )
     reasoning_budget: int | None = option(
         None,

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from model.errors import OptionError
+from service.settings import ReasoningFormat
 
 PRIORITIES = (-10, 10)
 """The lowest and the highest number that any request may send as its priority."""
@@ -29,7 +30,7 @@ class Entry:
     """One API key as it is declared. `digest` is the SHA-256 hash of the key.
 
     None: no limit. `priority` is the lowest number that requests with the key may send. `loads_adapters`: they may load
-    and unload LoRA adapters.
+    and unload LoRA adapters. `reasoning_format`: that of requests that do not say.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Entry:
     max_concurrent: int | None = None
     priority: int = 0
     loads_adapters: bool = False
+    reasoning_format: str | None = None
 
     @property
     def identity(self) -> str:
@@ -106,11 +108,12 @@ def _entry(fields: Any) -> Entry:
     name = fields.get("name")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ValueError(f"name must be 1 to 64 letters, digits, '.', '_' or '-', got {name!r}")
-    if unknown := fields.keys() - {"name", "key", "sha256", "loads_adapters", *LIMITS}:
+    if unknown := fields.keys() - {"name", "key", "sha256", "loads_adapters", "reasoning_format", *LIMITS}:
         raise ValueError(f"{name}: unknown field {min(unknown)!r}")
     try:
         limits = {field: _whole(field, fields[field]) for field in LIMITS if field in fields}
-        return Entry(name, _digest(fields), **limits, loads_adapters=_flag(fields, "loads_adapters"))
+        flag, format_ = _flag(fields, "loads_adapters"), _format(fields)
+        return Entry(name, _digest(fields), **limits, loads_adapters=flag, reasoning_format=format_)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
 
@@ -131,6 +134,13 @@ def _flag(fields: dict[str, Any], field: str) -> bool:
     value = fields.get(field, False)
     if not isinstance(value, bool):
         raise ValueError(f"{field} must be true or false, got {value!r}")
+    return value
+
+
+def _format(fields: dict[str, Any]) -> str | None:
+    value, known = fields.get("reasoning_format"), get_args(ReasoningFormat)
+    if value not in (None, *known):
+        raise ValueError(f"reasoning_format must be one of {', '.join(known)}, got {value!r}")
     return value
 
 

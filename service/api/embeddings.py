@@ -3,9 +3,11 @@
 import base64
 import math
 import struct
+import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, cast
 
 import orjson
@@ -23,7 +25,7 @@ from service.engine.messages import Submit
 from service.errors.errors import InvalidRequest
 from service.generation.choice import Delta
 from service.generation.request import ModelRequest, Prompt, ServedModel, Timings, Usage
-from service.schema.fields import MAX_PROMPTS, ModelBody, Prompts, check_prompts, listed, only, optional
+from service.schema.fields import MAX_PROMPTS, Json, ModelBody, Prompts, check_prompts, listed, only, optional, synonym
 from service.schema.generation import MAX_USER
 
 
@@ -37,7 +39,9 @@ class EmbeddingsBody(ModelBody):
         normalize=(True,),
         priority=(0,),
         truncate_prompt_tokens=(),
+        output_dtype=("float",),
     )
+    synonyms = MappingProxyType({"output_dimension": "dimensions"})
     input: Prompts = Field(description=f"A string or token ids, or a list of up to {MAX_PROMPTS} of either.")
     encoding_format: Literal["float", "base64"] | None = optional(
         "`float`: a list of numbers; `base64`: the bytes of little-endian float32 numbers. Default: float."
@@ -45,6 +49,8 @@ class EmbeddingsBody(ModelBody):
     dimensions: int | None = optional(
         "The number of values in an embedding. It must equal the model's own.", ge=1, le=2**31 - 1
     )
+    output_dimension: int | None = synonym("dimensions", "Mistral's", ge=1, le=2**31 - 1)
+    metadata: Json | None = optional("Facts for the client. They have no effect.")
     pooling: Literal["mean", "last"] | None = optional(
         "The mean of the hidden states of all tokens, or the last token's hidden state. Default: mean."
     )
@@ -60,9 +66,10 @@ class EmbeddingsBody(ModelBody):
 
 def embeddings_request(body: EmbeddingsBody, served: ServedModel) -> ModelRequest:
     """Tokenizes: not for the event loop. Raises ParameterError or InvalidRequest."""
-    if body.dimensions not in (None, served.info.dim):
-        message = f"dimensions must be {served.info.dim}, the width of this model, got {body.dimensions}"
-        raise InvalidRequest(message, param="dimensions")
+    name, dimensions = body.given_as("dimensions"), body.agreed("dimensions")
+    if dimensions not in (None, served.info.dim):
+        message = f"{name} must be {served.info.dim}, the width of this model, got {dimensions}"
+        raise InvalidRequest(message, param=name)
     params = SamplingParams(max_tokens=0, embed=body.pooling or "mean")
     return ModelRequest(tuple(_prompt(item, params, served) for item in listed(body.input)))
 
@@ -87,6 +94,7 @@ class EmbeddingUsage(TypedDict):
 class EmbeddingList(TypedDict):
     """The answer of `POST /v1/embeddings`."""
 
+    id: str
     object: Literal["list"]
     data: list[Embedding]
     model: str
@@ -103,6 +111,7 @@ class EmbeddingShape:
 
     def whole(self, parts: Sequence[Delta], usage: Usage, timings: Timings) -> EmbeddingList:
         return {
+            "id": f"embd-{uuid.uuid4().hex}",
             "object": "list",
             "data": [
                 {"object": "embedding", "index": index, "embedding": self._written(delta.embedding)}

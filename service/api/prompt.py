@@ -119,7 +119,7 @@ def chat_request(chat: Chat, served: ServedModel, images: Sequence[DecodedImage]
         served,
         max_tokens=chat.max_tokens or context,
         logprobs=chat.logprobs,
-        prompt_logprobs=body.prompt_logprobs,
+        prompt_logprobs=body.n_prompt_logprobs,
         grammar=grammar,
         return_progress=bool(body.return_progress),
     )
@@ -142,7 +142,7 @@ def chat_request(chat: Chat, served: ServedModel, images: Sequence[DecodedImage]
         timeout=body.timeout,
         return_token_ids=bool(body.return_token_ids),
         starts_message=not continues and not constrained,
-        prompt_logprobs=body.prompt_logprobs,
+        prompt_logprobs=body.n_prompt_logprobs,
         stop_token_ids=body.stop_token_ids or (),
         grammar_fields=fields or (chat.reasoning.field,),
         visible_control=_visible(chat, served),

@@ -200,7 +200,7 @@ def rendered(body: ApplyTemplateBody, served: ServedModel) -> AppliedTemplate:
 
 
 def chat_of(messages: Sequence[Message], body: TokenizeBody | ApplyTemplateBody) -> Chat:
-    return Chat(plain_messages(messages), body.calls, body.template_options)
+    return Chat(plain_messages(messages), body.calls, body.template_options(messages))
 
 
 def text_of(tokens: list[int], served: ServedModel) -> Detokenized:

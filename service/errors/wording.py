@@ -50,7 +50,6 @@ MEANINGS: Mapping[str, tuple[str, ...]] = {
     "system": ("instructions",),
     "system_prompt": ("system", "instructions"),
     "instructions": ("system",),
-    "random_seed": ("seed",),
     "user": ("metadata.user_id",),
     "reasoning_effort": ("reasoning.effort", "output_config.effort"),
     "reasoning": ("reasoning_effort",),

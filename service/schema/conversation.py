@@ -33,6 +33,7 @@ class ThinkingPart(Body):
         "false: the answer continues the thought. It needs `continue_final_message`, and a last part of the last "
         "message. Default: true."
     )
+    signature: str | None = optional("A mark of the server that wrote the thought. It has no effect.")
 
     @property
     def is_open(self) -> bool:
@@ -68,7 +69,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class Message(Body):
-    """One message of a conversation. Only an assistant message may have null as its content."""
+    """One message of a conversation. An assistant or a tool message may have null as its content."""
 
     harmless = only(
         refusal=(),
@@ -80,19 +81,22 @@ class Message(Body):
         provider_specific_fields=({}, {"refusal": None}, {"citations": None, "thinking_blocks": None}),  # LiteLLM's
     )
     role: str = Field(description="system, developer, user, assistant or tool.")
-    content: Content | None = optional("The text, or a list of parts. Only an assistant message may have null.")
+    content: Content | None = optional("The text, or a list of parts. An assistant or a tool message may have null.")
     name: str | None = optional("The name of the author. The chat template may use it.", max_length=MAX_NAME)
     tool_calls: Items[Call] | None = optional("The calls of an assistant message.", max_length=MAX_CALLS)
     tool_call_id: str | None = optional("The id of the call that a tool message answers.", max_length=MAX_NAME)
     reasoning_content: str | None = optional("The thought before the content. The chat template decides what it uses.")
     reasoning: str | None = optional("Another name for `reasoning_content`.")
+    prefix: bool | None = optional(
+        "Mistral's field. true: the answer continues this message, the last one, of role assistant."
+    )
     parsed: Any = optional("The content as an SDK parsed it. It has no effect.")
 
     @model_validator(mode="after")
     def _check_role(self) -> Self:
         if self.role not in ROLES:
             raise unsupported("role", f"role {quoted(self.role)} is not supported: expected one of {', '.join(ROLES)}")
-        if self.content is None and self.role != "assistant":
+        if self.content is None and self.role not in ("assistant", "tool"):
             raise unsupported("content", f"content is required in a message of role {self.role}")
         if (self.tool_call_id is None) == (self.role == "tool"):
             raise unsupported(
@@ -229,25 +233,43 @@ class TemplateBody(Body):
         "characters."
     )
 
-    @property
-    def template_options(self) -> TemplateOptions:
-        continues = bool(self.continue_final_message)
+    def continues(self, messages: Sequence[Message]) -> bool:
+        """Whether the answer continues the last message."""
+        return bool(self.continue_final_message or (messages and messages[-1].prefix))
+
+    def template_options(self, messages: Sequence[Message]) -> TemplateOptions:
+        continues = self.continues(messages)
         opens = not continues if self.add_generation_prompt is None else self.add_generation_prompt
         return TemplateOptions(opens, continues, self.chat_template_kwargs or {})
 
     def check_continuation(self, messages: list[Message]) -> None:
+        self._check_prefixes(messages)
         self._check_open_thoughts(messages)
-        if not self.continue_final_message:
+        if not self.continues(messages):
             return
         if self.add_generation_prompt:
-            message = "continue_final_message and add_generation_prompt cannot both be true"
+            name = "continue_final_message" if self.continue_final_message else f"messages[{len(messages) - 1}].prefix"
+            message = f"{name} and add_generation_prompt cannot both be true"
             raise InvalidRequest(message, param="add_generation_prompt")
         if messages[-1].role != "assistant":
             message = f"continue_final_message needs a last message of role assistant, got {messages[-1].role}"
             raise InvalidRequest(message, param="continue_final_message")
 
+    def _check_prefixes(self, messages: Sequence[Message]) -> None:
+        for index, message in enumerate(messages):
+            name = f"messages[{index}].prefix"
+            if message.prefix and (message.role != "assistant" or index + 1 < len(messages)):
+                refusal = (
+                    f"{name} may be true only in the last message, of role assistant; this is message {index + 1} of "
+                    f"{len(messages)}, of role {message.role}"
+                )
+                raise InvalidRequest(refusal, param=name)
+            if message.prefix and self.continue_final_message is False:
+                refusal = f"{name} is true and continue_final_message is false: send one of them"
+                raise InvalidRequest(refusal, param="continue_final_message")
+
     def _check_open_thoughts(self, messages: list[Message]) -> None:
-        last = messages[-1] if self.continue_final_message and messages else None
+        last = messages[-1] if self.continues(messages) else None
         for index, message in enumerate(messages):
             n_open = sum(part.is_open for part in message.thinking)
             if n_open and not (message is last and n_open == 1 and message.ends_open):

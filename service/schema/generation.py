@@ -22,7 +22,19 @@ from model.sampling_params import (
 )
 from service.access.entry import PRIORITIES
 from service.errors.errors import InvalidRequest
-from service.schema.fields import Body, Items, ModelBody, TokenIds, expect, limits_of, only, optional, ranged, synonym
+from service.schema.fields import (
+    Body,
+    Items,
+    Json,
+    ModelBody,
+    TokenIds,
+    expect,
+    limits_of,
+    only,
+    optional,
+    ranged,
+    synonym,
+)
 from service.schema.structured_output import StructuredOutputBody
 
 TOKEN_ID = re.compile(r"-?[0-9]{1,12}")
@@ -70,8 +82,9 @@ class SamplingBody(DeclaredBody):
     None: the model's default, or the server's.
     """
 
-    synonyms = MappingProxyType({"repeat_penalty": "repetition_penalty"})
+    synonyms = MappingProxyType({"repeat_penalty": "repetition_penalty", "random_seed": "seed"})
     repeat_penalty: float | None = synonym("repetition_penalty", "llama.cpp's", **limits_of("repetition_penalty"))
+    random_seed: int | None = synonym("seed", "Mistral's", **limits_of("seed"))
     logit_bias: dict[str, Any] | None = optional(  # `biases` checks it: a typed dict would list all its errors
         f"A map from token ids to numbers from {-BIAS_LIMIT:g} to {BIAS_LIMIT:g}, which are added to their logits. "
         f"At most {MAX_BIASED_TOKENS} entries."
@@ -123,7 +136,7 @@ MAX_USER = 512
 
 
 class StreamOptions(Body):
-    harmless = only(include_obfuscation=(False,))
+    harmless = only(include_obfuscation=(False, True), stream_tool_calls=(True,))
     include_usage: bool | None = optional(
         "true: send a last chunk with `usage`. All other chunks have `usage: null`. false: send none. Default: the "
         "value of `continuous_usage_stats`."
@@ -138,6 +151,12 @@ class StreamOptions(Body):
     def counts_on(self) -> bool:
         """Whether every chunk has the usage so far."""
         return bool(self.continuous_usage_stats) and self.ends_with_usage
+
+
+class UsageOptions(Body):
+    """OpenRouter's option for the usage in a stream."""
+
+    include: bool | None = optional("true: send `usage` at the end of a stream, as `stream_options` does.")
 
 
 CHAT_TOKENS = (
@@ -182,9 +201,16 @@ class GenerationBody(SamplingBody, StructuredOutputBody, StreamBody, UserBody):
         "The maximum number of generated tokens. Prompt and answer together must fit the context. Default: 16.",
     )
     n_predict: int | None = synonym("max_tokens", "llama.cpp's", **limits_of("max_tokens"))
-    prompt_logprobs: int | None = ranged(
-        "prompt_logprobs",
-        "Report the logprob of each prompt token, with this many alternatives. Not allowed with `stream`.",
+    usage: UsageOptions | None = optional(
+        "OpenRouter's name of `stream_options.include_usage`, which takes precedence."
+    )
+    prompt_logprobs: Annotated[int, Field(**limits_of("prompt_logprobs"))] | bool | None = optional(
+        "Report the logprob of each prompt token, with this many alternatives. true: with `top_prompt_logprobs` of "
+        "them, and in chats in the form of Mistral's API. Not allowed with `stream`."
+    )
+    top_prompt_logprobs: int | None = optional(
+        "The number of alternatives for each prompt token, if `prompt_logprobs` is true. Default: 0.",
+        **limits_of("prompt_logprobs"),
     )
     return_token_ids: bool | None = optional("Add `prompt_token_ids` and the `token_ids` of each choice to the answer.")
     truncate_prompt_tokens: int | None = optional(
@@ -206,9 +232,27 @@ class GenerationBody(SamplingBody, StructuredOutputBody, StreamBody, UserBody):
         le=MAX_TIMEOUT,
     )
 
+    metadata: Json | None = optional("Facts for the client, without effect. The answer repeats them.")
+    keep_alive: str | float | None = optional("Ollama's field. It has no effect: the model stays loaded.")
+    ttl: float | None = optional("LM Studio's field. It has no effect: the model stays loaded.")
+
     @property
     def n_prompts(self) -> int:
         return 1
+
+    @property
+    def n_prompt_logprobs(self) -> int | None:
+        """The number of alternatives for each prompt token (None: no logprobs)."""
+        if isinstance(self.prompt_logprobs, bool):
+            return self.top_prompt_logprobs or 0 if self.prompt_logprobs else None
+        return self.prompt_logprobs
+
+    @property
+    def streaming(self) -> StreamOptions:
+        options = self.stream_options or StreamOptions()
+        if options.include_usage is None and self.usage is not None:
+            return options.model_copy(update={"include_usage": self.usage.include})
+        return options
 
     @property
     def n_choices(self) -> int:
@@ -219,7 +263,10 @@ class GenerationBody(SamplingBody, StructuredOutputBody, StreamBody, UserBody):
             raise InvalidRequest("stream_options is only allowed when stream is true", param="stream_options")
         if self.return_progress and not self.stream:
             raise InvalidRequest("return_progress is only allowed when stream is true", param="return_progress")
-        if self.stream and self.prompt_logprobs is not None:
+        if self.top_prompt_logprobs and self.prompt_logprobs is not True:
+            message = f"top_prompt_logprobs needs prompt_logprobs to be true, got {self.top_prompt_logprobs} without"
+            raise InvalidRequest(message, param="top_prompt_logprobs")
+        if self.stream and self.n_prompt_logprobs is not None:
             raise InvalidRequest("prompt_logprobs is not available when stream is true", param="prompt_logprobs")
         if self.truncate_prompt_tokens == 0:
             message = "truncate_prompt_tokens must be at least 1, or -1 for what fits, got 0"

@@ -81,9 +81,11 @@ def allowed_calls(
 
 
 def _parsed(arguments: Any, info: ValidationInfo) -> Json:
-    """The object in a string of JSON: chat templates take objects. The context is the `Reading` of the body."""
+    """The object, or that in a string of JSON: chat templates take objects. The context is the body's `Reading`."""
+    if isinstance(arguments, dict):
+        return arguments
     if not isinstance(arguments, str):
-        raise PydanticCustomError("string", "must be a string")
+        raise PydanticCustomError("string", "must be a string or an object")
     structure = Structure() if info.context is None else info.context.structure
     try:
         structure.add(arguments.encode(), "the body with the arguments of all calls")
@@ -99,8 +101,8 @@ def _parsed(arguments: Any, info: ValidationInfo) -> Json:
 
 class Called(Body):
     name: str = Field(max_length=64, description="The name of the function.")
-    arguments: Annotated[Json, BeforeValidator(_parsed, json_schema_input_type=str)] = Field(
-        description="The arguments: a JSON object as a string."
+    arguments: Annotated[Json, BeforeValidator(_parsed, json_schema_input_type=str | Json)] = Field(
+        description="The arguments: a JSON object as a string, or the object."
     )
     parsed_arguments: Any = optional("The arguments as an SDK parsed them. It has no effect.")
 

@@ -8,6 +8,7 @@ from typing_extensions import TypedDict
 
 from service.generation.finish import FINISHES
 from service.generation.request import Timings
+from service.schema.fields import Json
 
 FinishReason = Annotated[str | None, WithJsonSchema({"enum": [*FINISHES]})]
 """None only in the chunks of a stream."""
@@ -78,12 +79,16 @@ class Completion(AnswerHead):
     choices: list[CompletionChoice]
     usage: TokenUsage
     timings: Timings
+    metadata: NotRequired[Json]
 
 
 class ChatTokenLogprob(TypedDict):
+    """`bytes` is empty for a control token."""
+
     token: str
+    token_id: int
     logprob: float | None
-    bytes: list[int] | None
+    bytes: list[int]
     top_logprobs: NotRequired["list[ChatTokenLogprob]"]
 
 
@@ -103,12 +108,32 @@ class ToolCall(TypedDict):
     function: CalledFunction
 
 
+class TextChunk(TypedDict):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingChunk(TypedDict):
+    """A thought as Mistral's API has it."""
+
+    type: Literal["thinking"]
+    thinking: list[TextChunk]
+
+
 class ChatMessage(TypedDict):
+    """The content is a list only with a thought and the `reasoning_format` mistral."""
+
     role: Literal["assistant"]
-    content: str | None
+    content: str | list[ThinkingChunk | TextChunk]
     refusal: None
     reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[ToolCall]]
+
+
+class PromptTokens(TypedDict):
+    """All tokens of a prompt but the first, as Mistral's API has them."""
+
+    content: list[ChatTokenLogprob]
 
 
 class ChatChoice(TypedDict):
@@ -118,37 +143,46 @@ class ChatChoice(TypedDict):
     stop_reason: str | int | None
     logprobs: ChatLogprobs | None
     token_ids: NotRequired[Sequence[int]]
+    prompt_logprobs: NotRequired[PromptTokens]
 
 
 class ChatCompletion(AnswerHead):
-    """The answer of `POST /v1/chat/completions`."""
+    """The answer of `POST /v1/chat/completions` and of `POST /v1/fim/completions`."""
 
     choices: list[ChatChoice]
     usage: TokenUsage
     timings: Timings
     prompt_logprobs: NotRequired[PromptLogprobs]
     prompt_token_ids: NotRequired[Sequence[int] | None]
+    metadata: NotRequired[Json]
 
 
 class Capabilities(TypedDict):
-    """What requests to the model may contain: messages and tools, budgets for thoughts, images."""
+    """What requests to the model may contain: messages and tools, budgets for thoughts, images, a `suffix`.
+
+    `completion_chat`, `function_calling` and `completion_fim` are Mistral's names.
+    """
 
     chat: bool
     tools: bool
     reasoning: bool
     vision: bool
+    completion_chat: bool
+    function_calling: bool
+    completion_fim: bool
 
 
 class ModelCard(TypedDict):
-    """A model as vLLM and Anthropic describe it, and how it is run. `window`: of attention, in tokens; null is full
-    attention, and a list has the windows of layers that differ. `defaults`: the sampling of a request that does not set
-    it. `root` is the model itself. `adapters` are the ids of its LoRA adapters, whose `parent` it is.
+    """A model as vLLM, Mistral and Anthropic describe it, and how it is run. `type` is "model" for requests with the
+    header `anthropic-version`, else "base": Mistral's clients read no other. `window`: of attention, in tokens; null is
+    full attention, and a list has the windows of layers that differ. `defaults`: the sampling of a request that does
+    not set it. `root` is the model itself. `adapters` are the ids of its LoRA adapters, whose `parent` it is.
     `description` is what users should know of the model."""
 
     id: str
     object: Literal["model"]
     created: int
-    type: Literal["model"]
+    type: Literal["base", "model"]
     display_name: str
     description: str | None
     created_at: str
@@ -159,6 +193,7 @@ class ModelCard(TypedDict):
     root: str
     parent: str | None
     max_model_len: int
+    max_context_length: int
     window: int | list[int | None] | None
     quantization: str | None
     adapters: list[str]

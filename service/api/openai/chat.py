@@ -1,9 +1,10 @@
 """`POST /v1/chat/completions`: its body, the choice among tools, and the route."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal, cast
 
 from fastapi import Request
 from pydantic import Field
@@ -11,10 +12,10 @@ from starlette.responses import Response
 
 from model.chat.reasoning import Effort
 from model.errors import quoted
-from service.access.record import Policy
+from service.access.record import Policy, RequestRecord
 from service.api.answering import answer
 from service.api.openai.answers import ChatCompletion
-from service.api.openai.harmless import HARMLESS_CHAT
+from service.api.openai.harmless import HARMLESS_CHAT, NOTICED_CHAT
 from service.api.openai.shape import ChatShape
 from service.api.prompt import Chat, chat_request, of_chat
 from service.api.reasoning import MAX_BUDGET, ReasoningOptions
@@ -22,8 +23,9 @@ from service.api.routes import HELLO, post
 from service.errors.errors import InvalidRequest
 from service.schema.conversation import Message, TemplateBody, plain_messages
 from service.schema.fields import MAX_ITEMS, Body, Items, limits_of, optional, ranged, synonym
-from service.schema.generation import CHAT_TOKENS, MAX_SALT, GenerationBody, StreamOptions
+from service.schema.generation import CHAT_TOKENS, MAX_SALT, GenerationBody
 from service.schema.tools import MAX_TOOLS, AllowedCalls, OfferBody, allowed_calls
+from service.settings import ReasoningFormat
 from service.structured.call_style import style_of
 from service.structured.constraint import constraint
 
@@ -53,15 +55,15 @@ class AllowedChoice(Body):
     allowed_tools: Allowed = Field(description="Which tools, and whether one must be called.")
 
 
-Choice = Literal["none", "auto", "required"] | Reference | AllowedChoice
+Choice = Literal["none", "auto", "required", "any"] | Reference | AllowedChoice
 
 
 class ToolsBody(OfferBody):
     """A request with functions that the model may call, and a choice among them."""
 
     tool_choice: Choice | None = optional(
-        "Which functions the model may call: none, auto, required, one function or `allowed_tools`. Default: auto with "
-        "tools, otherwise none."
+        "Which functions the model may call: none, auto, required (Mistral's name: any), one function or "
+        "`allowed_tools`. Default: auto with tools, otherwise none."
     )
     parallel_tool_calls: bool | None = optional("false: the answer has at most one call. Default: true.")
 
@@ -74,7 +76,9 @@ class ToolsBody(OfferBody):
             allowed = choice.allowed_tools
             names = [item.function.name for item in allowed.tools]
             return allowed_calls(self.offered, names, must=allowed.mode == "required", one=one)
-        return allowed_calls(self.offered, [] if choice == "none" else None, must=choice == "required", one=one)
+        return allowed_calls(
+            self.offered, [] if choice == "none" else None, must=choice in ("required", "any"), one=one
+        )
 
 
 def alternatives(logprobs: bool | int | None, top_logprobs: int | None, n_probs: int | None) -> int | None:
@@ -98,10 +102,23 @@ def alternatives(logprobs: bool | int | None, top_logprobs: int | None, n_probs:
     return next(iter(given.values()), 0)
 
 
+class ThinkingOptions(Body):
+    """LiteLLM's field for reasoning, as in Anthropic's API."""
+
+    type: Literal["enabled", "disabled", "adaptive"] = Field(
+        description="enabled: as `reasoning_effort` high. disabled: as none. adaptive: the model decides."
+    )
+    budget_tokens: int | None = optional("`thinking_token_budget`, with type enabled.", ge=0, le=MAX_BUDGET)
+
+
+EFFORTS_OF_TYPES: Mapping[str, Effort | None] = {"enabled": "high", "disabled": "none", "adaptive": None}
+
+
 class ChatBody(GenerationBody, TemplateBody, ToolsBody):
     """The request body of `POST /v1/chat/completions`."""
 
     harmless = HARMLESS_CHAT
+    noticed = NOTICED_CHAT
     synonyms = MappingProxyType({**GenerationBody.synonyms, "max_completion_tokens": "max_tokens"})
     messages: Items[Message] = Field(max_length=MAX_ITEMS, description="The conversation: at least one message.")
     max_tokens: int | None = ranged("max_tokens", CHAT_TOKENS, least=1)
@@ -112,14 +129,19 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
         "How long the model thinks: none, or minimal to max. Default: the model's own. A model without reasoning takes "
         "only none."
     )
+    prompt_mode: Literal["reasoning"] | None = optional("Mistral's name of `reasoning_effort` high.")
+    thinking: ThinkingOptions | None = optional("Whether, and how long, the model thinks.")
+    safe_prompt: bool | None = optional("Mistral's field. true is refused: Noria does not add Mistral's guard prompt.")
     thinking_token_budget: int | None = optional(
         "The number of tokens after which the thought ends with its sentence. Default: `--reasoning-budget`.",
         ge=0,
         le=MAX_BUDGET,
     )
     include_reasoning: bool | None = optional("false: leave the thought out of the answer. Default: true.")
-    reasoning_format: Literal["auto", "deepseek", "none"] | None = optional(
-        "none: leave the thought, with its marks, in the content. Default: auto, as `reasoning_content`."
+    reasoning_format: ReasoningFormat | None = optional(
+        "auto, deepseek: the thought is in `reasoning_content`. mistral: it is a chunk of the content, and a stream "
+        "ends with `usage`, as in Mistral's API. none: it is in the content, with its marks. Default: "
+        "`--reasoning-format`."
     )
     logprobs: bool | None = optional("Report the logprob of each token.")
     top_logprobs: int | None = optional("The number of alternatives for each token. It needs `logprobs`.", ge=0, le=20)
@@ -132,7 +154,13 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
         if not self.messages:
             raise InvalidRequest("messages must not be empty", param="messages")
         self.check_continuation(self.messages)
-        self.calls, self.n_logprobs  # noqa: B018 - they raise
+        if self.thinking and self.thinking.budget_tokens is not None and self.thinking.type != "enabled":
+            message = f"thinking.budget_tokens needs thinking.type enabled, got {quoted(self.thinking.type)}"
+            raise InvalidRequest(message, param="thinking.budget_tokens")
+        if self.safe_prompt:
+            message = "safe_prompt must be false or null, got true: Noria does not add Mistral's guard prompt"
+            raise InvalidRequest(f"{message}; write it as a system message", param="safe_prompt")
+        self.calls, self.n_logprobs, self.reasoning_options  # noqa: B018 - they raise
 
     @cached_property
     def n_logprobs(self) -> int | None:
@@ -141,9 +169,16 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
 
     @property
     def reasoning_options(self) -> ReasoningOptions:
-        efforts = self.reasoning_effort not in (None, "none") or self.thinking_token_budget is None
-        field = "reasoning_effort" if efforts else "thinking_token_budget"
-        options = ReasoningOptions.of_effort(self.reasoning_effort, field, budget=self.thinking_token_budget)
+        """What all fields about reasoning ask together. Raises InvalidRequest if they contradict each other."""
+        kind = self.thinking.type if self.thinking else "adaptive"
+        mode = "high" if self.prompt_mode else None
+        effort_field, effort = _consistent(
+            reasoning_effort=self.reasoning_effort, prompt_mode=mode, thinking=EFFORTS_OF_TYPES[kind]
+        )
+        own = self.thinking.budget_tokens if self.thinking else None
+        budget_field, budget = _consistent(thinking_token_budget=self.thinking_token_budget, thinking=own)
+        field = effort_field if effort not in (None, "none") or budget is None else budget_field
+        options = ReasoningOptions.of_effort(effort, field, budget=budget)
         return replace(options, apart=self.reasoning_format != "none")
 
     def chat(self) -> Chat:
@@ -151,7 +186,7 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
         return Chat(
             plain_messages(self.messages),
             self.calls,
-            self.template_options,
+            self.template_options(self.messages),
             constraint(self),
             self,
             max_tokens=self.agreed("max_tokens"),
@@ -159,6 +194,26 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
             reasoning=self.reasoning_options,
             max_tokens_field=self.given_as("max_tokens"),
         )
+
+
+def _consistent(**fields: Any) -> tuple[str, Any]:
+    """The first field that is not None, and its value. Raises InvalidRequest where a later one contradicts it.
+
+    Efforts differ only where one of them is "none".
+    """
+    (name, value), *others = [item for item in fields.items() if item[1] is not None] or [(next(iter(fields)), None)]
+    for other, another in others:
+        if value != another and (type(value) is int or "none" in (value, another)):
+            message = f"{name} asks for {quoted(value)} and {other} for {quoted(another)}: send one of them"
+            raise InvalidRequest(message, param=other)
+    return name, value
+
+
+def _default_format(request: Request) -> ReasoningFormat:
+    """The format of thoughts for a request that does not say: its key's, or the server's."""
+    record: RequestRecord = request.scope["noria.record"]
+    own = record.key.entry.reasoning_format if record.key else None
+    return cast(ReasoningFormat, own or request.app.state.noria.settings.reasoning_format)
 
 
 @post(
@@ -173,6 +228,7 @@ async def chat_completions(request: Request, body: ChatBody) -> Response:
 
     Without a token limit the answer may fill the context.
     """
+    body = body.model_copy(update={"reasoning_format": body.reasoning_format or _default_format(request)})
     return await answer(
         request,
         body,
@@ -182,9 +238,12 @@ async def chat_completions(request: Request, body: ChatBody) -> Response:
             served.tokenizer,
             served.fingerprint,
             body.n_logprobs is not None,
-            body.stream_options or StreamOptions(),
+            body.streaming,
             bool(body.return_token_ids),
-            style_of(served) if body.calls.functions else None,
-            body.include_reasoning is not False,
+            body.metadata,
+            mistral=body.reasoning_format == "mistral",
+            style=style_of(served) if body.calls.functions else None,
+            thoughts=body.include_reasoning is not False,
+            scores_prompt=body.prompt_logprobs is True,
         ),
     )

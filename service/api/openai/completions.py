@@ -1,7 +1,7 @@
 """`POST /v1/completions`: its body, the route, and prompts as token ids with what `echo` needs."""
 
-from functools import cached_property
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, ClassVar
 
 from fastapi import Request
 from pydantic import Field
@@ -15,7 +15,7 @@ from service.access.record import Policy
 from service.api.answering import answer
 from service.api.openai.answers import Completion
 from service.api.openai.chat import alternatives
-from service.api.openai.harmless import HARMLESS_COMPLETION
+from service.api.openai.harmless import HARMLESS_COMPLETION, NOTICED
 from service.api.openai.shape import CompletionShape
 from service.api.prompt import check_prompt, check_size, encode_text, enforceable, n_begin_tokens, on_thread, truncated
 from service.api.routes import post
@@ -23,7 +23,7 @@ from service.errors.errors import InvalidRequest
 from service.generation.request import ModelRequest, Prompt, ServedModel, sampling, submit_of
 from service.generation.text import TextStream
 from service.schema.fields import MAX_PROMPTS, Prompts, TokenIds, check_prompts, listed, optional
-from service.schema.generation import MAX_CHOICES, GenerationBody, StreamOptions
+from service.schema.generation import MAX_CHOICES, GenerationBody
 from service.structured.constraint import constraint
 
 DEFAULT_MAX_TOKENS = 16
@@ -32,16 +32,53 @@ MAX_ALTERNATIVES = 5
 """The number of alternatives for each token of a completion: OpenAI's limit."""
 
 
-class CompletionBody(GenerationBody):
-    """The request body of `POST /v1/completions`."""
+class GapBody(GenerationBody):
+    """A request to continue prompts, or to fill the gap before a suffix. The properties are those of fewest fields."""
 
     harmless = HARMLESS_COMPLETION
-    prompt: Prompts = Field(
-        description=f"A string, a list of strings, token ids, or a list of token ids. At most {MAX_PROMPTS} prompts."
-    )
+    noticed = NOTICED
+    default_max_tokens: ClassVar[int | None] = None
+    """None: what the prompt leaves of the context."""
     suffix: str | None = optional(
         "The text after the answer: the model fills the gap between `prompt` and `suffix`. It needs a model with the "
-        "tokens `[SUFFIX]` and `[PREFIX]`. Not allowed with `echo`."
+        "tokens `[SUFFIX]` and `[PREFIX]`."
+    )
+
+    @property
+    def echoes(self) -> bool:
+        return False
+
+    @property
+    def n_generated(self) -> int:
+        return self.n_choices
+
+    @property
+    def n_logprobs(self) -> int | None:
+        """The number of alternatives for each token (None: no logprobs)."""
+        return None
+
+    @property
+    def prompts(self) -> list[str] | list[TokenIds]:
+        raise NotImplementedError
+
+    def check(self) -> None:
+        super().check()
+        if self.suffix and (self.echoes or self.truncate_prompt_tokens is not None):
+            message = (
+                "suffix cannot be used with echo or truncate_prompt_tokens, because the suffix comes before the prompt"
+            )
+            raise InvalidRequest(message, param="suffix")
+        if self.agreed("max_tokens") == 0 and not self.echoes:
+            name = self.given_as("max_tokens")
+            raise InvalidRequest(f"{name} must be at least 1 unless echo is true, got 0", param=name)
+
+
+class CompletionBody(GapBody):
+    """The request body of `POST /v1/completions`."""
+
+    default_max_tokens = DEFAULT_MAX_TOKENS
+    prompt: Prompts = Field(
+        description=f"A string, a list of strings, token ids, or a list of token ids. At most {MAX_PROMPTS} prompts."
     )
     echo: bool | None = optional(
         "Return the prompt before the answer, with its logprobs if `logprobs` is given. `max_tokens` may then be 0."
@@ -68,6 +105,10 @@ class CompletionBody(GenerationBody):
         return len(self.prompts)
 
     @property
+    def echoes(self) -> bool:
+        return bool(self.echo)
+
+    @property
     def n_generated(self) -> int:
         return self.best_of or self.n_choices
 
@@ -75,9 +116,8 @@ class CompletionBody(GenerationBody):
     def prompts(self) -> list[str] | list[TokenIds]:
         return listed(self.prompt)
 
-    @cached_property
+    @property
     def n_logprobs(self) -> int | None:
-        """The number of alternatives for each token (None: no logprobs)."""
         return alternatives(self.logprobs, self.top_logprobs, self.n_probs)
 
     def check(self) -> None:
@@ -94,16 +134,8 @@ class CompletionBody(GenerationBody):
             name = "best_of" if self.best_of else "n"
             message = f"prompts x {name} must be at most {MAX_SEQUENCES}, got {n_prompts} x {self.n_generated}"
             raise InvalidRequest(message, param=name)
-        if self.suffix and (self.echo or self.truncate_prompt_tokens is not None):
-            message = (
-                "suffix cannot be used with echo or truncate_prompt_tokens, because the suffix comes before the prompt"
-            )
-            raise InvalidRequest(message, param="suffix")
         if self.suffix and not isinstance(self.prompts[0], str):
             raise InvalidRequest("suffix needs a prompt of text, got token ids", param="suffix")
-        if self.agreed("max_tokens") == 0 and not self.echo:
-            name = self.given_as("max_tokens")
-            raise InvalidRequest(f"{name} must be at least 1 unless echo is true, got 0", param=name)
 
 
 @post(
@@ -127,47 +159,53 @@ async def completions(request: Request, body: CompletionBody) -> Response:
             served.tokenizer,
             served.fingerprint,
             body.n_logprobs is not None,
-            body.stream_options or StreamOptions(),
+            body.streaming,
             bool(body.return_token_ids),
+            body.metadata,
         ),
     )
 
 
-def completion_request(body: CompletionBody, served: ServedModel) -> ModelRequest:
+def completion_request(body: GapBody, served: ServedModel) -> ModelRequest:
     """The engine's request. Raises ParameterError or InvalidRequest. It tokenizes: not for the event loop."""
     given: int | None = body.agreed("max_tokens")
-    max_tokens, n_logprobs = DEFAULT_MAX_TOKENS if given is None else given, body.n_logprobs
+    max_tokens, n_logprobs = body.default_max_tokens if given is None else given, body.n_logprobs
     grammar, fields = enforceable(constraint(body), served)
     ranked = body.n_generated > body.n_choices
-    scored = (body.prompt_logprobs, n_logprobs if body.echo else None)
+    scored = (body.n_prompt_logprobs, n_logprobs if body.echoes else None)
     params = sampling(
         body,
         served,
-        max_tokens=max_tokens,
+        max_tokens=served.info.max_model_len if max_tokens is None else max_tokens,
         logprobs=0 if ranked and n_logprobs is None else n_logprobs,
         prompt_logprobs=max((count for count in scored if count is not None), default=None),
         grammar=grammar,
         return_progress=bool(body.return_progress),
     )
     return ModelRequest(
-        tuple(_prompt(prompt, body, params, served) for prompt in body.prompts),
+        tuple(_prompt(prompt, body, params, served, fills=max_tokens is None) for prompt in body.prompts),
         n_best=body.n_choices,
         timeout=body.timeout,
         return_token_ids=bool(body.return_token_ids),
         scores_end=True,
-        prompt_logprobs=body.prompt_logprobs,
+        prompt_logprobs=body.n_prompt_logprobs,
         stop_token_ids=body.stop_token_ids or (),
         grammar_fields=fields,
     )
 
 
-def _prompt(prompt: str | list[int], body: CompletionBody, params: SamplingParams, served: ServedModel) -> Prompt:
+def _prompt(
+    prompt: str | list[int], body: GapBody, params: SamplingParams, served: ServedModel, *, fills: bool
+) -> Prompt:
+    """One prompt with its parameters. `fills`: the answer may fill the context."""
     whole = _encoded(prompt, body.suffix, served) if isinstance(prompt, str) else prompt
     n_begin = n_begin_tokens(whole, served.tokenizer) if isinstance(prompt, str) else 0
     tokens = truncated(whole, n_begin, body.truncate_prompt_tokens, params.max_tokens, served)
+    if fills:
+        params = replace(params, max_tokens=max(1, served.info.max_model_len - len(tokens)))
     check_prompt(tokens, params.max_tokens, served)
     submit = submit_of(tokens, params, body, served, n=body.n_generated)
-    if not body.echo:
+    if not body.echoes:
         return Prompt(submit)
     if isinstance(prompt, str) and len(tokens) == len(whole):
         text = prompt
@@ -176,13 +214,18 @@ def _prompt(prompt: str | list[int], body: CompletionBody, params: SamplingParam
     return Prompt(submit, text, () if body.n_logprobs is None else _starts(tokens, n_begin, text, served.tokenizer))
 
 
+def fills_gaps(tokenizer: Tokenizer) -> bool:
+    """Whether it has the tokens that stand before the two sides of a gap."""
+    return {"[SUFFIX]", "[PREFIX]"} <= tokenizer.control.keys()
+
+
 def _encoded(prompt: str, suffix: str | None, served: ServedModel) -> list[int]:
     """Token ids of a prompt. A suffix comes before it, as in mistral-common's fill-in-the-middle."""
     if not suffix:
         return encode_text(served, prompt)
     check_size([prompt, suffix], "suffix", served)
     tokenizer = served.tokenizer
-    if not {"[SUFFIX]", "[PREFIX]"} <= tokenizer.control.keys():
+    if not fills_gaps(tokenizer):
         message = (
             f"suffix needs a model with the tokens [SUFFIX] and [PREFIX]; this model has none, got {quoted(suffix)}"
         )

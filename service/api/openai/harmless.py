@@ -9,8 +9,11 @@ from typing import Any
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
     # OpenAI
     "store": (False,),
-    "metadata": ({},),
-    "service_tier": ("auto", "default"),
+    "service_tier": ("auto", "default", "flex", "priority", "scale"),  # which hardware, and when: never which answer
+    # Mistral
+    "guardrails": ([],),
+    # OpenRouter
+    "transforms": ([],),
     # vLLM
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
@@ -61,10 +64,10 @@ HARMLESS_CHAT: Mapping[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none",),
     "audio": (),
-    "prediction": (),
+    "prediction": ({"type": "content", "content": ""},),
     "moderation": (),
     "prompt_cache_options": ({}, {"mode": "implicit"}),
-    "prompt_cache_retention": ("in_memory",),
+    "prompt_cache_retention": ("in_memory", "24h"),
     "verbosity": ("medium",),
     "web_search_options": (),
     "mm_processor_kwargs": (),
@@ -74,3 +77,6 @@ HARMLESS_CHAT: Mapping[str, tuple[Any, ...]] = {
     "chat_template": (),
     "best_of": (1,),
 }
+NOTICED: Mapping[str, tuple[Any, ...]] = {"keep_alive": (), "ttl": ()}
+"""Fields that pass with these values too, or with any if they are declared: the header of ignored fields names them."""
+NOTICED_CHAT: Mapping[str, tuple[Any, ...]] = {**NOTICED, "verbosity": ("low", "high"), "store": (True,)}

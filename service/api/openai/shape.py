@@ -73,7 +73,7 @@ class OpenAIShape(PlainEvents):
     """What the objects of completions and chat have in common.
 
     `logprobs` and `token_ids` say whether the request has requested them. `kind` and `prefix` are the type of a
-    stream's objects, and the beginning of their id.
+    stream's objects, and the beginning of their id. A whole answer repeats `metadata`.
     """
 
     model: str
@@ -82,6 +82,7 @@ class OpenAIShape(PlainEvents):
     logprobs: bool
     stream: StreamOptions
     token_ids: bool = False
+    metadata: Json | None = None
     created: int = field(default_factory=lambda: int(time.time()), init=False)
     unique: str = field(default_factory=lambda: uuid.uuid4().hex, init=False)
     kind: ClassVar[str]
@@ -116,7 +117,10 @@ class CompletionShape(OpenAIShape):
 
     def whole(self, parts: Sequence[Delta], usage: Usage, timings: Timings) -> Completion:
         choices = [self._choice(index, delta) for index, delta in enumerate(parts)]
-        return {**self._head(), "choices": choices, "usage": usage_json(usage), "timings": timings}
+        answer: Completion = {**self._head(), "choices": choices, "usage": usage_json(usage), "timings": timings}
+        if self.metadata is not None:
+            answer["metadata"] = self.metadata
+        return answer
 
     def _choice(self, index: int, delta: Delta) -> CompletionChoice:
         choice: CompletionChoice = {
@@ -155,11 +159,14 @@ class CompletionShape(OpenAIShape):
 class ChatShape(OpenAIShape):
     """Writes `chat.completion` and `chat.completion.chunk` objects. With a `style` the text may contain tool calls.
 
-    Without `thoughts` the answer leaves them out.
+    Without `thoughts` the answer leaves them out. `mistral`: they are chunks of the content, and a stream ends with
+    its usage, as in Mistral's API. `scores_prompt`: the choices have the prompt's logprobs, as there.
     """
 
+    mistral: bool = False
     style: Style | None = None
     thoughts: bool = True
+    scores_prompt: bool = False
     readers: dict[int, CallReader] = field(default_factory=dict)
     kind, prefix = "chat.completion.chunk", "chatcmpl"
 
@@ -176,6 +183,8 @@ class ChatShape(OpenAIShape):
         if finish:
             frames.append(self._chunk(index, {}, None, finish, usage))
             frames[-1]["choices"][0]["stop_reason"] = delta.stop_reason
+            if self.mistral and self.stream.include_usage is None:
+                frames[-1]["usage"] = usage_json(usage)
         if self.token_ids:
             for frame in frames:
                 frame["choices"][0]["token_ids"] = ()
@@ -190,15 +199,21 @@ class ChatShape(OpenAIShape):
             "usage": usage_json(usage),
             "timings": timings,
         }
-        if (scored := parts[0].prompt_logprobs) is not None:
+        scored = parts[0].prompt_logprobs
+        if scored is not None and self.scores_prompt:
+            for choice in answer["choices"]:
+                choice["prompt_logprobs"] = {"content": [self._with_top(item) for item in scored]}
+        elif scored is not None:
             answer["prompt_logprobs"] = prompt_scores(scored, self.tokenizer)
+        if self.metadata is not None:
+            answer["metadata"] = self.metadata
         if self.token_ids:
             answer["prompt_token_ids"] = parts[0].prompt_tokens
         return answer
 
     def _pieces(self, index: int, delta: Delta) -> tuple[list[Json], str | None]:
         """The deltas of a chunk, and its finish reason. Logprobs or token ids without text have an empty delta."""
-        pieces: list[Json] = [{"reasoning_content": delta.thought}] if delta.thought and self.thoughts else []
+        pieces: list[Json] = [self._thought(delta.thought)] if delta.thought and self.thoughts else []
         finish = delta.finish
         if self.style is None:
             pieces += [{"content": delta.text}] if delta.text else []
@@ -208,19 +223,27 @@ class ChatShape(OpenAIShape):
             finish = reader.finish(finish)
         return pieces or ([{"content": ""}] if delta.scored or delta.tokens else []), finish
 
+    def _thought(self, thought: str) -> Json:
+        """The fields of a message, or of a delta, with a thought alone."""
+        if self.mistral:
+            return {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": thought}]}]}
+        return {"reasoning_content": thought}
+
     def _choice(self, index: int, delta: Delta) -> ChatChoice:
-        message: ChatMessage = {"role": "assistant", "content": delta.text, "refusal": None}
-        finish = delta.finish
+        text, finish = delta.text, delta.finish
+        calls: list[Json] = []
         if self.style is not None:
             reader = CallReader(self.style)
-            text, calls = gathered(reader.feed(delta.text, final=True))
+            text, calls = gathered(reader.feed(text, final=True))
             finish = reader.finish(finish)
-            message["content"] = text
-            if calls:
-                message["content"] = text or None
-                message["tool_calls"] = cast("list[ToolCall]", calls)
+        message: ChatMessage = {"role": "assistant", "content": text, "refusal": None}
+        if calls:
+            message["tool_calls"] = cast("list[ToolCall]", calls)
         if delta.thought and self.thoughts:
-            message["reasoning_content"] = delta.thought
+            fields = self._thought(delta.thought)
+            if self.mistral and text:
+                fields["content"].append({"type": "text", "text": text})
+            message |= cast("ChatMessage", fields)
         logprobs = self._scores(delta.scored)
         choice: ChatChoice = {
             "index": index,
@@ -242,15 +265,15 @@ class ChatShape(OpenAIShape):
             return None
         return {"content": [self._with_top(item) for item in scored], "refusal": None}
 
-    def _with_top(self, item: Scored) -> ChatTokenLogprob:
+    def _with_top(self, item: Scored | TokenLogprob) -> ChatTokenLogprob:
         score = self._score(item.token, item.logprob)
         score["top_logprobs"] = [self._score(token, logprob) for token, logprob in item.top]
         return score
 
     def _score(self, token: int, logprob: float | None) -> ChatTokenLogprob:
-        piece = self.tokenizer.piece(token)
         return {
             "token": self.tokenizer.name(token),
+            "token_id": token,
             "logprob": _finite(logprob),
-            "bytes": list(piece) if piece else None,
+            "bytes": list(self.tokenizer.piece(token) or b""),
         }

@@ -10,7 +10,14 @@ import orjson
 
 from model.errors import OptionError, quoted
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages")
+ENDPOINTS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/fim/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/messages",
+)
 FIELDS = ("custom_id", "method", "url", "body")
 MAX_LINE = 64 * 2**20
 BOM = b"\xef\xbb\xbf"

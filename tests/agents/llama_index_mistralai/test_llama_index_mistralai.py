@@ -48,5 +48,7 @@ def test_a_tool_is_called_and_answers(model: Any) -> None:
     assert model.chat([ASK, first.message, result]).message.content
 
 
-def test_an_object_of_a_schema(model: Any) -> None:
+def test_an_object_of_a_schema(model: Any, record: Record) -> None:
+    """It leaves the call to the model, and the embedded model makes none."""
+    record.edit = lambda path, body: body | {"tool_choice": "any"}
     assert model.as_structured_llm(Word).chat([ASK]).raw.word in ("one", "two")

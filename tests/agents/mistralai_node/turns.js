@@ -55,8 +55,9 @@ test("a tool is called and answers", async () => {
 });
 
 test("the middle of a code is filled", async () => {
-  const asked = { model: ASKED.model, prompt: "def one():\n", suffix: "\n", maxTokens: 8, temperature: 0 };
+  const asked = { model: ASKED.model, prompt: "def one():\n", maxTokens: 8, temperature: 0 };
   assert(said(await client.fim.complete(asked)));
+  await assert.rejects(client.fim.complete({ ...asked, suffix: "\n" }), /suffix needs a model/);
 });
 
 test("the models are listed", async () => {

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from mistralai.client import Mistral
+from mistralai.client.errors import SDKError
 
 from tests.agents.proxy import Record
 
@@ -103,11 +104,23 @@ def test_thoughts_that_were_received_can_be_sent_back(client: Mistral) -> None:
 
 
 def test_the_middle_of_a_code_is_filled(client: Mistral) -> None:
-    filled = client.fim.complete(model=MODEL, prompt="def one():\n", suffix="\n", max_tokens=8, temperature=0)
+    """The embedded model has no tokens for a suffix."""
+    asked = {"model": MODEL, "prompt": "def one():\n", "max_tokens": 8, "temperature": 0}
+    filled = client.fim.complete(**asked)
     assert filled.choices[0].message.content
-    with client.fim.stream(model=MODEL, prompt="def one():\n", suffix="\n", max_tokens=8, temperature=0) as stream:
-        said = [event.data.choices[0].delta.content or "" for event in stream if event.data.choices]
-    assert "".join(said) == filled.choices[0].message.content
+    with client.fim.stream(**asked) as stream:
+        events = [event.data for event in stream]
+    assert "".join(event.choices[0].delta.content or "" for event in events) == filled.choices[0].message.content
+    assert events[-1].usage == filled.usage
+    with pytest.raises(SDKError, match="suffix needs a model"):
+        client.fim.complete(**asked, suffix="\n")
+
+
+def test_log_probabilities(client: Mistral) -> None:
+    asked = {"logprobs": True, "top_logprobs": 2, "prompt_logprobs": True, "top_prompt_logprobs": 2}
+    choice = ask(client, **asked).choices[0]
+    assert [len(item.top_logprobs) for item in choice.logprobs.content] == [2] * 12
+    assert all(len(item.top_logprobs) == 2 for item in choice.prompt_logprobs.content)
 
 
 def test_the_models_are_listed(client: Mistral) -> None:

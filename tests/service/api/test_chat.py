@@ -63,11 +63,17 @@ def test_logprobs(live: Live) -> None:
     assert choice["logprobs"]["content"] == [
         {
             "token": char,
+            "token_id": ord(char),
             "logprob": -0.5,
             "bytes": [ord(char)],
             "top_logprobs": [
-                {"token": char, "logprob": -0.5, "bytes": [ord(char)]},
-                {"token": chr(ord(char) + 1), "logprob": -1.5, "bytes": [ord(char) + 1]},
+                {"token": char, "token_id": ord(char), "logprob": -0.5, "bytes": [ord(char)]},
+                {
+                    "token": chr(ord(char) + 1),
+                    "token_id": ord(char) + 1,
+                    "logprob": -1.5,
+                    "bytes": [ord(char) + 1],
+                },
             ],
         }
         for char in text

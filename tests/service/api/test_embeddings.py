@@ -31,6 +31,7 @@ def test_an_embedding_is_the_mean_of_unit_length(live: Live) -> None:
     reply = live.post(PATH, {"input": "hi", "model": "fake", "dimensions": 3, "user": "u"}).json()
     assert reply.pop("timings")["prompt_n"] == 2
     assert reply.pop("data")[0] == {"object": "embedding", "index": 0, "embedding": mean([104, 105])}
+    assert reply.pop("id").startswith("embd-")
     assert reply == {"object": "list", "model": "fake", "usage": {"prompt_tokens": 2, "total_tokens": 2}}
 
 

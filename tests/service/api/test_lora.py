@@ -104,7 +104,7 @@ def test_the_model_is_first_and_the_parent_of_its_adapters(live: Live) -> None:
     assert {card["root"] for card in cards} == {"fake"}
     assert [card["adapters"] for card in cards] == [[*NAMES], [*NAMES], [], [], [], []]
     for card in cards:
-        assert (card["object"], card["type"], card["display_name"]) == ("model", "model", card["id"])
+        assert (card["object"], card["type"], card["display_name"]) == ("model", "base", card["id"])
         assert card["created_at"].endswith("+00:00")
         assert card["max_model_len"] == 512
         assert live.http.get(f"/v1/models/{card['id']}").json() == card

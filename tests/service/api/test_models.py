@@ -12,6 +12,10 @@ from tests.service.live import FakeChat, running
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
+CHATS = ("chat", "tools", "completion_chat", "function_calling")
+"""Noria's names and Mistral's."""
+
+
 class ThinkingChat(FakeChat):
     """A format with thoughts in tags."""
 
@@ -28,9 +32,7 @@ def test_the_defaults_are_the_models_own_and_then_the_servers() -> None:
         assert live.http.get("/v1/models/org/alias").json()["defaults"] == NEUTRAL
 
 
-@pytest.mark.parametrize(
-    ("chat", "more"), [(None, ()), (FakeChat(), ("chat", "tools")), (ThinkingChat(), ("chat", "tools", "reasoning"))]
-)
+@pytest.mark.parametrize(("chat", "more"), [(None, ()), (FakeChat(), CHATS), (ThinkingChat(), (*CHATS, "reasoning"))])
 def test_capabilities_are_those_of_the_model(chat: FakeChat | None, more: tuple[str, ...]) -> None:
     marks = STYLES["tags"] if chat and chat.reasoning_style else None
     served = ServedModel(("m",), IntegerTokenizer(), chat, GenerationDefaults(), 1, make_info(), marks)

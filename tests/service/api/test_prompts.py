@@ -13,6 +13,7 @@ from model.checkpoint.generation_config import GenerationDefaults
 from model.tokenizers.sentencepiece import SentencePieceTokenizer
 from model.tokenizers.tekken import TekkenTokenizer
 from service.api.openai.completions import CompletionBody, completion_request
+from service.api.openai.fim import FimBody
 from service.api.tokens import TokenizeBody, described, encode
 from service.errors.errors import InvalidRequest
 from service.generation.request import ServedModel, longest_piece
@@ -88,6 +89,8 @@ def test_a_gap_is_written_as_mistral_common_does(file: Path) -> None:
     for before, after in (("def f(", "    return a\n"), ("Hello", " 日本 world</s>")):
         oracle = library.encode_fim(FIMRequest(prompt=before, suffix=after)).tokens
         assert prompt(mine, prompt=[before], suffix=after).tokens == oracle
+        (asked,) = (each.submit for each in completion_request(FimBody(prompt=before, suffix=after), mine).prompts)
+        assert (asked.prompt, asked.params.max_tokens) == (oracle, mine.info.max_model_len - len(oracle))
 
 
 def test_tokens_of_tekken_have_names_and_bytes(tekken: Path) -> None:

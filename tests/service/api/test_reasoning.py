@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -100,6 +101,70 @@ def test_a_thought_can_be_left_out_or_left_in(live: Live) -> None:
     left = post(live, CHAT, messages=USER, reasoning_format="none")
     assert left["choices"][0]["message"] == {"role": "assistant", "content": SAID, "refusal": None}
     assert left["usage"]["completion_tokens_details"]["reasoning_tokens"] == N_THOUGHT
+
+
+CHUNKS = [
+    {"type": "thinking", "thinking": [{"type": "text", "text": THOUGHT}]},
+    {"type": "text", "text": ANSWER},
+]
+"""As `ThinkChunk` and `TextChunk` of Mistral's SDK."""
+
+
+def test_mistrals_clients_have_it_in_the_content(live: Live) -> None:
+    asked = {"messages": USER, "reasoning_format": "mistral"}
+    message = post(live, CHAT, **asked)["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": CHUNKS, "refusal": None}
+    chunks = live.events(CHAT, asked)
+    parts = [chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks]
+    thoughts = [part[0]["thinking"][0]["text"] for part in parts if isinstance(part, list)]
+    assert "".join(thoughts) == THOUGHT
+    assert "".join(part for part in parts if isinstance(part, str)) == ANSWER
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert chunks[-1]["usage"]["completion_tokens_details"]["reasoning_tokens"] == N_THOUGHT
+    silent = live.events(CHAT, asked | {"stream_options": {"include_usage": False}})
+    assert not any("usage" in chunk for chunk in silent)
+    cut = post(live, CHAT, **asked, max_tokens=15)["choices"][0]["message"]["content"]
+    assert cut == [{"type": "thinking", "thinking": [{"type": "text", "text": "Hm, a <"}]}]
+    assert post(live, CHAT, **asked, include_reasoning=False)["choices"][0]["message"]["content"] == ANSWER
+    plain = asked | {"messages": [{"role": "user", "content": "x"}]}
+    assert post(live, CHAT, **plain)["choices"][0]["message"]["content"] == "x"
+    back = [*USER, {"role": "assistant", "content": CHUNKS, "prefix": False}, *USER]
+    assert post(live, CHAT, messages=back)["usage"]["prompt_tokens"] > len(SAID) + len(THOUGHT) + len(ANSWER)
+
+
+def test_the_format_of_a_silent_request_is_its_keys_and_then_the_servers(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    entries = [{"name": "m", "key": "m", "reasoning_format": "mistral"}, {"name": "a", "key": "a"}]
+    keys.write_text(json.dumps({"keys": entries}))
+    options: dict[str, Any] = {"model": "recite", "chat": ThinkingChat(), "max_model_len": 2048}
+    with running(**options, api_key_file=keys, reasoning_format="none") as live:
+        for key, fields, content in (
+            ("m", {}, CHUNKS),
+            ("a", {}, SAID),
+            ("m", {"reasoning_format": "auto"}, ANSWER),
+            ("a", {"reasoning_format": "mistral"}, CHUNKS),
+        ):
+            headers = {"authorization": f"Bearer {key}"}
+            reply = live.post(CHAT, {"messages": USER, **fields}, headers=headers).json()
+            assert reply["choices"][0]["message"]["content"] == content
+
+
+@pytest.mark.parametrize(
+    ("fields", "on", "effort", "budget"),
+    [
+        ({"prompt_mode": "reasoning"}, True, "high", None),
+        ({"prompt_mode": "reasoning", "reasoning_effort": "low"}, True, "low", None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, True, "high", 9),
+        ({"thinking": {"type": "disabled"}}, False, None, None),
+        ({"thinking": {"type": "adaptive"}}, None, None, None),
+        ({"thinking_token_budget": 9, "thinking": {"type": "enabled", "budget_tokens": 9}}, True, "high", 9),
+    ],
+)
+def test_other_names_of_the_effort(
+    fields: dict[str, Any], on: bool | None, effort: str | None, budget: int | None
+) -> None:
+    options = ChatBody.model_validate({"messages": USER, **fields}).reasoning_options
+    assert (options.on, options.effort, options.budget) == (on, effort, budget)
 
 
 def test_logprobs_and_ids_cover_the_thought_too(live: Live) -> None:

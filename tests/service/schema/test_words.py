@@ -153,7 +153,7 @@ PART = {"type": "text", "text": "a"}
         (
             CHAT,
             {"messages": USER, "tool_choice": "must"},
-            'tool_choice must be "none", "auto" or "required" or an object, got "must"',
+            'tool_choice must be "none", "auto", "required" or "any" or an object, got "must"',
         ),
         (
             CHAT,

@@ -283,7 +283,7 @@ def test_a_whole_answer_has_calls(reciting: Live) -> None:
     assert functions == [{"name": "weather", "arguments": ARGUMENTS}, {"name": "time.now", "arguments": "{}"}]
     assert answer["choices"][0]["finish_reason"] == "tool_calls"
     only = reciting.post("/v1/chat/completions", ask(text.removeprefix(words))).json()["choices"][0]["message"]
-    assert only["content"] is None
+    assert only["content"] == ""
     plain = reciting.post("/v1/chat/completions", ask("Hello")).json()["choices"][0]
     assert plain["message"] == {"role": "assistant", "content": "Hello", "refusal": None}
     assert plain["finish_reason"] == "stop"
@@ -350,7 +350,7 @@ def called(arguments: str) -> dict[str, Any]:
         ({"tools": [{"type": "retrieval", "function": {"name": "a"}}]}, "tools[0].type", ["function", "retrieval"]),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", ["a b"]),
         ({"tools": TOOLS * 65}, "tools", ["128", "130"]),
-        ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", ["auto", "any"]),
+        ({"tools": TOOLS, "tool_choice": "must"}, "tool_choice", ["auto", "any", "must"]),
         ({"tools": [], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", ["tools"]),
         ({"tools": TOOLS, "ignore_eos": True}, "ignore_eos", ["grammar"]),
         ({"messages": [USER, called('{"a": "\\ud83d"}')]}, None, ["JSON object", "ud83d"]),

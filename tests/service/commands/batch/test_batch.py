@@ -51,6 +51,7 @@ def test_each_endpoint_answers_and_bad_lines_do_not_stop_the_others(live: Live, 
         "/v1/messages": {"messages": user, "max_tokens": 4, "model": "fake"},
         "/v1/responses": {"input": "hi", "max_output_tokens": 4},
         "/v1/embeddings": {"input": "hi"},
+        "/v1/fim/completions": {"prompt": "hi", "max_tokens": 4},
     }
     lines: list[Any] = [
         line("plain", "wheel"),
@@ -61,16 +62,16 @@ def test_each_endpoint_answers_and_bad_lines_do_not_stop_the_others(live: Live, 
     source, out = write(tmp_path / "in.jsonl", [*lines, 7]), tmp_path / "out.jsonl"
     code, said = batch(source, out, "--url", live.url)
     assert code == 1
-    assert said.startswith("batch: 8 of 8 lines (100%), 3 failed, ")
+    assert said.startswith("batch: 9 of 9 lines (100%), 3 failed, ")
     found = {result["custom_id"]: result for result in results(out)}
     assert found["plain"]["response"]["body"]["choices"][0]["text"] == answer("wheel", 4)
     assert found["plain"]["response"]["request_id"]
     assert found["plain"]["error"] is None
-    assert [found[url]["response"]["status_code"] for url in others] == [200, 200, 200, 200]
+    assert [found[url]["response"]["status_code"] for url in others] == [200] * 5
     wrong = found["wrong"]["response"]
     assert (wrong["status_code"], wrong["body"]["error"]["param"]) == (400, "temperature")
     assert found["streams"]["error"]["message"] == "line 3: body.stream must be false in a batch, got true"
-    assert found[None]["error"]["line"] == 8
+    assert found[None]["error"]["line"] == 9
 
 
 def test_a_killed_batch_goes_on_where_it_was(tmp_path: Path) -> None:

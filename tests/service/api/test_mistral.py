@@ -1,0 +1,230 @@
+"""Mistral's fields and forms: what its clients were recorded to send, what they read, and what is refused."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.api.openai.chat import ChatBody
+from service.api.openai.completions import CompletionBody
+from service.api.openai.fim import FimBody
+from tests.service.api.streams import rendered
+from tests.service.live import USER, Live, answer, refused, running
+
+CHAT, COMPLETIONS, FIM, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/fim/completions", "/v1/embeddings"
+RECORDED = Path(__file__).parents[2] / "agents" / "recorded"
+CLIENTS = (
+    "ai_sdk_mistral",
+    "langchain_mistralai",
+    "llama_index_mistralai",
+    "mistralai_node",
+    "mistralai_python",
+    "promptfoo",
+)
+SENT = [(name, each) for name in CLIENTS for each in json.loads((RECORDED / f"{name}.json").read_text())]
+BEGUN = {"role": "assistant", "content": "well", "prefix": True}
+THOUGHT = [{"type": "thinking", "thinking": [{"type": "text", "text": "a"}], "signature": "x"}]
+CALL = {"id": "a", "index": 0, "function": {"name": "f", "arguments": {"a": 1}}}
+
+
+@pytest.fixture(scope="module")
+def large() -> Iterator[Live]:
+    with running(max_model_len=8000) as server:
+        yield server
+
+
+@pytest.mark.parametrize(("name", "sent"), SENT, ids=lambda value: value if isinstance(value, str) else value["path"])
+def test_what_its_clients_send_is_answered(large: Live, name: str, sent: dict[str, Any]) -> None:
+    body = sent["body"] | {"model": "fake"}
+    if sent["path"] == FIM:  # the model has no tokens for gaps
+        assert refused(large, FIM, body)["param"] == "suffix"
+        body.pop("suffix")
+    response = large.post(sent["path"], body)
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "noticed"),
+    [
+        ({"safe_prompt": False, "guardrails": [], "prompt_mode": None, "random_seed": None}, None),
+        ({"metadata": {"a": "b", "n": 1}, "service_tier": "flex", "prompt_cache_retention": "24h"}, None),
+        ({"prediction": {"type": "content", "content": ""}, "transforms": [], "usage": {"include": False}}, None),
+        ({"stream": True, "stream_options": {"stream_tool_calls": True, "include_obfuscation": True}}, None),
+        ({"thinking": {"type": "disabled"}}, None),
+        ({"thinking": {"type": "adaptive"}, "prompt_logprobs": False}, None),
+        ({"messages": [*USER, {"role": "assistant", "content": THOUGHT, "prefix": False}, *USER]}, None),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "a"}, *USER]},
+            None,
+        ),
+        ({"verbosity": "low", "keep_alive": "5m", "ttl": 60, "store": True}, "verbosity, store, keep_alive, ttl"),
+        ({"keep_alive": -1, "verbosity": "medium"}, "keep_alive"),
+    ],
+)
+def test_fields_that_change_no_answer_pass(live: Live, fields: dict[str, Any], noticed: str | None) -> None:
+    response = live.post(CHAT, {"messages": USER, "max_tokens": 2, **fields})
+    assert response.status_code == 200, response.text
+    assert response.headers.get("x-noria-ignored") == noticed
+
+
+def after(*messages: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [*USER, *messages]}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param", "words"),
+    [
+        (CHAT, {"safe_prompt": True}, "safe_prompt", ["true", "does not add", "guard prompt"]),
+        (CHAT, {"guardrails": [{}]}, "guardrails", ["[]"]),
+        (CHAT, {"prompt_mode": "fast"}, "prompt_mode", ["reasoning", '"fast"']),
+        (CHAT, {"prompt_mode": "reasoning"}, "prompt_mode", ["this model has none"]),
+        (CHAT, {"thinking": {"type": "enabled"}}, "thinking", ["this model has none"]),
+        (
+            CHAT,
+            {"thinking": {"type": "adaptive", "budget_tokens": 9}},
+            "thinking.budget_tokens",
+            ["enabled", '"adaptive"'],
+        ),
+        (CHAT, {"thinking": {"type": "on"}}, "thinking.type", ['"enabled"', '"on"']),
+        (CHAT, {"prompt_mode": "reasoning", "reasoning_effort": "none"}, "prompt_mode", ["reasoning_effort", "none"]),
+        (
+            CHAT,
+            {"thinking_token_budget": 5, "thinking": {"type": "enabled", "budget_tokens": 6}},
+            "thinking",
+            ["thinking_token_budget", "5", "6"],
+        ),
+        (CHAT, {"random_seed": 1, "seed": 2}, "seed", ["1", "2", "differ"]),
+        (CHAT, {"random_seed": "x"}, "random_seed", ["an integer", '"x"']),
+        (CHAT, {"metadata": "x"}, "metadata", ["an object", '"x"']),
+        (CHAT, {"verbosity": "loud"}, "verbosity", ["medium", '"loud"']),
+        (CHAT, {"keep_alive": []}, "keep_alive", ["a string or a number"]),
+        (CHAT, {"ttl": "x"}, "ttl", ["a number"]),
+        (CHAT, {"transforms": ["middle-out"]}, "transforms", ["[]"]),
+        (CHAT, {"usage": {"include": 1}}, "usage.include", ["a boolean", "1"]),
+        (CHAT, {"prediction": {"type": "content", "content": "x"}}, "prediction", ["null"]),
+        (CHAT, {"prompt_cache_retention": "1h"}, "prompt_cache_retention", ["24h", "1h"]),
+        (CHAT, {"service_tier": "gold"}, "service_tier", ["gold"]),
+        (CHAT, {"top_prompt_logprobs": 2}, "top_prompt_logprobs", ["prompt_logprobs", "2"]),
+        (CHAT, {"prompt_logprobs": True, "stream": True}, "prompt_logprobs", ["stream"]),
+        (CHAT, {"prompt_logprobs": "x"}, "prompt_logprobs", ["an integer or a boolean"]),
+        (
+            CHAT,
+            {"stream": True, "stream_options": {"stream_tool_calls": False}},
+            "stream_options.stream_tool_calls",
+            ["true", "false"],
+        ),
+        (CHAT, {"reasoning_format": "xml"}, "reasoning_format", ["mistral", '"xml"']),
+        (CHAT, after(BEGUN, *USER), "messages[1].prefix", ["last message", "2 of 3", "assistant"]),
+        (CHAT, {"messages": [USER[0] | {"prefix": True}]}, "messages[0].prefix", ["assistant", "role user"]),
+        (CHAT, after(BEGUN | {"prefix": "x"}), "messages[1].prefix", ["a boolean", '"x"']),
+        (CHAT, after(BEGUN) | {"continue_final_message": False}, "continue_final_message", ["messages[1].prefix"]),
+        (CHAT, after(BEGUN) | {"add_generation_prompt": True}, "add_generation_prompt", ["messages[1].prefix"]),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "document_url", "document_url": "x"}]}]},
+            "messages[0].content[0].type",
+            ['"document_url"', '"image_url"'],
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": "x"}]}]},
+            "messages[0].content[0].type",
+            ['"input_audio"'],
+        ),
+        (FIM, {}, "prompt", ["required"]),
+        (FIM, {"prompt": ["a"]}, "prompt", ["a string"]),
+        (FIM, {"prompt": "a", "suffix": "b"}, "suffix", ["[SUFFIX]", '"b"']),
+        (FIM, {"prompt": "a", "echo": True}, "echo", ["unknown field"]),
+        (FIM, {"prompt": "a", "max_tokens": 0}, "max_tokens", ["at least 1", "0"]),
+        (EMBEDDINGS, {"input": "a", "output_dimension": 2}, "output_dimension", ["3", "2"]),
+        (EMBEDDINGS, {"input": "a", "output_dtype": "int8"}, "output_dtype", ["float", "int8"]),
+        (EMBEDDINGS, {"input": "a", "metadata": 1}, "metadata", ["an object"]),
+    ],
+)
+def test_what_would_change_an_answer_is_refused(
+    live: Live, path: str, fields: dict[str, Any], param: str, words: list[str]
+) -> None:
+    error = refused(live, path, {"messages": USER} | fields if path == CHAT else fields)
+    assert error["param"] == param, error
+    assert all(word in error["message"] for word in words), error
+
+
+def test_lenient_servers_ignore_neither_a_prefix_nor_a_seed() -> None:
+    with running(lenient=True) as live:
+        response = live.post(CHAT, after(BEGUN) | {"random_seed": 7, "max_tokens": 4})
+        assert response.json()["choices"][0]["message"]["content"] == answer("u:hi;a:well", 4)
+        assert "x-noria-ignored" not in response.headers
+        assert refused(live, CHAT, after(BEGUN, *USER))["param"] == "messages[1].prefix"
+        assert live.post("/tokenize", after(BEGUN)).json()["tokens"] == [*b"u:hi;a:well"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        ChatBody(messages=[], random_seed=7),
+        CompletionBody(prompt="a", random_seed=7),
+        FimBody(prompt="a", random_seed=7, seed=7),
+    ],
+    ids=lambda body: type(body).__name__,
+)
+def test_a_random_seed_is_a_seed(body: ChatBody | CompletionBody | FimBody) -> None:
+    assert body.given == {"seed": 7}
+
+
+def test_any_is_required() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    body = ChatBody.model_validate({"messages": [], "tools": tools, "tool_choice": "any"})
+    assert body.calls.must
+
+
+def test_metadata_comes_back(live: Live) -> None:
+    for path, body in ((CHAT, {"messages": USER}), (COMPLETIONS, {"prompt": "a"}), (FIM, {"prompt": "a"})):
+        given = {"metadata": {"os": "x", "n": 1}, "max_tokens": 1}
+        assert live.post(path, body | given).json()["metadata"] == given["metadata"]
+        assert "metadata" not in live.post(path, body | {"max_tokens": 1}).json()
+
+
+def test_the_prompt_is_scored_in_mistrals_form(live: Live) -> None:
+    """As `ChatCompletionResponseTokenLogprobsTopK` of its SDK; the first token has no logprob."""
+    scores = {"prompt_logprobs": True, "top_prompt_logprobs": 1, "max_tokens": 1}
+    for path, body, text in ((CHAT, {"messages": USER}, rendered("hi")), (FIM, {"prompt": "abc"}, "abc")):
+        found = live.post(path, body | scores).json()["choices"][0]["prompt_logprobs"]["content"]
+        assert [item["token"] for item in found] == [*text[1:]]
+        assert {*found[0]} == {"token", "token_id", "logprob", "bytes", "top_logprobs"}
+        assert [item["token_id"] for item in found] == [*text[1:].encode()]
+
+
+# /v1/fim/completions
+
+
+def test_a_gap_is_answered_as_a_chat(live: Live) -> None:
+    reply = live.post(FIM, {"prompt": "def f", "max_tokens": 6, "suffix": ""}).json()
+    assert (reply["object"], reply["choices"][0]["finish_reason"]) == ("chat.completion", "length")
+    assert reply["choices"][0]["message"]["content"] == answer("def f", 6)
+    assert reply["usage"]["total_tokens"] == 11
+    chunks = live.events(FIM, {"prompt": "def f", "max_tokens": 6})
+    assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == answer("def f", 6)
+    assert chunks[-1]["usage"]["completion_tokens"] == 6
+    assert not any("usage" in chunk for chunk in chunks[:-1])
+
+
+def test_without_a_limit_it_fills_the_context() -> None:
+    with running(max_model_len=50) as live:
+        assert live.post(FIM, {"prompt": "def f"}).json()["usage"]["total_tokens"] == 50
+        assert refused(live, FIM, {"prompt": "x" * 50})["param"] == "prompt"
+
+
+# /v1/models
+
+
+def test_a_model_has_the_type_that_the_client_reads(live: Live) -> None:
+    """Mistral's SDKs read `base` and `fine-tuned`, Anthropic's `model`."""
+    for path in ("/v1/models", "/v1/models/fake"):
+        for headers, kind in (({}, "base"), ({"anthropic-version": "2023-06-01"}, "model")):
+            found = live.http.get(path, headers=headers).json()
+            cards = found.get("data", [found])
+            assert {card["type"] for card in cards} == {kind}
+    assert cards[0]["max_context_length"] == cards[0]["max_model_len"]
+    assert not cards[0]["capabilities"]["completion_fim"]
