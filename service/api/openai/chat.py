@@ -109,8 +109,8 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
     n_predict: int | None = synonym("max_tokens", "llama.cpp's", **limits_of("max_tokens", least=1))
     prompt_cache_key: str | None = optional("It has no effect: all prompts share cached pages.", max_length=MAX_SALT)
     reasoning_effort: Effort | None = optional(
-        "How long the model thinks: none, or minimal to max. Default: the model's own. A model without reasoning takes "
-        "only none."
+        "How long the model thinks: none, or minimal to max. Default: the model's own. It has no effect on a model "
+        "without reasoning."
     )
     thinking_token_budget: int | None = optional(
         "The number of tokens after which the thought ends with its sentence. Default: `--reasoning-budget`.",

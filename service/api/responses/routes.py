@@ -70,8 +70,8 @@ class Reasoning(Body):
 
     harmless = only(context=("auto",))
     effort: Effort | None = optional(
-        "How long the model thinks: none, or minimal to max. Default: the model's own. A model without reasoning takes "
-        "only none."
+        "How long the model thinks: none, or minimal to max. Default: the model's own. It has no effect on a model "
+        "without reasoning."
     )
     summary: Literal["auto", "concise", "detailed"] | None = optional(
         "It has no effect: the answer has the whole thought, and no summary."
@@ -133,7 +133,7 @@ class ResponsesBody(CallingBody, StreamBody, UserBody):
             constraint=self.format.constraint,
             fields=GenerationBody.model_construct(temperature=self.temperature, top_p=self.top_p),
             max_tokens=self.max_output_tokens,
-            reasoning=ReasoningOptions.of_effort((self.reasoning or Reasoning()).effort, "reasoning.effort", hint=True),
+            reasoning=ReasoningOptions.of_effort((self.reasoning or Reasoning()).effort, "reasoning.effort"),
             messages_field="input",
             max_tokens_field="max_output_tokens",
         )
