@@ -24,6 +24,7 @@ from service import version
 from service.engine.messages import FINISHES, Beat, Report, Stats
 from service.errors.statuses import STATUSES
 from service.observe.adapter_metrics import AdapterMetrics
+from service.observe.field_metrics import FieldMetrics
 
 LATENCY_BUCKETS = tuple(
     milliseconds / 1000
@@ -147,7 +148,7 @@ class Metrics:
     Outcomes of requests: the finish reasons (the first of `FINISHES` that any choice
     has). "abort" also: the client disconnected. "error": the server failed after admission. "refused": 4xx, or 503
     before admission.
-    `adapters` are those of LoRA adapters.
+    `adapters` are those of LoRA adapters, `fields` those of fields in requests.
     """
 
     def __init__(self, stats: Callable[[], Stats]) -> None:
@@ -157,6 +158,7 @@ class Metrics:
         self._engine = EngineMetrics(registry, stats)
         self.observe_beat = self._engine.observe_beat
         self.adapters = AdapterMetrics(registry, stats, OUTCOMES)
+        self.fields = FieldMetrics(registry)
         self._generated = 0
         self._restarted: Tally[str] = Tally()
         self._model: dict[str, str] | None = None
