@@ -105,7 +105,7 @@ class RequestEcho(TypedDict):
     error: None
     instructions: str | None
     max_output_tokens: int | None
-    max_tool_calls: None
+    max_tool_calls: int | None
     metadata: dict[str, str]
     parallel_tool_calls: bool
     previous_response_id: None

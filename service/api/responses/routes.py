@@ -1,6 +1,6 @@
 """`POST /v1/responses`: its body, the internal request made of it, and the route."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from fastapi import Request
 from pydantic import BeforeValidator, Field, model_validator
@@ -25,6 +25,18 @@ from service.schema.fields import MAX_ITEMS, Body, Items, only, optional, ranged
 from service.schema.generation import CHAT_TOKENS, MAX_SALT, GenerationBody, StreamBody, UserBody
 from service.structured.call_reader import reader_of
 from service.structured.constraint import ANY_OBJECT, Constraint, json_constraint
+
+Included = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+Metadata = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]]
 
 
 def _as_items(value: Any) -> Any:
@@ -68,7 +80,7 @@ class TextConfig(Body):
 class Reasoning(Body):
     """Options of the model's reasoning."""
 
-    harmless = only(context=("auto",))
+    harmless = only(context=("auto",), mode=("standard",))
     effort: Effort | None = optional(
         "How long the model thinks: none, or minimal to max. Default: the model's own. It has no effect on a model "
         "without reasoning."
@@ -79,6 +91,19 @@ class Reasoning(Body):
     generate_summary: Literal["auto", "concise", "detailed"] | None = optional("The old name of `summary`.")
 
 
+class StreamOptions(Body):
+    """Options of the stream."""
+
+    harmless = only(include_obfuscation=(False,))
+    noticed = only(include_obfuscation=(True,))
+
+
+class PromptCacheOptions(Body):
+    """Options of OpenAI's prompt cache. Here all prompts share cached pages, for as long as there is memory."""
+
+    harmless = only(comparison_response_id=(), mode=("implicit", "explicit"), prewarm=(False,), ttl=("30m", "12h"))
+
+
 class ResponsesBody(CallingBody, StreamBody, UserBody):
     """The request body of `POST /v1/responses`. The server stores nothing: each request has the whole conversation."""
 
@@ -86,27 +111,37 @@ class ResponsesBody(CallingBody, StreamBody, UserBody):
         background=(False,),
         context_management=(),
         conversation=(),
-        include=([], ["reasoning.encrypted_content"]),  # nothing is encrypted
-        max_tool_calls=(),
-        metadata=({},),
         moderation=(),
         previous_response_id=(),
         prompt=(),
-        prompt_cache_retention=("in_memory",),
-        prompt_cache_options=({}, {"mode": "implicit"}),
-        service_tier=("auto", "default"),
+        prompt_cache_retention=("in_memory", "24h"),
         store=(False,),
-        stream_options=({}, {"include_obfuscation": False}),
-        top_logprobs=(0,),
         truncation=("disabled",),
     )
+    noticed = only(store=(True,), truncation=("auto",))
     input: Annotated[Items[Item], BeforeValidator(_as_items, json_schema_input_type=str | list[Item])] = Field(
         max_length=MAX_ITEMS, description="The text of a user message, or all items of a conversation."
+    )
+    include: Items[Included] | None = optional(
+        "What the answer has besides: `message.output_text.logprobs`. The other values have no effect.",
+        max_length=len(get_args(Included)),
     )
     instructions: str | None = optional("A system message before all items.")
     max_output_tokens: int | None = ranged("max_tokens", CHAT_TOKENS, least=1)
     client_metadata: dict[str, Any] | None = optional("Facts about the client. They have no effect.")
+    max_tool_calls: int | None = optional(
+        "The limit of calls of hosted tools, of which there are none.", ge=1, le=2**31 - 1
+    )
+    metadata: Metadata | None = optional(
+        "Strings by name, which the answer repeats: at most 16, with names of 64 and values of 512 characters.",
+        max_length=16,
+    )
     reasoning: Reasoning | None = optional("Options of the model's reasoning.")
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = optional(
+        "It has no effect: there is one tier, `default`."
+    )
+    stream_options: StreamOptions | None = optional("Options of the stream.")
+    prompt_cache_options: PromptCacheOptions | None = optional("Options of OpenAI's prompt cache. They have no effect.")
     prompt_cache_key: str | None = optional("It has no effect: all prompts share cached pages.", max_length=MAX_SALT)
     temperature: float | None = ranged("temperature")
     text: TextConfig | None = optional("Options of the text, its format among them.")
@@ -147,8 +182,8 @@ def request_echo(body: ResponsesBody, served: ServedModel) -> RequestEcho:
         "error": None,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
-        "max_tool_calls": None,
-        "metadata": {},
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
         "reasoning": {

@@ -2,14 +2,16 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import openai
 import pytest
 from openai.types.responses import Response as ResponseModel
+from openai.types.responses import ResponseIncludable, ServiceTier, ToolParam
 
 from service.api.responses.routes import ResponsesBody
 from service.api.responses.shape import ResponseShape, part_of
+from service.api.responses.tools import HOSTED
 from service.generation.choice import Delta
 from service.generation.request import Usage, timings
 from service.structured.call_reader import CallReader
@@ -99,7 +101,7 @@ def test_the_format_of_an_answer_is_accepted_and_repeated(live: Live) -> None:
         assert reply.json()["text"]["format"] == text_format
 
 
-def test_only_defaults_pass(live: Live) -> None:
+def test_defaults_pass(live: Live) -> None:
     body = {
         "input": "hi",
         "max_output_tokens": 3,
@@ -117,6 +119,55 @@ def test_only_defaults_pass(live: Live) -> None:
     response = live.post(PATH, body)
     assert response.status_code == 200, response.text
     assert response.json()["store"] is False
+    assert "x-noria-ignored" not in response.headers
+
+
+PHASED = [
+    {"type": "message", "role": "assistant", "content": "a", "phase": "commentary"},
+    {"role": "user", "content": "b"},
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "ignored", "echo"),
+    [
+        ({"metadata": {"run": "7"}}, None, {"metadata": {"run": "7"}}),
+        ({"max_tool_calls": 3}, None, {"max_tool_calls": 3}),
+        ({"input": PHASED}, None, {}),
+        ({"safety_identifier": "u"}, None, {}),
+        ({"include": [*get_args(ResponseIncludable)]}, None, {}),
+        ({"prompt_cache_options": {"mode": "explicit", "ttl": "12h"}, "prompt_cache_retention": "24h"}, None, {}),
+        ({"reasoning": {"mode": "standard", "context": "auto", "summary": "auto"}}, None, {}),
+        *(({"service_tier": tier}, None, {"service_tier": "default"}) for tier in get_args(get_args(ServiceTier)[0])),
+        ({"store": True}, "store", {"store": False}),
+        ({"truncation": "auto"}, "truncation", {"truncation": "disabled"}),
+        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation", {}),
+        *(
+            ({"tools": [TOOL, {"type": kind, "x": [1]}]}, "tools[1]", {"tools": [TOOL | {"description": None}]})
+            for kind in HOSTED
+        ),
+        ({"tools": [TOOL | {"defer_loading": True}]}, "tools[0].defer_loading", {}),
+    ],
+)
+def test_published_values_pass_and_what_has_no_effect_is_named(
+    live: Live, fields: dict[str, Any], ignored: str | None, echo: dict[str, Any]
+) -> None:
+    response = live.post(PATH, {"input": "hi", "max_output_tokens": 3} | fields)
+    assert response.status_code == 200, response.text
+    assert response.headers.get("x-noria-ignored") == ignored
+    reply = response.json()
+    assert {name: reply[name] for name in echo} == echo
+    ResponseModel.model_validate(reply)
+
+
+def test_all_published_tools_are_known() -> None:
+    """The types of the package's tools are those that the server takes."""
+    published = {
+        kind
+        for tool in get_args(ToolParam)
+        for kind in get_args(get_args(get_type_hints(tool, include_extras=True)["type"])[0])
+    }
+    assert published == {*HOSTED, "function", "custom", "namespace"}
 
 
 @pytest.mark.parametrize(
@@ -138,13 +189,33 @@ def test_only_defaults_pass(live: Live) -> None:
             "input[0].content[0].type",
             ['"input_file"', "not supported"],
         ),
-        ({"store": True}, "store", ["true", "false"]),
+        ({"store": "yes"}, "store", ["true", "false", '"yes"']),
+        ({"metadata": {"a": 1}}, "metadata.a", ["a string", "1"]),
+        ({"metadata": {"a": "x" * 513}}, "metadata.a", ["at most 512"]),
+        ({"metadata": {"n" * 65: "x"}}, "metadata." + "n" * 65, ["at most 64"]),
+        ({"metadata": {str(n): "x" for n in range(17)}}, "metadata", ["at most 16"]),
+        ({"truncation": "middle"}, "truncation", ['"auto"', '"middle"']),
+        ({"text": {"verbosity": "loud"}}, "text.verbosity", ['"low"', '"loud"']),
+        ({"service_tier": "slow"}, "service_tier", ['"flex"', '"slow"']),
+        ({"prompt_cache_retention": "48h"}, "prompt_cache_retention", ['"24h"', '"48h"']),
+        ({"prompt_cache_options": {"ttl": "1h"}}, "prompt_cache_options.ttl", ['"12h"', '"1h"']),
+        ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm", ["false", "true"]),
+        ({"max_tool_calls": 0}, "max_tool_calls", ["1", "0"]),
+        ({"stream_options": {"include_obfuscation": 1}}, "stream_options.include_obfuscation", ["true", "1"]),
+        ({"input": [{"role": "user", "content": "a", "phase": "x"}]}, "input[0].phase", ['"commentary"', '"x"']),
+        ({"reasoning": {"mode": "pro"}}, "reasoning.mode", ['"standard"', '"pro"']),
+        ({"reasoning": {"context": "current_turn"}}, "reasoning.context", ['"auto"', '"current_turn"']),
+        ({"tools": [{"type": "mcp"}], "tool_choice": "required"}, "tool_choice", ["there are none"]),
+        (
+            {"tools": [{"type": "mcp"}], "tool_choice": {"type": "mcp", "server_label": "x"}},
+            "tool_choice.type",
+            ["mcp"],
+        ),
         ({"previous_response_id": "resp_1"}, "previous_response_id", ["resp_1", "null"]),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type", ["item_reference", "`store` false"]),
-        ({"include": ["message.output_text.logprobs"]}, "include", ["reasoning.encrypted_content"]),
+        ({"include": ["everything"]}, "include[0]", ["reasoning.encrypted_content", '"everything"']),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort", ['"minimal"', '"huge"']),
-        ({"tools": [{"type": "web_search", "name": "x"}]}, "tools[0].type", ['"function"', '"web_search"']),
-        ({"tools": [{"type": "file_search"}]}, "tools[0].type", ['"function"', '"file_search"', "runs no tools"]),
+        ({"tools": [{"type": "hosted"}]}, "tools[0].type", ['"function"', '"hosted"', "runs no tools"]),
         ({"tools": [{"type": "custom", "name": "a b"}]}, "tools[0].name", ['"a b"']),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type", ['"json_schema"', '"grammar"']),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", ["json_schema"]),
