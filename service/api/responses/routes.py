@@ -36,6 +36,7 @@ Included = Literal[
     "web_search_call.action.sources",
     "web_search_call.results",
 ]
+LOGPROBS = "message.output_text.logprobs"
 Metadata = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]]
 
 
@@ -123,7 +124,7 @@ class ResponsesBody(CallingBody, StreamBody, UserBody):
         max_length=MAX_ITEMS, description="The text of a user message, or all items of a conversation."
     )
     include: Items[Included] | None = optional(
-        "What the answer has besides: `message.output_text.logprobs`. The other values have no effect.",
+        f"What the answer has besides: `{LOGPROBS}`. The other values have no effect.",
         max_length=len(get_args(Included)),
     )
     instructions: str | None = optional("A system message before all items.")
@@ -145,12 +146,23 @@ class ResponsesBody(CallingBody, StreamBody, UserBody):
     prompt_cache_key: str | None = optional("It has no effect: all prompts share cached pages.", max_length=MAX_SALT)
     temperature: float | None = ranged("temperature")
     text: TextConfig | None = optional("Options of the text, its format among them.")
+    top_logprobs: int | None = optional(
+        f"The number of alternatives for each token. It needs `include` with `{LOGPROBS}`.", ge=0, le=20
+    )
     top_p: float | None = ranged("top_p")
 
     def check(self) -> None:
         if not self.input:
             raise InvalidRequest("input must not be empty", param="input")
+        if self.top_logprobs and self.n_logprobs is None:
+            message = f"top_logprobs needs {LOGPROBS} in include, got {self.top_logprobs} without"
+            raise InvalidRequest(message, param="top_logprobs")
         self.calls  # noqa: B018 - it raises
+
+    @property
+    def n_logprobs(self) -> int | None:
+        """The number of alternatives for each token (None: no logprobs)."""
+        return (self.top_logprobs or 0) if LOGPROBS in (self.include or ()) else None
 
     @property
     def format(self) -> Format:
@@ -168,6 +180,7 @@ class ResponsesBody(CallingBody, StreamBody, UserBody):
             constraint=self.format.constraint,
             fields=GenerationBody.model_construct(temperature=self.temperature, top_p=self.top_p),
             max_tokens=self.max_output_tokens,
+            logprobs=self.n_logprobs,
             reasoning=ReasoningOptions.of_effort((self.reasoning or Reasoning()).effort, "reasoning.effort"),
             messages_field="input",
             max_tokens_field="max_output_tokens",
@@ -195,7 +208,7 @@ def request_echo(body: ResponsesBody, served: ServedModel) -> RequestEcho:
         "text": {"format": body.format.model_dump(by_alias=True, exclude_none=True)},
         "tool_choice": choice.model_dump(by_alias=True, exclude_none=True) if isinstance(choice, Body) else choice,
         "tools": [tool.model_dump() for tool in body.tools or () if functions_of(tool)],
-        "top_logprobs": 0,
+        "top_logprobs": body.top_logprobs or 0,
         "truncation": "disabled",
         "temperature": defaults.get("temperature", 1.0) if body.temperature is None else body.temperature,
         "top_p": defaults.get("top_p", 1.0) if body.top_p is None else body.top_p,
@@ -219,6 +232,11 @@ async def responses(request: Request, body: ResponsesBody) -> Response:
         body,
         of_chat(body.chat, chat_request),
         lambda served, name: ResponseShape(
-            name, request_echo(body, served), reader_of(served, body.calls), body.custom_names, body.namespaces
+            name,
+            request_echo(body, served),
+            reader_of(served, body.calls),
+            body.custom_names,
+            body.namespaces,
+            None if body.n_logprobs is None else served.tokenizer,
         ),
     )

@@ -172,6 +172,14 @@ def test_responses_have_an_item_of_thought(live: Live) -> None:
     assert final["usage"]["output_tokens_details"]["reasoning_tokens"] == N_THOUGHT
 
 
+def test_responses_have_the_log_probabilities_of_the_answer_alone(live: Live) -> None:
+    body = {"input": SAID, "include": ["message.output_text.logprobs"]}
+    streamed = live.events(RESPONSES, body)[-1]["response"]
+    for reply in (post(live, RESPONSES, **body), streamed):
+        scores = reply["output"][1]["content"][0]["logprobs"]
+        assert "".join(score["token"] for score in scores).strip() == ANSWER
+
+
 def test_calls_are_read_after_the_thought(live: Live) -> None:
     said = '<think>\nI could <tool_call>\n</think>\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]

@@ -12,10 +12,11 @@ from openai.types.responses import ResponseIncludable, ServiceTier, ToolParam
 from service.api.responses.routes import ResponsesBody
 from service.api.responses.shape import ResponseShape, part_of
 from service.api.responses.tools import HOSTED
-from service.generation.choice import Delta
+from service.generation.choice import Delta, Scored
 from service.generation.request import Usage, timings
 from service.structured.call_reader import CallReader
 from service.structured.call_style import STYLES
+from tests.fakes import IntegerTokenizer
 from tests.service.live import Live, answer
 from tests.service.structured.call_texts import ARGUMENTS, TEXTS
 
@@ -91,6 +92,52 @@ def test_the_streaming_helper_and_an_answer_that_ends(live: Live, client: openai
 
 def spoken(word: str) -> str:
     return answer(f"u:{word};a:", 200)
+
+
+SCORES: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+
+
+def test_log_probabilities(client: openai.OpenAI) -> None:
+    """The fake model gives each token -0.5, and the token after it -1.5."""
+    asked: dict[str, Any] = {"model": "fake", "input": "hi", "max_output_tokens": 5}
+    reply = client.responses.create(**asked, **SCORES)
+    scores = reply.output[0].content[0].logprobs
+    text = answer(PROMPT, 5)
+    assert "".join(score.token for score in scores) == reply.output_text == text
+    assert [(score.logprob, score.bytes) for score in scores] == [(-0.5, [ord(char)]) for char in text]
+    assert [(top.token, top.logprob) for top in scores[0].top_logprobs] == [
+        (text[0], -0.5),
+        (chr(ord(text[0]) + 1), -1.5),
+    ]
+    assert reply.top_logprobs == 2
+    with client.responses.create(**asked, **SCORES, stream=True) as stream:
+        events = list(stream)
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert all("".join(score.token for score in event.logprobs) == event.delta for event in deltas)
+    done = next(event for event in events if event.type == "response.output_text.done")
+    assert [score.model_dump() for score in done.logprobs] == [score.model_dump() for score in scores]
+    plain = client.responses.create(**asked, include=["message.output_text.logprobs"]).output[0].content[0]
+    assert [score.top_logprobs for score in plain.logprobs] == [[]] * 5
+    assert client.responses.create(**asked).output[0].content[0].logprobs == []
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_log_probabilities_are_those_of_the_text_alone(size: int) -> None:
+    """Those of a thought and of calls are left out."""
+    text, call = "Let me see. ", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    shape = ResponseShape("m", REPEATED, CallReader(STYLES["hermes"]), tokenizer=IntegerTokenizer())
+    thought = tuple(Scored(ord("t"), -0.1, (), 0) for _ in range(4))
+    spoken = tuple(Scored(ord(char), -0.2, (), at) for at, char in enumerate(text + call))
+    events = shape.chunks(0, Delta(thought="tt", scored=thought[:2]), Usage(reasoning=2))
+    events += shape.chunks(0, Delta(text[:1], (*thought[2:], *spoken[:1]), thought="tt"), Usage(reasoning=4))
+    for at in range(1, len(text + call), size):
+        delta = Delta((text + call)[at : at + size], spoken[at : at + size])
+        events += shape.chunks(0, delta, Usage(reasoning=4))
+    events += shape.chunks(0, Delta(finish="stop"), Usage(reasoning=4))
+    message = next(item for item in events[-1]["response"]["output"] if item["type"] == "message")
+    assert message["content"][0]["text"] == text
+    assert "".join(score["token"] for score in message["content"][0]["logprobs"]) == text
+    ResponseModel.model_validate(events[-1]["response"])
 
 
 def test_the_format_of_an_answer_is_accepted_and_repeated(live: Live) -> None:
@@ -213,6 +260,8 @@ def test_all_published_tools_are_known() -> None:
         ),
         ({"previous_response_id": "resp_1"}, "previous_response_id", ["resp_1", "null"]),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type", ["item_reference", "`store` false"]),
+        ({"top_logprobs": 2}, "top_logprobs", ["include", "2"]),
+        (SCORES | {"top_logprobs": 21}, "top_logprobs", ["20", "21"]),
         ({"include": ["everything"]}, "include[0]", ["reasoning.encrypted_content", '"everything"']),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort", ['"minimal"', '"huge"']),
         ({"tools": [{"type": "hosted"}]}, "tools[0].type", ['"function"', '"hosted"', "runs no tools"]),
