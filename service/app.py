@@ -138,7 +138,7 @@ def create_app(
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             allow_private_network=True,
-            expose_headers=["x-request-id", "x-queue-ms", "x-noria-ignored", "retry-after"],
+            expose_headers=["x-request-id", "x-queue-ms", "x-noria-ignored", "x-should-retry", "retry-after"],
         )
     return app
 
