@@ -25,6 +25,7 @@ from service.engine.messages import FINISHES, Beat, Report, Stats
 from service.errors.statuses import STATUSES
 from service.observe.adapter_metrics import AdapterMetrics
 from service.observe.field_metrics import FieldMetrics
+from service.observe.vllm_names import VllmNames
 
 LATENCY_BUCKETS = tuple(
     milliseconds / 1000
@@ -164,6 +165,8 @@ class Metrics:
         self._model: dict[str, str] | None = None
         self._build = {"version": version(), "python": platform.python_version(), "torch": metadata.version("torch")}
         registry.register(self)
+        self._vllm = CollectorRegistry()
+        self._vllm.register(VllmNames(registry, lambda: None if self._model is None else self._model["model"]))
         self._requests = Counter("noria_requests", "Requests by outcome.", ["outcome"], registry=registry)
         for outcome in OUTCOMES:
             self._requests.labels(outcome)
@@ -318,6 +321,6 @@ class Metrics:
         """Seconds since the event loop last ran. For any thread."""
         return time.monotonic() - self._ran
 
-    def render(self) -> bytes:
-        """The metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
+    def render(self, *, vllm: bool = False) -> bytes:
+        """The metrics in Prometheus' text format; with `vllm` those that vLLM has too, under its names."""
+        return generate_latest(self._vllm if vllm else self.registry)
