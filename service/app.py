@@ -33,6 +33,7 @@ from service.observe.observer import Observer
 from service.observe.view.feed import Feed
 from service.observe.view.requests import LiveRequests
 from service.page.routes import PAGES, Page, start_at
+from service.schema.fields import declared_paths
 from service.settings import Settings
 from service.structured.constraint import Grammars
 
@@ -123,6 +124,7 @@ def create_app(
     for route in routes:
         if route.body is not None:
             measured.await_responses(route.methods, route.path)
+            measured.fields.declared |= frozenset(declared_paths(route.body))
     app.add_middleware(
         RequestMiddleware,
         keys=keys,
@@ -137,7 +139,7 @@ def create_app(
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             allow_private_network=True,
-            expose_headers=["x-request-id", "x-queue-ms", "x-noria-ignored", "retry-after"],
+            expose_headers=["x-request-id", "x-queue-ms", "x-noria-ignored", "x-should-retry", "retry-after"],
         )
     return app
 

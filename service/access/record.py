@@ -17,7 +17,7 @@ from model.sampling_params import SamplingParams
 from service.access.browsers import BrowserRules
 from service.access.keys import Key, Keys
 from service.errors.dialects import OPENAI, Dialect, error_response
-from service.errors.errors import Unauthorized
+from service.errors.errors import Unauthorized, as_api_error
 from service.http.sse import ClientGone
 
 Operation = Literal["chat", "text_completion", "embeddings"]
@@ -69,6 +69,8 @@ class Policies:
         return None, Policy(self._declared[max(extended, key=len)].dialect) if extended else Policy()
 
 
+MAX_IGNORED = 16
+"""As many ignored fields are in the header."""
 CLIENT_GONE = 499
 """The status in the log when a client disconnects before the response; nginx uses this number."""
 
@@ -78,9 +80,9 @@ class RequestRecord:
     """The facts of one request, for its log line, the metrics and its trace. They are added while it is served.
 
     `route` is the path of its route, None for a path without one. `client` is the address of its sender. `ignored` are
-    fields of the body that passed without effect. `key` is None without keys too. `owner` is its key's
-    identity: the key's name may later be that of another. Requests with the same `cache_owner` reuse each other's
-    cached prompts. Times are in seconds. None: the request did not get that far.
+    fields of the body that passed without effect, `refused` the one that a 400 names. `key` is None without keys too.
+    `owner` is its key's identity: the key's name may later be that of another. Requests with the same `cache_owner`
+    reuse each other's cached prompts. Times are in seconds. None: the request did not get that far.
     For a request to the model: `model` is the name that it uses, `adapter` that of its LoRA adapter, `finishes` the
     finish reason of each choice that ended, and `failure` the class of the error that ended it. `submitted` and
     `last_token` are by perf_counter.
@@ -103,6 +105,7 @@ class RequestRecord:
     outcome: str | None = None
     user: str | None = None
     ignored: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
     key: Key | None = None
     owner: str = ""
     shares_cache: bool = False
@@ -156,7 +159,8 @@ class RequestRecord:
         if self.queue_seconds is not None:
             headers.append((b"x-queue-ms", b"%.1f" % (self.queue_seconds * 1000)))
         if self.ignored:
-            headers.append((b"x-noria-ignored", ", ".join(self.ignored).encode()))
+            more = ("...",) if len(self.ignored) > MAX_IGNORED else ()
+            headers.append((b"x-noria-ignored", ", ".join((*self.ignored[:MAX_IGNORED], *more)).encode()))
         return headers
 
 
@@ -213,7 +217,10 @@ class RequestMiddleware:
         except (ClientGone, ClientDisconnect):
             record.status = CLIENT_GONE
         except Exception as error:
-            response = error_response(error, record.policy.dialect)
+            failure = as_api_error(error)
+            if failure.status == 400 and failure.param is not None:
+                record.refused = (failure.param,)
+            response = error_response(failure, record.policy.dialect)
             if record.status is None:
                 await response(scope, receive, send)
 

@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 
 from service import version
 from service.api.routes import Route, get
-from service.errors.statuses import STATUSES
+from service.errors.statuses import FINAL, STATUSES
 
 Json = dict[str, Any]
 
@@ -26,8 +26,9 @@ HEADERS: Mapping[str, tuple[str, str]] = {
         "number",
         "Milliseconds from submission to the engine's first step; absent where a stream began with a keep-alive.",
     ),
-    "x-noria-ignored": ("string", "With --lenient: the fields of the body that have no effect."),
+    "x-noria-ignored": ("string", "The fields of the body that have no effect here."),
     "retry-after": ("integer", "Seconds to wait before a new attempt."),
+    "x-should-retry": ("string", "false: the request never succeeds as it is."),
 }
 EVENT: Json = {
     "type": "object",
@@ -120,11 +121,17 @@ def _errors(route: Route, schemas: Mapping[Any, Json]) -> Json:
         str(status): {
             "description": found.cause,
             "content": content,
-            "headers": _headers("x-request-id", *(("retry-after",) if status in RETRIABLE else ())),
+            "headers": _headers("x-request-id", *_retry_headers(status)),
         }
         for status, found in STATUSES.items()
         if _may_give(route, status)
     }
+
+
+def _retry_headers(status: int) -> tuple[str, ...]:
+    if status in FINAL:
+        return ("x-should-retry",)
+    return ("retry-after",) if status in RETRIABLE else ()
 
 
 def _may_give(route: Route, status: int) -> bool:

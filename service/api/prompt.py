@@ -15,7 +15,7 @@ from model.tokenizers.base import Tokenizer
 from service.access.record import RequestRecord
 from service.api.admission import State
 from service.api.lanes import SMALL_BYTES
-from service.api.reasoning import ReasoningOptions, check_reasoning, reasoning_of, reasoning_variables, with_thought
+from service.api.reasoning import ReasoningOptions, ignored_reasoning, reasoning_of, reasoning_variables, with_thought
 from service.errors.errors import InvalidRequest
 from service.generation.request import ModelRequest, Prompt, ServedModel, sampling, submit_of
 from service.images.images import DecodedImage, Source, expanded, read_source, spans_after
@@ -111,7 +111,6 @@ def of_chat(chat: Callable[[], Chat], work: Callable[[Chat, ServedModel, Sequenc
 
 def chat_request(chat: Chat, served: ServedModel, images: Sequence[DecodedImage]) -> ModelRequest:
     """The engine's request for a conversation. Raises ParameterError or InvalidRequest, if it can before tokenizing."""
-    check_reasoning(chat.reasoning, served)
     body, context = chat.fields, served.info.max_model_len
     grammar, fields = enforceable(_constraint(chat, served), served)
     params = sampling(
@@ -147,6 +146,7 @@ def chat_request(chat: Chat, served: ServedModel, images: Sequence[DecodedImage]
         grammar_fields=fields or (chat.reasoning.field,),
         visible_control=_visible(chat, served),
         reasoning=reasoning,
+        ignored=ignored_reasoning(chat.reasoning, served),
     )
 
 

@@ -24,38 +24,28 @@ TAIL_TOKENS = 16
 class ReasoningOptions:
     """What a request asks of the model's reasoning.
 
-    `on`: think, or do not; None leaves it to the model. `effort` is from "minimal" to "max"; as a `hint` it may be
-    changed to the nearest that the model knows, and means nothing to a model without reasoning. `budget` is the limit
-    for the tokens of the thought. `apart`: the thought is no part of the text. `field` is the client's name of the
-    field, for errors.
+    `on`: think, or do not; None leaves it to the model. `effort` is from "minimal" to "max"; the model gets the nearest
+    that it knows. `budget` is the limit for the tokens of the thought. `apart`: the thought is no part of the text.
+    `field` is the client's name of the field, for errors and notices.
     """
 
     on: bool | None = None
     effort: str | None = None
     budget: int | None = None
     apart: bool = True
-    hint: bool = False
     field: str = dataclasses.field(default="reasoning_effort", compare=False)
 
     @classmethod
-    def of_effort(
-        cls, effort: str | None, field: str, *, budget: int | None = None, hint: bool = False
-    ) -> "ReasoningOptions":
+    def of_effort(cls, effort: str | None, field: str, *, budget: int | None = None) -> "ReasoningOptions":
         """The options of a field with an effort, in which "none" means no reasoning."""
         on = None if effort is None else effort != "none"
-        return cls(on, effort if on else None, budget, hint=hint and bool(on), field=field)
+        return cls(on, effort if on else None, budget, field=field)
 
 
-def check_reasoning(asked: ReasoningOptions, served: ServedModel) -> None:
-    """Raise InvalidRequest if the request asks a model without reasoning to reason."""
-    wants = asked.on or asked.budget or (asked.effort and not asked.hint)
-    if served.reasoning is None and wants:
-        value = asked.budget if asked.hint and asked.budget else asked.effort or asked.budget
-        message = (
-            f"{asked.field} asks for reasoning ({value}), and this model has none: leave the field out, or start the "
-            "server with --reasoning-style if this model writes thoughts"
-        )
-        raise InvalidRequest(message, param=asked.field, code="no_reasoning")
+def ignored_reasoning(asked: ReasoningOptions, served: ServedModel) -> tuple[str, ...]:
+    """The client's name of the field that asks a model without reasoning to reason."""
+    wants = asked.on or asked.effort or asked.budget
+    return (asked.field,) if served.reasoning is None and wants else ()
 
 
 def reasoning_variables(asked: ReasoningOptions, served: ServedModel, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,7 +53,7 @@ def reasoning_variables(asked: ReasoningOptions, served: ServedModel, given: Map
     if served.chat is None or served.reasoning is None:
         return dict(given)
     efforts = served.chat.efforts
-    effort = nearest(asked.effort, efforts) if asked.hint and asked.effort and efforts else asked.effort
+    effort = nearest(asked.effort, efforts) if asked.effort and efforts else asked.effort
     on = True if asked.on is None and effort is not None else asked.on
     return {**switched(served.chat.switches, efforts, on, effort), **given}
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from service.errors.errors import ApiError, as_api_error
-from service.errors.statuses import STATUSES
+from service.errors.statuses import FINAL, STATUSES
 
 
 class OpenAIErrorObject(TypedDict):
@@ -70,4 +70,5 @@ SHARED = replace(OPENAI, key_header=ANTHROPIC.key_header)
 def error_response(error: Exception, dialect: Dialect) -> Response:
     """The response to a request that failed before its stream began."""
     failure = as_api_error(error)
-    return Response(orjson.dumps(dialect.write(failure)), failure.status, failure.headers, "application/json")
+    retry = {"x-should-retry": "false"} if failure.status in FINAL else {}
+    return Response(orjson.dumps(dialect.write(failure)), failure.status, failure.headers | retry, "application/json")

@@ -73,3 +73,5 @@ STATUSES: Mapping[int, Status] = {
     ),
 }
 """405, 414 and 431 are sent before a route is known, or without one: no route declares them."""
+FINAL = frozenset(status for status in STATUSES if status < 500) - {408, 429}
+"""The statuses of requests that never succeed as they are. OpenAI's and Anthropic's packages would retry a 409."""

@@ -13,6 +13,9 @@ from service.generation.request import ModelRequest, Prompt
 from service.generation.text import TextStream
 from service.generation.thinking import ThinkingStream
 
+LEAST_LOGPROB = -9999.0
+"""JSON has no infinities: -inf is sent as this number."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scored:

@@ -24,6 +24,8 @@ from service import version
 from service.engine.messages import FINISHES, Beat, Report, Stats
 from service.errors.statuses import STATUSES
 from service.observe.adapter_metrics import AdapterMetrics
+from service.observe.field_metrics import FieldMetrics
+from service.observe.vllm_names import VllmNames
 
 LATENCY_BUCKETS = tuple(
     milliseconds / 1000
@@ -147,7 +149,7 @@ class Metrics:
     Outcomes of requests: the finish reasons (the first of `FINISHES` that any choice
     has). "abort" also: the client disconnected. "error": the server failed after admission. "refused": 4xx, or 503
     before admission.
-    `adapters` are those of LoRA adapters.
+    `adapters` are those of LoRA adapters, `fields` those of fields in requests.
     """
 
     def __init__(self, stats: Callable[[], Stats]) -> None:
@@ -157,11 +159,14 @@ class Metrics:
         self._engine = EngineMetrics(registry, stats)
         self.observe_beat = self._engine.observe_beat
         self.adapters = AdapterMetrics(registry, stats, OUTCOMES)
+        self.fields = FieldMetrics(registry)
         self._generated = 0
         self._restarted: Tally[str] = Tally()
         self._model: dict[str, str] | None = None
         self._build = {"version": version(), "python": platform.python_version(), "torch": metadata.version("torch")}
         registry.register(self)
+        self._vllm = CollectorRegistry()
+        self._vllm.register(VllmNames(registry, lambda: None if self._model is None else self._model["model"]))
         self._requests = Counter("noria_requests", "Requests by outcome.", ["outcome"], registry=registry)
         for outcome in OUTCOMES:
             self._requests.labels(outcome)
@@ -316,6 +321,6 @@ class Metrics:
         """Seconds since the event loop last ran. For any thread."""
         return time.monotonic() - self._ran
 
-    def render(self) -> bytes:
-        """The metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
+    def render(self, *, vllm: bool = False) -> bytes:
+        """The metrics in Prometheus' text format; with `vllm` those that vLLM has too, under its names."""
+        return generate_latest(self._vllm if vllm else self.registry)

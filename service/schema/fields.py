@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args
 from urllib.parse import quote
 
 from pydantic import (
@@ -20,6 +20,7 @@ from pydantic_core import PydanticCustomError
 
 from model.errors import quoted
 from model.sampling_params import PARAMETERS
+from service.access.record import MAX_IGNORED
 from service.errors.errors import InvalidRequest
 from service.errors.refusals import unknown_fields
 from service.errors.wording import either
@@ -235,15 +236,16 @@ def check_prompts(name: str, prompts: list[str] | list[TokenIds]) -> int:
     return len(prompts)
 
 
-MAX_IGNORED = 16
 MAX_NAME_CHARS = 64
 
 
 def ignored_fields(body: Body) -> tuple[str, ...]:
-    """The paths of the fields without effect, such as "messages[0].mood", as a header can have them. The first few."""
-    paths = [*islice(_paths(body, ""), MAX_IGNORED + 1)]
-    more = ("...",) if len(paths) > MAX_IGNORED else ()
-    return (*(quote(path, safe="[]")[:MAX_NAME_CHARS] or '""' for path in paths[:MAX_IGNORED]), *more)
+    """The paths of the fields without effect, such as "messages[0].mood", as a header can have them.
+
+    They are one more than a header names, if there are so many.
+    """
+    paths = islice(_paths(body, ""), MAX_IGNORED + 1)
+    return tuple(quote(path, safe="[]")[:MAX_NAME_CHARS] or '""' for path in paths)
 
 
 def _paths(body: Body, before: str) -> Iterator[str]:
@@ -258,6 +260,23 @@ def _inside(value: Any, path: str) -> Iterator[str]:
     elif isinstance(value, list):
         for index, item in enumerate(value):
             yield from _inside(item, f"{path}[{index}]")
+
+
+def declared_paths(body: type[Body], before: str = "") -> Iterator[str]:
+    """The paths of all fields that a body may have, without indices: "messages.content.type"."""
+    for name, declared in body.model_fields.items():
+        path = before + (declared.alias or name)
+        yield path
+        for inner in _bodies(declared.annotation):
+            yield from declared_paths(inner, f"{path}.")
+    yield from (before + name for name in body.passing())
+
+
+def _bodies(annotation: Any) -> Iterator[type[Body]]:
+    if isinstance(annotation, type) and issubclass(annotation, Body):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _bodies(argument)
 
 
 # Limits on the structure of JSON, which hold before anything builds objects from it. A parser holds the interpreter

@@ -49,8 +49,8 @@ def options_of(config: Disabled | Enabled | Adaptive | None, effort: str | None)
     if isinstance(config, Disabled):
         return ReasoningOptions(False, field=FIELD)
     if isinstance(config, Enabled):
-        return ReasoningOptions(True, effort, config.budget_tokens, hint=True, field=FIELD)
-    return ReasoningOptions(None, effort, hint=effort is not None, field=FIELD)
+        return ReasoningOptions(True, effort, config.budget_tokens, field=FIELD)
+    return ReasoningOptions(None, effort, field="output_config.effort" if effort else FIELD)
 
 
 class KeepAll(Body):

@@ -126,8 +126,8 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
     n_predict: int | None = synonym("max_tokens", "llama.cpp's", **limits_of("max_tokens", least=1))
     prompt_cache_key: str | None = optional("It has no effect: all prompts share cached pages.", max_length=MAX_SALT)
     reasoning_effort: Effort | None = optional(
-        "How long the model thinks: none, or minimal to max. Default: the model's own. A model without reasoning takes "
-        "only none."
+        "How long the model thinks: none, or minimal to max. Default: the model's own. It has no effect on a model "
+        "without reasoning."
     )
     prompt_mode: Literal["reasoning"] | None = optional("Mistral's name of `reasoning_effort` high.")
     thinking: ThinkingOptions | None = optional("Whether, and how long, the model thinks.")

@@ -23,15 +23,12 @@ from service.api.openai.answers import (
     TokenUsage,
     ToolCall,
 )
-from service.generation.choice import Delta, Scored
+from service.generation.choice import LEAST_LOGPROB, Delta, Scored
 from service.generation.request import Timings, Usage
 from service.http.sse import Json, PlainEvents
 from service.schema.generation import StreamOptions
 from service.structured.call_reader import CallReader, gathered, piece_json
 from service.structured.call_style import Style
-
-LEAST_LOGPROB = -9999.0
-"""JSON has no infinities: -inf is sent as this number."""
 
 
 def usage_json(usage: Usage) -> TokenUsage:

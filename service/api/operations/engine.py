@@ -7,12 +7,13 @@ from fastapi import Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
+from model.errors import quoted
 from service.access.record import Policy, RequestRecord
 from service.api.admission import State
 from service.api.routes import get, json_response
 from service.engine.mailbox import EngineDied, EngineUnavailable
 from service.engine.picture import Picture
-from service.errors.errors import RequestNotFound
+from service.errors.errors import InvalidRequest, RequestNotFound
 from service.http.sse import EventStream
 from service.observe.view.feed import EngineEvent
 from service.observe.view.requests import Cancellation, LiveRequest, RequestFacts, ended_facts, live_facts
@@ -89,6 +90,11 @@ async def engine_events(request: Request) -> Response:
 
 @get("/metrics", answer=str, policy=Policy(quiet=True))
 async def metrics(request: Request) -> Response:
-    """Report metrics as Prometheus reads them"""
+    """Report metrics as Prometheus reads them
+
+    `?names=vllm` gives those that vLLM has too, under its names.
+    """
     state: State = request.app.state.noria
-    return Response(state.metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})
+    if (names := request.query_params.get("names")) not in (None, "vllm"):
+        raise InvalidRequest(f'names must be "vllm", or left out, got {quoted(names)}', param="names")
+    return Response(state.metrics.render(vllm=names is not None), headers={"content-type": CONTENT_TYPE_LATEST})

@@ -12,11 +12,23 @@ ItemStatus = Annotated[str, WithJsonSchema({"enum": ["completed", "incomplete"]}
 """The status of an item. In events it may also be "in_progress"."""
 
 
+class TokenScore(TypedDict):
+    """A token with its log probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TextScore(TokenScore):
+    top_logprobs: list[TokenScore]
+
+
 class OutputText(TypedDict):
     type: Literal["output_text"]
     text: str
     annotations: list[Any]
-    logprobs: list[Any]
+    logprobs: list[TextScore]
 
 
 class OutputMessage(TypedDict):
@@ -105,7 +117,7 @@ class RequestEcho(TypedDict):
     error: None
     instructions: str | None
     max_output_tokens: int | None
-    max_tool_calls: None
+    max_tool_calls: int | None
     metadata: dict[str, str]
     parallel_tool_calls: bool
     previous_response_id: None

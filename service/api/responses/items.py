@@ -13,11 +13,14 @@ from service.schema.conversation import DATA_URL, DETAILS, MAX_NAME, check_image
 from service.schema.fields import MAX_ITEMS, Body, Items, Json, only, optional, unsupported
 from service.schema.tools import Called, plain_call
 
+BREAKPOINTS = ({"mode": "explicit"}, *({"mode": "explicit", "ttl": ttl} for ttl in ("30m", "12h")))
+"""Prompts are cached without these hints, for as long as there is memory."""
+
 
 class InputPart(Body):
     """A text part of a message, or of the output of a function."""
 
-    harmless = only(annotations=([],), logprobs=([],))
+    harmless = only(annotations=([],), logprobs=([],), prompt_cache_breakpoint=BREAKPOINTS)
     type: Literal["input_text", "output_text"] = Field(description="input_text or output_text.")
     text: str = Field(description="The text. The parts of a message are joined without a space.")
     parsed: Any = optional("The text as an SDK parsed it. It has no effect.")
@@ -26,7 +29,7 @@ class InputPart(Body):
 class InputImage(Body):
     """An image. A user message, or the output of a function, may have it."""
 
-    harmless = only(**DETAILS, file_id=())
+    harmless = only(**DETAILS, file_id=(), prompt_cache_breakpoint=BREAKPOINTS)
     type: Literal["input_image"] = Field(description='"input_image".')
     image_url: str = Field(description=DATA_URL)
 
@@ -37,7 +40,7 @@ Parts = str | Annotated[Items[InputPart | InputImage], Field(max_length=MAX_ITEM
 class InputMessage(Body):
     """A message."""
 
-    harmless = only(phase=("final_answer",), status=("completed", "incomplete"))
+    harmless = only(phase=("commentary", "final_answer"), status=("completed", "incomplete"))
     type: Literal["message"] | None = optional('"message". Default: "message".')
     id: str | None = optional("The id of the item in an answer. It has no effect.", max_length=MAX_NAME)
     role: Literal["user", "assistant", "system", "developer"] = Field(

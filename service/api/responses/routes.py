@@ -1,6 +1,6 @@
 """`POST /v1/responses`: its body, the internal request made of it, and the route."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from fastapi import Request
 from pydantic import BeforeValidator, Field, model_validator
@@ -25,6 +25,19 @@ from service.schema.fields import MAX_ITEMS, Body, Items, only, optional, ranged
 from service.schema.generation import CHAT_TOKENS, MAX_SALT, GenerationBody, StreamBody, UserBody
 from service.structured.call_reader import reader_of
 from service.structured.constraint import ANY_OBJECT, Constraint, json_constraint
+
+Included = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+LOGPROBS = "message.output_text.logprobs"
+Metadata = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]]
 
 
 def _as_items(value: Any) -> Any:
@@ -68,15 +81,28 @@ class TextConfig(Body):
 class Reasoning(Body):
     """Options of the model's reasoning."""
 
-    harmless = only(context=("auto",))
+    harmless = only(context=("auto",), mode=("standard",))
     effort: Effort | None = optional(
-        "How long the model thinks: none, or minimal to max. Default: the model's own. A model without reasoning takes "
-        "only none."
+        "How long the model thinks: none, or minimal to max. Default: the model's own. It has no effect on a model "
+        "without reasoning."
     )
     summary: Literal["auto", "concise", "detailed"] | None = optional(
         "It has no effect: the answer has the whole thought, and no summary."
     )
     generate_summary: Literal["auto", "concise", "detailed"] | None = optional("The old name of `summary`.")
+
+
+class StreamOptions(Body):
+    """Options of the stream."""
+
+    harmless = only(include_obfuscation=(False,))
+    noticed = only(include_obfuscation=(True,))
+
+
+class PromptCacheOptions(Body):
+    """Options of OpenAI's prompt cache. Here all prompts share cached pages, for as long as there is memory."""
+
+    harmless = only(comparison_response_id=(), mode=("implicit", "explicit"), prewarm=(False,), ttl=("30m", "12h"))
 
 
 class ResponsesBody(CallingBody, StreamBody, UserBody):
@@ -86,36 +112,57 @@ class ResponsesBody(CallingBody, StreamBody, UserBody):
         background=(False,),
         context_management=(),
         conversation=(),
-        include=([], ["reasoning.encrypted_content"]),  # nothing is encrypted
-        max_tool_calls=(),
-        metadata=({},),
         moderation=(),
         previous_response_id=(),
         prompt=(),
-        prompt_cache_retention=("in_memory",),
-        prompt_cache_options=({}, {"mode": "implicit"}),
-        service_tier=("auto", "default"),
+        prompt_cache_retention=("in_memory", "24h"),
         store=(False,),
-        stream_options=({}, {"include_obfuscation": False}),
-        top_logprobs=(0,),
         truncation=("disabled",),
     )
+    noticed = only(store=(True,), truncation=("auto",))
     input: Annotated[Items[Item], BeforeValidator(_as_items, json_schema_input_type=str | list[Item])] = Field(
         max_length=MAX_ITEMS, description="The text of a user message, or all items of a conversation."
+    )
+    include: Items[Included] | None = optional(
+        f"What the answer has besides: `{LOGPROBS}`. The other values have no effect.",
+        max_length=len(get_args(Included)),
     )
     instructions: str | None = optional("A system message before all items.")
     max_output_tokens: int | None = ranged("max_tokens", CHAT_TOKENS, least=1)
     client_metadata: dict[str, Any] | None = optional("Facts about the client. They have no effect.")
+    max_tool_calls: int | None = optional(
+        "The limit of calls of hosted tools, of which there are none.", ge=1, le=2**31 - 1
+    )
+    metadata: Metadata | None = optional(
+        "Strings by name, which the answer repeats: at most 16, with names of 64 and values of 512 characters.",
+        max_length=16,
+    )
     reasoning: Reasoning | None = optional("Options of the model's reasoning.")
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = optional(
+        "It has no effect: there is one tier, `default`."
+    )
+    stream_options: StreamOptions | None = optional("Options of the stream.")
+    prompt_cache_options: PromptCacheOptions | None = optional("Options of OpenAI's prompt cache. They have no effect.")
     prompt_cache_key: str | None = optional("It has no effect: all prompts share cached pages.", max_length=MAX_SALT)
     temperature: float | None = ranged("temperature")
     text: TextConfig | None = optional("Options of the text, its format among them.")
+    top_logprobs: int | None = optional(
+        f"The number of alternatives for each token. It needs `include` with `{LOGPROBS}`.", ge=0, le=20
+    )
     top_p: float | None = ranged("top_p")
 
     def check(self) -> None:
         if not self.input:
             raise InvalidRequest("input must not be empty", param="input")
+        if self.top_logprobs and self.n_logprobs is None:
+            message = f"top_logprobs needs {LOGPROBS} in include, got {self.top_logprobs} without"
+            raise InvalidRequest(message, param="top_logprobs")
         self.calls  # noqa: B018 - it raises
+
+    @property
+    def n_logprobs(self) -> int | None:
+        """The number of alternatives for each token (None: no logprobs)."""
+        return (self.top_logprobs or 0) if LOGPROBS in (self.include or ()) else None
 
     @property
     def format(self) -> Format:
@@ -133,7 +180,8 @@ class ResponsesBody(CallingBody, StreamBody, UserBody):
             constraint=self.format.constraint,
             fields=GenerationBody.model_construct(temperature=self.temperature, top_p=self.top_p),
             max_tokens=self.max_output_tokens,
-            reasoning=ReasoningOptions.of_effort((self.reasoning or Reasoning()).effort, "reasoning.effort", hint=True),
+            logprobs=self.n_logprobs,
+            reasoning=ReasoningOptions.of_effort((self.reasoning or Reasoning()).effort, "reasoning.effort"),
             messages_field="input",
             max_tokens_field="max_output_tokens",
         )
@@ -147,8 +195,8 @@ def request_echo(body: ResponsesBody, served: ServedModel) -> RequestEcho:
         "error": None,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
-        "max_tool_calls": None,
-        "metadata": {},
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
         "reasoning": {
@@ -160,7 +208,7 @@ def request_echo(body: ResponsesBody, served: ServedModel) -> RequestEcho:
         "text": {"format": body.format.model_dump(by_alias=True, exclude_none=True)},
         "tool_choice": choice.model_dump(by_alias=True, exclude_none=True) if isinstance(choice, Body) else choice,
         "tools": [tool.model_dump() for tool in body.tools or () if functions_of(tool)],
-        "top_logprobs": 0,
+        "top_logprobs": body.top_logprobs or 0,
         "truncation": "disabled",
         "temperature": defaults.get("temperature", 1.0) if body.temperature is None else body.temperature,
         "top_p": defaults.get("top_p", 1.0) if body.top_p is None else body.top_p,
@@ -184,6 +232,11 @@ async def responses(request: Request, body: ResponsesBody) -> Response:
         body,
         of_chat(body.chat, chat_request),
         lambda served, name: ResponseShape(
-            name, request_echo(body, served), reader_of(served, body.calls), body.custom_names, body.namespaces
+            name,
+            request_echo(body, served),
+            reader_of(served, body.calls),
+            body.custom_names,
+            body.namespaces,
+            None if body.n_logprobs is None else served.tokenizer,
         ),
     )

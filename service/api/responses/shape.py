@@ -3,13 +3,15 @@
 import json
 import time
 import uuid
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from model.tokenizers.base import Tokenizer
 from service.api.responses.answers import RequestEcho, ResponseAnswer, ResponseState, ResponseUsage
 from service.errors.errors import ApiError
-from service.generation.choice import Delta
+from service.generation.choice import LEAST_LOGPROB, Delta, Scored
 from service.generation.finish import FINISHES
 from service.generation.request import Timings, Usage
 from service.http.sse import Json, TypedEvents
@@ -21,6 +23,7 @@ class ResponseShape(TypedEvents):
     """Writes `response` objects, and the events that build one. With a `reader` the text may contain tool calls.
 
     `custom` are the names of custom tools. `namespaces` are namespace and name of functions in one, by their names.
+    With a `tokenizer` the text has the log probabilities of its tokens, up to the first call.
     """
 
     model: str
@@ -28,12 +31,18 @@ class ResponseShape(TypedEvents):
     reader: CallReader | None = None
     custom: frozenset[str] = frozenset()
     namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    tokenizer: Tokenizer | None = None
     id: str = field(default_factory=lambda: f"resp_{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
     _sent: int = 0
     _items: list[Any] = field(default_factory=list)  # the complete ones
     _open: Json | None = None  # the item being written, in its first state
     _parts: list[str] = field(default_factory=list)  # its text so far
+    _scores: list[Json] = field(default_factory=list)  # the log probabilities of its tokens so far
+    _waiting: deque[Scored] = field(default_factory=deque)  # tokens of which no text was sent
+    _calls: bool = False  # whether a call has begun
+    _n_scored: int = 0
+    _n_sent: int = 0  # characters of text
 
     def opening(self, index: int, usage: Usage) -> list[Json]:
         started = self._response("in_progress", None)
@@ -41,6 +50,8 @@ class ResponseShape(TypedEvents):
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> list[Json]:
         pieces = pieces_of(self.reader, delta.text, final=delta.finish is not None)
+        self._waiting += delta.scored[max(0, usage.reasoning - self._n_scored) :]  # the thought's come first
+        self._n_scored += len(delta.scored)
         events = [*self._thought_events(delta.thought)] if delta.thought else []
         events += [event for piece in pieces for event in self._piece_events(piece)]
         if delta.finish is not None:
@@ -77,14 +88,27 @@ class ResponseShape(TypedEvents):
         if isinstance(piece, str):
             if self._open is None or self._open["type"] != "message":
                 yield from self._opening_events(opened("message", role="assistant", content=[]))
-            yield self._item_event("output_text.delta", content_index=0, delta=piece, logprobs=[])
+            scores = self._scores_of(piece)
+            yield self._item_event("output_text.delta", content_index=0, delta=piece, logprobs=scores)
             self._parts.append(piece)
+            self._scores += scores
         elif piece.id is not None and piece.name is not None:
+            self._calls = True
             yield from self._opening_events(self._call(piece.id, piece.name))
         else:
             self._parts.append(piece.arguments)
             if self._open is not None and self._open["type"] == "function_call":
                 yield self._item_event("function_call_arguments.delta", delta=piece.arguments)
+
+    def _scores_of(self, text: str) -> list[Json]:
+        """The log probabilities of the tokens that start in the next text. After a call none are known."""
+        self._n_sent += len(text)
+        scores: list[Json] = []
+        while self.tokenizer and not self._calls and self._waiting and self._waiting[0].start < self._n_sent:
+            scored = self._waiting.popleft()
+            top = [token_json(self.tokenizer, *alternative) for alternative in scored.top]
+            scores.append(token_json(self.tokenizer, scored.token, scored.logprob) | {"top_logprobs": top})
+        return scores
 
     def _call(self, call_id: str, name: str) -> Json:
         if name in self.custom:  # its text is in JSON, and known at its end
@@ -96,7 +120,7 @@ class ResponseShape(TypedEvents):
 
     def _opening_events(self, item: Json) -> Iterator[Json]:
         yield from self._closing_events("completed")
-        self._open, self._parts = item, []
+        self._open, self._parts, self._scores = item, [], []
         yield self._event("output_item.added", output_index=len(self._items), item=item)
         if "content" in item:
             yield self._item_event("content_part.added", content_index=0, part=part_of(item, ""))
@@ -107,8 +131,8 @@ class ResponseShape(TypedEvents):
             return
         item = {**item, "status": status}
         if "content" in item:
-            part = part_of(item, written)
-            scores: Json = {"logprobs": []} if "logprobs" in part else {}
+            part = part_of(item, written, self._scores)
+            scores: Json = {"logprobs": self._scores} if "logprobs" in part else {}
             yield self._item_event(f"{part['type']}.done", content_index=0, text=written, **scores)
             yield self._item_event("content_part.done", content_index=0, part=part)
             item["content"] = [part]
@@ -157,11 +181,17 @@ def opened(kind: str, **own: object) -> Json:
     return {"type": kind, "id": f"{PREFIXES[kind]}_{uuid.uuid4().hex}", "status": "in_progress", **own}
 
 
-def part_of(item: Json, text: str) -> Json:
-    """The part with the text of a message, or of a thought."""
+def part_of(item: Json, text: str, scores: Sequence[Json] = ()) -> Json:
+    """The part with the text of a message, or of a thought. `scores` are the log probabilities of the message."""
     if item["type"] == "reasoning":
         return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": [*scores]}
+
+
+def token_json(tokenizer: Tokenizer, token: int, logprob: float | None) -> Json:
+    """A token with its log probability."""
+    finite = max(logprob or 0.0, LEAST_LOGPROB)
+    return {"token": tokenizer.name(token), "logprob": finite, "bytes": [*tokenizer.piece(token)]}
 
 
 def input_of(arguments: str) -> str:

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Discriminator, Field, Tag, ValidatorFunctionWrapHandler, WrapValidator
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from model.errors import quoted
 from service.errors.wording import either
@@ -26,6 +25,7 @@ class FunctionTool(Function):
     """A function that the model may call."""
 
     harmless = only(allowed_callers=(["direct"],), defer_loading=(False,), output_schema=())
+    noticed = only(defer_loading=(True,))
     type: Literal["function"] = Field(description='"function".')
 
 
@@ -44,7 +44,7 @@ class GrammarFormat(Body):
 class CustomTool(Body):
     """A tool whose only argument is a text."""
 
-    harmless = FunctionTool.harmless
+    harmless, noticed = FunctionTool.harmless, FunctionTool.noticed
     type: Literal["custom"] = Field(description='"custom".')
     name: str = Field(pattern=NAME, description="The name of the tool: up to 64 letters, digits, `_`, `-` and `.`.")
     description: str | None = optional("A description of the tool for the model.")
@@ -72,26 +72,34 @@ class Namespace(Body):
             yield function.model_copy(update={"name": flat_name(self.name, tool.name)})
 
 
-class WebSearch(Body):
-    """Codex declares this in every request. The model is not told of it: this server searches nothing."""
+HostedType = Literal[
+    "apply_patch",
+    "code_interpreter",
+    "computer",
+    "computer_use_preview",
+    "file_search",
+    "image_generation",
+    "local_shell",
+    "mcp",
+    "programmatic_tool_calling",
+    "shell",
+    "tool_search",
+    "web_search",
+    "web_search_2025_08_26",
+    "web_search_preview",
+    "web_search_preview_2025_03_11",
+]
 
-    harmless = only(search_content_types=(["text"], ["text", "image"]), filters=(), user_location=())
-    type: Literal["web_search"] = Field(description='"web_search". Only the declaration that Codex sends passes.')
-    external_web_access: bool = Field(description="It has no effect.")
-    search_context_size: Literal["low", "medium", "high"] | None = optional("It has no effect.")
+
+class HostedTool(Body):
+    """A tool that OpenAI runs or trains its models for. The model is not told of it."""
+
+    left_out = True
+    type: HostedType = Field(description="The type of the tool. Its other fields have no effect.")
 
 
-class ImageGeneration(Body):
-    """Codex declares this in every request. The model is not told of it: this server makes no images."""
-
-    type: Literal["image_generation"] = Field(
-        description='"image_generation". Only the declaration that Codex sends passes.'
-    )
-    output_format: Literal["png"] = Field(description="It has no effect.")
-
-
-Tool = FunctionTool | CustomTool | Namespace | WebSearch | ImageGeneration
-TOOL_TYPES = ("function", "custom", "namespace", "web_search", "image_generation")
+Tool = FunctionTool | CustomTool | Namespace | HostedTool
+HOSTED: tuple[str, ...] = get_args(HostedType)
 
 
 def _type_of(tool: Any) -> str | None:
@@ -99,37 +107,27 @@ def _type_of(tool: Any) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
-def _named(tool: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-    """A tool; the error for another type, or for a tool of the server as Codex does not send it, names it."""
-    kind = _type_of(tool)
-    if isinstance(tool, dict) and kind not in TOOL_TYPES:
-        raise _not_run(tool.get("type"))
-    try:
-        return handler(tool)
-    except ValueError:
-        if kind in ("web_search", "image_generation"):
-            raise _not_run(kind) from None
-        raise
-
-
-def _not_run(kind: Any) -> PydanticCustomError:
-    return unsupported("type", f"type {quoted(kind)} is not supported: only {either(RUN_BY_CLIENTS)}; {NOT_RUN}")
+def _check_type(tool: Any) -> Any:
+    """The tool. Raises the error that names its type, if that is no type of tools."""
+    if isinstance(tool, dict) and _type_of(tool) not in (*RUN_BY_CLIENTS, "namespace", *HOSTED):
+        kind = quoted(tool.get("type"))
+        raise unsupported("type", f"type {kind} is not supported: only {either(RUN_BY_CLIENTS)}; {NOT_RUN}")
+    return tool
 
 
 def _tag(tool: Any) -> str | None:
     """The tag of a tool's type: errors have it beside the names of fields, so it must not be one."""
     kind = _type_of(tool)
-    return kind and f"{kind} tool"
+    return "hosted tool" if kind in HOSTED else kind and f"{kind} tool"
 
 
 AnyTool = Annotated[
     Annotated[FunctionTool, Tag("function tool")]
     | Annotated[CustomTool, Tag("custom tool")]
     | Annotated[Namespace, Tag("namespace tool")]
-    | Annotated[WebSearch, Tag("web_search tool")]
-    | Annotated[ImageGeneration, Tag("image_generation tool")],
+    | Annotated[HostedTool, Tag("hosted tool")],
     Discriminator(_tag, custom_error_type="expected", custom_error_message="must be a tool"),
-    WrapValidator(_named),
+    BeforeValidator(_check_type),
 ]
 
 
@@ -139,7 +137,7 @@ def flat_name(namespace: str | None, name: str) -> str:
 
 
 def functions_of(tool: Tool) -> list[Function]:
-    """The functions of a tool for the model; none for a tool of the server."""
+    """The functions of a tool for the model; none for a hosted tool."""
     if isinstance(tool, FunctionTool):
         return [narrowed(Function, tool)]
     if isinstance(tool, CustomTool):
@@ -150,7 +148,7 @@ def functions_of(tool: Tool) -> list[Function]:
 class FunctionChoice(Body):
     """One of the tools: the model must call it."""
 
-    type: Literal["function"] = Field(description='"function".')
+    type: Literal["function", "custom"] = Field(description="function or custom.")
     name: str = Field(max_length=64, description="The name of one of the tools.")
 
 

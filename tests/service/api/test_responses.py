@@ -2,18 +2,21 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import openai
 import pytest
 from openai.types.responses import Response as ResponseModel
+from openai.types.responses import ResponseIncludable, ServiceTier, ToolParam
 
 from service.api.responses.routes import ResponsesBody
 from service.api.responses.shape import ResponseShape, part_of
-from service.generation.choice import Delta
+from service.api.responses.tools import HOSTED
+from service.generation.choice import Delta, Scored
 from service.generation.request import Usage, timings
 from service.structured.call_reader import CallReader
 from service.structured.call_style import STYLES
+from tests.fakes import IntegerTokenizer
 from tests.service.live import Live, answer
 from tests.service.structured.call_texts import ARGUMENTS, TEXTS
 
@@ -91,6 +94,52 @@ def spoken(word: str) -> str:
     return answer(f"u:{word};a:", 200)
 
 
+SCORES: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+
+
+def test_log_probabilities(client: openai.OpenAI) -> None:
+    """The fake model gives each token -0.5, and the token after it -1.5."""
+    asked: dict[str, Any] = {"model": "fake", "input": "hi", "max_output_tokens": 5}
+    reply = client.responses.create(**asked, **SCORES)
+    scores = reply.output[0].content[0].logprobs
+    text = answer(PROMPT, 5)
+    assert "".join(score.token for score in scores) == reply.output_text == text
+    assert [(score.logprob, score.bytes) for score in scores] == [(-0.5, [ord(char)]) for char in text]
+    assert [(top.token, top.logprob) for top in scores[0].top_logprobs] == [
+        (text[0], -0.5),
+        (chr(ord(text[0]) + 1), -1.5),
+    ]
+    assert reply.top_logprobs == 2
+    with client.responses.create(**asked, **SCORES, stream=True) as stream:
+        events = list(stream)
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert all("".join(score.token for score in event.logprobs) == event.delta for event in deltas)
+    done = next(event for event in events if event.type == "response.output_text.done")
+    assert [score.model_dump() for score in done.logprobs] == [score.model_dump() for score in scores]
+    plain = client.responses.create(**asked, include=["message.output_text.logprobs"]).output[0].content[0]
+    assert [score.top_logprobs for score in plain.logprobs] == [[]] * 5
+    assert client.responses.create(**asked).output[0].content[0].logprobs == []
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_log_probabilities_are_those_of_the_text_alone(size: int) -> None:
+    """Those of a thought and of calls are left out."""
+    text, call = "Let me see. ", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    shape = ResponseShape("m", REPEATED, CallReader(STYLES["hermes"]), tokenizer=IntegerTokenizer())
+    thought = tuple(Scored(ord("t"), -0.1, (), 0) for _ in range(4))
+    spoken = tuple(Scored(ord(char), -0.2, (), at) for at, char in enumerate(text + call))
+    events = shape.chunks(0, Delta(thought="tt", scored=thought[:2]), Usage(reasoning=2))
+    events += shape.chunks(0, Delta(text[:1], (*thought[2:], *spoken[:1]), thought="tt"), Usage(reasoning=4))
+    for at in range(1, len(text + call), size):
+        delta = Delta((text + call)[at : at + size], spoken[at : at + size])
+        events += shape.chunks(0, delta, Usage(reasoning=4))
+    events += shape.chunks(0, Delta(finish="stop"), Usage(reasoning=4))
+    message = next(item for item in events[-1]["response"]["output"] if item["type"] == "message")
+    assert message["content"][0]["text"] == text
+    assert "".join(score["token"] for score in message["content"][0]["logprobs"]) == text
+    ResponseModel.model_validate(events[-1]["response"])
+
+
 def test_the_format_of_an_answer_is_accepted_and_repeated(live: Live) -> None:
     """The fake model ignores the format. Tests with the real engine check what it constrains."""
     for text_format in ({"type": "json_object"}, {"type": "json_schema", "name": "x", "schema": {"type": "object"}}):
@@ -99,7 +148,7 @@ def test_the_format_of_an_answer_is_accepted_and_repeated(live: Live) -> None:
         assert reply.json()["text"]["format"] == text_format
 
 
-def test_only_defaults_pass(live: Live) -> None:
+def test_defaults_pass(live: Live) -> None:
     body = {
         "input": "hi",
         "max_output_tokens": 3,
@@ -117,6 +166,55 @@ def test_only_defaults_pass(live: Live) -> None:
     response = live.post(PATH, body)
     assert response.status_code == 200, response.text
     assert response.json()["store"] is False
+    assert "x-noria-ignored" not in response.headers
+
+
+PHASED = [
+    {"type": "message", "role": "assistant", "content": "a", "phase": "commentary"},
+    {"role": "user", "content": "b"},
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "ignored", "echo"),
+    [
+        ({"metadata": {"run": "7"}}, None, {"metadata": {"run": "7"}}),
+        ({"max_tool_calls": 3}, None, {"max_tool_calls": 3}),
+        ({"input": PHASED}, None, {}),
+        ({"safety_identifier": "u"}, None, {}),
+        ({"include": [*get_args(ResponseIncludable)]}, None, {}),
+        ({"prompt_cache_options": {"mode": "explicit", "ttl": "12h"}, "prompt_cache_retention": "24h"}, None, {}),
+        ({"reasoning": {"mode": "standard", "context": "auto", "summary": "auto"}}, None, {}),
+        *(({"service_tier": tier}, None, {"service_tier": "default"}) for tier in get_args(get_args(ServiceTier)[0])),
+        ({"store": True}, "store", {"store": False}),
+        ({"truncation": "auto"}, "truncation", {"truncation": "disabled"}),
+        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation", {}),
+        *(
+            ({"tools": [TOOL, {"type": kind, "x": [1]}]}, "tools[1]", {"tools": [TOOL | {"description": None}]})
+            for kind in HOSTED
+        ),
+        ({"tools": [TOOL | {"defer_loading": True}]}, "tools[0].defer_loading", {}),
+    ],
+)
+def test_published_values_pass_and_what_has_no_effect_is_named(
+    live: Live, fields: dict[str, Any], ignored: str | None, echo: dict[str, Any]
+) -> None:
+    response = live.post(PATH, {"input": "hi", "max_output_tokens": 3} | fields)
+    assert response.status_code == 200, response.text
+    assert response.headers.get("x-noria-ignored") == ignored
+    reply = response.json()
+    assert {name: reply[name] for name in echo} == echo
+    ResponseModel.model_validate(reply)
+
+
+def test_all_published_tools_are_known() -> None:
+    """The types of the package's tools are those that the server takes."""
+    published = {
+        kind
+        for tool in get_args(ToolParam)
+        for kind in get_args(get_args(get_type_hints(tool, include_extras=True)["type"])[0])
+    }
+    assert published == {*HOSTED, "function", "custom", "namespace"}
 
 
 @pytest.mark.parametrize(
@@ -138,13 +236,35 @@ def test_only_defaults_pass(live: Live) -> None:
             "input[0].content[0].type",
             ['"input_file"', "not supported"],
         ),
-        ({"store": True}, "store", ["true", "false"]),
+        ({"store": "yes"}, "store", ["true", "false", '"yes"']),
+        ({"metadata": {"a": 1}}, "metadata.a", ["a string", "1"]),
+        ({"metadata": {"a": "x" * 513}}, "metadata.a", ["at most 512"]),
+        ({"metadata": {"n" * 65: "x"}}, "metadata." + "n" * 65, ["at most 64"]),
+        ({"metadata": {str(n): "x" for n in range(17)}}, "metadata", ["at most 16"]),
+        ({"truncation": "middle"}, "truncation", ['"auto"', '"middle"']),
+        ({"text": {"verbosity": "loud"}}, "text.verbosity", ['"low"', '"loud"']),
+        ({"service_tier": "slow"}, "service_tier", ['"flex"', '"slow"']),
+        ({"prompt_cache_retention": "48h"}, "prompt_cache_retention", ['"24h"', '"48h"']),
+        ({"prompt_cache_options": {"ttl": "1h"}}, "prompt_cache_options.ttl", ['"12h"', '"1h"']),
+        ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm", ["false", "true"]),
+        ({"max_tool_calls": 0}, "max_tool_calls", ["1", "0"]),
+        ({"stream_options": {"include_obfuscation": 1}}, "stream_options.include_obfuscation", ["true", "1"]),
+        ({"input": [{"role": "user", "content": "a", "phase": "x"}]}, "input[0].phase", ['"commentary"', '"x"']),
+        ({"reasoning": {"mode": "pro"}}, "reasoning.mode", ['"standard"', '"pro"']),
+        ({"reasoning": {"context": "current_turn"}}, "reasoning.context", ['"auto"', '"current_turn"']),
+        ({"tools": [{"type": "mcp"}], "tool_choice": "required"}, "tool_choice", ["there are none"]),
+        (
+            {"tools": [{"type": "mcp"}], "tool_choice": {"type": "mcp", "server_label": "x"}},
+            "tool_choice.type",
+            ["mcp"],
+        ),
         ({"previous_response_id": "resp_1"}, "previous_response_id", ["resp_1", "null"]),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type", ["item_reference", "`store` false"]),
-        ({"include": ["message.output_text.logprobs"]}, "include", ["reasoning.encrypted_content"]),
+        ({"top_logprobs": 2}, "top_logprobs", ["include", "2"]),
+        (SCORES | {"top_logprobs": 21}, "top_logprobs", ["20", "21"]),
+        ({"include": ["everything"]}, "include[0]", ["reasoning.encrypted_content", '"everything"']),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort", ['"minimal"', '"huge"']),
-        ({"tools": [{"type": "web_search", "name": "x"}]}, "tools[0].type", ['"function"', '"web_search"']),
-        ({"tools": [{"type": "file_search"}]}, "tools[0].type", ['"function"', '"file_search"', "runs no tools"]),
+        ({"tools": [{"type": "hosted"}]}, "tools[0].type", ['"function"', '"hosted"', "runs no tools"]),
         ({"tools": [{"type": "custom", "name": "a b"}]}, "tools[0].name", ['"a b"']),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type", ['"json_schema"', '"grammar"']),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", ["json_schema"]),

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from service.access.record import MAX_IGNORED
 from service.observe.observer import MAX_CLIENTS, Notices
-from service.schema.fields import MAX_IGNORED
 from tests.service.live import USER, Live, answer, refused, running
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

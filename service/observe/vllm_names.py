@@ -1,0 +1,50 @@
+"""The metrics under vLLM's names, for dashboards and autoscalers that know these."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "noria_requests_running": ("num_requests_running",),
+    "noria_requests_waiting": ("num_requests_waiting",),
+    "noria_kv_usage_ratio": ("kv_cache_usage_perc", "gpu_cache_usage_perc"),
+    "noria_lora_requests_info": ("lora_requests_info",),
+    "noria_requests": ("request_success",),
+    "noria_prefix_cache_queried_tokens": ("prefix_cache_queries", "gpu_prefix_cache_queries"),
+    "noria_prefix_cache_hit_tokens": ("prefix_cache_hits", "gpu_prefix_cache_hits"),
+    "noria_preemptions": ("num_preemptions",),
+    "noria_prompt_tokens": ("prompt_tokens",),
+    "noria_generated_tokens": ("generation_tokens",),
+    "noria_step_tokens": ("iteration_tokens_total",),
+    "noria_queue_seconds": ("request_queue_time_seconds",),
+    "noria_time_to_first_token_seconds": ("time_to_first_token_seconds",),
+    "noria_inter_token_seconds": ("inter_token_latency_seconds", "time_per_output_token_seconds"),
+    "noria_request_seconds": ("e2e_request_latency_seconds",),
+}
+"""Metric -> vLLM's name, and the name in older versions. Each has the prefix `vllm:` there."""
+
+
+class VllmNames(Collector):
+    """The metrics of `registry` that vLLM has too. `model` gives the served model's name; there are none without."""
+
+    def __init__(self, registry: CollectorRegistry, model: Callable[[], str | None]) -> None:
+        self._registry = registry
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        model = self._model()
+        for family in self._registry.collect() if model is not None else ():
+            for name in NAMES.get(family.name, ()):
+                renamed = Metric(f"vllm:{name}", family.documentation, family.type)
+                samples = [sample for sample in family.samples if sample.labels.get("outcome") != "refused"]
+                renamed.samples.extend(_renamed(sample, family.name, renamed.name, str(model)) for sample in samples)
+                yield renamed
+
+
+def _renamed(sample: Sample, before: str, after: str, model: str) -> Sample:
+    """The sample with vLLM's labels. Refused requests have none: vLLM counts what it has begun."""
+    labels = {{"outcome": "finished_reason"}.get(name, name): value for name, value in sample.labels.items()}
+    name = after + sample.name.removeprefix(before)
+    return sample._replace(name=name, labels={"model_name": model, "engine": "0", **labels})
