@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from model.image_spans import ImageFormat, ImageWork, PlacedImage
 from model.sampling_params import SamplingParams
+from model.token_counts import TokenCounts
 
 PAGE_SIZE = 32
 """Positions of a page, unless the attention backend needs another number."""
@@ -43,6 +44,7 @@ class Slice(NamedTuple):
     fix the noise with which a token is sampled.
     `images` are those whose spans overlap `start..stop-1`; each is encoded when the slice is computed.
     `adapter` is the number of the LoRA adapter that the request uses, 0 for none.
+    `counts` belong to the sequence, whose slices share them. Without, penalties count all tokens anew.
     """
 
     sequence_id: int
@@ -56,10 +58,11 @@ class Slice(NamedTuple):
     n_draft: int = 0
     images: tuple[PlacedImage, ...] = ()
     adapter: int = 0
+    counts: TokenCounts | None = None
 
     @property
     def samples(self) -> tuple["Slice", ...]:
-        """One slice without draft for each token to sample: after the last known token and after each draft token.
+        """One slice for each token to sample: after the last known token, without draft, and after each draft token.
 
         Empty if the slice ends before the last known token, or if the output has `max_tokens` already.
         """
@@ -67,7 +70,8 @@ class Slice(NamedTuple):
             return ()
         if not self.n_draft:
             return (self,)
-        return tuple(self._replace(stop=self.stop - left, n_draft=0) for left in range(self.n_draft, -1, -1))
+        first = self.stop - self.n_draft
+        return tuple(self._replace(stop=first + n, n_draft=n) for n in range(self.n_draft + 1))
 
     @property
     def scores_prompt(self) -> bool:

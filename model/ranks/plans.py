@@ -13,6 +13,7 @@ from model.batch import PageCopy, PageTable, Slice, StepBatch
 from model.image_spans import ImageWork, PlacedImage
 from model.machine import records
 from model.sampling_params import SamplingParams
+from model.token_counts import TokenCounts
 
 REMEMBERED = 64
 """A sequence of which that many steps have nothing is sent anew: it has ended, waits, or was preempted."""
@@ -30,6 +31,7 @@ class Known:
     tables: tuple[PageTable, ...] = ()
     step: int = 0
     tokens: list[int] = field(default_factory=list)
+    counts: TokenCounts = field(default_factory=TokenCounts)
 
 
 class Memory:
@@ -105,7 +107,7 @@ class PlanReader:
         n_prompt, parameters, choice, adapter = known.constants
         placed = tuple(map(_image, images))
         item = Slice(number, known.tokens, n_prompt, start, stop, known.tables, parameters, choice)
-        return item._replace(n_draft=n_draft, images=placed, adapter=adapter)
+        return item._replace(n_draft=n_draft, images=placed, adapter=adapter, counts=known.counts)
 
 
 def _difference(before: PageTable, after: PageTable) -> list[Any]:

@@ -103,7 +103,7 @@ def kernel_rows(slices: Sequence[Slice], first: int = 0) -> NDArray[np.void]:
         keys = _keys_of(chosen).view(np.int32).reshape(-1, 2) | np.array([0, 1], dtype=np.int32)
         keys[:, 0] += keys[:, 1] * np.int32(first)  # wraps at 2^32
         params = [item.params for item in chosen]
-        rows[sampled] = [
+        rows[["temperature", "min_p", "top_p", "top_k", "start", "step"]][sampled] = [
             (max(p.temperature, LEAST_TEMPERATURE), p.min_p, max(p.top_p, LEAST_TOP_P), max(p.top_k, 0), start, step)
             for p, (start, step) in zip(params, keys.tolist(), strict=True)
         ]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from model.batch import Slice
 from model.machine.transfers import upload
+from model.token_counts import TokenCounts
 
 HIDDEN = float("-inf")
 
@@ -95,32 +96,38 @@ def _logit_bias(logits: Tensor, slices: Sequence[Slice]) -> None:
     logits[rows, ids] += values[:, 0]
 
 
-def _repetition_penalty(logits: Tensor, slices: Sequence[Slice]) -> None:
-    """For tokens of prompt and output: divide positive logits, multiply negative ones (arXiv 1909.05858)."""
-    seen = [np.unique(np.array(item.tokens[: item.stop], dtype=np.int64)) for item in slices]
-    rows, ids = _coordinates(seen, logits.device)
-    penalty = column([item.params.repetition_penalty for item in slices], logits.device)[rows, 0]
+def counted(item: Slice) -> TokenCounts:
+    """The counts of the tokens before the one to sample. Draft tokens are counted in a copy: they may be rejected."""
+    counts = item.counts or TokenCounts()
+    counts.grow(item.tokens, item.n_prompt, item.stop - item.n_draft)
+    if item.n_draft:
+        counts = counts.copy()
+        counts.grow(item.tokens, item.n_prompt, item.stop)
+    return counts
+
+
+def _penalties(logits: Tensor, slices: Sequence[Slice]) -> None:
+    """For tokens of prompt and output: divide positive logits, multiply negative ones (arXiv 1909.05858).
+
+    For tokens of the output: subtract the presence penalty once, the frequency penalty for each occurrence.
+    """
+    found = [counted(item) for item in slices]
+    rows, ids = _coordinates([np.array(counts.ids) for counts in found], logits.device)
+    (outputs,) = upload([np.concatenate([np.array(counts.outputs) for counts in found])], logits.device)
+    repetition, presence, frequency = (
+        column([getattr(item.params, name) for item in slices], logits.device)[rows, 0] for name in PENALTIES
+    )
     values = logits[rows, ids]
-    logits[rows, ids] = torch.where(values > 0, values / penalty, values * penalty)
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    logits[rows, ids] = torch.where(outputs > 0, values - (presence + frequency * outputs), values)
 
 
-def _presence_and_frequency(logits: Tensor, slices: Sequence[Slice]) -> None:
-    """For tokens of the output: subtract the presence penalty once, the frequency penalty for each occurrence."""
-    output = [np.array(item.tokens[item.n_prompt : item.stop], dtype=np.int64) for item in slices]
-    counted = [np.unique(tokens, return_counts=True) for tokens in output]
-    rows, ids = _coordinates([tokens for tokens, _ in counted], logits.device)
-    (counts,) = upload([np.concatenate([count for _, count in counted])], logits.device)
-    presence = column([item.params.presence_penalty for item in slices], logits.device)[rows, 0]
-    frequency = column([item.params.frequency_penalty for item in slices], logits.device)[rows, 0]
-    logits[rows, ids] -= presence + frequency * counts
-
-
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 LOGITS_STEPS = (
     SamplingStep(frozenset({"allowed_token_ids"}), _allowed),
     SamplingStep(frozenset({"bad_words"}), _bad_words),
     SamplingStep(frozenset({"min_tokens"}), _min_tokens),
     SamplingStep(frozenset({"logit_bias"}), _logit_bias),
-    SamplingStep(frozenset({"repetition_penalty"}), _repetition_penalty),
-    SamplingStep(frozenset({"presence_penalty", "frequency_penalty"}), _presence_and_frequency),
+    SamplingStep(frozenset(PENALTIES), _penalties),
 )
 """Sampling steps on the logits, in this order. The step of grammars follows (`masks.Masks.step`)."""

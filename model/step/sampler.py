@@ -8,6 +8,7 @@ Nothing waits for the device: sampled tokens stay there for the next step, and `
 
 from collections.abc import Mapping, Sequence, Set
 from itertools import chain, takewhile
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +21,9 @@ from model.machine.transfers import Fetch
 from model.network.group import Group
 from model.sampling_params import PARAMETERS, Stage
 from model.step.distribution import DISTRIBUTION_STEPS, RACED, best, best_of_all, choose, kernel_rows
-from model.step.logits import LOGITS_STEPS, SamplingStep, apply, indices, rows_of
+from model.step.logits import LOGITS_STEPS, PENALTIES, SamplingStep, apply, counted, indices, rows_of
 from model.step.logprobs import Scores, log_softmax
+from model.token_counts import TokenCounts
 
 
 class Sampled:
@@ -67,18 +69,33 @@ def sample(
     return Sampled(tokens, {row: place for place, row in enumerate(wanted)}, scored)
 
 
-NEEDS_PYTORCH = {name for name, row in PARAMETERS.items() if row.stage is Stage.LOGITS} | {"logprobs"}
-"""Parameters that the compiled kernel does not know. It implements all of `Stage.DISTRIBUTION`."""
+CHANGES_LOGITS = frozenset(name for name, row in PARAMETERS.items() if row.stage is Stage.LOGITS)
+NEEDS_PYTORCH = CHANGES_LOGITS.difference(PENALTIES) | {"logprobs"}
+"""Parameters that the compiled kernel does not know. It implements penalties and all of `Stage.DISTRIBUTION`."""
 
 
-def compiled_rows(slices: Sequence[Slice]) -> NDArray[np.void] | None:
+class CompiledRows(NamedTuple):
+    """`kernel_rows` with penalties, and the counts whose memory the rows point to."""
+
+    rows: NDArray[np.void]
+    counts: Sequence[TokenCounts]
+
+
+def compiled_rows(slices: Sequence[Slice]) -> CompiledRows | None:
     """What the compiled kernel of a CPU needs to sample after these slices, or None if it cannot do so for all."""
-    if all(NEEDS_PYTORCH.isdisjoint(item.params.used) for item in slices):
-        return kernel_rows(slices)
-    return None
+    if not all(NEEDS_PYTORCH.isdisjoint(item.params.used) for item in slices):
+        return None
+    rows = kernel_rows(slices)
+    penalized = [row for row, item in enumerate(slices) if not item.params.used.isdisjoint(PENALTIES)]
+    counts = [counted(slices[row]) for row in penalized]
+    for row, found in zip(penalized, counts, strict=True):
+        (ids, n), (outputs, _) = found.ids.buffer_info(), found.outputs.buffer_info()
+        penalties = [getattr(slices[row].params, name) for name in PENALTIES]
+        rows[["ids", "outputs", "n_ids", *PENALTIES]][row] = (ids, outputs, n, *penalties)
+    return CompiledRows(rows, counts)
 
 
-NEEDS_ALL = NEEDS_PYTORCH.union(*(step.parameters for step in DISTRIBUTION_STEPS))
+NEEDS_ALL = CHANGES_LOGITS.union({"logprobs"}, *(step.parameters for step in DISTRIBUTION_STEPS))
 """Parameters for which a row's token depends on more than the best token of each part of the vocabulary."""
 
 

@@ -45,6 +45,7 @@ def prompt(number: int, length: int) -> list[int]:
     return [100 + (7919 * number + 31 * i * i) % (N_TOKENS - 100) for i in range(length)]
 
 
+COUNTING = replace(SEEDED, repetition_penalty=1.2, presence_penalty=0.1, frequency_penalty=0.3)
 MINE = [(prompt(0, 90), GREEDY), (prompt(1, 37), SEEDED)]
 
 
@@ -96,12 +97,25 @@ def test_with_speculation(runner: ModelRunner) -> None:
     assert stats.draft_tokens > stats.accepted_draft_tokens > 8
 
 
+def test_penalties_beside_others_with_and_without_drafts(runner: ModelRunner) -> None:
+    """The kernel penalizes where no request of the step has logprobs, PyTorch where one has."""
+    unscored = replace(COUNTING, temperature=0.3, max_tokens=40, logprobs=None)
+    mine = [(prompt(3, 12) * 4, unscored), (prompt(4, 7) * 5, unscored)]
+    guessing = [(tokens, replace(params, prompt_lookup_num_tokens=8)) for tokens, params in mine]
+    alone = [serve(runner, [item])[0][0] for item in mine]
+    answers, scheduler = serve(runner, guessing)
+    assert answers == alone
+    assert serve(runner, [*guessing, MINE[0]])[0][:2] == alone
+    stats = scheduler.stats()
+    assert stats.draft_tokens > stats.accepted_draft_tokens > 0
+
+
 def test_after_preemption(options: dict[str, Any], runner: ModelRunner, load_short: Load) -> None:
     """There are five pages of 32 positions, with keys and values of 3 heads in each of 4 layers."""
     head = {"int8": 68, "bfloat16": 128}[runner.info.description["kv_dtype"]]
     small = load_short(max_model_len=128, cache_memory=5 * 32 * 2 * 4 * 3 * head, **options)
     requests = [(prompt(20 + i, 52), replace(GREEDY, max_tokens=16, ignore_eos=True)) for i in range(2)]
-    requests.append((MINE[1][0], replace(SEEDED, ignore_eos=True)))
+    requests.append((MINE[1][0], replace(COUNTING, ignore_eos=True)))
     answers, scheduler = serve(small, requests)
     assert scheduler.stats().preemptions > 0
     assert answers == [serve(runner, [item])[0][0] for item in requests]

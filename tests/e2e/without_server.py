@@ -28,6 +28,6 @@ def answers_to(scheduler: Scheduler, runner: ModelRunner, requests: list[Submit]
         scheduler.submit(request)
     while scheduler.has_work:
         for update in scheduler.commit(runner.step(scheduler.plan())):
-            answers[update.id] += zip(update.tokens, update.logprobs, strict=True)
+            answers[update.id] += zip(update.tokens, update.logprobs or [None] * len(update.tokens), strict=True)
     scheduler.check_idle()
     return answers

@@ -1,4 +1,4 @@
-/* Samples one token from each row of logits: the greatest, or one after temperature, min_p, top_k and top_p.
+/* Samples one token from each row of logits, after penalties: the greatest, or one after temperature, min_p, top_k and top_p.
  *
  * It does not sort. To find the limit of top_k or top_p it counts the values, or adds the weights, that share their
  * leading bits, and repeats this in the group that holds the limit. A row's token depends on that row alone. Sums of
@@ -9,7 +9,8 @@
 #include <stdlib.h>
 
 #define F(name) FIELD(params, name)
-FIELDS(params, F(temperature), F(min_p), F(top_p), F(top_k), F(start), F(step));
+FIELDS(params, F(ids), F(outputs), F(n_ids), F(repetition_penalty), F(presence_penalty), F(frequency_penalty), F(temperature),
+       F(min_p), F(top_p), F(top_k), F(start), F(step));
 #undef F
 
 typedef struct {
@@ -186,11 +187,22 @@ static void race(float *x, int64_t n, const params *p) {
         store_at(x, i, n, load_at(x, i, n) / -logarithm(uniform(lane)));
 }
 
+/* The steps of PyTorch in logits.py, with the same bits. Ids that the row does not have are skipped. */
+static void penalize(float *x, int64_t n, const params *p) {
+    for (int64_t i = 0; i < p->n_ids; i++) {
+        if ((uint64_t)p->ids[i] >= (uint64_t)n) continue;
+        float *value = x + p->ids[i];
+        *value = *value > 0 ? *value / p->repetition_penalty : *value * p->repetition_penalty;
+        if (p->outputs[i] > 0) *value -= p->presence_penalty + p->frequency_penalty * (float)p->outputs[i];
+    }
+}
+
 static void draw_row(void *context, int row, int thread) {
     call *c = context;
     const params *p = c->rows + row;
     int64_t n = c->n_tokens;
     float *x = c->logits + row * n;
+    penalize(x, n, p);
     int64_t best = greatest(x, n);
     if (best >= 0 && p->temperature > 0) {
         weigh(x, n, x[best], p->temperature, p->min_p);

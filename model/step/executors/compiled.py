@@ -28,11 +28,12 @@ class CompiledExecutor:
         """See `Executor`."""
         flat = [*chain.from_iterable(views)]
         has_head = self._network.has_head
-        sampling = sampler.compiled_rows(flat) if has_head else None
+        compiled = sampler.compiled_rows(flat) if has_head else None
+        sampling = compiled and compiled.rows
         adapters = [self._head.adapters.get(item.adapter) if item.adapter else None for item in batch.slices]
         images = self._images.place(batch, CPU)
         hidden, tokens = self._network.step(batch.slices, list(map(len, views)), sampling, adapters, images)
-        if sampling is not None:
+        if compiled is not None:
             return hidden, [Sampled(tokens, {}, None)]
         if not has_head:
             return hidden, ()

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from model.batch import SliceOutput, TokenLogprob
 from model.sampling_params import PARAMETERS, SamplingParams, Stage
+from model.token_counts import TokenCounts
 from service.engine.messages import CacheMiss, Submit, Update
 from service.engine.scheduling.images import ImageStore, ImageTable
 from service.engine.scheduling.pages import PagePool, Table, chain_seed, page_name
@@ -31,6 +32,7 @@ class Sequence:
         self.tenant = submit.tenant
         self.adapter = submit.adapter
         self.tokens = submit.prompt  # the known tokens, shared by all choices until `own_tokens`
+        self.counts = TokenCounts()  # of them, for the runner
         self.assumed = False  # whether a step in flight samples one more token
         self.n_prompt = self.length = len(submit.prompt)  # `length` counts the assumed token
         self.params: SamplingParams = submit.params

@@ -124,4 +124,5 @@ def _slice(sequence: Sequence, stop: int, draft: Items[int]) -> Slice:
         len(draft),
         sequence.images.placed(sequence.computed, stop) if sequence.images.spans else (),
         sequence.adapter,
+        sequence.counts,
     )

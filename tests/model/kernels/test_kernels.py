@@ -14,6 +14,7 @@ from model.kernels.cpu import native
 from model.kernels.cpu import records as structs
 from model.kernels.cpu.build import library
 from model.kernels.cpu.functions import Kernels
+from model.step.logits import PENALTIES
 from tests.model import records
 
 
@@ -107,7 +108,8 @@ def test_structs_are_those_of_the_headers() -> None:
     """In the order of the declaration; another name is an error."""
     weights = [(name, kind) for name, kind, *_ in structs.struct("weights")._fields_]
     assert weights[:3] == [("packed", ctypes.c_void_p), ("scales", ctypes.c_void_p), ("n_out", ctypes.c_int64)]
-    assert structs.sampling().names == ("temperature", "min_p", "top_p", "top_k", "start", "step")
+    penalties = ("ids", "outputs", "n_ids", *PENALTIES)
+    assert structs.sampling().names == (*penalties, "temperature", "min_p", "top_p", "top_k", "start", "step")
     assert structs.sampling()["top_k"] == np.int32
     with pytest.raises(AttributeError, match="no_field"):
         structs.struct("weights")(no_field=1)

@@ -51,7 +51,8 @@ def test_vectors_of_all_widths_sample_the_same(fused: list[Kernels]) -> None:
 @pytest.mark.parametrize("n", [1, 7, 1000, 1024, 1025, 5000])
 def test_sums_are_exact(n: int, fused: list[Kernels]) -> None:
     """Half of the sum of equal weights is half of them: more would be hidden, or fewer, with any rounding."""
-    row = np.array([(1, 0, 0.5, 0, 12345, 6789)], dtype=sampling())
+    row = np.zeros(1, dtype=sampling())
+    row[["temperature", "top_p", "start", "step"]] = (1, 0.5, 12345, 6789)
     for kernels in fused:
         logits = torch.full((1, n), 5.0)
         kernels.sample(logits, row)

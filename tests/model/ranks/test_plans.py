@@ -33,11 +33,11 @@ class Sent:
 
 
 def plain(batch: StepBatch) -> StepBatch:
-    """The batch with sequences of one type, which can be compared."""
+    """The batch with sequences of one type, which can be compared, and without counts, which are each side's own."""
     slices = []
     for item in batch.slices:
         tables = tuple(PageTable(table.first_block, list(table.pages)) for table in item.tables)
-        slices.append(item._replace(tokens=list(item.tokens), tables=tables))
+        slices.append(item._replace(tokens=list(item.tokens), tables=tables, counts=None))
     works = tuple(replace(work, pixels=bytes(work.pixels)) for work in batch.images)
     return StepBatch(tuple(slices), works, batch.forgotten, batch.copies)
 

@@ -129,8 +129,8 @@ def test_presence_and_frequency_count_the_output_only() -> None:
     logits = [1.0, 0.95]
     assert greedy(logits, [0, 0, 0], 3, presence_penalty=2.0) == 0
     assert greedy(logits, [0, 0, 0], 2, presence_penalty=0.1) == 1
-    assert greedy([1.0, 0.85], [9, 0, 0, 0], 1, presence_penalty=0.1) == 0
-    assert greedy([1.0, 0.85], [9, 0, 0, 0], 1, frequency_penalty=0.1) == 1
+    assert greedy([1.0, 0.85, 0.0], [2, 0, 0, 0], 1, presence_penalty=0.1) == 0
+    assert greedy([1.0, 0.85, 0.0], [2, 0, 0, 0], 1, frequency_penalty=0.1) == 1
 
 
 def test_penalties_follow_bias_in_order() -> None:

@@ -23,7 +23,8 @@ from tests.model.driving import EXPERTS, checkpoint, random_adapter, tiny
 WIDTH = 64
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4)
 SEEDED = SamplingParams(temperature=0.8, top_p=0.9, top_k=20, seed=7, max_tokens=4)
-PENALIZED = replace(SEEDED, repetition_penalty=1.3, logprobs=2)
+PENALIZED = replace(SEEDED, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.3)
+SCORED = replace(PENALIZED, logprobs=2)
 PECULIAR = {
     "rope_dim": 4,
     "full_rope": Rope(1e6, 4, scaling=RopeScaling("yarn", 4.0, 16)),
@@ -66,7 +67,7 @@ def both(
     return whole, [runner.step(batch) for batch in batches]
 
 
-@pytest.mark.parametrize("params", [GREEDY, SEEDED, PENALIZED], ids=["greedy", "seeded", "penalized"])
+@pytest.mark.parametrize("params", [GREEDY, SEEDED, PENALIZED, SCORED], ids=["greedy", "seeded", "penalized", "scored"])
 @pytest.mark.parametrize(
     ("config", "options"),
     [
@@ -97,7 +98,7 @@ def test_scored_prompts_and_embeddings_are_those_of_the_parts(monkeypatch: pytes
     assert len(whole[0].slices[2].pooled) == 32
 
 
-@pytest.mark.parametrize("params", [GREEDY, PENALIZED], ids=["greedy", "penalized"])
+@pytest.mark.parametrize("params", [GREEDY, SCORED], ids=["greedy", "scored"])
 @pytest.mark.parametrize("config", [{}, {"dim": 64, **EXPERTS}], ids=["dense", "experts"])
 def test_adapters_and_images_are_those_of_the_parts(
     config: dict[str, Any], params: SamplingParams, monkeypatch: pytest.MonkeyPatch
@@ -136,9 +137,10 @@ def test_a_step_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("linear", "attention", "sample", "step"):
         monkeypatch.setitem(kernels._call, name, counted(name))
     runner.step(steps(SEEDED, 50)[1])
-    assert called == ["step"]
     runner.step(steps(PENALIZED, 50)[1])
-    assert called == ["step", "step", "linear", "sample"]
+    assert called == ["step", "step"]
+    runner.step(steps(SCORED, 50)[1])
+    assert called == ["step", "step", "step", "linear", "sample"]
 
 
 @pytest.mark.parametrize("place", ["page", "block", "token", "negative", "position"])
