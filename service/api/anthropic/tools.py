@@ -132,7 +132,6 @@ class ToolOffer(Body):
     harmless = only(
         allowed_callers=(["direct"],),
         cache_control=CACHE_HINTS,
-        defer_loading=(False,),
         eager_input_streaming=(True,),
         input_examples=([],),
     )
@@ -142,6 +141,10 @@ class ToolOffer(Body):
     name: str = Field(pattern=NAME, description="The name of the tool: up to 64 letters, digits, `_`, `-` and `.`.")
     description: str | None = optional("A description of the tool for the model.")
     input_schema: Json = Field(description="The arguments, as the JSON schema of an object.")
+    defer_loading: bool | None = optional(
+        "true is for a search of tools, which is not here: the tool is offered as the others are, and its text is part "
+        "of the prompt. It has no effect."
+    )
     strict: bool | None = optional(
         "true: the arguments of every call follow the schema, even when `tool_choice` is auto."
     )

@@ -24,6 +24,7 @@ OFFERED = {
     "function": {"name": "weather", "description": "Tells it.", "parameters": {"type": "object"}, "strict": True},
 }
 CALL = {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city": "a"}}
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 RESULT = {"type": "tool_result", "tool_use_id": "call_1", "content": [{"type": "text", "text": "sunny"}]}
 
 
@@ -82,6 +83,58 @@ def test_system_blocks_and_messages_of_one_role(live: Live) -> None:
     assert say(live, system="be kind", messages=messages)["content"] == reply["content"]
 
 
+SYSTEM = {"role": "system", "content": "be"}
+SAID = {"role": "assistant", "content": "so"}
+
+
+@pytest.mark.parametrize(
+    ("system", "messages", "prompt"),
+    [
+        (None, [SYSTEM, *USER], "s:be;u:hi;a:"),
+        ("all", [SYSTEM, *USER], "s:all\n\nbe;u:hi;a:"),
+        ("all", [*USER, SYSTEM], "s:all;u:hi;s:be;a:"),
+        (None, [*USER, SYSTEM, SYSTEM, *USER], "u:hi;s:be\n\nbe;u:hi;a:"),
+        (None, [*USER, SYSTEM, SAID], "u:hi;s:be;a:so"),
+        (None, [*USER, SAID, SYSTEM], "u:hi;a:so;s:be;a:"),
+    ],
+)
+def test_a_system_message_stands_where_it_is_sent(live: Live, system: Any, messages: Any, prompt: str) -> None:
+    body = {"system": system, "messages": messages}
+    assert say(live, **body)["content"][0]["text"] == answer(prompt, 5)
+    assert live.post(f"{PATH}/count_tokens", body).json() == {"input_tokens": len(prompt)}
+
+
+def test_a_system_message_may_come_between_a_call_and_its_result() -> None:
+    messages = [*USER, {"role": "assistant", "content": [CALL]}, SYSTEM, {"role": "user", "content": [RESULT]}]
+    chat = MessagesBody.model_validate({"messages": messages, "max_tokens": 5, "tools": TOOLS}).chat()
+    assert [message["role"] for message in chat.messages] == ["user", "assistant", "system", "tool"]
+
+
+@pytest.mark.parametrize(
+    ("n", "max_tokens", "words"),
+    [
+        (57, 3, "input length and `max_tokens` exceed context limit: 62 + 3 > 64, decrease"),
+        (58, 1, None),
+        (59, 1, "prompt is too long: 64 tokens > 63 maximum"),
+        (80, 5, "prompt is too long: 85 tokens > 64 maximum"),
+        (321, 5, "prompt is too long: at least 65 tokens > 64 maximum"),
+    ],
+)
+def test_claude_code_reads_what_is_too_long(n: int, max_tokens: int, words: str | None) -> None:
+    """Its expressions find the numbers. A text that cannot fit is not tokenized: a token has at most 5 bytes."""
+    with running(max_model_len=64) as live:
+        reply = live.post(PATH, {"messages": [{"role": "user", "content": "x" * n}], "max_tokens": max_tokens})
+    assert reply.status_code == (400 if words else 200)
+    assert not words or reply.json()["error"]["message"].startswith(words)
+
+
+@pytest.mark.parametrize("defer", [True, False, None])
+def test_a_tool_that_may_be_loaded_late_is_offered(defer: bool | None) -> None:
+    tools = [TOOLS[0] | {"defer_loading": defer}]
+    chat = MessagesBody.model_validate({"messages": USER, "max_tokens": 5, "tools": tools}).chat()
+    assert [function.name for function in chat.calls.functions] == ["weather"]
+
+
 def test_a_last_message_of_the_assistant_is_continued(live: Live) -> None:
     reply = say(live, messages=[*USER, {"role": "assistant", "content": "so"}])
     assert reply["content"][0]["text"] == answer("u:hi;a:so", 5)
@@ -110,7 +163,14 @@ def ends(word: str) -> bool:
     ("body", "words"),
     [
         ({"max_tokens": None}, ["max_tokens", "null"]),
-        ({"messages": [{"role": "tool", "content": "x"}]}, ["messages[0].role", '"tool"']),
+        (
+            {"messages": [{"role": "tool", "content": "x"}]},
+            ["messages[0].role", '"tool"', "Input should be 'user' or 'assistant'"],
+        ),
+        ({"messages": [SYSTEM]}, ["messages", "only messages of role system"]),
+        ({"messages": [SYSTEM | {"content": [RESULT]}, *USER]}, ["messages[0]", "system", "tool_result"]),
+        ({"messages": [SYSTEM | {"content": [IMAGE]}, *USER]}, ["messages[0]", "system", "image"]),
+        ({"tools": [TOOLS[0] | {"defer_loading": "yes"}]}, ["tools[0].defer_loading", "boolean", '"yes"']),
         (
             {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]},
             ['content[0].type "document"', "not supported"],
