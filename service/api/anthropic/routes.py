@@ -172,8 +172,8 @@ class MessagesBody(ConversationBody, StreamBody):
     harmless = only(
         **ConversationBody.harmless,
         container=(),
-        diagnostics=(),
-        inference_geo=(),
+        diagnostics=({}, {"previous_message_id": None}),
+        inference_geo=("global",),
         thread=(),
         service_tier=("auto", "standard_only"),
     )
@@ -183,6 +183,8 @@ class MessagesBody(ConversationBody, StreamBody):
         description="The maximum number of generated tokens. Prompt and answer together must fit the context.",
     )
     metadata: Metadata | None = optional("Metadata: only `user_id` is supported.")
+    user_profile_id: str | None = optional("Whom the request is for. It has no effect.", max_length=MAX_USER)
+    workspace_id: str | None = optional("The client's workspace. It has no effect.", max_length=MAX_USER)
     stop_sequences: Items[Sentence] | None = optional(
         "Strings that end the text; it ends before them.", max_length=MAX_STOPS
     )

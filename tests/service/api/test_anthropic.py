@@ -24,6 +24,7 @@ OFFERED = {
     "function": {"name": "weather", "description": "Tells it.", "parameters": {"type": "object"}, "strict": True},
 }
 CALL = {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city": "a"}}
+REFERENCE = {"type": "tool_reference", "tool_name": "weather"}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 RESULT = {"type": "tool_result", "tool_use_id": "call_1", "content": [{"type": "text", "text": "sunny"}]}
 
@@ -142,6 +143,20 @@ def test_a_last_message_of_the_assistant_is_continued(live: Live) -> None:
     assert counted.json() == {"input_tokens": len("u:hi;a:so")}
 
 
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"inference_geo": "global"},
+        {"user_profile_id": "uprof_1"},
+        {"workspace_id": "wrkspc_1"},
+        {"diagnostics": {"previous_message_id": None}},
+        *({name: None} for name in ("inference_geo", "user_profile_id", "workspace_id", "diagnostics")),
+    ],
+)
+def test_fields_of_anthropics_cloud_change_no_answer(live: Live, field: Any) -> None:
+    assert say(live, **field)["content"] == say(live)["content"]
+
+
 def test_stop_reasons(live: Live) -> None:
     whole = answer("u:hi;a:", 20)
     reply = say(live, max_tokens=50, stop_sequences=["never~", whole[5:8]])
@@ -194,6 +209,15 @@ def ends(word: str) -> bool:
         ({"output_config": {"effort": "huge"}}, ["output_config.effort", '"low"', '"huge"']),
         ({"output_config": {"format": {"type": "json_schema"}}}, ["output_config.format.schema", "required"]),
         ({"n": 2}, ["unknown field 'n'"]),
+        ({"inference_geo": "us"}, ["inference_geo", '"global"', '"us"']),
+        ({"user_profile_id": 1}, ["user_profile_id", "string", "1"]),
+        ({"workspace_id": []}, ["workspace_id", "string", "[]"]),
+        ({"diagnostics": {"previous_message_id": "msg_1"}}, ["diagnostics", "previous_message_id", "msg_1"]),
+        ({"tools": [TOOLS[0] | {"input_examples": [{}]}]}, ["tools[0]", "input_examples", "[{}]"]),
+        (
+            {"messages": [{"role": "user", "content": [RESULT | {"content": [REFERENCE]}]}]},
+            ["content[0].type", '"tool_reference"', "not supported"],
+        ),
     ],
 )
 def test_refusals_in_their_shape(live: Live, body: dict[str, Any], words: list[str]) -> None:
