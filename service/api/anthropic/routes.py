@@ -20,6 +20,7 @@ from service.api.anthropic.shape import MessageShape
 from service.api.anthropic.thinking import Adaptive, ContextManagement, Effort, Enabled, ThinkingConfig, options_of
 from service.api.anthropic.tools import (
     CACHE_HINTS,
+    DocumentBlock,
     ImageBlock,
     RedactedBlock,
     TextBlock,
@@ -46,12 +47,12 @@ from service.structured.constraint import json_constraint
 
 Sentence = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
-Block = TextBlock | ImageBlock | ThinkingBlock | RedactedBlock | ToolUse | ToolResult
+Block = TextBlock | ImageBlock | DocumentBlock | ThinkingBlock | RedactedBlock | ToolUse | ToolResult
 Blocks = str | Annotated[Items[Block], Field(max_length=MAX_ITEMS)]
 OF_ROLES: dict[str, tuple[type[Body], ...]] = {
     "user": (ToolUse, ThinkingBlock, RedactedBlock),
-    "assistant": (ToolResult, ImageBlock),
-    "system": (ToolUse, ThinkingBlock, RedactedBlock, ToolResult, ImageBlock),
+    "assistant": (ToolResult, ImageBlock, DocumentBlock),
+    "system": (ToolUse, ThinkingBlock, RedactedBlock, ToolResult, ImageBlock, DocumentBlock),
 }
 """The types of blocks that a message of this role must not have."""
 BILLING = "x-anthropic-billing-header:"
@@ -67,8 +68,8 @@ class MessageParam(Body):
         "of one role are joined."
     )
     content: Blocks = Field(
-        description="The text, or a list of blocks: text, `thinking` and `tool_use` (assistant), `image` and "
-        "`tool_result` (user)."
+        description="The text, or a list of blocks: text, `thinking` and `tool_use` (assistant), `image`, "
+        "`document` and `tool_result` (user)."
     )
 
     @field_validator("role", mode="before")

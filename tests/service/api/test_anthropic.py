@@ -24,6 +24,9 @@ OFFERED = {
     "function": {"name": "weather", "description": "Tells it.", "parameters": {"type": "object"}, "strict": True},
 }
 CALL = {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city": "a"}}
+PLAIN = {"type": "text", "media_type": "text/plain", "data": "words"}
+DOCUMENT = {"type": "document", "source": PLAIN}
+PDF = {"type": "base64", "media_type": "application/pdf", "data": ""}
 REFERENCE = {"type": "tool_reference", "tool_name": "weather"}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 RESULT = {"type": "tool_result", "tool_use_id": "call_1", "content": [{"type": "text", "text": "sunny"}]}
@@ -157,6 +160,30 @@ def test_fields_of_anthropics_cloud_change_no_answer(live: Live, field: Any) -> 
     assert say(live, **field)["content"] == say(live)["content"]
 
 
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        ({"source": PLAIN}, "<document>\n<document_content>\nwords\n</document_content>\n</document>\n"),
+        (
+            {"source": {"type": "content", "content": [{"type": "text", "text": "words"}]}, "title": "t"},
+            "<document>\n<title>t</title>\n<document_content>\nwords\n</document_content>\n</document>\n",
+        ),
+        (
+            {"source": {"type": "content", "content": "words"}, "context": "c", "citations": {"enabled": False}},
+            "<document>\n<context>c</context>\n<document_content>\nwords\n</document_content>\n</document>\n",
+        ),
+    ],
+)
+def test_a_document_of_text_is_part_of_the_prompt(block: Any, text: str) -> None:
+    document = {"type": "document", **block}
+    ask = {"type": "text", "text": "What is it?"}
+    results = [RESULT | {"content": [document]}]
+    called = [*USER, {"role": "assistant", "content": [CALL]}, {"role": "user", "content": results}]
+    for messages in ([{"role": "user", "content": [document, ask]}], called):
+        chat = MessagesBody.model_validate({"messages": messages, "max_tokens": 5, "tools": TOOLS}).chat()
+        assert chat.messages[-1]["content"] == text + ("What is it?" if len(messages) == 1 else "")
+
+
 def test_stop_reasons(live: Live) -> None:
     whole = answer("u:hi;a:", 20)
     reply = say(live, max_tokens=50, stop_sequences=["never~", whole[5:8]])
@@ -187,9 +214,23 @@ def ends(word: str) -> bool:
         ({"messages": [SYSTEM | {"content": [IMAGE]}, *USER]}, ["messages[0]", "system", "image"]),
         ({"tools": [TOOLS[0] | {"defer_loading": "yes"}]}, ["tools[0].defer_loading", "boolean", '"yes"']),
         (
-            {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]},
-            ['content[0].type "document"', "not supported"],
+            {"messages": [{"role": "user", "content": [{"type": "document", "source": PDF}]}]},
+            ['content[0].source.type "base64" is not supported: only "text" or "content"'],
         ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "document", "source": PLAIN | {"media_type": "a/b"}}]}
+                ]
+            },
+            ["source.media_type", "text/plain", '"a/b"'],
+        ),
+        (
+            {"messages": [{"role": "user", "content": [DOCUMENT | {"citations": {"enabled": True}}]}]},
+            ["content[0]", "citations", "true"],
+        ),
+        ({"messages": [{"role": "assistant", "content": [DOCUMENT]}]}, ["messages[0]", "assistant", "document"]),
+        ({"messages": [SYSTEM | {"content": [DOCUMENT]}, *USER]}, ["messages[0]", "system", "document"]),
         ({"messages": [{"role": "user", "content": [CALL]}]}, ["tool_use", "user"]),
         ({"messages": [{"role": "assistant", "content": [RESULT]}, *USER]}, ["tool_result", "assistant"]),
         ({"tools": [{"name": "f"}]}, ["tools[0].input_schema", "required"]),
