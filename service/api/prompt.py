@@ -16,7 +16,7 @@ from service.access.record import RequestRecord
 from service.api.admission import State
 from service.api.lanes import SMALL_BYTES
 from service.api.reasoning import ReasoningOptions, ignored_reasoning, reasoning_of, reasoning_variables, with_thought
-from service.errors.errors import InvalidRequest
+from service.errors.errors import ContextExceeded, InvalidRequest
 from service.generation.request import ModelRequest, Prompt, ServedModel, sampling, submit_of
 from service.images.images import DecodedImage, Source, expanded, read_source, spans_after
 from service.schema.conversation import TemplateOptions
@@ -262,11 +262,13 @@ def check_size(texts: Sequence[str], param: str, served: ServedModel) -> None:
     """Raise InvalidRequest for text that is too long for the context even if all its tokens are the longest ones."""
     size, limit = _size(texts), served.max_prompt_bytes
     if size > limit:
-        raise InvalidRequest(
+        raise ContextExceeded(
             f"this model's context is {served.info.max_model_len} tokens, which hold at most {limit} bytes of text, "
             f"but {param} has {size}",
             param=param,
-            code="context_length_exceeded",
+            prompt=-(-size // served.longest_piece),
+            limit=served.info.max_model_len,
+            bound=True,
         )
 
 
@@ -286,10 +288,12 @@ def check_prompt(
     if not tokens:
         raise InvalidRequest(f"{param} is empty: the prompt must have at least 1 token", param=param)
     if len(tokens) + max_tokens > limit:
-        raise InvalidRequest(
+        raise ContextExceeded(
             f"this model's context is {limit} tokens, but the request needs {len(tokens) + max_tokens}: "
             f"{len(tokens)} in the prompt and {max_tokens} for the answer ({limit_param})",
             param=param if len(tokens) >= limit else limit_param,
-            code="context_length_exceeded",
+            prompt=len(tokens),
+            answer=max_tokens,
+            limit=limit,
         )
     check_ids(param, tokens, served.info.vocab_size)

@@ -8,7 +8,7 @@ import orjson
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
-from service.errors.errors import ApiError, as_api_error
+from service.errors.errors import ApiError, ContextExceeded, as_api_error
 from service.errors.statuses import FINAL, STATUSES
 
 
@@ -55,10 +55,22 @@ def _openai(error: ApiError) -> OpenAIError:
 
 
 def _anthropic(error: ApiError) -> AnthropicError:
-    about: AnthropicErrorObject = {"type": STATUSES[error.status].anthropic, "message": error.message}
+    message = _exceeded(error) if isinstance(error, ContextExceeded) else error.message
+    about: AnthropicErrorObject = {"type": STATUSES[error.status].anthropic, "message": message}
     if error.param == "thread":  # Anthropic's tool runner then continues without threads
         about["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     return {"type": "error", "error": about}
+
+
+def _exceeded(error: ContextExceeded) -> str:
+    """Anthropic's words, in which clients find the numbers: they then send less, or compact the conversation."""
+    if error.prompt >= error.limit:
+        most = min(error.limit, error.prompt - 1)  # a full context leaves no token for the answer
+        return f"prompt is too long: {'at least ' * error.bound}{error.prompt} tokens > {most} maximum"
+    return (
+        f"input length and `max_tokens` exceed context limit: {error.prompt} + {error.answer} > {error.limit}, "
+        "decrease input length or `max_tokens` and try again"
+    )
 
 
 OPENAI = Dialect(_openai, OpenAIError)

@@ -4,6 +4,7 @@ Messages leak no path and no traceback.
 
 ApiError
 ├── InvalidRequest     400  a field outside its range, an unknown field, malformed JSON
+│   └── ContextExceeded     the prompt, or the prompt and the answer, are longer than the context
 ├── Unauthorized       401  no key, or not one of ours
 ├── Forbidden          403  a key that may not do this
 ├── ModelNotFound      404  a model that is not served here
@@ -63,6 +64,22 @@ class ApiError(Exception):
 
 class InvalidRequest(ApiError):
     status = 400
+
+
+class ContextExceeded(InvalidRequest):
+    """The `prompt` and the `answer` have more tokens than the context, whose size is `limit`.
+
+    `bound`: the prompt was not tokenized and has at least so many tokens.
+    """
+
+    def __init__(
+        self, message: str, *, param: str, prompt: int, limit: int, answer: int = 0, bound: bool = False
+    ) -> None:
+        super().__init__(message, param=param, code="context_length_exceeded")
+        self.prompt = prompt
+        self.answer = answer
+        self.limit = limit
+        self.bound = bound
 
 
 class Unauthorized(ApiError):

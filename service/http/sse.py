@@ -21,7 +21,7 @@ HEADERS = [
 
 KEEP_ALIVE = b": keep-alive\n\n"
 KEEP_ALIVE_SECONDS = 15.0
-"""Seconds without an event after which the server sends a comment, because proxies close silent connections."""
+"""Seconds without an event after which the server sends a sign of life, because proxies close silent connections."""
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -42,8 +42,21 @@ class Framing(Protocol):
         """The event that ends a stream after an error."""
         ...
 
+    def keep_alive(self) -> tuple[bytes, float]:
+        """The next sign of life of a silent stream, and the seconds until the one after it."""
+        ...
 
-class PlainEvents:
+
+class Comments:
+    """The signs of life that no client library hands on."""
+
+    __slots__ = ()
+
+    def keep_alive(self) -> tuple[bytes, float]:
+        return KEEP_ALIVE, KEEP_ALIVE_SECONDS
+
+
+class PlainEvents(Comments):
     """The format of completions and chat: events without a name, and `[DONE]` at the end."""
 
     __slots__ = ()
@@ -56,7 +69,7 @@ class PlainEvents:
         return OPENAI.write(error)
 
 
-class TypedEvents:
+class TypedEvents(Comments):
     """Events that are named by the `type` of their data. The type of the last one marks the end."""
 
     __slots__ = ()
@@ -94,7 +107,7 @@ async def _disconnected(receive: Receive) -> None:
 class EventStream(Response):
     """A response of the frames in `events`. It exits `guard` when the stream ends for any reason.
 
-    The status is sent with the first frame or keep-alive comment. A request that fails before that gets a plain error
+    The status is sent with the first frame or sign of life. A request that fails before that gets a plain error
     response. One that fails later gets an error event, and no `done`.
     """
 
@@ -128,27 +141,29 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send, send_directly: Send) -> None:
         """Send the start through every middleware, and the frames past them: no middleware reads frames."""
-        comment: asyncio.Task[None] | None = None
+        sign: asyncio.Task[None] | None = None
 
         def keep_alive() -> None:
-            nonlocal comment
-            if comment is None or comment.done():
-                comment = asyncio.create_task(self._send(send_directly if self._started else send, KEEP_ALIVE))
-            silence.set(KEEP_ALIVE_SECONDS)
+            nonlocal sign
+            seconds = KEEP_ALIVE_SECONDS
+            if sign is None or sign.done():
+                body, seconds = self._framing.keep_alive()
+                sign = asyncio.create_task(self._send(send_directly if self._started else send, body))
+            silence.set(seconds)
 
         silence = Deadline(keep_alive)
         silence.set(KEEP_ALIVE_SECONDS)
         try:
             async for body in self._events:
-                silence.clear()  # a large event leaves in pieces, and no comment may come between them
-                if comment is not None:
-                    await comment
+                silence.clear()  # a large event leaves in pieces, and no sign of life may come between them
+                if sign is not None:
+                    await sign
                 await self._send(send_directly if self._started else send, body)
                 silence.set(KEEP_ALIVE_SECONDS)
         finally:
             silence.close()
-            if comment is not None:
-                comment.cancel()
+            if sign is not None:
+                sign.cancel()
         await self._send(send_directly if self._started else send, self._framing.done, more=False)
 
     async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:

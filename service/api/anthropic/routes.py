@@ -7,10 +7,11 @@ from itertools import groupby
 from typing import Annotated, Any, Literal, Self
 
 from fastapi import Request
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from starlette.responses import Response
 
 from model.chat.reasoning import THOUGHT
+from model.errors import quoted
 from model.sampling_params import MAX_STOP_CHARS, MAX_STOPS, RANGES
 from service.access.record import Policy
 from service.api.answering import answer, computed_response
@@ -19,6 +20,7 @@ from service.api.anthropic.shape import MessageShape
 from service.api.anthropic.thinking import Adaptive, ContextManagement, Effort, Enabled, ThinkingConfig, options_of
 from service.api.anthropic.tools import (
     CACHE_HINTS,
+    DocumentBlock,
     ImageBlock,
     RedactedBlock,
     TextBlock,
@@ -45,11 +47,12 @@ from service.structured.constraint import json_constraint
 
 Sentence = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
-Block = TextBlock | ImageBlock | ThinkingBlock | RedactedBlock | ToolUse | ToolResult
+Block = TextBlock | ImageBlock | DocumentBlock | ThinkingBlock | RedactedBlock | ToolUse | ToolResult
 Blocks = str | Annotated[Items[Block], Field(max_length=MAX_ITEMS)]
 OF_ROLES: dict[str, tuple[type[Body], ...]] = {
     "user": (ToolUse, ThinkingBlock, RedactedBlock),
-    "assistant": (ToolResult, ImageBlock),
+    "assistant": (ToolResult, ImageBlock, DocumentBlock),
+    "system": (ToolUse, ThinkingBlock, RedactedBlock, ToolResult, ImageBlock, DocumentBlock),
 }
 """The types of blocks that a message of this role must not have."""
 BILLING = "x-anthropic-billing-header:"
@@ -60,13 +63,23 @@ needs it: it would keep the prompt out of the prefix cache."""
 class MessageParam(Body):
     """A message of a conversation."""
 
-    role: Literal["user", "assistant"] = Field(
-        description="user or assistant. Consecutive messages of one role are joined."
+    role: Literal["user", "assistant", "system"] = Field(
+        description="user, assistant, or system: instructions at this place of the conversation. Consecutive messages "
+        "of one role are joined."
     )
     content: Blocks = Field(
-        description="The text, or a list of blocks: text, `thinking` and `tool_use` (assistant), `image` and "
-        "`tool_result` (user)."
+        description="The text, or a list of blocks: text, `thinking` and `tool_use` (assistant), `image`, "
+        "`document` and `tool_result` (user)."
     )
+
+    @field_validator("role", mode="before")
+    @classmethod
+    def _check_role(cls, role: Any) -> Any:
+        """Claude Code knows the refusal of a role by these words, and leaves such messages out."""
+        if role not in [*OF_ROLES]:
+            words = "Input should be 'user' or 'assistant', or 'system' with text"
+            raise unsupported(None, f"{quoted(role)} is not supported: {words}")
+        return role
 
     @model_validator(mode="after")
     def _check_blocks(self) -> Self:
@@ -128,6 +141,9 @@ class ConversationBody(ModelBody):
     def check(self) -> None:
         if not self.messages:
             raise InvalidRequest("messages must not be empty", param="messages")
+        if all(message.role == "system" for message in self.messages):
+            message = "messages must have a message of role user or assistant, got only messages of role system"
+            raise InvalidRequest(message, param="messages")
         self.calls  # noqa: B018 - it raises
 
     @cached_property
@@ -138,13 +154,15 @@ class ConversationBody(ModelBody):
     def chat(self) -> Chat:
         """What the body asks, as `Chat`. Raises InvalidRequest. Large schemas take time: not for the event loop."""
         words = _without_billing(self.system)
-        system = [{"role": "system", "content": words}] if words else []
         groups = groupby(enumerate(self.messages), key=lambda entry: entry[1].role)
         messages = [message for role, group in groups for message in _plain(role, [*group])]
         continues = self.messages[-1].role == "assistant"
         options = TemplateOptions(add_generation_prompt=not continues, continue_final_message=continues)
         for edit in (self.context_management and self.context_management.edits) or ():
             messages = edit.apply(messages)
+        if words and messages[0]["role"] == "system":
+            words = f"{words}\n\n{messages.pop(0)['content']}"
+        system = [{"role": "system", "content": words}] if words else []
         effort = self.output_config.effort if self.output_config else None
         return Chat(system + messages, self.calls, options, reasoning=options_of(self.thinking, effort))
 
@@ -155,8 +173,8 @@ class MessagesBody(ConversationBody, StreamBody):
     harmless = only(
         **ConversationBody.harmless,
         container=(),
-        diagnostics=(),
-        inference_geo=(),
+        diagnostics=({}, {"previous_message_id": None}),
+        inference_geo=("global",),
         thread=(),
         service_tier=("auto", "standard_only"),
     )
@@ -166,6 +184,8 @@ class MessagesBody(ConversationBody, StreamBody):
         description="The maximum number of generated tokens. Prompt and answer together must fit the context.",
     )
     metadata: Metadata | None = optional("Metadata: only `user_id` is supported.")
+    user_profile_id: str | None = optional("Whom the request is for. It has no effect.", max_length=MAX_USER)
+    workspace_id: str | None = optional("The client's workspace. It has no effect.", max_length=MAX_USER)
     stop_sequences: Items[Sentence] | None = optional(
         "Strings that end the text; it ends before them.", max_length=MAX_STOPS
     )

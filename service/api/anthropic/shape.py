@@ -13,6 +13,9 @@ from service.generation.request import Timings, Usage
 from service.http.sse import Json, TypedEvents
 from service.structured.call_reader import CallReader, Piece, pieces_of
 
+PING_SECONDS = 45.0
+"""Seconds between pings in a silence. Proxies close a connection after 60. Claude Code leaves 300 s after the thirtieth
+ping or comment in a row: after 27 minutes."""
 SIGNATURE = "noria"
 """The signature of every thought: clients must send one back, and nothing here depends on it."""
 
@@ -28,11 +31,20 @@ class MessageShape(TypedEvents):
     reader: CallReader | None = None
     shows_thoughts: bool = True
     id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
+    _begun: bool = False  # whether `message_start` was sent
     _blocks: list[Content] = field(default_factory=list)  # the complete ones
     _open: Content | None = None  # the block being written, in its first state
     _parts: list[str] = field(default_factory=list)  # its text so far
 
+    def keep_alive(self) -> tuple[bytes, float]:
+        """`message_start`, whose usage has nothing computed yet, then pings: the client must see events."""
+        events = self.opening(0, Usage()) or [{"type": "ping"}]
+        return b"".join(map(self.frame, events)), PING_SECONDS
+
     def opening(self, index: int, usage: Usage) -> list[Json]:
+        if self._begun:
+            return []
+        self._begun = True
         return [{"type": "message_start", "message": self._message(Delta(), usage)}, {"type": "ping"}]
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> list[Json]:

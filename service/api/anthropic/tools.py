@@ -74,13 +74,48 @@ class ImageBlock(Body):
     source: ImageSource = Field(description="The bytes of the image.")
 
 
+class TextSource(Body):
+    """The text of a document."""
+
+    type: Literal["text"] = Field(description='"text".')
+    media_type: Literal["text/plain"] = Field(description="text/plain.")
+    data: str = Field(description="The text.")
+
+
+class ContentSource(Body):
+    """The text of a document, in blocks."""
+
+    type: Literal["content"] = Field(description='"content".')
+    content: Texts = Field(description="The text, or a list of text blocks.")
+
+
+class DocumentBlock(Body):
+    """A document of text. A user message, or the result of a tool, may have it."""
+
+    harmless = only(cache_control=CACHE_HINTS, citations=({"enabled": False},))
+    type: Literal["document"] = Field(description='"document".')
+    source: TextSource | ContentSource = Field(description="The text. PDF files are not supported.")
+    title: str | None = optional("The title, which the model reads before the text.")
+    context: str | None = optional("What the model should know of the document. It reads it before the text.")
+
+    @property
+    def text(self) -> str:
+        """The document in the tags that Anthropic's guide to long prompts uses."""
+        source = self.source
+        blocks = source.data if isinstance(source, TextSource) else source.content
+        words = blocks if isinstance(blocks, str) else "".join(block.text for block in blocks)
+        about = {"title": self.title, "context": self.context, "document_content": f"\n{words}\n"}
+        inner = "".join(f"<{name}>{value}</{name}>\n" for name, value in about.items() if value)
+        return f"<document>\n{inner}</document>\n"
+
+
 def pieces_of(content: str | Sequence[Body] | None, place: str) -> list[str | Json]:
-    """Texts and images of a content, as `contents` takes them. `place` is the client's name of it."""
+    """Texts, documents and images of a content, as `contents` takes them. `place` is the client's name of it."""
     if content is None or isinstance(content, str):
         return [content] if content else []
     pieces: list[str | Json] = []
     for index, block in enumerate(content):
-        if isinstance(block, TextBlock) and block.text:
+        if isinstance(block, TextBlock | DocumentBlock) and block.text:
             pieces.append(block.text)
         elif isinstance(block, ImageBlock):
             url = f"data:{block.source.media_type};base64,{block.source.data}"
@@ -108,7 +143,7 @@ class ToolUse(Body):
         return plain_call(self.id, self.name, self.input)
 
 
-Results = str | Annotated[Items[TextBlock | ImageBlock], Field(max_length=MAX_ITEMS)]
+Results = str | Annotated[Items[TextBlock | ImageBlock | DocumentBlock], Field(max_length=MAX_ITEMS)]
 
 
 class ToolResult(Body):
@@ -117,7 +152,7 @@ class ToolResult(Body):
     harmless = only(cache_control=CACHE_HINTS, toolset_name=())
     type: Literal["tool_result"] = Field(description='"tool_result".')
     tool_use_id: str = Field(max_length=MAX_NAME, description="The id of the call.")
-    content: Results | None = optional("The text, or a list of text and image blocks.")
+    content: Results | None = optional("The text, or a list of text, image and document blocks.")
     is_error: bool | None = optional('true: the content for the model begins with "Error: ".')
 
     def plain(self, place: str) -> Json:
@@ -132,7 +167,6 @@ class ToolOffer(Body):
     harmless = only(
         allowed_callers=(["direct"],),
         cache_control=CACHE_HINTS,
-        defer_loading=(False,),
         eager_input_streaming=(True,),
         input_examples=([],),
     )
@@ -142,6 +176,10 @@ class ToolOffer(Body):
     name: str = Field(pattern=NAME, description="The name of the tool: up to 64 letters, digits, `_`, `-` and `.`.")
     description: str | None = optional("A description of the tool for the model.")
     input_schema: Json = Field(description="The arguments, as the JSON schema of an object.")
+    defer_loading: bool | None = optional(
+        "true is for a search of tools, which is not here: the tool is offered as the others are, and its text is part "
+        "of the prompt. It has no effect."
+    )
     strict: bool | None = optional(
         "true: the arguments of every call follow the schema, even when `tool_choice` is auto."
     )

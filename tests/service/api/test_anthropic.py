@@ -24,6 +24,11 @@ OFFERED = {
     "function": {"name": "weather", "description": "Tells it.", "parameters": {"type": "object"}, "strict": True},
 }
 CALL = {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city": "a"}}
+PLAIN = {"type": "text", "media_type": "text/plain", "data": "words"}
+DOCUMENT = {"type": "document", "source": PLAIN}
+PDF = {"type": "base64", "media_type": "application/pdf", "data": ""}
+REFERENCE = {"type": "tool_reference", "tool_name": "weather"}
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 RESULT = {"type": "tool_result", "tool_use_id": "call_1", "content": [{"type": "text", "text": "sunny"}]}
 
 
@@ -82,11 +87,101 @@ def test_system_blocks_and_messages_of_one_role(live: Live) -> None:
     assert say(live, system="be kind", messages=messages)["content"] == reply["content"]
 
 
+SYSTEM = {"role": "system", "content": "be"}
+SAID = {"role": "assistant", "content": "so"}
+
+
+@pytest.mark.parametrize(
+    ("system", "messages", "prompt"),
+    [
+        (None, [SYSTEM, *USER], "s:be;u:hi;a:"),
+        ("all", [SYSTEM, *USER], "s:all\n\nbe;u:hi;a:"),
+        ("all", [*USER, SYSTEM], "s:all;u:hi;s:be;a:"),
+        (None, [*USER, SYSTEM, SYSTEM, *USER], "u:hi;s:be\n\nbe;u:hi;a:"),
+        (None, [*USER, SYSTEM, SAID], "u:hi;s:be;a:so"),
+        (None, [*USER, SAID, SYSTEM], "u:hi;a:so;s:be;a:"),
+    ],
+)
+def test_a_system_message_stands_where_it_is_sent(live: Live, system: Any, messages: Any, prompt: str) -> None:
+    body = {"system": system, "messages": messages}
+    assert say(live, **body)["content"][0]["text"] == answer(prompt, 5)
+    assert live.post(f"{PATH}/count_tokens", body).json() == {"input_tokens": len(prompt)}
+
+
+def test_a_system_message_may_come_between_a_call_and_its_result() -> None:
+    messages = [*USER, {"role": "assistant", "content": [CALL]}, SYSTEM, {"role": "user", "content": [RESULT]}]
+    chat = MessagesBody.model_validate({"messages": messages, "max_tokens": 5, "tools": TOOLS}).chat()
+    assert [message["role"] for message in chat.messages] == ["user", "assistant", "system", "tool"]
+
+
+@pytest.mark.parametrize(
+    ("n", "max_tokens", "words"),
+    [
+        (57, 3, "input length and `max_tokens` exceed context limit: 62 + 3 > 64, decrease"),
+        (58, 1, None),
+        (59, 1, "prompt is too long: 64 tokens > 63 maximum"),
+        (80, 5, "prompt is too long: 85 tokens > 64 maximum"),
+        (321, 5, "prompt is too long: at least 65 tokens > 64 maximum"),
+    ],
+)
+def test_claude_code_reads_what_is_too_long(n: int, max_tokens: int, words: str | None) -> None:
+    """Its expressions find the numbers. A text that cannot fit is not tokenized: a token has at most 5 bytes."""
+    with running(max_model_len=64) as live:
+        reply = live.post(PATH, {"messages": [{"role": "user", "content": "x" * n}], "max_tokens": max_tokens})
+    assert reply.status_code == (400 if words else 200)
+    assert not words or reply.json()["error"]["message"].startswith(words)
+
+
+@pytest.mark.parametrize("defer", [True, False, None])
+def test_a_tool_that_may_be_loaded_late_is_offered(defer: bool | None) -> None:
+    tools = [TOOLS[0] | {"defer_loading": defer}]
+    chat = MessagesBody.model_validate({"messages": USER, "max_tokens": 5, "tools": tools}).chat()
+    assert [function.name for function in chat.calls.functions] == ["weather"]
+
+
 def test_a_last_message_of_the_assistant_is_continued(live: Live) -> None:
     reply = say(live, messages=[*USER, {"role": "assistant", "content": "so"}])
     assert reply["content"][0]["text"] == answer("u:hi;a:so", 5)
     counted = live.post(f"{PATH}/count_tokens", {"messages": [*USER, {"role": "assistant", "content": "so"}]})
     assert counted.json() == {"input_tokens": len("u:hi;a:so")}
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"inference_geo": "global"},
+        {"user_profile_id": "uprof_1"},
+        {"workspace_id": "wrkspc_1"},
+        {"diagnostics": {"previous_message_id": None}},
+        *({name: None} for name in ("inference_geo", "user_profile_id", "workspace_id", "diagnostics")),
+    ],
+)
+def test_fields_of_anthropics_cloud_change_no_answer(live: Live, field: Any) -> None:
+    assert say(live, **field)["content"] == say(live)["content"]
+
+
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        ({"source": PLAIN}, "<document>\n<document_content>\nwords\n</document_content>\n</document>\n"),
+        (
+            {"source": {"type": "content", "content": [{"type": "text", "text": "words"}]}, "title": "t"},
+            "<document>\n<title>t</title>\n<document_content>\nwords\n</document_content>\n</document>\n",
+        ),
+        (
+            {"source": {"type": "content", "content": "words"}, "context": "c", "citations": {"enabled": False}},
+            "<document>\n<context>c</context>\n<document_content>\nwords\n</document_content>\n</document>\n",
+        ),
+    ],
+)
+def test_a_document_of_text_is_part_of_the_prompt(block: Any, text: str) -> None:
+    document = {"type": "document", **block}
+    ask = {"type": "text", "text": "What is it?"}
+    results = [RESULT | {"content": [document]}]
+    called = [*USER, {"role": "assistant", "content": [CALL]}, {"role": "user", "content": results}]
+    for messages in ([{"role": "user", "content": [document, ask]}], called):
+        chat = MessagesBody.model_validate({"messages": messages, "max_tokens": 5, "tools": TOOLS}).chat()
+        assert chat.messages[-1]["content"] == text + ("What is it?" if len(messages) == 1 else "")
 
 
 def test_stop_reasons(live: Live) -> None:
@@ -110,11 +205,32 @@ def ends(word: str) -> bool:
     ("body", "words"),
     [
         ({"max_tokens": None}, ["max_tokens", "null"]),
-        ({"messages": [{"role": "tool", "content": "x"}]}, ["messages[0].role", '"tool"']),
         (
-            {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]},
-            ['content[0].type "document"', "not supported"],
+            {"messages": [{"role": "tool", "content": "x"}]},
+            ["messages[0].role", '"tool"', "Input should be 'user' or 'assistant'"],
         ),
+        ({"messages": [SYSTEM]}, ["messages", "only messages of role system"]),
+        ({"messages": [SYSTEM | {"content": [RESULT]}, *USER]}, ["messages[0]", "system", "tool_result"]),
+        ({"messages": [SYSTEM | {"content": [IMAGE]}, *USER]}, ["messages[0]", "system", "image"]),
+        ({"tools": [TOOLS[0] | {"defer_loading": "yes"}]}, ["tools[0].defer_loading", "boolean", '"yes"']),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "document", "source": PDF}]}]},
+            ['content[0].source.type "base64" is not supported: only "text" or "content"'],
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "document", "source": PLAIN | {"media_type": "a/b"}}]}
+                ]
+            },
+            ["source.media_type", "text/plain", '"a/b"'],
+        ),
+        (
+            {"messages": [{"role": "user", "content": [DOCUMENT | {"citations": {"enabled": True}}]}]},
+            ["content[0]", "citations", "true"],
+        ),
+        ({"messages": [{"role": "assistant", "content": [DOCUMENT]}]}, ["messages[0]", "assistant", "document"]),
+        ({"messages": [SYSTEM | {"content": [DOCUMENT]}, *USER]}, ["messages[0]", "system", "document"]),
         ({"messages": [{"role": "user", "content": [CALL]}]}, ["tool_use", "user"]),
         ({"messages": [{"role": "assistant", "content": [RESULT]}, *USER]}, ["tool_result", "assistant"]),
         ({"tools": [{"name": "f"}]}, ["tools[0].input_schema", "required"]),
@@ -134,6 +250,15 @@ def ends(word: str) -> bool:
         ({"output_config": {"effort": "huge"}}, ["output_config.effort", '"low"', '"huge"']),
         ({"output_config": {"format": {"type": "json_schema"}}}, ["output_config.format.schema", "required"]),
         ({"n": 2}, ["unknown field 'n'"]),
+        ({"inference_geo": "us"}, ["inference_geo", '"global"', '"us"']),
+        ({"user_profile_id": 1}, ["user_profile_id", "string", "1"]),
+        ({"workspace_id": []}, ["workspace_id", "string", "[]"]),
+        ({"diagnostics": {"previous_message_id": "msg_1"}}, ["diagnostics", "previous_message_id", "msg_1"]),
+        ({"tools": [TOOLS[0] | {"input_examples": [{}]}]}, ["tools[0]", "input_examples", "[{}]"]),
+        (
+            {"messages": [{"role": "user", "content": [RESULT | {"content": [REFERENCE]}]}]},
+            ["content[0].type", '"tool_reference"', "not supported"],
+        ),
     ],
 )
 def test_refusals_in_their_shape(live: Live, body: dict[str, Any], words: list[str]) -> None:

@@ -93,9 +93,7 @@ CASES = {
         TEXTS,
         "16384",
     ),
-    "a text that cannot fit": case(
-        {"messages": TOO_LONG}, {"input": "x" * 9000}, {"messages": TOO_LONG}, TEXTS, "9000"
-    ),
+    "a text that cannot fit": case({"messages": TOO_LONG}, {"input": "x" * 9000}, {"messages": TOO_LONG}, TEXTS, "512"),
     "a prompt over the context": case(
         {"messages": LONG}, {"input": "x" * 600}, {"messages": LONG}, TEXTS, "512", "605"
     ),
@@ -126,7 +124,7 @@ CASES = {
     "parameters too large": of_each(
         tools, {"properties": {"a": LARGE}}, strict=True, fields="tools", words="131072 20"
     ),
-    "a large description": of_each(tools, description="x" * 9000, fields="tools", words="512 9160"),
+    "a large description": of_each(tools, description="x" * 9000, fields=["tools", "tools", "messages"], words="512"),
     "a schema beyond grammars": of_each(must_be, {"type": "strin"}, fields=FORMATS, words="enforced strin"),
     "x-guidance in a schema": of_each(must_be, {"x-guidance": 1}, fields=FORMATS, words="x-guidance 1"),
     "a schema too large": of_each(must_be, LARGE, fields=FORMATS, words="131072 200"),
@@ -200,12 +198,21 @@ def requests(chat: Json, responses: Json, messages: Json) -> Iterator[Chat]:
 CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
 SAMPLING = {"temperature": 0.5, "top_p": 0.9}
 PARTS = ["two ", "parts"]
+LATE = [
+    {"role": role, "content": f"{role} {n}"} for n, role in enumerate(("user", "assistant", "system", "user", "system"))
+]
+LATE_BLOCK = {"type": "text", "text": LATE[2]["content"], "cache_control": {"type": "ephemeral"}}
 SAME: dict[str, tuple[Json, Json, Json]] = {
     "text": ({"messages": USER}, {"input": "hi"}, {"messages": USER}),
     "system, sampling": (
         {"messages": [{"role": "system", "content": "Be brief."}, *USER], **SAMPLING},
         {"instructions": "Be brief.", "input": USER, **SAMPLING},
         {"system": "Be brief.", "messages": USER, **SAMPLING},
+    ),
+    "late instructions": (
+        {"messages": LATE},
+        {"input": LATE},
+        {"messages": [*LATE[:2], {"role": "system", "content": [LATE_BLOCK]}, *LATE[3:]]},
     ),
     "parts": (
         {"messages": [{"role": "user", "content": [{"type": "text", "text": part} for part in PARTS]}]},

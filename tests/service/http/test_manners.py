@@ -1,5 +1,6 @@
 """The parts of answers besides the text: headers, timings, usage in every chunk, the fingerprint."""
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -127,6 +128,7 @@ def silent() -> Iterator[Live]:
     """A step of 8 tokens takes 20 ms, and comments come after 50 ms without an event."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("service.http.sse.KEEP_ALIVE_SECONDS", 0.05)
+        patch.setattr("service.api.anthropic.shape.PING_SECONDS", 0.05)
         with running(model="slow", max_step_tokens=4, max_sequences=4) as live:
             yield live
 
@@ -136,7 +138,6 @@ def silent() -> Iterator[Live]:
     [
         (COMPLETIONS, {"prompt": "p" * 400}),
         (CHAT, {"messages": [{"role": "user", "content": "s" * 400}]}),
-        ("/v1/messages", {"messages": [{"role": "user", "content": "t" * 400}]}),
     ],
 )
 def test_a_silent_stream_says_that_it_lives(silent: Live, path: str, body: dict[str, Any]) -> None:
@@ -149,6 +150,28 @@ def test_a_silent_stream_says_that_it_lives(silent: Live, path: str, body: dict[
     assert all(line.startswith(("data: ", "event: ")) for line in rest)
     assert sum(line.startswith("data: ") for line in rest) > 1
     assert response.headers["x-request-id"]
+
+
+def test_a_silent_message_has_begun_and_pings(silent: Live) -> None:
+    """It begins once, also where an engine dies before the first token; its end has the true usage."""
+    body = {"messages": [{"role": "user", "content": "t" * 400}], "max_tokens": 3, "stream": True}
+    n_hosts = len(silent.hosts)
+    with silent.http.stream("POST", "/v1/messages", json=body) as response:
+        lines = (line for line in response.iter_lines() if line.startswith("data: "))
+        events = (json.loads(line.removeprefix("data: ")) for line in lines)
+        start = next(events)
+        assert [next(events)["type"] for _ in range(3)] == ["ping"] * 3
+        silent.hosts[-1].kill()
+        eventually(lambda: len(silent.hosts) > n_hosts and busy(silent)(), "it runs on the next engine")
+        with hurried():
+            rest = [event for event in events if event["type"] != "ping"]
+    assert start["type"] == "message_start"
+    assert not any(start["message"]["usage"].values())
+    assert [event["type"] for event in (rest[0], rest[-1])] == ["content_block_start", "message_stop"]
+    usage = rest[-2]["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == len("u:;a:") + 400
+    text = "".join(event["delta"]["text"] for event in rest if event["type"] == "content_block_delta")
+    assert text == answer(f"u:{'t' * 400};a:", 3)
 
 
 def test_a_client_library_reads_over_the_signs_of_life(silent: Live) -> None:
@@ -169,9 +192,9 @@ def test_a_failure_after_a_sign_of_life_is_an_event(silent: Live) -> None:
     with silent.http.stream("POST", COMPLETIONS, json={"prompt": "r" * 400, "stream": True}) as response:
         lines = response.iter_lines()
         assert next(lines) == ": keep-alive"
-        silent.hosts[0].kill()
-        eventually(lambda: len(silent.hosts) == 2 and busy(silent)(), "it runs on the second engine")
-        silent.hosts[1].kill()
+        for n_hosts in (len(silent.hosts), len(silent.hosts) + 1):
+            eventually(lambda n=n_hosts: len(silent.hosts) == n and busy(silent)(), "it runs on the next engine")
+            silent.hosts[-1].kill()
         rest = [line for line in lines if line and line != ": keep-alive"]
     assert len(rest) == 1
     assert "engine_died" in rest[0]
