@@ -10,11 +10,18 @@ from typing import Any
 
 import pytest
 
+from tests.fakes import END, IntegerTokenizer
 from tests.service.live import Live, running
 
 FILES = sorted((Path(__file__).parents[2] / "agents" / "recorded").glob("*.json"))
 SHORT = {"/v1/responses": {"max_output_tokens": 8}, "/v1/embeddings": {}}
 """The limit for the answer's tokens, in place of the client's, of paths that do not call it `max_tokens`."""
+
+
+class FillingTokenizer(IntegerTokenizer):
+    """Has the tokens that fill a gap."""
+
+    control = {"<end>": END, "[SUFFIX]": 1, "[PREFIX]": 2}  # noqa: RUF012
 
 
 def recorded() -> Iterator[Any]:
@@ -25,7 +32,7 @@ def recorded() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[Live]:
-    with running(max_model_len=2**14) as server:
+    with running(max_model_len=2**14, tokenizer=FillingTokenizer()) as server:
         yield server
 
 
