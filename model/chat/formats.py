@@ -68,6 +68,10 @@ class ChatFormat(Protocol):
         """The conversation as text, with the names of control tokens. The options are those of `encode`."""
         ...
 
+    def left_out(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[int]:
+        """Indices of messages of the assistant whose text the prompt lacks, because there are calls beside it."""
+        ...
+
 
 def load_chat(model: Traversable, tokenizer: Tokenizer, template: str | None = None) -> ChatFormat | None:
     """The chat format of a model directory, None if the model has none.

@@ -93,6 +93,9 @@ class JinjaChat:
     def render(self, messages: Sequence[Message], **options: Any) -> str:
         return self._renderer(**options)(self._fitted(messages, options.get("tools")))
 
+    def left_out(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[int]:
+        return self._template_for(tools).needs.left_out(messages)
+
     def _fitted(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> list[Message]:
         known = checked(messages)
         check_images(known, self.image_roles)

@@ -8,7 +8,8 @@ from typing import Any
 
 from model.chat.conversation import NOTHING, Message, checked
 from model.chat.images import ImageTokens, check_images
-from model.chat.mistral_messages import fitted
+from model.chat.mistral_messages import CALLS_OR_TEXT, fitted
+from model.chat.order import texts_beside_calls
 from model.chat.reasoning import EFFORT, PARTS, check_effort, has_tokens, with_thought
 from model.errors import ModelError, ParameterError, one_line, quoted
 from model.tokenizers.base import Tokenizer
@@ -89,6 +90,9 @@ class MistralChat:
 
     def render(self, messages: Sequence[Message], **options: Any) -> str:
         return self._tokenizer.decode(self.encode(messages, **options), keep_control=True)
+
+    def left_out(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[int]:
+        return texts_beside_calls(messages, merges=True) if self._version in CALLS_OR_TEXT else []
 
     def _encode(self, body: Mapping[str, Any]) -> list[int]:
         from mistral_common.exceptions import (

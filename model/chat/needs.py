@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from model.chat.conversation import Message
 from model.chat.images import IMAGE
-from model.chat.order import Order, order_of
+from model.chat.order import Order, order_of, texts_beside_calls
 from model.chat.reasoning import EFFORT, EFFORTS, PARTS, check_thought
 from model.chat.template import FAULTS
 
@@ -44,6 +44,7 @@ class Needs(NamedTuple):
     `text_arguments`: it takes the arguments of calls as JSON text, not as objects.
     `undefined_tools`: it fails on `tools=None`; the variable is left undefined instead.
     `single_call`: it takes one call in a message, not two.
+    `calls_or_text`: it leaves out the text of a message with calls.
     `parts`: it loses contents that are strings; each becomes a list with one part, as for models with images.
     `efforts`: the values of `reasoning_effort` that it takes, empty if it takes any.
     `system_thoughts`: it writes the thinking parts of a system message.
@@ -54,6 +55,7 @@ class Needs(NamedTuple):
     text_arguments: bool = False
     undefined_tools: bool = False
     single_call: bool = False
+    calls_or_text: bool = False
     parts: bool = False
     efforts: tuple[str, ...] = ()
     system_thoughts: bool = False
@@ -66,6 +68,10 @@ class Needs(NamedTuple):
             check_thought(message, index, "this model's chat template", allowed=allowed)
         fitted = [self._with_images(message) for message in self.order.fitted(messages)]
         return [*map(_with_text_arguments, fitted)] if self.text_arguments else fitted
+
+    def left_out(self, messages: Sequence[Message]) -> list[int]:
+        """Indices of messages whose text the template leaves out."""
+        return texts_beside_calls(messages, merges="assistant" in self.order.merged) if self.calls_or_text else []
 
     def _with_images(self, message: Message) -> Message:
         """The message with its images, and the text beside them, in the form that the template takes."""
@@ -92,7 +98,8 @@ def needs_of(render: Render, tools: Any = None) -> Needs:
     single = _takes_one_call(render, values, arguments)
     order = order_of(lambda messages: _rendered(render, messages, **values), _called(arguments))
     efforts, thinks = _efforts(render, values), _takes_system_thoughts(render, values)
-    return Needs(order, text, undefined, single, parts, efforts, thinks, _image_forms(render, values, arguments))
+    leaves, forms = _leaves_out_text(render, values, arguments), _image_forms(render, values, arguments)
+    return Needs(order, text, undefined, single, leaves, parts, efforts, thinks, forms)
 
 
 def in_parts(render: Render) -> Render:
@@ -168,6 +175,13 @@ def _takes_text(render: Render, values: Mapping[str, Any]) -> bool:
 def _takes_one_call(render: Render, values: Mapping[str, Any], arguments: Any) -> bool:
     one, two = (_rendered(render, _called(arguments, n_calls), **values) for n_calls in (1, 2))
     return one is not None and two is None
+
+
+def _leaves_out_text(render: Render, values: Mapping[str, Any], arguments: Any) -> bool:
+    secret = secrets.token_hex(8)
+    user, call, result = _called(arguments)
+    text = _rendered(render, [user, {**call, "content": secret}, result], **values)
+    return text is not None and secret not in text
 
 
 def _called(arguments: Any, n_calls: int = 1) -> list[Message]:

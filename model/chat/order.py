@@ -109,6 +109,17 @@ def _parts(messages: Sequence[Message]) -> list[Mapping[str, Any]]:
     return parts
 
 
+def texts_beside_calls(messages: Sequence[Message], *, merges: bool) -> list[int]:
+    """Indices of messages of the assistant with text and calls.
+
+    `merges`: neighbours become one, so that the text of one may be beside the calls of another.
+    """
+    groups = groupby(enumerate(messages), lambda entry: entry[1]["role"] if merges else entry[0])
+    runs = [[*group] for _, group in groups]
+    calling = [run for run in runs if any(message.get("tool_calls") for _, message in run)]
+    return [index for run in calling for index, message in run if message["content"].strip()]
+
+
 def with_late_systems(messages: Sequence[Message], after: Collection[str]) -> list[Message]:
     """The messages, where a system message after one of these roles is a user message.
 

@@ -12,7 +12,7 @@ from model.errors import ParameterError
 from model.image_spans import ImageSpan
 from model.sampling_params import check_ids
 from model.tokenizers.base import Tokenizer
-from service.access.record import RequestRecord
+from service.access.record import MAX_IGNORED, RequestRecord
 from service.api.admission import State
 from service.api.lanes import SMALL_BYTES
 from service.api.reasoning import ReasoningOptions, ignored_reasoning, reasoning_of, reasoning_variables, with_thought
@@ -38,6 +38,7 @@ class Chat:
     `messages` are as `ChatFormat.encode` takes them. `fields` are those of OpenAI's chat, with sampling parameters.
     `max_tokens` None means what the prompt leaves of the context. `logprobs` is the number of alternatives for each
     token (None: no logprobs). `messages_field` and `max_tokens_field` are the client's names of these fields.
+    `content_field` is its name of the content of a message, "{}" for the index; None where its messages are others.
     """
 
     messages: Sequence[Json]
@@ -50,6 +51,7 @@ class Chat:
     reasoning: ReasoningOptions = ReasoningOptions()  # noqa: RUF009 - frozen
     messages_field: str = "messages"
     max_tokens_field: str = "max_tokens"
+    content_field: str | None = None
 
     def __post_init__(self) -> None:
         if len(self.messages) > MAX_ITEMS:
@@ -146,8 +148,17 @@ def chat_request(chat: Chat, served: ServedModel, images: Sequence[DecodedImage]
         grammar_fields=fields or (chat.reasoning.field,),
         visible_control=_visible(chat, served),
         reasoning=reasoning,
-        ignored=ignored_reasoning(chat.reasoning, served),
+        ignored=(*ignored_reasoning(chat.reasoning, served), *_left_out(chat, served)),
     )
+
+
+def _left_out(chat: Chat, served: ServedModel) -> tuple[str, ...]:
+    """The client's names of the texts that the chat format leaves out. They are one more than a header names."""
+    if served.chat is None or served.chat.call_style is None:  # calls are part of the texts
+        return ()
+    found = served.chat.left_out(chat.messages, chat.calls.functions)
+    names = dict.fromkeys((chat.content_field or chat.messages_field).format(index) for index in found)
+    return (*names,)[: MAX_IGNORED + 1]
 
 
 def encode_text(served: ServedModel, text: str, *, add_bos: bool = True, param: str = "prompt") -> list[int]:

@@ -64,6 +64,9 @@ class FakeChat:
             text = text.removesuffix(";")
         return text + ("a:" if add_generation_prompt else "")
 
+    def left_out(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> list[int]:
+        return []
+
 
 def answer(prompt: str | list[int], n: int, choice: int = 0, adapter: str | None = None) -> str:
     """The answer of the fake model, by its rule alone. `adapter` is the path of one."""

@@ -193,6 +193,7 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
             logprobs=self.n_logprobs,
             reasoning=self.reasoning_options,
             max_tokens_field=self.given_as("max_tokens"),
+            content_field="messages[{}].content",
         )
 
 

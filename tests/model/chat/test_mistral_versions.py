@@ -233,6 +233,16 @@ def test_a_late_system_message_is_text_of_the_next_user_message(name: str, subje
     assert ours(subject, LATE) == theirs(subject, joined)
 
 
+@pytest.mark.parametrize("title", ["text with a call", "text before a call"])
+@pytest.mark.parametrize("name", FILES[1:])
+def test_texts_that_a_version_leaves_out_are_known(name: str, title: str, subjects: Callable[[str], Subject]) -> None:
+    subject, messages = subjects(name), CONVERSATIONS[title]
+    words = subject.chat.render(messages)
+    lost = [n for n, message in enumerate(messages) if message["content"] not in words]
+    assert subject.chat.left_out(messages) == lost
+    assert (lost == []) == (theirs(subject, messages) is not None)
+
+
 def test_the_function_of_a_result_is_found_where_a_client_leaves_it_out(subjects: Callable[[str], Subject]) -> None:
     messages = [ASKED, calls(A), result(A)]
     unnamed = [{key: value for key, value in message.items() if key != "name"} for message in messages]

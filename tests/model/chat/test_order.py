@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from model.chat.formats import ChatFormat, load_chat
 from model.tokenizers.base import Tokenizer
-from tests.model.chat.published import CALL, CALLED, TOOL, source, theirs
+from tests.model.chat.published import ANSWER, CALL, CALLED, FORMATS, TOOL, USER, source, theirs
 
 Json = dict[str, Any]
 ALTERNATING = ("cohere", "gemma", "gemma3", "llama-2", "mistral-7b-v0.3")
@@ -91,3 +91,26 @@ def test_a_last_message_that_continues_is_merged_too(directory: Path, tokenizer:
     chat = chat_of("gemma", directory, tokenizer)
     opened = chat.render(spoken("uaa"), add_generation_prompt=False, continue_final_message=True)
     assert opened.endswith("model\nText 1.\n\nText 2.")
+
+
+TEXT = "Let me see."
+
+
+@pytest.mark.parametrize("name", [name for name, known in FORMATS.items() if known.calls])
+def test_texts_beside_calls_that_a_template_leaves_out_are_known(
+    name: str, directory: Path, tokenizer: Tokenizer, oracle: PreTrainedTokenizerBase
+) -> None:
+    messages = [USER, {**CALLED[1], "content": TEXT}, *CALLED[2:]]
+    written = TEXT in oracle.decode(theirs(oracle, name, messages, tools=[TOOL]))
+    chat = chat_of(name, directory, tokenizer)
+    assert chat.left_out(messages, [TOOL]) == ([] if written else [1])
+    assert chat.left_out(CALLED) == chat.left_out([USER, {**CALLED[1], "content": " \n"}, *CALLED[2:]]) == []
+
+
+def test_the_text_of_a_neighbour_of_calls_is_left_out_where_they_are_merged(
+    directory: Path, tokenizer: Tokenizer
+) -> None:
+    messages = [USER, {**ANSWER, "content": TEXT}, *CALLED[1:]]
+    for name in ("mistral-7b-v0.3", "llama3_1"):
+        chat = chat_of(name, directory, tokenizer)
+        assert chat.left_out(messages) == ([] if TEXT in chat.render(messages) else [1])

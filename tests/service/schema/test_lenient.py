@@ -1,14 +1,15 @@
 """Fields without effect are named: those that always pass, and with `--lenient` all others."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 
+from model.chat.order import texts_beside_calls
 from service.access.record import MAX_IGNORED
 from service.observe.observer import MAX_CLIENTS, Notices
-from tests.service.live import USER, Live, answer, refused, running
+from tests.service.live import USER, FakeChat, Live, answer, refused, running
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HEADER = "x-noria-ignored"
@@ -67,6 +68,64 @@ def test_answers_are_those_without_the_fields_and_known_fields_are_checked(lenie
     assert refused(lenient, COMPLETIONS, plain | {"frobnicate": 1, "temperature": 3})["param"] == "temperature"
     misspelt = refused(lenient, COMPLETIONS, {"frobnicate": 1, "promt": "x"})["message"]
     assert misspelt.startswith("unknown field 'promt'")
+
+
+class CallsOrText(FakeChat):
+    """It writes the calls of a message, or its text."""
+
+    call_style = "hermes"
+
+    def left_out(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> list[int]:
+        return texts_beside_calls(messages, merges=True)
+
+
+@pytest.fixture(scope="module")
+def calls_or_text() -> Iterator[Live]:
+    with running(chat=CallsOrText()) as server:
+        yield server
+
+
+def called(text: str) -> list[Any]:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    return [
+        {"role": "assistant", "content": text, "tool_calls": [call]},
+        {"role": "tool", "content": "1", "tool_call_id": "a"},
+    ]
+
+
+BLOCKS = [{"type": "text", "text": "So."}, {"type": "tool_use", "id": "a", "name": "f", "input": {}}]
+ITEMS = [
+    {"role": "assistant", "content": "So."},
+    {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "names"),
+    [
+        (CHAT, {"messages": [*USER, *called("So."), *called(" "), *called("")]}, "messages[1].content"),
+        (CHAT, {"messages": [*USER, *called(""), *USER]}, None),
+        (
+            "/v1/messages",
+            {"messages": [*USER, {"role": "assistant", "content": BLOCKS}, *USER], "max_tokens": 1},
+            "messages",
+        ),
+        ("/v1/responses", {"input": [*USER, *ITEMS, *USER]}, "input"),
+    ],
+)
+def test_texts_that_the_chat_format_leaves_out_are_named(
+    live: Live, calls_or_text: Live, path: str, body: Any, names: str | None
+) -> None:
+    """A format without calls has them as text, and leaves out nothing."""
+    for server, header in ((calls_or_text, names), (live, None)):
+        response = server.post(path, body)
+        assert (response.status_code, response.headers.get(HEADER)) == (200, header), response.text
+
+
+def test_not_all_texts_that_are_left_out_are_named(calls_or_text: Live) -> None:
+    messages = [*USER, *(message for _ in range(20) for message in called("So."))]
+    names = calls_or_text.post(CHAT, {"messages": messages, "max_tokens": 1}).headers[HEADER].split(", ")
+    assert (len(names), names[-1]) == (MAX_IGNORED + 1, "...")
 
 
 def test_the_header_is_short_and_safe(lenient: Live) -> None:
