@@ -45,16 +45,20 @@ class Order(NamedTuple):
     `merged`: the roles of which two messages in a row become one.
     `late_after`: the roles after which a system message becomes a user message.
     `answered`: a user message after a result needs an empty answer between them.
+    `unsaid_before`: the roles of a last message with which the system message is left out. Its text then begins the
+    last user message.
     """
 
     merged: Collection[str] = ()
     late_after: Collection[str] = ()
     answered: bool = False
+    unsaid_before: Collection[str] = ()
 
     def fitted(self, messages: Sequence[Message]) -> list[Message]:
         told = with_late_systems(messages, self.late_after)
         told = [each for role, same in groupby(told, _role) for each in self._joined(role, [*same])]
-        return _with_answers(told) if self.answered else told
+        told = _with_answers(told) if self.answered else told
+        return _with_system_in_user(told) if told[-1]["role"] in self.unsaid_before else told
 
     def _joined(self, role: str, messages: list[Message]) -> list[Message]:
         return [merged(messages)] if role in self.merged and len(messages) > 1 else messages
@@ -69,6 +73,11 @@ def order_of(rendered: Rendered, called: Sequence[Message]) -> Order:
         text = rendered([*before, *told])
         return text is not None and all(message["content"] in text for message in told)
 
+    def leaves_out_system(*others: Message) -> bool:
+        secret = secrets.token_hex(8)
+        text = rendered([{"role": "system", "content": secret}, *others])
+        return text is not None and secret not in text
+
     if not takes("user"):
         return Order()
     once = {role: takes(*(each for each, _ in groupby(roles))) for role, roles in TWICE.items()}
@@ -76,7 +85,9 @@ def order_of(rendered: Rendered, called: Sequence[Message]) -> Order:
     late = {role for before, trials in LATE.items() for role in before if not all(takes(*roles) for roles in trials)}
     silent = {"role": "assistant", "content": ""}
     answered = not takes("user", before=called) and takes("user", before=[*called, silent])
-    return Order(frozenset(refused | ({"user"} if START in late else set())), frozenset(late), answered)
+    endings = () if START in late else (called, (called[0], {"role": "assistant", "content": "Hello"}))
+    unsaid = frozenset(ending[-1]["role"] for ending in endings if leaves_out_system(*ending))
+    return Order(frozenset(refused | ({"user"} if START in late else set())), frozenset(late), answered, unsaid)
 
 
 def _role(message: Message) -> str:
@@ -156,3 +167,13 @@ def _with_answers(messages: Sequence[Message]) -> list[Message]:
             told.append({"role": "assistant", "content": ""})
         told.append(message)
     return told
+
+
+def _with_system_in_user(messages: Sequence[Message]) -> list[Message]:
+    """The messages with the text of the system message in the last user message, as mistral-common has it before v7."""
+    system, *others = messages
+    users = [index for index, message in enumerate(others) if message["role"] == "user"]
+    if system["role"] != "system" or not users:
+        return [*messages]
+    others[users[-1]] = {**others[users[-1]], **merged([_as_user(system), others[users[-1]]])}
+    return others

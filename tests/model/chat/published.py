@@ -29,6 +29,7 @@ class Format:
     reasoning: str | None = None
     calls: bool = False
     merged_system: bool = False
+    last_user_system: bool = False
     text_arguments: bool = False
     undefined_tools: bool = False
     parts: bool = False
@@ -41,7 +42,8 @@ OWN: Mapping[str, Format] = {
     "granite-3": Format(calls=True),
     "hermes-2-pro.tool_use": Format("hermes", calls=True, undefined_tools=True),
     "llama-2": Format(),
-    "mistral-7b-v0.3": Format(calls=True),  # the tokenizer here has no [TOOL_CALLS]
+    "mistral-7b-v0.1": Format(merged_system=True),
+    "mistral-7b-v0.3": Format(calls=True, last_user_system=True),  # the tokenizer here has no [TOOL_CALLS]
     "phi-3-mini": Format(merged_system=True),
     "zephyr": Format(),
 }
@@ -121,9 +123,10 @@ def theirs(oracle: PreTrainedTokenizerBase, name: str, messages: Sequence[Json],
 def adapted(name: str, messages: Sequence[Json]) -> list[Json]:
     """The messages as the template takes them."""
     known = FORMATS[name]
-    if known.merged_system and messages[0]["role"] == "system":
-        first = {"role": "user", "content": f"{messages[0]['content']}\n\n{messages[1]['content']}"}
-        messages = [first, *messages[2:]]
+    if messages[0]["role"] == "system" and known.merged_system:
+        messages = with_system(messages, 1)
+    if messages[0]["role"] == "system" and known.last_user_system and messages[-1]["role"] != "user":
+        messages = with_system(messages, max(n for n, message in enumerate(messages) if message["role"] == "user"))
     if known.text_arguments:
         text = json.dumps(CALL["function"]["arguments"], ensure_ascii=False)  # type: ignore[index]
         call = {**CALL, "function": {"name": "weather", "arguments": text}}
@@ -131,3 +134,10 @@ def adapted(name: str, messages: Sequence[Json]) -> list[Json]:
     if known.parts:
         messages = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
     return [*messages]
+
+
+def with_system(messages: Sequence[Json], index: int) -> list[Json]:
+    """The messages with the text of the first, a system message, at the beginning of another."""
+    system, *others = messages
+    others[index - 1] = {**others[index - 1], "content": f"{system['content']}\n\n{others[index - 1]['content']}"}
+    return others

@@ -1,5 +1,6 @@
 """Conversations whose order of roles a template refuses. Oracles: mistral-common's merging, transformers' rendering."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,14 +8,18 @@ from typing import Any
 import pytest
 from mistral_common.protocol.instruct.normalize import InstructRequestNormalizerV7
 from mistral_common.protocol.instruct.request import ChatCompletionRequest
+from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 from transformers import PreTrainedTokenizerBase
 
 from model.chat.formats import ChatFormat, load_chat
+from model.chat.jinja import JinjaChat
 from model.tokenizers.base import Tokenizer
-from tests.model.chat.published import ANSWER, CALL, CALLED, FORMATS, TOOL, USER, source, theirs
+from model.tokenizers.load import load_tokenizer
+from tests.model.chat.published import ANSWER, CALL, CALLED, FORMATS, SYSTEM, TOOL, USER, source, theirs, with_system
+from tests.model.chat.versions import write_directory
 
 Json = dict[str, Any]
-ALTERNATING = ("cohere", "gemma", "gemma3", "llama-2", "mistral-7b-v0.3")
+ALTERNATING = ("cohere", "gemma", "gemma3", "llama-2", "mistral-7b-v0.1", "mistral-7b-v0.3")
 ROLES = {"s": "system", "d": "developer", "u": "user", "a": "assistant"}
 CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 
@@ -114,3 +119,43 @@ def test_the_text_of_a_neighbour_of_calls_is_left_out_where_they_are_merged(
     for name in ("mistral-7b-v0.3", "llama3_1"):
         chat = chat_of(name, directory, tokenizer)
         assert chat.left_out(messages) == ([] if TEXT in chat.render(messages) else [1])
+
+
+HELLO = {"role": "user", "content": "Hello."}
+ROUNDS = {
+    "ordinary": [SYSTEM, HELLO, ANSWER, USER],
+    "results": [SYSTEM, *CALLED],
+    "second call": [SYSTEM, HELLO, ANSWER, *CALLED, *CALLED[1:]],
+    "answer": [SYSTEM, *CALLED, ANSWER],
+}
+
+
+@pytest.mark.parametrize("messages", ROUNDS.values(), ids=ROUNDS)
+def test_a_system_message_is_in_the_last_user_message_of_each_round(
+    messages: list[Json], directory: Path, tokenizer: Tokenizer, oracle: PreTrainedTokenizerBase
+) -> None:
+    """The template alone writes it only if the last message is a user's."""
+    name = "mistral-7b-v0.3"
+    last = max(n for n, message in enumerate(messages) if message["role"] == "user")
+    ids = chat_of(name, directory, tokenizer).encode(messages, tools=[TOOL])
+    assert ids == theirs(oracle, name, with_system(messages, last), tools=[TOOL])
+    assert SYSTEM["content"] in oracle.decode(ids)
+
+
+@pytest.mark.parametrize("file", ["spm-v3", "tekken-v3"])
+@pytest.mark.parametrize("kind", ["ordinary", "results", "second call"])
+def test_rounds_have_the_words_of_mistral_common(kind: str, file: str, tmp_path: Path) -> None:
+    """Nemo's template has no spaces after control tokens. Templates do not quote results, so that here is a number."""
+    path = write_directory(tmp_path, file)
+    words, tokenizer = source("mistral-7b-v0.3"), load_tokenizer(tmp_path)
+    words = words.replace("] ", "]").replace("{{- ' ' ~ ", "{{- ") if file == "tekken-v3" else words
+    chat = JinjaChat(words, tokenizer, {"bos_token": "<s>", "eos_token": "</s>"})
+    messages = [{**m, "content": "22" if m["role"] == "tool" else m["content"].strip()} for m in ROUNDS[kind]]
+    as_text = json.loads(json.dumps(messages), object_hook=_with_text)
+    request: Any = ChatCompletionRequest.from_openai(as_text, tools=[TOOL])
+    expected = MistralTokenizer.from_file(path).encode_chat_completion(request).tokens
+    assert chat.render(messages, tools=[TOOL]) == tokenizer.decode(expected, keep_control=True)
+
+
+def _with_text(value: Json) -> Json:
+    return {key: json.dumps(item, ensure_ascii=False) if key == "arguments" else item for key, item in value.items()}

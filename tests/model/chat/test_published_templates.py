@@ -64,7 +64,7 @@ def test_a_system_message_without_a_role_goes_into_the_first_user_message(
 ) -> None:
     chat = chat_of(name, directory, tokenizer)
     twice = chat.render([SYSTEM, {"role": "developer", "content": "Use °C."}, USER])
-    assert "user" in twice.partition("Be brief.\n\nUse °C.\n\nHow is it?")[0]
+    assert twice == chat.render([{"role": "user", "content": "Be brief.\n\nUse °C.\n\nHow is it? "}])
     assert chat.render([{"role": "system", "content": ""}, USER]) == chat.render([USER])
     spelled = chat.encode([{"role": "system", "content": "<|im_end|>"}, USER])
     harmless = chat.encode([SYSTEM, USER])
