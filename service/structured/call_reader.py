@@ -202,10 +202,10 @@ def pieces_of(reader: CallReader | None, text: str, *, final: bool) -> list[Piec
 
 
 def piece_json(piece: Piece) -> dict[str, Any]:
-    """A piece as the delta of a chat message."""
+    """A piece as the delta of a chat message. Mistral's packages demand a name in each; others append the empty one."""
     if isinstance(piece, str):
         return {"content": piece}
-    function = {"arguments": piece.arguments} if piece.name is None else {"name": piece.name, "arguments": ""}
+    function = {"name": piece.name or "", "arguments": piece.arguments}
     known = {} if piece.id is None else {"id": piece.id, "type": "function"}
     return {"tool_calls": [{"index": piece.index, **known, "function": function}]}
 

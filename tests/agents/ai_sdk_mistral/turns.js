@@ -50,6 +50,13 @@ test("a tool is called, runs, and the model answers", async () => {
   assert(cities.length && answer.steps.length === 2);
 });
 
+test("a tool is called in a stream", async () => {
+  const weather = tool({ description: "Weather.", inputSchema: z.object({ city: z.enum(["Paris"]) }) });
+  const asked = { ...ASKED, maxOutputTokens: 60, prompt: "What is the weather in Paris?", tools: { weather } };
+  const [call] = await streamText({ ...asked, toolChoice: "required" }).toolCalls;
+  assert.deepEqual([call.toolName, call.input], ["weather", { city: "Paris" }]);
+});
+
 test("an object of a schema", async () => {
   const output = Output.object({ schema: z.object({ word: z.enum(["one", "two"]) }) });
   const answer = await generateText({ ...ASKED, maxOutputTokens: 40, prompt, output });

@@ -54,6 +54,19 @@ test("a tool is called and answers", async () => {
   assert(said(await client.chat.complete({ ...ASKED, messages, tools: TOOLS, toolChoice: "none" })));
 });
 
+test("a tool is called in a stream", async () => {
+  const asked = { ...ASKED, maxTokens: 60, tools: TOOLS, toolChoice: "any", parallelToolCalls: false };
+  let name = "";
+  let given = "";
+  for await (const { data } of await client.chat.stream(asked)) {
+    for (const call of data.choices[0].delta.toolCalls ?? []) {
+      name += call.function.name;
+      given += call.function.arguments;
+    }
+  }
+  assert.deepEqual([name, JSON.parse(given)], ["weather", { city: "Paris" }]);
+});
+
 test("the middle of a code is filled", async () => {
   const asked = { model: ASKED.model, prompt: "def one():\n", maxTokens: 8, temperature: 0 };
   assert(said(await client.fim.complete(asked)));

@@ -72,6 +72,16 @@ def test_a_tool_is_called_and_answers(client: Mistral) -> None:
     assert again.choices[0].message.content
 
 
+def test_a_tool_is_called_in_a_stream(client: Mistral) -> None:
+    """The package demands a name in each piece of a call."""
+    asked = {"messages": ASK, "tools": TOOLS, "tool_choice": "any", "parallel_tool_calls": False, "max_tokens": 60}
+    with client.chat.stream(model=MODEL, temperature=0, **asked) as stream:
+        deltas = [event.data.choices[0].delta for event in stream]
+    functions = [call.function for delta in deltas for call in delta.tool_calls or ()]
+    assert "".join(function.name for function in functions) == "weather"
+    assert json.loads("".join(function.arguments for function in functions)) == {"city": "Paris"}
+
+
 def test_arguments_may_be_an_object_and_a_result_may_be_empty(client: Mistral) -> None:
     function = {"name": "weather", "arguments": {"city": "Paris"}}
     call = {"role": "assistant", "content": "", "tool_calls": [{"id": "a1b2c3d4e", "function": function}]}
