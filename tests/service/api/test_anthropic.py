@@ -239,10 +239,6 @@ def ends(word: str) -> bool:
         ({"tools": TOOLS, "tool_choice": {"type": "any", "name": "f"}}, ["tool_choice", "name"]),
         ({"thinking": {"type": "enabled", "budget_tokens": 5}}, ["budget_tokens", "less than max_tokens (5)"]),
         ({"thinking": {"type": "enabled"}}, ["thinking.budget_tokens is required"]),
-        (
-            {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
-            ["edits[0].type", "clear_thinking"],
-        ),
         ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]}, ["user", "thinking"]),
         ({"stop_sequences": ["x"] * 17}, ["stop_sequences", "16"]),
         ({"stop_sequences": [""]}, ["stop_sequences[0]", "1"]),
