@@ -24,7 +24,7 @@ from service.structured.call_reader import CallReader, Piece, pieces_of
 
 PING_SECONDS = 45.0
 """Seconds between pings in a silence. Proxies close a connection after 60. Claude Code leaves 300 s after the thirtieth
-ping or comment in a row: after 27 minutes."""
+ping or comment in a row: after 27 minutes. A message_delta would hold it longer, but litellm ends the answer there."""
 SIGNATURE = "noria"
 """The signature of every thought: clients must send one back, and nothing here depends on it."""
 
