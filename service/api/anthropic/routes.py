@@ -21,6 +21,7 @@ from service.api.anthropic.shape import MessageShape
 from service.api.anthropic.thinking import Adaptive, Effort, Enabled, ThinkingConfig, options_of
 from service.api.anthropic.tools import (
     CACHE_HINTS,
+    AnyTool,
     DocumentBlock,
     ImageBlock,
     RedactedBlock,
@@ -28,7 +29,6 @@ from service.api.anthropic.tools import (
     Texts,
     ThinkingBlock,
     ToolChoice,
-    ToolOffer,
     ToolResult,
     ToolUse,
     pieces_of,
@@ -134,7 +134,7 @@ class ConversationBody(ModelBody):
         f"The system prompt: a string, or a list of text blocks. A first line `{BILLING} ...` is left out."
     )
     thinking: ThinkingConfig | None = optional("Whether the model thinks, and how long. Default: the model decides.")
-    tools: Items[ToolOffer] | None = optional("The tools that the model may call.", max_length=MAX_TOOLS)
+    tools: Items[AnyTool] | None = optional("The tools that the model may call.", max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = optional(
         "Which tools the model may call. Default: auto with tools, otherwise none."
     )

@@ -109,6 +109,16 @@ def test_the_tool_runner_goes_on_without_a_thread(client: anthropic.Anthropic) -
     assert cities
 
 
+def test_a_tool_that_the_client_runs_is_called(client: anthropic.Anthropic) -> None:
+    tools = [{"type": "bash_20250124", "name": "bash"}]
+    message = client.messages.create(
+        **{**ASK, "max_tokens": 60}, tools=tools, tool_choice={"type": "tool", "name": "bash"}
+    )
+    (call,) = message.content
+    assert call.name == "bash"
+    assert set(call.input) <= {"command", "restart"}
+
+
 def test_an_old_result_is_cleared(client: anthropic.Anthropic) -> None:
     """The report, whole and in a stream, and the count have the package's own types."""
     call = {"type": "tool_use", "id": "call_1", "name": "weather", "input": {}}
