@@ -27,6 +27,8 @@ from service.structured.call_style import call_constraint, explained, style_of
 from service.structured.constraint import Constraint
 
 T = TypeVar("T")
+Encoded = tuple[list[int], tuple[ImageSpan, ...]]
+"""The tokens of a prompt, and the places of its images."""
 Make = Callable[[State, RequestRecord, ServedModel], Coroutine[Any, Any, T]]
 """What makes something of an admitted request for a model."""
 
@@ -111,8 +113,13 @@ def of_chat(chat: Callable[[], Chat], work: Callable[[Chat, ServedModel, Sequenc
     return make
 
 
-def chat_request(chat: Chat, served: ServedModel, images: Sequence[DecodedImage]) -> ModelRequest:
-    """The engine's request for a conversation. Raises ParameterError or InvalidRequest, if it can before tokenizing."""
+def chat_request(
+    chat: Chat, served: ServedModel, images: Sequence[DecodedImage], prompt: Encoded | None = None
+) -> ModelRequest:
+    """The engine's request for a conversation. Raises ParameterError or InvalidRequest, if it can before tokenizing.
+
+    `prompt` is that of the conversation, if it is known.
+    """
     body, context = chat.fields, served.info.max_model_len
     grammar, fields = enforceable(_constraint(chat, served), served)
     params = sampling(
@@ -124,7 +131,7 @@ def chat_request(chat: Chat, served: ServedModel, images: Sequence[DecodedImage]
         grammar=grammar,
         return_progress=bool(body.return_progress),
     )
-    tokens, spans = encode_chat(chat, served, images)
+    tokens, spans = prompt or encode_chat(chat, served, images)
     n_begin = n_begin_tokens(tokens, served.tokenizer)
     cut = truncated(tokens, n_begin, body.truncate_prompt_tokens, chat.max_tokens or 1, served)
     spans = spans_after(spans, n_begin, len(tokens) - len(cut))
@@ -167,9 +174,7 @@ def encode_text(served: ServedModel, text: str, *, add_bos: bool = True, param: 
     return served.tokenizer.encode(text, add_bos=add_bos, parse_control=True)
 
 
-def encode_chat(
-    chat: Chat, served: ServedModel, images: Sequence[DecodedImage]
-) -> tuple[list[int], tuple[ImageSpan, ...]]:
+def encode_chat(chat: Chat, served: ServedModel, images: Sequence[DecodedImage]) -> Encoded:
     """Token ids of a conversation, and the places of its images. Raises ParameterError or InvalidRequest."""
     format_, messages, options = conversation(chat, served)
     try:

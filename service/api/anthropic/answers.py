@@ -1,6 +1,7 @@
 """Answers of Anthropic's API, as types."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import WithJsonSchema
 from typing_extensions import TypedDict
@@ -34,8 +35,43 @@ class ToolUseContent(TypedDict):
 Content = ThinkingContent | TextContent | ToolUseContent
 
 
+class ClearedToolUses(TypedDict):
+    type: Literal["clear_tool_uses_20250919"]
+    cleared_tool_uses: int
+    cleared_input_tokens: int
+
+
+class ClearedThinking(TypedDict):
+    type: Literal["clear_thinking_20251015"]
+    cleared_thinking_turns: int
+    cleared_input_tokens: int
+
+
+AppliedEdit = ClearedToolUses | ClearedThinking
+
+
+class AppliedEdits(TypedDict):
+    applied_edits: Sequence[AppliedEdit]
+
+
+class Reported(TypedDict):
+    """What answers the field `context_management`, if the request has it."""
+
+    context_management: NotRequired[AppliedEdits]
+
+
+class OriginalTokens(TypedDict):
+    original_input_tokens: int
+
+
 class InputTokens(TypedDict):
     input_tokens: int
+
+
+class CountedTokens(InputTokens):
+    """`context_management` answers the field of the request."""
+
+    context_management: NotRequired[OriginalTokens]
 
 
 class MessageUsage(InputTokens):
@@ -51,7 +87,7 @@ class Ending(TypedDict):
     stop_sequence: str | None
 
 
-class MessageState(Ending):
+class MessageState(Ending, Reported):
     """A message as the first event has it."""
 
     id: str

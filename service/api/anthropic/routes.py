@@ -15,11 +15,13 @@ from model.errors import quoted
 from model.sampling_params import MAX_STOP_CHARS, MAX_STOPS, RANGES
 from service.access.record import Policy
 from service.api.answering import answer, computed_response
-from service.api.anthropic.answers import InputTokens, MessageAnswer
+from service.api.anthropic.answers import AppliedEdit, CountedTokens, MessageAnswer
+from service.api.anthropic.context import ContextManagement, Draft, edited
 from service.api.anthropic.shape import MessageShape
-from service.api.anthropic.thinking import Adaptive, ContextManagement, Effort, Enabled, ThinkingConfig, options_of
+from service.api.anthropic.thinking import Adaptive, Effort, Enabled, ThinkingConfig, options_of
 from service.api.anthropic.tools import (
     CACHE_HINTS,
+    AnyTool,
     DocumentBlock,
     ImageBlock,
     RedactedBlock,
@@ -27,16 +29,15 @@ from service.api.anthropic.tools import (
     Texts,
     ThinkingBlock,
     ToolChoice,
-    ToolOffer,
     ToolResult,
     ToolUse,
     pieces_of,
 )
-from service.api.prompt import Chat, chat_request, encode_chat, of_chat
+from service.api.prompt import Chat, chat_request, of_chat
 from service.api.routes import HELLO, post
 from service.errors.dialects import ANTHROPIC
 from service.errors.errors import InvalidRequest
-from service.generation.request import ServedModel
+from service.generation.request import ModelRequest, ServedModel
 from service.images.images import DecodedImage
 from service.schema.conversation import TemplateOptions, contents
 from service.schema.fields import MAX_ITEMS, Body, Items, Json, ModelBody, only, optional, ranged, unsupported
@@ -133,7 +134,7 @@ class ConversationBody(ModelBody):
         f"The system prompt: a string, or a list of text blocks. A first line `{BILLING} ...` is left out."
     )
     thinking: ThinkingConfig | None = optional("Whether the model thinks, and how long. Default: the model decides.")
-    tools: Items[ToolOffer] | None = optional("The tools that the model may call.", max_length=MAX_TOOLS)
+    tools: Items[AnyTool] | None = optional("The tools that the model may call.", max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = optional(
         "Which tools the model may call. Default: auto with tools, otherwise none."
     )
@@ -158,8 +159,6 @@ class ConversationBody(ModelBody):
         messages = [message for role, group in groups for message in _plain(role, [*group])]
         continues = self.messages[-1].role == "assistant"
         options = TemplateOptions(add_generation_prompt=not continues, continue_final_message=continues)
-        for edit in (self.context_management and self.context_management.edits) or ():
-            messages = edit.apply(messages)
         if words and messages[0]["role"] == "system":
             words = f"{words}\n\n{messages.pop(0)['content']}"
         system = [{"role": "system", "content": words}] if words else []
@@ -270,19 +269,25 @@ def _without_billing(system: str | list[TextBlock] | None) -> str:
 )
 async def messages(request: Request, body: MessagesBody) -> Response:
     """Answer a conversation, in Anthropic's Messages API"""
-    return await answer(
-        request,
-        body,
-        of_chat(body.chat, chat_request),
-        lambda served, name: MessageShape(name, reader_of(served, body.calls), body.shows_thoughts),
-    )
+    applied: list[AppliedEdit] = []
+
+    def made(chat: Chat, served: ServedModel, images: Sequence[DecodedImage]) -> ModelRequest:
+        draft, edits = edited(body.context_management, Draft(chat, served, images))
+        applied.extend(edits)
+        return chat_request(draft.chat, served, draft.images, draft.prompt if edits else None)
+
+    def shape(served: ServedModel, name: str) -> MessageShape:
+        edits = applied if body.context_management else None
+        return MessageShape(name, reader_of(served, body.calls), body.shows_thoughts, edits)
+
+    return await answer(request, body, of_chat(body.chat, made), shape)
 
 
 @post(
     "/v1/messages/count_tokens",
     body=ConversationBody,
     request={"messages": HELLO},
-    answer=InputTokens,
+    answer=CountedTokens,
     policy=Policy(ANTHROPIC),
 )
 async def count_tokens(request: Request, body: ConversationBody) -> Response:
@@ -290,8 +295,13 @@ async def count_tokens(request: Request, body: ConversationBody) -> Response:
 
     The number is that of the prompt that `/v1/messages` would compute.
     """
+
+    def counted(chat: Chat, served: ServedModel, images: Sequence[DecodedImage]) -> CountedTokens:
+        original = Draft(chat, served, images)
+        draft, _ = edited(body.context_management, original)
+        n_tokens = len(draft.prompt[0])
+        if body.context_management is None:
+            return {"input_tokens": n_tokens}
+        return {"input_tokens": n_tokens, "context_management": {"original_input_tokens": original.n_tokens}}
+
     return await computed_response(request, body.model, of_chat(body.chat, counted))
-
-
-def counted(chat: Chat, served: ServedModel, images: Sequence[DecodedImage]) -> InputTokens:
-    return {"input_tokens": len(encode_chat(chat, served, images)[0])}

@@ -5,7 +5,16 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from service.api.anthropic.answers import STOP_REASONS, Content, Ending, MessageAnswer, MessageState, MessageUsage
+from service.api.anthropic.answers import (
+    STOP_REASONS,
+    AppliedEdit,
+    Content,
+    Ending,
+    MessageAnswer,
+    MessageState,
+    MessageUsage,
+    Reported,
+)
 from service.errors.dialects import ANTHROPIC
 from service.errors.errors import ApiError
 from service.generation.choice import Delta
@@ -15,7 +24,7 @@ from service.structured.call_reader import CallReader, Piece, pieces_of
 
 PING_SECONDS = 45.0
 """Seconds between pings in a silence. Proxies close a connection after 60. Claude Code leaves 300 s after the thirtieth
-ping or comment in a row: after 27 minutes."""
+ping or comment in a row: after 27 minutes. A message_delta would hold it longer, but litellm ends the answer there."""
 SIGNATURE = "noria"
 """The signature of every thought: clients must send one back, and nothing here depends on it."""
 
@@ -24,12 +33,13 @@ SIGNATURE = "noria"
 class MessageShape(TypedEvents):
     """Writes `message` objects, and the events that build one. With a `reader` the text may contain tool calls.
 
-    Without `shows_thoughts` the blocks of thoughts are empty.
+    Without `shows_thoughts` the blocks of thoughts are empty. `edits` is the report of edits, if the request has any.
     """
 
     model: str
     reader: CallReader | None = None
     shows_thoughts: bool = True
+    edits: Sequence[AppliedEdit] | None = None
     id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
     _begun: bool = False  # whether `message_start` was sent
     _blocks: list[Content] = field(default_factory=list)  # the complete ones
@@ -53,7 +63,7 @@ class MessageShape(TypedEvents):
         events += [event for piece in pieces for event in self._piece_events(piece)]
         if delta.finish is not None:
             ending = {"type": "message_delta", "delta": self._end_fields(delta), "usage": usage_json(usage)}
-            events += [*self._closing_events(), ending, {"type": "message_stop"}]
+            events += [*self._closing_events(), ending | self._report(), {"type": "message_stop"}]
         return events
 
     def closing(self, usage: Usage) -> list[Json]:
@@ -122,7 +132,11 @@ class MessageShape(TypedEvents):
             "content": [*self._blocks],
             **self._end_fields(delta),
             "usage": usage_json(usage),
+            **self._report(),
         }
+
+    def _report(self) -> Reported:
+        return {} if self.edits is None else {"context_management": {"applied_edits": self.edits}}
 
 
 def _parsed(arguments: str) -> Json | None:

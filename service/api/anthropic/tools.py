@@ -4,9 +4,10 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from model.errors import quoted
+from service.api.anthropic.client_tools import CLIENT_TOOLS, ClientType
 from service.errors.errors import InvalidRequest
 from service.schema.conversation import MAX_NAME, contents, image_part
 from service.schema.fields import MAX_ITEMS, Body, Items, Json, only, optional, unsupported
@@ -161,8 +162,8 @@ class ToolResult(Body):
         return {"role": "tool", "tool_call_id": self.tool_use_id, **contents(pieces)}
 
 
-class ToolOffer(Body):
-    """A tool that the model may call."""
+class Offer(Body):
+    """What a tool of any kind may have."""
 
     harmless = only(
         allowed_callers=(["direct"],),
@@ -170,12 +171,6 @@ class ToolOffer(Body):
         eager_input_streaming=(True,),
         input_examples=([],),
     )
-    type: Annotated[Literal["custom"] | None, tool_type("custom")] = optional(
-        '"custom". The built-in tools of Anthropic are not supported.'
-    )
-    name: str = Field(pattern=NAME, description="The name of the tool: up to 64 letters, digits, `_`, `-` and `.`.")
-    description: str | None = optional("A description of the tool for the model.")
-    input_schema: Json = Field(description="The arguments, as the JSON schema of an object.")
     defer_loading: bool | None = optional(
         "true is for a search of tools, which is not here: the tool is offered as the others are, and its text is part "
         "of the prompt. It has no effect."
@@ -184,11 +179,56 @@ class ToolOffer(Body):
         "true: the arguments of every call follow the schema, even when `tool_choice` is auto."
     )
 
+
+class ToolOffer(Offer):
+    """A tool that the model may call."""
+
+    type: Annotated[Literal["custom"] | None, tool_type("custom")] = optional(
+        '"custom". The tools that Anthropic runs are not supported.'
+    )
+    name: str = Field(pattern=NAME, description="The name of the tool: up to 64 letters, digits, `_`, `-` and `.`.")
+    description: str | None = optional("A description of the tool for the model.")
+    input_schema: Json = Field(description="The arguments, as the JSON schema of an object.")
+
     @property
     def function(self) -> Function:
         return Function.model_construct(
             name=self.name, description=self.description, parameters=self.input_schema, strict=self.strict
         )
+
+
+class ClientTool(Offer):
+    """A tool of Anthropic that the client runs, with the published schema."""
+
+    type: ClientType = Field(description="The tool and its edition.")
+    name: Literal["bash", "memory", "str_replace_based_edit_tool"] = Field(description="The name of the tool.")
+    max_characters: int | None = optional(
+        "Where the client cuts files that are shown, with type text_editor_20250728. It has no effect here.", ge=1
+    )
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        name = CLIENT_TOOLS[self.type].name
+        if self.name != name:
+            raise unsupported("name", f"name must be {quoted(name)} with type {self.type}, got {quoted(self.name)}")
+        if self.max_characters is not None and self.type != "text_editor_20250728":
+            only_with = "max_characters is allowed only with type text_editor_20250728"
+            raise unsupported("max_characters", f"{only_with}, got type {self.type}")
+        return self
+
+    @property
+    def function(self) -> Function:
+        return CLIENT_TOOLS[self.type].model_copy(update={"strict": self.strict})
+
+
+def _tag(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return "client tool" if isinstance(kind, str) and kind in CLIENT_TOOLS else "custom tool"
+
+
+AnyTool = Annotated[
+    Annotated[ToolOffer, Tag("custom tool")] | Annotated[ClientTool, Tag("client tool")], Discriminator(_tag)
+]
 
 
 class ToolChoice(Body):

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import anthropic
 import pytest
+from anthropic.types.beta import BetaClearToolUses20250919EditResponse
 from asking import COUNT, MODEL, QUESTION, SERVER, Weather, user
 
 ASK = {"model": MODEL, "max_tokens": 12, "messages": [user(COUNT)], "extra_body": {"temperature": 0}}
@@ -106,6 +107,41 @@ def test_the_tool_runner_goes_on_without_a_thread(client: anthropic.Anthropic) -
     )
     assert len(list(runner)) == 2
     assert cities
+
+
+def test_a_tool_that_the_client_runs_is_called(client: anthropic.Anthropic) -> None:
+    tools = [{"type": "bash_20250124", "name": "bash"}]
+    message = client.messages.create(
+        **{**ASK, "max_tokens": 60}, tools=tools, tool_choice={"type": "tool", "name": "bash"}
+    )
+    (call,) = message.content
+    assert call.name == "bash"
+    assert set(call.input) <= {"command", "restart"}
+
+
+def test_an_old_result_is_cleared(client: anthropic.Anthropic) -> None:
+    """The report, whole and in a stream, and the count have the package's own types."""
+    call = {"type": "tool_use", "id": "call_1", "name": "weather", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "call_1", "content": "sunny " * 50}
+    edit = {
+        "type": "clear_tool_uses_20250919",
+        "trigger": {"type": "tool_uses", "value": 0},
+        "keep": {"type": "tool_uses", "value": 0},
+    }
+    request = {
+        "model": MODEL,
+        "messages": [user(QUESTION), {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}],
+        "context_management": {"edits": [edit]},
+    }
+    counted = client.beta.messages.count_tokens(**request)
+    message = client.beta.messages.create(**request, max_tokens=5)
+    (applied,) = message.context_management.applied_edits
+    assert isinstance(applied, BetaClearToolUses20250919EditResponse)
+    assert applied.cleared_tool_uses == 1
+    saved = counted.context_management.original_input_tokens - counted.input_tokens
+    assert applied.cleared_input_tokens == saved > 0
+    with client.beta.messages.stream(**request, max_tokens=5) as stream:
+        assert stream.get_final_message().context_management == message.context_management
 
 
 def test_errors_have_their_classes(client: anthropic.Anthropic) -> None:

@@ -132,6 +132,31 @@ def test_claude_code_reads_what_is_too_long(n: int, max_tokens: int, words: str 
     assert not words or reply.json()["error"]["message"].startswith(words)
 
 
+EDITS = {"command", "path", "file_text", "old_str", "new_str", "insert_line", "insert_text", "view_range"}
+EDITOR = "str_replace_based_edit_tool"
+
+
+@pytest.mark.parametrize(
+    ("tool", "fields"),
+    [
+        ({"type": "bash_20241022", "name": "bash"}, {"command", "restart"}),
+        ({"type": "bash_20250124", "name": "bash", "strict": True}, {"command", "restart"}),
+        ({"type": "text_editor_20250429", "name": EDITOR}, EDITS),
+        ({"type": "text_editor_20250728", "name": EDITOR, "max_characters": 9}, EDITS),
+        ({"type": "memory_20250818", "name": "memory", "defer_loading": True}, EDITS | {"old_path", "new_path"}),
+    ],
+)
+def test_a_tool_of_the_client_is_a_function(tool: Any, fields: set[str]) -> None:
+    chosen = {"type": "tool", "name": tool["name"]}
+    body = {"messages": USER, "max_tokens": 5, "tools": [*TOOLS, tool], "tool_choice": chosen}
+    (function,) = MessagesBody.model_validate(body).chat().calls.functions
+    assert (function.name, function.strict) == (tool["name"], tool.get("strict"))
+    assert function.parameters is not None
+    assert function.parameters["properties"].keys() == fields
+    with running(max_model_len=4096) as live:
+        assert live.post(PATH, body).status_code == 200
+
+
 @pytest.mark.parametrize("defer", [True, False, None])
 def test_a_tool_that_may_be_loaded_late_is_offered(defer: bool | None) -> None:
     tools = [TOOLS[0] | {"defer_loading": defer}]
@@ -236,13 +261,24 @@ def ends(word: str) -> bool:
         ({"tools": [{"name": "f"}]}, ["tools[0].input_schema", "required"]),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, ["tools[0].name", '"a b"']),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, ["tools[0].type", "web_search"]),
+        ({"tools": [{"type": "bash_20250124", "name": "sh"}]}, ["tools[0].name", '"bash"', '"sh"']),
+        ({"tools": [{"type": "bash_20250124", "name": "memory"}]}, ["tools[0].name", '"bash"', "bash_20250124"]),
+        ({"tools": [{"type": "memory_20250818"}]}, ["tools[0].name is required"]),
+        (
+            {"tools": [{"type": "text_editor_20250728", "name": EDITOR, "max_characters": 0}]},
+            ["tools[0].max_characters", "1", "0"],
+        ),
+        (
+            {"tools": [{"type": "text_editor_20250429", "name": EDITOR, "max_characters": 9}]},
+            ["tools[0].max_characters", "text_editor_20250728", "text_editor_20250429"],
+        ),
+        (
+            {"tools": [{"type": "bash_20250124", "name": "bash", "input_schema": {}}]},
+            ["tools[0]", "unknown field 'input_schema'"],
+        ),
         ({"tools": TOOLS, "tool_choice": {"type": "any", "name": "f"}}, ["tool_choice", "name"]),
         ({"thinking": {"type": "enabled", "budget_tokens": 5}}, ["budget_tokens", "less than max_tokens (5)"]),
         ({"thinking": {"type": "enabled"}}, ["thinking.budget_tokens is required"]),
-        (
-            {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
-            ["edits[0].type", "clear_thinking"],
-        ),
         ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]}, ["user", "thinking"]),
         ({"stop_sequences": ["x"] * 17}, ["stop_sequences", "16"]),
         ({"stop_sequences": [""]}, ["stop_sequences[0]", "1"]),

@@ -15,6 +15,7 @@ from PIL import Image
 from model.chat.conversation import checked
 from model.checkpoint.generation_config import GenerationDefaults
 from model.image_spans import ImageSpan
+from service.api.anthropic.context import Draft, edited
 from service.api.anthropic.routes import MessagesBody
 from service.api.lanes import SMALL_BYTES
 from service.api.openai.chat import ChatBody
@@ -262,6 +263,26 @@ def test_messages_of_one_role_are_joined() -> None:
     shown = [part.get("text") or part["field"] for part in message["parts"]]
     places = [f"messages[{index}].source.data" for index in ("0].content[1", "2].content[2", "3].content[0")]
     assert shown == ["a", places[0], "b\n\ncd", places[1], places[2], "e"]
+
+
+def test_an_image_is_cleared_with_its_result() -> None:
+    told: list[Any] = [{"role": "user", "content": "a"}]
+    for name in ("1", "2"):
+        result = {
+            "type": "tool_result",
+            "tool_use_id": name,
+            "content": [{"type": "text", "text": "seen: "}, block(WIDE)],
+        }
+        told += [{"role": "assistant", "content": [{"type": "tool_use", "id": name, "name": "f", "input": {}}]}]
+        told += [{"role": "user", "content": [result]}]
+    one = {"type": "tool_uses", "value": 1}
+    edits = [{"type": "clear_tool_uses_20250919", "trigger": one, "keep": one}]
+    fields = {"messages": told, "max_tokens": 1, "context_management": {"edits": edits}}
+    body = MessagesBody.model_validate(fields)
+    draft, applied = edited(body.context_management, Draft(body.chat(), served(CallingChat()), (A, B)))
+    assert draft.images == [B]
+    assert [span.digest for span in draft.prompt[1]] == ["b"]
+    assert applied[0]["cleared_input_tokens"] == len("seen: ") + A.rows * (A.columns + 1) - len("[cleared]")
 
 
 class ForgetfulChat(ImageChat):

@@ -400,35 +400,6 @@ def test_messages_take_earlier_thoughts() -> None:
     assert [message.get("reasoning_content") for message in told if message["role"] == "assistant"] == ["t", "u"]
 
 
-def test_a_turn_without_a_thought_does_not_count() -> None:
-    def thinking(text: str) -> dict[str, Any]:
-        return {"type": "thinking", "thinking": text, "signature": "s"}
-
-    call = {"type": "tool_use", "id": "x", "name": "f", "input": {}}
-    result = {"type": "tool_result", "tool_use_id": "x", "content": "r"}
-    messages = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": [thinking("1"), {"type": "text", "text": "c"}]},
-        {"role": "user", "content": "b"},
-        {"role": "assistant", "content": [thinking("2"), call]},
-        {"role": "user", "content": [result]},
-        {"role": "assistant", "content": [thinking("3"), call]},
-        {"role": "user", "content": [result, {"type": "text", "text": "and?"}]},
-        {"role": "assistant", "content": "d"},
-        {"role": "user", "content": "e"},
-    ]
-
-    def left(keep: Any) -> list[str]:
-        edit = {"type": "clear_thinking_20251015", "keep": keep}
-        fields = {"messages": messages, "max_tokens": 9, "context_management": {"edits": [edit]}}
-        told = MessagesBody.model_validate(fields).chat().messages
-        return [message["reasoning_content"] for message in told if "reasoning_content" in message]
-
-    assert left(None) == left({"type": "thinking_turns", "value": 1}) == ["2", "3"]
-    for keep in ({"type": "thinking_turns", "value": 2}, "all", {"type": "all"}):
-        assert left(keep) == ["1", "2", "3"]
-
-
 PARTS = [
     {"type": "text", "text": "a"},
     {"type": "thinking", "thinking": [{"type": "text", "text": "t"}], "closed": True},

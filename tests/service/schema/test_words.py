@@ -74,8 +74,10 @@ WRONG: tuple[Any, ...] = (None, True, -1, 2.5, 10**30, "x y", [None], [{"a": Non
 PYTHON = re.compile(r"\b(None|True|False|dict|dictionary|tuple|pydantic|instance|NoneType)\b|Input should|(?<!\w)'")
 NAMED = re.compile(
     r"(unknown fields? |, |did you mean )'[^']*'|'Authorization: Bearer KEY'|'x-api-key: KEY'|llguidance says: .*"
+    r"|Input should be 'user' or 'assistant', or 'system'"
 )
-"""Names of fields are in single quotes; values are JSON. A sentence of another library is quoted as it is."""
+"""Names of fields are in single quotes; values are JSON. A sentence of another library is quoted as it is. Claude
+Code knows the refusal of a role by its words."""
 
 
 def check_words(message: str) -> None:
