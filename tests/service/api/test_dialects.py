@@ -192,7 +192,8 @@ def requests(chat: Json, responses: Json, messages: Json) -> Iterator[Chat]:
         if request.constraint is not None:
             request = replace(request, constraint=request.constraint._replace(fields=("response_format",)))
         fields: Any = request.fields.given | {"stop": request.fields.stops}
-        yield replace(request, fields=fields, messages_field="messages", max_tokens_field="max_tokens")
+        names = {"messages_field": "messages", "max_tokens_field": "max_tokens", "content_field": None}
+        yield replace(request, fields=fields, **names)
 
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
