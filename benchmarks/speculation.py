@@ -71,17 +71,20 @@ def answer(
 
 
 def _step(runner: ModelRunner, scheduler: Scheduler, tokens: list[list[int]]) -> None:
-    for update in scheduler.commit(runner.step(scheduler.plan())):
+    batch, started = scheduler.plan(), time.perf_counter()
+    for update in scheduler.commit(runner.step(batch)):
         tokens[update.id] += update.tokens
+    counts = batch.n_tokens - batch.n_prompt, batch.n_prompt, batch.n_pairs
+    scheduler.prompts.note(*counts, time.perf_counter() - started)
 
 
 def measure(runner: ModelRunner, prompt: list[int], params: SamplingParams, streams: int, repeat: int) -> str:
     """A row of the table."""
-    guessing = replace(params, prompt_lookup_num_tokens=10)
+    without = replace(params, prompt_lookup_num_tokens=0)
     rates: list[tuple[float, float]] = []
     for _ in range(repeat):
-        plain, before, _ = answer(runner, prompt, params, streams)
-        tokens, after, scheduler = answer(runner, prompt, guessing, streams)
+        plain, before, _ = answer(runner, prompt, without, streams)
+        tokens, after, scheduler = answer(runner, prompt, params, streams)
         if tokens != plain:
             raise SystemExit("the answers with look-up differ")
         rates.append((before, after))
@@ -102,7 +105,9 @@ def main() -> None:
     side = load_text_side(directory, None)
     if side.chat is None:
         raise SystemExit("the model has no chat template")
-    runner = create(lambda stage, done: None, model=str(directory), max_sequences=64, max_step_tokens=512)
+    runner = create(
+        lambda stage, done: None, model=str(directory), max_sequences=64, max_step_tokens=512, prompt_lookup="auto"
+    )
     print(f"{'':20} tokens   accepted  without     with   ratio")
     for name, (text, params) in TASKS.items():
         prompt = side.chat.encode([{"role": "user", "content": text}])

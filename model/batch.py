@@ -202,6 +202,7 @@ class RunnerInfo:
     Chunks of prompts aim at `target_inter_token` seconds between two tokens of the sequences that decode; 0 is no
     target.
     With `copies_pages`, a prompt may begin inside a page that is copied, because that is faster than to compute it.
+    `prompt_lookup_num_tokens` is the parameter's value for requests without one.
     """
 
     page_size: int
@@ -219,6 +220,7 @@ class RunnerInfo:
     pipeline: int = 1
     target_inter_token: float = 0.0
     copies_pages: bool = False
+    prompt_lookup_num_tokens: int = 0
 
 
 class StepTooLarge(MemoryError):

@@ -32,7 +32,7 @@ from model.network.adapters import AdapterStore, count_values, read_adapter
 from model.network.compiled import compiled_network
 from model.network.group import Group
 from model.network.transformer import Transformer
-from model.options import RunnerOptions, check_limits
+from model.options import DRAFT_TOKENS, RunnerOptions, check_limits
 from model.setup import Setup, choose
 from model.step.executors import Executor
 from model.step.executors.compiled import CompiledExecutor
@@ -225,6 +225,11 @@ def _runner(
     """A runner for sequences of `length` tokens, with these pools."""
     config, limits, backend, device = setup.config, setup.pool_sizes, setup.attention, setup.device
     layout = setup.shard.place.layout
+    pools = PagePools.allocate(config, specs, lambda shape: backend.allocate(shape, setup.kv_dtype, device))
+    tables = RopeTables.build(config, length, device)
+    images = Images(model.vision)
+    head = (SplitHead if model.splits_layers else Head)(model, adapters, (masks.step,), setup.kernels)
+    compiled = compiled_network(model, backend, pools, tables, head.block_rows)
     info = RunnerInfo(
         backend.page_size,
         specs,
@@ -241,12 +246,8 @@ def _runner(
         pipeline=layout.pipeline,
         target_inter_token=setup.options.target_seconds(device.type),
         copies_pages=device.type == "cpu",
+        prompt_lookup_num_tokens=DRAFT_TOKENS if compiled and setup.options.prompt_lookup == "auto" else 0,
     )
-    pools = PagePools.allocate(config, specs, lambda shape: backend.allocate(shape, setup.kv_dtype, device))
-    tables = RopeTables.build(config, length, device)
-    images = Images(model.vision)
-    head = (SplitHead if model.splits_layers else Head)(model, adapters, (masks.step,), setup.kernels)
-    compiled = compiled_network(model, backend, pools, tables, head.block_rows)
     executor: Executor = (
         TorchExecutor(model, backend, pools, tables, info, images, head)
         if compiled is None

@@ -24,6 +24,8 @@ CPU_SHARE = 0.25
 """Default part of the memory left by the weights that the KV cache gets on a CPU."""
 MAX_RANKS = 64
 """The greatest number of ranks in each direction of a layout."""
+DRAFT_TOKENS = 10
+"""Draft tokens of a sequence in a step at most, with --prompt-lookup auto."""
 IMAGE_CACHE, LEAST_IMAGES = 2**28, 2
 """Default bytes of the embeddings of images that are kept, and the number of the largest images that fit at least."""
 GPU_UTILIZATION = 0.9
@@ -184,6 +186,12 @@ class RunnerOptions:
         "it. Where decoding alone takes longer, a chunk may at most double the step. 0: no target.",
         unset="{:g}, on a GPU {:g}".format(*TARGET_INTER_TOKEN_MS.values()),
         least=0,
+    )
+    prompt_lookup: str = option(
+        "off",
+        "Draft tokens for requests without prompt_lookup_num_tokens. auto: where they pay, with compiled CPU kernels, "
+        "whose answers they do not change.",
+        choices=("auto", "off"),
     )
     cache_memory: int | None = option(
         None,

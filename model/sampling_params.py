@@ -127,7 +127,8 @@ class SamplingParams:
 
     `temperature` 0 is greedy. `top_k` 0 or -1 allows all tokens. `logprobs` is the number of alternatives reported
     with each sampled token (None: no logprobs at all). `prompt_logprobs` is the same for prompt tokens.
-    `prompt_lookup_num_tokens` is the greatest number of draft tokens in a step; they come from earlier text.
+    `prompt_lookup_num_tokens` is the greatest number of draft tokens in a step; they come from earlier text. None is
+    the runner's own number.
     `stop_token_ids` has every token that ends the output. The model's end tokens are in it unless `ignore_eos`.
     The service matches `stop` strings, because it sees text. The engine ignores them by design.
     If `allowed_token_ids` is not empty, only its tokens are sampled. Each of `bad_words` is a token sequence: its last
@@ -192,11 +193,13 @@ class SamplingParams:
         (-(2**63), 2**63 - 1),
         "The same request with the same seed gives the same tokens. Default: random.",
     )
-    prompt_lookup_num_tokens: int = parameter(
-        0,
+    prompt_lookup_num_tokens: int | None = parameter(
+        None,
         Stage.SCHEDULE,
         (0, 16),
-        "The greatest number of draft tokens in a step; they are copied from earlier text. Default: 0.",
+        "The greatest number of draft tokens in a step; they are copied from earlier text. Default: see "
+        "`--prompt-lookup`.",
+        neutral=0,
         reads_output=True,
     )
     min_tokens: int = parameter(

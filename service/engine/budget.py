@@ -51,6 +51,11 @@ class Cost(NamedTuple):
     token: float = 0.0
     pair: float = 0.0
 
+    @property
+    def fixed_rows(self) -> float:
+        """The number of rows that take as long as a step without rows. Before the first step it is a guess."""
+        return self.step / self.row if self.row else TYPICAL[1]
+
     def seconds(self, rows: float, tokens: float, pairs: float = 0.0) -> float:
         return self.step + self.row * rows + self.token * tokens + self.pair * pairs
 

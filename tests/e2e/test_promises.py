@@ -34,7 +34,7 @@ def options(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def runner(options: dict[str, Any], load_short: Load) -> ModelRunner:
-    made = load_short(**options)
+    made = load_short(**options, prompt_lookup="auto")
     schemes = {"auto": "int4", "int8": "int8", "none": "none"}
     assert made.info.description["quantize"] == schemes[options.get("quantize", "none")]
     assert made.info.description["kernels"].startswith("native")
@@ -82,13 +82,14 @@ def test_from_a_part_of_a_cached_page(runner: ModelRunner, alone: list[Answer]) 
     assert scheduler.stats().hit_tokens == 51 + 20
 
 
-def test_with_speculation(runner: ModelRunner) -> None:
+@pytest.mark.parametrize("drafts", [None, 8])
+def test_with_speculation(runner: ModelRunner, drafts: int | None) -> None:
     """Some prompts repeat themselves. Requests are greedy, seeded, or have penalties. Many draft tokens are wrong."""
     repeating = prompt(3, 12) * 4
     penalized = replace(SEEDED, temperature=0.3, repetition_penalty=1.05, frequency_penalty=0.02, min_tokens=5)
     plain = [(repeating, GREEDY), (repeating, SEEDED), (repeating[5:], penalized), *MINE]
-    plain = [(tokens, replace(params, max_tokens=24)) for tokens, params in plain]
-    guessing = [(tokens, replace(params, prompt_lookup_num_tokens=8)) for tokens, params in plain]
+    plain = [(tokens, replace(params, max_tokens=24, prompt_lookup_num_tokens=0)) for tokens, params in plain]
+    guessing = [(tokens, replace(params, prompt_lookup_num_tokens=drafts)) for tokens, params in plain]
     alone = [serve(runner, [item])[0][0] for item in plain]
     assert [serve(runner, [item])[0][0] for item in guessing] == alone
     answers, scheduler = serve(runner, guessing, max_step_tokens=50)
@@ -97,11 +98,12 @@ def test_with_speculation(runner: ModelRunner) -> None:
     assert stats.draft_tokens > stats.accepted_draft_tokens > 8
 
 
-def test_penalties_beside_others_with_and_without_drafts(runner: ModelRunner) -> None:
+@pytest.mark.parametrize("drafts", [None, 8])
+def test_penalties_beside_others_with_and_without_drafts(runner: ModelRunner, drafts: int | None) -> None:
     """The kernel penalizes where no request of the step has logprobs, PyTorch where one has."""
-    unscored = replace(COUNTING, temperature=0.3, max_tokens=40, logprobs=None)
+    unscored = replace(COUNTING, temperature=0.3, max_tokens=40, logprobs=None, prompt_lookup_num_tokens=0)
     mine = [(prompt(3, 12) * 4, unscored), (prompt(4, 7) * 5, unscored)]
-    guessing = [(tokens, replace(params, prompt_lookup_num_tokens=8)) for tokens, params in mine]
+    guessing = [(tokens, replace(params, prompt_lookup_num_tokens=drafts)) for tokens, params in mine]
     alone = [serve(runner, [item])[0][0] for item in mine]
     answers, scheduler = serve(runner, guessing)
     assert answers == alone

@@ -31,7 +31,7 @@ request_fields = {
         max_tokens=st.integers(0, 12),
         stop_token_ids=st.sampled_from([(), (END,)]),
         prompt_logprobs=st.sampled_from([None, 0]),
-        prompt_lookup_num_tokens=st.sampled_from([0, 1, 5]),
+        prompt_lookup_num_tokens=st.sampled_from([None, 0, 1, 5]),
     ),
     "arrival": st.integers(0, 6),
     "priority": st.integers(0, 2),
@@ -59,7 +59,7 @@ def loads(draw: st.DrawFn) -> tuple[Drive, list[Request]]:
     info = make_info(page_size=page_size, pools=pools, max_model_len=longest)
     max_sequences = draw(st.integers(1, max_step_tokens))
     info = replace(info, pipeline=pipeline, runs_ahead=ahead, max_sequences=max_sequences)
-    info = replace(info, copies_pages=draw(st.booleans()))
+    info = replace(info, copies_pages=draw(st.booleans()), prompt_lookup_num_tokens=draw(st.sampled_from([0, 3])))
     say = draw(st.sampled_from([next_token, parrot]))
     order = draw(st.none() | st.randoms()) if info.pipeline > 1 or ahead else None
     lack = draw(st.none() | st.randoms()) if info.pipeline == 1 else None

@@ -33,6 +33,11 @@ def test_the_cost_of_rows_and_tokens_is_learnt_and_learnt_again() -> None:
             assert found.now.seconds(rows, tokens) == pytest.approx(cost.seconds(rows, tokens), rel=0.05)
 
 
+@pytest.mark.parametrize(("cost", "rows"), [(TRUE, 8), (Cost(0.002, 0.004), 0.5), (Cost(), 12)])
+def test_a_step_counts_as_rows(cost: Cost, rows: float) -> None:
+    assert cost.fixed_rows == pytest.approx(rows)
+
+
 def test_steps_that_only_decode_say_nothing_about_prompts() -> None:
     found, random = learnt(TRUE), Random(0)
     for _ in range(10_000):

@@ -10,9 +10,6 @@ FIRST_ACCEPTANCES = (0.2, 0.5, 0.75, 0.9)
 """What was measured for them over 38 recorded answers."""
 CANDIDATES = 8
 """Places, the latest, among which a longer match is looked for. More found nothing."""
-STEP_ROWS = 10.0
-"""Fixed cost of a step, in rows. Measured on two cores: 14 (int4) and 20 (int8), on older ones 4 to 9. The
-gain changes little with numbers from 8 to 20."""
 ACCEPTANCE_SMOOTHING = 1 / 8
 LEVELS = tuple(bisect_right(MATCHES, n) - 1 for n in range(1, MATCHES[-1] + 1))
 """`LEVELS[n - 1]`: index of the greatest of `MATCHES` that is at most n."""
@@ -101,13 +98,15 @@ def _common(tokens: Sequence[int], end: int) -> int:
 class DraftBudget:
     """Expected tokens of one step against its cost, as draft tokens are added to it.
 
-    A step costs `STEP_ROWS` + its rows. A draft token adds one row, and gives a token with the chance that it and all
-    before it are accepted. It pays as long as that chance is more than the tokens per cost of the step so far. A
-    sequence alone may add draft tokens with chances down to 1 in 11; beside 31 others it needs 3 in 4.
+    A step costs its rows and `fixed_rows` more. A draft token adds one row, and gives a token with the chance that it
+    and all before it are accepted. It pays as long as that chance is more than the tokens per cost of the step so far.
+    With 10 fixed rows, a sequence alone may add draft tokens with chances down to 1 in 11; beside 31 others it needs
+    3 in 4.
     """
 
-    def __init__(self, n_tokens: int) -> None:
-        self._rows = self._expected = float(n_tokens)
+    def __init__(self, n_tokens: int, fixed_rows: float) -> None:
+        self._expected = float(n_tokens)
+        self._cost = fixed_rows + n_tokens
 
     def add(self, chances: Iterable[float]) -> int:
         """How many draft tokens of one sequence pay; they are added to the step. Each has its chance if all before it
@@ -115,9 +114,9 @@ class DraftBudget:
         n_tokens, chance = 0, 1.0
         for accepted in chances:
             chance *= accepted
-            if chance * (STEP_ROWS + self._rows) <= self._expected:
+            if chance * self._cost <= self._expected:
                 break
-            self._rows += 1
+            self._cost += 1
             self._expected += chance
             n_tokens += 1
         return n_tokens

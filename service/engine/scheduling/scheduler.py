@@ -18,6 +18,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from itertools import count
 
 from model.batch import BROKEN_NUMBERS, RunnerInfo, SliceOutput, StepBatch, StepOutput
@@ -27,6 +28,7 @@ from service.engine.picture import Reason
 from service.engine.scheduling.images import ImageStore
 from service.engine.scheduling.pages import PagePool
 from service.engine.scheduling.prefix import Trail, awaits_page, copy_part, fits, reuse
+from service.engine.scheduling.prompt_lookup import DraftBudget
 from service.engine.scheduling.queue import AdapterPlaces, Running, WaitingQueue
 from service.engine.scheduling.sequence import Sequence, unimplemented
 from service.engine.scheduling.step import Step
@@ -70,6 +72,7 @@ class Scheduler:
         self._depth = info.pipeline  # steps in flight
         self._max_model_len = info.max_model_len
         self._copies_pages = info.copies_pages
+        self._draft_tokens = info.prompt_lookup_num_tokens  # of sequences that do not say
         self._clock = clock
         self._sequences: dict[int, Sequence] = {}  # running and waiting, by id
         self._queue = WaitingQueue()
@@ -102,6 +105,9 @@ class Scheduler:
             raise ValueError(f"prompt and max_tokens must be 1..{self._max_model_len} tokens together, got {length}")
         self._images.check_prompt(request)
         self._adapters.check(request.adapter)
+        if self._draft_tokens and request.params.prompt_lookup_num_tokens is None:
+            params = replace(request.params, prompt_lookup_num_tokens=self._draft_tokens)
+            request = replace(request, params=params)
         now = self._clock()
         for index in range(request.n):
             sequence = Sequence(request, index, self.pools, self._images, now, next(self._numbers))
@@ -129,7 +135,8 @@ class Scheduler:
             self._extend(first, step)
         self._blocked = self._why_blocked(step) if self._queue else None
         if any(item.lookup is not None for item in step.parts):
-            step.add_drafts(budget - step.budget, len(self._in_flight()))
+            pays = DraftBudget(budget - step.budget, self.prompts.now.fixed_rows)
+            step.add_drafts(pays, len(self._in_flight()))
         step.images = self._images.take()
         if batch := step.batch():
             self._planned.append(step)

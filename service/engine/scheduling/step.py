@@ -89,15 +89,14 @@ class Step:
         for sequence, (_, stop) in self.parts.items():
             sequence.computed = stop
 
-    def add_drafts(self, n_tokens: int, n_kept: int) -> None:
+    def add_drafts(self, pays: DraftBudget, n_kept: int) -> None:
         """Add draft tokens that pay, from the budget and the pages that are left.
 
-        The step has `n_tokens` before. `n_kept` pages stay for the sequences of other steps in flight, one for each.
+        `n_kept` pages stay for the sequences of other steps in flight, one for each.
         """
-        pays = DraftBudget(n_tokens)
         for sequence, (_, stop) in self.parts.items():
             params = sequence.params
-            limit = min(params.prompt_lookup_num_tokens, params.max_tokens - sequence.n_output - 1)
+            limit = min(params.prompt_lookup_num_tokens or 0, params.max_tokens - sequence.n_output - 1)
             if sequence.lookup is None or limit < 1 or stop < sequence.length:
                 continue
             draft = sequence.lookup.draft(sequence.tokens, limit)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.engine.scheduling.prompt_lookup import CANDIDATES, MATCHES, STEP_ROWS, DraftBudget, PromptLookup
+from service.engine.scheduling.prompt_lookup import CANDIDATES, MATCHES, DraftBudget, PromptLookup
 
 
 def match(tokens: list[int], end: int) -> int:
@@ -88,25 +88,26 @@ def test_draft_tokens_never_computed_count_as_well() -> None:
     assert lookup.acceptances[1] > 0.95
 
 
-def gain(chances: list[float], n_tokens: int) -> float:
+def gain(chances: list[float], n_tokens: int, fixed_rows: float) -> float:
     """Expected tokens of a step divided by its cost in rows, with draft tokens of these chances beside `n_tokens`."""
-    return (n_tokens + sum(accumulate(chances, mul))) / (STEP_ROWS + n_tokens + len(chances))
+    return (n_tokens + sum(accumulate(chances, mul))) / (fixed_rows + n_tokens + len(chances))
 
 
 @pytest.mark.parametrize("n_tokens", [1, 2, 8, 32, 500])
 @pytest.mark.parametrize("first", [0.0, 0.05, 0.1, 0.5, 0.8, 0.97, 0.999])
 @pytest.mark.parametrize("later", [0.2, 0.6, 0.95])
-def test_the_draft_is_the_most_profitable(first: float, later: float, n_tokens: int) -> None:
+@pytest.mark.parametrize("fixed_rows", [0.5, 3, 12, 200])
+def test_the_draft_is_the_most_profitable(first: float, later: float, n_tokens: int, fixed_rows: float) -> None:
     """A draft ends before its first token that does not pay: later ones are less likely still."""
     chances = [first] + [later] * 15
-    gains = [gain(chances[:n], n_tokens) for n in range(17)]
-    n = DraftBudget(n_tokens).add(chances)
+    gains = [gain(chances[:n], n_tokens, fixed_rows) for n in range(17)]
+    n = DraftBudget(n_tokens, fixed_rows).add(chances)
     assert gains[n] == max(gains)
-    assert DraftBudget(n_tokens).add(chances[:3]) == min(n, 3)
+    assert DraftBudget(n_tokens, fixed_rows).add(chances[:3]) == min(n, 3)
 
 
 def test_load_and_rejections_end_drafting() -> None:
-    assert DraftBudget(1).add([0.05] * 8) == 0
-    assert DraftBudget(128).add([0.9] * 8) == 0
-    shared = DraftBudget(2)
+    assert DraftBudget(1, 10).add([0.05] * 8) == 0
+    assert DraftBudget(128, 10).add([0.9] * 8) == 0
+    shared = DraftBudget(2, 10)
     assert shared.add([0.9] * 16) > shared.add([0.6] * 16)  # the first one's draft makes rows more expensive for others

@@ -1,11 +1,13 @@
 """Plans, chunks, reuse, preemption and the laws of DESIGN section 3, on a model that is arithmetic."""
 
 from array import array
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
 
 from model.sampling_params import SamplingParams
+from service.engine.budget import Cost, PromptBudget
 from service.engine.scheduling import prompt_lookup
 from tests.engine.driving import Drive, expected
 from tests.engine.loads import Request, loads, play
@@ -146,6 +148,41 @@ def test_drafts_save_steps_and_change_nothing() -> None:
     assert [item.token for update in drive.updates[1] for item in update.logprobs] == drive.answers[1]
     assert drive.scheduler.stats().draft_tokens > accepted(drive) > 0  # some draft tokens were right, some were not
     assert len(drive.runner.steps) == 60 - accepted(drive)
+
+
+@dataclass
+class Fixed(PromptBudget):
+    """What steps cost is known, whatever the clock says."""
+
+    cost: Cost
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    @property
+    def now(self) -> Cost:
+        return self.cost
+
+
+@pytest.mark.parametrize(
+    ("asked", "own", "cost", "longest"),
+    [
+        (None, 8, Cost(0.01, 0.001), 8),
+        (None, 8, Cost(0.0, 0.01), 0),  # one row more takes as long as one step more
+        (None, 8, Cost(), 8),  # nothing is measured yet
+        (None, 0, Cost(0.01, 0.001), 0),
+        (0, 8, Cost(0.01, 0.001), 0),
+        (3, 8, Cost(0.01, 0.001), 3),
+        (3, 0, Cost(0.01, 0.001), 3),
+    ],
+)
+def test_drafts_are_added_where_they_pay(asked: int | None, own: int, cost: Cost, longest: int) -> None:
+    info = replace(make_info(), prompt_lookup_num_tokens=own)
+    drive = Drive(info, max_step_tokens=64, say=lambda tokens, choice: 57, prompts=Fixed(cost))
+    drive.submit(1, [57] * 8, SamplingParams(max_tokens=60, prompt_lookup_num_tokens=asked))
+    drive.run()
+    assert max(item.n_draft for step in drive.runner.steps for item in step.slices) == longest
+    assert drive.answers[1] == [57] * 60
 
 
 def test_a_prompt_goes_before_drafts() -> None:

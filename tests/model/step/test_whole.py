@@ -13,7 +13,7 @@ from model.batch import PageTable, Slice, StepBatch, StepOutput
 from model.config import ModelConfig, QueryTemperature, Rope, RopeScaling
 from model.kernels.cpu import native
 from model.loading import load_from
-from model.options import RunnerOptions
+from model.options import DRAFT_TOKENS, RunnerOptions
 from model.sampling_params import SamplingParams
 from model.step import head
 from model.step.executors.compiled import CompiledExecutor
@@ -36,6 +36,18 @@ PECULIAR = {
 def made(config: ModelConfig, **options: Any) -> ModelRunner:
     chosen = RunnerOptions("", device="cpu", cache_memory=2**23, **{"quantize": "int8", **options})
     return load_from(checkpoint(config), chosen, lambda stage, done: None)
+
+
+@pytest.mark.parametrize(
+    ("options", "n_tokens"),
+    [
+        ({}, 0),
+        ({"prompt_lookup": "auto"}, DRAFT_TOKENS),
+        ({"prompt_lookup": "auto", "quantize": "none", "dtype": "float32"}, 0),
+    ],
+)
+def test_the_server_drafts_only_where_that_changes_no_bit(options: dict[str, Any], n_tokens: int) -> None:
+    assert made(tiny((5, None)), **options).info.prompt_lookup_num_tokens == n_tokens
 
 
 def part(
