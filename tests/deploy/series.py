@@ -17,6 +17,7 @@ def known_metrics() -> set[str]:
     metrics.observe_beat(Beat(resident=1))
     metrics.observe_response("GET", "/", 200)
     metrics.describe_model("model", make_info())
+    metrics.fields.observe("team", "/v1/completions", ["seed"], "refused")
     metrics.adapters.names = lambda: {1: "sql"}
     text = metrics.render().decode()
     return {re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}

@@ -75,7 +75,7 @@ def test_search_and_keyboard(live: Live, page: Page) -> None:
     search = page.get_by_label("Search")
     search.fill("logit_bias completions")
     shown = page.locator(".operation:visible h3")
-    expect(shown).to_have_text(["/v1/completions", "/v1/chat/completions"])
+    expect(shown).to_have_text(["/v1/completions", "/v1/fim/completions", "/v1/chat/completions"])
     search.press("Tab")
     page.keyboard.press("Enter")
     expect(page.get_by_label("Body, as JSON")).to_be_visible()
