@@ -25,8 +25,8 @@ from service.errors.errors import InvalidRequest
 from service.schema.fields import (
     Body,
     Items,
-    Json,
     ModelBody,
+    Repeated,
     TokenIds,
     expect,
     limits_of,
@@ -232,7 +232,7 @@ class GenerationBody(SamplingBody, StructuredOutputBody, StreamBody, UserBody):
         le=MAX_TIMEOUT,
     )
 
-    metadata: Json | None = optional("Facts for the client, without effect. The answer repeats them.")
+    metadata: Repeated | None = optional("Facts for the client, without effect. The answer repeats them.")
     keep_alive: str | float | None = optional("Ollama's field. It has no effect: the model stays loaded.")
     ttl: float | None = optional("LM Studio's field. It has no effect: the model stays loaded.")
 

@@ -21,7 +21,7 @@ from service.api.routes import post
 from service.errors.errors import InvalidRequest
 from service.generation.request import ServedModel
 from service.schema.conversation import MAX_NAME
-from service.schema.fields import MAX_ITEMS, Body, Items, only, optional, ranged, unsupported
+from service.schema.fields import MAX_ITEMS, Body, Items, Repeated, only, optional, ranged, unsupported
 from service.schema.generation import CHAT_TOKENS, MAX_SALT, GenerationBody, StreamBody, UserBody
 from service.structured.call_reader import reader_of
 from service.structured.constraint import ANY_OBJECT, Constraint, json_constraint
@@ -52,7 +52,7 @@ class Format(Body):
     type: Literal["text", "json_object", "json_schema"] = Field(description="text, json_object or json_schema.")
     name: str | None = optional("The name of the schema. It has no effect.", max_length=MAX_NAME)
     description: str | None = optional("A description of the schema. It has no effect.")
-    schema_: dict[str, Any] | None = optional("The JSON schema. Required with type `json_schema`.", alias="schema")
+    schema_: Repeated | None = optional("The JSON schema. Required with type `json_schema`.", alias="schema")
     strict: bool | None = optional("It has no effect: the schema is always enforced.")
 
     @model_validator(mode="after")

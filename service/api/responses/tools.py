@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from model.errors import quoted
 from service.errors.wording import either
 from service.schema.conversation import MAX_NAME
-from service.schema.fields import Body, Items, narrowed, only, optional, unsupported
+from service.schema.fields import Body, Items, Repeated, narrowed, only, optional, unsupported
 from service.schema.tools import MAX_TOOLS, NAME, NOT_RUN, RUN_BY_CLIENTS, AllowedCalls, Function, allowed_calls
 
 TEXT_INPUT = {
@@ -27,6 +27,7 @@ class FunctionTool(Function):
     harmless = only(allowed_callers=(["direct"],), defer_loading=(False,), output_schema=())
     noticed = only(defer_loading=(True,))
     type: Literal["function"] = Field(description='"function".')
+    parameters: Repeated | None = optional(Function.model_fields["parameters"].description or "")
 
 
 class TextFormat(Body):

@@ -69,6 +69,7 @@ def after(*messages: dict[str, Any]) -> dict[str, Any]:
         (CHAT, {"random_seed": 1, "seed": 2}, "seed", ["1", "2", "differ"]),
         (CHAT, {"random_seed": "x"}, "random_seed", ["an integer", '"x"']),
         (CHAT, {"metadata": "x"}, "metadata", ["an object", '"x"']),
+        (CHAT, {"metadata": {"a": [10**23]}}, "metadata", ["64 bits", "1000"]),
         (CHAT, {"verbosity": "loud"}, "verbosity", ["medium", '"loud"']),
         (CHAT, {"keep_alive": []}, "keep_alive", ["a string or a number"]),
         (CHAT, {"ttl": "x"}, "ttl", ["a number"]),
@@ -155,6 +156,38 @@ def test_metadata_comes_back(live: Live) -> None:
         given = {"metadata": {"os": "x", "n": 1}, "max_tokens": 1}
         assert live.post(path, body | given).json()["metadata"] == given["metadata"]
         assert "metadata" not in live.post(path, body | {"max_tokens": 1}).json()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, '{"messages": [{"role": "user", "content": "a"}], "metadata": {"a": [%s]}}', "metadata"),
+        (COMPLETIONS, '{"prompt": "a", "metadata": {"a": %s}}', "metadata"),
+        (FIM, '{"prompt": "a", "metadata": {"a": {"b": %s}}}', "metadata"),
+        (
+            "/v1/responses",
+            '{"input": "a", "tools": [{"type": "function", "name": "f", "parameters": {"a": %s}}]}',
+            "tools[0].parameters",
+        ),
+        (
+            "/v1/responses",
+            '{"input": "a", "text": {"format": {"type": "json_schema", "name": "f", "schema": {"maximum": %s}}}}',
+            "text.format.schema",
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    ("number", "words"), [("1" + "0" * 23, "64 bits"), ("1e999", "finite"), ("-Infinity", "finite"), ("NaN", "finite")]
+)
+def test_numbers_that_no_answer_can_repeat_are_refused(
+    live: Live, path: str, body: str, param: str, number: str, words: str
+) -> None:
+    headers = {"content-type": "application/json"}
+    response = live.http.post(path, content=body % number, headers=headers)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert words in error["message"]
 
 
 def test_the_prompt_is_scored_in_mistrals_form(live: Live) -> None:
