@@ -220,6 +220,14 @@ def test_without_a_limit_it_fills_the_context() -> None:
         assert refused(live, FIM, {"prompt": "x" * 50})["param"] == "prompt"
 
 
+def test_a_prompt_is_cut_to_what_fits() -> None:
+    with running(max_model_len=50) as live:
+        asked = {"prompt": "ab" * 60, "truncate_prompt_tokens": -1}
+        assert live.post(FIM, asked).json()["usage"]["prompt_tokens"] == 49
+        error = refused(live, FIM, {"prompt": "x" * 20, "min_tokens": 31})
+        assert (error["param"], "(30)" in error["message"]) == ("min_tokens", True)
+
+
 # /v1/models
 
 
