@@ -206,7 +206,7 @@ class GenerationBody(SamplingBody, StructuredOutputBody, StreamBody, UserBody):
     )
     prompt_logprobs: Annotated[int, Field(**limits_of("prompt_logprobs"))] | bool | None = optional(
         "Report the logprob of each prompt token, with this many alternatives. true: with `top_prompt_logprobs` of "
-        "them, and in chats in the form of Mistral's API. Not allowed with `stream`."
+        "them, and in chats in the form of Mistral's API; `n` must be 1. Not allowed with `stream`."
     )
     top_prompt_logprobs: int | None = optional(
         "The number of alternatives for each prompt token, if `prompt_logprobs` is true. Default: 0.",
@@ -268,6 +268,9 @@ class GenerationBody(SamplingBody, StructuredOutputBody, StreamBody, UserBody):
             raise InvalidRequest(message, param="top_prompt_logprobs")
         if self.stream and self.n_prompt_logprobs is not None:
             raise InvalidRequest("prompt_logprobs is not available when stream is true", param="prompt_logprobs")
+        if self.prompt_logprobs is True and self.n_choices > 1:
+            message = f"prompt_logprobs true needs n to be 1, got {self.n_choices}: each choice would repeat them"
+            raise InvalidRequest(message, param="prompt_logprobs")
         if self.truncate_prompt_tokens == 0:
             message = "truncate_prompt_tokens must be at least 1, or -1 for what fits, got 0"
             raise InvalidRequest(message, param="truncate_prompt_tokens")

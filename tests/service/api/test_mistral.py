@@ -80,6 +80,8 @@ def after(*messages: dict[str, Any]) -> dict[str, Any]:
         (CHAT, {"service_tier": "gold"}, "service_tier", ["gold"]),
         (CHAT, {"top_prompt_logprobs": 2}, "top_prompt_logprobs", ["prompt_logprobs", "2"]),
         (CHAT, {"prompt_logprobs": True, "stream": True}, "prompt_logprobs", ["stream"]),
+        (CHAT, {"prompt_logprobs": True, "n": 2}, "prompt_logprobs", ["n to be 1", "2"]),
+        (FIM, {"prompt": "a", "prompt_logprobs": True, "n": 3}, "prompt_logprobs", ["n to be 1", "3"]),
         (CHAT, {"prompt_logprobs": "x"}, "prompt_logprobs", ["an integer or a boolean"]),
         (
             CHAT,
