@@ -233,6 +233,7 @@ class GenerationBody(SamplingBody, StructuredOutputBody, StreamBody, UserBody):
     )
 
     metadata: Repeated | None = optional("Facts for the client, without effect. The answer repeats them.")
+    safe_prompt: bool | None = optional("Mistral's field. true is refused: Noria does not add Mistral's guard prompt.")
     keep_alive: str | float | None = optional("Ollama's field. It has no effect: the model stays loaded.")
     ttl: float | None = optional("LM Studio's field. It has no effect: the model stays loaded.")
 
@@ -268,6 +269,9 @@ class GenerationBody(SamplingBody, StructuredOutputBody, StreamBody, UserBody):
             raise InvalidRequest(message, param="top_prompt_logprobs")
         if self.stream and self.n_prompt_logprobs is not None:
             raise InvalidRequest("prompt_logprobs is not available when stream is true", param="prompt_logprobs")
+        if self.safe_prompt:
+            message = "safe_prompt must be false or null, got true: Noria does not add Mistral's guard prompt"
+            raise InvalidRequest(f"{message}; write it as part of the prompt", param="safe_prompt")
         if self.prompt_logprobs is True and self.n_choices > 1:
             message = f"prompt_logprobs true needs n to be 1, got {self.n_choices}: each choice would repeat them"
             raise InvalidRequest(message, param="prompt_logprobs")

@@ -131,7 +131,6 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
     )
     prompt_mode: Literal["reasoning"] | None = optional("Mistral's name of `reasoning_effort` high.")
     thinking: ThinkingOptions | None = optional("Whether, and how long, the model thinks.")
-    safe_prompt: bool | None = optional("Mistral's field. true is refused: Noria does not add Mistral's guard prompt.")
     thinking_token_budget: int | None = optional(
         "The number of tokens after which the thought ends with its sentence. Default: `--reasoning-budget`.",
         ge=0,
@@ -157,9 +156,6 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
         if self.thinking and self.thinking.budget_tokens is not None and self.thinking.type != "enabled":
             message = f"thinking.budget_tokens needs thinking.type enabled, got {quoted(self.thinking.type)}"
             raise InvalidRequest(message, param="thinking.budget_tokens")
-        if self.safe_prompt:
-            message = "safe_prompt must be false or null, got true: Noria does not add Mistral's guard prompt"
-            raise InvalidRequest(f"{message}; write it as a system message", param="safe_prompt")
         self.calls, self.n_logprobs, self.reasoning_options  # noqa: B018 - they raise
 
     @cached_property

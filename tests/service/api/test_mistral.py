@@ -7,10 +7,12 @@ import pytest
 from service.api.openai.chat import ChatBody
 from service.api.openai.completions import CompletionBody
 from service.api.openai.fim import FimBody
+from service.api.responses.routes import ResponsesBody
 from tests.service.api.streams import rendered
 from tests.service.live import USER, Live, answer, refused, running
 
 CHAT, COMPLETIONS, FIM, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/fim/completions", "/v1/embeddings"
+RESPONSES = "/v1/responses"
 BEGUN = {"role": "assistant", "content": "well", "prefix": True}
 THOUGHT = [{"type": "thinking", "thinking": [{"type": "text", "text": "a"}], "signature": "x"}]
 CALL = {"id": "a", "index": 0, "function": {"name": "f", "arguments": {"a": 1}}}
@@ -50,6 +52,10 @@ def after(*messages: dict[str, Any]) -> dict[str, Any]:
     ("path", "fields", "param", "words"),
     [
         (CHAT, {"safe_prompt": True}, "safe_prompt", ["true", "does not add", "guard prompt"]),
+        (COMPLETIONS, {"prompt": "a", "safe_prompt": True}, "safe_prompt", ["true", "guard prompt"]),
+        (FIM, {"prompt": "a", "safe_prompt": True}, "safe_prompt", ["true", "guard prompt"]),
+        (RESPONSES, {"input": "a", "random_seed": 3, "seed": 4}, "seed", ["3", "4", "differ"]),
+        (RESPONSES, {"input": "a", "seed": "x"}, "seed", ["an integer", '"x"']),
         (CHAT, {"guardrails": [{}]}, "guardrails", ["[]"]),
         (CHAT, {"prompt_mode": "fast"}, "prompt_mode", ["reasoning", '"fast"']),
         (
@@ -131,6 +137,9 @@ def test_lenient_servers_ignore_neither_a_prefix_nor_a_seed() -> None:
         assert response.json()["choices"][0]["message"]["content"] == answer("u:hi;a:well", 4)
         assert "x-noria-ignored" not in response.headers
         assert refused(live, CHAT, after(BEGUN, *USER))["param"] == "messages[1].prefix"
+        for path, body in ((COMPLETIONS, {"prompt": "a"}), (FIM, {"prompt": "a"})):
+            assert refused(live, path, body | {"safe_prompt": True})["param"] == "safe_prompt"
+        assert refused(live, RESPONSES, {"input": "a", "random_seed": 3, "seed": 4})["param"] == "seed"
         assert live.post("/tokenize", after(BEGUN)).json()["tokens"] == [*b"u:hi;a:well"]
 
 
@@ -145,6 +154,11 @@ def test_lenient_servers_ignore_neither_a_prefix_nor_a_seed() -> None:
 )
 def test_a_random_seed_is_a_seed(body: ChatBody | CompletionBody | FimBody) -> None:
     assert body.given == {"seed": 7}
+
+
+@pytest.mark.parametrize("name", ["seed", "random_seed"])
+def test_responses_have_a_seed(name: str) -> None:
+    assert ResponsesBody.model_validate({"input": "a", name: 7}).chat().fields.given == {"seed": 7}
 
 
 def test_any_is_required() -> None:
