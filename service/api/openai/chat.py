@@ -168,14 +168,15 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
         """What all fields about reasoning ask together. Raises InvalidRequest if they contradict each other."""
         kind = self.thinking.type if self.thinking else "adaptive"
         mode = "high" if self.prompt_mode else None
-        effort_field, effort = _consistent(
-            reasoning_effort=self.reasoning_effort, prompt_mode=mode, thinking=EFFORTS_OF_TYPES[kind]
-        )
+        efforts = {"reasoning_effort": self.reasoning_effort, "prompt_mode": mode, "thinking": EFFORTS_OF_TYPES[kind]}
+        effort_field, effort = _consistent(efforts, {"prompt_mode": self.prompt_mode, "thinking": kind})
         own = self.thinking.budget_tokens if self.thinking else None
-        budget_field, budget = _consistent(thinking_token_budget=self.thinking_token_budget, thinking=own)
+        budgets = {"thinking_token_budget": self.thinking_token_budget, "thinking": own}
+        budget_field, budget = _consistent(budgets)
         field = effort_field if effort not in (None, "none") or budget is None else budget_field
         options = ReasoningOptions.of_effort(effort, field, budget=budget)
-        return replace(options, apart=self.reasoning_format != "none")
+        also = tuple(name for name, value in (*efforts.items(), *budgets.items()) if value and value != "none")
+        return replace(options, apart=self.reasoning_format != "none", also=also)
 
     def chat(self) -> Chat:
         """What the body asks, as `Chat`. Raises InvalidRequest. Large schemas take time: not for the event loop."""
@@ -193,15 +194,16 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
         )
 
 
-def _consistent(**fields: Any) -> tuple[str, Any]:
+def _consistent(fields: Mapping[str, Any], said: Mapping[str, Any] = MappingProxyType({})) -> tuple[str, Any]:
     """The first field that is not None, and its value. Raises InvalidRequest where a later one contradicts it.
 
-    Efforts differ only where one of them is "none".
+    Efforts differ only where one of them is "none". `said` are the client's words, where they are others.
     """
     (name, value), *others = [item for item in fields.items() if item[1] is not None] or [(next(iter(fields)), None)]
     for other, another in others:
         if value != another and (type(value) is int or "none" in (value, another)):
-            message = f"{name} asks for {quoted(value)} and {other} for {quoted(another)}: send one of them"
+            words = [f"{field} ({quoted(said.get(field, fields[field]))})" for field in (name, other)]
+            message = f"{' and '.join(words)} contradict each other: send one of them"
             raise InvalidRequest(message, param=other)
     return name, value
 

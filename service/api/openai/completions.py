@@ -68,9 +68,6 @@ class GapBody(GenerationBody):
                 "suffix cannot be used with echo or truncate_prompt_tokens, because the suffix comes before the prompt"
             )
             raise InvalidRequest(message, param="suffix")
-        if self.agreed("max_tokens") == 0 and not self.echoes:
-            name = self.given_as("max_tokens")
-            raise InvalidRequest(f"{name} must be at least 1 unless echo is true, got 0", param=name)
 
 
 class CompletionBody(GapBody):
@@ -123,6 +120,9 @@ class CompletionBody(GapBody):
     def check(self) -> None:
         super().check()
         self.n_logprobs  # noqa: B018 - it raises
+        if self.agreed("max_tokens") == 0 and not self.echoes:
+            name = self.given_as("max_tokens")
+            raise InvalidRequest(f"{name} must be at least 1 unless echo is true, got 0", param=name)
         n_prompts = check_prompts("prompt", self.prompts)
         if self.n_generated < self.n_choices:
             message = f"best_of must be at least n ({self.n_choices}), got {self.best_of}"

@@ -36,6 +36,8 @@ CALL = {"id": "a", "index": 0, "function": {"name": "f", "arguments": {"a": 1}}}
         ({"keep_alive": -1, "verbosity": "medium"}, "keep_alive"),
         ({"prompt_mode": "reasoning"}, "prompt_mode"),
         ({"thinking": {"type": "enabled"}}, "thinking"),
+        ({"prompt_mode": "reasoning", "reasoning_effort": "low"}, "reasoning_effort, prompt_mode"),
+        ({"thinking_token_budget": 5, "prompt_mode": "reasoning"}, "prompt_mode, thinking_token_budget"),
     ],
 )
 def test_fields_that_change_no_answer_pass(live: Live, fields: dict[str, Any], noticed: str | None) -> None:
@@ -65,7 +67,13 @@ def after(*messages: dict[str, Any]) -> dict[str, Any]:
             ["enabled", '"adaptive"'],
         ),
         (CHAT, {"thinking": {"type": "on"}}, "thinking.type", ['"enabled"', '"on"']),
-        (CHAT, {"prompt_mode": "reasoning", "reasoning_effort": "none"}, "prompt_mode", ["reasoning_effort", "none"]),
+        (CHAT, {"prompt_mode": "reasoning", "reasoning_effort": "none"}, "prompt_mode", ['"none"', '"reasoning"']),
+        (
+            CHAT,
+            {"thinking": {"type": "disabled"}, "reasoning_effort": "high"},
+            "thinking",
+            ['reasoning_effort ("high")', 'thinking ("disabled")'],
+        ),
         (
             CHAT,
             {"thinking_token_budget": 5, "thinking": {"type": "enabled", "budget_tokens": 6}},
@@ -117,7 +125,8 @@ def after(*messages: dict[str, Any]) -> dict[str, Any]:
         (FIM, {"prompt": ["a"]}, "prompt", ["a string"]),
         (FIM, {"prompt": "a", "suffix": "b"}, "suffix", ["[SUFFIX]", '"b"']),
         (FIM, {"prompt": "a", "echo": True}, "echo", ["unknown field"]),
-        (FIM, {"prompt": "a", "max_tokens": 0}, "max_tokens", ["at least 1", "0"]),
+        (FIM, {"prompt": "a", "max_tokens": 0}, "max_tokens", ["equal to 1, got 0"]),
+        (FIM, {"prompt": "a", "n_predict": 0}, "n_predict", ["equal to 1, got 0"]),
         (EMBEDDINGS, {"input": "a", "output_dimension": 2}, "output_dimension", ["3", "2"]),
         (EMBEDDINGS, {"input": "a", "output_dtype": "int8"}, "output_dtype", ["float", "int8"]),
         (EMBEDDINGS, {"input": "a", "metadata": 1}, "metadata", ["an object"]),
