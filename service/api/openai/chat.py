@@ -244,5 +244,6 @@ async def chat_completions(request: Request, body: ChatBody) -> Response:
             style=style_of(served) if body.calls.functions else None,
             thoughts=body.include_reasoning is not False,
             scores_prompt=body.prompt_logprobs is True,
+            n=body.n_choices,
         ),
     )

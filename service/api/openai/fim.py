@@ -53,5 +53,6 @@ async def fim_completions(request: Request, body: FimBody) -> Response:
             body.metadata,
             mistral=True,
             scores_prompt=body.prompt_logprobs is True,
+            n=body.n_choices,
         ),
     )

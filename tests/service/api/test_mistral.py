@@ -239,6 +239,17 @@ def test_a_gap_is_answered_as_a_chat(live: Live) -> None:
     assert not any("usage" in chunk for chunk in chunks[:-1])
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [(FIM, {"prompt": "def f"}), (CHAT, {"messages": USER, "reasoning_format": "mistral"})],
+)
+def test_the_last_choice_of_a_stream_has_the_usage(live: Live, path: str, body: dict[str, Any]) -> None:
+    chunks = live.events(path, body | {"n": 3, "max_tokens": 4})
+    assert sum(bool(chunk["choices"][0]["finish_reason"]) for chunk in chunks) == 3
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks if "usage" in chunk] == [12]
+    assert "usage" in chunks[-1]
+
+
 def test_without_a_limit_it_fills_the_context() -> None:
     with running(max_model_len=50) as live:
         assert live.post(FIM, {"prompt": "def f"}).json()["usage"]["total_tokens"] == 50
