@@ -2,7 +2,7 @@
 
 import re
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, create_model
 
@@ -129,14 +129,24 @@ class SamplingBody(DeclaredBody):
         return tuple((int(token), value) for token, value in biases.items())
 
 
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
+"""OpenAI's names. They say which hardware answers, and when: never which answer."""
+ONE_TIER = "It has no effect: there is one tier, `default`."
 MAX_CHOICES = 128
 MAX_SALT = 1024
 MAX_TIMEOUT = 86400.0
 MAX_USER = 512
 
 
-class StreamOptions(Body):
-    harmless = only(include_obfuscation=(False, True), stream_tool_calls=(True,))
+class ObfuscationOptions(Body):
+    """OpenAI's option of streams. Noria pads no events."""
+
+    harmless = only(include_obfuscation=(False,))
+    noticed = only(include_obfuscation=(True,))
+
+
+class StreamOptions(ObfuscationOptions):
+    harmless = only(**ObfuscationOptions.harmless, stream_tool_calls=(True,))
     include_usage: bool | None = optional(
         "true: send a last chunk with `usage`. All other chunks have `usage: null`. false: send none. Default: the "
         "value of `continuous_usage_stats`."
@@ -232,6 +242,7 @@ class GenerationBody(SamplingBody, StructuredOutputBody, StreamBody, UserBody):
         le=MAX_TIMEOUT,
     )
 
+    service_tier: ServiceTier | None = optional(ONE_TIER)
     metadata: Repeated | None = optional("Facts for the client, without effect. The answer repeats them.")
     safe_prompt: bool | None = optional("Mistral's field. true is refused: Noria does not add Mistral's guard prompt.")
     keep_alive: str | float | None = optional("Ollama's field. It has no effect: the model stays loaded.")

@@ -34,7 +34,16 @@ from service.schema.fields import (
     synonym,
     unsupported,
 )
-from service.schema.generation import CHAT_TOKENS, MAX_SALT, GenerationBody, StreamBody, UserBody
+from service.schema.generation import (
+    CHAT_TOKENS,
+    MAX_SALT,
+    ONE_TIER,
+    GenerationBody,
+    ObfuscationOptions,
+    ServiceTier,
+    StreamBody,
+    UserBody,
+)
 from service.structured.call_reader import reader_of
 from service.structured.constraint import ANY_OBJECT, Constraint, json_constraint
 
@@ -104,13 +113,6 @@ class Reasoning(Body):
     generate_summary: Literal["auto", "concise", "detailed"] | None = optional("The old name of `summary`.")
 
 
-class StreamOptions(Body):
-    """Options of the stream."""
-
-    harmless = only(include_obfuscation=(False,))
-    noticed = only(include_obfuscation=(True,))
-
-
 class PromptCacheOptions(Body):
     """Options of OpenAI's prompt cache. Here all prompts share cached pages, for as long as there is memory."""
 
@@ -151,10 +153,8 @@ class ResponsesBody(CallingBody, StreamBody, UserBody):
         max_length=16,
     )
     reasoning: Reasoning | None = optional("Options of the model's reasoning.")
-    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = optional(
-        "It has no effect: there is one tier, `default`."
-    )
-    stream_options: StreamOptions | None = optional("Options of the stream.")
+    service_tier: ServiceTier | None = optional(ONE_TIER)
+    stream_options: ObfuscationOptions | None = optional("Options of the stream.")
     prompt_cache_options: PromptCacheOptions | None = optional("Options of OpenAI's prompt cache. They have no effect.")
     prompt_cache_key: str | None = optional("It has no effect: all prompts share cached pages.", max_length=MAX_SALT)
     seed: int | None = ranged("seed")

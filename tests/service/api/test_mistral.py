@@ -1,8 +1,9 @@
 """Mistral's fields and forms: what passes, what clients read, and what is refused."""
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from openai.types.responses import ServiceTier
 
 from service.api.openai.chat import ChatBody
 from service.api.openai.completions import CompletionBody
@@ -24,7 +25,9 @@ CALL = {"id": "a", "index": 0, "function": {"name": "f", "arguments": {"a": 1}}}
         ({"safe_prompt": False, "guardrails": [], "prompt_mode": None, "random_seed": None}, None),
         ({"metadata": {"a": "b", "n": 1}, "service_tier": "flex", "prompt_cache_retention": "24h"}, None),
         ({"prediction": {"type": "content", "content": ""}, "transforms": [], "usage": {"include": False}}, None),
-        ({"stream": True, "stream_options": {"stream_tool_calls": True, "include_obfuscation": True}}, None),
+        ({"stream": True, "stream_options": {"stream_tool_calls": True, "include_obfuscation": False}}, None),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        *(({"service_tier": tier}, None) for tier in get_args(get_args(ServiceTier)[0])),
         ({"thinking": {"type": "disabled"}}, None),
         ({"thinking": {"type": "adaptive"}, "prompt_logprobs": False}, None),
         ({"messages": [*USER, {"role": "assistant", "content": THOUGHT, "prefix": False}, *USER]}, None),
