@@ -26,7 +26,7 @@ class ReasoningOptions:
 
     `on`: think, or do not; None leaves it to the model. `effort` is from "minimal" to "max"; the model gets the nearest
     that it knows. `budget` is the limit for the tokens of the thought. `apart`: the thought is no part of the text.
-    `field` is the client's name of the field, for errors and notices.
+    `field` is the client's name of the field, for errors and notices; `also` are those of all that ask it to reason.
     """
 
     on: bool | None = None
@@ -34,6 +34,7 @@ class ReasoningOptions:
     budget: int | None = None
     apart: bool = True
     field: str = dataclasses.field(default="reasoning_effort", compare=False)
+    also: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     @classmethod
     def of_effort(cls, effort: str | None, field: str, *, budget: int | None = None) -> "ReasoningOptions":
@@ -43,9 +44,9 @@ class ReasoningOptions:
 
 
 def ignored_reasoning(asked: ReasoningOptions, served: ServedModel) -> tuple[str, ...]:
-    """The client's name of the field that asks a model without reasoning to reason."""
+    """The client's names of the fields that ask a model without reasoning to reason."""
     wants = asked.on or asked.effort or asked.budget
-    return (asked.field,) if served.reasoning is None and wants else ()
+    return tuple(dict.fromkeys((asked.field, *asked.also))) if served.reasoning is None and wants else ()
 
 
 def reasoning_variables(asked: ReasoningOptions, served: ServedModel, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Request bodies: their base class, helpers to declare fields, unknown fields, and limits on the structure of JSON."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -8,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args
 from urllib.parse import quote
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -166,6 +168,21 @@ def expect(expected: str) -> WrapValidator:
             raise PydanticCustomError("expected", "must be {expected}", {"expected": expected}) from None
 
     return WrapValidator(validate)
+
+
+def _check_numbers(value: Any) -> Any:
+    """The value. Raises the error for a number in it that no answer can repeat."""
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_numbers(item)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise unsupported(None, "must have finite numbers only")
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        raise unsupported(None, f"must have integers of at most 64 bits, got {quoted(value)}")
+    return value
+
+
+Repeated = Annotated[Json, AfterValidator(_check_numbers)]
+"""Any object that the answer repeats."""
 
 
 def synonym(name: str, whose: str, **limits: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import re
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, create_model
 
@@ -25,8 +25,8 @@ from service.errors.errors import InvalidRequest
 from service.schema.fields import (
     Body,
     Items,
-    Json,
     ModelBody,
+    Repeated,
     TokenIds,
     expect,
     limits_of,
@@ -129,14 +129,24 @@ class SamplingBody(DeclaredBody):
         return tuple((int(token), value) for token, value in biases.items())
 
 
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
+"""OpenAI's names. They say which hardware answers, and when: never which answer."""
+ONE_TIER = "It has no effect: there is one tier, `default`."
 MAX_CHOICES = 128
 MAX_SALT = 1024
 MAX_TIMEOUT = 86400.0
 MAX_USER = 512
 
 
-class StreamOptions(Body):
-    harmless = only(include_obfuscation=(False, True), stream_tool_calls=(True,))
+class ObfuscationOptions(Body):
+    """OpenAI's option of streams. Noria pads no events."""
+
+    harmless = only(include_obfuscation=(False,))
+    noticed = only(include_obfuscation=(True,))
+
+
+class StreamOptions(ObfuscationOptions):
+    harmless = only(**ObfuscationOptions.harmless, stream_tool_calls=(True,))
     include_usage: bool | None = optional(
         "true: send a last chunk with `usage`. All other chunks have `usage: null`. false: send none. Default: the "
         "value of `continuous_usage_stats`."
@@ -206,7 +216,7 @@ class GenerationBody(SamplingBody, StructuredOutputBody, StreamBody, UserBody):
     )
     prompt_logprobs: Annotated[int, Field(**limits_of("prompt_logprobs"))] | bool | None = optional(
         "Report the logprob of each prompt token, with this many alternatives. true: with `top_prompt_logprobs` of "
-        "them, and in chats in the form of Mistral's API. Not allowed with `stream`."
+        "them, and in chats in the form of Mistral's API; `n` must be 1. Not allowed with `stream`."
     )
     top_prompt_logprobs: int | None = optional(
         "The number of alternatives for each prompt token, if `prompt_logprobs` is true. Default: 0.",
@@ -232,7 +242,9 @@ class GenerationBody(SamplingBody, StructuredOutputBody, StreamBody, UserBody):
         le=MAX_TIMEOUT,
     )
 
-    metadata: Json | None = optional("Facts for the client, without effect. The answer repeats them.")
+    service_tier: ServiceTier | None = optional(ONE_TIER)
+    metadata: Repeated | None = optional("Facts for the client, without effect. The answer repeats them.")
+    safe_prompt: bool | None = optional("Mistral's field. true is refused: Noria does not add Mistral's guard prompt.")
     keep_alive: str | float | None = optional("Ollama's field. It has no effect: the model stays loaded.")
     ttl: float | None = optional("LM Studio's field. It has no effect: the model stays loaded.")
 
@@ -268,6 +280,12 @@ class GenerationBody(SamplingBody, StructuredOutputBody, StreamBody, UserBody):
             raise InvalidRequest(message, param="top_prompt_logprobs")
         if self.stream and self.n_prompt_logprobs is not None:
             raise InvalidRequest("prompt_logprobs is not available when stream is true", param="prompt_logprobs")
+        if self.safe_prompt:
+            message = "safe_prompt must be false or null, got true: Noria does not add Mistral's guard prompt"
+            raise InvalidRequest(f"{message}; write it as part of the prompt", param="safe_prompt")
+        if self.prompt_logprobs is True and self.n_choices > 1:
+            message = f"prompt_logprobs true needs n to be 1, got {self.n_choices}: each choice would repeat them"
+            raise InvalidRequest(message, param="prompt_logprobs")
         if self.truncate_prompt_tokens == 0:
             message = "truncate_prompt_tokens must be at least 1, or -1 for what fits, got 0"
             raise InvalidRequest(message, param="truncate_prompt_tokens")

@@ -131,7 +131,6 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
     )
     prompt_mode: Literal["reasoning"] | None = optional("Mistral's name of `reasoning_effort` high.")
     thinking: ThinkingOptions | None = optional("Whether, and how long, the model thinks.")
-    safe_prompt: bool | None = optional("Mistral's field. true is refused: Noria does not add Mistral's guard prompt.")
     thinking_token_budget: int | None = optional(
         "The number of tokens after which the thought ends with its sentence. Default: `--reasoning-budget`.",
         ge=0,
@@ -157,9 +156,6 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
         if self.thinking and self.thinking.budget_tokens is not None and self.thinking.type != "enabled":
             message = f"thinking.budget_tokens needs thinking.type enabled, got {quoted(self.thinking.type)}"
             raise InvalidRequest(message, param="thinking.budget_tokens")
-        if self.safe_prompt:
-            message = "safe_prompt must be false or null, got true: Noria does not add Mistral's guard prompt"
-            raise InvalidRequest(f"{message}; write it as a system message", param="safe_prompt")
         self.calls, self.n_logprobs, self.reasoning_options  # noqa: B018 - they raise
 
     @cached_property
@@ -172,14 +168,15 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
         """What all fields about reasoning ask together. Raises InvalidRequest if they contradict each other."""
         kind = self.thinking.type if self.thinking else "adaptive"
         mode = "high" if self.prompt_mode else None
-        effort_field, effort = _consistent(
-            reasoning_effort=self.reasoning_effort, prompt_mode=mode, thinking=EFFORTS_OF_TYPES[kind]
-        )
+        efforts = {"reasoning_effort": self.reasoning_effort, "prompt_mode": mode, "thinking": EFFORTS_OF_TYPES[kind]}
+        effort_field, effort = _consistent(efforts, {"prompt_mode": self.prompt_mode, "thinking": kind})
         own = self.thinking.budget_tokens if self.thinking else None
-        budget_field, budget = _consistent(thinking_token_budget=self.thinking_token_budget, thinking=own)
+        budgets = {"thinking_token_budget": self.thinking_token_budget, "thinking": own}
+        budget_field, budget = _consistent(budgets)
         field = effort_field if effort not in (None, "none") or budget is None else budget_field
         options = ReasoningOptions.of_effort(effort, field, budget=budget)
-        return replace(options, apart=self.reasoning_format != "none")
+        also = tuple(name for name, value in (*efforts.items(), *budgets.items()) if value and value != "none")
+        return replace(options, apart=self.reasoning_format != "none", also=also)
 
     def chat(self) -> Chat:
         """What the body asks, as `Chat`. Raises InvalidRequest. Large schemas take time: not for the event loop."""
@@ -197,15 +194,16 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
         )
 
 
-def _consistent(**fields: Any) -> tuple[str, Any]:
+def _consistent(fields: Mapping[str, Any], said: Mapping[str, Any] = MappingProxyType({})) -> tuple[str, Any]:
     """The first field that is not None, and its value. Raises InvalidRequest where a later one contradicts it.
 
-    Efforts differ only where one of them is "none".
+    Efforts differ only where one of them is "none". `said` are the client's words, where they are others.
     """
     (name, value), *others = [item for item in fields.items() if item[1] is not None] or [(next(iter(fields)), None)]
     for other, another in others:
         if value != another and (type(value) is int or "none" in (value, another)):
-            message = f"{name} asks for {quoted(value)} and {other} for {quoted(another)}: send one of them"
+            words = [f"{field} ({quoted(said.get(field, fields[field]))})" for field in (name, other)]
+            message = f"{' and '.join(words)} contradict each other: send one of them"
             raise InvalidRequest(message, param=other)
     return name, value
 
@@ -246,5 +244,6 @@ async def chat_completions(request: Request, body: ChatBody) -> Response:
             style=style_of(served) if body.calls.functions else None,
             thoughts=body.include_reasoning is not False,
             scores_prompt=body.prompt_logprobs is True,
+            n=body.n_choices,
         ),
     )

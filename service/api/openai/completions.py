@@ -1,7 +1,7 @@
 """`POST /v1/completions`: its body, the route, and prompts as token ids with what `echo` needs."""
 
-from dataclasses import replace
-from typing import Annotated, ClassVar
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, NamedTuple
 
 from fastapi import Request
 from pydantic import Field
@@ -68,9 +68,6 @@ class GapBody(GenerationBody):
                 "suffix cannot be used with echo or truncate_prompt_tokens, because the suffix comes before the prompt"
             )
             raise InvalidRequest(message, param="suffix")
-        if self.agreed("max_tokens") == 0 and not self.echoes:
-            name = self.given_as("max_tokens")
-            raise InvalidRequest(f"{name} must be at least 1 unless echo is true, got 0", param=name)
 
 
 class CompletionBody(GapBody):
@@ -123,6 +120,9 @@ class CompletionBody(GapBody):
     def check(self) -> None:
         super().check()
         self.n_logprobs  # noqa: B018 - it raises
+        if self.agreed("max_tokens") == 0 and not self.echoes:
+            name = self.given_as("max_tokens")
+            raise InvalidRequest(f"{name} must be at least 1 unless echo is true, got 0", param=name)
         n_prompts = check_prompts("prompt", self.prompts)
         if self.n_generated < self.n_choices:
             message = f"best_of must be at least n ({self.n_choices}), got {self.best_of}"
@@ -171,19 +171,20 @@ def completion_request(body: GapBody, served: ServedModel) -> ModelRequest:
     given: int | None = body.agreed("max_tokens")
     max_tokens, n_logprobs = body.default_max_tokens if given is None else given, body.n_logprobs
     grammar, fields = enforceable(constraint(body), served)
+    encoded = [_encoded(prompt, body, 1 if max_tokens is None else max_tokens, served) for prompt in body.prompts]
     ranked = body.n_generated > body.n_choices
     scored = (body.n_prompt_logprobs, n_logprobs if body.echoes else None)
     params = sampling(
         body,
         served,
-        max_tokens=served.info.max_model_len if max_tokens is None else max_tokens,
+        max_tokens=_what_is_left(encoded, served) if max_tokens is None else max_tokens,
         logprobs=0 if ranked and n_logprobs is None else n_logprobs,
         prompt_logprobs=max((count for count in scored if count is not None), default=None),
         grammar=grammar,
         return_progress=bool(body.return_progress),
     )
     return ModelRequest(
-        tuple(_prompt(prompt, body, params, served, fills=max_tokens is None) for prompt in body.prompts),
+        tuple(_prompt(item, body, params, served) for item in encoded),
         n_best=body.n_choices,
         timeout=body.timeout,
         return_token_ids=bool(body.return_token_ids),
@@ -194,22 +195,35 @@ def completion_request(body: GapBody, served: ServedModel) -> ModelRequest:
     )
 
 
-def _prompt(
-    prompt: str | list[int], body: GapBody, params: SamplingParams, served: ServedModel, *, fills: bool
-) -> Prompt:
-    """One prompt with its parameters. `fills`: the answer may fill the context."""
-    whole = _encoded(prompt, body.suffix, served) if isinstance(prompt, str) else prompt
+class Encoded(NamedTuple):
+    """A prompt as tokens. The first `n_begin` are not in the text; `text` is None for one that was cut or had none."""
+
+    tokens: list[int]
+    n_begin: int
+    text: str | None
+
+
+def _what_is_left(prompts: Sequence[Encoded], served: ServedModel) -> int:
+    """The number of tokens that the longest prompt leaves of the context."""
+    return served.info.max_model_len - max(len(prompt.tokens) for prompt in prompts)
+
+
+def _encoded(prompt: str | list[int], body: GapBody, max_tokens: int, served: ServedModel) -> Encoded:
+    """The prompt, cut if the request wants it, with a place for `max_tokens` tokens after it."""
+    whole = _spelled(prompt, body.suffix, served) if isinstance(prompt, str) else prompt
     n_begin = n_begin_tokens(whole, served.tokenizer) if isinstance(prompt, str) else 0
-    tokens = truncated(whole, n_begin, body.truncate_prompt_tokens, params.max_tokens, served)
-    if fills:
-        params = replace(params, max_tokens=max(1, served.info.max_model_len - len(tokens)))
-    check_prompt(tokens, params.max_tokens, served)
+    tokens = truncated(whole, n_begin, body.truncate_prompt_tokens, max_tokens, served)
+    check_prompt(tokens, max_tokens, served)
+    return Encoded(tokens, n_begin, prompt if isinstance(prompt, str) and len(tokens) == len(whole) else None)
+
+
+def _prompt(encoded: Encoded, body: GapBody, params: SamplingParams, served: ServedModel) -> Prompt:
+    """One prompt with its parameters."""
+    tokens, n_begin, text = encoded
     submit = submit_of(tokens, params, body, served, n=body.n_generated)
     if not body.echoes:
         return Prompt(submit)
-    if isinstance(prompt, str) and len(tokens) == len(whole):
-        text = prompt
-    else:
+    if text is None:
         text = served.tokenizer.decode(tokens[n_begin:], keep_control=True)
     return Prompt(submit, text, () if body.n_logprobs is None else _starts(tokens, n_begin, text, served.tokenizer))
 
@@ -219,7 +233,7 @@ def fills_gaps(tokenizer: Tokenizer) -> bool:
     return {"[SUFFIX]", "[PREFIX]"} <= tokenizer.control.keys()
 
 
-def _encoded(prompt: str, suffix: str | None, served: ServedModel) -> list[int]:
+def _spelled(prompt: str, suffix: str | None, served: ServedModel) -> list[int]:
     """Token ids of a prompt. A suffix comes before it, as in mistral-common's fill-in-the-middle."""
     if not suffix:
         return encode_text(served, prompt)

@@ -11,12 +11,16 @@ from service.api.openai.completions import GapBody, completion_request
 from service.api.openai.shape import ChatShape
 from service.api.prompt import on_thread
 from service.api.routes import post
+from service.schema.fields import limits_of, ranged, synonym
+from service.schema.generation import CHAT_TOKENS
 
 
 class FimBody(GapBody):
     """The request body of `POST /v1/fim/completions`."""
 
     prompt: str = Field(description="The text before the answer.")
+    max_tokens: int | None = ranged("max_tokens", CHAT_TOKENS, least=1)
+    n_predict: int | None = synonym("max_tokens", "llama.cpp's", **limits_of("max_tokens", least=1))
 
     @property
     def prompts(self) -> list[str]:
@@ -49,5 +53,6 @@ async def fim_completions(request: Request, body: FimBody) -> Response:
             body.metadata,
             mistral=True,
             scores_prompt=body.prompt_logprobs is True,
+            n=body.n_choices,
         ),
     )

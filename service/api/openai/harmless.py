@@ -9,7 +9,6 @@ from typing import Any
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
     # OpenAI
     "store": (False,),
-    "service_tier": ("auto", "default", "flex", "priority", "scale"),  # which hardware, and when: never which answer
     # Mistral
     "guardrails": ([],),
     # OpenRouter

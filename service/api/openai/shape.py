@@ -158,12 +158,15 @@ class ChatShape(OpenAIShape):
 
     Without `thoughts` the answer leaves them out. `mistral`: they are chunks of the content, and a stream ends with
     its usage, as in Mistral's API. `scores_prompt`: the choices have the prompt's logprobs, as there.
+    `n` is the number of choices, and `ended` are the indices of those that have ended.
     """
 
     mistral: bool = False
     style: Style | None = None
     thoughts: bool = True
     scores_prompt: bool = False
+    n: int = 1
+    ended: set[int] = field(default_factory=set)
     readers: dict[int, CallReader] = field(default_factory=dict)
     kind, prefix = "chat.completion.chunk", "chatcmpl"
 
@@ -180,7 +183,8 @@ class ChatShape(OpenAIShape):
         if finish:
             frames.append(self._chunk(index, {}, None, finish, usage))
             frames[-1]["choices"][0]["stop_reason"] = delta.stop_reason
-            if self.mistral and self.stream.include_usage is None:
+            self.ended.add(index)
+            if self.mistral and self.stream.include_usage is None and len(self.ended) == self.n:
                 frames[-1]["usage"] = usage_json(usage)
         if self.token_ids:
             for frame in frames:

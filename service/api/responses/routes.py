@@ -1,5 +1,6 @@
 """`POST /v1/responses`: its body, the internal request made of it, and the route."""
 
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self, get_args
 
 from fastapi import Request
@@ -21,8 +22,28 @@ from service.api.routes import post
 from service.errors.errors import InvalidRequest
 from service.generation.request import ServedModel
 from service.schema.conversation import MAX_NAME
-from service.schema.fields import MAX_ITEMS, Body, Items, only, optional, ranged, unsupported
-from service.schema.generation import CHAT_TOKENS, MAX_SALT, GenerationBody, StreamBody, UserBody
+from service.schema.fields import (
+    MAX_ITEMS,
+    Body,
+    Items,
+    Repeated,
+    limits_of,
+    only,
+    optional,
+    ranged,
+    synonym,
+    unsupported,
+)
+from service.schema.generation import (
+    CHAT_TOKENS,
+    MAX_SALT,
+    ONE_TIER,
+    GenerationBody,
+    ObfuscationOptions,
+    ServiceTier,
+    StreamBody,
+    UserBody,
+)
 from service.structured.call_reader import reader_of
 from service.structured.constraint import ANY_OBJECT, Constraint, json_constraint
 
@@ -52,7 +73,7 @@ class Format(Body):
     type: Literal["text", "json_object", "json_schema"] = Field(description="text, json_object or json_schema.")
     name: str | None = optional("The name of the schema. It has no effect.", max_length=MAX_NAME)
     description: str | None = optional("A description of the schema. It has no effect.")
-    schema_: dict[str, Any] | None = optional("The JSON schema. Required with type `json_schema`.", alias="schema")
+    schema_: Repeated | None = optional("The JSON schema. Required with type `json_schema`.", alias="schema")
     strict: bool | None = optional("It has no effect: the schema is always enforced.")
 
     @model_validator(mode="after")
@@ -92,13 +113,6 @@ class Reasoning(Body):
     generate_summary: Literal["auto", "concise", "detailed"] | None = optional("The old name of `summary`.")
 
 
-class StreamOptions(Body):
-    """Options of the stream."""
-
-    harmless = only(include_obfuscation=(False,))
-    noticed = only(include_obfuscation=(True,))
-
-
 class PromptCacheOptions(Body):
     """Options of OpenAI's prompt cache. Here all prompts share cached pages, for as long as there is memory."""
 
@@ -120,6 +134,7 @@ class ResponsesBody(CallingBody, StreamBody, UserBody):
         truncation=("disabled",),
     )
     noticed = only(store=(True,), truncation=("auto",))
+    synonyms = MappingProxyType({"random_seed": "seed"})
     input: Annotated[Items[Item], BeforeValidator(_as_items, json_schema_input_type=str | list[Item])] = Field(
         max_length=MAX_ITEMS, description="The text of a user message, or all items of a conversation."
     )
@@ -138,12 +153,12 @@ class ResponsesBody(CallingBody, StreamBody, UserBody):
         max_length=16,
     )
     reasoning: Reasoning | None = optional("Options of the model's reasoning.")
-    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = optional(
-        "It has no effect: there is one tier, `default`."
-    )
-    stream_options: StreamOptions | None = optional("Options of the stream.")
+    service_tier: ServiceTier | None = optional(ONE_TIER)
+    stream_options: ObfuscationOptions | None = optional("Options of the stream.")
     prompt_cache_options: PromptCacheOptions | None = optional("Options of OpenAI's prompt cache. They have no effect.")
     prompt_cache_key: str | None = optional("It has no effect: all prompts share cached pages.", max_length=MAX_SALT)
+    seed: int | None = ranged("seed")
+    random_seed: int | None = synonym("seed", "Mistral's", **limits_of("seed"))
     temperature: float | None = ranged("temperature")
     text: TextConfig | None = optional("Options of the text, its format among them.")
     top_logprobs: int | None = optional(
@@ -178,7 +193,9 @@ class ResponsesBody(CallingBody, StreamBody, UserBody):
             system + messages,
             self.calls,
             constraint=self.format.constraint,
-            fields=GenerationBody.model_construct(temperature=self.temperature, top_p=self.top_p),
+            fields=GenerationBody.model_construct(
+                seed=self.agreed("seed"), temperature=self.temperature, top_p=self.top_p
+            ),
             max_tokens=self.max_output_tokens,
             logprobs=self.n_logprobs,
             reasoning=ReasoningOptions.of_effort((self.reasoning or Reasoning()).effort, "reasoning.effort"),

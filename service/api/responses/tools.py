@@ -1,15 +1,16 @@
 """The tools of the Responses API, and the choice among them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from model.errors import quoted
+from service.errors.errors import InvalidRequest
 from service.errors.wording import either
 from service.schema.conversation import MAX_NAME
-from service.schema.fields import Body, Items, narrowed, only, optional, unsupported
+from service.schema.fields import Body, Items, Repeated, narrowed, only, optional, unsupported
 from service.schema.tools import MAX_TOOLS, NAME, NOT_RUN, RUN_BY_CLIENTS, AllowedCalls, Function, allowed_calls
 
 TEXT_INPUT = {
@@ -27,6 +28,7 @@ class FunctionTool(Function):
     harmless = only(allowed_callers=(["direct"],), defer_loading=(False,), output_schema=())
     noticed = only(defer_loading=(True,))
     type: Literal["function"] = Field(description='"function".')
+    parameters: Repeated | None = optional(Function.model_fields["parameters"].description or "")
 
 
 class TextFormat(Body):
@@ -183,10 +185,18 @@ class CallingBody(Body):
         offered = [function for tool in self.tools or () for function in functions_of(tool)]
         choice, one = self.tool_choice, self.parallel_tool_calls is False
         if isinstance(choice, FunctionChoice):
-            return allowed_calls(offered, [choice.name], must=True, one=True)
+            return allowed_calls(offered, self._chosen([choice]), must=True, one=True)
         if isinstance(choice, AllowedTools):
-            return allowed_calls(offered, [tool.name for tool in choice.tools], must=choice.mode == "required", one=one)
+            return allowed_calls(offered, self._chosen(choice.tools), must=choice.mode == "required", one=one)
         return allowed_calls(offered, [] if choice == "none" else None, must=choice == "required", one=one)
+
+    def _chosen(self, chosen: Sequence[FunctionChoice]) -> list[str]:
+        """The names of the chosen tools. Raises InvalidRequest for one that is of another type."""
+        for tool in chosen:
+            if (tool.type == "custom") != (tool.name in self.custom_names):
+                message = f"tool_choice names {quoted(tool.name)}, which is not among the tools of type {tool.type}"
+                raise InvalidRequest(message, param="tool_choice")
+        return [tool.name for tool in chosen]
 
     @property
     def custom_names(self) -> frozenset[str]:

@@ -1,16 +1,19 @@
 """Mistral's fields and forms: what passes, what clients read, and what is refused."""
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from openai.types.responses import ServiceTier
 
 from service.api.openai.chat import ChatBody
 from service.api.openai.completions import CompletionBody
 from service.api.openai.fim import FimBody
+from service.api.responses.routes import ResponsesBody
 from tests.service.api.streams import rendered
 from tests.service.live import USER, Live, answer, refused, running
 
 CHAT, COMPLETIONS, FIM, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/fim/completions", "/v1/embeddings"
+RESPONSES = "/v1/responses"
 BEGUN = {"role": "assistant", "content": "well", "prefix": True}
 THOUGHT = [{"type": "thinking", "thinking": [{"type": "text", "text": "a"}], "signature": "x"}]
 CALL = {"id": "a", "index": 0, "function": {"name": "f", "arguments": {"a": 1}}}
@@ -22,7 +25,9 @@ CALL = {"id": "a", "index": 0, "function": {"name": "f", "arguments": {"a": 1}}}
         ({"safe_prompt": False, "guardrails": [], "prompt_mode": None, "random_seed": None}, None),
         ({"metadata": {"a": "b", "n": 1}, "service_tier": "flex", "prompt_cache_retention": "24h"}, None),
         ({"prediction": {"type": "content", "content": ""}, "transforms": [], "usage": {"include": False}}, None),
-        ({"stream": True, "stream_options": {"stream_tool_calls": True, "include_obfuscation": True}}, None),
+        ({"stream": True, "stream_options": {"stream_tool_calls": True, "include_obfuscation": False}}, None),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        *(({"service_tier": tier}, None) for tier in get_args(get_args(ServiceTier)[0])),
         ({"thinking": {"type": "disabled"}}, None),
         ({"thinking": {"type": "adaptive"}, "prompt_logprobs": False}, None),
         ({"messages": [*USER, {"role": "assistant", "content": THOUGHT, "prefix": False}, *USER]}, None),
@@ -34,6 +39,8 @@ CALL = {"id": "a", "index": 0, "function": {"name": "f", "arguments": {"a": 1}}}
         ({"keep_alive": -1, "verbosity": "medium"}, "keep_alive"),
         ({"prompt_mode": "reasoning"}, "prompt_mode"),
         ({"thinking": {"type": "enabled"}}, "thinking"),
+        ({"prompt_mode": "reasoning", "reasoning_effort": "low"}, "reasoning_effort, prompt_mode"),
+        ({"thinking_token_budget": 5, "prompt_mode": "reasoning"}, "prompt_mode, thinking_token_budget"),
     ],
 )
 def test_fields_that_change_no_answer_pass(live: Live, fields: dict[str, Any], noticed: str | None) -> None:
@@ -50,6 +57,10 @@ def after(*messages: dict[str, Any]) -> dict[str, Any]:
     ("path", "fields", "param", "words"),
     [
         (CHAT, {"safe_prompt": True}, "safe_prompt", ["true", "does not add", "guard prompt"]),
+        (COMPLETIONS, {"prompt": "a", "safe_prompt": True}, "safe_prompt", ["true", "guard prompt"]),
+        (FIM, {"prompt": "a", "safe_prompt": True}, "safe_prompt", ["true", "guard prompt"]),
+        (RESPONSES, {"input": "a", "random_seed": 3, "seed": 4}, "seed", ["3", "4", "differ"]),
+        (RESPONSES, {"input": "a", "seed": "x"}, "seed", ["an integer", '"x"']),
         (CHAT, {"guardrails": [{}]}, "guardrails", ["[]"]),
         (CHAT, {"prompt_mode": "fast"}, "prompt_mode", ["reasoning", '"fast"']),
         (
@@ -59,7 +70,13 @@ def after(*messages: dict[str, Any]) -> dict[str, Any]:
             ["enabled", '"adaptive"'],
         ),
         (CHAT, {"thinking": {"type": "on"}}, "thinking.type", ['"enabled"', '"on"']),
-        (CHAT, {"prompt_mode": "reasoning", "reasoning_effort": "none"}, "prompt_mode", ["reasoning_effort", "none"]),
+        (CHAT, {"prompt_mode": "reasoning", "reasoning_effort": "none"}, "prompt_mode", ['"none"', '"reasoning"']),
+        (
+            CHAT,
+            {"thinking": {"type": "disabled"}, "reasoning_effort": "high"},
+            "thinking",
+            ['reasoning_effort ("high")', 'thinking ("disabled")'],
+        ),
         (
             CHAT,
             {"thinking_token_budget": 5, "thinking": {"type": "enabled", "budget_tokens": 6}},
@@ -69,6 +86,7 @@ def after(*messages: dict[str, Any]) -> dict[str, Any]:
         (CHAT, {"random_seed": 1, "seed": 2}, "seed", ["1", "2", "differ"]),
         (CHAT, {"random_seed": "x"}, "random_seed", ["an integer", '"x"']),
         (CHAT, {"metadata": "x"}, "metadata", ["an object", '"x"']),
+        (CHAT, {"metadata": {"a": [10**23]}}, "metadata", ["64 bits", "1000"]),
         (CHAT, {"verbosity": "loud"}, "verbosity", ["medium", '"loud"']),
         (CHAT, {"keep_alive": []}, "keep_alive", ["a string or a number"]),
         (CHAT, {"ttl": "x"}, "ttl", ["a number"]),
@@ -79,6 +97,8 @@ def after(*messages: dict[str, Any]) -> dict[str, Any]:
         (CHAT, {"service_tier": "gold"}, "service_tier", ["gold"]),
         (CHAT, {"top_prompt_logprobs": 2}, "top_prompt_logprobs", ["prompt_logprobs", "2"]),
         (CHAT, {"prompt_logprobs": True, "stream": True}, "prompt_logprobs", ["stream"]),
+        (CHAT, {"prompt_logprobs": True, "n": 2}, "prompt_logprobs", ["n to be 1", "2"]),
+        (FIM, {"prompt": "a", "prompt_logprobs": True, "n": 3}, "prompt_logprobs", ["n to be 1", "3"]),
         (CHAT, {"prompt_logprobs": "x"}, "prompt_logprobs", ["an integer or a boolean"]),
         (
             CHAT,
@@ -108,7 +128,8 @@ def after(*messages: dict[str, Any]) -> dict[str, Any]:
         (FIM, {"prompt": ["a"]}, "prompt", ["a string"]),
         (FIM, {"prompt": "a", "suffix": "b"}, "suffix", ["[SUFFIX]", '"b"']),
         (FIM, {"prompt": "a", "echo": True}, "echo", ["unknown field"]),
-        (FIM, {"prompt": "a", "max_tokens": 0}, "max_tokens", ["at least 1", "0"]),
+        (FIM, {"prompt": "a", "max_tokens": 0}, "max_tokens", ["equal to 1, got 0"]),
+        (FIM, {"prompt": "a", "n_predict": 0}, "n_predict", ["equal to 1, got 0"]),
         (EMBEDDINGS, {"input": "a", "output_dimension": 2}, "output_dimension", ["3", "2"]),
         (EMBEDDINGS, {"input": "a", "output_dtype": "int8"}, "output_dtype", ["float", "int8"]),
         (EMBEDDINGS, {"input": "a", "metadata": 1}, "metadata", ["an object"]),
@@ -128,6 +149,9 @@ def test_lenient_servers_ignore_neither_a_prefix_nor_a_seed() -> None:
         assert response.json()["choices"][0]["message"]["content"] == answer("u:hi;a:well", 4)
         assert "x-noria-ignored" not in response.headers
         assert refused(live, CHAT, after(BEGUN, *USER))["param"] == "messages[1].prefix"
+        for path, body in ((COMPLETIONS, {"prompt": "a"}), (FIM, {"prompt": "a"})):
+            assert refused(live, path, body | {"safe_prompt": True})["param"] == "safe_prompt"
+        assert refused(live, RESPONSES, {"input": "a", "random_seed": 3, "seed": 4})["param"] == "seed"
         assert live.post("/tokenize", after(BEGUN)).json()["tokens"] == [*b"u:hi;a:well"]
 
 
@@ -144,6 +168,11 @@ def test_a_random_seed_is_a_seed(body: ChatBody | CompletionBody | FimBody) -> N
     assert body.given == {"seed": 7}
 
 
+@pytest.mark.parametrize("name", ["seed", "random_seed"])
+def test_responses_have_a_seed(name: str) -> None:
+    assert ResponsesBody.model_validate({"input": "a", name: 7}).chat().fields.given == {"seed": 7}
+
+
 def test_any_is_required() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     body = ChatBody.model_validate({"messages": [], "tools": tools, "tool_choice": "any"})
@@ -155,6 +184,38 @@ def test_metadata_comes_back(live: Live) -> None:
         given = {"metadata": {"os": "x", "n": 1}, "max_tokens": 1}
         assert live.post(path, body | given).json()["metadata"] == given["metadata"]
         assert "metadata" not in live.post(path, body | {"max_tokens": 1}).json()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, '{"messages": [{"role": "user", "content": "a"}], "metadata": {"a": [%s]}}', "metadata"),
+        (COMPLETIONS, '{"prompt": "a", "metadata": {"a": %s}}', "metadata"),
+        (FIM, '{"prompt": "a", "metadata": {"a": {"b": %s}}}', "metadata"),
+        (
+            "/v1/responses",
+            '{"input": "a", "tools": [{"type": "function", "name": "f", "parameters": {"a": %s}}]}',
+            "tools[0].parameters",
+        ),
+        (
+            "/v1/responses",
+            '{"input": "a", "text": {"format": {"type": "json_schema", "name": "f", "schema": {"maximum": %s}}}}',
+            "text.format.schema",
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    ("number", "words"), [("1" + "0" * 23, "64 bits"), ("1e999", "finite"), ("-Infinity", "finite"), ("NaN", "finite")]
+)
+def test_numbers_that_no_answer_can_repeat_are_refused(
+    live: Live, path: str, body: str, param: str, number: str, words: str
+) -> None:
+    headers = {"content-type": "application/json"}
+    response = live.http.post(path, content=body % number, headers=headers)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert words in error["message"]
 
 
 def test_the_prompt_is_scored_in_mistrals_form(live: Live) -> None:
@@ -181,10 +242,29 @@ def test_a_gap_is_answered_as_a_chat(live: Live) -> None:
     assert not any("usage" in chunk for chunk in chunks[:-1])
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [(FIM, {"prompt": "def f"}), (CHAT, {"messages": USER, "reasoning_format": "mistral"})],
+)
+def test_the_last_choice_of_a_stream_has_the_usage(live: Live, path: str, body: dict[str, Any]) -> None:
+    chunks = live.events(path, body | {"n": 3, "max_tokens": 4})
+    assert sum(bool(chunk["choices"][0]["finish_reason"]) for chunk in chunks) == 3
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks if "usage" in chunk] == [12]
+    assert "usage" in chunks[-1]
+
+
 def test_without_a_limit_it_fills_the_context() -> None:
     with running(max_model_len=50) as live:
         assert live.post(FIM, {"prompt": "def f"}).json()["usage"]["total_tokens"] == 50
         assert refused(live, FIM, {"prompt": "x" * 50})["param"] == "prompt"
+
+
+def test_a_prompt_is_cut_to_what_fits() -> None:
+    with running(max_model_len=50) as live:
+        asked = {"prompt": "ab" * 60, "truncate_prompt_tokens": -1}
+        assert live.post(FIM, asked).json()["usage"]["prompt_tokens"] == 49
+        error = refused(live, FIM, {"prompt": "x" * 20, "min_tokens": 31})
+        assert (error["param"], "(30)" in error["message"]) == ("min_tokens", True)
 
 
 # /v1/models

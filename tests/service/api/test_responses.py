@@ -252,6 +252,28 @@ def test_all_published_tools_are_known() -> None:
         ({"input": [{"role": "user", "content": "a", "phase": "x"}]}, "input[0].phase", ['"commentary"', '"x"']),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode", ['"standard"', '"pro"']),
         ({"reasoning": {"context": "current_turn"}}, "reasoning.context", ['"auto"', '"current_turn"']),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "custom", "name": "weather"}},
+            "tool_choice",
+            ['"weather"', "type custom"],
+        ),
+        (
+            {"tools": [{"type": "custom", "name": "patch"}], "tool_choice": {"type": "function", "name": "patch"}},
+            "tool_choice",
+            ['"patch"', "type function"],
+        ),
+        (
+            {
+                "tools": [TOOL],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [{"type": "custom", "name": "weather"}],
+                },
+            },
+            "tool_choice",
+            ["type custom"],
+        ),
         ({"tools": [{"type": "mcp"}], "tool_choice": "required"}, "tool_choice", ["there are none"]),
         (
             {"tools": [{"type": "mcp"}], "tool_choice": {"type": "mcp", "server_label": "x"}},
