@@ -160,10 +160,10 @@ def _as_user(message: Message) -> dict[str, Any]:
 
 
 def _with_answers(messages: Sequence[Message]) -> list[Message]:
-    """The messages with an empty answer between a result and a user message."""
+    """The messages with an empty answer between a result and a user message, unless that is the first of the user."""
     told: list[Message] = []
     for message in messages:
-        if message["role"] == "user" and told and told[-1]["role"] == "tool":
+        if message["role"] == "user" and told and told[-1]["role"] == "tool" and "user" in map(_role, told):
             told.append({"role": "assistant", "content": ""})
         told.append(message)
     return told

@@ -84,6 +84,17 @@ def test_results_are_beside_their_calls_and_a_user_after_them_follows_an_empty_a
         assert chat.encode(messages, tools=[TOOL]) == theirs(oracle, name, told, tools=[TOOL])
 
 
+@pytest.mark.parametrize("before", [[], [SYSTEM]], ids=["nothing", "system"])
+def test_a_first_user_message_after_a_result_follows_no_answer(
+    before: list[Json], directory: Path, tokenizer: Tokenizer, oracle: PreTrainedTokenizerBase
+) -> None:
+    """A client that trims its history may begin with a call."""
+    name = "mistral-7b-v0.3"
+    messages = [*before, *CALLED[1:], USER, *CALLED[1:], ANSWER, USER]
+    ids = chat_of(name, directory, tokenizer).encode(messages, tools=[TOOL])
+    assert ids == theirs(oracle, name, messages, tools=[TOOL])
+
+
 def test_calls_of_neighbours_are_calls_of_one_message(directory: Path, tokenizer: Tokenizer) -> None:
     chat = chat_of("mistral-7b-v0.3", directory, tokenizer)
     other = {**CALL, "id": "ABCDEFGH2"}
