@@ -87,7 +87,7 @@ def order_of(rendered: Rendered, called: Sequence[Message]) -> Order:
     answered = not takes("user", before=called) and takes("user", before=[*called, silent])
     endings = () if START in late else (called, (called[0], {"role": "assistant", "content": "Hello"}))
     unsaid = frozenset(ending[-1]["role"] for ending in endings if leaves_out_system(*ending))
-    return Order(frozenset(refused | ({"user"} if START in late else set())), frozenset(late), answered, unsaid)
+    return Order(frozenset(refused), frozenset(late), answered, unsaid)
 
 
 def _role(message: Message) -> str:
@@ -134,7 +134,7 @@ def texts_beside_calls(messages: Sequence[Message], *, merges: bool) -> list[int
 def with_late_systems(messages: Sequence[Message], after: Collection[str]) -> list[Message]:
     """The messages, where a system message after one of these roles is a user message.
 
-    Results stay beside their calls.
+    If no system message may be the first, its text begins the next user message. Results stay beside their calls.
     """
     told: list[Message] = []
     late: list[Message] = []
@@ -143,6 +143,8 @@ def with_late_systems(messages: Sequence[Message], after: Collection[str]) -> li
         if message["role"] == "system" and (late or before in after):
             late.append(_as_user(message))
             continue
+        if message["role"] == "user" and late and START in after:
+            message, late = {**message, **merged([*late, message])}, []
         if message["role"] != "tool":
             told, late = told + late, []
         told.append(message)

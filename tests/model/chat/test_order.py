@@ -64,6 +64,18 @@ def test_a_template_that_refuses_nothing_gets_the_messages_as_they_are(
     assert chat_of(name, directory, tokenizer).encode(messages) == theirs(oracle, name, messages)
 
 
+@pytest.mark.parametrize(("roles", "joined"), [("uu", []), ("suu", [1]), ("ssuu", [2, 1]), ("uuasu", [4]), ("sau", [])])
+def test_only_the_text_of_a_system_message_is_merged_where_a_template_takes_none(
+    roles: str, joined: list[int], directory: Path, tokenizer: Tokenizer, oracle: PreTrainedTokenizerBase
+) -> None:
+    messages = told = spoken(roles)
+    for index in joined:
+        joint = "\n\n".join(message["content"] for message in told[index - 1 : index + 1])
+        told = [*told[: index - 1], {"role": "user", "content": joint}, *told[index + 1 :]]
+    told = [{**message, "role": message["role"].replace("system", "user")} for message in told]
+    assert chat_of("phi-3-mini", directory, tokenizer).encode(messages) == theirs(oracle, "phi-3-mini", told)
+
+
 def test_a_system_message_that_a_template_takes_first_only_is_a_user_message_of_its_own(
     directory: Path, tokenizer: Tokenizer, oracle: PreTrainedTokenizerBase
 ) -> None:
