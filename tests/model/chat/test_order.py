@@ -165,6 +165,33 @@ def test_a_system_message_is_in_the_last_user_message_of_each_round(
     assert SYSTEM["content"] in oracle.decode(ids)
 
 
+@pytest.mark.parametrize("others", [[], [ANSWER], [ANSWER, USER]], ids=["alone", "answer", "answer and user"])
+@pytest.mark.parametrize("name", ["gemma3", "llama-2", "mistral-7b-v0.3"])
+def test_a_system_message_before_no_user_message_is_one(
+    others: list[Json], name: str, directory: Path, tokenizer: Tokenizer, oracle: PreTrainedTokenizerBase
+) -> None:
+    """The templates leave it out, or refuse the answer."""
+    told = [{**SYSTEM, "role": "user"}, *others]
+    assert chat_of(name, directory, tokenizer).encode([SYSTEM, *others]) == theirs(oracle, name, told)
+
+
+def test_a_system_message_stays_one_before_answers_where_a_template_takes_it(
+    directory: Path, tokenizer: Tokenizer, oracle: PreTrainedTokenizerBase
+) -> None:
+    for name, messages in (("qwen3_8", [SYSTEM, ANSWER, USER]), ("cohere", [SYSTEM])):
+        assert chat_of(name, directory, tokenizer).encode(messages) == theirs(oracle, name, messages)
+
+
+@pytest.mark.parametrize("results", [CALLED[1:], [*CALLED[1:], *CALLED[1:]], [*CALLED[1:], ANSWER]])
+def test_a_system_message_before_calls_without_a_user_is_a_user_message(
+    results: list[Json], directory: Path, tokenizer: Tokenizer, oracle: PreTrainedTokenizerBase
+) -> None:
+    """Mistral's template leaves it out, or refuses the answer."""
+    name = "mistral-7b-v0.3"
+    told = [{**SYSTEM, "role": "user"}, *results]
+    assert chat_of(name, directory, tokenizer).encode([SYSTEM, *results]) == theirs(oracle, name, told)
+
+
 @pytest.mark.parametrize("file", ["spm-v3", "tekken-v3"])
 @pytest.mark.parametrize("kind", ["ordinary", "results", "second call"])
 def test_rounds_have_the_words_of_mistral_common(kind: str, file: str, tmp_path: Path) -> None:
