@@ -135,6 +135,17 @@ def test_texts_beside_calls_that_a_template_leaves_out_are_known(
     assert chat.left_out(CALLED) == chat.left_out([USER, {**CALLED[1], "content": " \n"}, *CALLED[2:]]) == []
 
 
+@pytest.mark.parametrize("name", ["llama3_1", "llama3_2"])
+def test_a_text_that_a_template_writes_with_the_tools_is_not_named(
+    name: str, directory: Path, tokenizer: Tokenizer
+) -> None:
+    """Llama's template writes the text of the first message after the tools, whatever its role."""
+    chat, messages = chat_of(name, directory, tokenizer), [SYSTEM, {**CALLED[1], "content": TEXT}, CALLED[2]]
+    for tools, left in (([TOOL], []), (None, [1])):
+        assert (TEXT in chat.render(messages, tools=tools)) == (not left)
+        assert chat.left_out(messages, tools) == left
+
+
 def test_the_text_of_a_neighbour_of_calls_is_left_out_where_they_are_merged(
     directory: Path, tokenizer: Tokenizer
 ) -> None:
