@@ -94,7 +94,14 @@ class JinjaChat:
         return self._renderer(**options)(self._fitted(messages, options.get("tools")))
 
     def left_out(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[int]:
-        return self._template_for(tools).needs.left_out(messages)
+        found = self._template_for(tools).needs.left_out(messages)
+        secret = {index: secrets.token_hex(16) for index in found}
+        told = [{**message, "content": secret.get(n, message["content"])} for n, message in enumerate(messages)]
+        try:
+            words = self.render(told, tools=tools) if found else ""
+        except ParameterError:  # without the variables of the request
+            return found
+        return [index for index in found if secret[index] not in words]
 
     def _fitted(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> list[Message]:
         known = checked(messages)

@@ -16,8 +16,8 @@ from model.errors import ParameterError
 BLANK_LINE = "\n\n"
 SPOKEN = ("assistant", "tool")
 
-START = ""
-"""In place of the role before the first message."""
+START = END = ""
+"""In place of the role before the first message, and after the last."""
 LATE: Mapping[Sequence[str], Sequence[Sequence[str]]] = MappingProxyType(
     {
         (START,): (("system", "user"),),
@@ -26,6 +26,8 @@ LATE: Mapping[Sequence[str], Sequence[Sequence[str]]] = MappingProxyType(
     }
 )
 """Roles before a system message -> the roles of conversations that have it."""
+EARLY: Mapping[str, Sequence[str]] = MappingProxyType({END: (), "assistant": ("assistant", "user")})
+"""The first role of a user's message or an answer -> the roles of a conversation after its system message."""
 TWICE: Mapping[str, Sequence[str]] = MappingProxyType(
     {
         "system": ("system", "system", "user"),
@@ -44,6 +46,7 @@ class Order(NamedTuple):
 
     `merged`: the roles of which two messages in a row become one.
     `late_after`: the roles after which a system message becomes a user message.
+    `early_before`: the role of the first user message or answer before which a system message becomes a user message.
     `answered`: a user message after a result needs an empty answer between them.
     `unsaid_before`: the roles of a last message with which the system message is left out. Its text then begins the
     last user message.
@@ -51,11 +54,14 @@ class Order(NamedTuple):
 
     merged: Collection[str] = ()
     late_after: Collection[str] = ()
+    early_before: Collection[str] = ()
     answered: bool = False
     unsaid_before: Collection[str] = ()
 
     def fitted(self, messages: Sequence[Message]) -> list[Message]:
         told = with_late_systems(messages, self.late_after)
+        if told[0]["role"] == "system" and _first_spoken(told) in self.early_before:
+            told[0] = _as_user(told[0])
         told = [each for role, same in groupby(told, _role) for each in self._joined(role, [*same])]
         told = _with_answers(told) if self.answered else told
         return _with_system_in_user(told) if told[-1]["role"] in self.unsaid_before else told
@@ -83,11 +89,12 @@ def order_of(rendered: Rendered, called: Sequence[Message]) -> Order:
     once = {role: takes(*(each for each, _ in groupby(roles))) for role, roles in TWICE.items()}
     refused = {role for role, roles in TWICE.items() if once[role] and not takes(*roles)}
     late = {role for before, trials in LATE.items() for role in before if not all(takes(*roles) for roles in trials)}
+    early = {role for role, roles in EARLY.items() if takes("user", *roles) and not takes("system", *roles)}
     silent = {"role": "assistant", "content": ""}
     answered = not takes("user", before=called) and takes("user", before=[*called, silent])
     endings = () if START in late else (called, (called[0], {"role": "assistant", "content": "Hello"}))
     unsaid = frozenset(ending[-1]["role"] for ending in endings if leaves_out_system(*ending))
-    return Order(frozenset(refused | ({"user"} if START in late else set())), frozenset(late), answered, unsaid)
+    return Order(frozenset(refused), frozenset(late), frozenset(early), answered, unsaid)
 
 
 def _role(message: Message) -> str:
@@ -134,7 +141,7 @@ def texts_beside_calls(messages: Sequence[Message], *, merges: bool) -> list[int
 def with_late_systems(messages: Sequence[Message], after: Collection[str]) -> list[Message]:
     """The messages, where a system message after one of these roles is a user message.
 
-    Results stay beside their calls.
+    If no system message may be the first, its text begins the next user message. Results stay beside their calls.
     """
     told: list[Message] = []
     late: list[Message] = []
@@ -143,27 +150,35 @@ def with_late_systems(messages: Sequence[Message], after: Collection[str]) -> li
         if message["role"] == "system" and (late or before in after):
             late.append(_as_user(message))
             continue
+        if message["role"] == "user" and late and START in after:
+            message, late = {**message, **merged([*late, message])}, []
         if message["role"] != "tool":
             told, late = told + late, []
         told.append(message)
     return told + late
 
 
+def _first_spoken(messages: Sequence[Message]) -> str:
+    """The role of the first message of the user, or the first answer without calls."""
+    texts = (message for message in messages if not message.get("tool_calls"))
+    return next((role for role in map(_role, texts) if role in ("user", "assistant")), END)
+
+
 def _as_user(message: Message) -> dict[str, Any]:
     if PARTS in message:
         raise ParameterError(
             "messages",
-            "a system message after an answer has a thinking part, which only one before all answers may have: "
-            "send it as text, or leave it out",
+            "a system message that this model takes as a user message has a thinking part: send it as text, "
+            "or leave it out",
         )
     return {"role": "user", "content": message["content"]}
 
 
 def _with_answers(messages: Sequence[Message]) -> list[Message]:
-    """The messages with an empty answer between a result and a user message."""
+    """The messages with an empty answer between a result and a user message, unless that is the first of the user."""
     told: list[Message] = []
     for message in messages:
-        if message["role"] == "user" and told and told[-1]["role"] == "tool":
+        if message["role"] == "user" and told and told[-1]["role"] == "tool" and "user" in map(_role, told):
             told.append({"role": "assistant", "content": ""})
         told.append(message)
     return told

@@ -64,6 +64,18 @@ def test_a_template_that_refuses_nothing_gets_the_messages_as_they_are(
     assert chat_of(name, directory, tokenizer).encode(messages) == theirs(oracle, name, messages)
 
 
+@pytest.mark.parametrize(("roles", "joined"), [("uu", []), ("suu", [1]), ("ssuu", [2, 1]), ("uuasu", [4]), ("sau", [])])
+def test_only_the_text_of_a_system_message_is_merged_where_a_template_takes_none(
+    roles: str, joined: list[int], directory: Path, tokenizer: Tokenizer, oracle: PreTrainedTokenizerBase
+) -> None:
+    messages = told = spoken(roles)
+    for index in joined:
+        joint = "\n\n".join(message["content"] for message in told[index - 1 : index + 1])
+        told = [*told[: index - 1], {"role": "user", "content": joint}, *told[index + 1 :]]
+    told = [{**message, "role": message["role"].replace("system", "user")} for message in told]
+    assert chat_of("phi-3-mini", directory, tokenizer).encode(messages) == theirs(oracle, "phi-3-mini", told)
+
+
 def test_a_system_message_that_a_template_takes_first_only_is_a_user_message_of_its_own(
     directory: Path, tokenizer: Tokenizer, oracle: PreTrainedTokenizerBase
 ) -> None:
@@ -82,6 +94,17 @@ def test_results_are_beside_their_calls_and_a_user_after_them_follows_an_empty_a
     told = [*CALLED, {"role": "assistant", "content": ""}, extra]
     for messages in ([*CALLED, *spoken(late)], [*CALLED[:2], *spoken(late.replace("u", "s")), CALLED[2]]):
         assert chat.encode(messages, tools=[TOOL]) == theirs(oracle, name, told, tools=[TOOL])
+
+
+@pytest.mark.parametrize("before", [[], [SYSTEM]], ids=["nothing", "system"])
+def test_a_first_user_message_after_a_result_follows_no_answer(
+    before: list[Json], directory: Path, tokenizer: Tokenizer, oracle: PreTrainedTokenizerBase
+) -> None:
+    """A client that trims its history may begin with a call."""
+    name = "mistral-7b-v0.3"
+    messages = [*before, *CALLED[1:], USER, *CALLED[1:], ANSWER, USER]
+    ids = chat_of(name, directory, tokenizer).encode(messages, tools=[TOOL])
+    assert ids == theirs(oracle, name, messages, tools=[TOOL])
 
 
 def test_calls_of_neighbours_are_calls_of_one_message(directory: Path, tokenizer: Tokenizer) -> None:
@@ -112,6 +135,17 @@ def test_texts_beside_calls_that_a_template_leaves_out_are_known(
     assert chat.left_out(CALLED) == chat.left_out([USER, {**CALLED[1], "content": " \n"}, *CALLED[2:]]) == []
 
 
+@pytest.mark.parametrize("name", ["llama3_1", "llama3_2"])
+def test_a_text_that_a_template_writes_with_the_tools_is_not_named(
+    name: str, directory: Path, tokenizer: Tokenizer
+) -> None:
+    """Llama's template writes the text of the first message after the tools, whatever its role."""
+    chat, messages = chat_of(name, directory, tokenizer), [SYSTEM, {**CALLED[1], "content": TEXT}, CALLED[2]]
+    for tools, left in (([TOOL], []), (None, [1])):
+        assert (TEXT in chat.render(messages, tools=tools)) == (not left)
+        assert chat.left_out(messages, tools) == left
+
+
 def test_the_text_of_a_neighbour_of_calls_is_left_out_where_they_are_merged(
     directory: Path, tokenizer: Tokenizer
 ) -> None:
@@ -140,6 +174,33 @@ def test_a_system_message_is_in_the_last_user_message_of_each_round(
     ids = chat_of(name, directory, tokenizer).encode(messages, tools=[TOOL])
     assert ids == theirs(oracle, name, with_system(messages, last), tools=[TOOL])
     assert SYSTEM["content"] in oracle.decode(ids)
+
+
+@pytest.mark.parametrize("others", [[], [ANSWER], [ANSWER, USER]], ids=["alone", "answer", "answer and user"])
+@pytest.mark.parametrize("name", ["gemma3", "llama-2", "mistral-7b-v0.3"])
+def test_a_system_message_before_no_user_message_is_one(
+    others: list[Json], name: str, directory: Path, tokenizer: Tokenizer, oracle: PreTrainedTokenizerBase
+) -> None:
+    """The templates leave it out, or refuse the answer."""
+    told = [{**SYSTEM, "role": "user"}, *others]
+    assert chat_of(name, directory, tokenizer).encode([SYSTEM, *others]) == theirs(oracle, name, told)
+
+
+def test_a_system_message_stays_one_before_answers_where_a_template_takes_it(
+    directory: Path, tokenizer: Tokenizer, oracle: PreTrainedTokenizerBase
+) -> None:
+    for name, messages in (("qwen3_8", [SYSTEM, ANSWER, USER]), ("cohere", [SYSTEM])):
+        assert chat_of(name, directory, tokenizer).encode(messages) == theirs(oracle, name, messages)
+
+
+@pytest.mark.parametrize("results", [CALLED[1:], [*CALLED[1:], *CALLED[1:]], [*CALLED[1:], ANSWER]])
+def test_a_system_message_before_calls_without_a_user_is_a_user_message(
+    results: list[Json], directory: Path, tokenizer: Tokenizer, oracle: PreTrainedTokenizerBase
+) -> None:
+    """Mistral's template leaves it out, or refuses the answer."""
+    name = "mistral-7b-v0.3"
+    told = [{**SYSTEM, "role": "user"}, *results]
+    assert chat_of(name, directory, tokenizer).encode([SYSTEM, *results]) == theirs(oracle, name, told)
 
 
 @pytest.mark.parametrize("file", ["spm-v3", "tekken-v3"])
