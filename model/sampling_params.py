@@ -92,7 +92,7 @@ MAX_ALLOWED_TOKENS = 1024
 MAX_BAD_WORDS = 128
 BIAS_LIMIT = 100.0
 MAX_GRAMMAR_CHARS = 2**17
-MAX_PATTERN_SIZE = 2048
+MAX_PATTERN_SIZE = 512
 MAX_PATTERN_COUNT = 1000
 FREE_END = '{"end": "free"'
 """The beginning of a grammar that does not say where the output ends."""

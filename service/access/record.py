@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Literal
+from urllib.parse import quote
 
 from starlette.requests import ClientDisconnect
 from starlette.routing import compile_path
@@ -71,8 +72,14 @@ class Policies:
 
 MAX_IGNORED = 16
 """As many ignored fields are in the header."""
+MAX_PATH_CHARS = 64
 CLIENT_GONE = 499
 """The status in the log when a client disconnects before the response; nginx uses this number."""
+
+
+def printable(path: str) -> str:
+    """The path of a field, which clients choose, as headers, logs and metrics have it."""
+    return quote(path, safe="[]")[:MAX_PATH_CHARS] or '""'
 
 
 @dataclass(slots=True)
@@ -219,7 +226,7 @@ class RequestMiddleware:
         except Exception as error:
             failure = as_api_error(error)
             if failure.status == 400 and failure.param is not None:
-                record.refused = (failure.param,)
+                record.refused = (printable(failure.param),)
             response = error_response(failure, record.policy.dialect)
             if record.status is None:
                 await response(scope, receive, send)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args
-from urllib.parse import quote
 
 from pydantic import (
     AfterValidator,
@@ -22,7 +21,7 @@ from pydantic_core import PydanticCustomError
 
 from model.errors import quoted
 from model.sampling_params import PARAMETERS
-from service.access.record import MAX_IGNORED
+from service.access.record import MAX_IGNORED, printable
 from service.errors.errors import InvalidRequest
 from service.errors.refusals import unknown_fields
 from service.errors.wording import either
@@ -253,16 +252,13 @@ def check_prompts(name: str, prompts: list[str] | list[TokenIds]) -> int:
     return len(prompts)
 
 
-MAX_NAME_CHARS = 64
-
-
 def ignored_fields(body: Body) -> tuple[str, ...]:
     """The paths of the fields without effect, such as "messages[0].mood", as a header can have them.
 
     They are one more than a header names, if there are so many.
     """
     paths = islice(_paths(body, ""), MAX_IGNORED + 1)
-    return tuple(quote(path, safe="[]")[:MAX_NAME_CHARS] or '""' for path in paths)
+    return tuple(map(printable, paths))
 
 
 def _paths(body: Body, before: str) -> Iterator[str]:

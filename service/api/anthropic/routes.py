@@ -278,7 +278,8 @@ async def messages(request: Request, body: MessagesBody) -> Response:
 
     def shape(served: ServedModel, name: str) -> MessageShape:
         edits = applied if body.context_management else None
-        return MessageShape(name, reader_of(served, body.calls), body.shows_thoughts, edits)
+        n_prompt = request.scope["noria.record"].prompt_tokens
+        return MessageShape(name, reader_of(served, body.calls), body.shows_thoughts, edits, n_prompt)
 
     return await answer(request, body, of_chat(body.chat, made), shape)
 

@@ -34,12 +34,14 @@ class MessageShape(TypedEvents):
     """Writes `message` objects, and the events that build one. With a `reader` the text may contain tool calls.
 
     Without `shows_thoughts` the blocks of thoughts are empty. `edits` is the report of edits, if the request has any.
+    `n_prompt` is the number of the prompt's tokens.
     """
 
     model: str
     reader: CallReader | None = None
     shows_thoughts: bool = True
     edits: Sequence[AppliedEdit] | None = None
+    n_prompt: int = 0
     id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
     _begun: bool = False  # whether `message_start` was sent
     _blocks: list[Content] = field(default_factory=list)  # the complete ones
@@ -47,8 +49,8 @@ class MessageShape(TypedEvents):
     _parts: list[str] = field(default_factory=list)  # its text so far
 
     def keep_alive(self) -> tuple[bytes, float]:
-        """`message_start`, whose usage has nothing computed yet, then pings: the client must see events."""
-        events = self.opening(0, Usage()) or [{"type": "ping"}]
+        """`message_start`, whose usage counts the prompt only, then pings: the client must see events."""
+        events = self.opening(0, Usage(self.n_prompt)) or [{"type": "ping"}]
         return b"".join(map(self.frame, events)), PING_SECONDS
 
     def opening(self, index: int, usage: Usage) -> list[Json]:

@@ -190,8 +190,11 @@ class Sequence:
             return (), None
         before = len(self.tokens) - self.n_prompt
         for n, token in enumerate(sampled, start=1):
+            reason = ending(self.params, token, before + n)
             repeats = self.repetition is not None and self.repetition.observe(token)
-            if (reason := ending(self.params, token, before + n, repeats)) is not None:
+            if repeats and before + n >= self.params.min_tokens:
+                reason = reason or "repetition"
+            if reason is not None:
                 break
         self.tokens += sampled[:n]
         self.assumed = False
@@ -224,42 +227,34 @@ class Sequence:
 
 
 class EndRule(NamedTuple):
-    """A rule that ends outputs.
-
-    `reason` takes the parameters, a sampled token, which token of the output it is, and whether the output repeats.
-    """
+    """A rule that ends outputs. `reason` takes the parameters, a sampled token, and which token of the output it is."""
 
     parameters: frozenset[str]
-    reason: Callable[[SamplingParams, int, int, bool], str | None]
+    reason: Callable[[SamplingParams, int, int], str | None]
 
 
-def _stop_token(params: SamplingParams, token: int, n: int, repeats: bool) -> str | None:
+def _stop_token(params: SamplingParams, token: int, n: int) -> str | None:
     return "stop" if token in params.stop_tokens else None
 
 
-def _max_tokens(params: SamplingParams, token: int, n: int, repeats: bool) -> str | None:
+def _max_tokens(params: SamplingParams, token: int, n: int) -> str | None:
     return "length" if n >= params.max_tokens else None
-
-
-def _repetition(params: SamplingParams, token: int, n: int, repeats: bool) -> str | None:
-    return "repetition" if repeats and n >= params.min_tokens else None
 
 
 END_RULES = (
     EndRule(frozenset({"stop_token_ids"}), _stop_token),
     EndRule(frozenset({"max_tokens"}), _max_tokens),
-    EndRule(frozenset({"repetition_detection"}), _repetition),
 )
 """The rules of the parameters whose stage is the end; the first that applies gives the reason."""
 _IN_THE_SERVICE = frozenset({"stop", "include_stop_str_in_output", "ignore_eos"})
 """The service implements these: it knows the text, and the model's end tokens."""
-_IN_THE_SCHEDULER = frozenset({"prompt_lookup_num_tokens", "return_progress"})
+_IN_THE_SCHEDULER = frozenset({"prompt_lookup_num_tokens", "return_progress", "repetition_detection"})
 
 
-def ending(params: SamplingParams, token: int, n: int, repeats: bool) -> str | None:
+def ending(params: SamplingParams, token: int, n: int) -> str | None:
     """The reason to end an output with `token`, its n-th; None if the output goes on."""
     for rule in END_RULES:
-        if (reason := rule.reason(params, token, n, repeats)) is not None:
+        if (reason := rule.reason(params, token, n)) is not None:
             return reason
     return None
 

@@ -89,12 +89,12 @@ def test_other_ends_come_first(more: dict[str, object], n_tokens: int, finish: s
 @pytest.mark.parametrize(
     ("sizes", "field", "limits"),
     [
-        ((2049, 1, 2), "max_pattern_size", "between 0 and 2048, got 2049"),
+        ((513, 1, 2), "max_pattern_size", "between 0 and 512, got 513"),
         ((4, 5, 2), "min_pattern_size", "between 0 and 4, got 5"),
         ((0, 1, 0), "min_pattern_size", "between 0 and 0, got 1"),
         ((4, 1, 1), "min_count", "between 2 and 1000, got 1"),
         ((4, 1, 1001), "min_count", "between 2 and 1000, got 1001"),
-        ((-1, 0, 2), "max_pattern_size", "between 0 and 2048, got -1"),
+        ((-1, 0, 2), "max_pattern_size", "between 0 and 512, got -1"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(sizes: tuple[int, int, int], field: str, limits: str) -> None:

@@ -166,7 +166,8 @@ def test_a_silent_message_has_begun_and_pings(silent: Live) -> None:
         with hurried():
             rest = [event for event in events if event["type"] != "ping"]
     assert start["type"] == "message_start"
-    assert not any(start["message"]["usage"].values())
+    usage = start["message"]["usage"]
+    assert {name: count for name, count in usage.items() if count} == {"input_tokens": len("u:;a:") + 400}
     assert [event["type"] for event in (rest[0], rest[-1])] == ["content_block_start", "message_stop"]
     usage = rest[-2]["usage"]
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == len("u:;a:") + 400

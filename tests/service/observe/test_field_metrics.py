@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from service.observe.field_metrics import MAX_UNKNOWN, MAX_UNKNOWN_OF_SENDER, OTHER_FIELD, FieldMetrics
+from service.observe.field_metrics import MAX_AGE_SECONDS, MAX_UNKNOWN, MAX_UNKNOWN_OF_SENDER, OTHER_FIELD, FieldMetrics
 from tests.service.live import USER, Live
 from tests.waiting import eventually
 
@@ -20,6 +20,7 @@ CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
         (CHAT, {"messages": USER, "reasoning_effort": "low"}, "reasoning_effort", "ignored"),
         (RESPONSES, {"input": "a", "text": {"verbosity": "low"}}, "text.verbosity", "ignored"),
         (RESPONSES, {"input": "a", "text": {"verbosity": "loud"}}, "text.verbosity", "refused"),
+        (CHAT, {"messages": USER, "é 1": 1}, "%C3%A9%201", "refused"),
     ],
 )
 def test_a_request_counts_once_for_each_field(live: Live, path: str, body: Any, field: str, outcome: str) -> None:
@@ -45,7 +46,7 @@ def test_series_are_bounded_and_real_names_stay_visible() -> None:
     for n in range(1000):
         fields.observe("hostile", CHAT, [f"x{n}"], "refused")
     assert count(OTHER_FIELD) == 1000 - MAX_UNKNOWN_OF_SENDER
-    fields.observe("honest", CHAT, ["messages[3].pre fix"], "refused")
+    fields.observe("honest", CHAT, ["messages[3].pre%20fix"], "refused")
     assert count("messages.pre%20fix") == 1
     for n in range(1000):
         fields.observe(f"hostile{n}", CHAT, [f"y{n}"], "refused")
@@ -53,3 +54,22 @@ def test_series_are_bounded_and_real_names_stay_visible() -> None:
     assert count("text.verbosity") == 1
     series = [sample for family in registry.collect() for sample in family.samples if sample.name.endswith("_total")]
     assert len(series) == MAX_UNKNOWN + 2
+
+
+def test_names_of_the_past_give_way() -> None:
+    registry, now = CollectorRegistry(), [0.0]
+    fields = FieldMetrics(registry, lambda: now[0])
+
+    def labels() -> set[str]:
+        return {sample.labels["field"] for family in registry.collect() for sample in family.samples}
+
+    for n in range(MAX_UNKNOWN):
+        fields.observe(f"sender{n % 4}", CHAT, [f"x{n}"], "refused")
+        fields.observe(f"sender{n % 4}", RESPONSES, [f"x{n}"], "ignored")
+    fields.observe("new", CHAT, ["mood"], "ignored")
+    assert "mood" not in labels()
+    now[0] = MAX_AGE_SECONDS
+    fields.observe("sender0", CHAT, ["x0"], "refused")
+    now[0] += 1
+    fields.observe("new", CHAT, ["mood"], "ignored")
+    assert labels() == {OTHER_FIELD, "x0", "mood"}
