@@ -59,7 +59,7 @@ CHAT = "/v1/chat/completions"
         ({"user": "x" * 513}, "user", ["512"]),
         ({"repetition_detection": 3}, "repetition_detection", ["object", "3"]),
         ({"repetition_detection": {"max_pattern": 3}}, "repetition_detection.max_pattern", ["max_pattern_size"]),
-        ({"repetition_detection": {"max_pattern_size": 2049}}, "repetition_detection.max_pattern_size", ["2048"]),
+        ({"repetition_detection": {"max_pattern_size": 513}}, "repetition_detection.max_pattern_size", ["512"]),
         ({"repetition_detection": {"max_pattern_size": 3}}, "repetition_detection.min_count", ["2", "got 0"]),
         ({"repetition_detection": {"min_pattern_size": 1}}, "repetition_detection.min_pattern_size", ["0", "got 1"]),
         ({"repetition_detection": {"min_count": True}}, "repetition_detection.min_count", ["integer", "true"]),
