@@ -174,7 +174,7 @@ def _check_numbers(value: Any) -> Any:
     for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         _check_numbers(item)
     if isinstance(value, float) and not math.isfinite(value):
-        raise unsupported(None, "must have finite numbers only")
+        raise unsupported(None, "must have finite numbers only: others are not JSON")
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         raise unsupported(None, f"must have integers of at most 64 bits, got {quoted(value)}")
     return value

@@ -129,7 +129,7 @@ CASES = {
     "a schema beyond grammars": of_each(must_be, {"type": "strin"}, fields=FORMATS, words="enforced strin"),
     "x-guidance in a schema": of_each(must_be, {"x-guidance": 1}, fields=FORMATS, words="x-guidance 1"),
     "a schema too large": of_each(must_be, LARGE, fields=FORMATS, words="131072 200"),
-    "a schema that is no JSON": of_each(must_be, {"const": float("nan")}, fields=NO_JSON, words=""),
+    "a schema that is no JSON": of_each(must_be, {"const": float("nan")}, fields=NO_JSON, words="not JSON"),
     "many calls in a message": of_each(
         calls, 129, {}, fields=["messages[1].tool_calls", "input", "messages"], words="128 129"
     ),
