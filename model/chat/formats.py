@@ -69,7 +69,7 @@ class ChatFormat(Protocol):
         ...
 
     def left_out(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[int]:
-        """Indices of messages of the assistant whose text the prompt lacks, because there are calls beside it."""
+        """The indices of the assistant's messages whose text is not in the prompt, because the message has calls, too."""
         ...
 
 

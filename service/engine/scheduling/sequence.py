@@ -241,10 +241,7 @@ def _max_tokens(params: SamplingParams, token: int, n: int) -> str | None:
     return "length" if n >= params.max_tokens else None
 
 
-END_RULES = (
-    EndRule(frozenset({"stop_token_ids"}), _stop_token),
-    EndRule(frozenset({"max_tokens"}), _max_tokens),
-)
+END_RULES = (EndRule(frozenset({"stop_token_ids"}), _stop_token), EndRule(frozenset({"max_tokens"}), _max_tokens))
 """The rules of the parameters whose stage is the end; the first that applies gives the reason."""
 _IN_THE_SERVICE = frozenset({"stop", "include_stop_str_in_output", "ignore_eos"})
 """The service implements these: it knows the text, and the model's end tokens."""
