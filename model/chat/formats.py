@@ -69,7 +69,7 @@ class ChatFormat(Protocol):
         ...
 
     def left_out(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[int]:
-        """The indices of the assistant's messages whose text is not in the prompt, because the message has calls, too."""
+        """The indices of messages of the assistant whose text is not in the prompt, because they have calls, too."""
         ...
 
 
