@@ -201,11 +201,13 @@ def pieces_of(reader: CallReader | None, text: str, *, final: bool) -> list[Piec
     return [text] if text else []
 
 
-def piece_json(piece: Piece) -> dict[str, Any]:
-    """A piece as the delta of a chat message. Mistral's packages demand a name in each; others append the empty one."""
+def piece_json(piece: Piece, *, always_named: bool = False) -> dict[str, Any]:
+    """A piece as the delta of a chat message. `always_named`: pieces after the first have an empty name, not none."""
     if isinstance(piece, str):
         return {"content": piece}
-    function = {"name": piece.name or "", "arguments": piece.arguments}
+    function = {"arguments": piece.arguments}
+    if piece.name is not None or always_named:
+        function["name"] = piece.name or ""
     known = {} if piece.id is None else {"id": piece.id, "type": "function"}
     return {"tool_calls": [{"index": piece.index, **known, "function": function}]}
 

@@ -215,6 +215,12 @@ def _default_format(request: Request) -> ReasoningFormat:
     return cast(ReasoningFormat, own or request.app.state.noria.settings.reasoning_format)
 
 
+def _is_mistrals(request: Request) -> bool:
+    """Whether the client is one of Mistral's packages. They fail at a piece of a call without a name, and OpenAI's
+    package for Node at one with an empty name. No field tells them apart."""
+    return "mistral" in request.headers.get("user-agent", "").lower()
+
+
 @post(
     "/v1/chat/completions",
     body=ChatBody,
@@ -241,6 +247,7 @@ async def chat_completions(request: Request, body: ChatBody) -> Response:
             bool(body.return_token_ids),
             body.metadata,
             mistral=body.reasoning_format == "mistral",
+            always_named=body.reasoning_format == "mistral" or _is_mistrals(request),
             style=style_of(served) if body.calls.functions else None,
             thoughts=body.include_reasoning is not False,
             scores_prompt=body.prompt_logprobs is True,

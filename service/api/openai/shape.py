@@ -157,11 +157,13 @@ class ChatShape(OpenAIShape):
     """Writes `chat.completion` and `chat.completion.chunk` objects. With a `style` the text may contain tool calls.
 
     Without `thoughts` the answer leaves them out. `mistral`: they are chunks of the content, and a stream ends with
-    its usage, as in Mistral's API. `scores_prompt`: the choices have the prompt's logprobs, as there.
+    its usage, as in Mistral's API. `always_named`: each piece of a call has a name.
+    `scores_prompt`: the choices have the prompt's logprobs, as in Mistral's API.
     `n` is the number of choices, and `ended` are the indices of those that have ended.
     """
 
     mistral: bool = False
+    always_named: bool = False
     style: Style | None = None
     thoughts: bool = True
     scores_prompt: bool = False
@@ -220,7 +222,8 @@ class ChatShape(OpenAIShape):
             pieces += [{"content": delta.text}] if delta.text else []
         else:
             reader = self.readers.setdefault(index, CallReader(self.style))
-            pieces += [piece_json(piece) for piece in reader.feed(delta.text, final=finish is not None)]
+            read = reader.feed(delta.text, final=finish is not None)
+            pieces += [piece_json(piece, always_named=self.always_named) for piece in read]
             finish = reader.finish(finish)
         return pieces or ([{"content": ""}] if delta.scored or delta.tokens else []), finish
 

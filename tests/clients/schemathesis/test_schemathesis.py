@@ -18,7 +18,11 @@ CHECKS = (
     openapi_checks.response_schema_conformance,
     openapi_checks.negative_data_rejection,
 )
-UNLIMITED = {"/v1/chat/completions": "max_completion_tokens", "/v1/responses": "max_output_tokens"}
+UNLIMITED = {
+    "/v1/chat/completions": "max_completion_tokens",
+    "/v1/fim/completions": "max_tokens",
+    "/v1/responses": "max_output_tokens",
+}
 """The fields without which an answer may fill the context."""
 
 

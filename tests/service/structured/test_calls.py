@@ -320,6 +320,26 @@ def test_a_stream_has_deltas_with_ids_and_index(reciting: Live) -> None:
     assert scores == len(text)
 
 
+@pytest.mark.parametrize(
+    ("agent", "fields", "later"),
+    [
+        ("OpenAI/JS 7.57.0", {}, {"arguments"}),
+        ("speakeasy-sdk/python 3.7.0 2.935.1 1.0.0 mistralai", {}, {"arguments", "name"}),
+        ("OpenAI/JS 7.57.0", {"reasoning_format": "mistral"}, {"arguments", "name"}),
+    ],
+)
+def test_later_pieces_of_a_call_have_a_name_for_mistrals_packages(
+    reciting: Live, agent: str, fields: dict[str, Any], later: set[str]
+) -> None:
+    """Mistral's packages refuse a piece without a name, and OpenAI's package for Node one with an empty name."""
+    body = ask(TEXTS["hermes"][0], **fields)
+    chunks = reciting.events("/v1/chat/completions", body, headers={"user-agent": agent})
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    functions = [call["function"] for delta in deltas for call in delta.get("tool_calls", ())]
+    assert [each["name"] for each in functions if each.get("name")] == ["weather", "time.now"]
+    assert {frozenset(each) for each in functions if not each.get("name")} == {frozenset(later)}
+
+
 def test_calls_of_earlier_messages_go_to_the_model(reciting: Live) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "x"}'}, "index": 0}
     call["function"] |= {"parsed_arguments": {"city": "x"}}  # the openai package's
