@@ -81,7 +81,11 @@ def _operation(route: Route, parameters: list[str], schemas: Mapping[Any, Json])
         "summary": summary,
         **({"description": description} if description else {}),
         "parameters": [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in parameters
+            *({"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in parameters),
+            *(
+                {"name": name, "in": "query", "schema": {"type": "string", "enum": list(values)}}
+                for name, values in route.queries.items()
+            ),
         ],
         "responses": {**_answers(route, schemas), **_errors(route, schemas)},
         "security": _security(route),

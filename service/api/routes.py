@@ -5,8 +5,9 @@ The server, the metrics and the OpenAPI document read the declarations.
 
 import codecs
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import orjson
@@ -42,7 +43,7 @@ class Route:
     handler's. `answer` is the TypedDict of the JSON that is sent with one of `statuses` (`str`: plain text).
     `endless`: the answer is the data of events that are sent until the client goes.
     `body` is the type of the request's body, and `request` an example of it. `refusals` are statuses of errors that
-    few routes have.
+    few routes have. `queries` are the query's parameters, each with all its values.
     """
 
     path: str
@@ -57,6 +58,7 @@ class Route:
     request: Mapping[str, Any] | None = None
     endless: bool = False
     refusals: tuple[int, ...] = ()
+    queries: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.answer is not str and not is_typeddict(self.answer):
@@ -82,12 +84,13 @@ def get(
     methods: tuple[str, ...] = ("GET",),
     policy: Policy = Policy(),  # noqa: B008 - frozen
     endless: bool = False,
+    queries: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Callable[[Handler], Route]:
     """A decorator that turns a handler into the route of `GET path`, or of other methods without a body."""
 
     def declare(handler: Handler) -> Route:
         name, text = handler.__name__, inspect.getdoc(handler) or ""
-        return Route(path, methods, handler, name, text, policy, answer, statuses, endless=endless)
+        return Route(path, methods, handler, name, text, policy, answer, statuses, endless=endless, queries=queries)
 
     return declare
 

@@ -163,10 +163,11 @@ class Metrics:
         self._generated = 0
         self._restarted: Tally[str] = Tally()
         self._model: dict[str, str] | None = None
+        self._served: tuple[str, RunnerInfo] | None = None
         self._build = {"version": version(), "python": platform.python_version(), "torch": metadata.version("torch")}
         registry.register(self)
         self._vllm = CollectorRegistry()
-        self._vllm.register(VllmNames(registry, lambda: None if self._model is None else self._model["model"]))
+        self._vllm.register(VllmNames(registry, lambda: self._served))
         self._requests = Counter("noria_requests", "Requests by outcome.", ["outcome"], registry=registry)
         for outcome in OUTCOMES:
             self._requests.labels(outcome)
@@ -235,6 +236,7 @@ class Metrics:
     def describe_model(self, name: str, info: RunnerInfo) -> None:
         """Report the served model and how it runs."""
         limits = {"context": info.max_model_len, "sequences": info.max_sequences, "step_tokens": info.max_step_tokens}
+        self._served = name, info
         self.adapters.max_running = info.max_adapters
         facts = {label: str(info.description.get(label, "")) for label in DESCRIBED}
         self._model = {"model": name, **facts, **{label: str(limit) for label, limit in limits.items()}}

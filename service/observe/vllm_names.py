@@ -3,8 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.core import InfoMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
+
+from model.batch import RunnerInfo
 
 NAMES: Mapping[str, tuple[str, ...]] = {
     "noria_requests_running": ("num_requests_running",),
@@ -27,20 +30,33 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 
 
 class VllmNames(Collector):
-    """The metrics of `registry` that vLLM has too. `model` gives the served model's name; there are none without."""
+    """The metrics of `registry` that vLLM has too, and the cache's size.
 
-    def __init__(self, registry: CollectorRegistry, model: Callable[[], str | None]) -> None:
+    `served` gives the model's name and facts, or None before they are known: then there are no metrics.
+    """
+
+    def __init__(self, registry: CollectorRegistry, served: Callable[[], tuple[str, RunnerInfo] | None]) -> None:
         self._registry = registry
-        self._model = model
+        self._served = served
 
     def collect(self) -> Iterator[Metric]:
-        model = self._model()
-        for family in self._registry.collect() if model is not None else ():
+        if (served := self._served()) is None:
+            return
+        model, info = served
+        yield InfoMetricFamily("vllm:cache_config", "The KV cache: the largest pool of pages.", _cache(model, info))
+        for family in self._registry.collect():
             for name in NAMES.get(family.name, ()):
                 renamed = Metric(f"vllm:{name}", family.documentation, family.type)
                 samples = [sample for sample in family.samples if sample.labels.get("outcome") != "refused"]
-                renamed.samples.extend(_renamed(sample, family.name, renamed.name, str(model)) for sample in samples)
+                renamed.samples.extend(_renamed(sample, family.name, renamed.name, model) for sample in samples)
                 yield renamed
+
+
+def _cache(model: str, info: RunnerInfo) -> dict[str, str]:
+    """The labels of `vllm:cache_config_info` that autoscalers read."""
+    n_pages = max(pool.n_pages for pool in info.pools)
+    sizes = {"block_size": str(info.page_size), "num_gpu_blocks": str(n_pages)}
+    return {"model_name": model, "engine": "0", **sizes}
 
 
 def _renamed(sample: Sample, before: str, after: str, model: str) -> Sample:

@@ -171,8 +171,10 @@ class MessagesBody(ConversationBody, StreamBody):
 
     harmless = only(
         **ConversationBody.harmless,
+        billing_policy=(),
         container=(),
         diagnostics=({}, {"previous_message_id": None}),
+        fallbacks=([],),
         inference_geo=("global",),
         thread=(),
         service_tier=("auto", "standard_only"),

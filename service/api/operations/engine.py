@@ -88,7 +88,7 @@ async def engine_events(request: Request) -> Response:
         return EventStream(state.feed.frames(), stack.pop_all(), never, state.feed.framing)
 
 
-@get("/metrics", answer=str, policy=Policy(quiet=True))
+@get("/metrics", answer=str, policy=Policy(quiet=True), queries={"names": ["vllm"]})
 async def metrics(request: Request) -> Response:
     """Report metrics as Prometheus reads them
 

@@ -5,6 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from service.engine.messages import Stats
 from service.observe.metrics import Metrics
+from tests.fakes import make_info
 from tests.service.live import Live, idle
 from tests.waiting import eventually
 
@@ -50,12 +51,23 @@ def test_values_are_the_same(live: Live) -> None:
     assert {name.partition(":")[0] for name, _ in theirs} == {"vllm"}
 
 
+def test_the_cache_has_its_size() -> None:
+    """In vLLM, block_size times num_gpu_blocks is the number of tokens that fit."""
+    metrics = Metrics(Stats)
+    metrics.describe_model("fake", make_info(page_size=4, pools=((8, 16), (None, 64))))
+    found = samples(metrics.render(vllm=True).decode())
+    labels = MODEL | {"block_size": "4", "num_gpu_blocks": "64"}
+    assert found["vllm:cache_config_info", frozenset(labels.items())] == 1
+
+
 def test_there_is_nothing_before_the_model_is_known() -> None:
     assert Metrics(Stats).render(vllm=True) == b""
 
 
 @pytest.mark.parametrize("names", ["sglang", "", "VLLM"])
 def test_other_names_are_refused(live: Live, names: str) -> None:
+    (declared,) = live.http.get("/openapi.json").json()["paths"]["/metrics"]["get"]["parameters"]
+    assert declared == {"name": "names", "in": "query", "schema": {"type": "string", "enum": ["vllm"]}}
     response = live.http.get("/metrics", params={"names": names})
     assert response.status_code == 400
     assert (response.json()["error"]["param"], f'"{names}"' in response.json()["error"]["message"]) == ("names", True)
