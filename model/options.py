@@ -188,7 +188,7 @@ class RunnerOptions:
         least=0,
     )
     prompt_lookup: str = option(
-        "off",
+        "auto",
         "Draft tokens for requests without prompt_lookup_num_tokens. auto: where they pay, with compiled CPU kernels, "
         "whose answers they do not change.",
         choices=("auto", "off"),

@@ -95,6 +95,8 @@ class Step:
         `n_kept` pages stay for the sequences of other steps in flight, one for each.
         """
         for sequence, (_, stop) in self.parts.items():
+            if pays.is_spent:
+                return
             params = sequence.params
             limit = min(params.prompt_lookup_num_tokens or 0, params.max_tokens - sequence.n_output - 1)
             if sequence.lookup is None or limit < 1 or stop < sequence.length:

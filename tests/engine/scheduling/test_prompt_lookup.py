@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.engine.scheduling.prompt_lookup import CANDIDATES, MATCHES, DraftBudget, PromptLookup
+from service.engine.scheduling.prompt_lookup import CANDIDATES, GAIN, MATCHES, DraftBudget, PromptLookup
 
 
 def match(tokens: list[int], end: int) -> int:
@@ -17,11 +17,10 @@ def match(tokens: list[int], end: int) -> int:
 
 def draft_by_search(tokens: list[int], n_tokens: int) -> tuple[list[int], int]:
     """The tokens after the place with the longest match, and its length. The draft may copy its own beginning."""
-    places = [end for end in range(len(tokens) - 1, 1, -1) if tokens[end - 1] == tokens[-1]]
-    pairs = [end for end in places if match(tokens, end) > 1]
+    places = [end for end in range(len(tokens) - 1, 1, -1) if match(tokens, end) > 1]
     if not places:
         return [], 0
-    end = max(pairs[:CANDIDATES] or places[:1], key=lambda end: match(tokens, end))
+    end = max(places[:CANDIDATES], key=lambda end: match(tokens, end))
     found = list(tokens)
     for ahead in range(n_tokens):
         found.append(found[end + ahead])
@@ -60,7 +59,7 @@ def test_a_copy_goes_on_behind_a_changed_word() -> None:
     lookup.observe([3, 4, 9])  # 9 in place of 5
     assert lookup.draft([*text, 3, 4, 9], 3) == [6, 7, 8]
     assert lookup.chances[0] == lookup.acceptances[0]
-    lookup.observe([9])  # what one repeated token says is no copy
+    lookup.observe([9])  # behind two changed words in a row it does not go on
     assert lookup.draft([*text, 3, 4, 9, 0], 3) == []
 
 
@@ -88,22 +87,29 @@ def test_draft_tokens_never_computed_count_as_well() -> None:
     assert lookup.acceptances[1] > 0.95
 
 
-def gain(chances: list[float], n_tokens: int, fixed_rows: float) -> float:
-    """Expected tokens of a step divided by its cost in rows, with draft tokens of these chances beside `n_tokens`."""
-    return (n_tokens + sum(accumulate(chances, mul))) / (fixed_rows + n_tokens + len(chances))
+def gains(chances: list[float], n_tokens: int, fixed_rows: float) -> list[float]:
+    """Of each draft token beside `n_tokens`, its expected tokens divided by what its row costs in tokens of the step."""
+    expected = [n_tokens + total for total in accumulate(accumulate(chances, mul), initial=0.0)]
+    rows = [fixed_rows + n_tokens + n for n in range(len(expected))]
+    return [
+        (after - before) / (before / cost) for before, after, cost in zip(expected, expected[1:], rows, strict=False)
+    ]
 
 
 @pytest.mark.parametrize("n_tokens", [1, 2, 8, 32, 500])
 @pytest.mark.parametrize("first", [0.0, 0.05, 0.1, 0.5, 0.8, 0.97, 0.999])
 @pytest.mark.parametrize("later", [0.2, 0.6, 0.95])
 @pytest.mark.parametrize("fixed_rows", [0.5, 3, 12, 200])
-def test_the_draft_is_the_most_profitable(first: float, later: float, n_tokens: int, fixed_rows: float) -> None:
-    """A draft ends before its first token that does not pay: later ones are less likely still."""
+def test_a_draft_ends_before_a_token_that_gains_too_little(
+    first: float, later: float, n_tokens: int, fixed_rows: float
+) -> None:
     chances = [first] + [later] * 15
-    gains = [gain(chances[:n], n_tokens, fixed_rows) for n in range(17)]
     n = DraftBudget(n_tokens, fixed_rows).add(chances)
-    assert gains[n] == max(gains)
+    each = gains(chances, n_tokens, fixed_rows)
+    assert min(each[:n], default=GAIN + 1) > GAIN
+    assert n == len(chances) or each[n] <= GAIN
     assert DraftBudget(n_tokens, fixed_rows).add(chances[:3]) == min(n, 3)
+    assert DraftBudget(n_tokens, fixed_rows).is_spent == (gains([1.0], n_tokens, fixed_rows)[0] <= GAIN)
 
 
 def test_load_and_rejections_end_drafting() -> None:
