@@ -20,10 +20,10 @@ class PromptLookup:
     """Drafts the tokens that followed an earlier place like the end of the text, and learns how many are accepted.
 
     The place is that with the longest match before it, of two or more tokens. Without one, it is the place behind the
-    draft token that was just rejected, as in a copy with one word changed. Otherwise there is no draft: of those after one
-    repeated token, 1 in 17 was accepted. Draft tokens that were never computed are compared as well, because that costs
-    nothing. O(1) a token. No draft has the token `image`, which stands for embeddings in a prompt: what followed it there
-    follows it in no answer.
+    draft token that was just rejected, as in a copy with one word changed. Otherwise there is no draft: of those after
+    one repeated token, 1 in 17 was accepted. Draft tokens that were never computed are compared as well, because that
+    costs nothing. O(1) a token. No draft has the token `image`, which stands for embeddings in a prompt: what followed
+    it there follows it in no answer.
     """
 
     def __init__(self, image: int | None = None) -> None:
@@ -100,9 +100,9 @@ class DraftBudget:
     """Expected tokens of one step against its cost, as draft tokens are added to it.
 
     A step costs its rows and `fixed_rows` more. A draft token adds one row, and gives a token with the chance that it
-    and all before it are accepted. It pays as long as that chance is more than GAIN times the tokens per cost of the step
-    so far. With 10 fixed rows, a sequence alone may add draft tokens with chances down to 2 in 11; beside 31 others it
-    adds none.
+    and all before it are accepted. It pays as long as that chance is more than GAIN times the tokens per cost of the
+    step so far. With 10 fixed rows, a sequence alone may add draft tokens with chances down to 2 in 11; beside 31
+    others it adds none.
     """
 
     def __init__(self, n_tokens: int, fixed_rows: float) -> None:

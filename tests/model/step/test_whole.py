@@ -41,9 +41,9 @@ def made(config: ModelConfig, **options: Any) -> ModelRunner:
 @pytest.mark.parametrize(
     ("options", "n_tokens"),
     [
-        ({}, 0),
-        ({"prompt_lookup": "auto"}, DRAFT_TOKENS),
-        ({"prompt_lookup": "auto", "quantize": "none", "dtype": "float32"}, 0),
+        ({}, DRAFT_TOKENS),
+        ({"prompt_lookup": "off"}, 0),
+        ({"quantize": "none", "dtype": "float32"}, 0),
     ],
 )
 def test_the_server_drafts_only_where_that_changes_no_bit(options: dict[str, Any], n_tokens: int) -> None:
