@@ -12,9 +12,11 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    SerializerFunctionWrapHandler,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    model_serializer,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -84,6 +86,11 @@ class Body(BaseModel):
                     found = f"{self.given_as(name)} ({quoted(first)}) and {other} ({quoted(value)}) differ"
                     raise unsupported(self.given_as(name), f"{found}: send one of them")
         return self
+
+    @model_serializer(mode="wrap")
+    def _declared(self, handler: SerializerFunctionWrapHandler) -> Json:
+        """An answer that repeats an object has no fields of it that mean nothing here."""
+        return {name: value for name, value in handler(self).items() if name not in (self.__pydantic_extra__ or {})}
 
     def without_effect(self) -> list[str]:
         """Names of given fields that mean nothing here: unknown, noticed, or harmless with a value not accepted."""

@@ -153,3 +153,18 @@ def test_the_server_logs_a_client_once(caplog: pytest.LogCaptureFixture) -> None
     lines = [record for record in caplog.records if "no effect" in record.message]
     assert len(lines) == 1
     assert lines[0].fields == {"client": "127.0.0.1", "path": COMPLETIONS, "fields": "frobnicate"}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"tools": [{"type": "function", "name": "f", "parameters": {}, "x": 10**30}]}, "tools[0].x"),
+        ({"text": {"format": {"type": "text", "x": 10**30}}}, "text.format.x"),
+    ],
+)
+def test_an_answer_repeats_no_field_without_effect(lenient: Live, fields: dict[str, Any], named: str) -> None:
+    """JSON writers have no integers of more than 64 bits."""
+    response = lenient.post("/v1/responses", {"input": "a", "max_output_tokens": 2, **fields})
+    assert (response.status_code, response.headers["x-noria-ignored"]) == (200, named)
+    assert "x" not in response.json()["text"]["format"]
+    assert all("x" not in tool for tool in response.json()["tools"])
