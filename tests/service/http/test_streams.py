@@ -14,6 +14,7 @@ from service.http.connection.protocol import Connection
 from service.http.sse import EventStream, PlainEvents
 from service.observe.metrics import Histogram
 from tests.service.live import Live, answer
+from tests.waiting import eventually
 
 
 def test_uvicorn_has_what_our_protocol_uses(live: Live) -> None:
@@ -21,7 +22,7 @@ def test_uvicorn_has_what_our_protocol_uses(live: Live) -> None:
     config, state = live.server.config, live.server.server_state
     live.http.get("/live")
     assert {type(connection) for connection in state.connections} == {Connection}
-    assert state.tasks == set()
+    eventually(lambda: state.tasks == set(), "the task of the request is gone")
     assert [name for name, _ in state.default_headers] == [b"date"]
     assert config.loaded_app is config.app
     assert (config.asgi_version, config.root_path) == ("3.0", "")

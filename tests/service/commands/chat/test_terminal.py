@@ -208,6 +208,6 @@ def test_tab_completes_begun_commands_fields_and_files(tmp_path: Path) -> None:
             chat.type(CTRL_C)
         chat.prompts()
         chat.type(f"/load {tmp_path}/ta\t")
-        chat.shows("/talk.json")
+        chat.until(lambda: "/talk.json" in "".join(line.strip() for line in chat.text.splitlines()), "the file")
         chat.type(f"{CTRL_C}{CTRL_D}")
         assert chat.end() == 0
