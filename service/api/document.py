@@ -145,7 +145,8 @@ def _may_give(route: Route, status: int) -> bool:
         case "keyed":
             return not route.policy.open
         case "bodies":
-            return route.body is not None or (status == 429 and route.endless)
+            checked = route.body is not None or (status == 400 and route.queries)
+            return bool(checked) or (status == 429 and route.endless)
     return status in route.refusals
 
 

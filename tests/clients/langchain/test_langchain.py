@@ -54,8 +54,13 @@ def test_structured_output(method: Any) -> None:
 
 def test_structured_output_of_any_json() -> None:
     schema = {"title": "city", "description": "A city.", "type": "object", "properties": {"city": {"type": "string"}}}
-    answer = chat(200).with_structured_output(schema, method="json_mode", include_raw=True).invoke(ASK)
-    assert isinstance(answer["parsed"], dict) or answer["raw"].response_metadata["finish_reason"] == "length"
+    model = chat(200).with_structured_output(schema, method="json_mode", include_raw=True)
+    try:
+        answer = model.invoke(ASK)
+    except openai.LengthFinishReasonError as cut:  # some processors' answer is a list without an end
+        assert (cut.completion.choices[0].message.content or "").startswith("{")
+    else:
+        assert isinstance(answer["parsed"], dict)
 
 
 @pytest.mark.parametrize("tool_choice", ["any", "required", "add"])

@@ -66,7 +66,9 @@ def test_there_is_nothing_before_the_model_is_known() -> None:
 
 @pytest.mark.parametrize("names", ["sglang", "", "VLLM"])
 def test_other_names_are_refused(live: Live, names: str) -> None:
-    (declared,) = live.http.get("/openapi.json").json()["paths"]["/metrics"]["get"]["parameters"]
+    described = live.http.get("/openapi.json").json()["paths"]["/metrics"]["get"]
+    assert "400" in described["responses"]
+    (declared,) = described["parameters"]
     assert declared == {"name": "names", "in": "query", "schema": {"type": "string", "enum": ["vllm"]}}
     response = live.http.get("/metrics", params={"names": names})
     assert response.status_code == 400
