@@ -50,12 +50,27 @@ def _describe_extras(schema: dict[str, Any], body: type["Body"]) -> None:
     schema |= {"properties": passing | schema.get("properties", {}), "additionalProperties": body.left_out}
 
 
+CONVERSATIONS = (
+    "previous_response_id",
+    "conversation",
+    "prompt",
+    "input",
+    "messages",
+    "system",
+    "instructions",
+    "tools",
+)
+CHANGING = frozenset((*PARAMETERS, *CONVERSATIONS, "background", "n", "random_seed", "response_format", "safe_prompt"))
+"""The fields of any dialect that change an answer. An answer without their effect would be wrong."""
+
+
 class Body(BaseModel):
     """A request body, or an object in it: strict types, finite numbers, no unknown fields.
 
     `harmless` are fields of OpenAI or of other servers that have no effect here, with the values that are accepted.
     `noticed` are such fields with values that are accepted too, and the header `x-noria-ignored` names them; it names a
     declared field among them whatever its value. `left_out`: the header names the object, which has no effect.
+    `changing` are fields that change an answer where they have an effect: `--lenient` does not let them pass.
     `synonyms` are fields that are other names of a field. A request may have both, if their values are the same.
     """
 
@@ -69,13 +84,16 @@ class Body(BaseModel):
     harmless: ClassVar[Mapping[str, tuple[Any, ...]]] = only()
     noticed: ClassVar[Mapping[str, tuple[Any, ...]]] = only()
     left_out: ClassVar[bool] = False
+    changing: ClassVar[frozenset[str]] = frozenset()
     synonyms: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     @model_validator(mode="after")
     def _refuse_extras(self, info: ValidationInfo) -> Self:
         without = self.without_effect()
         refused = [] if self.left_out else [name for name in without if not self._notices(name)]
-        if refused and (info.context is None or not info.context.lenient):
+        if info.context is not None and info.context.lenient:
+            refused = [name for name in refused if name in self.changing]
+        if refused:
             self._refuse(refused)
         if (without or self.left_out) and info.context is not None:
             info.context.ignores = True
@@ -215,6 +233,7 @@ def optional(description: str, **limits: Any) -> Any:
 class ModelBody(Body):
     """A request to a model."""
 
+    changing = CHANGING
     model: str | None = optional("The id of a model in `/v1/models`. Default: the served model.")
 
     @property

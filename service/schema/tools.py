@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError, from_json
 
 from model.errors import quoted
 from service.errors.errors import InvalidRequest
+from service.errors.wording import either
 from service.schema.fields import Body, Items, Json, Structure, StructureError, optional, unsupported
 
 MAX_TOOLS = 128
@@ -35,13 +36,13 @@ class Function(Body):
         return {"type": "function", "function": function}
 
 
-def tool_type(kind: str) -> BeforeValidator:
-    """A validator of the only type that tools may have. The error names another one."""
+def tool_type(kind: str, *others: str) -> BeforeValidator:
+    """A validator of the type of a tool. The error names `others` too: types that other classes have."""
 
     def check(value: Any) -> Any:
         if value not in (kind, None):
             hint = "" if value in RUN_BY_CLIENTS else f"; {NOT_RUN}"
-            raise unsupported(None, f"{quoted(value)} is not supported: only {quoted(kind)}{hint}")
+            raise unsupported(None, f"{quoted(value)} is not supported: only {either([kind, *others])}{hint}")
         return value
 
     return BeforeValidator(check)

@@ -22,8 +22,9 @@ SERVE = (sys.executable, "-m", "service", "serve")
 """What `make serve` runs, for a working directory of ROOT."""
 QUESTION = "What is the capital of Japan?"
 ANSWER = "The capital of Japan is Tokyo."
-OWN = ("OMP_NUM_THREADS", "PYTHONPATH", "TRITON_INTERPRET", "PYTHONDONTWRITEBYTECODE")
-"""Variables of the tests' process, which a user's shell does not have. Variables NORIA_* are left out too."""
+OWN = ("OMP_NUM_THREADS", "PYTHONPATH", "TRITON_INTERPRET", "PYTHONDONTWRITEBYTECODE", "OPENBLAS_CORETYPE")
+"""Variables of the tests' process, which a user's shell does not have: the last names this machine's processor, not the
+emulated one. Variables NORIA_* are left out too."""
 NONE: Mapping[str, str] = MappingProxyType({})
 
 

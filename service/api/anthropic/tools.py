@@ -183,7 +183,7 @@ class Offer(Body):
 class ToolOffer(Offer):
     """A tool that the model may call."""
 
-    type: Annotated[Literal["custom"] | None, tool_type("custom")] = optional(
+    type: Annotated[Literal["custom"] | None, tool_type("custom", *CLIENT_TOOLS)] = optional(
         '"custom". The tools that Anthropic runs are not supported.'
     )
     name: str = Field(pattern=NAME, description="The name of the tool: up to 64 letters, digits, `_`, `-` and `.`.")

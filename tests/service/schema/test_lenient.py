@@ -45,7 +45,7 @@ def test_some_fields_pass_and_are_named(live: Live, lenient: Live, path: str, bo
             "messages[1].content[0].mood",
         ),
         (CHAT, {"messages": USER, "response_format": {"type": "text", "kind": "x"}}, "response_format.kind"),
-        ("/v1/responses", {"input": "a", "previous_response_id": "x"}, "previous_response_id"),
+        ("/v1/responses", {"input": "a", "moderation": {"model": "x"}}, "moderation"),
         ("/v1/messages", {"messages": USER, "max_tokens": 1, "metadata": {"tag": 1}}, "metadata.tag"),
         ("/tokenize", {"prompt": "a", "x": 1}, "x"),
     ],
@@ -168,3 +168,22 @@ def test_an_answer_repeats_no_field_without_effect(lenient: Live, fields: dict[s
     assert (response.status_code, response.headers["x-noria-ignored"]) == (200, named)
     assert "x" not in response.json()["text"]["format"]
     assert all("x" not in tool for tool in response.json()["tools"])
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/responses", {"input": "a", "previous_response_id": "x"}, "previous_response_id"),
+        ("/v1/responses", {"input": "a", "background": True}, "background"),
+        ("/v1/responses", {"input": "a", "stop": ["x"]}, "stop"),
+        ("/v1/messages", {"messages": USER, "max_tokens": 1, "random_seed": 3}, "random_seed"),
+        ("/v1/messages", {"messages": USER, "max_tokens": 1, "frobnicate": 1, "logit_bias": {"5": 9}}, "logit_bias"),
+        (CHAT, {"messages": USER, "prompt": "x"}, "prompt"),
+    ],
+)
+def test_a_field_that_changes_an_answer_does_not_pass(
+    lenient: Live, path: str, body: dict[str, Any], field: str
+) -> None:
+    response = lenient.post(path, body)
+    assert response.status_code == 400
+    assert field in response.json()["error"]["message"]
