@@ -92,8 +92,8 @@ def _common(tokens: Sequence[int], end: int) -> int:
 
 
 GAIN = 2
-"""A draft token must give this many times the tokens that its row costs. With 1, 8 to 32 streams lose 2 to 4 %: where a
-row begins a new tile it costs more than the average row."""
+"""A draft token must give this many times the tokens that its row costs: costs and chances are estimates. With 1, chats
+of 8 and 32 streams lose 2 to 4 %."""
 
 
 class DraftBudget:
