@@ -234,7 +234,10 @@ class ModelBody(Body):
     """A request to a model."""
 
     changing = CHANGING
+    noticed = only(keep_alive=(), ttl=())
     model: str | None = optional("The id of a model in `/v1/models`. Default: the served model.")
+    keep_alive: str | float | None = optional("Ollama's field. It has no effect: the model stays loaded.")
+    ttl: float | None = optional("LM Studio's field. It has no effect: the model stays loaded.")
 
     @property
     def end_user(self) -> str | None:

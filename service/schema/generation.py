@@ -245,8 +245,6 @@ class GenerationBody(SamplingBody, StructuredOutputBody, StreamBody, UserBody):
     service_tier: ServiceTier | None = optional(ONE_TIER)
     metadata: Repeated | None = optional("Facts for the client, without effect. The answer repeats them.")
     safe_prompt: bool | None = optional("Mistral's field. true is refused: Noria does not add Mistral's guard prompt.")
-    keep_alive: str | float | None = optional("Ollama's field. It has no effect: the model stays loaded.")
-    ttl: float | None = optional("LM Studio's field. It has no effect: the model stays loaded.")
 
     @property
     def n_prompts(self) -> int:

@@ -15,7 +15,7 @@ from service.access.record import Policy
 from service.api.answering import answer
 from service.api.openai.answers import Completion
 from service.api.openai.chat import alternatives
-from service.api.openai.harmless import HARMLESS_COMPLETION, NOTICED
+from service.api.openai.harmless import HARMLESS_COMPLETION
 from service.api.openai.shape import CompletionShape
 from service.api.prompt import check_prompt, check_size, encode_text, enforceable, n_begin_tokens, on_thread, truncated
 from service.api.routes import post
@@ -36,7 +36,6 @@ class GapBody(GenerationBody):
     """A request to continue prompts, or to fill the gap before a suffix. The properties are those of fewest fields."""
 
     harmless = HARMLESS_COMPLETION
-    noticed = NOTICED
     default_max_tokens: ClassVar[int | None] = None
     """None: what the prompt leaves of the context."""
     suffix: str | None = optional(

@@ -6,6 +6,8 @@ These values, and null, describe what this server does. An empty tuple: null onl
 from collections.abc import Mapping
 from typing import Any
 
+from service.schema.fields import ModelBody
+
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
     # OpenAI
     "store": (False,),
@@ -76,6 +78,5 @@ HARMLESS_CHAT: Mapping[str, tuple[Any, ...]] = {
     "chat_template": (),
     "best_of": (1,),
 }
-NOTICED: Mapping[str, tuple[Any, ...]] = {"keep_alive": (), "ttl": ()}
+NOTICED_CHAT: Mapping[str, tuple[Any, ...]] = {**ModelBody.noticed, "verbosity": ("low", "high"), "store": (True,)}
 """Fields that pass with these values too, or with any if they are declared: the header of ignored fields names them."""
-NOTICED_CHAT: Mapping[str, tuple[Any, ...]] = {**NOTICED, "verbosity": ("low", "high"), "store": (True,)}

@@ -26,6 +26,7 @@ from service.schema.fields import (
     MAX_ITEMS,
     Body,
     Items,
+    ModelBody,
     Repeated,
     limits_of,
     only,
@@ -133,7 +134,7 @@ class ResponsesBody(CallingBody, StreamBody, UserBody):
         store=(False,),
         truncation=("disabled",),
     )
-    noticed = only(store=(True,), truncation=("auto",))
+    noticed = only(**ModelBody.noticed, store=(True,), truncation=("auto",))
     synonyms = MappingProxyType({"random_seed": "seed"})
     input: Annotated[Items[Item], BeforeValidator(_as_items, json_schema_input_type=str | list[Item])] = Field(
         max_length=MAX_ITEMS, description="The text of a user message, or all items of a conversation."

@@ -49,6 +49,23 @@ def test_fields_that_change_no_answer_pass(live: Live, fields: dict[str, Any], n
     assert response.headers.get("x-noria-ignored") == noticed
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (RESPONSES, {"input": "a", "max_output_tokens": 2}),
+        (EMBEDDINGS, {"input": "a"}),
+        ("/v1/messages", {"messages": USER, "max_tokens": 2}),
+        (FIM, {"prompt": "a", "max_tokens": 2}),
+    ],
+)
+def test_the_time_that_a_model_stays_loaded_has_no_effect(live: Live, path: str, body: dict[str, Any]) -> None:
+    response = live.post(path, {**body, "keep_alive": "5m", "ttl": 60})
+    assert (response.status_code, response.headers.get("x-noria-ignored")) == (200, "keep_alive, ttl"), response.text
+    wrong = live.post(path, {**body, "ttl": "soon"})
+    assert wrong.status_code == 400
+    assert all(word in wrong.json()["error"]["message"] for word in ("ttl", "a number", "soon"))
+
+
 def after(*messages: dict[str, Any]) -> dict[str, Any]:
     return {"messages": [*USER, *messages]}
 

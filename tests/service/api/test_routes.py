@@ -104,7 +104,7 @@ def test_it_is_in_the_openapi_document(echoing: Live) -> None:
     assert refused == {"$ref": "#/components/schemas/AnthropicError"}
     schemas = described["components"]["schemas"]
     assert schemas["Echo"]["required"] == ["generated"]
-    assert set(schemas["EchoBody"]["properties"]) == {"model", "options"}
+    assert set(schemas["EchoBody"]["properties"]) == {"model", "keep_alive", "ttl", "options"}
 
 
 def test_a_route_that_hides_that_it_generates_fails(caplog: pytest.LogCaptureFixture) -> None:
