@@ -143,6 +143,13 @@ class EngineMetrics(Collector):
             yield CounterMetricFamily(f"noria_{name}", text, self.total(field))
 
 
+def _facts(name: str, info: RunnerInfo) -> dict[str, str]:
+    """The labels of `noria_model_info`."""
+    limits = {"context": info.max_model_len, "sequences": info.max_sequences, "step_tokens": info.max_step_tokens}
+    facts = {label: str(info.description.get(label, "")) for label in DESCRIBED}
+    return {"model": name, **facts, **{label: str(limit) for label, limit in limits.items()}}
+
+
 class Metrics:
     """All metrics of the server. `stats` returns the engine's latest statistics, whose counters begin with the engine.
 
@@ -162,7 +169,6 @@ class Metrics:
         self.fields = FieldMetrics(registry)
         self._generated = 0
         self._restarted: Tally[str] = Tally()
-        self._model: dict[str, str] | None = None
         self._served: tuple[str, RunnerInfo] | None = None
         self._build = {"version": version(), "python": platform.python_version(), "torch": metadata.version("torch")}
         registry.register(self)
@@ -235,16 +241,13 @@ class Metrics:
 
     def describe_model(self, name: str, info: RunnerInfo) -> None:
         """Report the served model and how it runs."""
-        limits = {"context": info.max_model_len, "sequences": info.max_sequences, "step_tokens": info.max_step_tokens}
         self._served = name, info
         self.adapters.max_running = info.max_adapters
-        facts = {label: str(info.description.get(label, "")) for label in DESCRIBED}
-        self._model = {"model": name, **facts, **{label: str(limit) for label, limit in limits.items()}}
 
     def collect(self) -> Iterator[CounterMetricFamily | InfoMetricFamily]:
         yield InfoMetricFamily("noria_build", "Versions of Noria, Python and PyTorch.", self._build)
-        if self._model is not None:
-            yield InfoMetricFamily("noria_model", "The served model and how it runs.", self._model)
+        if self._served is not None:
+            yield InfoMetricFamily("noria_model", "The served model and how it runs.", _facts(*self._served))
         yield CounterMetricFamily("noria_generated_tokens", "Tokens generated.", self._generated)
         restarts = CounterMetricFamily(
             "noria_grammar_restarts", "Processes replaced that try or follow grammars.", labels=["process"]

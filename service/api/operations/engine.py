@@ -14,6 +14,7 @@ from service.api.routes import get, json_response
 from service.engine.mailbox import EngineDied, EngineUnavailable
 from service.engine.picture import Picture
 from service.errors.errors import InvalidRequest, RequestNotFound
+from service.errors.wording import either
 from service.http.sse import EventStream
 from service.observe.view.feed import EngineEvent
 from service.observe.view.requests import Cancellation, LiveRequest, RequestFacts, ended_facts, live_facts
@@ -88,13 +89,18 @@ async def engine_events(request: Request) -> Response:
         return EventStream(state.feed.frames(), stack.pop_all(), never, state.feed.framing)
 
 
-@get("/metrics", answer=str, policy=Policy(quiet=True), queries={"names": ["vllm"]})
+METRIC_NAMES = ("vllm",)
+"""Whose names the metrics may have instead of ours."""
+
+
+@get("/metrics", answer=str, policy=Policy(quiet=True), queries={"names": METRIC_NAMES})
 async def metrics(request: Request) -> Response:
     """Report metrics as Prometheus reads them
 
     `?names=vllm` gives those that vLLM has too, under its names.
     """
     state: State = request.app.state.noria
-    if (names := request.query_params.get("names")) not in (None, "vllm"):
-        raise InvalidRequest(f'names must be "vllm", or left out, got {quoted(names)}', param="names")
+    if (names := request.query_params.get("names")) not in (None, *METRIC_NAMES):
+        message = f"names must be {either(METRIC_NAMES)}, or left out, got {quoted(names)}"
+        raise InvalidRequest(message, param="names")
     return Response(state.metrics.render(vllm=names is not None), headers={"content-type": CONTENT_TYPE_LATEST})

@@ -1,6 +1,5 @@
 """LangChain's ChatOpenAI and OpenAIEmbeddings against a live server."""
 
-from contextlib import suppress
 from typing import Any
 
 import openai
@@ -56,8 +55,13 @@ def test_structured_output(method: Any) -> None:
 def test_structured_output_of_any_json() -> None:
     schema = {"title": "city", "description": "A city.", "type": "object", "properties": {"city": {"type": "string"}}}
     model = chat(200).with_structured_output(schema, method="json_mode", include_raw=True)
-    with suppress(openai.LengthFinishReasonError):  # on some processors the answer is an object without an end
-        assert isinstance(model.invoke(ASK)["parsed"], dict)
+    try:
+        answer = model.invoke(ASK)
+        text = answer["raw"].content
+        assert isinstance(answer["parsed"], dict)
+    except openai.LengthFinishReasonError as cut:  # on some processors the answer is an object without an end
+        text = cut.completion.choices[0].message.content or ""
+    assert text.startswith("{")
 
 
 @pytest.mark.parametrize("tool_choice", ["any", "required", "add"])
