@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <xmmintrin.h>
 #endif
 #include <unistd.h>
 #if defined(__linux__)
@@ -59,6 +60,29 @@ static inline int has_work(const share_t *share) {
     return (uint32_t)now < (uint32_t)(now >> 32);
 }
 
+/* Makes numbers below the normal range count as 0 in this thread, as AMX and vdpbf16ps always have it: then all variants have
+ * the same bits, and no product is slow. Returns what `restore_floats` takes. */
+static uint64_t flush_subnormals(void) {
+    uint64_t before = 0;
+#if defined(__x86_64__)
+    enum { FLUSH_TO_ZERO = 1 << 15, DENORMALS_ARE_ZEROS = 1 << 6 };
+    before = _mm_getcsr();
+    _mm_setcsr((unsigned)before | FLUSH_TO_ZERO | DENORMALS_ARE_ZEROS);
+#elif defined(__aarch64__)
+    __asm__ volatile("mrs %0, fpcr" : "=r"(before));
+    __asm__ volatile("msr fpcr, %0" : : "r"(before | 1 << 24));
+#endif
+    return before;
+}
+
+static void restore_floats(uint64_t before) {
+#if defined(__x86_64__)
+    _mm_setcsr((unsigned)before);
+#elif defined(__aarch64__)
+    __asm__ volatile("msr fpcr, %0" : : "r"(before));
+#endif
+}
+
 /* Returns the number of tasks that the thread has computed. */
 static int work_on(share_t *share, int thread) {
     for (int n = 0;; n++) {
@@ -84,6 +108,7 @@ static inline int may_work(int thread) { return has_work(shares + thread) && thr
 
 static void *worker(void *argument) {
     int thread = (int)(intptr_t)argument;
+    flush_subnormals();
     for (;;) {
         for (int spin = 0; spin < SPINS && !may_work(thread); spin++) relax(spin);
         if (!may_work(thread)) {
@@ -98,12 +123,7 @@ static void *worker(void *argument) {
     return 0;
 }
 
-void noria_parallel(task_fn run, void *context, int n) {
-    const int threads = atomic_load(&rare.wanted);
-    if (n < 2 || threads < 2) {
-        for (int task = 0; task < n; task++) run(context, task, 0);
-        return;
-    }
+static void share(task_fn run, void *context, int n, int threads) {
     atomic_store_explicit(&left.tasks, n, memory_order_relaxed);
     for (int i = threads - 1; i >= 0; i--) {
         uint64_t first = (uint64_t)n * i / threads, end = (uint64_t)n * (i + 1) / threads;
@@ -125,6 +145,14 @@ void noria_parallel(task_fn run, void *context, int n) {
     while (atomic_load(&left.tasks)) pthread_cond_wait(&all_done, &lock);
     atomic_store(&rare.waiting, 0);
     pthread_mutex_unlock(&lock);
+}
+
+void noria_parallel(task_fn run, void *context, int n) {
+    const int threads = atomic_load(&rare.wanted);
+    const uint64_t before = flush_subnormals(); /* the calling thread belongs to others */
+    if (n >= 2 && threads >= 2) share(run, context, n, threads);
+    else for (int task = 0; task < n; task++) run(context, task, 0);
+    restore_floats(before);
 }
 
 int noria_thread_count(void) { return atomic_load(&rare.wanted); }

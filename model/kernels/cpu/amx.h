@@ -1,0 +1,93 @@
+/* The tile registers of AMX: 8 tiles of up to 16 rows of 64 bytes. Tiles 0 to 3 hold sums of 16 outputs, tiles 4 and 5 rows of
+ * activations, tiles 6 and 7 weights of 16 outputs. The number of a tile must be a constant.
+ *
+ * With EMULATED_TILES plain C computes the same bits, so that a processor without AMX can test the code around them.
+ */
+#pragma once
+#include "vectors.h"
+
+#if defined(__AMX_INT8__) || defined(EMULATED_TILES)
+#define AMX 1
+
+#if defined(EMULATED_TILES)
+
+typedef struct {
+    int rows, bytes;
+    uint8_t data[16][64];
+} tile_t;
+static _Thread_local tile_t tile_registers[8];
+
+INLINE void configure_tiles(int rows, int bytes) {
+    for (int t = 0; t < 8; t++) {
+        tile_registers[t] = (tile_t){.rows = t < 6 ? rows : bytes / 4, .bytes = t == 4 || t == 5 ? bytes : 64};
+    }
+}
+INLINE void release_tiles(void) { memset(tile_registers, 0, sizeof tile_registers); } /* whoever forgets to configure gets zeros */
+INLINE void emulated_zero(int t) { memset(tile_registers[t].data, 0, sizeof tile_registers[t].data); }
+INLINE void emulated_load(int t, const void *from, int64_t stride) {
+    tile_t *tile = tile_registers + t;
+    for (int r = 0; r < tile->rows; r++) memcpy(tile->data[r], (const char *)from + r * stride, (size_t)tile->bytes);
+}
+INLINE void emulated_store(int t, void *to, int64_t stride) {
+    const tile_t *tile = tile_registers + t;
+    for (int r = 0; r < tile->rows; r++) memcpy((char *)to + r * stride, tile->data[r], (size_t)tile->bytes);
+}
+/* c [rows][16] += rows of a times the quads of b, signed bytes times unsigned ones. */
+INLINE void emulated_bytes(int c, int a, int b) {
+    tile_t *sums = tile_registers + c, *x = tile_registers + a, *w = tile_registers + b;
+    for (int r = 0; r < sums->rows; r++)
+        for (int n = 0; n < 16; n++)
+            for (int k = 0; k < x->bytes; k++)
+                ((int32_t *)sums->data[r])[n] += ((int8_t *)x->data[r])[k] * w->data[k / 4][n * 4 + k % 4];
+}
+/* c [rows][16] += rows of a times the pairs of b, in bfloat16: the even channels are one chain of fused additions from 0, the odd
+ * ones another, and their sum is added (Intel's manual, volume 2, TDPBF16PS). */
+static __attribute__((noinline)) void emulated_pairs(int c, int a, int b) {
+    tile_t *sums = tile_registers + c, *x = tile_registers + a, *w = tile_registers + b;
+    const vi upper = splat_int((int32_t)0xFFFF0000);
+    for (int r = 0; r < sums->rows; r++)
+        for (int n = 0; n < 16; n += LANES) {
+            vf even = splat(0), odd = splat(0);
+            float *to = (float *)sums->data[r] + n;
+            for (int p = 0; p < x->bytes / 4; p++) {
+                int32_t pair;
+                memcpy(&pair, x->data[r] + p * 4, 4);
+                vi channels = splat_int(pair), weights = load_int(w->data[p] + n * 4);
+                even = fused((vf)(channels << 16), (vf)(weights << 16), even);
+                odd = fused((vf)(channels & upper), (vf)(weights & upper), odd);
+            }
+            store(to, load(to) + (even + odd));
+        }
+}
+#define TILE_ZERO(t) emulated_zero(t)
+#define TILE_LOAD(t, from, stride) emulated_load(t, from, stride)
+#define TILE_STORE(t, to, stride) emulated_store(t, to, stride)
+#define TILE_BYTES(c, a, b) emulated_bytes(c, a, b)
+#define TILE_PAIRS(c, a, b) emulated_pairs(c, a, b)
+
+#else
+
+/* Tiles 0 to 3 get `rows` rows, 4 and 5 `rows` rows of `bytes` bytes, 6 and 7 the weights of so many bytes. The tiles are state of
+ * a thread: each task configures its own and releases them at its end, else every switch of threads takes twice as long. */
+INLINE void configure_tiles(int rows, int bytes) {
+    struct {
+        uint8_t palette, start, reserved[14];
+        uint16_t bytes[16];
+        uint8_t rows[16];
+    } config = {.palette = 1};
+    for (int t = 0; t < 8; t++) {
+        config.bytes[t] = (uint16_t)(t == 4 || t == 5 ? bytes : 64);
+        config.rows[t] = (uint8_t)(t < 6 ? rows : bytes / 4);
+    }
+    __asm__ volatile("ldtilecfg %0" : : "m"(config)); /* the compilers' intrinsic declares it as 8 bytes */
+}
+INLINE void release_tiles(void) { __asm__ volatile("tilerelease"); }
+/* The clobber of memory matters: with the intrinsics of gcc 12 a store may move behind the load of a tile. */
+#define TILE_ZERO(t) __asm__ volatile("tilezero %tmm" #t)
+#define TILE_LOAD(t, from, stride) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t : : "r"(from), "r"((int64_t)(stride)) : "memory")
+#define TILE_STORE(t, to, stride) __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" : : "r"(to), "r"((int64_t)(stride)) : "memory")
+#define TILE_BYTES(c, a, b) __asm__ volatile("tdpbsud %tmm" #b ", %tmm" #a ", %tmm" #c)
+#define TILE_PAIRS(c, a, b) __asm__ volatile("tdpbf16ps %tmm" #b ", %tmm" #a ", %tmm" #c)
+
+#endif
+#endif
