@@ -54,15 +54,29 @@ EMULATED(__m512) emulated_pairs(__m512 acc, __m512bh a, __m512bh b) {
             sum[i] = emulated_normal(__builtin_fmaf(emulated_bf16(x[2 * i + k]), emulated_bf16(y[2 * i + k]), sum[i]));
     return acc;
 }
-EMULATED(__m256bh) emulated_round(__m512 x) {
-    __m256bh y;
+EMULATED(void) emulated_round_each(__m512 x, int16_t *to) {
     for (int i = 0; i < 16; i++) {
         float each = emulated_normal(((const float *)&x)[i]);
         uint32_t bits;
         memcpy(&bits, &each, 4);
         bits = each != each ? bits | 0x400000 : bits + 0x7FFF + (bits >> 16 & 1);
-        ((int16_t *)&y)[i] = (int16_t)(bits >> 16);
+        to[i] = (int16_t)(bits >> 16);
     }
+}
+EMULATED(__m256bh) emulated_round(__m512 x) {
+    __m256bh y;
+    emulated_round_each(x, (int16_t *)&y);
+    return y;
+}
+EMULATED(__m512bh) emulated_round_two(__m512 high, __m512 low) {
+    __m512bh y;
+    emulated_round_each(low, (int16_t *)&y);
+    emulated_round_each(high, (int16_t *)&y + 16);
+    return y;
+}
+EMULATED(__m512i) emulated_permute(__m512i order, __m512i x) {
+    __m512i y;
+    for (int i = 0; i < 32; i++) ((int16_t *)&y)[i] = ((const int16_t *)&x)[((const int16_t *)&order)[i] & 31];
     return y;
 }
 
@@ -91,6 +105,8 @@ EMULATED(float) emulated_greatest(__m512 x) {
 #define _mm512_dpbusd_epi32 emulated_dot
 #define _mm512_dpbf16_ps emulated_pairs
 #define _mm512_cvtneps_pbh emulated_round
+#define _mm512_cvtne2ps_pbh emulated_round_two
+#define _mm512_permutexvar_epi16 emulated_permute
 #define _mm512_reduce_add_epi32 emulated_sum
 #define _mm512_reduce_max_epi32 emulated_greatest_int
 #define _mm512_reduce_max_ps emulated_greatest

@@ -17,16 +17,16 @@ N_OUT, N_IN = 88, SUPERBLOCK
 """Five blocks of 16 outputs and a half: whole tiles of every width, a narrower one and an incomplete block."""
 ROWS = 1, 7, 150
 """One row; a few; more than a task has, which is 128, with a whole tile of AMX and rows beyond it in the rest."""
-PAIRED = frozenset(("avx512bf16", "amx"))
-"""Variants that round activations to bfloat16 for a product, and add its channels in pairs."""
 SEPARATE = frozenset(("baseline",) if "avx2" in variants() else ())
 """Variants that round a product before they add it: those of x86 without FMA."""
 
 
 def same_bits(first: str, second: str, layout: str) -> bool:
-    """Whether two variants promise the same bits for any numbers; others do if no sum is ever rounded."""
-    fuse_alike = first not in SEPARATE and second not in SEPARATE
-    return fuse_alike and (layout != "bfloat16" or (first in PAIRED) == (second in PAIRED))
+    """Whether two variants promise the same bits for any numbers; others do if no sum is ever rounded.
+
+    A product of two numbers in bfloat16 is exact: whether it is rounded before it is added does not matter.
+    """
+    return layout == "bfloat16" or (first not in SEPARATE and second not in SEPARATE)
 
 
 def differing(first: Kernels, second: Kernels) -> list[str]:
@@ -34,22 +34,12 @@ def differing(first: Kernels, second: Kernels) -> list[str]:
     return [layout for layout in FORMATS if not _agree(first, second, layout)]
 
 
-def pairs_agree(first: Kernels, second: Kernels) -> bool:
-    """Whether two variants multiply bfloat16 in the order of AMX, with the same bits."""
-    weights = packed.bfloat16(N_OUT, N_IN, by_tiles=True)
-    second.quantize(weights, 0, numbers(N_OUT, N_IN, whole=False))
-    return _same_products(first, second, weights, numbers(max(ROWS), N_IN, whole=False))
-
-
 def _agree(first: Kernels, second: Kernels, layout: str) -> bool:
+    """Each has its own weights, because the order of channels in bfloat16 is that of the variant."""
     whole = not same_bits(first.variant, second.variant, layout)
     mine, theirs = (weights(kernels, layout, whole=whole) for kernels in (first, second))
-    same = torch.equal(mine.packed, theirs.packed)
-    return same and _same_products(first, second, theirs, numbers(max(ROWS), N_IN, whole=whole))
-
-
-def _same_products(first: Kernels, second: Kernels, weights: PackedWeights, x: Tensor) -> bool:
-    return all(torch.equal(first.linear(weights, x[:n]), second.linear(weights, x[:n])) for n in ROWS)
+    x = numbers(max(ROWS), N_IN, whole=whole)
+    return all(torch.equal(first.linear(mine, x[:n]), second.linear(theirs, x[:n])) for n in ROWS)
 
 
 def weights(kernels: Kernels, layout: str, *, whole: bool) -> PackedWeights:

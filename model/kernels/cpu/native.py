@@ -41,18 +41,6 @@ def available() -> tuple[str, ...]:
 
 
 @cache
-def multiplies_pairs_by_tiles(name: str) -> bool:
-    """Whether the variant multiplies bfloat16 by AMX: it can, and adds in the order that the manual gives."""
-    compiled = _library()
-    if name != "amx" or compiled is None or not compiled.noria_multiplies_pairs():
-        return False
-    agree = check.pairs_agree(variant(name), variant("avx512bf16"))
-    if not agree:
-        log.warning("AMX adds products of bfloat16 in another order than documented; vdpbf16ps serves instead")
-    return agree
-
-
-@cache
 def variant(name: str) -> Kernels:
     """The kernels called `name`, one of `available()`."""
     compiled = _library()

@@ -101,11 +101,11 @@ def put_int8(weights: PackedWeights, first: int, values: Tensor, scales: Tensor)
     weights.scales[first : first + n] = scales
 
 
-def bfloat16(n_out: int, n_in: int, *, by_tiles: bool = False) -> PackedWeights:
-    """Memory for bfloat16; `by_tiles`: products add in the order of AMX (`native.multiplies_pairs_by_tiles`)."""
+def bfloat16(n_out: int, n_in: int) -> PackedWeights:
+    """Memory for bfloat16."""
     packed = _records(n_out, n_in, 2 * INT8_GROUP)
     packed[-1] = 0
-    return _weights(n_out, n_in, _BFLOAT16, packed, None, by_tiles=by_tiles)
+    return _weights(n_out, n_in, _BFLOAT16, packed, None)
 
 
 def _records(n_out: int, n_in: int, n_bytes: int) -> Tensor:
@@ -136,11 +136,9 @@ def superblocks(n_out: int, n_in: int) -> PackedWeights:
     return _weights(n_out, n_in, _Q4_K, packed, None)
 
 
-def _weights(
-    n_out: int, n_in: int, format: int, packed: Tensor, scales: Tensor | None, *, by_tiles: bool = False
-) -> PackedWeights:
+def _weights(n_out: int, n_in: int, format: int, packed: Tensor, scales: Tensor | None) -> PackedWeights:
     at = pointer("packed", packed, torch.uint8)
     scales_at = None if scales is None else floats("scales", scales)
     group = INT8_GROUP if format in (_INT8, _BFLOAT16) else BLOCK_GROUP
-    record = struct("weights")(packed=at, scales=scales_at, n_out=n_out, n_in=n_in, format=format, by_tiles=by_tiles)
+    record = struct("weights")(packed=at, scales=scales_at, n_out=n_out, n_in=n_in, format=format)
     return PackedWeights(n_out, n_in, group, packed, scales, record)

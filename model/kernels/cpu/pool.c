@@ -209,7 +209,7 @@ static int tiles_granted(void) {
 }
 
 /* The best instruction set of this processor: 0 the architecture's baseline, 1 AVX2 with FMA, 2 AVX-512 with VNNI,
- * 3 with bfloat16 as well, 4 with AMX for bytes too; on ARM 1 dot products of bytes, 2 matrix products of bytes too. The
+ * 3 with bfloat16 as well, 4 with AMX for bfloat16 and bytes too; on ARM 1 dot products of bytes, 2 matrix products of bytes too. The
  * test is written by hand, because some compilers have no test of their own in shared libraries. */
 EXPORT int noria_level(void) {
 #if defined(FORCED_LEVEL) /* for tests: a compiler that emulates the instructions */
@@ -218,7 +218,7 @@ EXPORT int noria_level(void) {
     enum { FMA = 1 << 12, OSXSAVE = 1 << 27, F16C = 1 << 29, AVX2 = 1 << 5, BMI2 = 1 << 8, VNNI = 1 << 11,
            BF16 = 1 << 5 };
     const unsigned avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F, DQ, BW, VL */
-    const unsigned amx = 1u << 24 | 1u << 25; /* tiles, products of bytes */
+    const unsigned amx = 1u << 22 | 1u << 24 | 1u << 25; /* products of bfloat16, tiles, products of bytes */
     unsigned a, b, c, d, saved, high;
     if (!__get_cpuid(1, &a, &b, &c, &d) || ~c & (FMA | OSXSAVE | F16C)) return 0;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || ~b & (AVX2 | BMI2)) return 0;
@@ -232,18 +232,6 @@ EXPORT int noria_level(void) {
     const unsigned long dot = 1ul << 20, i8mm = 1ul << 13; /* HWCAP_ASIMDDP; HWCAP2_I8MM, which older headers lack */
     if (!(getauxval(AT_HWCAP) & dot)) return 0;
     return getauxval(AT_HWCAP2) & i8mm ? 2 : 1;
-#else
-    return 0;
-#endif
-}
-
-/* Whether AMX multiplies bfloat16 here, if the level is 4. */
-EXPORT int noria_multiplies_pairs(void) {
-#if defined(FORCED_LEVEL)
-    return FORCED_LEVEL >= 4;
-#elif defined(__x86_64__)
-    unsigned a, b, c, d;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && d & 1u << 22;
 #else
     return 0;
 #endif

@@ -1,4 +1,4 @@
-"""The path for AMX with its four instructions emulated in plain C: the bits are those of AVX-512."""
+"""The path for AMX with its instructions emulated in plain C: the bits are those of AVX-512."""
 
 import ctypes
 import subprocess
@@ -32,38 +32,42 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     return Kernels(ctypes.CDLL(str(target)), "emulated")
 
 
-def random_weights(kind: str, n_out: int, n_in: int) -> PackedWeights:
-    """Random weights; in blocks of 32 channels n_in is rounded down to whole blocks."""
-    vectors = native.variant("avx512vnni")
+def random_weights(kernels: Kernels, kind: str, n_out: int, n_in: int) -> PackedWeights:
+    """Weights, the same for all kernels after the same seed; in blocks of 32 channels n_in is rounded down to whole blocks."""
     if kind == "int8":
         weight = torch.randint(-127, 128, (n_out, n_in), dtype=torch.int8)
         return records.int8(weight, torch.rand(n_out))
-    if kind == "bfloat16":  # not by tiles
+    if kind == "bfloat16":
         packed = bfloat16(n_out, n_in)
-        vectors.quantize(packed, 0, torch.randn(n_out, n_in))
+        kernels.quantize(packed, 0, torch.randn(n_out, n_in))
         return packed
-    return records.packed(vectors, *random_blocks(kind, n_out, n_in // 32))
+    return records.packed(kernels, *random_blocks(kind, n_out, n_in // 32))
 
 
 @pytest.mark.parametrize("kind", ["int8", "bfloat16", *KINDS])
-@pytest.mark.parametrize("n_rows", [16, 33, 150])
-def test_tiles_give_the_bits_of_vectors(emulated: Kernels, kind: str, n_rows: int) -> None:
-    packed = random_weights(kind, 72, 200)
-    x = torch.randn(n_rows, packed.n_in)
-    assert torch.equal(emulated.linear(packed, x), native.variant("avx512vnni").linear(packed, x))
+@pytest.mark.parametrize("n_rows", [1, 2, 7, 16, 33, 150])
+@pytest.mark.parametrize("added", [False, True])
+def test_tiles_give_the_bits_of_vectors(emulated: Kernels, kind: str, n_rows: int, added: bool) -> None:
+    results = []
+    for kernels in (emulated, native.variant("avx512vnni")):
+        torch.manual_seed(0)
+        packed = random_weights(kernels, kind, 72, 200)
+        x, before = torch.randn(n_rows, packed.n_in), torch.randn(n_rows, 72)
+        results.append(kernels.linear(packed, x, onto=before if added else None))
+    assert torch.equal(*results)
 
 
 @pytest.mark.parametrize("kind", ["int8", "bfloat16", *KINDS])
 def test_experts_get_the_bits_of_vectors(emulated: Kernels, kind: str) -> None:
     """Three experts with about 60 of 90 rows each: whole tiles and rows beyond them."""
-    experts = [(random_weights(kind, 128, 96), random_weights(kind, 96, 64)) for _ in range(3)]
-    gate = torch.randn(3, 96)
-    block = PackedExperts(gate, experts, experts[0], 2, 1.5)
-    x = torch.randn(90, 96)
-    assert (x @ gate.T).topk(2).indices.unique(return_counts=True)[1].min() > 32
-    norm = torch.rand(96)
-    vectors, tiles = (
-        kernels.experts(block, x, norm=norm, eps=1e-5, onto=x.clone())
-        for kernels in (native.variant("avx512vnni"), emulated)
-    )
-    assert torch.equal(tiles, vectors)
+    results = []
+    for kernels in (emulated, native.variant("avx512vnni")):
+        torch.manual_seed(0)
+        experts = [
+            (random_weights(kernels, kind, 128, 96), random_weights(kernels, kind, 96, 64)) for _ in range(3)
+        ]
+        gate, x, norm = torch.randn(3, 96), torch.randn(90, 96), torch.rand(96)
+        block = PackedExperts(gate, experts, experts[0], 2, 1.5)
+        assert (x @ gate.T).topk(2).indices.unique(return_counts=True)[1].min() > 32
+        results.append(kernels.experts(block, x, norm=norm, eps=1e-5, onto=x.clone()))
+    assert torch.equal(*results)

@@ -3,6 +3,7 @@
  */
 #pragma once
 #include "linear/calls.h"
+#include "linear/words.h"
 
 enum { LONGEST_GROUP = 64, GATED_AT_ONCE = 256 };
 
@@ -85,6 +86,17 @@ static __attribute__((noinline)) void quantize_any(const call *c, const float *x
     }
 }
 
+/* The activations of 32 channels of a row for BF16. For AMX they are [rows/16][n_in/32][16 rows][32 channels], where the last rows
+ * may be fewer than 16: rows 4096 bytes apart would share a set of the cache. */
+INLINE char *activations(const call *c, int row, int step) {
+    int64_t first = (int64_t)row * 2 * c->n_groups + step;
+#if defined(AMX)
+    int within = row % 16, rows = (int)least_of(16, c->n_rows - (row - within));
+    first = (int64_t)(row - within) * 2 * c->n_groups + (int64_t)step * rows + within;
+#endif
+    return (char *)c->q + first * CHANNELS_A_STEP * ACTIVATION;
+}
+
 static void quantize_row(const call *c, int row) {
     static void (*const whole[2][3])(const call *, const float *, int64_t, float) = {
         {whole_32_PLAIN, whole_32_NORMED, whole_32_GATED}, {whole_64_PLAIN, whole_64_NORMED, whole_64_GATED}};
@@ -93,8 +105,11 @@ static void quantize_row(const call *c, int row) {
     float factor = c->kind == NORMED ? inverse_rms(x, n, c->eps) : 1;
     int64_t at = (int64_t)row * c->n_groups;
     if (c->w->format == BF16) {
-        char *to = (char *)c->q + at * c->group * FACTOR;
-        for (int i = 0; i < c->n_groups * c->group; i += LANES) store_factors(to + i * FACTOR, channel(c, x, i, factor));
+        for (int step = 0; step < 2 * c->n_groups; step++) {
+            vf v[CHANNELS_A_STEP / LANES];
+            UNROLL for (int i = 0; i < CHANNELS_A_STEP / LANES; i++) v[i] = channel(c, x, step * CHANNELS_A_STEP + i * LANES, factor);
+            store_activations(activations(c, row, step), v);
+        }
     } else {
         (n % c->group ? quantize_any : whole[c->group == 64][c->kind])(c, x, at, factor);
     }

@@ -1,8 +1,6 @@
 /* Products of whole tiles by AMX, or by the matrix instructions of ARM: TILE_ROWS rows of signed bytes times the unsigned
  * bytes of 16 outputs. With EMULATED_TILES plain C computes them, so that a processor without AMX can test the code
  * around them.
- * Products of bfloat16 in the order of AMX, for any number of rows. Processors without AMX add in this order for the
- * check at start and for tests.
  */
 #pragma once
 #include "vectors.h"
@@ -79,81 +77,4 @@ INLINE void multiply_tiles(const int8_t *x, int64_t stride, const uint8_t *w, in
     }
 }
 
-#endif
-
-#if defined(__AVX512BF16__)
-#define TILED_PAIRS 1
-enum { TILE_BLOCKS = 4 };
-typedef float tile_sums[TILE_BLOCKS][TILE_ROWS][16];
-
-#if defined(__AMX_BF16__)
-
-/* Tiles 0 to 3 hold sums, tile 4 the rows, tile 5 a block of weights. */
-INLINE void pairs_begin(int rows) {
-    uint8_t n = (uint8_t)rows;
-    struct {
-        uint8_t palette, start, reserved[14];
-        uint16_t bytes[16];
-        uint8_t rows[16];
-    } config = {.palette = 1, .bytes = {64, 64, 64, 64, 64, 64}, .rows = {n, n, n, n, n, 16}};
-    __asm__ volatile("ldtilecfg %0" : : "m"(config));
-}
-INLINE void pairs_end(void) { __asm__ volatile("tilerelease"); }
-
-/* Sums of R rows and C blocks. `x` has `n` steps of 32 channels for each row, `stride` bytes apart; `w` has records of 1024
- * bytes for the steps of each block, `next` bytes apart. */
-INLINE void multiply_pairs(const char *x, int64_t stride, const uint8_t *w, int64_t next, int n, int R, int C, tile_sums sums) {
-    const int64_t line = 64;
-    __asm__ volatile("tilezero %tmm0\n\ttilezero %tmm1\n\ttilezero %tmm2\n\ttilezero %tmm3");
-#define STEP(b) \
-    if (b < C) \
-        __asm__ volatile("tileloadd (%0,%1,1), %%tmm5\n\ttdpbf16ps %%tmm5, %%tmm4, %%tmm" #b \
-                         : : "r"(w + b * next), "r"(line) : "memory");
-    for (int s = 0; s < n; s++, x += 64, w += 1024) {
-        __asm__ volatile("tileloadd (%0,%1,1), %%tmm4" : : "r"(x), "r"(stride) : "memory");
-        STEP(0) STEP(1) STEP(2) STEP(3)
-    }
-#undef STEP
-#define STORE(b) \
-    if (b < C) __asm__ volatile("tilestored %%tmm" #b ", (%0,%1,1)" : : "r"(sums[b]), "r"(line) : "memory");
-    STORE(0) STORE(1) STORE(2) STORE(3)
-#undef STORE
-}
-
-#else
-
-INLINE void pairs_begin(int rows) {}
-INLINE void pairs_end(void) {}
-
-/* Numbers below the normal range become 0. */
-INLINE vf normal(vf v) {
-    vi none = ((vi)v & splat_int(0x7F800000)) == splat_int(0);
-    return (vf)((vi)v & ~(none & splat_int(0x7FFFFFFF)));
-}
-
-/* One tdpbf16ps (Intel's manual, volume 2, TDPBF16PS): the even channels of 16 pairs are one chain of fused additions, the
- * odd ones another. Their sum is added to the total. */
-INLINE vf add_pairs(vf total, const char *x, const uint8_t *w) {
-    const vi upper = splat_int((int32_t)0xFFFF0000);
-    vf even = splat(0), odd = splat(0);
-    for (int p = 0; p < 16; p++) {
-        int32_t two;
-        memcpy(&two, x + p * 4, 4);
-        vi a = splat_int(two), b = load_int(w + p * 64);
-        even = normal(fused(normal((vf)(a << 16)), normal((vf)(b << 16)), even));
-        odd = normal(fused(normal((vf)(a & upper)), normal((vf)(b & upper)), odd));
-    }
-    return normal(total + normal(even + odd));
-}
-
-INLINE void multiply_pairs(const char *x, int64_t stride, const uint8_t *w, int64_t next, int n, int R, int C, tile_sums sums) {
-    for (int r = 0; r < R; r++)
-        for (int b = 0; b < C; b++) {
-            vf total = splat(0);
-            for (int s = 0; s < n; s++) total = add_pairs(total, x + r * stride + s * 64, w + b * next + s * 1024);
-            store(sums[b][r], total);
-        }
-}
-
-#endif
 #endif

@@ -9,18 +9,16 @@
  *   Q4_K    256 channels, 8 groups of 32: the quads of each as in Q4_MIN; then [3][16] words of 32 bits, which hold 8 scales
  *           and 8 minima of an output, 6 bits each: word i has numbers 5 i to 5 i + 4 and two bits of the last one; then
  *           [2][16] factors in float16. A factor times a scale, and one times a minimum, is rounded to float16.
- *   BF16    group 64: [32 pairs][16 outputs][2] in bfloat16
- * An INT8 record of 1024 bytes is also a B tile of AMX. Sums within a group are exact integers. Groups are added in
+ *   BF16    group 64: [32 words][16 outputs] of two channels each in bfloat16 (words.h); for AMX neighbouring ones
+ * An INT8 record of 1024 bytes and half a record of BF16 are also B tiles of AMX. Sums within a group are exact integers. Groups are added in
  * float, in order, by the same operations for any number of rows: a row's result depends on that row alone.
- * In bfloat16 it also depends on that row alone. Each output is one chain of additions in float, pair after pair of
- * channels. vdpbf16ps adds the second product of a pair first, and replaces subnormal floats by 0. With `by_tiles` the order
- * is that of AMX (amx.h).
+ * In bfloat16 too it does: pairs.h says in which order.
  */
 #include "linear/lora.h"
 #include "linear/shapes.h"
 
 #define F(name) FIELD(weights, name)
-FIELDS(weights, F(packed), F(scales), F(n_out), F(n_in), F(format), F(by_tiles));
+FIELDS(weights, F(packed), F(scales), F(n_out), F(n_in), F(format));
 #undef F
 CONSTANTS(formats, {"int8", INT8}, {"q8", Q8}, {"q8_min", Q8_MIN}, {"q4", Q4}, {"q4_min", Q4_MIN}, {"bfloat16", BF16}, {"q4_k", Q4_K});
 CONSTANTS(inputs, {"PLAIN", PLAIN}, {"NORMED", NORMED}, {"GATED", GATED});
@@ -52,37 +50,16 @@ static int all_slabs(const call *c, int first, int last, int top, int end) {
 #define all_slabs(c, first, last, top, end) (top)
 #endif
 
-#ifdef TILED_PAIRS
-/* Computes rows top..end-1 of BF16 weights in the order of AMX. */
-static void all_pairs(const call *c, int first, int last, int top, int end) {
-    const int64_t stride = (int64_t)c->n_groups * c->group * FACTOR, next = (int64_t)c->n_groups * RECORD(BF16);
-    for (int row = top, R; row < end; row += R) {
-        R = end - row < TILE_ROWS ? end - row : TILE_ROWS;
-        pairs_begin(R);
-        for (int block = first, C; block < last; block += C) {
-            tile_sums sums __attribute__((aligned(64)));
-            C = last - block < TILE_BLOCKS ? last - block : TILE_BLOCKS;
-            multiply_pairs((char *)c->q + row * stride, stride, c->w->packed + block * next, next, 2 * c->n_groups, R, C, sums);
-            for (int b = 0; b < C; b++)
-                for (int r = 0; r < R; r++) {
-                    vf total = load(sums[b][r]);
-                    finish_some(c, row + r, block + b, &total);
-                }
-        }
-        pairs_end();
-    }
-}
-#else
-#define all_pairs(c, first, last, row, end) columns(c, first, last, row, end, thread) /* only `amx` and its check have this order */
-#endif
-
 static void products(void *context, int task, int thread) {
     const call *c = *(const call *const *)context;
     for (; task >= TASKS(c); c++) task -= TASKS(c);
     int first = task % c->n_grains * c->grain, last = first + c->grain < c->n_blocks ? first + c->grain : c->n_blocks;
     int row = task / c->n_grains * TASK_ROWS, end = row + TASK_ROWS < c->n_rows ? row + TASK_ROWS : c->n_rows;
-    if (c->w->by_tiles) all_pairs(c, first, last, row, end);
-    else columns(c, first, last, all_slabs(c, first, last, row, end), end, thread);
+#if defined(AMX)
+    if (c->w->format == BF16) all_pairs(c, first, last, row, end);
+    else
+#endif
+        columns(c, first, last, all_slabs(c, first, last, row, end), end, thread);
 }
 
 /* The first tasks compute u of adapters, the others convert activations. */
@@ -112,7 +89,7 @@ void GLUE(multiply, VARIANT)(call *calls, int n, void *scratch) {
         c->group = group;
         c->n_groups = (int)n_groups;
         c->n_blocks = (int)((c->w->n_out + BLOCK - 1) / BLOCK);
-        c->q = q + at * group * (format == BF16 ? FACTOR : 1);
+        c->q = q + at * group * (format == BF16 ? ACTIVATION : 1);
         c->scale = scale + at;
         c->total = scale + n_rows * n_groups + at;
         c->zero = (int32_t *)scale + 2 * n_rows * n_groups + at;

@@ -8,12 +8,11 @@ enum { IN_SUPERBLOCK = 8, SUPERBLOCK = 2304 }; /* groups and bytes of a record o
 enum { PLAIN, NORMED, GATED };
 enum { FLOAT32, FLOAT16, BFLOAT16 }; /* kinds of floats in a checkpoint, and of embeddings */
 
-/* Weights, padded to whole groups and blocks of 16 outputs. Only INT8 has `scales`, one for each output. BF16 weights are
- * multiplied in the order of AMX if `by_tiles`. */
+/* Weights, padded to whole groups and blocks of 16 outputs. Only INT8 has `scales`, one for each output. */
 typedef struct {
     const uint8_t *packed;
     const float *scales;
-    int64_t n_out, n_in, format, by_tiles;
+    int64_t n_out, n_in, format;
 } weights;
 
 enum { LORA_BLOCK = 16, LORA_PAD = 8, LORA_GROUP = 32 };

@@ -1,5 +1,6 @@
 /* Stores weights of a checkpoint in the records of linear.c. A task is a block of 16 outputs. */
 #include "linear/linear.h"
+#include "linear/words.h"
 #include "pool.h"
 
 enum { OUTPUTS = 16, CHANNELS = 64, GROUP = 32 };
@@ -61,23 +62,24 @@ INLINE int quantize_row(const int KIND, const char *row, const weights *w, uint8
     return !(amax < INFINITY);
 }
 
-/* Stores one output as pairs of bfloat16, rounded to nearest. Returns whether a rounded value is not finite. */
+/* Stores one output as words of bfloat16, rounded to nearest. Returns whether a rounded value is not finite. */
 INLINE int round_row(const int KIND, const char *row, const weights *w, uint8_t *to) {
     const int size = KIND == FLOAT32 ? 4 : 2;
     char copy[CHANNELS * 4];
-    uint32_t rounded[CHANNELS];
+    uint32_t bits[CHANNELS];
     vi most = {0};
     for (int64_t g = 0; g < (w->n_in + CHANNELS - 1) / CHANNELS; g++) {
         const char *x = group(row, g, w->n_in, size, copy);
         for (int i = 0; i < CHANNELS; i += LANES) {
-            vu bits = (vu)value(KIND, x, i);
-            most = larger_bits(magnitude((vf)bits), most);
-            bits += 0x7FFFu + (bits >> 16 & 1u);
-            memcpy(rounded + i, &bits, sizeof bits);
+            vu some = (vu)value(KIND, x, i);
+            most = larger_bits(magnitude((vf)some), most);
+            some += 0x7FFFu + (some >> 16 & 1u);
+            memcpy(bits + i, &some, sizeof some);
         }
-        for (int i = 0; i < CHANNELS; i += 2, to += OUTPUTS * 4) {
-            uint32_t pair = rounded[i] >> 16 | (rounded[i + 1] & 0xFFFF0000);
-            memcpy(to, &pair, 4);
+        for (int p = 0; p < CHANNELS / 2; p++, to += OUTPUTS * 4) {
+            const uint32_t *step = bits + p / WORDS_A_STEP * CHANNELS_A_STEP;
+            uint32_t word = step[in_word(p % WORDS_A_STEP, 0)] >> 16 | (step[in_word(p % WORDS_A_STEP, 1)] & 0xFFFF0000);
+            memcpy(to, &word, 4);
         }
     }
     return !(greatest_magnitude(most) < 0x1.FFp127f);

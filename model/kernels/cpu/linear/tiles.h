@@ -116,36 +116,11 @@ INLINE void load_tables(const int FORMAT, const uint8_t *record, int g, int lane
     *minimum = HAS_MINIMA(FORMAT) ? load_half(tables + 2 * BLOCK) : splat(0);
 }
 
-/* `tile` for BF16. */
-INLINE void tile_pairs(const call *c, const int R, const int C, int row, int block, const uint8_t *soon, int n_soon) {
-    const int V = C * VECTORS, PAIRS = c->n_groups * 32, WORDS = PAIRED ? 1 : 2;
-    const int64_t stride = (int64_t)PAIRS * WORDS, next = (int64_t)c->n_groups * RECORD(BF16);
-    const uint8_t *w = c->w->packed + block * next;
-    const float *x = (const float *)c->q + row * stride;
-    vf totals[MOST_ROWS][MOST_BLOCKS * VECTORS];
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) totals[r][v] = splat(0);
-    for (int p = 0; p < PAIRS; p++, w += 64, x += WORDS) {
-        vi part[MOST_BLOCKS * VECTORS];
-        if (p % 32 < n_soon) {
-            UNROLL for (int b = 0; b < C; b++) __builtin_prefetch(soon + b * 64, 0, 2);
-            soon += C * 64;
-        }
-        UNROLL for (int v = 0; v < V; v++) part[v] = load_int(w + v / VECTORS * next + v % VECTORS * WIDTH);
-        UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++)
-            totals[r][v] = add_pair(totals[r][v], part[v], x + r * stride, 1);
-    }
-    finish(c, BF16, R, C, row, block, totals);
-}
-
 /* Multiplies R rows by C blocks of 16 outputs. FORMAT, R and C are constants after inlining. In the
  * first `n_soon` steps of each group it prefetches what follows `soon`: memory is fastest when read in one stream. For
  * several rows `decoded` has the scales and minima of Q4_K. */
 INLINE void tile(const call *c, const int FORMAT, const int R, const int C, int row, int block, const uint8_t *soon, int n_soon,
                  const float *decoded) {
-    if (FORMAT == BF16) {
-        tile_pairs(c, R, C, row, block, soon, n_soon);
-        return;
-    }
     const int V = C * VECTORS, G = c->n_groups, CHANNELS = QUADS(FORMAT) * 4;
     const int64_t stride = (int64_t)G * CHANNELS, next = (int64_t)G * RECORD(FORMAT), first = (int64_t)row * G;
     const uint8_t *record = c->w->packed + block * next;
