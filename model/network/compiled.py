@@ -105,10 +105,10 @@ class CompiledNetwork:
 
     def _scratch_bytes(self, n_rows: int, n_samples: int) -> int:
         """Bytes of scratch memory of the widest product."""
-        found = [part.scratch_bytes(n_rows) for part in self._products]
+        found = [self._kernels.linear_scratch(part, n_rows) for part in self._products]
         found += [self._kernels.experts_scratch(part, n_rows) for part in self._experts]
         if self._head is not None:
-            found.append(self._head.scratch_bytes(min(n_samples, self._block_rows)))
+            found.append(self._kernels.linear_scratch(self._head, min(n_samples, self._block_rows)))
         return max(found)
 
     def _record(self, pools: PagePools, tables: RopeTables) -> Any:

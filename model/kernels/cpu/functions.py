@@ -40,6 +40,7 @@ _REFUSALS = {
 _pointer, _integer = ctypes.c_void_p, ctypes.c_int64
 ARGUMENTS = {
     "linear": (_pointer, _pointer, _integer, _integer, _pointer, ctypes.c_float, _pointer, _integer, _pointer),
+    "linear_scratch": (_pointer, _integer),
     "plan": (_pointer, _pointer, _integer, _pointer),
     "attention": (_pointer,),
     "sample": (_pointer, _integer, _integer, _pointer, _pointer),
@@ -146,7 +147,7 @@ class Kernels:
                 eps,
                 y_at,
                 onto is not None,
-                self._scratch_of(weights.scratch_bytes(n_rows)),
+                self._scratch_of(self.linear_scratch(weights, n_rows)),
             )
         return y
 
@@ -195,6 +196,10 @@ class Kernels:
             scratch = self._scratch_of(self.experts_scratch(block, len(x)))
             self._call["experts"](ctypes.byref(block.record), x_at, len(x), norm_at, eps, y_at, scratch)
         return onto
+
+    def linear_scratch(self, weights: PackedWeights, n_rows: int) -> int:
+        """Bytes of scratch memory of `linear` for the rows."""
+        return int(self._call["linear_scratch"](ctypes.byref(weights.record), n_rows))
 
     def experts_scratch(self, block: PackedExperts, n_rows: int) -> int:
         """Bytes of scratch memory of `experts` for the rows."""

@@ -34,11 +34,6 @@ class PackedWeights:
     scales: Tensor | None
     record: Any
 
-    def scratch_bytes(self, n_rows: int) -> int:
-        """Scratch memory for the rows: bytes, with 12 more for each group, or floats for bfloat16 weights."""
-        a_group = 4 * self.group if self.record.format == _BFLOAT16 else self.group + 12
-        return n_rows * padded(self.n_in, self.group) // self.group * a_group
-
 
 class PackedExperts:
     """The weights of a block of sparse experts, all in one place for the kernels.

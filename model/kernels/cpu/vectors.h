@@ -167,6 +167,30 @@ INLINE int32_t sum_int(vi v) {
 #endif
 }
 
+/* Sums of 64 numbers at a time, in vectors of LANES each: the same order at every width. */
+enum { WIDE_LANES = 64, PARTS = WIDE_LANES / LANES };
+typedef struct {
+    vf part[PARTS];
+} wide;
+INLINE float sum_wide(wide w) {
+    for (int n = PARTS / 2; n; n /= 2)
+        for (int i = 0; i < n; i++) w.part[i] += w.part[i + n];
+    return sum(w.part[0]);
+}
+
+/* Whether a lane of the mask is set. */
+INLINE int any(vi mask) {
+#if defined(__AVX512VNNI__)
+    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#elif defined(__AVX2__)
+    return !_mm256_testz_si256((__m256i)mask, (__m256i)mask);
+#else
+    int set = 0;
+    for (int i = 0; i < LANES; i++) set |= mask[i];
+    return set;
+#endif
+}
+
 /* Nearest integer, ties to even, for |x| < 2^22. */
 INLINE vi nearest(vf x) { return (vi)(x + splat(12582912.0f)) - (vi)splat(12582912.0f); }
 

@@ -1,41 +1,40 @@
-/* Converts rows of activations to signed bytes, with a scale for each row and group of channels, or to bfloat16. The
- * same pass applies the norm or the gate before the product.
+/* Converts rows of activations to whole numbers with a scale for each row (INT8), to signed bytes with a scale for each row and group
+ * of 32 channels, or to bfloat16. The same pass applies the norm or the gate before the product.
  */
 #pragma once
-#include "linear/calls.h"
+#include "linear/levels.h"
 #include "linear/words.h"
 
-enum { LONGEST_GROUP = 64, GATED_AT_ONCE = 256 };
-
-/* LANES channels of a row after the norm, whose scales are `norm`, or the gate over `up`, if KIND has one. */
-INLINE vf after(const int KIND, vf x, vf up, vf norm, float factor) {
-    if (KIND == NORMED) return x * splat(factor) * norm;
+/* LANES channels of a row after the gate over `up` if KIND has one, or times the scales of the norm, `norm`; the factor of the norm
+ * is a row's (`facts`). */
+INLINE vf after(const int KIND, vf x, vf up, vf norm) {
+    if (KIND == NORMED) return x * norm;
     return KIND == GATED ? x / (splat(1) + exponential(-x)) * up : x;
 }
 
-/* Channels i.. of a row of n, which has all of them. */
-INLINE vf whole_channel(const int KIND, const float *x, const float *norm, int n, int i, float factor) {
-    return after(KIND, load(x + i), KIND == GATED ? load(x + n + i) : splat(0), KIND == NORMED ? load(norm + i) : splat(0), factor);
+/* Channels i.. of a row of n, with zeros beyond its end. */
+INLINE vf channel(const int KIND, const float *x, const float *norm, int n, int i) {
+    int some = n - i;
+    if (some >= LANES) return after(KIND, load(x + i), KIND == GATED ? load(x + n + i) : splat(0), KIND == NORMED ? load(norm + i) : splat(0));
+    if (some <= 0) return splat(0);
+    return after(KIND, load_some(x + i, some), KIND == GATED ? load_some(x + n + i, some) : splat(0),
+                 KIND == NORMED ? load_some(norm + i, some) : splat(0));
 }
 
-/* The same with a kind that is not known before, and zeros beyond the row's end. */
-INLINE vf channel(const call *c, const float *x, int i, float factor) {
-    int n = (int)c->w->n_in, some = n - i;
-    if (some <= 0) return splat(0);
-    if (some >= LANES && c->kind == PLAIN) return whole_channel(PLAIN, x, 0, n, i, factor);
-    if (some >= LANES && c->kind == NORMED) return whole_channel(NORMED, x, c->norm, n, i, factor);
-    if (some >= LANES) return whole_channel(GATED, x, 0, n, i, factor);
-    vf v = load_some(x + i, some);
-    if (c->kind == NORMED) return after(NORMED, v, v, load_some(c->norm + i, some), factor);
-    return c->kind == GATED ? after(GATED, v, load_some(x + n + i, some), v, factor) : v;
+/* The same with a kind that is not known before, times the factor of the norm. */
+INLINE vf any_channel(const call *c, const float *x, int i, float factor) {
+    const int n = (int)c->w->n_in;
+    vf v = c->kind == PLAIN ? channel(PLAIN, x, 0, n, i) : c->kind == NORMED ? channel(NORMED, x, c->norm, n, i) : channel(GATED, x, 0, n, i);
+    return v * splat(factor);
 }
 
 /* The difference between a packed weight and the signed one. */
 INLINE int32_t excess(int64_t format) { return format == Q4 ? 8 : format == Q4_MIN || format == Q4_K ? 0 : OFFSET; }
 
-/* Converts a group x, whose number among those of all rows is `at`. */
-INLINE void quantize_group(const call *c, const int GROUP, const float *x, int64_t at) {
-    vf v[LONGEST_GROUP / LANES];
+/* Converts a group x of 32 channels times `factor`. Its number among those of all rows is `at`. */
+INLINE void quantize_group(const call *c, const float *x, float factor, int64_t at) {
+    enum { GROUP = 32 };
+    vf v[GROUP / LANES];
     vi most = {0}, total = {0};
     UNROLL for (int i = 0; i < GROUP / LANES; i++) {
         v[i] = load(x + i * LANES);
@@ -50,41 +49,39 @@ INLINE void quantize_group(const call *c, const int GROUP, const float *x, int64
         total += q;
     }
     int32_t s = sum_int(total);
-    c->scale[at] = amax <= 1e-30f ? 0 : amax / 127.0f;
+    c->scale[at] = amax <= 1e-30f ? 0 : amax / 127.0f * factor;
     c->zero[at] = -excess(c->w->format) * s;
     c->total[at] = c->scale[at] * (float)s;
 }
 
-/* Converts a row of whole groups. GROUP and KIND are constants after inlining: loops without branches. The gate is
- * computed for several groups before the first of them is converted, which saves a quarter of the time. */
-INLINE void quantize_whole(const call *c, const int GROUP, const int KIND, const float *x, int64_t at, float factor) {
-    const int n = (int)c->w->n_in, AT_ONCE = KIND == GATED ? GATED_AT_ONCE : GROUP;
-    const float *norm = c->norm;
-    for (int first = 0; first < n; first += AT_ONCE) {
-        float v[GATED_AT_ONCE] __attribute__((aligned(64)));
-        const int some = KIND != GATED || n - first > AT_ONCE ? AT_ONCE : n - first;
-        UNROLL for (int i = 0; i < some; i += LANES) store(v + i, whole_channel(KIND, x, norm, n, first + i, factor));
-        for (int i = 0; i < some; i += GROUP, at++) quantize_group(c, GROUP, v + i, at);
-    }
+/* The maximum and the sum of the magnitudes of v, and the factor by which v is to be multiplied: 1 / rms of x if there is a norm. */
+typedef struct {
+    float most, sum, factor;
+} facts;
+
+/* The channels of a row before the factor of the norm, to v, with zeros for an incomplete last group. KIND is a constant after inlining:
+ * loops without branches. */
+INLINE facts apply(const call *c, const int KIND, const float *x, float *v) {
+    const int n = (int)c->w->n_in, end = c->n_groups * c->group;
+    wide total = {0}, squares = {0};
+    vi most = {0};
+#define ADD(k) \
+    vf now = channel(KIND, x, c->norm, n, i + k * LANES); \
+    store(v + i + k * LANES, now); \
+    total.part[k] += (vf)magnitude(now); \
+    most = larger_bits(magnitude(now), most); \
+    if (KIND == NORMED) squares.part[k] = add_square(x, n, i + k * LANES, squares.part[k]);
+    int i = 0;
+    for (; i + WIDE_LANES <= n; i += WIDE_LANES) UNROLL for (int k = 0; k < PARTS; k++) { ADD(k) }
+    for (; i < end; i += WIDE_LANES) for (int k = 0; k < PARTS; k++) { ADD(k) }
+#undef ADD
+    return (facts){greatest_magnitude(most), sum_wide(total), KIND == NORMED ? inverse_root(squares, n, c->eps) : 1};
 }
 
-#define WHOLE(GROUP, KIND) \
-    static __attribute__((noinline)) void whole_##GROUP##_##KIND(const call *c, const float *x, int64_t at, float factor) { \
-        quantize_whole(c, GROUP, KIND, x, at, factor); \
-    }
-WHOLE(32, PLAIN) WHOLE(32, NORMED) WHOLE(32, GATED)
-WHOLE(64, PLAIN) WHOLE(64, NORMED) WHOLE(64, GATED)
-#undef WHOLE
-
-/* Converts a row whose last group may be incomplete. */
-static __attribute__((noinline)) void quantize_any(const call *c, const float *x, int64_t at, float factor) {
-    for (int g = 0; g < c->n_groups; g++, at++) {
-        float v[LONGEST_GROUP];
-        for (int i = 0; i < c->group; i += LANES) store(v + i, channel(c, x, g * c->group + i, factor));
-        if (c->group == 64) quantize_group(c, 64, v, at);
-        else quantize_group(c, 32, v, at);
-    }
-}
+#define APPLY(KIND) \
+    static __attribute__((noinline)) facts apply_##KIND(const call *c, const float *x, float *v) { return apply(c, KIND, x, v); }
+APPLY(PLAIN) APPLY(NORMED) APPLY(GATED)
+#undef APPLY
 
 /* The activations of 32 channels of a row for BF16. For AMX they are [rows/16][n_in/32][16 rows][32 channels], where the last rows
  * may be fewer than 16: rows 4096 bytes apart would share a set of the cache. */
@@ -97,26 +94,28 @@ INLINE char *activations(const call *c, int row, int step) {
     return (char *)c->q + first * CHANNELS_A_STEP * ACTIVATION;
 }
 
-static void quantize_row(const call *c, int row) {
-    static void (*const whole[2][3])(const call *, const float *, int64_t, float) = {
-        {whole_32_PLAIN, whole_32_NORMED, whole_32_GATED}, {whole_64_PLAIN, whole_64_NORMED, whole_64_GATED}};
-    int n = (int)c->w->n_in;
+static void quantize_row(const call *c, int row, float *v) {
+    static facts (*const apply_kind[])(const call *, const float *, float *) = {apply_PLAIN, apply_NORMED, apply_GATED};
+    const int n = (int)c->w->n_in;
     const float *x = c->x + (int64_t)(c->rows ? c->rows[row] : row) * n * (c->kind == GATED ? 2 : 1);
-    float factor = c->kind == NORMED ? inverse_rms(x, n, c->eps) : 1;
-    int64_t at = (int64_t)row * c->n_groups;
-    if (c->w->format == BF16) {
-        for (int step = 0; step < 2 * c->n_groups; step++) {
-            vf v[CHANNELS_A_STEP / LANES];
-            UNROLL for (int i = 0; i < CHANNELS_A_STEP / LANES; i++) v[i] = channel(c, x, step * CHANNELS_A_STEP + i * LANES, factor);
-            store_activations(activations(c, row, step), v);
+    const facts f = apply_kind[c->kind](c, x, v);
+    if (c->w->format == INT8) {
+        to_levels(c, row, v, choose_scale(f.most, f.sum, n, c->scale + row));
+        c->scale[row] *= f.factor;
+    } else if (c->w->format == BF16) {
+        for (int step = 0; step < 2 * c->n_groups; step++, v += CHANNELS_A_STEP) {
+            vf some[CHANNELS_A_STEP / LANES];
+            UNROLL for (int i = 0; i < CHANNELS_A_STEP / LANES; i++) some[i] = load(v + i * LANES) * splat(f.factor);
+            store_activations(activations(c, row, step), some);
         }
     } else {
-        (n % c->group ? quantize_any : whole[c->group == 64][c->kind])(c, x, at, factor);
+        for (int g = 0; g < c->n_groups; g++) quantize_group(c, v + g * 32, f.factor, (int64_t)row * c->n_groups + g);
     }
 }
 
 static void quantize_some(void *context, int task, int thread) {
     const call *c = *(const call *const *)context;
     for (; task >= ROW_TASKS(c->n_rows); c++) task -= ROW_TASKS(c->n_rows);
-    for (int row = task * ROWS_A_TASK; row < c->n_rows && row < (task + 1) * ROWS_A_TASK; row++) quantize_row(c, row);
+    for (int row = task * ROWS_A_TASK; row < c->n_rows && row < (task + 1) * ROWS_A_TASK; row++)
+        quantize_row(c, row, noria_memory(thread));
 }

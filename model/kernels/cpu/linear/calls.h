@@ -3,14 +3,15 @@
 #include "linear/linear.h"
 #include "pool.h"
 
-enum { ROWS_A_TASK = 4 };
+enum { ROWS_A_TASK = 4, TASK_ROWS = 128 }; /* rows that a task converts, and that it multiplies */
 #define ROW_TASKS(n_rows) (((n_rows) + ROWS_A_TASK - 1) / ROWS_A_TASK)
 
 /* One product. Its caller sets w, x, norm, rows, y, eps, kind, add and n_rows. Row i of x is `rows[i]`, or i itself without `rows`.
  * A single product without `rows` may have runs of rows with adapters.
  *
  * For each row and group: bytes `q`, their `scale`, the start of integer sums (`zero`), and `total`, which is the scale
- * times the sum of the bytes. For BF16 weights there are only factors, in `q`. */
+ * times the sum of the bytes. For INT8 weights a row has one scale and one start, `high` bytes and `masks` (levels.h). For BF16
+ * weights there are only factors, in `q`. */
 typedef struct shape shape;
 typedef struct {
     const weights *w;
@@ -23,7 +24,8 @@ typedef struct {
     int64_t target;
     float eps;
     int kind, add, n_rows, n_runs, group, n_groups, n_blocks, grain, n_grains;
-    int8_t *q;
+    int8_t *q, *high;
+    uint64_t *masks;
     float *scale, *total;
     int32_t *zero;
 } call;
@@ -32,14 +34,23 @@ typedef struct {
  * `scratch` is that of `linear` for the sum of their rows. */
 void GLUE(multiply, VARIANT)(call *calls, int n, void *scratch);
 
+/* LANES numbers of a row of n from x + i on; zeros beyond its end. */
+INLINE vf load_row(const float *x, int n, int i) { return i + LANES <= n ? load(x + i) : i < n ? load_some(x + i, n - i) : splat(0); }
+
+/* Adds the squares of LANES numbers of a row of n from x + i on. */
+INLINE vf add_square(const float *x, int n, int i, vf total) {
+    vf v = load_row(x, n, i);
+    return fused(v, v, total);
+}
+
+INLINE float inverse_root(wide squares, int n, float eps) { return 1.0f / sqrtf(sum_wide(squares) / (float)n + eps); }
+
 /* 1 / rms of a row. The lanes are summed in a fixed order. */
 INLINE float inverse_rms(const float *x, int n, float eps) {
-    vf total = {0};
-    for (int i = 0; i < n; i += LANES) {
-        vf v = i + LANES <= n ? load(x + i) : load_some(x + i, n - i);
-        total = fused(v, v, total);
-    }
-    return 1.0f / sqrtf(sum(total) / (float)n + eps);
+    wide total = {0};
+    for (int i = 0; i < n; i += WIDE_LANES)
+        UNROLL for (int k = 0; k < PARTS; k++) total.part[k] = add_square(x, n, i + k * LANES, total.part[k]);
+    return inverse_root(total, n, eps);
 }
 
 /* The number of blocks in a task: a multiple of `step`, at most `most` or 4, whichever is greater. It minimizes the

@@ -13,7 +13,7 @@
 FIELDS(experts_t, F(gate), F(w13), F(w2), F(shared_w13), F(shared_w2), F(n_experts), F(n_used), F(routed_scale));
 #undef F
 
-enum { GATES = 8 };
+enum { GATES = 8, ALIGNED = 5 * 64 }; /* bytes at most that aligned arrays of a product lose */
 
 /* The memory of one call. Pair i is choice i % n_used of token i / n_used. In the order of experts it is pair
  * `places[i]`, and `rows` has the token of each pair in that order. */
@@ -56,9 +56,9 @@ static int64_t divide(block *b, void *scratch) {
     b->shared_gate_up = take(&a, n * shared * 4);
     b->out = take(&a, pairs * dim * 4);
     b->rest = take(&a, 0);
-    int64_t a_channel = w13->format == BF16 ? 4 : 2; /* at most, with the channels padded to 64 */
+    int64_t a_channel = w13->format == BF16 ? 4 : 3; /* bytes at most, with the channels padded to 64 */
     int64_t widest = most_of(pairs * (most_of(dim, gate_up / 2) + 63), n * (most_of(dim, shared / 2) + 63));
-    return a.used + widest * a_channel;
+    return a.used + widest * a_channel + (e->n_experts + 1) * ALIGNED;
 }
 
 /* Logits [n_experts] of a token, GATES experts at a time. Beyond the last expert the last one is computed again. */
@@ -67,20 +67,16 @@ INLINE void score(const block *b, const float *x, float *logits) {
     float factor = b->norm ? inverse_rms(x, n, b->eps) : 1;
     for (int first = 0; first < n_experts; first += GATES) {
         const float *gates[GATES];
-        vf totals[GATES];
-        for (int j = 0; j < GATES; j++) {
-            int expert = first + j < n_experts ? first + j : n_experts - 1;
-            gates[j] = b->e->gate + (int64_t)expert * n;
-            totals[j] = splat(0);
-        }
-        for (int i = 0; i < n; i += LANES) {
-            int left = n - i, whole = left >= LANES;
-            vf v = whole ? load(x + i) : load_some(x + i, left);
-            if (b->norm) v = v * splat(factor) * (whole ? load(b->norm + i) : load_some(b->norm + i, left));
-            UNROLL for (int j = 0; j < GATES; j++)
-                totals[j] = fused(v, whole ? load(gates[j] + i) : load_some(gates[j] + i, left), totals[j]);
-        }
-        for (int j = 0; j < GATES && first + j < n_experts; j++) logits[first + j] = sum(totals[j]);
+        wide totals[GATES] = {0};
+        for (int j = 0; j < GATES; j++) gates[j] = b->e->gate + least_of(first + j, n_experts - 1) * n;
+        for (int i = 0; i < n; i += WIDE_LANES)
+            UNROLL for (int k = 0; k < PARTS; k++) {
+                const int at = i + k * LANES;
+                vf v = load_row(x, n, at);
+                if (b->norm) v = v * splat(factor) * load_row(b->norm, n, at);
+                UNROLL for (int j = 0; j < GATES; j++) totals[j].part[k] = fused(v, load_row(gates[j], n, at), totals[j].part[k]);
+            }
+        for (int j = 0; j < GATES && first + j < n_experts; j++) logits[first + j] = sum_wide(totals[j]);
     }
 }
 

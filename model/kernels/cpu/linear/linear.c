@@ -1,7 +1,7 @@
 /* y = W x with weights of 8 or 4 bits and activations of 8 bits, or with both in bfloat16.
  *
  * Weights are packed [N/16][K/group] into records. A record has the weights of a group of channels for 16 outputs:
- *   INT8    group 64: [16 quads][16 outputs][4] bytes w + 128 (|w| <= 127), one scale an output for all groups
+ *   INT8    group 64: [16 quads][16 outputs][4] bytes w + 128 (|w| <= 127), one scale an output for all groups (bytes.h)
  *   Q8      group 32: [8 quads][16 outputs][4] bytes w + 128, then 16 scales in float16
  *   Q4      group 32: [4 quads][16 outputs][4] bytes, quad i in the low halves and i + 4 in the high ones, each w + 8;
  *           then 16 scales
@@ -24,7 +24,7 @@ CONSTANTS(formats, {"int8", INT8}, {"q8", Q8}, {"q8_min", Q8_MIN}, {"q4", Q4}, {
 CONSTANTS(inputs, {"PLAIN", PLAIN}, {"NORMED", NORMED}, {"GATED", GATED});
 CONSTANTS(adapters, {"RANKS", LORA_PAD}, {"CHANNELS", LORA_GROUP}, {"OUTPUTS", LORA_BLOCK});
 
-enum { TASK_BYTES = 48 * 1024, TASK_ROWS = 128 };
+enum { TASK_BYTES = 48 * 1024 };
 #define TASKS(c) ((c)->n_grains * (((c)->n_rows + TASK_ROWS - 1) / TASK_ROWS))
 
 #ifdef TILES
@@ -42,9 +42,9 @@ INLINE int slabs(const call *c, const int FORMAT, int first, int last, int top, 
     case F: return slabs(c, F, first, last, top, end);
 static int all_slabs(const call *c, int first, int last, int top, int end) {
     switch (c->w->format) {
-        SLABS(INT8) SLABS(Q8) SLABS(Q8_MIN) SLABS(Q4) SLABS(Q4_MIN) SLABS(Q4_K)
+        SLABS(Q8) SLABS(Q8_MIN) SLABS(Q4) SLABS(Q4_MIN) SLABS(Q4_K)
     }
-    return top; /* BF16 has no slabs */
+    return top; /* the others have no slabs */
 }
 #else
 #define all_slabs(c, first, last, top, end) (top)
@@ -57,6 +57,7 @@ static void products(void *context, int task, int thread) {
     int row = task / c->n_grains * TASK_ROWS, end = row + TASK_ROWS < c->n_rows ? row + TASK_ROWS : c->n_rows;
 #if defined(AMX)
     if (c->w->format == BF16) all_pairs(c, first, last, row, end);
+    else if (c->w->format == INT8) all_bytes(c, first, last, row, end, thread);
     else
 #endif
         columns(c, first, last, all_slabs(c, first, last, row, end), end, thread);
@@ -79,23 +80,46 @@ static void expand_all(const call *c) {
     if (c->n_runs) noria_parallel(expand_some, &c, expand_tasks(c));
 }
 
+/* Divides scratch memory for the activations of a call. */
+static void take_activations(call *c, arena *a) {
+    const int64_t groups = (int64_t)c->n_rows * c->n_groups;
+    c->q = take(a, groups * c->group * (c->w->format == BF16 ? ACTIVATION : 1));
+    if (c->w->format == INT8) {
+        c->high = take(a, groups * c->group);
+        c->masks = take(a, (int64_t)c->n_rows * MASKS(c) * 8);
+        c->scale = take(a, (int64_t)c->n_rows * 4);
+        c->zero = take(a, (int64_t)c->n_rows * 4);
+    } else if (c->w->format != BF16) {
+        c->scale = take(a, groups * 4);
+        c->total = take(a, groups * 4);
+        c->zero = take(a, groups * 4);
+    }
+}
+
+static void prepare(call *c) {
+    const int format = (int)c->w->format;
+    c->group = QUADS(format) * 4;
+    c->n_groups = (int)((c->w->n_in + c->group - 1) / c->group);
+    c->n_blocks = (int)((c->w->n_out + BLOCK - 1) / BLOCK);
+    c->shape = chosen(c->w, c->n_rows);
+    c->grain = balanced(c->n_blocks, TASK_BYTES / (c->n_groups * RECORD(format)), c->n_rows > 1 ? c->shape->blocks : 1);
+    c->n_grains = (c->n_blocks + c->grain - 1) / c->grain;
+}
+
+int64_t EXPORT(linear_scratch)(const weights *w, int64_t n_rows) {
+    call c = {.w = w, .n_rows = (int)n_rows};
+    arena a = {0, 0};
+    prepare(&c);
+    take_activations(&c, &a);
+    return a.used;
+}
+
 void GLUE(multiply, VARIANT)(call *calls, int n, void *scratch) {
-    int format = (int)calls->w->format, group = QUADS(format) * 4, row_tasks = 0, tasks = 0;
-    int64_t n_groups = (calls->w->n_in + group - 1) / group, n_rows = 0, at = 0;
-    for (int i = 0; i < n; i++) n_rows += calls[i].n_rows;
-    int8_t *q = scratch;
-    float *scale = (float *)(q + n_rows * n_groups * group); /* what follows is unused for BF16 */
-    for (call *c = calls; c < calls + n; at += c->n_rows * n_groups, c++) {
-        c->group = group;
-        c->n_groups = (int)n_groups;
-        c->n_blocks = (int)((c->w->n_out + BLOCK - 1) / BLOCK);
-        c->q = q + at * group * (format == BF16 ? ACTIVATION : 1);
-        c->scale = scale + at;
-        c->total = scale + n_rows * n_groups + at;
-        c->zero = (int32_t *)scale + 2 * n_rows * n_groups + at;
-        c->shape = chosen(c->w, c->n_rows);
-        c->grain = balanced(c->n_blocks, TASK_BYTES / (c->n_groups * RECORD(format)), c->n_rows > 1 ? c->shape->blocks : 1);
-        c->n_grains = (c->n_blocks + c->grain - 1) / c->grain;
+    int row_tasks = 0, tasks = 0;
+    arena a = {(uintptr_t)scratch, 0};
+    for (call *c = calls; c < calls + n; c++) {
+        prepare(c);
+        take_activations(c, &a);
         row_tasks += ROW_TASKS(c->n_rows);
         tasks += TASKS(c);
     }

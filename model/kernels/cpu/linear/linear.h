@@ -37,10 +37,11 @@ typedef struct {
 } lora_rows;
 
 /* y [n_rows, n_out] = or += W f(x), f by kind: x [n_rows, n_in] itself, its RMSNorm (scale `norm`), or
- * silu(gate) * up of x [n_rows, 2 n_in]. `scratch` has group + 12 bytes for each row and group,
- * with BF16 weights 4 bytes for each channel. */
+ * silu(gate) * up of x [n_rows, 2 n_in]. `scratch` has the bytes that `linear_scratch` returns. */
 void EXPORT(linear)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps, float *y,
                     int64_t add, void *scratch);
+
+int64_t EXPORT(linear_scratch)(const weights *w, int64_t n_rows);
 
 /* The same, and the rows of `runs` get entry `target` of their adapter. Tiles prefetch what `ahead` names, if it is not null. */
 void GLUE(adapted, VARIANT)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps,

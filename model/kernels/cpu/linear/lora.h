@@ -76,7 +76,7 @@ INLINE void shrink(const call *c, const int ROWS, const lora_rows *run, const lo
         int n = n_channels - at < LORA_CHANNELS ? (int)(n_channels - at) : LORA_CHANNELS;
         for (int r = 0; r < ROWS; r++)
             for (int j = 0; j < n; j += LANES)
-                store_factors((char *)x[r] + j * FACTOR, channel(c, lora_input(c, run, i + r), (int)at + j, factors[r]));
+                store_factors((char *)x[r] + j * FACTOR, any_channel(c, lora_input(c, run, i + r), (int)at + j, factors[r]));
         for (int k = 0; k < n_ranks; k += LORA_TILE) {
             int64_t rank = first + k;
             const uint16_t *a = l->a + (rank - rank % LORA_PAD) * n_channels + at * LORA_PAD + rank % LORA_PAD * LORA_GROUP;

@@ -3,7 +3,7 @@
  * Products of two such numbers are exact, so that processors without fused additions have the same bits.
  */
 #pragma once
-#include "linear/tiles.h"
+#include "linear/bytes.h"
 
 #if defined(AMX)
 

@@ -6,17 +6,21 @@
  * and blocks take smaller ones. */
 #if defined(__AVX512VNNI__)
 #define QUAD_SHAPES(X, F) X(F, 1, 1) X(F, 2, 1) X(F, 4, 1) X(F, 8, 1) X(F, 1, 2) X(F, 2, 2) X(F, 4, 2) X(F, 1, 3) X(F, 2, 3) X(F, 4, 3)
+#define BYTE_SHAPES(X, F) QUAD_SHAPES(X, F) X(F, 8, 3)
 #define BLOCK_TILES {{1, 1}, {4, 2}, {4, 3}}
-#define INT8_TILES {{1, 1}, {8, 1}, {4, 3}}
+#define INT8_TILES {{1, 1}, {8, 1}, {8, 3}}
 #elif defined(__AVX2__)
+#define BYTE_SHAPES QUAD_SHAPES
 #define QUAD_SHAPES(X, F) X(F, 1, 1) X(F, 2, 1) X(F, 4, 1) X(F, 1, 2)
 #define BLOCK_TILES {{1, 2}, {4, 1}, {4, 1}}
 #define INT8_TILES BLOCK_TILES
 #elif defined(__ARM_FEATURE_DOTPROD)
+#define BYTE_SHAPES QUAD_SHAPES
 #define QUAD_SHAPES(X, F) X(F, 1, 1) X(F, 2, 1) X(F, 1, 2)
 #define BLOCK_TILES {{1, 2}, {2, 1}, {2, 1}}
 #define INT8_TILES BLOCK_TILES
 #else
+#define BYTE_SHAPES QUAD_SHAPES
 #define QUAD_SHAPES(X, F) X(F, 1, 1)
 #define BLOCK_TILES {{1, 1}, {1, 1}, {1, 1}}
 #define INT8_TILES BLOCK_TILES
@@ -31,21 +35,25 @@ struct shape {
     static __attribute__((noinline)) void tile_##F##_##R##x##C(const call *c, int row, int block, const uint8_t *soon, int n_soon, \
                                                                 const float *decoded) { \
         if (F == BF16) tile_pairs(c, R, C, row, block, soon, n_soon); \
+        else if (F == INT8) tile_bytes(c, R, C, row, block, soon, n_soon); \
         else tile(c, F, R, C, row, block, soon, n_soon, decoded); \
     }
 #define ENTRY(F, R, C) {R, C, tile_##F##_##R##x##C},
 #define COMPILED(F, LIST) \
     LIST(TILE, F) \
     static const shape shapes_##F[] = {LIST(ENTRY, F)};
-COMPILED(INT8, QUAD_SHAPES)
 COMPILED(Q8, QUAD_SHAPES)
 COMPILED(Q8_MIN, QUAD_SHAPES)
 COMPILED(Q4, QUAD_SHAPES)
 COMPILED(Q4_MIN, QUAD_SHAPES)
 #if defined(AMX)
 static const shape shapes_BF16[] = {{1, BLOCKS_A_STRIP, 0}}; /* `all_pairs` divides its tasks itself */
+static const shape shapes_INT8[] = {{1, BLOCKS_A_STRIP, 0}}; /* so does `all_bytes` */
 #define BF16_TILES {{1, BLOCKS_A_STRIP}, {1, BLOCKS_A_STRIP}, {1, BLOCKS_A_STRIP}}
+#undef INT8_TILES
+#define INT8_TILES BF16_TILES
 #else
+COMPILED(INT8, BYTE_SHAPES)
 COMPILED(BF16, PAIR_SHAPES)
 #endif
 COMPILED(Q4_K, QUAD_SHAPES)

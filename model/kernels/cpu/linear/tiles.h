@@ -2,8 +2,8 @@
  * in the same order, so that the bits of a row do not depend on the tile that computes it.
  */
 #pragma once
-#include "linear/amx.h"
 #include "linear/activations.h"
+#include "linear/amx.h"
 
 enum { BLOCK = 16, VECTORS = BLOCK / LANES };
 #if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_DOTPROD)
@@ -73,9 +73,7 @@ INLINE void add_quad(const int FORMAT, const int R, const int V, vi acc[][MOST_B
 
 /* A row's total with one more group: exact sums times the scales of weights and row, plus minima times its sum. */
 INLINE vf add_group(const int FORMAT, vf total, vi sums, vf weight_scale, vf minimum, float scale, float row_sum) {
-    vf exact = __builtin_convertvector(sums, vf);
-    if (FORMAT != INT8) exact *= weight_scale;
-    total = fused(exact, splat(scale), total);
+    total = fused(__builtin_convertvector(sums, vf) * weight_scale, splat(scale), total);
     return HAS_MINIMA(FORMAT) ? fused(minimum, splat(row_sum), total) : total;
 }
 
@@ -112,11 +110,11 @@ INLINE void load_tables(const int FORMAT, const uint8_t *record, int g, int lane
         return;
     }
     const uint8_t *tables = record + (IS_NIBBLES(FORMAT) ? 256 : 512) + lane * 2;
-    *scale = FORMAT == INT8 ? splat(0) : load_half(tables);
+    *scale = load_half(tables);
     *minimum = HAS_MINIMA(FORMAT) ? load_half(tables + 2 * BLOCK) : splat(0);
 }
 
-/* Multiplies R rows by C blocks of 16 outputs. FORMAT, R and C are constants after inlining. In the
+/* Multiplies R rows by C blocks of 16 outputs in groups of 32 channels. FORMAT, R and C are constants after inlining. In the
  * first `n_soon` steps of each group it prefetches what follows `soon`: memory is fastest when read in one stream. For
  * several rows `decoded` has the scales and minima of Q4_K. */
 INLINE void tile(const call *c, const int FORMAT, const int R, const int C, int row, int block, const uint8_t *soon, int n_soon,
