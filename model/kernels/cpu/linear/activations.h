@@ -107,7 +107,8 @@ static void quantize_row(const call *c, int row) {
     if (c->w->format == BF16) {
         for (int step = 0; step < 2 * c->n_groups; step++) {
             vf v[CHANNELS_A_STEP / LANES];
-            UNROLL for (int i = 0; i < CHANNELS_A_STEP / LANES; i++) v[i] = channel(c, x, step * CHANNELS_A_STEP + i * LANES, factor);
+            const int first = step * CHANNELS_A_STEP;
+            UNROLL for (int i = 0; i < CHANNELS_A_STEP / LANES; i++) v[i] = channel(c, x, first + i * LANES, factor);
             store_activations(activations(c, row, step), v);
         }
     } else {
