@@ -31,7 +31,7 @@ def int8(weight: Tensor, scales: Tensor) -> PackedWeights:
 
 
 def bfloat16(weight: Tensor, *, neighbours: bool) -> Tensor:
-    """weight [n_out, n_in] bfloat16; padded with zeros. A word has two neighbours, or channels 2 and 0, 3 and 1 of 4."""
+    """weight [n_out, n_in] bfloat16; padded. A word has two neighbours, or channels 2 and 0, 3 and 1 of four."""
     n_blocks, n_groups = -(-weight.shape[0] // 16), -(-weight.shape[1] // 64)
     whole = torch.zeros(n_blocks * 16, n_groups * 64, dtype=torch.bfloat16)
     whole[: weight.shape[0], : weight.shape[1]] = weight
