@@ -1,6 +1,6 @@
 """bfloat16 weights for the compiled kernels. Activations are float32; the product rounds them to bfloat16.
 
-All processors add in one order of the channels: a row's result depends on no other row, and on no variant of the kernels.
+All variants of the kernels add in one order of the channels, and a row's result depends on no other row.
 """
 
 from model.checkpoint.matrices import Matrix

@@ -46,7 +46,7 @@ EMULATED(float) emulated_bf16(int16_t bits) {
     return emulated_normal(x);
 }
 /* Two products of bfloat16 a lane, the second one first. */
-EMULATED(__m512) emulated_pairs(__m512 acc, __m512bh a, __m512bh b) {
+EMULATED(__m512) emulated_two_products(__m512 acc, __m512bh a, __m512bh b) {
     const int16_t *x = (const int16_t *)&a, *y = (const int16_t *)&b;
     float *sum = (float *)&acc;
     for (int i = 0; i < 16; i++)
@@ -103,7 +103,7 @@ EMULATED(float) emulated_greatest(__m512 x) {
 #define _mm512_cvtps_ph(x, rounding) emulated_to_half(x)
 #define _mm512_set1_epi32 emulated_set
 #define _mm512_dpbusd_epi32 emulated_dot
-#define _mm512_dpbf16_ps emulated_pairs
+#define _mm512_dpbf16_ps emulated_two_products
 #define _mm512_cvtneps_pbh emulated_round
 #define _mm512_cvtne2ps_pbh emulated_round_two
 #define _mm512_permutexvar_epi16 emulated_permute

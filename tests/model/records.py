@@ -30,11 +30,13 @@ def int8(weight: Tensor, scales: Tensor) -> PackedWeights:
     return made
 
 
-def bfloat16(weight: Tensor) -> Tensor:
-    """weight [n_out, n_in] bfloat16; padded with zeros."""
+def bfloat16(weight: Tensor, *, neighbours: bool) -> Tensor:
+    """weight [n_out, n_in] bfloat16; padded. A word has two neighbours, or channels 2 and 0, 3 and 1 of four."""
     n_blocks, n_groups = -(-weight.shape[0] // 16), -(-weight.shape[1] // 64)
     whole = torch.zeros(n_blocks * 16, n_groups * 64, dtype=torch.bfloat16)
     whole[: weight.shape[0], : weight.shape[1]] = weight
+    if not neighbours:
+        whole = whole.unflatten(1, (-1, 2, 2)).flip(2).mT.flatten(1)
     records = whole.view(n_blocks, 16, n_groups, 32, 2)
     return records.permute(0, 2, 3, 1, 4).flatten(2).contiguous().view(torch.uint8)
 

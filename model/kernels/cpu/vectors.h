@@ -55,6 +55,7 @@ INLINE vi load_int(const void *p) { vi v; memcpy(&v, p, sizeof v); return v; }
 INLINE void store(float *p, vf v) { memcpy(p, &v, sizeof v); }
 /* The first n floats, then zeros. */
 INLINE vf load_some(const float *p, int n) { vf v = {0}; memcpy(&v, p, (size_t)n * 4); return v; }
+INLINE vf choose(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
 /* LANES values of float16, at any address. */
 INLINE vf load_half(const void *p) {
 #if defined(__AVX512VNNI__)
@@ -67,7 +68,9 @@ INLINE vf load_half(const void *p) {
     memcpy(&h, p, sizeof h);
     vi bits = __builtin_convertvector(h, vi);
     vi endless = (bits & splat_int(0x7C00)) == splat_int(0x7C00); /* infinity or NaN */
-    vf magnitude = (vf)((bits & splat_int(0x7FFF)) << 13) * splat(0x1p112f);
+    vi tiny = (bits & splat_int(0x7C00)) == splat_int(0); /* shifted, these would be subnormal floats, which count as 0 */
+    vf normal = (vf)((bits & splat_int(0x7FFF)) << 13) * splat(0x1p112f);
+    vf magnitude = choose(tiny, __builtin_convertvector(bits & splat_int(0x3FF), vf) * splat(0x1p-24f), normal);
     return (vf)((vi)magnitude | (endless & splat_int(0x7F800000)) | (bits & splat_int(0x8000)) << 16);
 #endif
 }
@@ -86,7 +89,6 @@ INLINE vf as_half(vf x) {
     return (vf)(sign | (tiny & (vu)value) | (~tiny & normal));
 #endif
 }
-INLINE vf choose(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
 INLINE vf larger(vf a, vf b) { /* b if either is NaN */
 #if defined(__AVX512VNNI__)
     return (vf)_mm512_max_ps((__m512)a, (__m512)b);

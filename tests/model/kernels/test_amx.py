@@ -33,7 +33,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
 
 
 def random_weights(kernels: Kernels, kind: str, n_out: int, n_in: int) -> PackedWeights:
-    """Weights, the same for all kernels after the same seed; in blocks of 32 channels n_in is rounded down to whole blocks."""
+    """The same weights for all kernels after one seed; in blocks of 32 channels n_in becomes that of whole blocks."""
     if kind == "int8":
         weight = torch.randint(-127, 128, (n_out, n_in), dtype=torch.int8)
         return records.int8(weight, torch.rand(n_out))
@@ -63,9 +63,7 @@ def test_experts_get_the_bits_of_vectors(emulated: Kernels, kind: str) -> None:
     results = []
     for kernels in (emulated, native.variant("avx512vnni")):
         torch.manual_seed(0)
-        experts = [
-            (random_weights(kernels, kind, 128, 96), random_weights(kernels, kind, 96, 64)) for _ in range(3)
-        ]
+        experts = [(random_weights(kernels, kind, 128, 96), random_weights(kernels, kind, 96, 64)) for _ in range(3)]
         gate, x, norm = torch.randn(3, 96), torch.randn(90, 96), torch.rand(96)
         block = PackedExperts(gate, experts, experts[0], 2, 1.5)
         assert (x @ gate.T).topk(2).indices.unique(return_counts=True)[1].min() > 32

@@ -10,9 +10,9 @@
  *           and 8 minima of an output, 6 bits each: word i has numbers 5 i to 5 i + 4 and two bits of the last one; then
  *           [2][16] factors in float16. A factor times a scale, and one times a minimum, is rounded to float16.
  *   BF16    group 64: [32 words][16 outputs] of two channels each in bfloat16 (words.h); for AMX neighbouring ones
- * An INT8 record of 1024 bytes and half a record of BF16 are also B tiles of AMX. Sums within a group are exact integers. Groups are added in
- * float, in order, by the same operations for any number of rows: a row's result depends on that row alone.
- * In bfloat16 too it does: pairs.h says in which order.
+ * An INT8 record of 1024 bytes is also a B tile of AMX, and so is half a record of BF16. Sums within a group are exact integers.
+ * Groups are added in float, in order, by the same operations for any number of rows: a row's result depends on that row alone.
+ * pairs.h has the order of BF16, which does not depend on other rows either.
  */
 #include "linear/lora.h"
 #include "linear/shapes.h"

@@ -104,8 +104,8 @@ static void all_pairs(const call *c, int first, int last, int top, int end) {
     X(F, 1, 1) X(F, 2, 1) X(F, 4, 1) X(F, 8, 1) X(F, 1, 2) X(F, 2, 2) X(F, 4, 2) X(F, 8, 2) X(F, 16, 2) X(F, 32, 2)
 #define BF16_TILES {{1, 1}, {8, 1}, {32, 2}}
 #elif defined(__AVX2__)
-#define PAIR_SHAPES(X, F) X(F, 1, 1) X(F, 2, 1) X(F, 4, 1) X(F, 1, 2)
-#define BF16_TILES {{1, 2}, {4, 1}, {4, 1}}
+#define PAIR_SHAPES(X, F) X(F, 1, 1) X(F, 2, 1) X(F, 4, 1) X(F, 6, 1) X(F, 1, 2)
+#define BF16_TILES {{1, 2}, {4, 1}, {6, 1}}
 #elif defined(__ARM_FEATURE_DOTPROD)
 #define PAIR_SHAPES(X, F) X(F, 1, 1) X(F, 2, 1) X(F, 4, 1) X(F, 1, 2)
 #define BF16_TILES {{1, 2}, {4, 1}, {4, 1}}
@@ -133,27 +133,40 @@ INLINE vf add_word(vf chain, vi w, const char *x, int p) {
 
 typedef vf pair_sums[][MOST_BLOCKS * VECTORS];
 
-/* Adds word p of a step of weights to chains of R rows and C blocks. */
-INLINE void add_words(const int R, const int C, pair_sums sums, const uint8_t *w, int64_t next, const char *x, int64_t stride, int p) {
+/* A step of 32 channels: the weights of a block, those of the next block `next` bytes after them, and the activations of a row,
+ * those of the next row after `stride` bytes. `n` of its words prefetch what follows `soon`. */
+typedef struct {
+    const uint8_t *w;
+    int64_t next;
+    const char *x;
+    int64_t stride;
+    const uint8_t *soon;
+    int n;
+} pair_step;
+
+/* Adds word p to chains of R rows and C blocks. The first SOON words may prefetch. */
+INLINE void add_words(const int R, const int C, const int SOON, pair_sums sums, const pair_step *s, int p) {
     const int V = C * VECTORS;
     vi part[MOST_BLOCKS * VECTORS];
-    UNROLL for (int v = 0; v < V; v++) part[v] = load_int(w + p * 64 + v / VECTORS * next + v % VECTORS * WIDTH);
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) sums[r][v] = add_word(sums[r][v], part[v], x + r * stride, p);
+    if (p < SOON && p < s->n) UNROLL for (int b = 0; b < C; b++) __builtin_prefetch(s->soon + (p * C + b) * 64, 0, 2);
+    UNROLL for (int v = 0; v < V; v++) part[v] = load_int(s->w + p * 64 + v / VECTORS * s->next + v % VECTORS * WIDTH);
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++)
+        sums[r][v] = add_word(sums[r][v], part[v], s->x + r * s->stride, p);
 }
 
 /* Adds a step of 32 channels to totals. Chains of both kinds are computed at the same time if the registers have room for that. */
-INLINE void add_step(const int R, const int C, pair_sums totals, const uint8_t *w, int64_t next, const char *x, int64_t stride) {
+INLINE void add_step(const int R, const int C, const int SOON, pair_sums totals, const pair_step *s) {
     const int V = C * VECTORS, TOGETHER = 3 * R * V <= REGISTERS;
     vf even[MOST_ROWS][MOST_BLOCKS * VECTORS], odd[MOST_ROWS][MOST_BLOCKS * VECTORS], kept[MOST_ROWS][MOST_BLOCKS * VECTORS];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) even[r][v] = odd[r][v] = splat(0);
     UNROLL for (int p = 0; p < WORDS_A_STEP; p += 2) {
-        add_words(R, C, even, w, next, x, stride, p);
-        if (TOGETHER) add_words(R, C, odd, w, next, x, stride, p + 1);
+        add_words(R, C, SOON, even, s, p);
+        if (TOGETHER) add_words(R, C, SOON, odd, s, p + 1);
     }
     if (!TOGETHER) {
         UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) kept[r][v] = even[r][v];
         __asm__ volatile("" : : "r"(kept), "r"(totals) : "memory"); /* they stay in memory */
-        UNROLL for (int p = 0; p < WORDS_A_STEP; p += 2) add_words(R, C, odd, w, next, x, stride, p + 1);
+        UNROLL for (int p = 0; p < WORDS_A_STEP; p += 2) add_words(R, C, SOON, odd, s, p + 1);
         UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) even[r][v] = kept[r][v];
     }
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) totals[r][v] += even[r][v] + odd[r][v];
@@ -171,19 +184,24 @@ INLINE void tile_pairs(const call *c, const int ROWS, const int C, int row, int 
     for (int first = 0, last; first < steps; first = last) {
         last = (int)least_of(first + panel, steps);
         for (int top = 0; top < ROWS; top += R) {
-            const uint8_t *w = c->w->packed + block * next + first * 1024;
-            const char *x = activations(c, row + top, first);
             const int turns[2] = {share(n_soon, top / R, 2 * ROWS / R), share(n_soon, (ROWS + top) / R, 2 * ROWS / R)};
+            pair_step step = {c->w->packed + block * next + first * 1024, next, activations(c, row + top, first), stride, 0, 0};
             vf some[MOST_ROWS][MOST_BLOCKS * VECTORS];
             UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) some[r][v] = totals[top + r][v];
-            for (int s = first; s < last; s++, w += 1024, x += CHANNELS_A_STEP * ACTIVATION) {
-                for (int n = turns[s % 2]; n > 0; n--, soon += C * 64) UNROLL for (int b = 0; b < C; b++) __builtin_prefetch(soon + b * 64, 0, 2);
-                add_step(R, C, some, w, next, x, stride);
+            for (int s = first; s < last; s++, step.w += 1024, step.x += CHANNELS_A_STEP * ACTIVATION, soon += step.n * C * 64) {
+                step.soon = soon, step.n = turns[s % 2];
+                add_step(R, C, WORDS_A_STEP * R / ROWS, some, &step);
             }
             if (last == steps) finish(c, BF16, R, C, row + top, block, some);
             else UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) totals[top + r][v] = some[r][v];
         }
     }
 }
+
+#define PAIR_TILE(F, R, C) \
+    static __attribute__((noinline)) void tile_##F##_##R##x##C(const call *c, int row, int block, const uint8_t *soon, int n_soon, \
+                                                                const float *decoded) { \
+        tile_pairs(c, R, C, row, block, soon, n_soon); \
+    }
 
 #endif

@@ -2,8 +2,8 @@
 #pragma once
 #include "linear/pairs.h"
 
-/* Shapes of tiles: rows, blocks. Those of one width stand together, and their rows grow from 1. *_TILES are the tiles of a product of one row, of 2 to 16, and of more; their last rows
- * and blocks take smaller ones. */
+/* Shapes of tiles: rows, blocks. Those of one width stand together, and their rows grow from 1. *_TILES are the tiles of a product
+ * of one row, of 2 to 16, and of more; their last rows and blocks take smaller ones. Those of BF16 are in pairs.h. */
 #if defined(__AVX512VNNI__)
 #define QUAD_SHAPES(X, F) X(F, 1, 1) X(F, 2, 1) X(F, 4, 1) X(F, 8, 1) X(F, 1, 2) X(F, 2, 2) X(F, 4, 2) X(F, 1, 3) X(F, 2, 3) X(F, 4, 3)
 #define BYTE_SHAPES(X, F) QUAD_SHAPES(X, F) X(F, 8, 3)
@@ -34,9 +34,7 @@ struct shape {
 #define TILE(F, R, C) \
     static __attribute__((noinline)) void tile_##F##_##R##x##C(const call *c, int row, int block, const uint8_t *soon, int n_soon, \
                                                                 const float *decoded) { \
-        if (F == BF16) tile_pairs(c, R, C, row, block, soon, n_soon); \
-        else if (F == INT8) tile_bytes(c, R, C, row, block, soon, n_soon); \
-        else tile(c, F, R, C, row, block, soon, n_soon, decoded); \
+        tile(c, F, R, C, row, block, soon, n_soon, decoded); \
     }
 #define ENTRY(F, R, C) {R, C, tile_##F##_##R##x##C},
 #define COMPILED(F, LIST) \
@@ -53,8 +51,15 @@ static const shape shapes_INT8[] = {{1, BLOCKS_A_STRIP, 0}}; /* so does `all_byt
 #undef INT8_TILES
 #define INT8_TILES BF16_TILES
 #else
-COMPILED(INT8, BYTE_SHAPES)
-COMPILED(BF16, PAIR_SHAPES)
+#define BYTE_TILE(F, R, C) \
+    static __attribute__((noinline)) void tile_##F##_##R##x##C(const call *c, int row, int block, const uint8_t *soon, int n_soon, \
+                                                                const float *decoded) { \
+        tile_bytes(c, R, C, row, block, soon, n_soon); \
+    }
+BYTE_SHAPES(BYTE_TILE, INT8)
+static const shape shapes_INT8[] = {BYTE_SHAPES(ENTRY, INT8)};
+PAIR_SHAPES(PAIR_TILE, BF16)
+static const shape shapes_BF16[] = {PAIR_SHAPES(ENTRY, BF16)};
 #endif
 COMPILED(Q4_K, QUAD_SHAPES)
 static const shape *const shapes[] = {shapes_INT8, shapes_Q8, shapes_Q8_MIN, shapes_Q4, shapes_Q4_MIN, shapes_BF16, shapes_Q4_K};
