@@ -24,9 +24,10 @@ SEPARATE = frozenset(("baseline",) if "avx2" in variants() else ())
 def same_bits(first: str, second: str, layout: str) -> bool:
     """Whether two variants promise the same bits for any numbers; others do if no sum is ever rounded.
 
-    A product of two numbers in bfloat16 is exact: whether it is rounded before it is added does not matter.
+    A product of two numbers in bfloat16 is exact, and the sums of int8 are whole numbers: whether a product is rounded
+    before it is added does not matter.
     """
-    return layout == "bfloat16" or (first not in SEPARATE and second not in SEPARATE)
+    return layout in ("bfloat16", "int8") or (first not in SEPARATE and second not in SEPARATE)
 
 
 def differing(first: Kernels, second: Kernels) -> list[str]:

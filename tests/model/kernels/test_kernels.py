@@ -24,28 +24,71 @@ def weights(n_out: int, n_in: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return weight, torch.rand(n_out, generator=generator) / 100
 
 
+MEANS = 5
+"""So many times the mean magnitude of a row becomes 127."""
+
+
+def levels(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows as whole numbers, and the scale of each [n, 1]. Magnitudes are added in 64 lanes, in float32."""
+    lanes = np.abs(np.pad(x, ((0, 0), (0, -x.shape[1] % 64)))).reshape(len(x), -1, 64)
+    greatest, total = lanes.max(axis=(1, 2)), np.zeros((len(x), 64), np.float32)
+    for part in lanes.transpose(1, 0, 2):
+        total += part
+    while total.shape[1] > 1:
+        total = total[:, : total.shape[1] // 2] + total[:, total.shape[1] // 2 :]
+    typical = np.float32(MEANS) / np.float32(x.shape[1]) * total[:, 0]
+    top = np.minimum(greatest, np.maximum(typical, greatest / np.float32(128)))[:, None]
+    inverse = np.divide(np.float32(127), top, out=np.zeros_like(top), where=top > 0)
+    return np.rint(x * inverse).astype(np.int64), top.astype(np.float64) / 127
+
+
 def exact(x: Tensor, weight: Tensor, scales: Tensor) -> np.ndarray:
-    """Quantize x by rows and groups of 64, multiply in int64, add groups in float64."""
-    rows = x.numpy()
-    total = np.zeros((len(rows), len(weight)))
-    for first in range(0, rows.shape[1], 64):
-        part = rows[:, first : first + 64]
-        greatest = np.abs(part).max(axis=1, keepdims=True)
-        inverse = np.divide(np.float32(127), greatest, out=np.zeros_like(greatest), where=greatest > 0)
-        products = np.rint(part * inverse).astype(np.int64) @ weight[:, first : first + 64].numpy().astype(np.int64).T
-        total += products * (greatest.astype(np.float64) / 127)
-    return total * scales.numpy()
+    """Make the rows whole numbers and multiply in int64."""
+    whole, scale = levels(x.numpy())
+    return (whole @ weight.numpy().astype(np.int64).T) * scale * scales.numpy()
 
 
 @pytest.mark.parametrize(("n_out", "n_in"), [(16, 64), (48, 576), (1, 3), (17, 65), (200, 130), (576, 1536)])
 @pytest.mark.parametrize("n_rows", [1, 5])
-def test_products_are_those_of_integers(kernels: Kernels, n_out: int, n_in: int, n_rows: int) -> None:
+@pytest.mark.parametrize("outliers", [0, 1, 3])
+def test_products_are_those_of_integers(kernels: Kernels, n_out: int, n_in: int, n_rows: int, outliers: int) -> None:
     weight, scales = weights(n_out, n_in)
     x = torch.randn(n_rows, n_in)
     x[0, : min(64, n_in)] = 0
+    x[:, :: max(1, n_in // 3)][:, :outliers] *= 100
+    x[-1, -1] = 1000.0 if outliers == 3 else 0.0
     found = kernels.linear(records.int8(weight, scales), x).numpy()
     expected = exact(x, weight, scales)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
+
+
+def test_an_outlier_leaves_the_other_channels_their_precision(kernels: Kernels) -> None:
+    """With one scale for the greatest value, a channel of magnitude 1 beside 120 would be 1 of 127 levels."""
+    weight, scales = weights(48, 576)
+    x = torch.rand(3, 576) * 2 - 1
+    x[:, 100] = 120.0
+    outlier = (weight[:, 100] * scales).double() * 120
+    rest = kernels.linear(records.int8(weight, scales), x).double() - outlier
+    true = x.double() @ (weight * scales[:, None]).double().T - outlier
+    assert (rest - true).norm() / true.norm() < 0.02
+
+
+def test_a_row_is_not_changed_by_the_outliers_of_others(kernels: Kernels) -> None:
+    packed = records.int8(*weights(72, 1100))
+    x = torch.randn(40, 1100)
+    alone = kernels.linear(packed, x[3:4])
+    x[4:, ::7] *= 300
+    assert torch.equal(kernels.linear(packed, x)[3:4], alone)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_row_that_is_not_finite_harms_no_other(kernels: Kernels, value: float) -> None:
+    packed, x = records.int8(*weights(72, 300)), torch.randn(20, 300)
+    expected = kernels.linear(packed, x)
+    x[7, 33] = value
+    found = kernels.linear(packed, x)
+    assert not found[7].isfinite().any()
+    assert torch.equal(found[torch.arange(20) != 7], expected[torch.arange(20) != 7])
 
 
 def test_extreme_bytes_do_not_saturate(kernels: Kernels) -> None:

@@ -5,6 +5,7 @@
  * sums are exact integers, whatever the order and the neighbours.
  */
 #pragma once
+#include "../amx.h"
 #include "linear/calls.h"
 
 enum { MEANS = 5, MOST_HIGH = 127, CHANNELS_A_MASK = 256 };
