@@ -16,7 +16,7 @@
 
 /* QUERY: floats between queries, so many that their words do not meet in one set of the cache. AHEAD: how many bytes
  * before their use keys and values are prefetched, where the caller does not choose. */
-enum { QUERY = MAX_DIM + 16, AHEAD = 11 * 1024, KEYS = BLOCK * PAGE };
+enum { MOST_EXPONENT = 8, QUERY = MAX_DIM + 16, AHEAD = 11 * 1024, KEYS = BLOCK * PAGE };
 
 typedef attention_call call;
 #define F(name) FIELD(attention_call, name)
@@ -80,8 +80,14 @@ INLINE float greatest(const float *p, int n) {
     return largest(high);
 }
 
-/* Raises the greatest score of a query to `now` and scales its sums accordingly. */
+/* Raises the score that has a weight of 1 to `now`, and scales the sums of its query accordingly. That is rare: weights may
+ * become 2^MOST_EXPONENT first, which floats bear. Before its first key a query has no sums. */
 INLINE void raise(float now, float *most, sums16 *total, float *acc, int padded) {
+    if (!(now > *most + MOST_EXPONENT)) return;
+    if (*most == -INFINITY) {
+        *most = now;
+        return;
+    }
     vf shrink = weight_of(splat(*most), now);
     UNROLL for (int i = 0; i < 16 / LANES; i++) total->part[i] *= shrink;
     for (int d = 0; d < padded; d += LANES) store(acc + d, load(acc + d) * shrink);
@@ -145,7 +151,7 @@ INLINE range weigh_all(const int kind, const call *c, const task_t *t, state *s,
         const int all = seen.first == 0 && seen.last == KEYS, from = v->from * PAGE, n = v->end * PAGE - from;
         if (!all) hide_rest(p + from, (range){seen.first - from, seen.last - from}, n);
         float now = all ? greatest(p, KEYS) : greatest(p + from, n);
-        if (now > s->most[m]) raise(now, s->most + m, s->total + m, s->acc + m * padded, padded);
+        raise(now, s->most + m, s->total + m, s->acc + m * padded, padded);
         if (kind != INT8 || !all) weigh(kind, 0, s, m, v->from, v->end, v->b, dim);
         else weigh(kind, 1, s, m, 0, BLOCK, v->b, dim);
         any.first = seen.first < any.first ? seen.first : any.first;

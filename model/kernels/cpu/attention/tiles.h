@@ -67,6 +67,8 @@ INLINE void clear(const int M, const int C, chains sums[TILE][MOST_VECTORS]) {
     UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < C; c++) sums[m][c][0] = sums[m][c][1] = splat(0);
 }
 
+INLINE vf joined(const int kind, const chains sums) { return kind == FLOAT32 ? sums[0] : sums[0] + sums[1]; }
+
 /* Multiplies the i-th rows of words of P pages by M rows. */
 INLINE void score_words(const int M, const int P, const int C, const int kind, const int place, const product_t *p, int row, int page,
                         int column, int i, chains sums[TILE][MOST_VECTORS]) {
@@ -83,10 +85,9 @@ INLINE void score_words(const int M, const int P, const int C, const int kind, c
 /* M rows times C vectors of P pages each, for scores. */
 INLINE void score_tile(const int M, const int P, const int C, const int kind, const product_t *p, int row, int page, int column) {
     const int n = p->last[page];
-    vf totals[TILE][MOST_VECTORS];
+    float *y = p->y + row * p->y_stride + page * PAGE + column;
     chains sums[TILE][MOST_VECTORS];
-    UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < P * C; c++) totals[m][c] = splat(0);
-    for (int i = 0; i < n;) {
+    for (int i = 0, begin = 0; i < n; begin = i) {
         const int end = kind == FLOAT32 || i + STEP > n ? n : i + STEP;
         clear(M, P * C, sums);
         for (; i + 2 <= end; i += 2) {
@@ -94,12 +95,12 @@ INLINE void score_tile(const int M, const int P, const int C, const int kind, co
             score_words(M, P, C, kind, SECOND, p, row, page, column, i + 1, sums);
         }
         if (i < end) score_words(M, P, C, kind, ALONE, p, row, page, column, i++, sums);
-        UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < P * C; c++)
-            totals[m][c] = kind == FLOAT32 ? sums[m][c][0] : totals[m][c] + (sums[m][c][0] + sums[m][c][1]);
+        UNROLL for (int m = 0; m < M; m++) UNROLL for (int k = 0; k < P; k++) UNROLL for (int c = 0; c < C; c++) {
+            float *to = y + m * p->y_stride + k * PAGE + c * LANES;
+            vf total = joined(kind, sums[m][k * C + c]);
+            store(to, begin ? load(to) + total : total);
+        }
     }
-    float *y = p->y + row * p->y_stride + page * PAGE + column;
-    UNROLL for (int m = 0; m < M; m++) UNROLL for (int k = 0; k < P; k++) UNROLL for (int c = 0; c < C; c++)
-        store(y + m * p->y_stride + k * PAGE + c * LANES, totals[m][k * C + c]);
 }
 
 /* The scores of all rows over all pages. */
@@ -122,12 +123,14 @@ INLINE void multiply_keys(const int kind, const product_t *p, int rows) {
             TILES(3, 1, 2)
             TILES(1, 1, 2)
         } else {
-            TILES(4, 1, WIDE ? 2 : 1)
-            TILES(3, 1, 2)
+            if (WIDE) TILES(6, 1, 2)
             if (pages == 2) {
+                TILES(3, 2, 2)
                 TILES(2, 2, 2)
                 TILES(1, 2, 2)
             }
+            TILES(4, 1, WIDE ? 2 : 1)
+            TILES(3, 1, 2)
             TILES(2, 1, 2)
             TILES(1, 1, WIDE ? 2 : 4)
         }
@@ -146,18 +149,16 @@ INLINE void value_words(const int M, const int C, const int kind, const int plac
         multiply(kind, place, sums[m][c], words[c], p->a + (row + m) * p->a_row + page * p->a_page, i);
 }
 
-/* Adds M rows times C vectors of the values of all pages. If C = 1, y has n columns. */
+/* Adds M rows times C vectors of the values of all pages. If C = 1, values have n columns. */
 INLINE void value_tile(const int M, const int C, const int kind, const product_t *p, int row, int column, int n) {
     float *y = p->y + row * p->y_stride + column;
-    vf totals[TILE][MOST_VECTORS];
     chains sums[TILE][MOST_VECTORS];
-    UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < C; c++)
-        totals[m][c] = (vf)load_words((const char *)(y + m * p->y_stride + c * LANES), n);
     for (int page = p->from; page < p->end; page++) {
         const int last = p->last[page], rest = page == p->end - 1 ? p->rest : 0;
         int i = p->first[page];
         clear(M, C, sums);
-        UNROLL for (int m = 0; m < M && kind == FLOAT32; m++) UNROLL for (int c = 0; c < C; c++) sums[m][c][0] = totals[m][c];
+        UNROLL for (int m = 0; m < M && kind == FLOAT32; m++) UNROLL for (int c = 0; c < C; c++)
+            sums[m][c][0] = load(y + m * p->y_stride + c * LANES);
         for (; i + 2 <= last; i += 2) {
             value_words(M, C, kind, FIRST, p, row, page, column, n, i, -1, sums);
             value_words(M, C, kind, SECOND, p, row, page, column, n, i + 1, -1, sums);
@@ -167,11 +168,12 @@ INLINE void value_tile(const int M, const int C, const int kind, const product_t
             value_words(M, C, kind, FIRST, p, row, page, column, n, i, mask_of(0, rest), sums);
             value_words(M, C, kind, SECOND, p, row, page, column, n, i + 1, mask_of(1, rest), sums);
         }
-        UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < C; c++)
-            totals[m][c] = kind == FLOAT32 ? sums[m][c][0] : totals[m][c] + (sums[m][c][0] + sums[m][c][1]);
+        UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < C; c++) {
+            float *to = y + m * p->y_stride + c * LANES;
+            vf total = joined(kind, sums[m][c]);
+            store(to, kind == FLOAT32 ? total : load(to) + total);
+        }
     }
-    UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < C; c++)
-        memcpy(y + m * p->y_stride + c * LANES, &totals[m][c], n == LANES ? sizeof(vf) : (size_t)n * 4);
 }
 
 /* Adds the weighted values of all rows in `columns` columns. */
@@ -191,8 +193,8 @@ INLINE void multiply_values(const int kind, const product_t *p, int rows, int co
             }
         }
         if (kind == BF16 && vectors == 4) {
-            TILES(4, 2, LANES)
-            TILES(3, 2, LANES)
+            TILES(6, 2, LANES)
+            TILES(3, 4, LANES)
             TILES(2, 4, LANES)
             TILES(1, 4, LANES)
         }
