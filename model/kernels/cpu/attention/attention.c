@@ -140,23 +140,27 @@ INLINE range seen_by(const call *c, const task_t *t, int m, int group, int64_t s
                    (int)least_of(c->n_keys ? c->n_keys - start : position + 1, KEYS)};
 }
 
-/* Makes weights of the scores of queries first..first+many-1, and returns the range of keys that any of them sees. */
+/* Makes weights of the scores of queries first..first+many-1, and returns the range of keys that any of them sees. The greatest
+ * scores of all come first: a query's weights need not wait for its own. */
 INLINE range weigh_all(const int kind, const call *c, const task_t *t, state *s, int first, int many, int64_t start,
                        const product_t *v, int padded) {
-    const int group = (int)(c->n_heads / c->n_kv_heads), dim = (int)c->head_dim;
+    const int group = (int)(c->n_heads / c->n_kv_heads), from = v->from * PAGE, n = v->end * PAGE - from;
     range any = {KEYS, 0};
+    int all = 1;
     for (int m = first; m < first + many; m++) {
         range seen = seen_by(c, t, m, group, start);
-        float *p = s->p + m * KEYS;
-        const int all = seen.first == 0 && seen.last == KEYS, from = v->from * PAGE, n = v->end * PAGE - from;
-        if (!all) hide_rest(p + from, (range){seen.first - from, seen.last - from}, n);
-        float now = all ? greatest(p, KEYS) : greatest(p + from, n);
-        raise(now, s->most + m, s->total + m, s->acc + m * padded, padded);
-        if (kind != INT8 || !all) weigh(kind, 0, s, m, v->from, v->end, v->b, dim);
-        else weigh(kind, 1, s, m, 0, BLOCK, v->b, dim);
+        float *p = s->p + m * KEYS + from;
+        if (seen.first > from || seen.last < from + n) {
+            all = 0;
+            hide_rest(p, (range){seen.first - from, seen.last - from}, n);
+        }
+        raise(n == KEYS ? greatest(p, KEYS) : greatest(p, n), s->most + m, s->total + m, s->acc + m * padded, padded);
         any.first = seen.first < any.first ? seen.first : any.first;
         any.last = seen.last > any.last ? seen.last : any.last;
     }
+    for (int m = first; m < first + many; m++)
+        if (kind == INT8 && all) weigh(kind, 1, s, m, v->from, v->end, v->b, (int)c->head_dim);
+        else weigh(kind, 0, s, m, v->from, v->end, v->b, (int)c->head_dim);
     return any;
 }
 

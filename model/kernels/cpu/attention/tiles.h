@@ -103,13 +103,19 @@ INLINE void score_tile(const int M, const int P, const int C, const int kind, co
     }
 }
 
+/* Whether a tile of M of the `left` rows is best: in bfloat16 small tiles have few chains, and 8 rows are 4 + 4, not 6 + 2. */
+INLINE int suits(const int kind, const int M, int left) {
+    if (kind == FLOAT32 || M < 4) return left >= M;
+    return left == M || (M == 6 ? left > 8 : left > 6);
+}
+
 /* The scores of all rows over all pages. */
 INLINE void multiply_keys(const int kind, const product_t *p, int rows) {
     for (int page = p->from, pages; page < p->end; page += pages) {
         int m = 0;
         pages = WIDE && page + 2 <= p->end ? 2 : 1;
 #define TILES(M, P, C) \
-    for (; m + M <= rows; m += M) \
+    for (; suits(kind, M, rows - m); m += M) \
         for (int k = 0; k < pages; k += P) \
             for (int column = 0; column < PAGE; column += (C) * LANES) score_tile(M, P, C, kind, p, m, page + k, column);
         if (kind == FLOAT32) {
@@ -124,12 +130,12 @@ INLINE void multiply_keys(const int kind, const product_t *p, int rows) {
             TILES(1, 1, 2)
         } else {
             if (WIDE) TILES(6, 1, 2)
+            TILES(4, 1, WIDE ? 2 : 1)
             if (pages == 2) {
                 TILES(3, 2, 2)
                 TILES(2, 2, 2)
                 TILES(1, 2, 2)
             }
-            TILES(4, 1, WIDE ? 2 : 1)
             TILES(3, 1, 2)
             TILES(2, 1, 2)
             TILES(1, 1, WIDE ? 2 : 4)
@@ -182,7 +188,7 @@ INLINE void multiply_values(const int kind, const product_t *p, int rows, int co
         int m = 0, left = columns - column, n = left < LANES ? left : LANES;
         vectors = WIDE && left >= 4 * LANES ? 4 : left >= 2 * LANES ? 2 : 1;
 #define TILES(M, C, n) \
-    for (; m + M <= rows; m += M) \
+    for (; suits(kind, M, rows - m); m += M) \
         for (int c = 0; c < vectors; c += (C)) value_tile(M, C, kind, p, m, column + c * LANES, n);
         if (kind == FLOAT32) {
             if (WIDE && vectors > 1) TILES(8, 2, LANES)
@@ -194,6 +200,7 @@ INLINE void multiply_values(const int kind, const product_t *p, int rows, int co
         }
         if (kind == BF16 && vectors == 4) {
             TILES(6, 2, LANES)
+            TILES(4, 2, LANES)
             TILES(3, 4, LANES)
             TILES(2, 4, LANES)
             TILES(1, 4, LANES)
