@@ -36,11 +36,12 @@ typedef struct {
     int32_t q_offset[MAX_QUERIES];
 } state;
 _Static_assert(sizeof(state) <= THREAD_BYTES, "a thread of the pool has less memory");
+_Static_assert(QUERY * 4 % 4096 && KEYS * 4 % 4096 && MAX_DIM * 4 < 4096, "rows 4096 bytes apart meet in one set of the cache");
 
 /* Converts n weights, or a query, to what a product multiplies; n is a multiple of LANES. `words` may be `x`. */
 INLINE void to_words(const int kind, const float *x, int n, float *words) {
     if (in_words(kind)) to_pairs(x, n, (uint16_t *)words);
-    else if (kind == BF16) for (int i = 0; i < n; i += LANES) store(words + i, (vf)(half_bits(load(x + i)) << 16));
+    else if (kind == BF16) for (int i = 0; i < n; i += LANES) store(words + i, (vf)(to_halves(load(x + i)) << 16));
     else if (words != x) memcpy(words, x, (size_t)n * 4);
 }
 

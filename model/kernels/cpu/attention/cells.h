@@ -35,8 +35,12 @@ INLINE int64_t half_bytes(int kind, int dim) {
 }
 INLINE const float *factors(const char *half, int dim) { return (const float *)(half + PAGE * byte_width(dim)); }
 
+/* Rounds to bfloat16. Numbers below the normal range are 0 before that, as in AMX and vcvtne2ps2bf16: an addition makes them 0,
+ * see pool.c. */
+INLINE vi to_halves(vf x) { return half_bits(x + splat(0)); }
 INLINE uint16_t to_bf16(float x) {
     uint32_t bits;
+    x += 0.0f;
     memcpy(&bits, &x, 4);
     return x != x ? 0x7FC0 : (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
@@ -61,9 +65,11 @@ INLINE int32_t mask_of(int word, int n) {
 INLINE void to_pairs(const float *x, int n, uint16_t *words) {
     int i = 0;
 #if defined(__AVX512BF16__)
+    uint16_t order[32];
+    for (int k = 0; k < 32; k++) order[place_of(k, 32)] = (uint16_t)k;
     for (; i + 32 <= n; i += 32) {
         __m512i pairs = (__m512i)_mm512_cvtne2ps_pbh((__m512)load(x + i + 16), (__m512)load(x + i));
-        if (CHAINED) pairs = _mm512_shuffle_epi8(pairs, _mm512_set4_epi32(0x0B0A0F0E, 0x09080D0C, 0x03020706, 0x01000504));
+        if (CHAINED) pairs = _mm512_permutexvar_epi16((__m512i)load_int(order), pairs);
         memcpy(words + i, &pairs, sizeof pairs);
     }
 #endif
@@ -151,7 +157,7 @@ INLINE void store_quad(char *values, int dim, int within, const float *const *x)
         const float *low = at[2 * word], *high = at[2 * word + 1];
         char *to = values + (within / 2 + word) * dim * 4;
         int d = 0;
-        for (; d + LANES <= dim; d += LANES) store((float *)to + d, (vf)(half_bits(load(low + d)) | half_bits(load(high + d)) << 16));
+        for (; d + LANES <= dim; d += LANES) store((float *)to + d, (vf)(to_halves(load(low + d)) | to_halves(load(high + d)) << 16));
         for (; d < dim; d++) {
             uint16_t both[2] = {to_bf16(low[d]), to_bf16(high[d])};
             memcpy(to + d * 4, both, 4);

@@ -130,13 +130,13 @@ INLINE void multiply_keys(const int kind, const product_t *p, int rows) {
             TILES(1, 1, 2)
         } else {
             if (WIDE) TILES(6, 1, 2)
-            TILES(4, 1, WIDE ? 2 : 1)
+            if (WIDE) TILES(4, 1, 2)
             if (pages == 2) {
                 TILES(3, 2, 2)
                 TILES(2, 2, 2)
                 TILES(1, 2, 2)
             }
-            TILES(3, 1, 2)
+            if (WIDE) TILES(3, 1, 2)
             TILES(2, 1, 2)
             TILES(1, 1, WIDE ? 2 : 4)
         }
@@ -206,8 +206,9 @@ INLINE void multiply_values(const int kind, const product_t *p, int rows, int co
             TILES(1, 4, LANES)
         }
         if (vectors == 2) {
-            TILES(4, WIDE || kind == FLOAT32 ? 2 : 1, LANES)
-            TILES(3, 2, LANES)
+            if (WIDE || kind == FLOAT32) TILES(4, 2, LANES)
+            if (WIDE || kind == FLOAT32) TILES(3, 2, LANES)
+            TILES(2, 2, LANES)
             TILES(1, 2, LANES)
         }
         TILES(1, 1, n)
