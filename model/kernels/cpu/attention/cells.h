@@ -2,7 +2,7 @@
  *
  * float32   keys [head_dim][PAGE], values [PAGE][head_dim].
  * bfloat16  keys [head_dim/2][PAGE][2], values [PAGE/2][head_dim][2]: words of two elements along the summed axis. Four
- *           elements have two words, see `place_of`.
+ *           elements have two words, see `in_order`.
  * int8      keys [width/4][PAGE][4], bytes q + 128, values [PAGE/4][width][4], bytes q, |q| <= 127. A float for each
  *           position follows the keys, and another one follows the values: the factors of their q. width is head_dim
  *           rounded up to a multiple of 16.
@@ -45,12 +45,23 @@ INLINE uint16_t to_bf16(float x) {
     return x != x ? 0x7FC0 : (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
 
-/* Where element i of n is in the halves of words; the first half of a word is its lower one. In words of one chain a quad is
- * 2, 0, 3, 1: the product of the upper half is added first. A last pair alone is 1, 0. */
+/* The elements of quads in the order of their halves, the lower half of a word first: an instruction for one chain adds the
+ * product of the upper half first. */
+#if CHAINED
+#define QUAD(i) i + 2, i, i + 3, i + 1
+#else
+#define QUAD(i) i, i + 1, i + 2, i + 3
+#endif
+static const uint16_t in_order[32] = {QUAD(0), QUAD(4), QUAD(8), QUAD(12), QUAD(16), QUAD(20), QUAD(24), QUAD(28)};
+
+/* Which half holds element i of n. A last pair alone has one word: its upper half is first, if there are chains. */
 INLINE int place_of(int i, int n) {
+    const int at = i % 4;
     if (!CHAINED) return i;
-    int at = i % 4;
-    return (i | 3) >= n ? i - at + 1 - at : at < 2 ? i + at + 1 : i + at - 4;
+    if ((i | 3) >= n) return i - at + 1 - at;
+    int place = 0;
+    while (in_order[place] != at) place++;
+    return i - at + place;
 }
 
 /* The halves of a word that hold the first n positions of a quad; `word` is 0 or 1. */
@@ -65,11 +76,9 @@ INLINE int32_t mask_of(int word, int n) {
 INLINE void to_pairs(const float *x, int n, uint16_t *words) {
     int i = 0;
 #if defined(__AVX512BF16__)
-    uint16_t order[32];
-    for (int k = 0; k < 32; k++) order[place_of(k, 32)] = (uint16_t)k;
     for (; i + 32 <= n; i += 32) {
         __m512i pairs = (__m512i)_mm512_cvtne2ps_pbh((__m512)load(x + i + 16), (__m512)load(x + i));
-        if (CHAINED) pairs = _mm512_permutexvar_epi16((__m512i)load_int(order), pairs);
+        if (CHAINED) pairs = _mm512_permutexvar_epi16((__m512i)load_int(in_order), pairs);
         memcpy(words + i, &pairs, sizeof pairs);
     }
 #endif
