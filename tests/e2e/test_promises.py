@@ -85,7 +85,7 @@ def test_from_a_part_of_a_cached_page(runner: ModelRunner, alone: list[Answer]) 
 @pytest.mark.parametrize("drafts", [None, 8])
 def test_with_speculation(runner: ModelRunner, drafts: int | None) -> None:
     """Some prompts repeat themselves. Requests are greedy, seeded, or have penalties. Many draft tokens are wrong."""
-    repeating = prompt(3, 12) * 4
+    repeating = prompt(5, 12) * 4
     penalized = replace(SEEDED, temperature=0.3, repetition_penalty=1.05, frequency_penalty=0.02, min_tokens=5)
     plain = [(repeating, GREEDY), (repeating, SEEDED), (repeating[5:], penalized), *MINE]
     plain = [(tokens, replace(params, max_tokens=24, prompt_lookup_num_tokens=0)) for tokens, params in plain]

@@ -10,12 +10,13 @@
  */
 #include "attention/plan.h"
 #include "attention/sums.h"
+#include "attention/registers.h"
 #include "attention/tiles.h"
 #include "attention/write.h"
 
 /* QUERY: floats between queries, so many that their words do not meet in one set of the cache. AHEAD: how many bytes
  * before their use keys and values are prefetched, where the caller does not choose. */
-enum { QUERY = MAX_DIM + 16, AHEAD = 11 * 1024, KEYS = BLOCK * PAGE };
+enum { MOST_EXPONENT = 8, QUERY = MAX_DIM + 16, AHEAD = 11 * 1024, KEYS = BLOCK * PAGE };
 
 typedef attention_call call;
 #define F(name) FIELD(attention_call, name)
@@ -28,17 +29,20 @@ CONSTANTS(cells, {"bfloat16", BF16}, {"float32", FLOAT32}, {"int8", INT8});
 
 typedef struct {
     float q[MAX_QUERIES * QUERY], acc[MAX_QUERIES * MAX_DIM], joined[MAX_QUERIES * MAX_DIM], p[MAX_QUERIES * KEYS];
-    vf total[MAX_QUERIES];
+    char some[2][PAGE * MAX_DIM * 2]; /* pages of which only a part is to be read */
+    sums16 total[MAX_QUERIES];
     float most[MAX_QUERIES], joined_most[MAX_QUERIES], joined_total[MAX_QUERIES];
     float q_factor[MAX_QUERIES], p_factor[MAX_QUERIES * BLOCK];
     int32_t q_offset[MAX_QUERIES];
 } state;
 _Static_assert(sizeof(state) <= THREAD_BYTES, "a thread of the pool has less memory");
+_Static_assert(QUERY * 4 % 4096 && KEYS * 4 % 4096 && MAX_DIM * 4 < 4096, "rows 4096 bytes apart meet in one set of the cache");
 
-/* Converts n weights, or a query, to words; n is a multiple of LANES. `words` may be `x`. */
+/* Converts n weights, or a query, to what a product multiplies; n is a multiple of LANES. `words` may be `x`. */
 INLINE void to_words(const int kind, const float *x, int n, float *words) {
-    for (int i = 0; kind == BF16 && i < n; i += LANES) store_factors((char *)words + i * FACTOR, load(x + i));
-    if (kind != BF16 && words != x) memcpy(words, x, (size_t)n * 4);
+    if (in_words(kind)) to_pairs(x, n, (uint16_t *)words);
+    else if (kind == BF16) for (int i = 0; i < n; i += LANES) store(words + i, (vf)(to_halves(load(x + i)) << 16));
+    else if (words != x) memcpy(words, x, (size_t)n * 4);
 }
 
 /* Makes q the query m: rotated, and multiplied by the scale of scores and by `factor`. */
@@ -77,28 +81,34 @@ INLINE float greatest(const float *p, int n) {
     return largest(high);
 }
 
-/* Raises the greatest score of a query to `now` and scales its sums accordingly. */
-INLINE void raise(float now, float *most, vf *total, float *acc, int padded) {
+/* Raises the score that has a weight of 1 to `now`, and scales the sums of its query accordingly. That is rare: weights may
+ * become 2^MOST_EXPONENT first, which floats bear. Before its first key a query has no sums. */
+INLINE void raise(float now, float *most, sums16 *total, float *acc, int padded) {
+    if (!(now > *most + MOST_EXPONENT)) return;
+    if (*most == -INFINITY) {
+        *most = now;
+        return;
+    }
     vf shrink = weight_of(splat(*most), now);
-    *total *= shrink;
+    UNROLL for (int i = 0; i < 16 / LANES; i++) total->part[i] *= shrink;
     for (int d = 0; d < padded; d += LANES) store(acc + d, load(acc + d) * shrink);
     *most = now;
 }
 
 /* The words that the weights of a page take. */
-INLINE int words_of_page(const int kind) { return kind == INT8 ? PAGE / 4 : kind == BF16 && PAIRED ? PAGE / 2 : PAGE; }
+INLINE int words_of_page(const int kind) { return kind == INT8 ? PAGE / 4 : in_words(kind) ? PAGE / 2 : PAGE; }
 
 /* Converts the scores of query m over a block's pages from..end-1 to weights as words, in their place, and adds them to
  * its sum of weights. `all` says that it sees all their keys. */
 INLINE void weigh(const int kind, const int all, state *s, int m, int from, int end, const char *const *values, int dim) {
     float *p = s->p + m * KEYS, weights[PAGE];
-    vf total = s->total[m];
+    sums16 total = s->total[m];
     for (int page = from; page < end; page++) {
         const float *scores = p + page * PAGE;
         UNROLL for (int i = 0; i < PAGE; i += LANES) {
-            vf x = load(scores + i), weight = weight_of(x, s->most[m]);
-            if (!all) weight = choose(x > splat(-INFINITY), weight, splat(0));
-            total += weight;
+            vf x = load(scores + i);
+            vf weight = kind == FLOAT32 || kind == INT8 ? weight_of(x, s->most[m]) : short_weight_of(x, s->most[m]);
+            total.part[i % 16 / LANES] += weight;
             if (kind == INT8) weight *= load(factors(values[page], dim) + i);
             if (kind == INT8 && !all) weight = choose(x > splat(-INFINITY), weight, splat(0)); /* the factor may be NaN */
             store(weights + i, weight);
@@ -131,48 +141,57 @@ INLINE range seen_by(const call *c, const task_t *t, int m, int group, int64_t s
                    (int)least_of(c->n_keys ? c->n_keys - start : position + 1, KEYS)};
 }
 
-/* Makes weights of the scores of queries first..first+many-1, and returns the range of keys that any of them sees. */
+/* Makes weights of the scores of queries first..first+many-1, and returns the range of keys that any of them sees. The greatest
+ * scores of all come first: a query's weights need not wait for its own. */
 INLINE range weigh_all(const int kind, const call *c, const task_t *t, state *s, int first, int many, int64_t start,
                        const product_t *v, int padded) {
-    const int group = (int)(c->n_heads / c->n_kv_heads), dim = (int)c->head_dim;
+    const int group = (int)(c->n_heads / c->n_kv_heads), from = v->from * PAGE, n = v->end * PAGE - from;
     range any = {KEYS, 0};
+    int all = 1;
     for (int m = first; m < first + many; m++) {
         range seen = seen_by(c, t, m, group, start);
-        float *p = s->p + m * KEYS;
-        const int all = seen.first == 0 && seen.last == KEYS, from = v->from * PAGE, n = v->end * PAGE - from;
-        if (!all) hide_rest(p + from, (range){seen.first - from, seen.last - from}, n);
-        float now = all ? greatest(p, KEYS) : greatest(p + from, n);
-        if (now > s->most[m]) raise(now, s->most + m, s->total + m, s->acc + m * padded, padded);
-        if (all) weigh(kind, 1, s, m, 0, BLOCK, v->b, dim);
-        else weigh(kind, 0, s, m, v->from, v->end, v->b, dim);
+        float *p = s->p + m * KEYS + from;
+        if (seen.first > from || seen.last < from + n) {
+            all = 0;
+            hide_rest(p, (range){seen.first - from, seen.last - from}, n);
+        }
+        raise(n == KEYS ? greatest(p, KEYS) : greatest(p, n), s->most + m, s->total + m, s->acc + m * padded, padded);
         any.first = seen.first < any.first ? seen.first : any.first;
         any.last = seen.last > any.last ? seen.last : any.last;
     }
+    for (int m = first; m < first + many; m++)
+        if (kind == INT8 && all) weigh(kind, 1, s, m, v->from, v->end, v->b, (int)c->head_dim);
+        else weigh(kind, 0, s, m, v->from, v->end, v->b, (int)c->head_dim);
     return any;
 }
 
 /* Computes the scores of queries from..from+many-1 over the block's pages k.from..k.end-1. */
 INLINE void score(const int kind, state *s, product_t k, int from, int many, int dim) {
-    const int words = kind == INT8 ? byte_width(dim) / 4 : kind == BF16 ? (dim + 1) / 2 : dim;
-    k.a = s->q + from * QUERY, k.a_row = QUERY, k.a_word = 1, k.stride = PAGE * 4;
+    const int words = kind == INT8 ? byte_width(dim) / 4 : kind == FLOAT32 ? dim : dim / 2;
+    k.a = s->q + from * QUERY, k.a_row = QUERY, k.stride = PAGE * 4;
     k.y = s->p + from * KEYS, k.y_stride = KEYS;
     for (int n = k.from; n < k.end; n++) k.last[n] = words;
     if (kind == INT8) multiply_key_bytes(&(bytes_t){k, s->q_factor + from, s->q_offset + from}, many, dim);
+    else if (kind == PAIRS_BY_TILES) multiply_keys_by_tiles(&k, many, dim);
     else multiply_keys(kind, &k, many);
 }
 
 /* Adds the weighted values at positions `any` of the block to the sums of these queries. */
 INLINE void add_values(const int kind, state *s, product_t v, int from, int many, range any, int dim, int padded) {
-    const int each = kind == INT8 ? 4 : kind == BF16 ? 2 : 1;
-    v.a = s->p + from * KEYS, v.a_row = KEYS, v.a_word = 1, v.a_page = words_of_page(kind);
-    v.y = s->acc + from * padded, v.y_stride = padded, v.odd = kind == BF16 && any.last % 2;
+    const int each = kind == FLOAT32 ? 1 : 4, words = kind == BF16 ? 2 : 1; /* positions and words of a quad */
+    v.a = s->p + from * KEYS, v.a_row = KEYS, v.a_page = words_of_page(kind);
+    v.y = s->acc + from * padded, v.y_stride = padded, v.rest = kind == BF16 ? any.last % 4 : 0;
     v.stride = (kind == INT8 ? byte_width(dim) : dim) * 4;
     v.from = (int)most_of(v.from, any.first / PAGE), v.end = (int)least_of(v.end, (any.last - 1) / PAGE + 1);
     for (int n = v.from; n < v.end; n++) {
-        v.first[n] = (int)most_of(any.first - n * PAGE, 0) / each;
-        v.last[n] = ((int)least_of(any.last - n * PAGE, PAGE) + each - 1) / each;
+        const range here = {(int)most_of(any.first - n * PAGE, 0), (int)least_of(any.last - n * PAGE, PAGE)};
+        v.first[n] = here.first / each * words;
+        v.last[n] = (here.last + (kind == INT8 ? each - 1 : 0)) / each * words;
+        if (kind == PAIRS_BY_TILES && here.last - here.first < PAGE)
+            v.b[n] = only(v.b[n], dim, here.first, here.last, s->some[n != v.from]);
     }
     if (kind == INT8) multiply_value_bytes(&(bytes_t){v, s->p_factor + from * BLOCK, 0}, many, dim);
+    else if (kind == PAIRS_BY_TILES) multiply_values_by_tiles(&v, many, dim);
     else multiply_values(kind, &v, many, dim);
 }
 
@@ -186,6 +205,8 @@ INLINE void attend_block(const int kind, const call *c, int index, int64_t from,
     if (!c->n_keys) low = most_of(from * PAGE - t->position, 0);
     if (c->window) high = least_of(high, end * PAGE + c->window - 1 - t->position);
     if (low >= high) return;
+    /* Tiles compute 16 rows at a time: those that see none of the pages have weights of 0. */
+    if (kind == PAIRS_BY_TILES) low = 0, high = t->n_rows;
     const int first = (int)low * group, many = (int)(high - low) * group;
     const int n = (int)(end - from), one = (int)(from % BLOCK);
     const int ahead = (int)most_of(least_of(AHEAD / half, 2 * BLOCK), 1);
@@ -211,6 +232,7 @@ INLINE void attend(const int kind, const call *c, int index, int next, state *s)
     const int dim = (int)c->head_dim, group = (int)(c->n_heads / c->n_kv_heads), head = (int)(index % c->n_kv_heads);
     const int n = (int)t->n_rows * group, padded = round_up(dim);
     ask_for_rows(c, next);
+    if (kind == PAIRS_BY_TILES) configure_tiles((int)least_of(n, 16), 64); /* each task for itself: they are its thread's */
     for (int m = 0; m < n; m++) {
         int64_t row = t->row + m / group;
         const float *q = c->qkv + (row * (c->n_heads + 2 * c->n_kv_heads) + head * group + m % group) * dim;
@@ -218,32 +240,46 @@ INLINE void attend(const int kind, const call *c, int index, int next, state *s)
         s->joined_most[m] = -INFINITY;
         s->joined_total[m] = 0;
     }
-    memset(s->joined, 0, (size_t)(n * padded) * 4);
     for (int64_t block = t->block, stop; block < t->end; block = stop) {
         stop = least_of(t->end, (block / SPLIT + 1) * SPLIT);
-        for (int m = 0; m < n; m++) s->most[m] = -INFINITY, s->total[m] = splat(0);
+        for (int m = 0; m < n; m++) s->most[m] = -INFINITY, s->total[m] = (sums16){0};
         memset(s->acc, 0, (size_t)(n * padded) * 4);
         for (int64_t b = block, end; b < stop; b = end) {
             end = least_of(stop, (b / BLOCK + 1) * BLOCK);
             attend_block(kind, c, index, b, end, next, s, padded);
         }
         for (int m = 0; m < n; m++)
-            join(s->joined_most + m, s->joined_total + m, s->joined + m * padded, s->most[m], sum(s->total[m]),
+            join(s->joined_most + m, s->joined_total + m, s->joined + m * padded, s->most[m], sum16(s->total + m),
                  s->acc + m * padded, padded);
     }
     for (int m = 0; m < n; m++)
         if (t->part < 0) finish(c, t->row + m / group, head * group + m % group, s->joined_total[m], s->joined + m * padded);
         else leave(part(c, t->part, head, m), s->joined_most[m], s->joined_total[m], s->joined + m * padded, padded);
+    if (kind == PAIRS_BY_TILES) release_tiles();
 }
 
-/* Three functions, because compilers take three times as long for a single one of all three kinds. */
+/* A function for each kind, because compilers take three times as long for a single one of all. */
 #define APART static __attribute__((noinline)) void
 APART attend_bf16(const call *c, int index, int next, state *s) { attend(BF16, c, index, next, s); }
+#if defined(AMX)
+APART attend_by_tiles(const call *c, int index, int next, state *s) { attend(PAIRS_BY_TILES, c, index, next, s); }
+#endif
 APART attend_float32(const call *c, int index, int next, state *s) { attend(FLOAT32, c, index, next, s); }
 APART attend_int8(const call *c, int index, int next, state *s) { attend(INT8, c, index, next, s); }
 
 /* The number of tasks that a thread takes at once: all key heads of the same rows if there are enough tasks, else 1. */
 static int bundle(const call *c) { return c->n_tasks < 4 * noria_thread_count() ? 1 : (int)c->n_kv_heads; }
+
+/* Whole tiles have 32 channels. */
+static void attend_pairs(const call *c, int index, int next, state *s) {
+#if defined(AMX)
+    if (c->head_dim % 32 == 0) {
+        attend_by_tiles(c, index, next, s);
+        return;
+    }
+#endif
+    attend_bf16(c, index, next, s);
+}
 
 static void attend_some(void *context, int number, int thread) {
     const call *c = context;
@@ -251,7 +287,7 @@ static void attend_some(void *context, int number, int thread) {
     const int each = bundle(c), n = (int)(c->n_tasks * c->n_kv_heads), then = (number + noria_thread_count()) * each;
     for (int i = number * each; i < (number + 1) * each; i++) {
         int next = i + 1 < (number + 1) * each ? i + 1 : then < n ? then : i;
-        (c->kind == BF16 ? attend_bf16 : c->kind == FLOAT32 ? attend_float32 : attend_int8)(c, i, next, mine);
+        (c->kind == BF16 ? attend_pairs : c->kind == FLOAT32 ? attend_float32 : attend_int8)(c, i, next, mine);
     }
 }
 

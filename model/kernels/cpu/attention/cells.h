@@ -1,7 +1,8 @@
 /* The layout of keys and values. A page holds a cell for each key head: its keys, then its values.
  *
  * float32   keys [head_dim][PAGE], values [PAGE][head_dim].
- * bfloat16  keys [head_dim/2][PAGE][2], values [PAGE/2][head_dim][2], in pairs along the summed axis.
+ * bfloat16  keys [head_dim/2][PAGE][2], values [PAGE/2][head_dim][2]: words of two elements along the summed axis. Four
+ *           elements have two words, see `in_order`.
  * int8      keys [width/4][PAGE][4], bytes q + 128, values [PAGE/4][width][4], bytes q, |q| <= 127. A float for each
  *           position follows the keys, and another one follows the values: the factors of their q. width is head_dim
  *           rounded up to a multiple of 16.
@@ -10,22 +11,78 @@
  * multiplies.
  */
 #pragma once
+#include "amx.h"
 #include "attention/attention.h"
 
-enum { BF16, FLOAT32, INT8 };
-enum { MAX_DIM = 512 };
+/* Even and odd elements are two chains of additions, see tiles.h. An instruction that adds both products of a word to one sum
+ * needs two elements of one chain in a word. All others need two neighbours. */
+#if defined(__AVX512BF16__) && !defined(AMX)
+#define CHAINED 1
+#else
+#define CHAINED 0
+#endif
+
+/* PAIRS_BY_TILES: bfloat16 where the tile registers compute; its cells are those of BF16. */
+enum { BF16, FLOAT32, INT8, PAIRS_BY_TILES };
+enum { MAX_DIM = 512, UPPER = (int32_t)0xFFFF0000 };
+/* Whether queries and weights of `kind` are words of bfloat16 too: else floats, rounded to bfloat16. */
+INLINE int in_words(const int kind) { return kind == PAIRS_BY_TILES || (kind == BF16 && CHAINED); }
 
 INLINE int byte_width(int dim) { return (dim + 15) / 16 * 16; }
 /* The number of bytes of the keys of a cell, or of its values. */
 INLINE int64_t half_bytes(int kind, int dim) {
-    return kind == FLOAT32 ? PAGE * dim * 4 : kind == BF16 ? PAGE * dim * 2 : PAGE * (byte_width(dim) + 4);
+    return kind == FLOAT32 ? PAGE * dim * 4 : kind == INT8 ? PAGE * (byte_width(dim) + 4) : PAGE * dim * 2;
 }
 INLINE const float *factors(const char *half, int dim) { return (const float *)(half + PAGE * byte_width(dim)); }
 
+/* Rounds to bfloat16. Numbers below the normal range are 0 before that, as in AMX and vcvtne2ps2bf16: an addition makes them 0,
+ * see pool.c. */
+INLINE vi to_halves(vf x) { return half_bits(x + splat(0)); }
 INLINE uint16_t to_bf16(float x) {
     uint32_t bits;
+    x += 0.0f;
     memcpy(&bits, &x, 4);
     return x != x ? 0x7FC0 : (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+
+/* The elements of quads in the order of their halves, the lower half of a word first: an instruction for one chain adds the
+ * product of the upper half first. */
+#if CHAINED
+#define QUAD(i) i + 2, i, i + 3, i + 1
+#else
+#define QUAD(i) i, i + 1, i + 2, i + 3
+#endif
+static const uint16_t in_order[32] = {QUAD(0), QUAD(4), QUAD(8), QUAD(12), QUAD(16), QUAD(20), QUAD(24), QUAD(28)};
+
+/* Which half holds element i of n. A last pair alone has one word: its upper half is first, if there are chains. */
+INLINE int place_of(int i, int n) {
+    const int at = i % 4;
+    if (!CHAINED) return i;
+    if ((i | 3) >= n) return i - at + 1 - at;
+    int place = 0;
+    while (in_order[place] != at) place++;
+    return i - at + place;
+}
+
+/* The halves of a word that hold the first n positions of a quad; `word` is 0 or 1. */
+INLINE int32_t mask_of(int word, int n) {
+    int32_t mask = 0;
+    for (int i = 0; i < n; i++)
+        if (place_of(i, 4) / 2 == word) mask |= place_of(i, 4) % 2 ? UPPER : ~UPPER;
+    return mask;
+}
+
+/* Rounds x [n] to bfloat16 and stores it as words. */
+INLINE void to_pairs(const float *x, int n, uint16_t *words) {
+    int i = 0;
+#if defined(__AVX512BF16__)
+    for (; i + 32 <= n; i += 32) {
+        __m512i pairs = (__m512i)_mm512_cvtne2ps_pbh((__m512)load(x + i + 16), (__m512)load(x + i));
+        if (CHAINED) pairs = _mm512_permutexvar_epi16((__m512i)load_int(in_order), pairs);
+        memcpy(words + i, &pairs, sizeof pairs);
+    }
+#endif
+    for (; i < n; i++) words[place_of(i, n)] = to_bf16(x[i]);
 }
 
 /* Rotates one head by cos [dim/2] and sin [dim/2], both in `rotations`: pairs are (i, i + dim/2). y is not x. */
@@ -84,7 +141,7 @@ INLINE void store_key(const int kind, char *keys, int dim, int within, const flo
         for (int d = 0; d < width; d += 4) memcpy(keys + (d / 4 * PAGE + within) * 4, q + d, 4);
     }
     for (int d = 0; kind == FLOAT32 && d < dim; d++) ((float *)keys)[d * PAGE + within] = x[d];
-    for (int d = 0; kind == BF16 && d < dim; d++) half[d] = to_bf16(x[d]);
+    if (kind == BF16) to_pairs(x, dim, half);
     for (int d = 0; kind == BF16 && d < dim; d += 2) memcpy(keys + (d / 2 * PAGE + within) * 4, half + d, 4);
 }
 
@@ -96,17 +153,23 @@ INLINE void store_value(const int kind, char *values, int dim, int within, const
         for (int d = 0; d < width; d++) to[d * 4] = q[d];
     }
     if (kind == FLOAT32) memcpy((float *)values + within * dim, x, (size_t)dim * 4);
-    uint16_t *pairs = (uint16_t *)values + within / 2 * dim * 2 + within % 2;
-    for (int d = 0; kind == BF16 && d < dim; d++) pairs[d * 2] = to_bf16(x[d]);
+    const int place = place_of(within, PAGE);
+    uint16_t *halves = (uint16_t *)values + place / 2 * dim * 2 + place % 2;
+    for (int d = 0; kind == BF16 && d < dim; d++) halves[d * 2] = to_bf16(x[d]);
 }
 
-/* Stores the values x and y of two positions whose bfloat16 are pairs. */
-INLINE void store_pair(char *values, int dim, int within, const float *x, const float *y) {
-    char *pairs = values + within / 2 * dim * 4;
-    int d = 0;
-    for (; d + LANES <= dim; d += LANES) store((float *)pairs + d, (vf)(half_bits(load(x + d)) | half_bits(load(y + d)) << 16));
-    for (; d < dim; d++) {
-        uint16_t both[2] = {to_bf16(x[d]), to_bf16(y[d])};
-        memcpy(pairs + d * 4, both, 4);
+/* Stores the values x of a quad of positions in bfloat16: whole words. */
+INLINE void store_quad(char *values, int dim, int within, const float *const *x) {
+    const float *at[4];
+    for (int i = 0; i < 4; i++) at[place_of(i, 4)] = x[i];
+    for (int word = 0; word < 2; word++) {
+        const float *low = at[2 * word], *high = at[2 * word + 1];
+        char *to = values + (within / 2 + word) * dim * 4;
+        int d = 0;
+        for (; d + LANES <= dim; d += LANES) store((float *)to + d, (vf)(to_halves(load(low + d)) | to_halves(load(high + d)) << 16));
+        for (; d < dim; d++) {
+            uint16_t both[2] = {to_bf16(low[d]), to_bf16(high[d])};
+            memcpy(to + d * 4, both, 4);
+        }
     }
 }

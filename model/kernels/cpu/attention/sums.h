@@ -4,14 +4,41 @@
 
 INLINE int round_up(int n) { return (n + 15) / 16 * 16; }
 
-/* Scores are exponents of 2: the scale of q includes log2(e). */
+/* Scores are exponents of 2: the scale of q includes log2(e). A score of -inf, or NaN, has a weight of 0: 2^-127 has the bits
+ * of 0 here, and what is between it and 2^-126 counts as 0, see pool.c. */
 static const float LOG2_E = 1.44269504088896341f;
-INLINE vf weight_of(vf score, float most) { return power_of_two(larger(score - splat(most), splat(-126.0f))); }
+INLINE vf exponent(vf score, float most) { return larger(score - splat(most), splat(-127.0f)); }
+INLINE vf weight_of(vf score, float most) { return power_of_two(exponent(score, most)); }
+/* The same to 1e-4: enough for a weight that is rounded to bfloat16. */
+INLINE vf short_weight_of(vf score, float most) {
+    vf x = exponent(score, most), shifted = x + splat(12582912.0f); /* its last bits are the nearest integer */
+    vf r = x - (shifted - splat(12582912.0f)), p = splat(5.500893554e-2f);
+    p = fused(p, r, splat(2.422109585e-1f));
+    p = fused(p, r, splat(6.932829260e-1f));
+    p = fused(p, r, splat(1.0f));
+    return (vf)((vi)p + ((vi)shifted << 23));
+}
+
+/* The sum of 16 partial sums in one order at every width. */
+typedef struct {
+    vf part[16 / LANES];
+} sums16;
+INLINE float sum16(const sums16 *sums) {
+    f4 part[4];
+    memcpy(part, sums, sizeof part);
+    part[0] = (part[0] + part[2]) + (part[1] + part[3]);
+    return (part[0][0] + part[0][2]) + (part[0][1] + part[0][3]);
+}
 
 /* Joins the sums of one softmax over two sets of keys: the greatest score, the sum of weights relative to it, and the
- * sum of weighted values. */
+ * sum of weighted values. `acc` may hold anything while `most` is -inf. */
 static void join(float *most, float *total, float *acc, float new_most, float new_total, const float *new_acc, int dim) {
     if (new_most == -INFINITY) return;
+    if (*most == -INFINITY) {
+        *most = new_most, *total = new_total;
+        memcpy(acc, new_acc, (size_t)dim * 4);
+        return;
+    }
     float now = *most > new_most ? *most : new_most;
     vf old_share = weight_of(splat(*most), now), new_share = weight_of(splat(new_most), now);
     *most = now;
@@ -43,7 +70,7 @@ static void join_some(void *context, int task, int thread) {
     const int group = (int)(c->n_heads / c->n_kv_heads), head = (int)(task % c->n_kv_heads);
     const int padded = round_up((int)c->head_dim);
     for (int m = 0; m < t->n_rows * group; m++) {
-        float most = -INFINITY, total = 0, acc[MAX_DIM] = {0};
+        float most = -INFINITY, total = 0, acc[MAX_DIM];
         for (int64_t i = t->first; i < t->first + t->n; i++) {
             const float *p = part(c, i, head, m);
             join(&most, &total, acc, p[0], p[1], p + 2, padded);

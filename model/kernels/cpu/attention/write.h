@@ -27,26 +27,32 @@ INLINE void write_row(const int kind, const attention_call *c, int64_t row, int 
     }
 }
 
-/* Stores the values of two rows whose slots are pairs. */
-INLINE void write_pair(const attention_call *c, int64_t row) {
+/* Whether rows row..row+3 are before `end`, and their slots a quad. */
+INLINE int is_quad(const attention_call *c, int64_t row, int64_t end) {
+    const int64_t *s = c->slots + row;
+    return row + 4 <= end && s[0] % 4 == 0 && s[1] == s[0] + 1 && s[2] == s[0] + 2 && s[3] == s[0] + 3;
+}
+
+static void write_quad(const attention_call *c, int64_t row) {
     const int dim = (int)c->head_dim;
-    for (int head = 0; head < c->n_kv_heads; head++)
-        store_pair(cell(c, BF16, c->slots[row] / PAGE, head) + half_bytes(BF16, dim), dim, (int)(c->slots[row] % PAGE),
-                   value_of(c, row, head), value_of(c, row + 1, head));
+    for (int head = 0; head < c->n_kv_heads; head++) {
+        const float *x[4] = {value_of(c, row, head), value_of(c, row + 1, head), value_of(c, row + 2, head), value_of(c, row + 3, head)};
+        store_quad(cell(c, BF16, c->slots[row] / PAGE, head) + half_bytes(BF16, dim), dim, (int)(c->slots[row] % PAGE), x);
+    }
 }
 
 static void write_some(void *context, int task, int thread) {
     const attention_call *c = context;
     const int64_t each = rows_a_write(c);
-    int64_t row = task * each, end = row + each < c->n_rows ? row + each : c->n_rows, paired = -1;
+    int64_t row = task * each, end = least_of(row + each, c->n_rows), written = row; /* rows before it have their values */
     for (; row < end; row++) {
         if (c->kind == FLOAT32) write_row(FLOAT32, c, row, 1);
         if (c->kind == INT8) write_row(INT8, c, row, 1);
         if (c->kind != BF16) continue;
-        if (row > paired && row + 1 < end && c->slots[row] % 2 == 0 && c->slots[row + 1] == c->slots[row] + 1) {
-            write_pair(c, row);
-            paired = row + 1;
+        if (row >= written && is_quad(c, row, end)) {
+            write_quad(c, row);
+            written = row + 4;
         }
-        write_row(BF16, c, row, row > paired);
+        write_row(BF16, c, row, row >= written);
     }
 }
