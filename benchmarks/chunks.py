@@ -46,16 +46,16 @@ class Cost(NamedTuple):
 
 
 COSTS = {
-    "int8": Cost(4.5e-3, 0.5e-3, 0.26e-3, 1e-7),
-    "bf16": Cost(8.5e-3, 0.7e-3, 0.45e-3, 1e-7),
+    "int8": Cost(4.2e-3, 0.35e-3, 0.20e-3, 1e-7),
+    "bf16": Cost(7.5e-3, 0.43e-3, 0.36e-3, 1e-7),
     "amx-int8": Cost(3.9e-3, 0.63e-3, 0.205e-3, 4.1e-7),
     "amx-bf16": Cost(10e-3, 0.5e-3, 0.24e-3, 4.1e-7),
     "fast-int8": Cost(3e-3, 0.3e-3, 0.06e-3, 0.7e-7),
     "fast-bf16": Cost(8e-3, 0.3e-3, 0.09e-3, 0.7e-7),
-    "7b": Cost(0.1, 12e-3, 12e-3, 1e-6),
+    "7b": Cost(78e-3, 8.5e-3, 8.7e-3, 1e-6),
 }
-"""Of the embedded model on two cores: of a Zen 5, of an Intel Xeon with AMX, and as `docs/kernels.md` aims at for it. A
-7B in 8 bits reads 7 GB a step, and computes 7 G multiply-adds a token at 0.6 T/s."""
+"""On two cores. The embedded model as it is served over HTTP, by `benchmarks/results` (Zen 5); its engine alone on an
+Intel Xeon with AMX, and if prompts were three times as fast there. A 7B in 4 bits, by `benchmarks/results` (Zen 5)."""
 
 
 class Request(NamedTuple):
