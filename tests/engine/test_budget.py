@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import cycle, islice
+from math import inf
 from random import Random
 
 import pytest
@@ -15,6 +16,8 @@ from tests.fakes import make_info
 TRUE = Cost(0.004, 0.0005, 0.0002)
 SHAPES = ((0, 512), (16, 0), (4, 0), (16, 50), (1, 0), (30, 120))
 ANSWER = SamplingParams(temperature=0.0, max_tokens=60)
+LARGEST = inf
+"""Nothing limits the prompt tokens of a step."""
 
 
 def learnt(*costs: Cost, each: int = 300) -> StepCost:
@@ -95,7 +98,7 @@ def test_a_step_that_something_held_up_counts_little() -> None:
         assert TRUE.seconds(rows, tokens) < seconds(found, rows, tokens) < 1.2 * TRUE.seconds(rows, tokens)
 
 
-@pytest.mark.parametrize("absurd", [[60.0], [TRUE.seconds(16, 50)] * 100 + [0.0] * 2000, [1e5, 1e-7] * 500])
+@pytest.mark.parametrize("absurd", [[1e9], [TRUE.seconds(16, 50)] * 100 + [0.0] * 2000, [1e5, 1e-7] * 500])
 def test_steps_of_absurd_lengths_are_forgotten(absurd: list[float]) -> None:
     """A clock that stands still or jumps leaves no negative cost, and nothing that later steps cannot correct."""
     found = StepCost()
@@ -126,7 +129,7 @@ def budget(first: float, between: float) -> PromptBudget:
         (16, [(0.05, 100)], 40),  # 130 ms are left for decoding, 10 steps: 10 tokens in each would do
         (16, [(0.15, 100)], 50),  # 30 ms are left for decoding: 2 steps
         (16, [(0.16, 100)], 100),  # 20 ms: 1 step
-        (16, [(0.169, 100)], LARGEST := float("inf")),  # less than one step
+        (16, [(0.169, 100)], LARGEST),  # less than one step
         (16, [(9.0, 100)], LARGEST),  # late already
         (16, [(0.0, 900)], 900),  # 180 ms of work: 1 step
         (16, [(0.05, 100), (0.05, 400)], 125),  # both have 150 ms and take 100: 4 steps of 500 tokens
