@@ -124,21 +124,21 @@ def simulate(
     return times
 
 
+def arriving(n: int, rate: float, seed: int) -> list[Request]:
+    """Requests at random times (Poisson), or all at once if the rate is 0."""
+    random, arrival, requests = Random(seed), 0.0, list[Request]()
+    for _ in range(n):
+        arrival += random.expovariate(rate) if rate else 0.0
+        requests.append(Request(arrival, random.randint(32, 480), random.randint(16, 112)))
+    return requests
+
+
 def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 def _sampled(batch: StepBatch) -> StepOutput:
     return StepOutput(tuple(ANSWER if item.samples else SliceOutput() for item in batch.slices))
-
-
-def _requests(n: int, rate: float, seed: int) -> list[Request]:
-    """Poisson arrivals; all at once if the rate is 0."""
-    random, arrival, requests = Random(seed), 0.0, list[Request]()
-    for _ in range(n):
-        arrival += random.expovariate(rate) if rate else 0.0
-        requests.append(Request(arrival, random.randint(32, 480), random.randint(16, 112)))
-    return requests
 
 
 def _serve(rule: str, cost: Cost, requests: list[Request], streams: int = 0) -> Times:
@@ -153,10 +153,10 @@ def _serve(rule: str, cost: Cost, requests: list[Request], streams: int = 0) -> 
 
 def _row(rule: str, cost: Cost, loads: list[float], capacity: float, n: int, seeds: int) -> list[str]:
     """Its capacity beside that without targets, then the latencies at each load, in ms."""
-    cells = [rule, f"{n / _serve(rule, cost, _requests(n, 0, 0)).end / capacity:.3f}"]
-    cells.append(f"{n / _serve(rule, cost, _requests(n, 0, 0), streams=32).end:.2f}")
+    cells = [rule, f"{n / _serve(rule, cost, arriving(n, 0, 0)).end / capacity:.3f}"]
+    cells.append(f"{n / _serve(rule, cost, arriving(n, 0, 0), streams=32).end:.2f}")
     for load in loads:
-        found = [_serve(rule, cost, _requests(n, load * capacity, 1 + seed)) for seed in range(seeds)]
+        found = [_serve(rule, cost, arriving(n, load * capacity, 1 + seed)) for seed in range(seeds)]
         firsts, between = [[item.firsts for item in found], [item.between for item in found]]
         figures = [
             mean(percentile(item, share) for item in kind) for kind in (firsts, between) for share in (0.5, 0.99)
@@ -177,7 +177,7 @@ def main() -> None:
     loads = [float(load) for load in options.loads.split(",")]
     for name in options.costs.split(","):
         cost = COSTS[name]
-        capacity = options.requests / _serve("0/0", cost, _requests(options.requests, 0, 0)).end
+        capacity = options.requests / _serve("0/0", cost, arriving(options.requests, 0, 0)).end
         title = f"{name}: {capacity:.2f} requests/s; first token p50 p99, between tokens p50 p99, request mean, ms"
         heads = (f"at {load:.0%}" for load in loads)
         table = Table("rule", "capacity", "32 streams, requests/s", *heads, title=title)

@@ -2,15 +2,16 @@
 
 from collections.abc import Callable
 from functools import cache
-from random import Random
 
 import pytest
 
-from benchmarks.chunks import COSTS, Cost, Request, Times, percentile, simulate
+from benchmarks.chunks import COSTS, Cost, Request, Times, arriving, percentile, simulate
 from model.options import TARGET_FIRST_TOKEN_MS, TARGET_INTER_TOKEN_MS
 from service.engine.budget import PromptBudget
 
 FIRST, BETWEEN = TARGET_FIRST_TOKEN_MS["cpu"] / 1000, TARGET_INTER_TOKEN_MS["cpu"] / 1000
+N = 120
+"""Requests."""
 COST = Cost(0.003, 0.0004, 0.00025, 1e-7)
 """Seconds of a small model on two cores, of which a server takes its part."""
 Seconds = Callable[[float, int, int, float], float]
@@ -20,21 +21,12 @@ def of(cost: Cost) -> Seconds:
     return lambda now, *counts: cost.seconds(*counts)
 
 
-def arriving(n: int, rate: float) -> list[Request]:
-    """At random times, or all at once if the rate is 0."""
-    random, arrival, requests = Random(7), 0.0, list[Request]()
-    for _ in range(n):
-        arrival += random.expovariate(rate) if rate else 0.0
-        requests.append(Request(arrival, random.randint(32, 480), random.randint(16, 112)))
-    return requests
-
-
 @cache
-def served(name: str, first: float, between: float, load: float, n: int = 120) -> Times:
+def served(name: str, first: float, between: float, load: float) -> Times:
     """What requests meet at this share of the capacity; all at once if it is 0."""
     cost = COSTS[name]
-    rate = load * n / served(name, 0.0, 0.0, 0.0).end if load else 0.0
-    return simulate(arriving(n, rate), of(cost), PromptBudget(first, between))
+    rate = load * N / served(name, 0.0, 0.0, 0.0).end if load else 0.0
+    return simulate(arriving(N, rate, 7), of(cost), PromptBudget(first, between))
 
 
 @pytest.mark.parametrize("name", ["int8", "bf16", "fast-int8", "fast-bf16", "7b"])
@@ -43,12 +35,14 @@ def test_the_defaults_cost_no_capacity(name: str) -> None:
 
 
 @pytest.mark.parametrize("load", [0.3, 0.5, 0.8])
-@pytest.mark.parametrize("name", ["int8", "bf16", "fast-int8", "fast-bf16", "7b"])
-def test_the_defaults_make_no_request_slower(name: str, load: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "later"), [("int8", 1.4), ("bf16", 1.4), ("fast-int8", 1.2), ("fast-bf16", 1.2), ("7b", 1.2)]
+)
+def test_the_defaults_make_no_request_slower(name: str, later: float, load: float) -> None:
     free, found = served(name, 0.0, 0.0, load), served(name, FIRST, BETWEEN, load)
-    assert sum(found.requests) < 1.05 * sum(free.requests)
+    assert sum(found.requests) < 1.03 * sum(free.requests)
     for share in (0.5, 0.99):
-        assert percentile(found.firsts, share) < max(1.3 * percentile(free.firsts, share), FIRST)
+        assert percentile(found.firsts, share) < later * percentile(free.firsts, share)
 
 
 @pytest.mark.parametrize("name", ["int8", "fast-int8", "fast-bf16"])
@@ -61,10 +55,9 @@ def test_below_capacity_running_answers_stay_within_their_target(name: str) -> N
 @pytest.mark.parametrize("kind", ["", "fast-"])
 def test_fewer_bits_have_no_later_first_tokens(kind: str, load: float) -> None:
     """At the same rate of requests, that of the load for 16 bits."""
-    n = 120
     slower = served(f"{kind}bf16", FIRST, BETWEEN, load)
-    rate = load * n / served(f"{kind}bf16", 0.0, 0.0, 0.0).end
-    faster = simulate(arriving(n, rate), of(COSTS[f"{kind}int8"]), PromptBudget(FIRST, BETWEEN))
+    rate = load * N / served(f"{kind}bf16", 0.0, 0.0, 0.0).end
+    faster = simulate(arriving(N, rate, 7), of(COSTS[f"{kind}int8"]), PromptBudget(FIRST, BETWEEN))
     for share in (0.5, 0.99):
         assert percentile(faster.firsts, share) <= percentile(slower.firsts, share)
 
