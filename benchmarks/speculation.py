@@ -75,7 +75,7 @@ def _step(runner: ModelRunner, scheduler: Scheduler, tokens: list[list[int]]) ->
     for update in scheduler.commit(runner.step(batch)):
         tokens[update.id] += update.tokens
     counts = batch.n_tokens - batch.n_prompt, batch.n_prompt, batch.n_pairs
-    scheduler.prompts.note(*counts, time.perf_counter() - started)
+    scheduler.prompts.cost.note(*counts, time.perf_counter() - started)
 
 
 def measure(runner: ModelRunner, prompt: list[int], params: SamplingParams, streams: int, repeat: int) -> str:

@@ -199,8 +199,8 @@ class RunnerInfo:
     `images` is None for a model without an image encoder. The embeddings of encoded images may fill `image_tokens`
     positions. Running sequences may use `max_adapters` LoRA adapters at a time.
     With a `pipeline` of several stages, as many steps or more may be in flight, each over other sequences.
-    Chunks of prompts aim at `target_inter_token` seconds between two tokens of the sequences that decode; 0 is no
-    target.
+    Chunks of prompts aim at `target_first_token` seconds until a request's first token, and at `target_inter_token`
+    between two tokens of the sequences that decode; 0 is no target.
     With `copies_pages`, a prompt may begin inside a page that is copied, because that is faster than to compute it.
     `prompt_lookup_num_tokens` is the parameter's value for requests without one.
     """
@@ -218,6 +218,7 @@ class RunnerInfo:
     image_tokens: int = 0
     max_adapters: int = 0
     pipeline: int = 1
+    target_first_token: float = 0.0
     target_inter_token: float = 0.0
     copies_pages: bool = False
     prompt_lookup_num_tokens: int = 0

@@ -230,6 +230,7 @@ def _runner(
     images = Images(model.vision)
     head = (SplitHead if model.splits_layers else Head)(model, adapters, (masks.step,), setup.kernels)
     compiled = compiled_network(model, backend, pools, tables, head.block_rows)
+    first, between = setup.options.target_seconds(device.type)
     info = RunnerInfo(
         backend.page_size,
         specs,
@@ -244,7 +245,8 @@ def _runner(
         setup.images.tokens if setup.images else 0,
         max_adapters=setup.options.max_loras,
         pipeline=layout.pipeline,
-        target_inter_token=setup.options.target_seconds(device.type),
+        target_first_token=first,
+        target_inter_token=between,
         copies_pages=device.type == "cpu",
         prompt_lookup_num_tokens=DRAFT_TOKENS if compiled and setup.options.prompt_lookup == "auto" else 0,
     )

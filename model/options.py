@@ -18,8 +18,9 @@ T = TypeVar("T")
 STEP_LIMITS = {"cpu": (64, 512), "cuda": (256, 2048)}
 """Default number of sequences and of tokens in a step. A step reads the weights once for all of them. On a CPU the
 limits are lower, because a longer step would delay every sequence's next token."""
-TARGET_INTER_TOKEN_MS = {"cpu": 20.0, "cuda": 0.0}
-"""Default target for the time between two tokens beside prompts, in milliseconds; 0 is none."""
+TARGET_FIRST_TOKEN_MS = {"cpu": 200.0, "cuda": 0.0}
+TARGET_INTER_TOKEN_MS = {"cpu": 50.0, "cuda": 0.0}
+"""Default targets for the times to the first token, and between two tokens beside prompts. 0 is none."""
 CPU_SHARE = 0.25
 """Default part of the memory left by the weights that the KV cache gets on a CPU."""
 MAX_RANKS = 64
@@ -180,10 +181,18 @@ class RunnerOptions:
         most=2**20,
         in_plan=True,
     )
+    target_first_token_ms: float | None = option(
+        None,
+        "Target for the time to the first token, in milliseconds. As the time of a waiting prompt runs out, chunks "
+        "become larger than --target-inter-token-ms allows, up to --max-step-tokens for a prompt that is late. "
+        "0: no target.",
+        unset="{:g}, on a GPU {:g}".format(*TARGET_FIRST_TOKEN_MS.values()),
+        least=0,
+    )
     target_inter_token_ms: float | None = option(
         None,
-        "Target for the time between two tokens, in milliseconds. Long prompts are computed in smaller chunks to meet "
-        "it. Where decoding alone takes longer, a chunk may at most double the step. 0: no target.",
+        "Target for the time between two tokens, in milliseconds. While all waiting prompts are in time for "
+        "--target-first-token-ms, they are computed in chunks that meet it. 0: no target, the largest chunks.",
         unset="{:g}, on a GPU {:g}".format(*TARGET_INTER_TOKEN_MS.values()),
         least=0,
     )
@@ -258,10 +267,16 @@ class RunnerOptions:
         """How ranks share the model."""
         return Layout(self.tensor_parallel_size, self.pipeline_parallel_size, self.expert_parallel)
 
-    def target_seconds(self, device: str) -> float:
-        """Seconds between two tokens at which chunks of prompts aim on a "cpu" or on "cuda"; 0 is no target."""
-        target = self.target_inter_token_ms
-        return (TARGET_INTER_TOKEN_MS[device] if target is None else target) / 1000
+    def target_seconds(self, device: str) -> tuple[float, float]:
+        """Seconds to the first token, and between two tokens, at which chunks of prompts aim on a "cpu" or on "cuda".
+
+        0 is no target.
+        """
+        first, between = self.target_first_token_ms, self.target_inter_token_ms
+        return (
+            (TARGET_FIRST_TOKEN_MS[device] if first is None else first) / 1000,
+            (TARGET_INTER_TOKEN_MS[device] if between is None else between) / 1000,
+        )
 
     def step_limits(self, device: str) -> tuple[int, int]:
         """Maximum number of sequences and of tokens in a step on a "cpu" or on "cuda".

@@ -1,33 +1,27 @@
 """The number of tokens that a step may have: prompt tokens beside the sequences that decode, and all together.
 
-A step delays the next token of each of these by its whole length. The engine learns from each step what its rows cost.
-A step may take the target between two tokens, or `STRETCH` times as long as decoding would take if all sequences
-decoded, those that wait too. Prompts get what the sequences that decode now leave. If only running answers
-counted, a few of them would keep prompts slow, and so would stay few. Without decoding sequences only the pace of the
-machine limits the prompts: no step may take so long that the watchdog takes the engine for hung.
+A step delays the next token of each sequence that decodes by its whole length. Two targets bound that: prompts get what
+decoding leaves of the target between two tokens. They get more if a waiting prompt needs more for the target of its
+first token: its chunks grow as its time runs out. If the first token would be late even so, nothing limits the step,
+because then the largest steps serve all requests soonest. Without decoding sequences only the pace of the machine
+limits the prompts: no step may take so long that the watchdog takes the engine for hung.
 """
 
-from math import inf, sqrt
-from operator import mul
-from typing import NamedTuple
+from collections.abc import Iterable
+from math import inf
 
-TYPICAL = (1, 12, 32, 32 * 2048)
-"""A step that reads the weights takes as long as so many decoding rows add to it, or prompt tokens, or pairs of a
-prompt token and a key. A rough scale, and the guess before the first step in which sequences decode."""
-INDEXES = range(len(TYPICAL))
-TOGETHER, ALONE = 0.02, 0.005
-"""Drift of the cost from step to step: of all coefficients together, as others use the machine, and of each alone."""
-NOISE = 0.1
-"""How much the seconds of a step differ from its cost by chance. Relative, as the drift."""
-LONGEST = 1.5
-"""A step counts as so many times its expected seconds at most: one that takes longer was held up by something else. It
-counts as the inverse at least: the result of one that seems to take less was there before."""
+DOUBLE_DEPTH = 8192
+"""The position where a token takes twice as long as at the start of a prompt. Models differ by four either way."""
+DECODE_WEIGHT, TOKEN_WEIGHT = 1 / 32, 1 / 8
+"""The weight of the latest step in the moving averages, for decoding and for prompts. The first steps weigh more."""
+TYPICAL_ROWS = 12
+"""A step takes as long as so many of its rows add to it: the guess while all steps have the same number of rows."""
+LONGEST = 2
+"""A step counts as so many times its expected seconds at most: one that takes longer was held up by something else."""
 LEAST_SHARE = 0.01
-"""Of a coefficient in their sum, in the scale of `TYPICAL`: nothing is free, whatever a few steps seem to say."""
+"""The seconds of a row are at least this part of the guess: nothing is free, whatever a few steps seem to say."""
 LEAST_SECONDS = 1e-6
-"""Of a step, whatever the clock says: costs that fell for ever would have no square that a float can hold."""
-STRETCH = 1.75
-"""With twice, steps beside a long prompt were a little more than twice as long as without: see the log of chunks."""
+"""Of a step, whatever the clock says."""
 LEAST_TOKENS = 16
 """Prompt tokens of a step at least. For fewer tokens each of them costs more, as the weights are read again."""
 
@@ -36,60 +30,45 @@ SAFE = 4
 that is wrong, or a machine that slows down as much, leaves the step within the deadline."""
 FIRST_PACE = 1.0
 """Seconds of a token before the first step is measured."""
-DOUBLE_DEPTH = 8192
-"""The position where a token takes twice as long as at the start of a prompt. Models differ by four either way."""
 PATIENCE = 64
 """Steps after which memory may be free again."""
 
 
-class Cost(NamedTuple):
-    """Seconds of a step, of each of its rows that decode, of each of its prompt tokens, and of each pair of a prompt
-    token and a key before it. None is negative."""
+def prompt_work(n_tokens: float, n_pairs: float) -> float:
+    """The work on prompt tokens, in tokens at the start of a prompt. Deep ones cost more.
 
-    step: float = 0.0
-    row: float = 0.0
-    token: float = 0.0
-    pair: float = 0.0
-
-    @property
-    def fixed_rows(self) -> float:
-        """The number of rows that take as long as a step without rows. Before the first step it is a guess."""
-        return self.step / self.row if self.row else TYPICAL[1]
-
-    def seconds(self, rows: float, tokens: float, pairs: float = 0.0) -> float:
-        return self.step + self.row * rows + self.token * tokens + self.pair * pairs
-
-    def prompt_tokens(self, target: float, rows: int, sequences: int, depth: float = 0.0) -> int | None:
-        """Prompt tokens for a step in which `rows` of the `sequences` decode. None if nothing limits them.
-
-        The step may take `target` seconds. The prompt goes on at position `depth`.
-        Worked example: 16 rows alone take 10 ms, 20 take 12 ms, a prompt token 0.2 ms. A target of 20 ms leaves 10 ms.
-        But if 4 sequences wait beside the 16, 1.75 times 12 ms leave prompts 11 ms: 55 tokens. Pairs of 0.1 us make a
-        token at position 2000 twice as dear, which leaves 27.
-        """
-        if not target or not rows or not self.token:
-            return None
-        longest = max(target, STRETCH * self.seconds(max(rows, sequences), 0))
-        left = longest - self.seconds(rows, 0)
-        first = self.token + self.pair * depth  # n tokens take n first + n n pair / 2
-        return max(LEAST_TOKENS, int(2 * left / (first + sqrt(first * first + 2 * self.pair * left))))
+    `n_pairs` is the number of pairs of one of them and a key before it.
+    """
+    return n_tokens + n_pairs / DOUBLE_DEPTH
 
 
 class StepCost:
-    """The cost of steps, learnt from each of them: a Kalman filter whose state are the coefficients.
+    """The seconds of steps, as moving averages: a line over the rows of steps that only decode, and a prompt token.
 
-    Steps beside which prompts are always computed do not tell what decoding costs. Then the drift decides: a step that
-    took longer than expected makes all coefficients dearer, rather than one alone.
+    `token` is 0 before the first prompt was computed.
     """
 
     def __init__(self) -> None:
-        self._cost = [0.0 for _ in INDEXES]  # in the scale of TYPICAL
-        self._errors: list[list[float]] = []  # their covariances, once a sequence has decoded
+        self.token = 0.0
+        self._weight = self._token_weight = 1.0  # of the next step
+        self._rows = self._seconds = 0.0  # means
+        self._variance = self._covariance = 0.0  # of the rows, and of rows and seconds
 
     @property
-    def now(self) -> Cost:
-        """All zeros before the first step."""
-        return Cost(*[value / typical for value, typical in zip(self._cost, TYPICAL, strict=True)])
+    def row(self) -> float:
+        """Seconds of one row more: the slope of the line. It is a guess where the number of rows hardly varies."""
+        guess = self._seconds / (self._rows + TYPICAL_ROWS)
+        slope = (self._covariance + guess) / (self._variance + 1)
+        return min(max(slope, LEAST_SHARE * guess), self._seconds / max(self._rows, 1))
+
+    @property
+    def fixed_rows(self) -> float:
+        """The number of rows that take as long as a step without rows."""
+        return self.decode(0) / self.row if self.row else TYPICAL_ROWS
+
+    def decode(self, rows: float) -> float:
+        """Seconds of a step of so many rows that decode, without prompts. 0 before the first such step."""
+        return max(0.0, self._seconds + self.row * (rows - self._rows))
 
     def note(self, rows: int, tokens: int, pairs: float, seconds: float) -> None:
         """A step with so many rows that decode, prompt tokens, and pairs of these and keys, took so long.
@@ -97,41 +76,28 @@ class StepCost:
         The seconds are those from the end of the step before, as a client sees them. Steps in which nothing decodes are
         the first guess, and are not learnt from after that: no limit needs them, and their tokens cost less.
         """
-        amounts = [count / typical for count, typical in zip((1, rows, tokens, pairs), TYPICAL, strict=True)]
-        if not self._errors:
-            self._cost = [max(seconds, LEAST_SECONDS) / sum(amounts) for _ in INDEXES]
-        if rows:
-            self._drift()
-            self._learn(amounts, max(seconds, LEAST_SECONDS))
+        if not tokens:
+            self._note_decode(rows, max(seconds, LEAST_SECONDS))
+        elif rows or not self.token:
+            found = max(seconds - self.decode(rows), LEAST_SECONDS) / prompt_work(tokens, pairs)
+            before = self.token or found
+            self.token = before + self._token_weight * (min(max(found, before / LONGEST), before * LONGEST) - before)
+            self._token_weight = _later(self._token_weight, TOKEN_WEIGHT) if rows else 1.0
 
-    def _drift(self) -> None:
-        """Make each coefficient less certain. Before the first step each may be wrong by as much as it is.
-
-        Later each may be wrong by as much as their sum: floats cannot subtract the certainty of steps of milliseconds
-        from the variance that a first step of minutes left.
-        """
-        errors = self._errors or [[float(a == b) * self._cost[a] ** 2 for b in INDEXES] for a in INDEXES]
-        most = sum(self._cost)
-        shares = [min(1.0, most / sqrt(errors[a][a])) for a in INDEXES]
-        for a, line in enumerate(errors):
-            for b, other in enumerate(self._cost):
-                drift = self._cost[a] * other * (TOGETHER**2 + (a == b) * ALONE**2)
-                line[b] = line[b] * (shares[a] * shares[b]) + drift
-        self._errors = errors
-
-    def _learn(self, amounts: list[float], seconds: float) -> None:
-        expected = _dot(self._cost, amounts)
-        error = min(max(seconds, expected / LONGEST), expected * LONGEST) - expected
-        shares = [_dot(line, amounts) for line in self._errors]
-        total = _dot(shares, amounts) + (NOISE * expected) ** 2
-        found = [value + share / total * error for value, share in zip(self._cost, shares, strict=True)]
-        least = LEAST_SHARE * sum(value for value in found if value > 0)
-        self._cost = [max(value, least) for value in found]
-        self._errors = [[self._errors[a][b] - shares[a] * shares[b] / total for b in INDEXES] for a in INDEXES]
+    def _note_decode(self, rows: int, seconds: float) -> None:
+        if self._seconds:
+            seconds = min(seconds, LONGEST * self.decode(rows))
+        more_rows, more_seconds, old = rows - self._rows, seconds - self._seconds, 1 - self._weight
+        self._rows += self._weight * more_rows
+        self._seconds += self._weight * more_seconds
+        self._variance = old * (self._variance + self._weight * more_rows * more_rows)
+        self._covariance = old * (self._covariance + self._weight * more_rows * more_seconds)
+        self._weight = _later(self._weight, DECODE_WEIGHT)
 
 
-def _dot(a: list[float], b: list[float]) -> float:
-    return sum(map(mul, a, b))
+def _later(weight: float, least: float) -> float:
+    """The weight of the step after one of this weight in a mean of all steps, as 1, 1/2, 1/3, or `least`."""
+    return max(weight / (1 + weight), least)
 
 
 class Pace:
@@ -146,7 +112,7 @@ class Pace:
 
     def note(self, tokens: float, pairs: float, seconds: float) -> None:
         """A step with so many tokens, and pairs of a prompt token and a key before it, took so long."""
-        measured = max(seconds, LEAST_SECONDS) / (tokens + pairs / DOUBLE_DEPTH)
+        measured = max(seconds, LEAST_SECONDS) / prompt_work(tokens, pairs)
         self._pace = max(measured, self._pace / SAFE)
 
     def tokens(self, depth: int) -> float:
@@ -158,28 +124,48 @@ class Pace:
         return self._seconds / (self._pace * (1 + depth / DOUBLE_DEPTH))
 
 
-class PromptBudget(StepCost):
-    """What prompts may take of each step, for a target in seconds between two tokens. A target of 0 limits nothing.
+class PromptBudget:
+    """What prompts may take of each step, for targets in seconds of the first token, and between two tokens.
 
-    A sequence without progress for `deadline` seconds counts as hung.
+    A target of 0 limits nothing. A sequence without progress for `deadline` seconds counts as hung.
     """
 
-    def __init__(self, target: float = 0.0, deadline: float = inf) -> None:
-        super().__init__()
-        self.target = target
+    def __init__(self, first: float = 0.0, between: float = 0.0, deadline: float = inf) -> None:
+        self.first, self.between = first, between
+        self.cost = StepCost()
         self.pace = Pace(deadline)
 
-    def tokens(self, rows: int, sequences: int, depth: int) -> int | None:
-        """Prompt tokens of the next steps, together, while `rows` of the `sequences` decode. None: no limit.
+    def tokens(self, rows: int, depth: int, waiting: Iterable[tuple[float, float]]) -> float:
+        """Prompt tokens of the next steps, together, while `rows` decode. Infinite: no limit.
 
-        The first prompt goes on at position `depth`.
+        The first prompt goes on at position `depth`. `waiting` has for each prompt, in the order of their service, the
+        seconds since it came and the work that is left.
         """
-        return self.now.prompt_tokens(self.target, rows, sequences, depth)
+        if not (rows and self.between and self.cost.token):
+            return inf
+        left = (self.between - self.cost.decode(rows)) / self.cost.token
+        work = max(left, self._needed(rows, waiting)) if self.first else left
+        return max(LEAST_TOKENS, work / (1 + depth / DOUBLE_DEPTH))
 
-    def step_tokens(self, most: int, least: int, rows: int, sequences: int, depth: int) -> int:
-        """All tokens of the next steps, together: from `least` to `most`, as many as target and deadline allow."""
-        prompts = self.tokens(rows, sequences, depth)
-        tokens = most if prompts is None else min(most, rows + prompts)
+    def _needed(self, rows: int, waiting: Iterable[tuple[float, float]]) -> float:
+        """The work on prompts in each step, so that all first tokens are in time. Infinite if one will be late.
+
+        Worked example: decoding takes 10 ms a step, a prompt token 0.2 ms. A prompt of 250 tokens has 300 ms, of which
+        it needs 50. The other 250 ms are 25 steps of decoding: 10 tokens in each. After 200 ms the same prompt would
+        have 5 steps left, of 50 tokens, and after 250 ms none.
+        """
+        decode, most, together = self.cost.decode(rows), 0.0, 0.0
+        for waited, work in waiting:
+            together += work
+            steps = (self.first - waited - together * self.cost.token) // max(decode, LEAST_SECONDS)
+            if steps < 1:
+                return inf
+            most = max(most, together / steps)
+        return most
+
+    def step_tokens(self, most: int, least: int, rows: int, depth: int, waiting: Iterable[tuple[float, float]]) -> int:
+        """All tokens of the next steps, together: from `least` to `most`, as many as targets and deadline allow."""
+        tokens = min(most, rows + self.tokens(rows, depth, waiting))
         return int(min(tokens, max(least, self.pace.tokens(depth))))
 
 

@@ -186,7 +186,7 @@ class EngineLoop:
             self._scheduler.prompts.pace.note(work, n_pairs, seconds)
         if work == n_tokens > 0:
             n_prompt = sum(item.batch.n_prompt for item in flights)
-            self._scheduler.prompts.note(n_tokens - n_prompt, n_prompt, n_pairs, seconds)
+            self._scheduler.prompts.cost.note(n_tokens - n_prompt, n_prompt, n_pairs, seconds)
 
     def _encoded(self, flights: Iterable[Flight]) -> float:
         """The work on images in these steps, in tokens that take as long."""

@@ -130,7 +130,7 @@ class Worker:
             max_sequences=info.max_sequences,
             max_step_tokens=info.max_step_tokens,
             adapter_ready=partial(self._adapter_ready, runner),
-            prompts=PromptBudget(info.target_inter_token, load.step_timeout),
+            prompts=PromptBudget(info.target_first_token, info.target_inter_token, load.step_timeout),
         )
 
     def _receive(self, block: bool) -> list[ToEngine]:

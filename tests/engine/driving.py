@@ -1,5 +1,6 @@
 """Drives a scheduler with the fake model, and checks the rules of the wheel after every step."""
 
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -58,6 +59,7 @@ class Drive:
         order: Random | None = None,
         lack: Random | None = None,
         prompts: PromptBudget | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.info = info
         self.order = order
@@ -65,7 +67,9 @@ class Drive:
         self.say = say
         self.max_step_tokens = max_step_tokens
         self.runner = self.new_runner(info, say)
-        self.scheduler = Scheduler(info, max_sequences=max_sequences, max_step_tokens=max_step_tokens, prompts=prompts)
+        self.scheduler = Scheduler(
+            info, max_sequences=max_sequences, max_step_tokens=max_step_tokens, clock=clock, prompts=prompts
+        )
         self.answers: dict[int, list[int]] = defaultdict(list)
         self.updates: dict[int, list[Update]] = defaultdict(list)
         self.finished: dict[int, str] = {}

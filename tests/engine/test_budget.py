@@ -2,18 +2,22 @@
 
 from dataclasses import replace
 from itertools import cycle, islice
+from math import inf
 from random import Random
 
 import pytest
 
+from benchmarks.chunks import Cost
 from model.sampling_params import SamplingParams
-from service.engine.budget import LEAST_TOKENS, SAFE, Cost, Pace, PromptBudget, StepCost
+from service.engine.budget import DOUBLE_DEPTH, LEAST_TOKENS, SAFE, Pace, PromptBudget, StepCost
 from tests.engine.driving import Drive, expected
 from tests.fakes import make_info
 
 TRUE = Cost(0.004, 0.0005, 0.0002)
 SHAPES = ((0, 512), (16, 0), (4, 0), (16, 50), (1, 0), (30, 120))
 ANSWER = SamplingParams(temperature=0.0, max_tokens=60)
+LARGEST = inf
+"""Nothing limits the prompt tokens of a step."""
 
 
 def learnt(*costs: Cost, each: int = 300) -> StepCost:
@@ -25,124 +29,160 @@ def learnt(*costs: Cost, each: int = 300) -> StepCost:
     return found
 
 
+def seconds(found: StepCost, rows: int, tokens: int) -> float:
+    return found.decode(rows) + tokens * found.token
+
+
 def test_the_cost_of_rows_and_tokens_is_learnt_and_learnt_again() -> None:
-    assert StepCost().now == Cost(0.0, 0.0, 0.0)
-    slower = Cost(0.012, 0.0008, 0.0005)
-    for found, cost in ((learnt(TRUE), TRUE), (learnt(TRUE, slower), slower)):
-        for rows, tokens in SHAPES:
-            assert found.now.seconds(rows, tokens) == pytest.approx(cost.seconds(rows, tokens), rel=0.05)
+    """A machine that becomes slower is followed, and one that becomes faster."""
+    slower, faster = Cost(0.012, 0.0008, 0.0005), Cost(0.002, 0.0003, 0.0001)
+    for costs in ((TRUE,), (TRUE, slower), (TRUE, faster)):
+        found = learnt(*costs)
+        for rows, tokens in SHAPES[1:]:
+            assert seconds(found, rows, tokens) == pytest.approx(costs[-1].seconds(rows, tokens), rel=0.05)
 
 
-@pytest.mark.parametrize(("cost", "rows"), [(TRUE, 8), (Cost(0.002, 0.004), 0.5), (Cost(), 12)])
+def test_before_the_first_step_nothing_is_known() -> None:
+    found = StepCost()
+    assert (found.token, found.decode(8), found.fixed_rows) == (0.0, 0.0, 12)
+
+
+@pytest.mark.parametrize(("cost", "rows"), [(TRUE, 8), (Cost(0.002, 0.004, 0.0), 0.5), (Cost(0.012, 0.001, 0.0), 12)])
 def test_a_step_counts_as_rows(cost: Cost, rows: float) -> None:
-    assert cost.fixed_rows == pytest.approx(rows)
+    found = StepCost()
+    for n_rows in islice(cycle((2, 24, 8)), 200):
+        found.note(n_rows, 0, 0.0, cost.seconds(n_rows, 0))
+    assert found.fixed_rows == pytest.approx(rows, rel=0.1, abs=0.2)
+
+
+def test_rows_that_do_not_vary_cost_what_is_typical() -> None:
+    """12 rows add as much to a step as it takes without them."""
+    found, random = StepCost(), Random(0)
+    for _ in range(200):
+        found.note(12, 0, 0.0, 0.01 * random.gauss(1, 0.05))
+    assert found.decode(12) == pytest.approx(0.01, rel=0.05)
+    assert found.decode(0) == pytest.approx(0.005, rel=0.1)
 
 
 def test_steps_that_only_decode_say_nothing_about_prompts() -> None:
     found, random = learnt(TRUE), Random(0)
-    for _ in range(10_000):
+    before = found.token
+    for _ in range(1000):
         found.note(16, 0, 0.0, TRUE.seconds(16, 0) * random.gauss(1, 0.05))
-    assert found.now.token == pytest.approx(TRUE.token, rel=0.1)
-    assert found.now.seconds(16, 0) == pytest.approx(TRUE.seconds(16, 0), rel=0.03)
+    assert found.token == before
+    assert found.decode(16) == pytest.approx(TRUE.seconds(16, 0), rel=0.03)
 
 
-def test_a_machine_that_slows_down_makes_all_dearer() -> None:
-    """Prompts are in every step, so that none of them tells what decoding alone costs."""
+def test_a_machine_that_slows_down_while_prompts_are_in_every_step() -> None:
+    """None of the steps tells what decoding alone costs, so prompts count as dearer. Their sum is right."""
     found = learnt(TRUE)
     for _ in range(30):
         found.note(8, 30, 0.0, 2 * TRUE.seconds(8, 30))
-    assert found.now.seconds(8, 0) == pytest.approx(2 * TRUE.seconds(8, 0), rel=0.2)
-    assert found.now.token == pytest.approx(2 * TRUE.token, rel=0.2)
+    assert seconds(found, 8, 30) == pytest.approx(2 * TRUE.seconds(8, 30), rel=0.05)
 
 
 def test_tokens_of_a_deep_prompt_cost_more() -> None:
-    """At position 2000 each of them costs twice what the first does."""
-    deep, found = TRUE._replace(pair=TRUE.token / 2000), StepCost()
-    for start in [*range(0, 2000, 50)] * 4:
+    """As long as a token at `DOUBLE_DEPTH` costs twice as much as the first, the cost of a token stays the same."""
+    deep, found = TRUE._replace(pair=TRUE.token / DOUBLE_DEPTH), learnt(TRUE)
+    for start in range(0, 8000, 50):
         counts = 16, 50, 50 * (start + 25.0)
         found.note(*counts, deep.seconds(*counts))
-        found.note(16, 0, 0.0, deep.seconds(16, 0))
-    for depth in (0, 1000, 2000):
-        counts = 16, 50, 50.0 * depth
-        assert found.now.seconds(*counts) == pytest.approx(deep.seconds(*counts), rel=0.05)
+    assert found.token == pytest.approx(TRUE.token, rel=0.02)
 
 
 def test_a_step_that_something_held_up_counts_little() -> None:
-    """It took 500 times as long and counts as twice, once."""
+    """They took 500 times as long and count as twice, once."""
     found = learnt(TRUE)
-    found.note(16, 0, 0.0, 6.0)
-    assert TRUE.seconds(16, 0) < found.now.seconds(16, 0) < 1.2 * TRUE.seconds(16, 0)
+    for rows, tokens in ((16, 0), (16, 50)):
+        found.note(rows, tokens, 0.0, 6.0)
+        assert TRUE.seconds(rows, tokens) < seconds(found, rows, tokens) < 1.2 * TRUE.seconds(rows, tokens)
 
 
 @pytest.mark.parametrize("absurd", [[1e9], [TRUE.seconds(16, 50)] * 100 + [0.0] * 2000, [1e5, 1e-7] * 500])
 def test_steps_of_absurd_lengths_are_forgotten(absurd: list[float]) -> None:
     """A clock that stands still or jumps leaves no negative cost, and nothing that later steps cannot correct."""
     found = StepCost()
-    for number, seconds in enumerate(absurd):
-        found.note(4, number % 3 * 20, number % 3 * 2e4, seconds)
-        assert min(found.now) > 0
-    for _ in range(10):
-        for rows, tokens in SHAPES * 10:
+    for number, took in enumerate(absurd):
+        found.note(4, number % 3 * 20, number % 3 * 2e4, took)
+        assert min(found.row, found.decode(0), found.token) >= 0
+    for _ in range(400):
+        for rows, tokens in SHAPES:
             found.note(rows, tokens, 0.0, TRUE.seconds(rows, tokens))
-            assert min(found.now) > 0
+            assert min(found.row, found.decode(0), found.token) >= 0
     for rows, tokens in SHAPES[1:]:
-        assert found.now.seconds(rows, tokens) == pytest.approx(TRUE.seconds(rows, tokens), rel=0.1)
+        assert seconds(found, rows, tokens) == pytest.approx(TRUE.seconds(rows, tokens), rel=0.1)
 
 
-def test_the_parts_are_told_apart_although_nothing_decodes_alone() -> None:
-    """Sequences join while prompts fill the rest of each step: rows and prompt tokens vary together."""
-    found = StepCost()
-    found.note(0, 512, 0.0, TRUE.seconds(0, 512))
-    for rows in range(4, 24):
-        tokens = TRUE.prompt_tokens(0.02, rows, 24) or 0
-        found.note(rows, tokens, 0.0, TRUE.seconds(rows, tokens))
-    assert found.now.seconds(24, 0) == pytest.approx(TRUE.seconds(24, 0), rel=0.2)
-    assert found.now.token == pytest.approx(TRUE.token, rel=0.2)
+def budget(first: float, between: float) -> PromptBudget:
+    """What it does once it knows exactly that 16 rows take 12 ms, 2 rows 5 ms, and a prompt token 0.2 ms."""
+    prompts = PromptBudget(first, between)
+    for rows in islice(cycle((16, 2)), 2000):
+        prompts.cost.note(rows, 0, 0.0, TRUE.seconds(rows, 0))
+    prompts.cost.note(16, 50, 0.0, TRUE.seconds(16, 50))
+    return prompts
 
 
 @pytest.mark.parametrize(
-    ("rows", "sequences", "target", "tokens"),
+    ("rows", "waiting", "tokens"),
     [
-        (16, 16, 0.02, 45),  # decoding takes 12 ms: 9 ms more are more than the 8 ms that are left
-        (16, 24, 0.02, 80),  # 1.75 times 16 ms, which decoding takes once all decode, without 12 ms
-        (2, 3, 0.02, 75),  # 20 - 5 ms
-        (1, 1, 0.001, 16),  # 3.4 ms, three quarters of decoding
-        (0, 3, 0.02, None),  # nobody waits for the next token
-        (16, 16, 0.0, None),
+        (16, [(0.0, 100)], 40),  # decoding leaves 8 of the 20 ms
+        (16, [(0.05, 100)], 40),  # 130 ms are left for decoding, 10 steps: 10 tokens in each would do
+        (16, [(0.15, 100)], 50),  # 30 ms are left for decoding: 2 steps
+        (16, [(0.16, 100)], 100),  # 20 ms: 1 step
+        (16, [(0.169, 100)], LARGEST),  # less than one step
+        (16, [(9.0, 100)], LARGEST),  # late already
+        (16, [(0.0, 900)], 900),  # 180 ms of work: 1 step
+        (16, [(0.05, 100), (0.05, 400)], 125),  # both have 150 ms and take 100: 4 steps of 500 tokens
+        (16, [(0.05, 100), (0.0, 100), (0.0, 900)], LARGEST),  # the last one will be late
+        (2, [(0.0, 100)], 75),  # 15 ms
+        (0, [(0.0, 100)], LARGEST),  # nobody waits for the next token
+        (16, [], 40),
     ],
 )
-def test_prompts_get_what_is_left_of_the_target_or_of_stretched_decoding(
-    rows: int, sequences: int, target: float, tokens: int | None
+def test_prompts_get_what_decoding_leaves_or_what_their_first_tokens_need(
+    rows: int, waiting: list[tuple[float, float]], tokens: float
 ) -> None:
-    assert TRUE.prompt_tokens(target, rows, sequences) == tokens
+    """The targets are 200 ms and 20 ms."""
+    assert budget(0.2, 0.02).tokens(rows, 0, waiting) == pytest.approx(tokens, rel=0.03)
 
 
-@pytest.mark.parametrize("depth", [0, 500, 2000])
-def test_a_deep_prompt_gets_fewer_tokens(depth: int) -> None:
-    """One token more would take longer than the 9 ms that are left."""
-    deep = TRUE._replace(pair=TRUE.token / 2000)
-    tokens = deep.prompt_tokens(0.02, 16, 16, depth) or 0
-    seconds = [n * deep.token + sum(range(depth, depth + n)) * deep.pair for n in (tokens, tokens + 2)]
-    assert seconds[0] <= 0.009 < seconds[1]
+@pytest.mark.parametrize(
+    ("first", "between", "tokens"),
+    [
+        (0.0, 0.0, LARGEST),
+        (0.2, 0.0, LARGEST),  # nothing is held up
+        (0.0, 0.02, 40),  # no prompt is late
+        (0.0, 0.001, LEAST_TOKENS),
+        (0.2, 0.001, LARGEST),
+    ],
+)
+def test_a_target_of_0_limits_nothing(first: float, between: float, tokens: float) -> None:
+    assert budget(first, between).tokens(16, 0, [(9.0, 100)]) == pytest.approx(tokens, rel=0.03)
+
+
+def test_a_deep_prompt_gets_fewer_tokens() -> None:
+    assert budget(0.0, 0.02).tokens(16, DOUBLE_DEPTH, []) == pytest.approx(20, rel=0.05)
 
 
 def test_before_the_first_prompt_nothing_is_limited() -> None:
-    assert Cost(0.004, 0.0005, 0.0).prompt_tokens(0.02, 16, 16) is None
+    prompts = PromptBudget(0.2, 0.02)
+    prompts.cost.note(16, 0, 0.0, 0.012)
+    assert prompts.tokens(16, 0, [(0.0, 100)]) == LARGEST
 
 
-def chunked(target: float, cost: Cost = TRUE) -> list[tuple[int, int]]:
+def chunked(prompts: PromptBudget, cost: Cost = TRUE) -> list[tuple[int, int]]:
     """Two sequences decode when a prompt of 1000 tokens comes. Returns the decoding rows and prompt tokens of the
     steps from then on."""
-    info = make_info(page_size=16, pools=((None, 100),), max_model_len=1100)
-    prompts = PromptBudget(target)
-    engine = Drive(info, max_sequences=4, max_step_tokens=256, prompts=prompts)
+    info, now = make_info(page_size=16, pools=((None, 100),), max_model_len=1100), 0.0
+    engine = Drive(info, max_sequences=4, max_step_tokens=256, prompts=prompts, clock=lambda: now)
     for number in (1, 2):
         engine.submit(number, [number] * 10, ANSWER)
     steps = list[tuple[int, int]]()
     while engine.scheduler.has_work:
         batch = engine.step()
         counts = batch.n_tokens - batch.n_prompt, batch.n_prompt
-        prompts.note(*counts, batch.n_pairs, cost.seconds(*counts))
+        now += cost.seconds(*counts)
+        prompts.cost.note(*counts, batch.n_pairs, cost.seconds(*counts))
         steps.append(counts)
         if len(steps) == 8:
             engine.submit(3, [3] * 1000, ANSWER)
@@ -152,29 +192,34 @@ def chunked(target: float, cost: Cost = TRUE) -> list[tuple[int, int]]:
 
 
 def test_a_chunk_beside_decoding_meets_the_target() -> None:
-    """Two rows take 5 ms, so 15 ms are for prompts. The estimate is wrong by half at first, from the
-    short prompts, and nearly right after five."""
-    steps = chunked(0.02)
-    chunks = [(rows, tokens) for rows, tokens in steps if tokens]
+    """Two rows take 5 ms, so 15 ms are for prompts. The first guess, of short prompts, is wrong by half."""
+    chunks = [(rows, tokens) for rows, tokens in chunked(PromptBudget(10.0, 0.02)) if tokens]
     assert all(rows == 2 for rows, _ in chunks)
     assert sum(tokens for _, tokens in chunks) == 1000
     for rows, tokens in chunks[5:-1]:
         assert TRUE.seconds(rows, tokens) == pytest.approx(0.02, rel=0.1)
 
 
-def test_a_target_out_of_reach_leaves_prompts_the_least_chunk() -> None:
-    """Prompts would get as long as decoding, 3 ms, which one or two tokens take. The estimate is right after five."""
-    chunks = [tokens for _, tokens in chunked(0.001, Cost(0.0, 0.001, 0.002)) if tokens]
+def test_a_prompt_takes_no_more_than_it_needs_to_be_in_time() -> None:
+    """Its 1000 tokens take 200 ms. In the other 100 are 20 steps of decoding, so 50 tokens in each are enough."""
+    chunks = [(rows, tokens) for rows, tokens in chunked(budget(0.3, 0.001)) if tokens]
+    assert sum(TRUE.seconds(*counts) for counts in chunks) < 0.3
+    assert max(tokens for _, tokens in chunks) < 100
+
+
+def test_a_prompt_that_will_be_late_gets_the_largest_steps() -> None:
+    assert [tokens for _, tokens in chunked(budget(0.2, 0.02)) if tokens] == [254, 254, 254, 238]
+
+
+def test_without_a_target_for_first_tokens_the_least_chunk_is_what_is_left() -> None:
+    chunks = [tokens for _, tokens in chunked(PromptBudget(0.0, 0.001), Cost(0.0, 0.001, 0.002)) if tokens]
     assert sum(chunks) == 1000
-    assert chunks[5:-1] == [LEAST_TOKENS] * (len(chunks) - 6)
+    assert set(chunks[:-1]) == {LEAST_TOKENS}
 
 
 def test_the_stages_of_a_pipeline_share_the_budget() -> None:
     """Both decoding sequences and the 75 prompt tokens that fit beside them are for two steps in flight."""
-    prompts = PromptBudget(0.02)
-    for rows, tokens in islice(cycle(SHAPES), 300):
-        prompts.note(rows, tokens, 0.0, TRUE.seconds(rows, tokens))
-    assert prompts.tokens(2, 3, 0) == pytest.approx(75, abs=2)
+    prompts = budget(0.0, 0.02)
     info = make_info(page_size=16, pools=((None, 100),), max_model_len=1100)
     engine = Drive(replace(info, pipeline=2), max_step_tokens=256, prompts=prompts)
     for number in (1, 2):
@@ -189,10 +234,10 @@ def test_the_stages_of_a_pipeline_share_the_budget() -> None:
 def seconds_of_steps(cost: Cost, lengths: list[int], deadline: float = 60.0, max_sequences: int = 4) -> list[float]:
     """How long the steps take in which prompts of these lengths are served, on a machine with this cost.
 
-    The default target between two tokens holds, the answers are checked.
+    The default targets hold, the answers are checked.
     """
     info = make_info(page_size=16, pools=((None, 4000),), max_model_len=20_000)
-    prompts = PromptBudget(0.02, deadline)
+    prompts = PromptBudget(0.2, 0.05, deadline)
     engine = Drive(info, max_sequences=max_sequences, max_step_tokens=512, prompts=prompts)
     answer = SamplingParams(max_tokens=4)
     wanted = [[number + 1] * length for number, length in enumerate(lengths)]
@@ -203,7 +248,7 @@ def seconds_of_steps(cost: Cost, lengths: list[int], deadline: float = 60.0, max
         batch = engine.step()
         rows = batch.n_tokens - batch.n_prompt
         took.append(cost.seconds(rows, batch.n_prompt, batch.n_pairs))
-        prompts.note(rows, batch.n_prompt, batch.n_pairs, took[-1])
+        prompts.cost.note(rows, batch.n_prompt, batch.n_pairs, took[-1])
         prompts.pace.note(batch.n_tokens, batch.n_pairs, took[-1])
     engine.check_idle()
     assert all(engine.answers[number] == expected(prompt, answer) for number, prompt in enumerate(wanted))
@@ -215,7 +260,7 @@ def seconds_of_steps(cost: Cost, lengths: list[int], deadline: float = 60.0, max
 def test_no_running_sequence_stands_still_when_the_machine_becomes_slow(pipeline: int, rows: int) -> None:
     """A prompt is half computed when a token begins to take longer than a step may."""
     info = replace(make_info(page_size=16, pools=((None, 100),), max_model_len=1100), pipeline=pipeline)
-    prompts = PromptBudget(0.0, 1.0)
+    prompts = PromptBudget(deadline=1.0)
     engine = Drive(info, max_sequences=8, max_step_tokens=64, prompts=prompts)
     prompts.pace = Pace()  # without a limit
     for number in range(rows):

@@ -241,4 +241,5 @@ def test_a_grammar_process_that_is_lost_is_no_fault_of_the_engine() -> None:
     lost = SamplingParams(grammar=LOST)
     client = Client(FakeRunner(INFO), [[Submit(i, [40], lost, 0)] for i in range(2 * MAX_FAILED_STEPS)])
     assert client.finished == dict.fromkeys(range(2 * MAX_FAILED_STEPS), "error")
-    assert not any(client.scheduler.prompts.now)
+    cost = client.scheduler.prompts.cost
+    assert (cost.token, cost.decode(1)) == (0, 0)

@@ -164,7 +164,7 @@ def test_a_step_costs_what_lies_between_two_tokens_of_a_sequence(
     script: list[list[ToEngine]] = [[Submit(number, [number + 1], LONG, 0) for number in range(n)]]
     sent: list[FromEngine] = []
     noted = list[tuple[int, int, float, float]]()
-    monkeypatch.setattr(scheduler.prompts, "note", lambda *counts: noted.append(counts))
+    monkeypatch.setattr(scheduler.prompts.cost, "note", lambda *counts: noted.append(counts))
     engine = EngineLoop(
         runner, scheduler, lambda block: script.pop() if script else [Stop()] if block else [], sent.append
     )

@@ -17,12 +17,12 @@ sequences that decode, evenly; no sequence samples in two of them.
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from itertools import count
+from itertools import chain, count
 
 from model.batch import BROKEN_NUMBERS, RunnerInfo, SliceOutput, StepBatch, StepOutput
-from service.engine.budget import PromptBudget, StepLimit
+from service.engine.budget import PromptBudget, StepLimit, prompt_work
 from service.engine.messages import Stats, Submit, Update
 from service.engine.picture import Reason
 from service.engine.scheduling.images import ImageStore
@@ -135,7 +135,7 @@ class Scheduler:
             self._extend(first, step)
         self._blocked = self._why_blocked(step) if self._queue else None
         if any(item.lookup is not None for item in step.parts):
-            pays = DraftBudget(budget - step.budget, self.prompts.now.fixed_rows)
+            pays = DraftBudget(budget - step.budget, self.prompts.cost.fixed_rows)
             step.add_drafts(pays, len(self._in_flight()))
         step.images = self._images.take()
         if batch := step.batch():
@@ -241,11 +241,19 @@ class Scheduler:
     def _budget(self) -> int:
         """The number of tokens of the next step. Steps in flight share it, and the sequences that decode, evenly."""
         unfinished = self._running.unfinished
-        n_decoding, n_all = len(self._running) - len(unfinished), len(self._running) + len(self._queue)
+        n_decoding = len(self._running) - len(unfinished)
         # Each running sequence must make progress, however slow the machine is: a prompt in each step in flight.
         needed = n_decoding + bool(unfinished) * self._depth
-        counts = n_decoding, min(n_all, self._max_sequences), unfinished[0].computed if unfinished else 0
-        return max(1, self.prompts.step_tokens(self._limit.now, needed, *counts) // self._depth)
+        depth = unfinished[0].computed if unfinished else 0
+        tokens = self.prompts.step_tokens(self._limit.now, needed, n_decoding, depth, self._waiting(unfinished))
+        return max(1, tokens // self._depth)
+
+    def _waiting(self, unfinished: list[Sequence]) -> Iterator[tuple[float, float]]:
+        """The prompts to compute, in order: the seconds since each came, and the work that is left of it."""
+        now = self._clock()
+        for item in chain(unfinished, self._queue.ordered()):
+            n_tokens = item.uncomputed
+            yield now - item.arrived, prompt_work(n_tokens, n_tokens * (item.computed + item.length) / 2)
 
     def _why_blocked(self, step: Step) -> Reason:
         """Why the head of the queue waits, once the step is planned: see `Reason`."""

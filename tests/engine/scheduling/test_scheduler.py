@@ -1,13 +1,13 @@
 """Plans, chunks, reuse, preemption and the laws of DESIGN section 3, on a model that is arithmetic."""
 
 from array import array
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 
 from model.sampling_params import SamplingParams
-from service.engine.budget import Cost, PromptBudget
+from service.engine.budget import PromptBudget
 from service.engine.scheduling import prompt_lookup
 from tests.engine.driving import Drive, expected
 from tests.engine.loads import Request, loads, play
@@ -150,35 +150,29 @@ def test_drafts_save_steps_and_change_nothing() -> None:
     assert len(drive.runner.steps) == 60 - accepted(drive)
 
 
-@dataclass
-class Fixed(PromptBudget):
-    """What steps cost is known, whatever the clock says."""
-
-    cost: Cost
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    @property
-    def now(self) -> Cost:
-        return self.cost
+def learnt(step: float, row: float) -> PromptBudget:
+    """What steps that decode cost is known: a step without rows, and each row, take so many seconds."""
+    prompts = PromptBudget()
+    for rows in (2, 24) * 50 * bool(row):
+        prompts.cost.note(rows, 0, 0.0, step + row * rows)
+    return prompts
 
 
 @pytest.mark.parametrize(
     ("asked", "own", "cost", "longest"),
     [
-        (None, 8, Cost(0.01, 0.001), 8),
-        (None, 8, Cost(0.0, 0.01), 0),  # one row more takes as long as one step more
-        (None, 8, Cost(), 8),  # nothing is measured yet
-        (None, 0, Cost(0.01, 0.001), 0),
-        (0, 8, Cost(0.01, 0.001), 0),
-        (3, 8, Cost(0.01, 0.001), 3),
-        (3, 0, Cost(0.01, 0.001), 3),
+        (None, 8, (0.01, 0.001), 8),
+        (None, 8, (0.0, 0.01), 0),  # one row more takes as long as one step more
+        (None, 8, (0.0, 0.0), 8),  # nothing is measured yet
+        (None, 0, (0.01, 0.001), 0),
+        (0, 8, (0.01, 0.001), 0),
+        (3, 8, (0.01, 0.001), 3),
+        (3, 0, (0.01, 0.001), 3),
     ],
 )
-def test_drafts_are_added_where_they_pay(asked: int | None, own: int, cost: Cost, longest: int) -> None:
+def test_drafts_are_added_where_they_pay(asked: int | None, own: int, cost: tuple[float, float], longest: int) -> None:
     info = replace(make_info(), prompt_lookup_num_tokens=own)
-    drive = Drive(info, max_step_tokens=64, say=lambda tokens, choice: 57, prompts=Fixed(cost))
+    drive = Drive(info, max_step_tokens=64, say=lambda tokens, choice: 57, prompts=learnt(*cost))
     drive.submit(1, [57] * 8, SamplingParams(max_tokens=60, prompt_lookup_num_tokens=asked))
     drive.run()
     assert max(item.n_draft for step in drive.runner.steps for item in step.slices) == longest
