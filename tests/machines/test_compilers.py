@@ -1,5 +1,6 @@
 """Servers whose kernels other compilers made: the wheel's, one of an emulated AMX machine, one that makes mistakes."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -83,10 +84,20 @@ def with_amx(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_processor_with_amx(with_amx: Path, quantize: str) -> None:
     """Its check and its products run as on that processor. Only the instructions are those of AVX2."""
     command = (*SERVE, "--quantize", quantize, "--dtype", "bfloat16")
-    with served(command, cwd=with_amx, patience=SLOW) as server:
+    with served(command, {"NORIA_KERNELS": "amx"}, with_amx, SLOW) as server:
         engine = server.version()["engine"]
         assert engine["kernels"] == "native amx"
         assert engine["kernels_reason"].endswith("; amx agrees with avx512bf16")
+        assert server.answer() == ANSWER
+
+
+def test_amx_that_is_slower_does_not_serve(with_amx: Path) -> None:
+    """As under a hypervisor that emulates it."""
+    with served(SERVE, cwd=with_amx, patience=SLOW) as server:
+        engine = server.version()["engine"]
+        assert engine["kernels"] == "native avx512bf16"
+        assert re.search(r"amx is 0\.\d\d times as fast as avx512bf16", engine["kernels_reason"])
+        assert "avx512bf16 serves instead" in server.log.read_text()
         assert server.answer() == ANSWER
 
 

@@ -3,6 +3,8 @@
 A processor, a hypervisor or a compiler may compute other than its manual says. Then the next variant serves.
 """
 
+import time
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,9 @@ ROWS = 1, 7, 150
 """One row; a few; more than a task has, which is 128, with a whole tile of AMX and rows beyond it in the rest."""
 SEPARATE = frozenset(("baseline",) if "avx2" in variants() else ())
 """Variants that round a product before they add it: those of x86 without FMA."""
+MEASURED = frozenset(("amx",))
+"""Variants that serve only where they are faster than the next one: some hypervisors emulate these instructions."""
+REPEATS = 5
 
 
 def same_bits(first: str, second: str, layout: str) -> bool:
@@ -33,6 +38,24 @@ def same_bits(first: str, second: str, layout: str) -> bool:
 def differing(first: Kernels, second: Kernels) -> list[str]:
     """The layouts in which two variants give other bits than they promise."""
     return [layout for layout in FORMATS if not _agree(first, second, layout)]
+
+
+def speed(first: Kernels, second: Kernels) -> float:
+    """How many times as fast as `second` the products of `first` are; each takes its least time."""
+    return _seconds(second) / _seconds(first)
+
+
+def _seconds(kernels: Kernels) -> float:
+    """The least time of a product of many rows, in int8 and in bfloat16 together."""
+    x, found = numbers(max(ROWS), N_IN, whole=False), 0.0
+    for layout in ("int8", "bfloat16"):
+        times, made = [], weights(kernels, layout, whole=False)
+        for _ in range(REPEATS):
+            started = time.perf_counter()
+            kernels.linear(made, x)
+            times.append(time.perf_counter() - started)
+        found += min(times)
+    return found
 
 
 def _agree(first: Kernels, second: Kernels, layout: str) -> bool:

@@ -77,7 +77,7 @@ class Choice(NamedTuple):
 
 @cache
 def _choice(name: str) -> Choice:
-    """The variant called `name`, or the best for "". If it differs from the next one, that serves."""
+    """The variant called `name`, or the best for "". If it differs from the next one, or is slower, that serves."""
     known = available()
     if name == "torch" or (not name and not known):
         return Choice(None, f"{KERNELS}={name}" if name else "no compiled kernels, see the log")
@@ -86,12 +86,24 @@ def _choice(name: str) -> Choice:
     reasons = [f"{KERNELS}={name}" if name else f"the best of {', '.join(known)}"]
     candidates = known[known.index(name) :] if name else known
     for first, second in pairwise(candidates):
-        wrong = check.differing(variant(first), variant(second))
-        if not wrong:
-            return Choice(variant(first), "; ".join([*reasons, f"{first} agrees with {second}"]))
-        reasons.append(f"{first} differs from {second} in {', '.join(wrong)}")
-        log.warning("kernels: %s; %s serves instead", reasons[-1], second)
+        fault = _fault(first, second, named=bool(name), reasons=reasons)
+        if fault is None:
+            return Choice(variant(first), "; ".join(reasons))
+        log.warning("kernels: %s; %s serves instead", fault, second)
     return Choice(variant(candidates[-1]), "; ".join(reasons))
+
+
+def _fault(first: str, second: str, *, named: bool, reasons: list[str]) -> str | None:
+    """Why `second` serves instead of `first`, if it does; what was found is added to `reasons`."""
+    wrong = check.differing(variant(first), variant(second))
+    reasons.append(f"{first} differs from {second} in {', '.join(wrong)}" if wrong else f"{first} agrees with {second}")
+    if wrong:
+        return reasons[-1]
+    if named or first not in check.MEASURED:
+        return None
+    ratio = check.speed(variant(first), variant(second))
+    reasons.append(f"{first} is {ratio:.2f} times as fast as {second}")
+    return None if ratio >= 1 else reasons[-1]
 
 
 def describe(chosen: Kernels | None) -> str:

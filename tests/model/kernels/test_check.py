@@ -60,6 +60,27 @@ def choose(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> Choose:
     return chosen
 
 
+@pytest.mark.parametrize(("ratio", "serves"), [(2.5, "avx512vnni"), (0.9, "avx2")])
+def test_a_variant_that_is_measured_serves_only_if_it_is_faster(
+    choose: Choose, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ratio: float, serves: str
+) -> None:
+    monkeypatch.setattr(check, "MEASURED", {"avx512vnni"})
+    monkeypatch.setattr(check, "speed", lambda first, second: ratio)
+    made = choose("")
+    assert made.kernels is not None
+    assert made.kernels.variant == serves
+    assert f"avx512vnni is {ratio:.2f} times as fast as avx2" in made.reason
+    assert len(caplog.records) == (ratio < 1)
+    named = choose("avx512vnni")  # whoever names a variant gets it
+    assert named.kernels is not None
+    assert named.kernels.variant == "avx512vnni"
+
+
+def test_speed_compares_the_products_of_two_variants() -> None:
+    both = [native.variant(name) for name in native.available()]
+    assert check.speed(both[0], both[-1]) > 0
+
+
 @pytest.mark.parametrize("layout", FORMATS)
 @pytest.mark.parametrize("n", check.ROWS)
 def test_the_next_variant_serves_where_the_best_differs(

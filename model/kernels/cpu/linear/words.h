@@ -9,10 +9,13 @@ enum { CHANNELS_A_STEP = 32, WORDS_A_STEP = 16 };
 /* The channel whose number is in the high or in the low half of word p. Weights and activations have the same order. AMX adds
  * neighbouring channels to two chains. vdpbf16ps adds two to one chain, the high one first: even words have even channels. */
 #if defined(AMX)
-INLINE int in_word(int p, int high) { return 2 * p + high; }
+#define QUAD_ORDER(i) i, i + 1, i + 2, i + 3
 #else
-INLINE int in_word(int p, int high) { return p / 2 * 4 + p % 2 + (high ? 0 : 2); }
+#define QUAD_ORDER(i) i + 2, i, i + 3, i + 1
 #endif
+static const uint16_t word_order[CHANNELS_A_STEP] = {QUAD_ORDER(0),  QUAD_ORDER(4),  QUAD_ORDER(8),  QUAD_ORDER(12),
+                                                     QUAD_ORDER(16), QUAD_ORDER(20), QUAD_ORDER(24), QUAD_ORDER(28)};
+INLINE int in_word(int p, int high) { return word_order[2 * p + high]; }
 
 /* Numbers rounded to bfloat16, as bits in the lower halves. Those below the normal range become 0, as vcvtneps2bf16 has it. */
 INLINE vi rounded(vf x) {
@@ -25,10 +28,8 @@ INLINE vi rounded(vf x) {
 #if defined(__AVX512BF16__)
 enum { ACTIVATION = 2 };
 INLINE void store_activations(char *to, const vf *x) {
-    uint16_t order[CHANNELS_A_STEP];
-    for (int i = 0; i < CHANNELS_A_STEP; i++) order[i] = (uint16_t)in_word(i / 2, i % 2);
     __m512i words = (__m512i)_mm512_cvtne2ps_pbh((__m512)x[1], (__m512)x[0]);
-    words = _mm512_permutexvar_epi16((__m512i)load_int(order), words);
+    words = _mm512_permutexvar_epi16((__m512i)load_int(word_order), words);
     memcpy(to, &words, sizeof words);
 }
 #elif defined(AMX)
