@@ -1,0 +1,29 @@
+"""Tokens and log probabilities have the same bits with every variant of the compiled kernels."""
+
+from typing import Any
+
+import pytest
+
+from model.kernels.cpu import check, native
+from model.machine.host import KERNELS
+from tests.e2e.conftest import Load
+from tests.e2e.test_promises import COUNTING, GREEDY, SERVED, prompt
+from tests.e2e.without_server import Answer, serve
+
+REQUESTS = [(prompt(0, 150), GREEDY), (prompt(1, 37), COUNTING), (prompt(2, 1), GREEDY)]
+VARIANTS = [name for name in native.available() if name not in check.SEPARATE]
+"""Those that fuse multiplications and additions."""
+
+
+@pytest.mark.parametrize("options", SERVED, ids=lambda options: "-".join(map(str, options.values())))
+def test_answers_do_not_depend_on_the_variant(
+    load_short: Load, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: dict[str, list[Answer]] = {}
+    for name in VARIANTS:
+        monkeypatch.setenv(KERNELS, name)
+        runner = load_short(**options)
+        assert runner.info.description["kernels"] == f"native {name}"
+        answers[name], _ = serve(runner, REQUESTS)
+    first = answers[VARIANTS[0]]
+    assert [name for name, found in answers.items() if found != first] == []
