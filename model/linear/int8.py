@@ -1,7 +1,7 @@
-"""int8 weights with a scale for each output, int8 activations with a scale for each row and group of 64 channels.
+"""int8 weights with a scale for each output. Activations are whole numbers with a scale for each row.
 
-The sums within a group are exact integers. The groups are added in float32, in order. A row's result therefore depends
-on no other row.
+The sums are exact integers. A row's result therefore depends on no other row. Channels far above the mean of a row have
+two bytes (levels.h).
 """
 
 import torch

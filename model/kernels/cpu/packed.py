@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from model.kernels.cpu.records import (
     FORMATS,
+    MAX_CHANNELS,
     OUTPUTS,
     SUPERBLOCK,
     SUPERBLOCK_BYTES,
@@ -132,6 +133,8 @@ def superblocks(n_out: int, n_in: int) -> PackedWeights:
 
 
 def _weights(n_out: int, n_in: int, format: int, packed: Tensor, scales: Tensor | None) -> PackedWeights:
+    if n_in > MAX_CHANNELS:
+        raise ValueError(f"{n_in} inputs of a projection are more than {MAX_CHANNELS}, which the kernels can add")
     at = pointer("packed", packed, torch.uint8)
     scales_at = None if scales is None else floats("scales", scales)
     group = INT8_GROUP if format in (_INT8, _BFLOAT16) else BLOCK_GROUP

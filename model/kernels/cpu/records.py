@@ -21,6 +21,8 @@ OUTPUTS = 16
 """Outputs of a projection that are stored together."""
 FORMATS = ("int8", "q8", "q8_min", "q4", "q4_min", "bfloat16", "q4_k")
 """Names of the layouts of weights, in the order of `weights.format`."""
+MAX_CHANNELS = 65536
+"""Inputs of a projection: sums of int8 with more may not fit 32 bits."""
 SUPERBLOCK, SUPERBLOCK_BYTES = 256, 144
 """Channels and bytes of a block of Q4_K."""
 PLAIN, NORMED, GATED = range(3)
@@ -68,6 +70,7 @@ CONSTANTS: Mapping[str, Mapping[str, int]] = {
         "BLOCK_GROUP": BLOCK_GROUP,
         "SUPERBLOCK": SUPERBLOCK,
         "SUPERBLOCK_BYTES": SUPERBLOCK_BYTES,
+        "MAX_CHANNELS": MAX_CHANNELS,
     },
     "floats": {name_of(dtype): kind for dtype, kind in FLOAT_KINDS.items()},
     "cells": {name_of(dtype): kind for dtype, kind in CELL_KINDS.items()},

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from model.errors import NoriaError, OptionError
-from model.kernels.cpu import native
+from model.kernels.cpu import native, packed
 from model.kernels.cpu import records as structs
 from model.kernels.cpu.build import library
 from model.kernels.cpu.functions import Kernels
@@ -89,6 +89,20 @@ def test_a_row_that_is_not_finite_harms_no_other(kernels: Kernels, value: float)
     found = kernels.linear(packed, x)
     assert not found[7].isfinite().any()
     assert torch.equal(found[torch.arange(20) != 7], expected[torch.arange(20) != 7])
+
+
+def test_more_inputs_than_sums_hold_are_refused() -> None:
+    with pytest.raises(ValueError, match="65600 inputs of a projection are more than 65536"):
+        packed.int8(1, 65600)
+
+
+def test_the_widest_row_is_exact(kernels: Kernels) -> None:
+    """All weights and activations have the greatest magnitude, and one activation is an outlier."""
+    weight = torch.full((1, structs.MAX_CHANNELS), 127, dtype=torch.int8)
+    x = torch.ones(1, structs.MAX_CHANNELS)
+    x[0, 7] = 4.0
+    found = kernels.linear(records.int8(weight, torch.ones(1)), x)
+    np.testing.assert_allclose(found.numpy(), exact(x, weight, torch.ones(1)), rtol=1e-6)
 
 
 def test_extreme_bytes_do_not_saturate(kernels: Kernels) -> None:

@@ -17,13 +17,12 @@ typedef struct {
 
 /* Results of rows first..last-1 of tile t. Outputs are those of block `block`, as far as they exist. */
 INLINE void finish_tile(const call *c, const byte_sums *s, int t, int row, int block, int first, int last) {
-    const vi start = splat_int(0);
     for (int r = first; r < last; r++) {
         vf totals[1][MOST_BLOCKS * VECTORS];
         UNROLL for (int v = 0; v < VECTORS; v++) {
             vi sums = load_int(s->low[t][r] + v * LANES) + splat_int(c->zero[row + r]);
             if (s->has_high) sums += load_int(s->high[t][r] + v * LANES) << 7;
-            totals[0][v] = scaled(c, row + r, sums + start);
+            totals[0][v] = scaled(c, row + r, sums);
         }
         finish(c, INT8, 1, 1, row + r, block, totals);
     }

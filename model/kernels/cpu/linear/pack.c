@@ -6,7 +6,7 @@
 enum { OUTPUTS = 16, CHANNELS = 64, GROUP = 32 };
 CONSTANTS(floats, {"float32", FLOAT32}, {"float16", FLOAT16}, {"bfloat16", BFLOAT16});
 CONSTANTS(packing, {"OUTPUTS", OUTPUTS}, {"INT8_GROUP", CHANNELS}, {"BLOCK_GROUP", GROUP}, {"SUPERBLOCK", IN_SUPERBLOCK * GROUP},
-          {"SUPERBLOCK_BYTES", SUPERBLOCK / OUTPUTS});
+          {"SUPERBLOCK_BYTES", SUPERBLOCK / OUTPUTS}, {"MAX_CHANNELS", MAX_CHANNELS});
 
 typedef struct {
     const char *rows;
