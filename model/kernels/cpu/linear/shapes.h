@@ -136,11 +136,10 @@ static void columns(const call *c, int first, int last, int top, int end, int th
     cursor *mine = c->ahead ? c->ahead->cursors + thread : 0;
     const shape *s = c->shape;
     const int decodes = c->w->format == Q4_K && end - top > 1;
-    const int64_t fit = THREAD_BYTES / 4 / DECODED(c); /* blocks; 0 for more than 131,072 channels, which no model has */
+    const int64_t fit = THREAD_BYTES / 4 / DECODED(c); /* blocks: at least 2, with at most MAX_CHANNELS */
     for (int block = first; top < end && block < last; block += s->blocks) {
-        s = narrower(s, decodes ? (int)least_of(last - block, most_of(fit, 1)) : last - block);
-        if (!decodes) column(c, s, block, top, end, 0, mine);
-        else if (fit) decoded_column(c, s, block, top, end, noria_memory(thread), mine);
-        else for (int row = top; row < end; row++) column(c, s, block, row, row + 1, 0, mine);
+        s = narrower(s, decodes ? (int)least_of(last - block, fit) : last - block);
+        if (decodes) decoded_column(c, s, block, top, end, noria_memory(thread), mine);
+        else column(c, s, block, top, end, 0, mine);
     }
 }
