@@ -37,9 +37,7 @@ def packed_rows(kernels: Kernels, rows: Tensor, cuts: Sequence[int] = ()) -> Pac
 
 
 @pytest.mark.parametrize("factors", [[3e-4, 0.0, -2e-4], [1e-6, 6e-8, 1e-7], [600.0, 1e-5]], ids=str)
-@pytest.mark.parametrize(
-    ("n_out", "n_blocks", "cuts"), [(16, 1, ()), (50, 3, (7, 32)), (208, 2, (16,)), (48, 240, ())]
-)
+@pytest.mark.parametrize(("n_out", "n_blocks", "cuts"), [(16, 1, ()), (50, 3, (7, 32)), (208, 2, (16,)), (48, 240, ())])
 def test_products_have_the_bits_of_groups(
     kernels: Kernels, factors: list[float], n_out: int, n_blocks: int, cuts: tuple[int, ...]
 ) -> None:
