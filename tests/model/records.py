@@ -1,5 +1,7 @@
 """Weights in the records of linear.c, by permuting whole tensors: the expected results of pack.c, in PyTorch."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -73,3 +75,11 @@ def random_blocks(kind: str, n_out: int, n_groups: int) -> tuple[Tensor, Tensor,
     scales, mins = ((torch.randn(n_out, n_groups, generator=generator) / 50).half() for _ in range(2))
     scales[0, 0] = 3e-7  # a subnormal of float16
     return quants if n_bytes == 32 else quants.view(torch.uint8), scales, mins if has_minima else None
+
+
+def random_superblocks(n_out: int, n_blocks: int, factors: Sequence[float]) -> Tensor:
+    """Rows of Q4_K as in a file [n_out, n_blocks * 144]: any bytes, and factors of these sizes."""
+    rows = torch.randint(0, 256, (n_out, n_blocks, 144), dtype=torch.uint8)
+    sizes = torch.tensor(factors)[torch.randint(len(factors), (n_out, n_blocks, 2))]
+    rows[..., :4] = (sizes * (0.5 + torch.rand(sizes.shape))).half().view(torch.uint8)
+    return rows.flatten(1)

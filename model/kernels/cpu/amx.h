@@ -32,13 +32,15 @@ INLINE void emulated_store(int t, void *to, int64_t stride) {
     const tile_t *tile = tile_registers + t;
     for (int r = 0; r < tile->rows; r++) memcpy((char *)to + r * stride, tile->data[r], (size_t)tile->bytes);
 }
-/* c [rows][16] += rows of a times the quads of b, signed bytes times unsigned ones. */
-INLINE void emulated_bytes(int c, int a, int b) {
+/* c [rows][16] += rows of a times the quads of b, signed bytes times unsigned or signed ones. */
+INLINE void emulated_bytes(int c, int a, int b, int is_signed) {
     tile_t *sums = tile_registers + c, *x = tile_registers + a, *w = tile_registers + b;
     for (int r = 0; r < sums->rows; r++)
         for (int n = 0; n < 16; n++)
-            for (int k = 0; k < x->bytes; k++)
-                ((int32_t *)sums->data[r])[n] += ((int8_t *)x->data[r])[k] * w->data[k / 4][n * 4 + k % 4];
+            for (int k = 0; k < x->bytes; k++) {
+                uint8_t weight = w->data[k / 4][n * 4 + k % 4];
+                ((int32_t *)sums->data[r])[n] += ((int8_t *)x->data[r])[k] * (is_signed ? (int8_t)weight : weight);
+            }
 }
 /* c [rows][16] += rows of a times the pairs of b, in bfloat16: the even channels are one chain of fused additions from 0, the odd
  * ones another, and their sum is added (Intel's manual, volume 2, TDPBF16PS). */
@@ -62,7 +64,8 @@ static __attribute__((noinline)) void emulated_pairs(int c, int a, int b) {
 #define TILE_ZERO(t) emulated_zero(t)
 #define TILE_LOAD(t, from, stride) emulated_load(t, from, stride)
 #define TILE_STORE(t, to, stride) emulated_store(t, to, stride)
-#define TILE_BYTES(c, a, b) emulated_bytes(c, a, b)
+#define TILE_BYTES(c, a, b) emulated_bytes(c, a, b, 0)
+#define TILE_SIGNED(c, a, b) emulated_bytes(c, a, b, 1)
 #define TILE_PAIRS(c, a, b) emulated_pairs(c, a, b)
 
 #else
@@ -87,6 +90,7 @@ INLINE void release_tiles(void) { __asm__ volatile("tilerelease"); }
 #define TILE_LOAD(t, from, stride) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t : : "r"(from), "r"((int64_t)(stride)) : "memory")
 #define TILE_STORE(t, to, stride) __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" : : "r"(to), "r"((int64_t)(stride)) : "memory")
 #define TILE_BYTES(c, a, b) __asm__ volatile("tdpbsud %tmm" #b ", %tmm" #a ", %tmm" #c)
+#define TILE_SIGNED(c, a, b) __asm__ volatile("tdpbssd %tmm" #b ", %tmm" #a ", %tmm" #c)
 #define TILE_PAIRS(c, a, b) __asm__ volatile("tdpbf16ps %tmm" #b ", %tmm" #a ", %tmm" #c)
 
 #endif

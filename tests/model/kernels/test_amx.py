@@ -8,9 +8,9 @@ import torch
 
 from model.kernels.cpu import build, native
 from model.kernels.cpu.functions import Kernels
-from model.kernels.cpu.packed import PackedExperts, PackedWeights, bfloat16
+from model.kernels.cpu.packed import PackedExperts, PackedWeights, bfloat16, superblocks
 from tests.model import records
-from tests.model.records import KINDS, random_blocks
+from tests.model.records import KINDS, random_blocks, random_superblocks
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
 
 
 def random_weights(kernels: Kernels, kind: str, n_out: int, n_in: int) -> PackedWeights:
-    """The same weights for all kernels after one seed; in blocks of 32 channels n_in becomes that of whole blocks."""
+    """The same weights for all kernels after one seed; n_in becomes that of whole blocks."""
     if kind == "int8":
         weight = torch.randint(-127, 128, (n_out, n_in), dtype=torch.int8)
         return records.int8(weight, torch.rand(n_out))
@@ -41,17 +41,22 @@ def random_weights(kernels: Kernels, kind: str, n_out: int, n_in: int) -> Packed
         packed = bfloat16(n_out, n_in)
         kernels.quantize(packed, 0, torch.randn(n_out, n_in))
         return packed
+    if kind == "q4_k":
+        packed = superblocks(n_out, -(-n_in // 256) * 256)
+        kernels.pack_superblocks(packed, 0, random_superblocks(n_out, packed.n_in // 256, [3e-4, 6e-8, -0.5]))
+        return packed
     return records.packed(kernels, *random_blocks(kind, n_out, n_in // 32))
 
 
-@pytest.mark.parametrize("kind", ["int8", "bfloat16", *KINDS])
-@pytest.mark.parametrize("n_rows", [1, 2, 7, 16, 33, 150])
+@pytest.mark.parametrize("kind", ["int8", "bfloat16", "q4_k", *KINDS])
+@pytest.mark.parametrize(("n_rows", "n_in"), [*((n, 200) for n in (1, 2, 7, 16, 33, 150)), (47, 2500)])
 @pytest.mark.parametrize("added", [False, True])
-def test_tiles_give_the_bits_of_vectors(emulated: Kernels, kind: str, n_rows: int, added: bool) -> None:
+def test_tiles_give_the_bits_of_vectors(emulated: Kernels, kind: str, n_rows: int, n_in: int, added: bool) -> None:
+    """Of 2500 channels only a part is unpacked at once."""
     results = []
     for kernels in (emulated, native.variant("avx512vnni")):
         torch.manual_seed(0)
-        packed = random_weights(kernels, kind, 72, 200)
+        packed = random_weights(kernels, kind, 72, n_in)
         x, before = torch.randn(n_rows, packed.n_in), torch.randn(n_rows, 72)
         results.append(kernels.linear(packed, x, onto=before if added else None))
     assert torch.equal(*results)

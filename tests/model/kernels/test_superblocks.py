@@ -15,14 +15,7 @@ from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.packed import PackedWeights
 from model.linear.int4 import Int4Linear
 from tests.model import records
-
-
-def random_rows(n_out: int, n_blocks: int, factors: Sequence[float]) -> Tensor:
-    """Rows of a file [n_out, n_blocks * 144]: any bytes, and factors of these sizes."""
-    rows = torch.randint(0, 256, (n_out, n_blocks, 144), dtype=torch.uint8)
-    sizes = torch.tensor(factors)[torch.randint(len(factors), (n_out, n_blocks, 2))]
-    rows[..., :4] = (sizes * (0.5 + torch.rand(sizes.shape))).half().view(torch.uint8)
-    return rows.flatten(1)
+from tests.model.records import random_superblocks
 
 
 def of(rows: Tensor) -> EncodedMatrix:
@@ -45,7 +38,7 @@ def test_products_have_the_bits_of_groups(
 
     Decoded tables of three blocks of 240 * 256 channels exceed the memory of a thread.
     """
-    rows = random_rows(n_out, n_blocks, factors)
+    rows = random_superblocks(n_out, n_blocks, factors)
     groups = of(rows).blocks()
     expected = records.packed(kernels, groups.quants, groups.scales, groups.mins)
     x = torch.randn(33, n_blocks * 256)
@@ -89,7 +82,7 @@ def test_the_index_counts_their_bits(kinds: tuple[str, ...], bits: float) -> Non
 
 def test_a_projection_keeps_the_bits_of_its_file_where_it_can() -> None:
     """Beside another kind, and with factors that float16 may not hold, it gets groups of 32."""
-    fits, large = random_rows(32, 2, [1e-3]), random_rows(32, 2, [1e-3])
+    fits, large = random_superblocks(32, 2, [1e-3]), random_superblocks(32, 2, [1e-3])
     large[0, :4] = torch.tensor([3000.0, 0.0]).half().view(torch.uint8)
     large[0, 4:8] = 1  # times scales up to 1 the factor is finite
     large[0, 12:16] = 0
@@ -99,7 +92,7 @@ def test_a_projection_keeps_the_bits_of_its_file_where_it_can() -> None:
         made[name].take(32, second if name == "beside" else of(second))
     bits = {name: one.packed.packed.nbytes * 8 / (64 * 512) for name, one in made.items() if one.packed}
     assert bits == {"alone": 4.5, "beside": 5, "large": 5}
-    damaged = random_rows(64, 2, [1e-3])
+    damaged = random_superblocks(64, 2, [1e-3])
     damaged[3, :2] = torch.tensor([float("inf")]).half().view(torch.uint8)
     with pytest.raises(ValueError, match="not finite"):
         Int4Linear(512, 64).take(0, of(damaged))

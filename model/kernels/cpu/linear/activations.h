@@ -31,7 +31,25 @@ INLINE vf any_channel(const call *c, const float *x, int i, float factor) {
 /* The difference between a packed weight and the signed one. */
 INLINE int32_t excess(int64_t format) { return format == Q4 ? 8 : format == Q4_MIN || format == Q4_K ? 0 : OFFSET; }
 
-/* Converts a group x of 32 channels times `factor`. Its number among those of all rows is `at`. */
+#if defined(AMX)
+/* Whether AMX computes the product, if the weights have scales of groups (blocks.h). Fewer rows wait for memory, which
+ * vectors read in one stream (shapes.h). */
+INLINE int in_slabs(const call *c) { return c->n_rows >= 16; }
+#endif
+
+/* The number of group g of a row among the groups of all rows. AMX has them as [rows/16][groups][16 rows], where the last
+ * rows may be fewer than 16: rows 4096 bytes apart would share a set of the cache, and 16 scales share a line. */
+INLINE int64_t group_at(const call *c, int row, int g) {
+#if defined(AMX)
+    if (in_slabs(c)) {
+        int within = row % 16, rows = (int)least_of(16, c->n_rows - (row - within));
+        return (int64_t)(row - within) * c->n_groups + (int64_t)g * rows + within;
+    }
+#endif
+    return (int64_t)row * c->n_groups + g;
+}
+
+/* Converts a group x of 32 channels times `factor`. Its number is `at` (group_at). */
 INLINE void quantize_group(const call *c, const float *x, float factor, int64_t at) {
     enum { GROUP = 32 };
     vf v[GROUP / LANES];
@@ -109,7 +127,7 @@ static void quantize_row(const call *c, int row, float *v) {
             store_activations(activations(c, row, step), some);
         }
     } else {
-        for (int g = 0; g < c->n_groups; g++) quantize_group(c, v + g * 32, f.factor, (int64_t)row * c->n_groups + g);
+        for (int g = 0; g < c->n_groups; g++) quantize_group(c, v + g * 32, f.factor, group_at(c, row, g));
     }
 }
 

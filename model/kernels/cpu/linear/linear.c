@@ -14,6 +14,8 @@
  * Groups are added in float, in order, by the same operations for any number of rows: a row's result depends on that row alone.
  * pairs.h has the order of BF16, which does not depend on other rows either.
  */
+#include "linear/blocks.h"
+#include "linear/i8mm.h"
 #include "linear/lora.h"
 #include "linear/shapes.h"
 
@@ -27,29 +29,6 @@ CONSTANTS(adapters, {"RANKS", LORA_PAD}, {"CHANNELS", LORA_GROUP}, {"OUTPUTS", L
 enum { TASK_BYTES = 48 * 1024 };
 #define TASKS(c) ((c)->n_grains * (((c)->n_rows + TASK_ROWS - 1) / TASK_ROWS))
 
-#ifdef TILES
-/* Computes all whole slabs of rows top..end-1; returns the first row after them. */
-INLINE int slabs(const call *c, const int FORMAT, int first, int last, int top, int end) {
-    int whole = end - (end - top) % TILE_ROWS;
-    tiles_begin(QUADS(FORMAT) * 4);
-    for (int block = first; block < last; block++)
-        for (int row = top; row < whole; row += TILE_ROWS) slab(c, FORMAT, row, block);
-    tiles_end();
-    return whole;
-}
-
-#define SLABS(F) \
-    case F: return slabs(c, F, first, last, top, end);
-static int all_slabs(const call *c, int first, int last, int top, int end) {
-    switch (c->w->format) {
-        SLABS(Q8) SLABS(Q8_MIN) SLABS(Q4) SLABS(Q4_MIN) SLABS(Q4_K)
-    }
-    return top; /* the others have no slabs */
-}
-#else
-#define all_slabs(c, first, last, top, end) (top)
-#endif
-
 static void products(void *context, int task, int thread) {
     const call *c = *(const call *const *)context;
     for (; task >= TASKS(c); c++) task -= TASKS(c);
@@ -58,9 +37,13 @@ static void products(void *context, int task, int thread) {
 #if defined(AMX)
     if (c->w->format == BF16) all_pairs(c, first, last, row, end);
     else if (c->w->format == INT8) all_bytes(c, first, last, row, end, thread);
-    else
+    else if (in_slabs(c)) all_blocks(c, first, last, row, end, thread);
+    else columns(c, first, last, row, end, thread);
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+    columns(c, first, last, all_slabs(c, first, last, row, end), end, thread);
+#else
+    columns(c, first, last, row, end, thread);
 #endif
-        columns(c, first, last, all_slabs(c, first, last, row, end), end, thread);
 }
 
 /* The first tasks compute u of adapters, the others convert activations. */

@@ -3,7 +3,6 @@
  */
 #pragma once
 #include "linear/activations.h"
-#include "linear/amx.h"
 
 enum { BLOCK = 16, VECTORS = BLOCK / LANES };
 #if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_DOTPROD)
@@ -160,32 +159,3 @@ INLINE void tile(const call *c, const int FORMAT, const int R, const int C, int 
     }
     finish(c, FORMAT, R, C, row, block, totals);
 }
-
-#ifdef TILES
-/* Computes the same bits as `tile` for TILE_ROWS rows and one block. */
-INLINE void slab(const call *c, const int FORMAT, int row, int block) {
-    const int G = c->n_groups, CHANNELS = QUADS(FORMAT) * 4;
-    const int64_t stride = (int64_t)G * CHANNELS, first = (int64_t)row * G;
-    const uint8_t *record = c->w->packed + (int64_t)block * G * RECORD(FORMAT);
-    vf totals[TILE_ROWS][VECTORS];
-    UNROLL for (int r = 0; r < TILE_ROWS; r++) UNROLL for (int v = 0; v < VECTORS; v++) totals[r][v] = splat(0);
-    for (int g = 0; g < G; record += AFTER(FORMAT, g), g++) {
-        int32_t sums[TILE_ROWS][16] __attribute__((aligned(64)));
-        quads wide[8 * VECTORS];
-        if (IS_NIBBLES(FORMAT))
-            for (int i = 0; i < 4 * VECTORS; i++) load_nibbles(record + i * WIDTH, wide + i, wide + i + 4 * VECTORS);
-        const uint8_t *w = IS_NIBBLES(FORMAT) ? (const uint8_t *)wide : record;
-        multiply_tiles(c->q + first * CHANNELS + g * CHANNELS, stride, w, CHANNELS, sums);
-        UNROLL for (int v = 0; v < VECTORS; v++) {
-            vf weight_scale, minimum;
-            load_tables(FORMAT, record, g, v * LANES, &weight_scale, &minimum);
-            UNROLL for (int r = 0; r < TILE_ROWS; r++) {
-                int64_t at = first + r * G + g;
-                vi exact = load_int(sums[r] + v * LANES) + splat_int(c->zero[at]);
-                totals[r][v] = add_group(FORMAT, totals[r][v], exact, weight_scale, minimum, c->scale[at], c->total[at]);
-            }
-        }
-    }
-    UNROLL for (int r = 0; r < TILE_ROWS; r++) finish_some(c, row + r, block, totals[r]);
-}
-#endif
