@@ -80,6 +80,11 @@ EMULATED(__m512i) emulated_permute(__m512i order, __m512i x) {
     return y;
 }
 
+EMULATED(uint16_t) emulated_common_bits(__m512i a, __m512i b) {
+    uint16_t mask = 0;
+    for (int i = 0; i < 16; i++) mask |= (uint16_t)((((const int *)&a)[i] & ((const int *)&b)[i]) != 0) << i;
+    return mask;
+}
 EMULATED(int) emulated_sum(__m512i x) {
     int y = 0;
     for (int i = 0; i < 16; i++) y += ((const int *)&x)[i];
@@ -107,6 +112,7 @@ EMULATED(float) emulated_greatest(__m512 x) {
 #define _mm512_cvtneps_pbh emulated_round
 #define _mm512_cvtne2ps_pbh emulated_round_two
 #define _mm512_permutexvar_epi16 emulated_permute
+#define _mm512_test_epi32_mask emulated_common_bits
 #define _mm512_reduce_add_epi32 emulated_sum
 #define _mm512_reduce_max_epi32 emulated_greatest_int
 #define _mm512_reduce_max_ps emulated_greatest
