@@ -6,9 +6,10 @@
  * of one row, of 2 to 16, and of more; their last rows and blocks take smaller ones. Those of BF16 are in pairs.h. */
 #if defined(__AVX512VNNI__)
 #define QUAD_SHAPES(X, F) X(F, 1, 1) X(F, 2, 1) X(F, 4, 1) X(F, 8, 1) X(F, 1, 2) X(F, 2, 2) X(F, 4, 2) X(F, 1, 3) X(F, 2, 3) X(F, 4, 3)
-#define BYTE_SHAPES(X, F) QUAD_SHAPES(X, F) X(F, 8, 3)
+#define BYTE_SHAPES(X, F) \
+    X(F, 1, 1) X(F, 2, 1) X(F, 4, 1) X(F, 8, 1) X(F, 1, 2) X(F, 2, 2) X(F, 4, 2) X(F, 8, 2) X(F, 1, 3) X(F, 2, 3) X(F, 4, 3) X(F, 8, 3)
 #define BLOCK_TILES {{1, 1}, {4, 2}, {4, 3}}
-#define INT8_TILES {{1, 1}, {8, 1}, {8, 3}}
+#define INT8_TILES {{1, 1}, {8, 2}, {8, 3}}
 #elif defined(__AVX2__)
 #define BYTE_SHAPES QUAD_SHAPES
 #define QUAD_SHAPES(X, F) X(F, 1, 1) X(F, 2, 1) X(F, 4, 1) X(F, 1, 2)
