@@ -7,24 +7,11 @@ from typing import Any
 
 import pytest
 
-from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
 from service.engine.scheduling.scheduler import Scheduler
 from tests.e2e.conftest import Load
+from tests.e2e.served import COUNTING, GREEDY, SEEDED, SERVED, prompt
 from tests.e2e.without_server import Answer, serve, serve_with
-
-GREEDY = SamplingParams(temperature=0.0, max_tokens=12, logprobs=3)
-SEEDED = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=12, logprobs=3)
-N_TOKENS = 8192
-"""Tokens that prompts consist of."""
-
-
-SERVED: list[dict[str, Any]] = [
-    {"quantize": "auto"},
-    {"quantize": "int8"},
-    {"quantize": "int8", "kv_dtype": "int8"},
-    {"dtype": "bfloat16"},
-]
 
 
 @pytest.fixture(scope="module", params=SERVED, ids=lambda options: "-".join(map(str, options.values())))
@@ -41,11 +28,6 @@ def runner(options: dict[str, Any], load_short: Load) -> ModelRunner:
     return made
 
 
-def prompt(number: int, length: int) -> list[int]:
-    return [100 + (7919 * number + 31 * i * i) % (N_TOKENS - 100) for i in range(length)]
-
-
-COUNTING = replace(SEEDED, repetition_penalty=1.2, presence_penalty=0.1, frequency_penalty=0.3)
 MINE = [(prompt(0, 90), GREEDY), (prompt(1, 37), SEEDED)]
 
 

@@ -7,7 +7,7 @@ import pytest
 from model.kernels.cpu import check, native
 from model.machine.host import KERNELS
 from tests.e2e.conftest import Load
-from tests.e2e.test_promises import COUNTING, GREEDY, SERVED, prompt
+from tests.e2e.served import COUNTING, GREEDY, SERVED, prompt
 from tests.e2e.without_server import Answer, serve
 
 REQUESTS = [(prompt(0, 150), GREEDY), (prompt(1, 37), COUNTING), (prompt(2, 1), GREEDY)]
