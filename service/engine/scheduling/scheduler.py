@@ -135,7 +135,9 @@ class Scheduler:
             self._extend(first, step)
         self._blocked = self._why_blocked(step) if self._queue else None
         if any(item.lookup is not None for item in step.parts):
-            pays = DraftBudget(budget - step.budget, self.prompts.cost.fixed_rows)
+            # The chunks of prompts have no say in drafts, else these would end wherever a prompt is computed in many steps.
+            step.budget = max(step.budget, self._most_tokens() - (budget - step.budget))
+            pays = DraftBudget(len(step.sampling), self.prompts.cost.fixed_rows)
             step.add_drafts(pays, len(self._in_flight()))
         step.images = self._images.take()
         if batch := step.batch():
@@ -247,6 +249,10 @@ class Scheduler:
         depth = unfinished[0].computed if unfinished else 0
         tokens = self.prompts.step_tokens(self._limit.now, needed, n_decoding, depth, self._waiting(unfinished))
         return max(1, tokens // self._depth)
+
+    def _most_tokens(self) -> int:
+        """The greatest number of tokens of the next step, whatever the targets are."""
+        return int(min(self._limit.now, self.prompts.pace.tokens(0))) // self._depth
 
     def _waiting(self, unfinished: list[Sequence]) -> Iterator[tuple[float, float]]:
         """The prompts to compute, in order: the seconds since each came, and the work that is left of it."""

@@ -212,7 +212,7 @@ def test_a_stop_token_in_a_draft_ends_the_answer() -> None:
     drive.submit(1, prompt, SamplingParams(max_tokens=9, prompt_lookup_num_tokens=8, stop_token_ids=(42,)))
     drive.run()
     (last,) = drive.runner.steps[-1].slices
-    assert list(last.tokens[-last.n_draft :])[:4] == [41, 42, 43, 40]
+    assert list(last.tokens[-last.n_draft :])[:4] == [40, 41, 42, 43]  # in the step of the prompt
     assert (drive.answers[1], drive.finished[1]) == ([40, 41, 42], "stop")
 
 
