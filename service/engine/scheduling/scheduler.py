@@ -135,7 +135,7 @@ class Scheduler:
             self._extend(first, step)
         self._blocked = self._why_blocked(step) if self._queue else None
         if any(item.lookup is not None for item in step.parts):
-            # The chunks of prompts have no say in drafts, else these would end wherever a prompt is computed in many steps.
+            # The chunks of prompts have no say: drafts would end wherever a prompt is computed in many steps.
             step.budget = max(step.budget, self._most_tokens() - (budget - step.budget))
             pays = DraftBudget(len(step.sampling), self.prompts.cost.fixed_rows)
             step.add_drafts(pays, len(self._in_flight()))
