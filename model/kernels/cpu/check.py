@@ -1,5 +1,7 @@
 """Compares two variants of the kernels at start: products with weights in each layout, by every path through a tile.
 
+Attention over pages in bfloat16 is compared too.
+
 A processor, a hypervisor or a compiler may compute other than its manual says. Then the next variant serves.
 """
 
@@ -12,7 +14,16 @@ from model.kernels.cpu import packed
 from model.kernels.cpu.build import variants
 from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.packed import PackedWeights
-from model.kernels.cpu.records import FORMATS, SUPERBLOCK, SUPERBLOCK_BYTES
+from model.kernels.cpu.records import (
+    CELL_KINDS,
+    FORMATS,
+    PAGE_SIZE,
+    SUPERBLOCK,
+    SUPERBLOCK_BYTES,
+    floats,
+    pointer,
+    struct,
+)
 from model.kernels.groups import BLOCK_GROUP
 
 N_OUT, N_IN = 88, SUPERBLOCK
@@ -35,9 +46,45 @@ def same_bits(first: str, second: str, layout: str) -> bool:
     return layout in ("bfloat16", "int8") or (first not in SEPARATE and second not in SEPARATE)
 
 
+HEADS, KV_HEADS, HEAD_DIM = 6, 2, 64
+SPANS = (0, 70), (70, 75), (75, 76)
+"""Rows of a sequence that are computed together: many queries for a key head, fewer than 16, those of one row."""
+
+
 def differing(first: Kernels, second: Kernels) -> list[str]:
-    """The layouts in which two variants give other bits than they promise."""
-    return [layout for layout in FORMATS if not _agree(first, second, layout)]
+    """The layouts in which two variants give other bits than they promise, and "attention" if it does."""
+    wrong = [layout for layout in FORMATS if not _agree(first, second, layout)]
+    alike = {first.variant, second.variant} & SEPARATE or torch.equal(attention(first), attention(second))
+    return wrong if alike else [*wrong, "attention"]
+
+
+def attention(kernels: Kernels) -> Tensor:
+    """Attention [76, 6 * 64] of all rows of a sequence, whose keys and values are in three pages of bfloat16."""
+    stop = SPANS[-1][1]
+    heads = HEADS + 2 * KV_HEADS
+    qkv = numbers(stop, heads * HEAD_DIM, whole=False) / 50
+    rotations = torch.tensor([0.6] * (HEAD_DIM // 2) + [0.8] * (HEAD_DIM // 2), device="cpu").repeat(stop, 1)
+    n_pages = -(-stop // PAGE_SIZE)
+    cells = torch.zeros(n_pages, 2, PAGE_SIZE, KV_HEADS, HEAD_DIM, dtype=torch.bfloat16, device="cpu")
+    places, pages = (torch.arange(n, dtype=torch.int64, device="cpu") for n in (stop, n_pages))
+    out = torch.empty(stop, HEADS * HEAD_DIM, device="cpu")
+    for start, end in SPANS:
+        call = struct("attention_call")(
+            qkv=floats("qkv", qkv[start:end]),
+            rotations=floats("rotations", rotations[start:end]),
+            out=floats("out", out[start:end]),
+            cells=pointer("cells", cells, torch.bfloat16),
+            slots=pointer("slots", places[start:end], torch.int64),
+            pages=pointer("pages", pages, torch.int64),
+            n_rows=end - start,
+            n_heads=HEADS,
+            n_kv_heads=KV_HEADS,
+            head_dim=HEAD_DIM,
+            kind=CELL_KINDS[torch.bfloat16],
+        )
+        kernels.plan(call, torch.tensor([[0, end - start, start, 0, 0]], dtype=torch.int64, device="cpu"))
+        kernels.attention(call)
+    return out
 
 
 def speed(first: Kernels, second: Kernels) -> float:

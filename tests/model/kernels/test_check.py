@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import combinations
+from typing import Any
 
 import pytest
 import torch
@@ -34,6 +35,12 @@ class Broken:
     def __init__(self, kernels: Kernels, variant: str, layout: str, n: int) -> None:
         self._kernels, self.variant, self._layout, self._n = kernels, variant, layout, n
         self.quantize, self.pack, self.pack_superblocks = kernels.quantize, kernels.pack, kernels.pack_superblocks
+        self.plan = kernels.plan
+
+    def attention(self, call: Any) -> None:
+        if self._layout == "attention":
+            call.n_keys = call.n_rows
+        self._kernels.attention(call)
 
     def linear(self, weights: PackedWeights, x: Tensor) -> Tensor:
         y = self._kernels.linear(weights, x)
@@ -74,6 +81,13 @@ def test_a_variant_that_is_measured_serves_only_if_it_is_faster(
     named = choose("avx512vnni")  # whoever names a variant gets it
     assert named.kernels is not None
     assert named.kernels.variant == "avx512vnni"
+
+
+def test_the_next_variant_serves_where_attention_differs(choose: Choose) -> None:
+    made = choose("", "attention")
+    assert made.kernels is not None
+    assert made.kernels.variant == "avx2"
+    assert "avx512vnni differs from avx2 in attention" in made.reason
 
 
 def test_speed_compares_the_products_of_two_variants() -> None:
