@@ -193,6 +193,17 @@ INLINE int any(vi mask) {
 #endif
 }
 
+/* A bit for each lane that is not 0. */
+INLINE uint64_t lanes_of(vi v) {
+#if defined(__AVX512VNNI__)
+    return _mm512_test_epi32_mask((__m512i)v, (__m512i)v);
+#else
+    uint64_t bits = 0;
+    UNROLL for (int i = 0; i < LANES; i++) bits |= (uint64_t)(v[i] != 0) << i;
+    return bits;
+#endif
+}
+
 /* Nearest integer, ties to even, for |x| < 2^22. */
 INLINE vi nearest(vf x) { return (vi)(x + splat(12582912.0f)) - (vi)splat(12582912.0f); }
 

@@ -35,15 +35,16 @@ INLINE float choose_scale(float most, float sum, int n, float *scale) {
 }
 
 /* Splits 64 whole numbers, of which some are greater than a byte. Returns the bits of their quads that have a `high`. */
-static __attribute__((noinline)) uint64_t split(const vi *q, int8_t *low, int8_t *high) {
+INLINE uint64_t split(const vi *q, int8_t *low, int8_t *high) {
     uint64_t mask = 0;
-    for (int i = 0; i < 64; i++) {
-        int32_t whole = q[i / LANES][i % LANES];
-        if (whole >= -128 && whole <= 127) continue;
-        high[i] = (int8_t)((whole + 64) >> 7);
-        low[i] = (int8_t)(whole - high[i] * 128);
-        mask |= (uint64_t)1 << i / 4;
+    UNROLL for (int i = 0; i < 64 / LANES; i++) {
+        vi upper = ((q[i] + splat_int(64)) >> 7) & ((q[i] ^ q[i] >> 31) > splat_int(127));
+        vb bytes = __builtin_convertvector(upper, vb);
+        memcpy(high + i * LANES, &bytes, sizeof bytes);
+        bytes = __builtin_convertvector(q[i] - (upper << 7), vb);
+        memcpy(low + i * LANES, &bytes, sizeof bytes);
     }
+    UNROLL for (int i = 0; i < 16; i += LANES) mask |= lanes_of(load_int(high + i * 4)) << i;
     return mask;
 }
 
@@ -62,8 +63,8 @@ INLINE void to_levels(const call *c, int row, const float *v, float inverse) {
             memcpy(c->q + at + i * LANES, &bytes, sizeof bytes);
             total += q[i];
         }
-        memset(c->high + at, 0, 64);
         if (any(beyond & ~splat_int(127))) masks[g / 4] |= split(q, c->q + at, c->high + at) << g % 4 * 16;
+        else memset(c->high + at, 0, 64);
     }
     c->zero[row] = -OFFSET * sum_int(total);
 }
