@@ -118,7 +118,7 @@ static void quantize_row(const call *c, int row, float *v) {
     const float *x = c->x + (int64_t)(c->rows ? c->rows[row] : row) * n * (c->kind == GATED ? 2 : 1);
     const facts f = apply_kind[c->kind](c, x, v);
     if (c->w->format == INT8) {
-        to_levels(c, row, v, choose_scale(f.most, f.sum, n, c->scale + row));
+        to_levels(c, row, v, choose_scale(f.most, f.sum, n, c->kind == GATED ? GATED_MEANS : MEANS, c->scale + row));
         c->scale[row] *= f.factor;
     } else if (c->w->format == BF16) {
         for (int step = 0; step < 2 * c->n_groups; step++, v += CHANNELS_A_STEP) {

@@ -1,6 +1,7 @@
 /* Activations for weights of INT8: whole numbers q of 15 bits, with one scale a row. x = scale * q, q = low + 128 high.
  *
- * MEANS times the mean magnitude of a row becomes 127. Few channels are greater, mostly the same in all rows (outliers, Dettmers et
+ * MEANS times the mean magnitude of a row becomes 127; after the gate, where many channels are far above the mean, GATED_MEANS times. Few
+ * channels are greater, mostly the same in all rows (outliers, Dettmers et
  * al. 2022, arXiv 2208.07339): `high` is 0 in all others. Its product is computed for quads of channels with outliers alone. All
  * sums are exact integers, whatever the order and the neighbours.
  */
@@ -8,7 +9,7 @@
 #include "../amx.h"
 #include "linear/calls.h"
 
-enum { MEANS = 5, MOST_HIGH = 127, CHANNELS_A_MASK = 256 };
+enum { MEANS = 5, GATED_MEANS = 12, MOST_HIGH = 127, CHANNELS_A_MASK = 256 };
 
 /* The number of masks of a row. Bit i of mask m belongs to quad 64 m + i. */
 #define MASKS(c) (((c)->n_groups * 64 + CHANNELS_A_MASK - 1) / CHANNELS_A_MASK)
@@ -25,9 +26,9 @@ INLINE int64_t bytes_at(const call *c, int row, int g) {
 }
 
 /* The inverse of a row's scale, and the scale, for n numbers whose magnitudes have this maximum and sum. */
-INLINE float choose_scale(float most, float sum, int n, float *scale) {
+INLINE float choose_scale(float most, float sum, int n, int means, float *scale) {
     if (most <= 1e-30f) return *scale = 0;
-    float top = (float)MEANS / (float)n * sum, least = most / (MOST_HIGH + 1);
+    float top = (float)means / (float)n * sum, least = most / (MOST_HIGH + 1);
     top = top > least ? top : least;
     top = top < most ? top : most; /* if `most` is not finite, no product of the row is */
     *scale = top / 127;
