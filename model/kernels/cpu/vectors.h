@@ -214,6 +214,10 @@ INLINE vi half_bits(vf x) {
     return (wrong & splat_int(0x7FC0)) | (~wrong & (vi)rounded);
 }
 
+/* Rounds to bfloat16. Numbers below the normal range are 0 before that, as in AMX and vcvtne2ps2bf16: an addition makes them 0,
+ * see pool.c. */
+INLINE vi to_halves(vf x) { return half_bits(x + splat(0)); }
+
 /* exp, to about 1 unit in the last place; 0 below -87.3, at most exp(88.3) (the polynomial of Cephes' expf). */
 INLINE vf exponential(vf x) {
     vi tiny = x < splat(-87.3f);

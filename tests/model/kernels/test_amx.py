@@ -1,35 +1,13 @@
 """The path for AMX with its instructions emulated in plain C: the bits are those of AVX-512."""
 
-import ctypes
-import subprocess
-
 import pytest
 import torch
 
-from model.kernels.cpu import build, native
+from model.kernels.cpu import native
 from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.packed import PackedExperts, PackedWeights, bfloat16, superblocks
 from tests.model import records
 from tests.model.records import KINDS, random_blocks, random_superblocks
-
-
-@pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    if "avx512vnni" not in native.available():
-        pytest.skip("this processor has no AVX-512 VNNI, which surrounds the tiles")
-    target = tmp_path_factory.mktemp("tiles") / "emulated.so"
-    flags = [
-        *build.FLAGS,
-        build.INCLUDE,
-        *build.variants()["avx512vnni"],
-        "-DVARIANT=emulated",
-        "-DEMULATED_TILES",
-        "-O1",  # the last level counts
-        '-DFINGERPRINT=""',
-    ]
-    sources = [str(build.HERE / name) for name in (*build.SOURCES, "pool.c")]
-    subprocess.run([*(build.compiler() or []), *flags, "-shared", *sources, "-o", str(target), "-lm"], check=True)
-    return Kernels(ctypes.CDLL(str(target)), "emulated")
 
 
 def random_weights(kernels: Kernels, kind: str, n_out: int, n_in: int) -> PackedWeights:

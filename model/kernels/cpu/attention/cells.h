@@ -35,9 +35,6 @@ INLINE int64_t half_bytes(int kind, int dim) {
 }
 INLINE const float *factors(const char *half, int dim) { return (const float *)(half + PAGE * byte_width(dim)); }
 
-/* Rounds to bfloat16. Numbers below the normal range are 0 before that, as in AMX and vcvtne2ps2bf16: an addition makes them 0,
- * see pool.c. */
-INLINE vi to_halves(vf x) { return half_bits(x + splat(0)); }
 INLINE uint16_t to_bf16(float x) {
     uint32_t bits;
     x += 0.0f;

@@ -17,12 +17,6 @@ static const uint16_t word_order[CHANNELS_A_STEP] = {QUAD_ORDER(0),  QUAD_ORDER(
                                                      QUAD_ORDER(16), QUAD_ORDER(20), QUAD_ORDER(24), QUAD_ORDER(28)};
 INLINE int in_word(int p, int high) { return word_order[2 * p + high]; }
 
-/* Numbers rounded to bfloat16, as bits in the lower halves. Those below the normal range become 0, as vcvtneps2bf16 has it. */
-INLINE vi rounded(vf x) {
-    vi none = ((vi)x & splat_int(0x7F800000)) == splat_int(0);
-    return half_bits((vf)((vi)x & ~none));
-}
-
 /* Writes the activations of 32 channels: words as those of weights, or floats in the order of channels where no instruction
  * multiplies words. ACTIVATION is the bytes of each. */
 #if defined(__AVX512BF16__)
@@ -38,13 +32,13 @@ INLINE void store_activations(char *to, const vf *x) {
     for (int p = 0; p < WORDS_A_STEP; p++)
         for (int high = 0; high < 2; high++) {
             int i = in_word(p, high);
-            uint16_t bits = (uint16_t)rounded(x[i / LANES])[i % LANES];
+            uint16_t bits = (uint16_t)to_halves(x[i / LANES])[i % LANES];
             memcpy(to + p * 4 + high * 2, &bits, 2);
         }
 }
 #else
 enum { ACTIVATION = 4 };
 INLINE void store_activations(char *to, const vf *x) {
-    for (int i = 0; i < CHANNELS_A_STEP / LANES; i++) store((float *)to + i * LANES, (vf)(rounded(x[i]) << 16));
+    for (int i = 0; i < CHANNELS_A_STEP / LANES; i++) store((float *)to + i * LANES, (vf)(to_halves(x[i]) << 16));
 }
 #endif
