@@ -37,16 +37,12 @@ INLINE int32_t excess(int64_t format) { return format == Q4 ? 8 : format == Q4_M
 INLINE int in_slabs(const call *c) { return c->n_rows >= 16; }
 #endif
 
-/* The number of group g of a row among the groups of all rows. AMX has them as [rows/16][groups][16 rows], where the last
- * rows may be fewer than 16: rows 4096 bytes apart would share a set of the cache, and 16 scales share a line. */
+/* The number of group g of a row among the groups of all rows. */
 INLINE int64_t group_at(const call *c, int row, int g) {
 #if defined(AMX)
-    if (in_slabs(c)) {
-        int within = row % 16, rows = (int)least_of(16, c->n_rows - (row - within));
-        return (int64_t)(row - within) * c->n_groups + (int64_t)g * rows + within;
-    }
+    if (!in_slabs(c)) return (int64_t)row * c->n_groups + g;
 #endif
-    return (int64_t)row * c->n_groups + g;
+    return unit_at(c, row, c->n_groups, g);
 }
 
 /* Converts a group x of 32 channels times `factor`. Its number is `at` (group_at). */
@@ -101,15 +97,9 @@ INLINE facts apply(const call *c, const int KIND, const float *x, float *v) {
 APPLY(PLAIN) APPLY(NORMED) APPLY(GATED)
 #undef APPLY
 
-/* The activations of 32 channels of a row for BF16. For AMX they are [rows/16][n_in/32][16 rows][32 channels], where the last rows
- * may be fewer than 16: rows 4096 bytes apart would share a set of the cache. */
+/* The activations of 32 channels of a row for BF16. */
 INLINE char *activations(const call *c, int row, int step) {
-    int64_t first = (int64_t)row * 2 * c->n_groups + step;
-#if defined(AMX)
-    int within = row % 16, rows = (int)least_of(16, c->n_rows - (row - within));
-    first = (int64_t)(row - within) * 2 * c->n_groups + (int64_t)step * rows + within;
-#endif
-    return (char *)c->q + first * CHANNELS_A_STEP * ACTIVATION;
+    return (char *)c->q + unit_at(c, row, 2 * c->n_groups, step) * CHANNELS_A_STEP * ACTIVATION;
 }
 
 static void quantize_row(const call *c, int row, float *v) {

@@ -1,5 +1,6 @@
 /* Several products at once: one for each expert, or a single one. */
 #pragma once
+#include "../amx.h"
 #include "linear/linear.h"
 #include "pool.h"
 
@@ -33,6 +34,17 @@ typedef struct {
 /* Computes n products whose weights have one format and one n_in. All threads share the work of all products.
  * `scratch` is that of `linear` for the sum of their rows. */
 void GLUE(multiply, VARIANT)(call *calls, int n, void *scratch);
+
+/* The place of unit `i` of the `n` units of a row's activations. AMX has them as tiles [rows/16][n][16 rows], where the last rows may be
+ * fewer than 16: rows 4096 bytes apart would share a set of the cache. */
+INLINE int64_t unit_at(const call *c, int row, int n, int i) {
+#if defined(AMX)
+    int within = row % 16, rows = (int)least_of(16, c->n_rows - (row - within));
+    return (int64_t)(row - within) * n + (int64_t)i * rows + within;
+#else
+    return (int64_t)row * n + i;
+#endif
+}
 
 /* LANES numbers of a row of n from x + i on; zeros beyond its end. */
 INLINE vf load_row(const float *x, int n, int i) { return i + LANES <= n ? load(x + i) : i < n ? load_some(x + i, n - i) : splat(0); }

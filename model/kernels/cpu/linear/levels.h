@@ -6,7 +6,6 @@
  * sums are exact integers, whatever the order and the neighbours.
  */
 #pragma once
-#include "../amx.h"
 #include "linear/calls.h"
 
 enum { MEANS = 5, GATED_MEANS = 12, MOST_HIGH = 127, CHANNELS_A_MASK = 256 };
@@ -14,16 +13,8 @@ enum { MEANS = 5, GATED_MEANS = 12, MOST_HIGH = 127, CHANNELS_A_MASK = 256 };
 /* The number of masks of a row. Bit i of mask m belongs to quad 64 m + i. */
 #define MASKS(c) (((c)->n_groups * 64 + CHANNELS_A_MASK - 1) / CHANNELS_A_MASK)
 
-/* Where the 64 channels of group g of a row begin, in `q` and in `high`. For AMX they are tiles [rows/16][groups][16 rows][64
- * channels], where the last rows may be fewer than 16: rows 4096 bytes apart would share a set of the cache. */
-INLINE int64_t bytes_at(const call *c, int row, int g) {
-#if defined(AMX)
-    int within = row % 16, rows = (int)least_of(16, c->n_rows - (row - within));
-    return ((int64_t)(row - within) * c->n_groups + (int64_t)g * rows + within) * 64;
-#else
-    return ((int64_t)row * c->n_groups + g) * 64;
-#endif
-}
+/* Where the 64 channels of group g of a row begin, in `q` and in `high`. */
+INLINE int64_t bytes_at(const call *c, int row, int g) { return unit_at(c, row, c->n_groups, g) * 64; }
 
 /* The inverse of a row's scale, and the scale, for n numbers whose magnitudes have this maximum and sum. */
 INLINE float choose_scale(float most, float sum, int n, int means, float *scale) {
