@@ -72,6 +72,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=usual.threads)
     online = parser.add_argument_group("online", "Servers get the loads of benchmarks/peers/loads.py.")
     online.add_argument("--loads", default="", help="those whose name contains one of these, comma-separated")
+    online.add_argument("--rates", type=_rates, default=loads.RATES, help="requests/s of mixed loads, comma-separated")
     online.add_argument("--seconds", type=float, default=4.0, help="seconds of each load; 1.5 times with a rate")
     offline = parser.add_argument_group("offline")
     offline.add_argument("--prefill", type=_numbers, default=usual.prefill, help="lengths of prompts, comma-separated")
@@ -86,6 +87,10 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
 
 
+def _rates(text: str) -> tuple[float, ...]:
+    return tuple(map(float, text.split(",")))
+
+
 def _is_wanted(engine: Engine, args: argparse.Namespace) -> bool:
     named = any(part in engine.name for part in args.engines.split(","))
     return named and args.only in (None, "online" if engine.online else "offline")
@@ -96,7 +101,7 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = str(args.threads)  # for Noria's engine and transformers
     peers = args.peers and args.peers.resolve()
     work = Workload(args.threads, args.prefill, args.streams, args.prompt, args.tokens)
-    online = Online(loads.chosen(args.loads), args.seconds)
+    online = Online(loads.chosen(args.loads, args.rates), args.seconds)
     known = engines_on(args.gguf.resolve(), peers, work) if args.gguf else engines(peers, work, online)
     chosen = [engine for engine in known if _is_wanted(engine, args)]
     if not chosen:

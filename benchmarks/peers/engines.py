@@ -28,13 +28,14 @@ VLLM = {"bf16": ("16", "smollm2-hf"), "int8": ("8", "smollm2-w8a8")}
 """Weights of vLLM, their bits, and the checkpoint; benchmarks/peers/w8a8.py writes the second one."""
 SERVED = {"int8": ("8", ("--quantize", "int8")), "bf16": ("16", ("--quantize", "none", "--dtype", "bfloat16"))}
 """Weights of `noria serve`, their bits, and its flags."""
+NO_TARGETS = ("--target-first-token-ms", "0", "--target-inter-token-ms", "0")
 LLAMA_SERVED = ("q8_0", "bf16")
 KINDS = ("ours", "peer", "reference")
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A measured engine or server. `kind` is one of KINDS; "reference" is Noria's engine with the servers' load."""
+    """A measured engine or server. `kind` is one of KINDS; "reference" is Noria in another way, to compare."""
 
     name: str
     bits: str
@@ -98,6 +99,8 @@ def _servers(peers: Path | None, work: Workload, online: Online) -> Iterator[Eng
 
     for name, (bits, flags) in SERVED.items():
         yield server(f"noria serve {name}", bits, "ours", partial(servers.noria, EMBEDDED, flags))
+        without = partial(servers.noria, EMBEDDED, flags + NO_TARGETS)
+        yield server(f"noria serve {name} without targets", bits, "reference", without)
     cases = json.dumps(without_http.cases(online.loads))
     command = _module(Path(sys.executable), "peers.without_http", EMBEDDED, cases, str(online.seconds))
     yield Engine("without HTTP", "8", "reference", True, partial(_json_of, command))

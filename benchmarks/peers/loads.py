@@ -59,18 +59,20 @@ LOADS = {
     "HTTP shared prefix": Load("512", "16", 448, concurrency=8, counted="prompt_tokens", latencies=((FIRST, "p50"),)),
     CAPACITY: _mixed(concurrency=32, counted="requests"),
     **{f"HTTP mixed, {share:.0%} of capacity": _mixed(share=share) for share in (0.5, 0.8, 0.95)},
-    **{f"HTTP mixed, {rate:g} requests/s": _mixed(rate=rate) for rate in (2.0, 4.0)},
 }
-SEEDS = {case: 2 * number for number, case in enumerate(LOADS, 1)}
-"""`noria bench` warms up with the number after the seed."""
+RATES = (2.0, 4.0)
 
 
-def chosen(parts: str) -> dict[str, Load]:
-    """The loads whose name contains one of the comma-separated parts, and the capacity if a share of it is needed."""
-    found = {case for case in LOADS if any(part in case for part in parts.split(","))}
-    if any(LOADS[case].share for case in found):
+def chosen(parts: str, rates: tuple[float, ...] = RATES) -> dict[str, Load]:
+    """The loads whose name contains one of the comma-separated parts, and the capacity if a share of it is needed.
+
+    There is a mixed load for each of `rates`, in requests/s.
+    """
+    known = LOADS | {f"HTTP mixed, {rate:g} requests/s": _mixed(rate=rate) for rate in rates}
+    found = {case for case in known if any(part in case for part in parts.split(","))}
+    if any(known[case].share for case in found):
         found.add(CAPACITY)
-    return {case: load for case, load in LOADS.items() if case in found}
+    return {case: load for case, load in known.items() if case in found}
 
 
 def send(url: str, key: str, load: Load, seconds: float, seed: int) -> dict[str, Any]:
@@ -100,9 +102,10 @@ def measure(loads: dict[str, Load], report_of: Callable[[Load, int], dict[str, A
     A load has the same seed for every server, but no other load has it: a cache would have its prompts.
     """
     measured: Measured = {}
-    for case, load in loads.items():
+    for number, (case, load) in enumerate(loads.items(), 1):
         rate = load.share * measured[CAPACITY] if load.share else load.rate
-        measured |= figures(case, load, report_of(replace(load, rate=rate, share=None), SEEDS[case]))
+        # `noria bench` warms up with the number after the seed.
+        measured |= figures(case, load, report_of(replace(load, rate=rate, share=None), 2 * number))
     return measured
 
 

@@ -75,10 +75,10 @@ def test_shares_of_capacity_become_rates_of_their_server() -> None:
         throughput = {"requests_per_second": 6.0, "output_tokens_per_second": 384.0, "prompt_tokens_per_second": 1536.0}
         return {"throughput": throughput, "latency_seconds": latencies}
 
-    found = measure(chosen("capacity,HTTP 32"), report_of)
+    found = measure(chosen("capacity,HTTP 32,7", (2.0, 7.0)), report_of)
     assert len({*seeds, *(seed + 1 for seed in seeds)}) == 2 * len(sent)  # with those of the warm-ups
-    assert [load.rate for load in sent] == [None, None, 3.0, pytest.approx(4.8), pytest.approx(5.7)]
-    assert [load.concurrency for load in sent] == [32, 32, None, None, None]
+    assert [load.rate for load in sent] == [None, None, 3.0, pytest.approx(4.8), pytest.approx(5.7), 7.0]
+    assert [load.concurrency for load in sent] == [32, 32, None, None, None, None]
     assert found["HTTP 32"] == 384.0
     assert found["HTTP mixed, requests/s"] == 6.0
     assert found["HTTP mixed, 80% of capacity: ms to first token, p99"] == 750.0
@@ -89,7 +89,7 @@ def test_shares_of_capacity_become_rates_of_their_server() -> None:
 def test_every_load_is_one_that_noria_bench_sends(tmp_path: Path) -> None:
     fake = FakeOpenAI()
     with serving(fake) as url:
-        for case, load in LOADS.items():
+        for case, load in chosen("").items():
             rate = 50.0 if load.share else load.rate
             report = send(url, "none", replace(load, rate=rate, share=None), 0.05, 1)
             assert figures(case, load, report)
