@@ -169,40 +169,40 @@ INLINE int32_t sum_int(vi v) {
 #endif
 }
 
-/* Sums of 64 numbers at a time, in vectors of LANES each: the same order at every width. */
+/* Sums of 64 or of 16 numbers at a time, in vectors of LANES each. Their total has the same order at every width. */
 enum { WIDE_LANES = 64, PARTS = WIDE_LANES / LANES };
 typedef struct {
     vf part[PARTS];
 } wide;
-INLINE float sum_wide(wide w) {
-    for (int n = PARTS / 2; n; n /= 2)
-        for (int i = 0; i < n; i++) w.part[i] += w.part[i + n];
-    return sum(w.part[0]);
+typedef struct {
+    vf part[16 / LANES];
+} sums16;
+INLINE float sum_parts(vf *part, int n) {
+    for (n /= 2; n; n /= 2)
+        for (int i = 0; i < n; i++) part[i] += part[i + n];
+    return sum(part[0]);
 }
-
-/* Whether a lane of the mask is set. */
-INLINE int any(vi mask) {
-#if defined(__AVX512VNNI__)
-    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
-#elif defined(__AVX2__)
-    return !_mm256_testz_si256((__m256i)mask, (__m256i)mask);
-#else
-    int set = 0;
-    for (int i = 0; i < LANES; i++) set |= mask[i];
-    return set;
-#endif
-}
+INLINE float sum_wide(wide w) { return sum_parts(w.part, PARTS); }
+INLINE float sum16(sums16 sums) { return sum_parts(sums.part, 16 / LANES); }
 
 /* A bit for each lane that is not 0. */
 INLINE uint64_t lanes_of(vi v) {
 #if defined(__AVX512VNNI__)
     return _mm512_test_epi32_mask((__m512i)v, (__m512i)v);
+#elif defined(__AVX2__)
+    return (uint64_t)_mm256_movemask_ps((__m256)(v != splat_int(0)));
 #else
     uint64_t bits = 0;
     UNROLL for (int i = 0; i < LANES; i++) bits |= (uint64_t)(v[i] != 0) << i;
     return bits;
 #endif
 }
+
+/* How elements of bfloat16 lie in words of two if an instruction adds both products of a word to one chain, the upper half
+ * first: even words then have the even elements of a quad. A quad's elements, the lower half of a word first. */
+#define CHAINED_QUAD(i) i + 2, i, i + 3, i + 1
+#define PLAIN_QUAD(i) i, i + 1, i + 2, i + 3
+#define EIGHT_QUADS(Q) {Q(0), Q(4), Q(8), Q(12), Q(16), Q(20), Q(24), Q(28)}
 
 /* Nearest integer, ties to even, for |x| < 2^22. */
 INLINE vi nearest(vf x) { return (vi)(x + splat(12582912.0f)) - (vi)splat(12582912.0f); }

@@ -249,7 +249,7 @@ INLINE void attend(const int kind, const call *c, int index, int next, state *s)
             attend_block(kind, c, index, b, end, next, s, padded);
         }
         for (int m = 0; m < n; m++)
-            join(s->joined_most + m, s->joined_total + m, s->joined + m * padded, s->most[m], sum16(s->total + m),
+            join(s->joined_most + m, s->joined_total + m, s->joined + m * padded, s->most[m], sum16(s->total[m]),
                  s->acc + m * padded, padded);
     }
     for (int m = 0; m < n; m++)

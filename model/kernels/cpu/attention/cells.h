@@ -42,14 +42,12 @@ INLINE uint16_t to_bf16(float x) {
     return x != x ? 0x7FC0 : (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
 
-/* The elements of quads in the order of their halves, the lower half of a word first: an instruction for one chain adds the
- * product of the upper half first. */
+/* The elements of eight quads in the order of their halves. */
 #if CHAINED
-#define QUAD(i) i + 2, i, i + 3, i + 1
+static const uint16_t in_order[32] = EIGHT_QUADS(CHAINED_QUAD);
 #else
-#define QUAD(i) i, i + 1, i + 2, i + 3
+static const uint16_t in_order[32] = EIGHT_QUADS(PLAIN_QUAD);
 #endif
-static const uint16_t in_order[32] = {QUAD(0), QUAD(4), QUAD(8), QUAD(12), QUAD(16), QUAD(20), QUAD(24), QUAD(28)};
 
 /* Which half holds element i of n. A last pair alone has one word: its upper half is first, if there are chains. */
 INLINE int place_of(int i, int n) {

@@ -19,17 +19,6 @@ INLINE vf short_weight_of(vf score, float most) {
     return (vf)((vi)p + ((vi)shifted << 23));
 }
 
-/* The sum of 16 partial sums in one order at every width. */
-typedef struct {
-    vf part[16 / LANES];
-} sums16;
-INLINE float sum16(const sums16 *sums) {
-    f4 part[4];
-    memcpy(part, sums, sizeof part);
-    part[0] = (part[0] + part[2]) + (part[1] + part[3]);
-    return (part[0][0] + part[0][2]) + (part[0][1] + part[0][3]);
-}
-
 /* Joins the sums of one softmax over two sets of keys: the greatest score, the sum of weights relative to it, and the
  * sum of weighted values. `acc` may hold anything while `most` is -inf. */
 static void join(float *most, float *total, float *acc, float new_most, float new_total, const float *new_acc, int dim) {

@@ -55,7 +55,7 @@ INLINE void to_levels(const call *c, int row, const float *v, float inverse) {
             memcpy(c->q + at + i * LANES, &bytes, sizeof bytes);
             total += q[i];
         }
-        if (any(beyond & ~splat_int(127))) masks[g / 4] |= split(q, c->q + at, c->high + at) << g % 4 * 16;
+        if (lanes_of(beyond & ~splat_int(127))) masks[g / 4] |= split(q, c->q + at, c->high + at) << g % 4 * 16;
         else memset(c->high + at, 0, 64);
     }
     c->zero[row] = -OFFSET * sum_int(total);

@@ -7,14 +7,12 @@
 enum { CHANNELS_A_STEP = 32, WORDS_A_STEP = 16 };
 
 /* The channel whose number is in the high or in the low half of word p. Weights and activations have the same order. AMX adds
- * neighbouring channels to two chains. vdpbf16ps adds two to one chain, the high one first: even words have even channels. */
+ * neighbouring channels to two chains, vdpbf16ps adds two to one chain. */
 #if defined(AMX)
-#define QUAD_ORDER(i) i, i + 1, i + 2, i + 3
+static const uint16_t word_order[CHANNELS_A_STEP] = EIGHT_QUADS(PLAIN_QUAD);
 #else
-#define QUAD_ORDER(i) i + 2, i, i + 3, i + 1
+static const uint16_t word_order[CHANNELS_A_STEP] = EIGHT_QUADS(CHAINED_QUAD);
 #endif
-static const uint16_t word_order[CHANNELS_A_STEP] = {QUAD_ORDER(0),  QUAD_ORDER(4),  QUAD_ORDER(8),  QUAD_ORDER(12),
-                                                     QUAD_ORDER(16), QUAD_ORDER(20), QUAD_ORDER(24), QUAD_ORDER(28)};
 INLINE int in_word(int p, int high) { return word_order[2 * p + high]; }
 
 /* Writes the activations of 32 channels: words as those of weights, or floats in the order of channels where no instruction
