@@ -17,6 +17,9 @@ void *noria_memory(int thread);
 /* Bytes of the third level of cache that these threads may use. */
 int64_t noria_shared_cache(void);
 
+/* Whether data from memory should be prefetched to the second level of cache, not to the first. */
+int noria_prefetches_to_second(void);
+
 /* Memory that is handed out piece by piece. `used` may exceed it: then nobody may write there. */
 typedef struct {
     uintptr_t begin;

@@ -217,7 +217,7 @@ INLINE void attend_block(const int kind, const call *c, int index, int64_t from,
         int at = i < n ? i : i + n;
         used[at] = here, used[at + (i < n ? n : BLOCK)] = here + half;
     }
-    product_t keys = {.from = one, .end = one + n}, values = keys;
+    product_t keys = {.from = one, .end = one + n, .to_second = noria_prefetches_to_second()}, values = keys;
     for (int i = 0; i < n; i++) {
         keys.b[one + i] = used[i], keys.soon[one + i] = used[i + ahead];
         values.b[one + i] = used[n + i], values.soon[one + i] = used[n + i + ahead];

@@ -18,12 +18,12 @@ enum { BLOCK = 4, TILE = 8, WIDE = WIDTH == 64, MOST_VECTORS = 4, STEP = 16 };
  * The rows of a are `a_row` floats apart, what a page multiplies `a_page`. The rows of b, keys or values, are `stride` bytes
  * apart, those of y `y_stride` floats. The sums of a page run over its words `first`..`last` - 1. In bfloat16 `rest` more
  * positions, 1 to 3 of a quad, may follow those of the very last page: the others of the quad may hold anything. `soon` are
- * as many bytes as b, to be prefetched. */
+ * as many bytes as b, to be prefetched, `to_second` level of cache or to the first. */
 typedef struct {
     const float *a;
     float *y;
     int64_t a_row, a_page, stride, y_stride;
-    int from, end, rest;
+    int from, end, rest, to_second;
     int first[BLOCK], last[BLOCK];
     const char *b[BLOCK], *soon[BLOCK];
 } product_t;
@@ -59,8 +59,10 @@ INLINE vi load_words(const char *b, int n) {
 }
 
 /* Prefetches n vectors, if they are those of the first rows: one tile of a column does it for all. */
-INLINE void prefetch(const char *soon, int row, int n) {
-    if (!row) UNROLL for (int c = 0; c < n; c += 64 / WIDTH) __builtin_prefetch(soon + c * WIDTH);
+INLINE void prefetch(const product_t *p, const char *soon, int row, int n) {
+    if (row) return;
+    if (p->to_second) UNROLL for (int c = 0; c < n; c += 64 / WIDTH) __builtin_prefetch(soon + c * WIDTH, 0, 2);
+    else UNROLL for (int c = 0; c < n; c += 64 / WIDTH) __builtin_prefetch(soon + c * WIDTH);
 }
 
 INLINE void clear(const int M, const int C, chains sums[TILE][MOST_VECTORS]) {
@@ -75,7 +77,7 @@ INLINE void score_words(const int M, const int P, const int C, const int kind, c
     const int64_t at = i * p->stride + column * 4;
     vi words[MOST_VECTORS];
     UNROLL for (int k = 0; k < P; k++) {
-        prefetch(p->soon[page + k] + at, row, C);
+        prefetch(p, p->soon[page + k] + at, row, C);
         UNROLL for (int c = 0; c < C; c++) words[k * C + c] = load_words(p->b[page + k] + at + c * WIDTH, LANES);
     }
     UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < P * C; c++)
@@ -149,7 +151,7 @@ INLINE void value_words(const int M, const int C, const int kind, const int plac
                         int n, int i, int mask, chains sums[TILE][MOST_VECTORS]) {
     const int64_t at = i * p->stride + column * 4;
     vi words[MOST_VECTORS];
-    prefetch(p->soon[page] + at, row, C);
+    prefetch(p, p->soon[page] + at, row, C);
     UNROLL for (int c = 0; c < C; c++) words[c] = load_words(p->b[page] + at + c * WIDTH, n) & splat_int(mask);
     UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < C; c++)
         multiply(kind, place, sums[m][c], words[c], p->a + (row + m) * p->a_row + page * p->a_page, i);
@@ -241,7 +243,7 @@ INLINE void score_bytes_tile(const int M, const int C, const bytes_t *t, int row
     UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < C; c++) acc[0][m][c] = acc[1][m][c] = splat_int(0);
     for (int i = 0; i < last; i++) {
         int64_t at = i * p->stride + column * 4;
-        prefetch(p->soon[page] + at, row, C);
+        prefetch(p, p->soon[page] + at, row, C);
         UNROLL for (int c = 0; c < C; c++) words[c] = load_quads((const uint8_t *)p->b[page] + at + c * WIDTH);
         UNROLL for (int level = 0; level < 2; level++) UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < C; c++)
             acc[level][m][c] = dot(acc[level][m][c], words[c], quad_at(a + m * p->a_row + i + level * last));
@@ -283,7 +285,7 @@ INLINE void value_bytes_tile(const int M, const int C, const bytes_t *t, int row
             acc[m][c] = splat_int(0);
         for (int i = p->first[page]; i < p->last[page]; i++) {
             int64_t at = i * p->stride + column * 4;
-            prefetch(p->soon[page] + at, row, C);
+            prefetch(p, p->soon[page] + at, row, C);
             UNROLL for (int c = 0; c < C; c++) words[c] = load_signed(p->b[page] + at + c * WIDTH);
             UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < C; c++)
                 acc[m][c] = dot_signed(acc[m][c], words[c], quad_at(a + m * p->a_row + i));
