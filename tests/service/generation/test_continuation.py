@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 
 from model.batch import StepBatch, StepOutput
 from tests.fakes import FakeRunner
+from tests.gathered import gathered
 from tests.service.live import USER, Live, answer, begun, busy, hurried, idle, ready, remaining, running
 from tests.waiting import PATIENCE, eventually
 
@@ -17,9 +18,6 @@ COMPLETIONS, CHAT, RESPONSES, MESSAGES = "/v1/completions", "/v1/chat/completion
 N = 40
 """Tokens of an answer: 0.8 seconds, unless the test hurries."""
 STOP = answer("stops", N)[25:28]
-JOINED = frozenset(("text", "content", "delta", "partial_json"))
-"""Keys whose strings follow one another in the events of a stream."""
-VOLATILE = frozenset(("id", "item_id", "created", "created_at", "completed_at", "sequence_number", "timings"))
 
 STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
     "scored": (COMPLETIONS, {"prompt": "scored", "n": 2, "logprobs": 2, "echo": True, "return_token_ids": True}),
@@ -42,32 +40,6 @@ STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def limited(path: str, body: dict[str, Any]) -> dict[str, Any]:
     return {"max_output_tokens" if path == RESPONSES else "max_tokens": N, **body}
-
-
-def leaves(path: tuple[Any, ...], value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """The values of an event by their places: keys, and the index of a choice. A list without objects is one value."""
-    if isinstance(value, dict):
-        for key in value.keys() - VOLATILE:
-            yield from leaves((*path, value.get("index"), key), value[key])
-    elif isinstance(value, list) and value and isinstance(value[0], dict) and path[-1] != "top_logprobs":
-        for item in value:
-            yield from leaves(path, item)
-    elif value is not None:
-        yield path, value
-
-
-def gathered(events: Iterable[dict[str, Any]]) -> dict[tuple[Any, ...], Any]:
-    """What a stream says, however it is cut into events: texts and lists joined, the last of everything else."""
-    found: dict[tuple[Any, ...], Any] = {}
-    for event in events:
-        for path, value in leaves((event.get("type"),), event):
-            if path[-1] == "logprob":
-                found[path] = [*found.get(path, []), value]
-            elif isinstance(value, list) or path[-1] in JOINED:
-                found[path] = found.get(path, value[:0]) + value
-            else:
-                found[path] = value
-    return found
 
 
 class Reading:
