@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-JOINED = frozenset(("text", "content", "delta", "partial_json"))
+JOINED = frozenset(("text", "content", "delta", "partial_json", "arguments"))
 """Keys whose strings follow one another in the events of a stream."""
 VOLATILE = frozenset(("id", "item_id", "created", "created_at", "completed_at", "sequence_number", "timings"))
 
