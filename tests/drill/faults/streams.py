@@ -22,6 +22,7 @@ STREAMS = 32
 DEATHS = 2
 """Times that the engine is struck in a row."""
 END_SECONDS = 120.0
+FAILED = "failed:"
 TEXTS = ("text", "content", "delta", "partial_json", "thinking", "finish_reason", "stop_reason", "status", "name")
 STORY = {"prompt": "Once upon a time, in a small village, there", "max_tokens": 160}
 TALK = {"messages": [{"role": "user", "content": "Tell me a long story of a water wheel."}], "max_tokens": 160}
@@ -55,11 +56,11 @@ class Stream:
         try:
             events = [*self._events()]
         except (httpx.HTTPError, ValueError) as error:
-            return f"lost: {type(error).__name__}"
+            return f"{FAILED} {type(error).__name__}"
         finally:
             self.begun.set()
         broken = next((event for event in events if event.get("error") or event.get("type") == "error"), None)
-        return spoken(events) if broken is None else f"error: {broken}"
+        return spoken(events) if broken is None else f"{FAILED} {broken}"
 
     def _events(self) -> Iterator[dict[str, Any]]:
         body = {**self._question.body, "stream": True}
@@ -78,6 +79,7 @@ def under_streams(number: signal.Signals, stage: Stage) -> str:
     """Strike the engine, at random moments, while streams of every API run."""
     rng = random.Random()
     alone = [Stream(stage.target.url, question).read() for question in QUESTIONS]
+    check(not any(text.startswith(FAILED) for text in alone), f"an undisturbed stream fails: {alone}")
     continued = stage.target.metric("noria_requests_continued_total")
     streams = [Stream(stage.target.url, QUESTIONS[index % len(QUESTIONS)]) for index in range(STREAMS)]
     with ThreadPoolExecutor(STREAMS) as pool:
