@@ -59,7 +59,9 @@ class Mailbox:
 
     def put(self, update: Update) -> None:
         """Deliver an update, at most one a step."""
-        update = self._news(update)
+        self.output += update.tokens
+        if update.cached is not None or update.processed is not None or update.prompt_logprobs:
+            update = self._news(update)
         self._pending = update if self._pending is None else merge(self._pending, update)
         self._wake()
 
@@ -107,7 +109,6 @@ class Mailbox:
 
     def _news(self, update: Update) -> Update:
         """An update without the facts on the prompt that an earlier engine has reported."""
-        self.output += update.tokens
         self._n_scored += len(update.prompt_logprobs)
         if update.processed is not None:
             if update.processed <= self._n_processed:
