@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 from tests.e2e.server import LiveServer, serving
 from tests.page.chat import answers, ask, button, set_fields
 from tests.page.conftest import DESKTOP, PHONE
-from tests.waiting import strike
+from tests.waiting import eventually, strike
 
 Screenshot = Callable[[Page, str], None]
 
