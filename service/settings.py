@@ -188,6 +188,12 @@ class Settings(RunnerOptions):
         "Keep a second engine process ready. It loads the model when the first one dies. This saves a second or more, "
         "and needs about 150 MB.",
     )
+    on_engine_loss: str = option(
+        "continue",
+        "What the engine's end means for a stream that has begun. continue: the next engine goes on with it, as with "
+        "all other answers. error: it ends with an error.",
+        choices=("continue", "error"),
+    )
     log_format: str = option("human", "Format of the log on stderr.", choices=("human", "json"), group="Observe")
     log_level: str = option("info", "Lowest level that is logged.", choices=LEVELS)
     log_level_file: Path | None = option(

@@ -39,9 +39,11 @@ def start_engine(
         new_engine,
         step_timeout=settings.step_timeout,
         spare=settings.spare_engine,
+        continues=settings.on_engine_loss == "continue",
         on_report=lambda report: measured().observe_report(report),
         on_beat=lambda beat: measured().observe_beat(beat),
         on_restart=lambda: measured().observe_restart(),
+        on_continue=lambda: measured().observe_continued(),
     )
     if n_ranks == 1:
         client.spawn()  # else `load_served` first sees whether the model fits the ranks

@@ -16,7 +16,6 @@ from service.access.record import RequestRecord
 from service.api.admission import State
 from service.api.lanes import written
 from service.api.prompt import Make, on_thread
-from service.engine.mailbox import EngineDied
 from service.engine.messages import FINISHES
 from service.errors.errors import Cancelled, InvalidRequest
 from service.generation.choice import Delta, joined
@@ -179,26 +178,13 @@ async def computed_response(request: Request, model: str | None, make: Make[Mapp
 
 
 async def _stream_frames(generation: Generation, shape: Shape) -> AsyncIterator[bytes]:
-    """The frames of a stream. If the engine dies before the first, the request is submitted once more."""
-    begun = False
-    try:
-        async for frames in _frames(generation, shape):
-            begun = True
-            yield frames
-    except EngineDied:
-        if begun:
-            raise
-        await generation.resubmit()
-        async for frames in _frames(generation, shape):
-            yield frames
-
-
-async def _frames(generation: Generation, shape: Shape) -> AsyncIterator[bytes]:
     usage = generation.usage
     unopened = {choice.index for choice in generation.choices}
     unfinished = len(generation.choices)
     async for choice, delta in generation.events():
         frames: list[Json] = []
+        if len(unopened) == len(generation.choices):
+            generation.note_sent()
         if choice.index in unopened:
             unopened.remove(choice.index)
             frames += shape.opening(choice.index, replace(usage, completion=0, reasoning=0))
@@ -212,15 +198,7 @@ async def _frames(generation: Generation, shape: Shape) -> AsyncIterator[bytes]:
 
 
 async def _collect(generation: Generation) -> list[Delta]:
-    """One whole delta for each choice of the answer, in their order. Survives one death of the engine."""
-    try:
-        return await _whole(generation)
-    except EngineDied:
-        await generation.resubmit()
-        return await _whole(generation)
-
-
-async def _whole(generation: Generation) -> list[Delta]:
+    """One whole delta for each choice of the answer, in their order."""
     parts: list[list[Delta]] = [[] for _ in generation.choices]
     async for choice, delta in generation.events():
         parts[choice.index].append(delta)

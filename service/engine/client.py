@@ -16,7 +16,6 @@ from model.errors import ModelError
 from model.sampling_params import SamplingParams
 from service.engine.mailbox import EngineDied, EngineUnavailable, Mailbox
 from service.engine.messages import (
-    Abort,
     AdapterLoaded,
     Beat,
     FromEngine,
@@ -31,6 +30,7 @@ from service.engine.messages import (
     UnloadAdapter,
 )
 from service.engine.picture import Picture
+from service.engine.submitted import Submitted
 from service.engine.supervision.adapters import KeptAdapters
 from service.engine.supervision.connection import Patience
 from service.engine.supervision.process import EngineHandle
@@ -49,6 +49,7 @@ class EngineClient:
 
     An engine is replaced if it dies, if a signal stops it, if it sends nothing for `stall_timeout` seconds, or if a
     sequence in it makes no progress for `step_timeout` seconds. With `spare`, another engine process stands ready.
+    Sequences go on with the next engine. Without `continues`, only those do of which the client has nothing.
     """
 
     def __init__(
@@ -58,9 +59,11 @@ class EngineClient:
         step_timeout: float = 60.0,
         stall_timeout: float = 10.0,
         spare: bool = False,
+        continues: bool = True,
         on_report: Callable[[Report], None] = lambda report: None,
         on_beat: Callable[[Beat], None] = lambda beat: None,
         on_restart: Callable[[], None] = lambda: None,
+        on_continue: Callable[[], None] = lambda: None,
     ) -> None:
         self.state: EngineState = "starting"
         self.stage = "starting"
@@ -73,7 +76,7 @@ class EngineClient:
         self._on_beat = on_beat
         self._on_restart = on_restart
         self._next_id = 1
-        self._mailboxes: dict[int, Mailbox] = {}
+        self._submitted = Submitted(self._send, on_continue, continues=continues)
         self._looks: deque[asyncio.Future[Picture]] = deque()  # in the order of their pictures
         self._supervisor = Supervisor(
             new_engine, self._take, self._lose_engine, Patience(step_timeout, stall_timeout), has_spare=spare
@@ -115,6 +118,7 @@ class EngineClient:
             await self._supervisor.run(options, self._on_restart)
         finally:  # it has given up, or this service ends
             self.state = "stopped" if self.state == "stopped" else "failed"
+            self._submitted.fail()
             self._decided.set()
 
     async def supervised(self) -> None:
@@ -147,10 +151,7 @@ class EngineClient:
         self._require_ready()
         request = replace(request, id=self._next_id)
         self._next_id += request.n
-        mailboxes = {sequence_id: Mailbox(sequence_id, self._close_mailbox) for sequence_id in request.ids}
-        self._mailboxes |= mailboxes
-        self._send(request)
-        return list(mailboxes.values())
+        return self._submitted.submit(request)
 
     async def look(self, ids: Sequence[int] = ()) -> Picture:
         """A picture of everything in the engine, or of these sequences, after the present step.
@@ -189,7 +190,8 @@ class EngineClient:
     async def close(self) -> None:
         """End the engine; requests still running get EngineDied."""
         self.state = "stopped"
-        self._fail_mailboxes()
+        self._submitted.fail()
+        self._fail_answers()
         if self._supervision is not None:
             self._supervision.cancel()
             await asyncio.gather(self._supervision, return_exceptions=True)
@@ -228,18 +230,13 @@ class EngineClient:
         self._forget_adapters()
         self.note("ready", 1.0)
         self._decided.set()
+        self._submitted.go_on(self.adapters.lost)
         self._supervisor.keep_spare()
 
     def _deliver(self, report: Report) -> None:
         self.stats = report.stats
         self._on_report(report)
-        for update in report.updates:
-            mailbox = self._mailboxes.get(update.id)
-            if mailbox is None:
-                continue
-            if update.finish is not None:
-                del self._mailboxes[update.id]
-            mailbox.put(update)
+        self._submitted.deliver(report.updates)
 
     def _lose_engine(self) -> None:
         """The engine has ended: no request can be submitted until another one is ready."""
@@ -249,21 +246,16 @@ class EngineClient:
         self.stats = Stats()
         self.n_lost += 1
         self._decided.clear()
-        self._fail_mailboxes()
+        self._submitted.lose_engine()
+        self._fail_answers()
 
-    def _fail_mailboxes(self) -> None:
-        mailboxes, self._mailboxes = self._mailboxes, {}
-        for mailbox in mailboxes.values():
-            mailbox.fail(EngineDied())
+    def _fail_answers(self) -> None:
+        """The engine answers no request for a picture or an adapter any more."""
         self.adapters.fail(EngineDied())
         looks, self._looks = self._looks, deque()
         for look in looks:
             if not look.done():
                 look.set_exception(EngineDied())
-
-    def _close_mailbox(self, sequence_id: int) -> None:
-        if self._mailboxes.pop(sequence_id, None) is not None:
-            self._send(Abort(sequence_id))
 
 
 def _words(stage: str) -> str:

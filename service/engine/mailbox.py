@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
-from service.engine.messages import Update
+from model.sampling_params import SamplingParams
+from service.engine.messages import Submit, Update
 
 
 class EngineUnavailable(Exception):
@@ -33,14 +35,22 @@ def merge(first: Update, second: Update) -> Update:
 
 
 class Mailbox:
-    """Async iterator over the updates of one sequence; it ends after the update whose `finish` is set.
+    """Async iterator over the updates of the one sequence of a request; it ends after that whose `finish` is set.
 
-    Raises EngineDied when the engine dies, or another error of `fail`. `close` tells the engine to forget an unfinished
-    sequence.
+    Raises the error of `fail`. `close` tells the engine to forget an unfinished sequence. The sequence may go on with
+    another engine, whose updates follow those of the first: `rest` is what to submit.
     """
 
-    def __init__(self, sequence_id: int, on_close: Callable[[int], None]) -> None:
-        self.id = sequence_id
+    def __init__(self, request: Submit, on_close: Callable[[int], None]) -> None:
+        self.id = request.id
+        self.request = request
+        self.output: list[int] = []  # all tokens so far
+        self.sent = False  # whether the client has a part of the answer
+        self.waits = False  # whether it waits for another engine
+        self.n_lost = 0  # engines that ended before the sequence
+        self._n_scored = 0  # log probabilities of the prompt
+        self._n_processed = 0  # tokens of the prompt, as reported
+        self._admitted = False
         self._on_close = on_close
         self._pending: Update | None = None
         self._failure: Exception | None = None
@@ -49,6 +59,9 @@ class Mailbox:
 
     def put(self, update: Update) -> None:
         """Deliver an update, at most one a step."""
+        self.output += update.tokens
+        if update.cached is not None or update.processed is not None or update.prompt_logprobs:
+            update = self._news(update)
         self._pending = update if self._pending is None else merge(self._pending, update)
         self._wake()
 
@@ -66,7 +79,7 @@ class Mailbox:
     @classmethod
     def late(cls, finish: str = "timeout") -> "Mailbox":
         """The mailbox of a sequence that was to end before it could be submitted."""
-        mailbox = cls(0, lambda sequence_id: None)
+        mailbox = cls(Submit(0, [], SamplingParams()), lambda sequence_id: None)
         mailbox.expire(finish)
         return mailbox
 
@@ -87,6 +100,24 @@ class Mailbox:
             await self._waiter
         update, self._pending = self._pending, None
         self._finished = update.finish is not None
+        return update
+
+    @property
+    def rest(self) -> Submit:
+        """The request that goes on after what was delivered."""
+        return replace(self.request, output=self.output, n_scored=self._n_scored)
+
+    def _news(self, update: Update) -> Update:
+        """An update without the facts on the prompt that an earlier engine has reported."""
+        self._n_scored += len(update.prompt_logprobs)
+        if update.processed is not None:
+            if update.processed <= self._n_processed:
+                update = update._replace(processed=None)
+            self._n_processed = update.processed or self._n_processed
+        if update.cached is not None:
+            if self._admitted:
+                update = update._replace(cached=None, queued=None, miss=None)
+            self._admitted = True
         return update
 
     def _wake(self) -> None:

@@ -45,7 +45,8 @@ class Submit:
     `cache_owner` share encoded images, and pages only if they have the same `cache_salt`, too. `images` are the images
     of the prompt in the order of their places, and `pixels` the bytes of all of them, one after another
     (`ImageWork.pixels`); on the wire these follow the JSON. `adapter` is the number of a loaded LoRA adapter, 0 for
-    none.
+    none. With `n` 1 the sequence may go on after the `output` that another engine has computed; of its prompt,
+    `n_scored` log probabilities are known.
     """
 
     id: int
@@ -59,6 +60,8 @@ class Submit:
     images: tuple[ImageSpan, ...] = ()
     adapter: int = 0
     cache_owner: str = ""
+    output: list[int] = field(default_factory=list)
+    n_scored: int = 0
     pixels: bytes = field(default=b"", repr=False)
 
     @property

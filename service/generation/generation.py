@@ -11,7 +11,7 @@ from model.tokenizers.base import Tokenizer
 from service.access.keys import Share
 from service.access.record import RequestRecord
 from service.engine.client import EngineClient
-from service.engine.mailbox import EngineDied, EngineUnavailable, Mailbox
+from service.engine.mailbox import Mailbox
 from service.engine.messages import Update
 from service.generation.choice import Choice, Delta
 from service.generation.request import CacheMiss, ModelRequest, Prompt, Timings, Usage, timings
@@ -21,9 +21,6 @@ from service.generation.thinking import CountingStream, ThinkingStream
 log = logging.getLogger("noria.request")
 
 Event = tuple[Choice, Delta]
-
-RESUBMIT_SECONDS = 30.0
-"""How long a request waits for the next engine after the death of its engine."""
 
 
 class Observed(Protocol):
@@ -68,10 +65,8 @@ class Generation:
         self.choices: list[Choice] = []
         self._request = request
         self._client = client
-        self._died: list[Choice] = []  # what an engine computed before its death; nothing of it was used
         self._cancelled = False
         self._refusal: Exception | None = None  # the error of a cancelled request, if it ends with one
-        self._late = False  # whether the request's time was up before it could be submitted again
         self._n = request.n
         self._n_best = request.n if request.n_best is None else request.n_best
         self._tokenizer = tokenizer
@@ -106,8 +101,7 @@ class Generation:
         if timeout is not None:
             left = timeout - (time.perf_counter() - self._record.started)
             self._deadline = asyncio.get_running_loop().call_later(max(0.0, left), self._expire)
-        if not self._died:
-            self._metrics.observe_prompt(self.usage.prompt)
+        self._metrics.observe_prompt(self.usage.prompt)
         if log.isEnabledFor(logging.DEBUG):
             sequences = [choice.mailbox.id for choice in self.choices]
             fields = {"id": self._record.id, "sequences": sequences, "prompt_tokens": self.usage.prompt}
@@ -117,7 +111,7 @@ class Generation:
         """A mailbox for each choice of a prompt."""
         if self._refusal is not None:
             raise self._refusal
-        if self._cancelled or self._late or not prompt.tokens:
+        if self._cancelled or not prompt.tokens:
             return [Mailbox.late("abort" if self._cancelled else "timeout") for _ in range(self._n)]
         sent = replace(prompt.submit, tenant=self._record.tenant, cache_owner=self._record.cache_owner)
         return self._client.submit_choices(sent)
@@ -162,34 +156,10 @@ class Generation:
         ranked = (sorted(prompt, key=lambda choice: -choice.mean_logprob) for prompt in prompts)
         return [choice for prompt in ranked for choice in prompt[: self._n_best]]
 
-    async def resubmit(self) -> None:
-        """Submit all choices once more, to the next engine. The caller must have used nothing of the answer.
-
-        The parameters hold the seed, so the answer will be the same. Raises EngineDied the second time, when no engine
-        serves in time, or when the next one has lost the request's adapter. When the request's own time is up, its
-        choices end with "timeout" as always.
-        """
-        if self._died:
-            raise EngineDied
-        self.close()
-        self._died, self.choices = self.choices, []
-        self.usage.completion = self.usage.cached = self.usage.reasoning = 0
-        timeout = self._request.timeout
-        left = None if timeout is None else timeout - (time.perf_counter() - self._record.started)
-        try:
-            async with asyncio.timeout(RESUBMIT_SECONDS if left is None else min(left, RESUBMIT_SECONDS)):
-                await self._client.serving()
-        except EngineUnavailable:
-            raise EngineDied from None
-        except TimeoutError:
-            self._late = left is not None and left <= RESUBMIT_SECONDS
-            if not self._late:
-                raise EngineDied from None
-        if self._request.prompts[0].submit.adapter in self._client.adapters.lost:
-            raise EngineDied  # a client that tries again learns what is wrong with the adapter
-        await self.submit()
-        for choice, died in zip(self.choices, self._died, strict=True):
-            choice.last_token = died.last_token
+    def note_sent(self) -> None:
+        """Take note that the client has a part of the answer."""
+        for choice in self.choices:
+            choice.mailbox.sent = True
 
     def events(self) -> AsyncIterator[Event]:
         """The deltas of all choices as they arrive, in order for each choice. Raises what the engine raises."""
@@ -238,13 +208,11 @@ class Generation:
                 return
 
     def _measure(self, choice: Choice, update: Update, n_tokens: int) -> None:
-        """Count an update. Metrics count what an engine computed before its death only once."""
-        died = self._died[choice.index] if self._died else None
+        """Count an update."""
         if update.queued is not None:
             choice.admitted = True
             self._wait(-choice.prompt_tokens if choice.index % self._n == 0 else 0, -1)
-            if died is None or not died.admitted:
-                self._metrics.observe_queue(update.queued)
+            self._metrics.observe_queue(update.queued)
             if self._record.queue_seconds is None:  # of several choices the first that is admitted counts
                 self._record.queue_seconds = update.queued
         if update.cached is not None and choice.index % self._n == 0:
@@ -260,9 +228,7 @@ class Generation:
             if self._record.first_token_seconds is None:
                 self._record.first_token_seconds = now - self._record.started
                 log.debug("first token", extra={"fields": {"id": self._record.id}})
-        new = n_tokens if died is None else min(n_tokens, choice.n_generated - died.n_generated)
-        if new > 0:
-            self._metrics.observe_tokens(new, None if choice.last_token is None else now - choice.last_token)
+        self._metrics.observe_tokens(n_tokens, None if choice.last_token is None else now - choice.last_token)
         self.usage.completion += n_tokens
         choice.last_token = now
 

@@ -205,6 +205,9 @@ class Metrics:
             "noria_prompt_tokens", "Prompt tokens of started requests.", registry=registry
         ).inc
         self._restarts = Counter("noria_engine_restarts", "Engines replaced after death or a hang.", registry=registry)
+        self.observe_continued = Counter(
+            "noria_requests_continued", "Sequences that went on with another engine after theirs.", registry=registry
+        ).inc
         self._step_tokens = Histogram(registry, "noria_step_tokens", "Tokens computed in one step.", STEP_BUCKETS)
         self._queue = self._latency("queue", "Wait from submission to the first step of a sequence.")
         self._first = self._latency("time_to_first_token", "From a request's arrival to its first token.")

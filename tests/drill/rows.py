@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from tests.drill.attacks import bodies, connections, forms, generated, heads, protocol, queue, sites
-from tests.drill.faults import clock, deaths, images, limits, steps
+from tests.drill.faults import clock, deaths, images, limits, steps, streams
 from tests.drill.row import LoneRow, Row
 
 FAMILIES: Mapping[str, Sequence[Row | LoneRow]] = {
@@ -14,6 +14,7 @@ FAMILIES: Mapping[str, Sequence[Row | LoneRow]] = {
     "Bodies": bodies.ROWS,
     "Hostile forms": forms.ROWS,
     "Processes": deaths.ROWS,
+    "Streams": streams.ROWS,
     "Images": images.ROWS,
     "Limits of the machine": limits.ROWS,
     "Generated requests and files": generated.ROWS,

@@ -274,31 +274,32 @@ def test_a_client_that_goes_away_frees_its_pages(server: LiveServer) -> None:
     assert server.metric("noria_kv_pages", window="full", state="held") == 0
 
 
-def lost(server: LiveServer, flowing: threading.Barrier) -> str:
-    """The error in the middle of a stream, which waits at the barrier after its first chunk."""
-    chunks = iter(server.openai.completions.create(**TALE, stream=True, extra_body={"ignore_eos": True}))
-    next(chunks)
+def told(server: LiveServer, flowing: threading.Barrier) -> str:
+    """The text of a stream, which waits at the barrier after its first chunk."""
+    tale = {**TALE, "max_tokens": 100}
+    chunks = iter(server.openai.completions.create(**tale, stream=True, extra_body={"ignore_eos": True}))
+    first = next(chunks)
     flowing.wait(PATIENCE)
-    with pytest.raises(openai.APIError) as caught:
-        list(chunks)
-    return str(caught.value)
+    return "".join(chunk.choices[0].text for chunk in (first, *chunks))
 
 
 def test_a_hanging_engine_is_replaced_under_six_streams(server: LiveServer) -> None:
     restarts = server.metric("noria_engine_restarts_total")
+    alone = complete(server, **{**LONG, "max_tokens": 100})[0]["text"]
     flowing = threading.Barrier(7)
-    with server.slow(), ThreadPoolExecutor(6) as pool:
-        answers = pool.map(lambda _: lost(server, flowing), range(6))
-        flowing.wait(PATIENCE)
-        os.kill(server.engine_pid, signal.SIGSTOP)
-        assert all("the engine failed" in answer for answer in answers)
+    with ThreadPoolExecutor(6) as pool:
+        with server.slow():
+            answers = pool.map(lambda _: told(server, flowing), range(6))
+            flowing.wait(PATIENCE)
+            os.kill(server.engine_pid, signal.SIGSTOP)
+        assert [*answers] == [alone] * 6
     assert server.http.get("/live").status_code == 200
     server.wait_ready()
     assert server.metric("noria_engine_restarts_total") == restarts + 1
 
 
 def test_plain_requests_survive_the_death_of_the_engine_and_the_loss_of_the_cache(server: LiveServer) -> None:
-    """The spare engine gives the answers that were given alone. A stream that has begun fails."""
+    """The spare engine gives the answers that were given alone."""
     prompts = ["Once upon a time", "My favourite animal is"]
     bodies = [
         {**LONG, "prompt": prompt, "max_tokens": 60, "seed": 3, "temperature": temperature}
@@ -309,18 +310,15 @@ def test_plain_requests_survive_the_death_of_the_engine_and_the_loss_of_the_cach
     def text(body: dict[str, Any]) -> str:
         return complete(server, **body)[0]["text"]
 
-    restarts, flowing = server.metric("noria_engine_restarts_total"), threading.Barrier(2)
+    restarts = server.metric("noria_engine_restarts_total")
     with ThreadPoolExecutor(6) as pool:
         alone = list(pool.map(text, bodies))
         eventually(lambda: children(server.process.pid, "noria-spare"), "a spare engine")
         (spare,) = children(server.process.pid, "noria-spare")
         with server.slow():
-            stream = pool.submit(lost, server, flowing)
-            flowing.wait(PATIENCE)
             again = pool.map(text, bodies)
-            eventually(lambda: server.metric("noria_requests_running") == len(bodies) + 1, "all run")
+            eventually(lambda: server.metric("noria_requests_running") == len(bodies), "all run")
             os.kill(server.engine_pid, signal.SIGKILL)
-            assert "the engine failed" in stream.result()
         assert list(again) == alone
     assert server.engine_pid == spare
     assert server.metric("noria_engine_restarts_total") == restarts + 1

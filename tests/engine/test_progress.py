@@ -8,7 +8,6 @@ import pytest
 from model.batch import StepBatch, StepOutput
 from model.sampling_params import SamplingParams
 from service.engine.client import EngineClient
-from service.engine.mailbox import EngineDied
 from service.engine.picture import StepRows
 from service.engine.progress import WATCHED_SECONDS, StallClock, StepRecorder
 from tests.engine.driving import Drive, expected
@@ -107,10 +106,9 @@ def test_messages_that_the_loop_leaves_are_noticed(monkeypatch: pytest.MonkeyPat
 
     async def body(client: EngineClient) -> None:
         assert await collect(client.submit([1], PARAMS)) == expected([1], PARAMS)
-        with pytest.raises(EngineDied):
-            await collect(client.submit([2], PARAMS))
+        assert await collect(client.submit([2], PARAMS)) == expected([2], PARAMS)
+        assert client.n_lost == 1
         may.set()
-        await client.serving()
 
     with_client(hosts, body, step_timeout=1.0)
 
@@ -170,9 +168,7 @@ def test_encoding_an_image_is_measured_too(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_end_of_an_engine_without_progress_names_what_helps(caplog: pytest.LogCaptureFixture) -> None:
     async def body(client: EngineClient) -> None:
-        with pytest.raises(EngineDied):
-            await collect(client.submit([1], PARAMS))
-        await client.serving()
+        assert await collect(client.submit([1], PARAMS)) == expected([1], PARAMS)
 
     with_client(Hosts(lambda: process("create_hanging"), thread), body, step_timeout=1.0)
     assert "--step-timeout allows 1 s; if the machine is slow, raise it or lower --max-step-tokens" in caplog.text

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 from tests.e2e.server import LiveServer, serving
 from tests.page.chat import answers, ask, button, set_fields
 from tests.page.conftest import DESKTOP, PHONE
-from tests.waiting import strike
+from tests.waiting import eventually, strike
 
 Screenshot = Callable[[Page, str], None]
 
@@ -61,6 +61,7 @@ def test_a_conversation_and_its_screenshots(server: LiveServer, page: Page, scre
 
 
 def test_the_engine_and_then_the_server_are_killed_in_mid_answer(page: Page) -> None:
+    """Another engine goes on with the answer. No other server does."""
     with mortal() as server, server.slow():
         page.goto(server.url)
         set_fields(page, min_tokens="4000", max_tokens="4000")
@@ -68,11 +69,8 @@ def test_the_engine_and_then_the_server_are_killed_in_mid_answer(page: Page) -> 
         expect(answers(page)).to_have_text(re.compile(r"\S{3}"))
         before = answers(page).inner_text()
         strike(server.engine_pid, signal.SIGKILL)
-        expect(page.locator(".ending.error")).to_contain_text("engine")
+        eventually(lambda: len(answers(page).inner_text()) > len(before) + 200, "another engine goes on")
         assert answers(page).inner_text().startswith(before)
-        button(page, "Retry").click()  # a fresh engine answers
-        expect(page.locator(".switch")).to_contain_text("2 / 2")
-        expect(answers(page)).to_have_text(re.compile(r"\S{3}"))
         before = answers(page).inner_text()
         strike(server.process.pid, signal.SIGKILL)
         expect(page.locator(".ending.error")).to_contain_text("The connection to the server was lost.")

@@ -193,9 +193,11 @@ def running(
     client = EngineClient(
         host,
         step_timeout=settings.step_timeout,
+        continues=settings.on_engine_loss == "continue",
         on_report=lambda report: metrics.observe_report(report),
         on_beat=lambda beat: metrics.observe_beat(beat),
         on_restart=lambda: metrics.observe_restart(),
+        on_continue=lambda: metrics.observe_continued(),
     )
     metrics = Metrics(lambda: client.stats)
     keys = Keys(settings.api_keys, settings.api_key_file)

@@ -1,5 +1,7 @@
 """The detection of repetitions: whether an output ends with several copies of a pattern of tokens."""
 
+from collections.abc import Iterable
+
 from model.sampling_params import RepetitionDetection
 
 
@@ -8,15 +10,17 @@ class Repetition:
 
     With 7 1 2 1 2 1 as the output, the last 3 tokens equal those 2 before them: a run of 3 at distance 2. Together with
     the first copy, these are `min_count` copies once the run has `(min_count - 1) * 2` tokens. A token costs
-    one look at each place where it is among the last `max_pattern_size` tokens.
+    one look at each place where it is among the last `max_pattern_size` tokens. `output` are the tokens so far.
     """
 
-    def __init__(self, wanted: RepetitionDetection) -> None:
+    def __init__(self, wanted: RepetitionDetection, output: Iterable[int] = ()) -> None:
         self._sizes = range(max(wanted.min_pattern_size, 1), wanted.max_pattern_size + 1)
         self._more = wanted.min_count - 1  # copies after the first
         self._latest: dict[int, int] = {}  # token -> its latest place in the output
         self._earlier: list[int] = []  # for a place, that of the same token before it; -1 is none
         self._runs: dict[int, int] = {}  # distance -> how many of the latest tokens equal those at that distance
+        for token in output:
+            self.observe(token)
 
     def observe(self, token: int) -> bool:
         """Add the next token. True if the output now ends with enough copies of a pattern."""

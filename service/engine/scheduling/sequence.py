@@ -20,7 +20,8 @@ class Sequence:
 
     The first `computed` positions have keys and values in pages, or will have when the steps in flight are done. A step
     that samples makes all known tokens computed, so that the sequence is in no further step until its token is known.
-    `number` counts the sequences of an engine in the order of their arrival.
+    `number` counts the sequences of an engine in the order of their arrival. One with output of another engine begins
+    as if it had been preempted.
     """
 
     def __init__(
@@ -31,10 +32,12 @@ class Sequence:
         self.priority = submit.priority
         self.tenant = submit.tenant
         self.adapter = submit.adapter
-        self.tokens = submit.prompt  # the known tokens, shared by all choices until `own_tokens`
+        # The known tokens. A prompt alone is shared by all choices until `own_tokens`.
+        self.tokens = submit.prompt + submit.output if submit.output else submit.prompt
         self.counts = TokenCounts()  # of them, for the runner
         self.assumed = False  # whether a step in flight samples one more token
-        self.n_prompt = self.length = len(submit.prompt)  # `length` counts the assumed token
+        self.n_prompt = len(submit.prompt)
+        self.length = len(self.tokens)  # with the assumed token
         self.params: SamplingParams = submit.params
         self.max_length = self.n_prompt + submit.params.max_tokens
         self.choice = submit.choice + index
@@ -42,18 +45,18 @@ class Sequence:
         self.computed = 0
         self.landed = 0  # the end of the positions whose result has arrived
         self.last_step = 0  # the number of the latest step that brought it forward
-        self.scored = 1 if submit.params.prompt_logprobs is not None else self.n_prompt
+        self.scored = self.n_prompt if submit.params.prompt_logprobs is None else 1 + submit.n_scored
         self.first_update = True
         self.cached = 0
         self.miss: CacheMiss | None = None
-        self.queued: float | None = None
+        self.queued: float | None = 0.0 if submit.output else None
         self.tables = tuple(Table(pool) for pool in pools)
         self._rolling = [table for table in self.tables if table.pool.window is not None]
         self.images = ImageTable(images, submit)
         image = submit.prompt[submit.images[0].start] if submit.images else None
         self.lookup = PromptLookup(image) if submit.params.prompt_lookup_num_tokens else None
         wanted = submit.params.repetition_detection
-        self.repetition = None if wanted is None else Repetition(wanted)
+        self.repetition = None if wanted is None else Repetition(wanted, submit.output)
         self.pooled: tuple[float, ...] = ()
         self._page_size = pools[0].page_size
         self.salted = bool(submit.cache_salt)

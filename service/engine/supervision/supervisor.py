@@ -21,13 +21,13 @@ Options = Mapping[str, Any]
 # How an engine dies, and how the next one serves:
 # 1. The wire closes (`EngineConnection.connection_lost`), or its `watch` finds the engine stopped, silent or stuck.
 # 2. `Supervisor._run_engine` calls `on_end`: `EngineClient._lose_engine` sets the state to "restarting" and fails every
-#    mailbox, look and load of an adapter with EngineDied. Then it kills the process and waits for its end.
-# 3. Each `Generation` whose client has got nothing yet, or that can go on, waits in `EngineClient.serving`. The others
-#    end with an error.
+#    look and load of an adapter with EngineDied. Then it kills the process and waits for its end.
+# 3. `Submitted.lose_engine` lets each sequence that may go on wait. The others fail with EngineDied.
 # 4. `Supervisor.run` gives up, or sleeps for `backoff` and takes the spare, or starts a new process.
 # 5. `LoadModel` carries the options of `renew` (`service/generation/startup.py`) and the adapters whose files are the
 #    same as before (`KeptAdapters`).
-# 6. At `Ready` the client sets the state to "ready" (`_welcome`), and the generations that wait submit again.
+# 6. At `Ready` the client sets the state to "ready" (`_welcome`). `Submitted.go_on` submits what waits, with its output
+#    so far.
 
 
 class Supervisor:

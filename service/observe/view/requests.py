@@ -205,8 +205,9 @@ def _facts(record: RequestRecord, state: State, same_id: int) -> RequestFacts:
 
 
 def _choice(choice: Choice, item: SequenceShape | None, place: int | None) -> ChoiceFacts:
-    """A choice that the engine does not have is done, or on its way there."""
-    state: State = item.state if item is not None else "finished" if choice.admitted else "waiting"
+    """A choice that the engine does not have is done, on its way there, or waits for another engine."""
+    waits = choice.mailbox.waits or not choice.admitted
+    state: State = item.state if item is not None else "waiting" if waits else "finished"
     return {
         "index": choice.index,
         "state": state,

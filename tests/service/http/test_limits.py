@@ -96,7 +96,7 @@ def test_a_client_that_leaves_before_the_first_token_frees_the_engine() -> None:
 
 
 def test_a_dead_engine_ends_streams_with_an_error_event_and_a_fresh_one_answers_the_others() -> None:
-    with running(model="slow") as live:
+    with running(model="slow", on_engine_loss="error") as live:
         with begun(live) as one, begun(live, n=2) as two:
             plain = Parallel(live, max_tokens=50)
             eventually(busy(live, 4), "all requests run")
@@ -119,7 +119,7 @@ def test_a_broken_stream_ends_in_the_error_event_of_its_dialect() -> None:
         "/v1/responses": {"input": "a", "max_output_tokens": 300},
         "/v1/messages": {"messages": USER, "max_tokens": 300},
     }
-    with running(model="slow") as live, contextlib.ExitStack() as stack:
+    with running(model="slow", on_engine_loss="error") as live, contextlib.ExitStack() as stack:
         asked = [live.http.stream("POST", path, json={**body, "stream": True}) for path, body in bodies.items()]
         streams = [stack.enter_context(stream).iter_lines() for stream in asked]
         firsts = [next(lines) for lines in streams]

@@ -188,8 +188,9 @@ def test_a_client_that_leaves_in_the_silence_is_forgotten(silent: Live) -> None:
     eventually(lambda: silent.metric("noria_requests_total", outcome="abort") == 1, "it is counted as gone")
 
 
-def test_a_failure_after_a_sign_of_life_is_an_event(silent: Live) -> None:
+def test_a_failure_after_a_sign_of_life_is_an_event(silent: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first death of the engine does not show, the second is such a failure."""
+    monkeypatch.setattr("service.engine.submitted.MAX_LOST", 1)
     with silent.http.stream("POST", COMPLETIONS, json={"prompt": "r" * 400, "stream": True}) as response:
         lines = response.iter_lines()
         assert next(lines) == ": keep-alive"

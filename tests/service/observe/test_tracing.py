@@ -194,7 +194,7 @@ def test_a_request_that_fails(traced: Live, trace_of: TraceOf) -> None:
 
 def test_a_stream_that_breaks(collector: FakeCollector) -> None:
     """The status was 200, and the trace says that the answer failed."""
-    with running(model="slow", otlp_endpoint=collector.url) as live:
+    with running(model="slow", otlp_endpoint=collector.url, on_engine_loss="error") as live:
         collector.spans()
         with begun(live) as lines:
             live.hosts[-1].kill()

@@ -1,0 +1,108 @@
+"""The sequences that were submitted and have not ended. The engine has them, or they wait for the next one.
+
+A sequence outlives its engine. The next one gets the prompt and the output so far, and goes on as after a preemption:
+noise, penalties, grammars and ends depend on nothing else. What an engine could not report is computed again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Container, Iterable
+from dataclasses import replace
+
+from service.engine.mailbox import EngineDied, Mailbox
+from service.engine.messages import Abort, Submit, ToEngine, Update
+
+log = logging.getLogger("noria.engine")
+
+WAIT_SECONDS = 30.0
+"""How long sequences wait for the next engine."""
+MAX_LOST = 3
+"""Engines that a sequence may lose: it may be what kills them."""
+
+
+class Submitted:
+    """The mailboxes of all sequences. `send` writes to the engine, `on_continue` counts each one that goes on.
+
+    Without `continues`, a sequence of which the client has a part ends with its engine.
+    """
+
+    def __init__(
+        self, send: Callable[[ToEngine], None], on_continue: Callable[[], None], *, continues: bool = True
+    ) -> None:
+        self._send = send
+        self._on_continue = on_continue
+        self._continues = continues
+        self._running: dict[int, Mailbox] = {}  # the engine has these
+        self._waiting: dict[int, Mailbox] = {}  # for the next engine
+        self._goes_on = False  # whether the present engine gets what waits
+        self._timer: asyncio.TimerHandle | None = None
+
+    def submit(self, request: Submit) -> list[Mailbox]:
+        """Send a request. Returns a mailbox for each of its choices."""
+        own = (replace(request, id=id_, choice=request.choice + index, n=1) for index, id_ in enumerate(request.ids))
+        mailboxes = [Mailbox(item, self._close) for item in own]
+        self._running |= {mailbox.id: mailbox for mailbox in mailboxes}
+        self._send(request)
+        return mailboxes
+
+    def deliver(self, updates: Iterable[Update]) -> None:
+        for update in updates:
+            mailbox = self._running.get(update.id)
+            if mailbox is None:
+                continue
+            if update.finish is not None:
+                del self._running[update.id]
+            mailbox.put(update)
+
+    def lose_engine(self) -> None:
+        """The engine has ended: its sequences wait for the next one, or fail with EngineDied."""
+        lost, self._running, self._goes_on = self._running, {}, False
+        for mailbox in lost.values():
+            mailbox.n_lost += 1
+            if mailbox.n_lost > MAX_LOST or (mailbox.sent and not self._continues):
+                mailbox.fail(EngineDied())
+            else:
+                mailbox.waits = True
+                self._waiting[mailbox.id] = mailbox
+        if self._waiting and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(WAIT_SECONDS, self.fail)
+
+    def go_on(self, lost_adapters: Container[int]) -> None:
+        """Another engine serves: submit again what waits, but for sequences whose adapter is lost."""
+        self._stop_timer()
+        for mailbox in [item for item in self._waiting.values() if item.request.adapter in lost_adapters]:
+            del self._waiting[mailbox.id]
+            mailbox.fail(EngineDied())  # a client that tries again learns what is wrong with the adapter
+        if self._waiting:
+            n_tokens = sum(len(mailbox.output) for mailbox in self._waiting.values())
+            log.warning("%d sequences go on with another engine, after %d tokens", len(self._waiting), n_tokens)
+        self._goes_on = True
+        self._submit_next()
+
+    def fail(self) -> None:
+        """Nothing goes on: every sequence fails with EngineDied."""
+        self._stop_timer()
+        failed, self._running, self._waiting = self._running | self._waiting, {}, {}
+        for mailbox in failed.values():
+            mailbox.fail(EngineDied())
+
+    def _submit_next(self) -> None:
+        """Submit the sequence that has waited longest. The event loop serves others before the next one."""
+        if not (self._goes_on and self._waiting):
+            return
+        mailbox = self._waiting.pop(next(iter(self._waiting)))
+        asyncio.get_running_loop().call_soon(self._submit_next)
+        self._running[mailbox.id] = mailbox
+        mailbox.waits = False
+        self._send(mailbox.rest)
+        self._on_continue()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+
+    def _close(self, sequence_id: int) -> None:
+        self._waiting.pop(sequence_id, None)
+        if self._running.pop(sequence_id, None) is not None:
+            self._send(Abort(sequence_id))

@@ -1,0 +1,238 @@
+"""Sequences outlive their engines, which are threads and processes with a fake model."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from model.sampling_params import SamplingParams
+from service.engine.client import EngineClient
+from service.engine.mailbox import EngineDied, Mailbox
+from service.engine.messages import Submit
+from service.engine.supervision.process import EngineHandle
+from tests.engine.driving import expected
+from tests.engine.hosting import PARAMS, Hosts, collect, process, thread, until, with_client
+from tests.fakes import create_broken
+
+LONG = SamplingParams(max_tokens=60)
+
+
+async def begun(mailboxes: list[Mailbox]) -> list[list[int]]:
+    """The first tokens of each."""
+    return [list((await anext(mailbox)).tokens) for mailbox in mailboxes]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV])
+def test_sequences_go_on_after_the_death_of_their_process(number: signal.Signals) -> None:
+    hosts = Hosts(process)
+
+    async def body(client: EngineClient) -> None:
+        prompts = [[n + 1] * (5 * n + 1) for n in range(6)]
+        mailboxes = [client.submit(prompt, LONG) for prompt in prompts]
+        first = await begun(mailboxes)
+        late = client.submit([9], PARAMS)  # of which nothing was computed
+        os.kill(hosts.pid(0), number)
+        rest = await asyncio.gather(*map(collect, mailboxes))
+        assert [[*a, *b] for a, b in zip(first, rest, strict=True)] == [expected(prompt, LONG) for prompt in prompts]
+        assert await collect(late) == expected([9], PARAMS)
+        assert len(hosts.made) == 2
+        await until(lambda: client.stats.running == 0)
+        assert client.stats.pools[0].held == 0
+
+    with_client(hosts, body, model="slow")
+
+
+def test_each_choice_goes_on_where_it_was() -> None:
+    hosts, counted = Hosts(thread), []
+
+    async def body(client: EngineClient) -> None:
+        mailboxes = client.submit_choices(Submit(0, [1, 2, 3], LONG, choice=4, n=3))
+        first = await begun(mailboxes)
+        mailboxes[1].close()
+        hosts.made[0].kill()
+        rest = await asyncio.gather(collect(mailboxes[0]), collect(mailboxes[2]))
+        answers = [[*first[0], *rest[0]], [*first[2], *rest[1]]]
+        assert answers == [expected([1, 2, 3], LONG, choice) for choice in (4, 6)]
+        assert len(counted) == 2, "the one that was closed does not go on"
+
+    with_client(hosts, body, model="slow", on_continue=lambda: counted.append(1))
+
+
+def test_facts_of_the_prompt_come_once() -> None:
+    """The engine dies in the middle of a prompt of four steps, and again in the middle of the answer."""
+    hosts = Hosts(thread)
+    prompt = [1 + n % 7 for n in range(100)]
+    params = SamplingParams(max_tokens=20, prompt_logprobs=0, return_progress=True)
+
+    async def body(client: EngineClient) -> None:
+        mailbox, updates = client.submit(prompt, params), []
+        async for update in mailbox:
+            updates.append(update)
+            if len(updates) == 1:
+                hosts.made[0].kill()
+            if len(mailbox.output) == 3:
+                hosts.made[1].kill()
+        assert len(hosts.made) == 3
+        assert [item.token for update in updates for item in update.prompt_logprobs] == prompt[1:]
+        assert [token for update in updates for token in update.tokens] == expected(prompt, params)
+        reports = [update.processed for update in updates if update.processed is not None]
+        assert reports == sorted({*reports})
+        assert reports[-1] == len(prompt)
+        for name in ("cached", "queued"):
+            assert [getattr(update, name) is not None for update in updates] == [True] + [False] * (len(updates) - 1)
+
+    with_client(hosts, body, model="slow")
+
+
+@pytest.mark.parametrize("params", [PARAMS, SamplingParams(max_tokens=0, embed="mean")])
+def test_a_report_that_was_lost_is_computed_again(params: SamplingParams) -> None:
+    """The service's end fails at the first report, so nothing of the sequences was delivered."""
+    faults = iter([RuntimeError("a fault in the metrics")])
+    hosts, found = Hosts(thread), []
+
+    def on_report(report: object) -> None:
+        if found and (fault := next(faults, None)):
+            raise fault
+
+    async def body(client: EngineClient) -> None:
+        found.append(client)
+        updates = [update async for update in client.submit([4, 5, 6], params)]
+        assert [token for update in updates for token in update.tokens] == expected([4, 5, 6], params)
+        assert len(hosts.made) == 2
+        if params.embed:
+            assert updates[-1].embedding == (5.0, 1.0, 1.0)
+
+    with_client(hosts, body, on_report=on_report)
+
+
+def test_one_that_loses_engine_after_engine_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.engine.submitted.MAX_LOST", 2)
+    hosts = Hosts(thread)
+
+    async def body(client: EngineClient) -> None:
+        mailbox = client.submit([7], LONG)
+        await begun([mailbox])
+        for n_lost in range(1, 4):
+            hosts.made[-1].kill()
+            await until(lambda n_lost=n_lost: client.n_lost == n_lost and client.state == "ready")  # type: ignore[misc]
+        with pytest.raises(EngineDied):
+            await collect(mailbox)
+        assert mailbox.output == expected([7], LONG)[: len(mailbox.output)]
+        await until(lambda: client.state == "ready")
+        assert await collect(client.submit([1], PARAMS)) == expected([1], PARAMS)
+
+    with_client(hosts, body, model="slow")
+
+
+def test_without_continues_only_those_go_on_of_which_the_client_has_nothing() -> None:
+    hosts = Hosts(thread)
+
+    async def body(client: EngineClient) -> None:
+        has_some, has_none = client.submit([1], LONG), client.submit([2], LONG)
+        first = await begun([has_some, has_none])
+        has_some.sent = True
+        hosts.made[0].kill()
+        assert [*first[1], *await collect(has_none)] == expected([2], LONG)
+        with pytest.raises(EngineDied):
+            await collect(has_some)
+
+    with_client(hosts, body, model="slow", continues=False)
+
+
+async def lose(client: EngineClient, hosts: Hosts) -> None:
+    hosts.made[-1].kill()
+    await until(lambda: client.state == "restarting")
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No next engine comes."""
+    monkeypatch.setattr("service.engine.supervision.supervisor.backoff", lambda failures: 60.0)
+
+
+@pytest.mark.usefixtures("held")
+def test_the_wait_for_the_next_engine_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.engine.submitted.WAIT_SECONDS", 0.1)
+    hosts = Hosts(thread)
+
+    async def body(client: EngineClient) -> None:
+        mailbox = client.submit([1], LONG)
+        await begun([mailbox])
+        await lose(client, hosts)
+        assert mailbox.waits
+        with pytest.raises(EngineDied):
+            await collect(mailbox)
+
+    with_client(hosts, body, model="slow")
+
+
+@pytest.mark.usefixtures("held")
+def test_one_that_waits_can_end() -> None:
+    hosts = Hosts(thread)
+
+    async def body(client: EngineClient) -> None:
+        late, failed = mailboxes = [client.submit([1], LONG) for _ in range(2)]
+        await begun(mailboxes)
+        await lose(client, hosts)
+        late.expire()
+        failed.fail(KeyError("mine"))
+        assert [update.finish async for update in late][-1] == "timeout"
+        with pytest.raises(KeyError, match="mine"):
+            await collect(failed)
+
+    with_client(hosts, body, model="slow")
+
+
+@pytest.mark.usefixtures("held")
+def test_the_end_of_the_client_fails_those_that_wait() -> None:
+    hosts, waiting = Hosts(thread), []
+
+    async def body(client: EngineClient) -> None:
+        mailbox = client.submit([1], LONG)
+        await begun([mailbox])
+        await lose(client, hosts)
+        waiting.append(asyncio.create_task(collect(mailbox)))
+
+    async def main() -> None:
+        client = EngineClient(hosts)
+        await client.start({"model": "slow", "max_sequences": 8, "max_step_tokens": 32})
+        await body(client)
+        await client.close()
+        with pytest.raises(EngineDied):
+            await waiting[0]
+
+    asyncio.run(main())
+
+
+def test_a_supervision_that_gives_up_fails_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.engine.supervision.supervisor.backoff", lambda failures: 0.0)
+    hosts = Hosts(thread)
+
+    async def body(client: EngineClient) -> None:
+        mailbox = client.submit([1], LONG)
+        await begun([mailbox])
+        monkeypatch.setattr("tests.fakes.create_fake", create_broken)
+        hosts.made[0].kill()
+        with pytest.raises(EngineDied):
+            await collect(mailbox)
+        await until(lambda: client.state == "failed")
+
+    with_client(hosts, body, model="slow")
+
+
+def test_an_engine_that_dies_while_it_loads_counts_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.engine.supervision.supervisor.backoff", lambda failures: 0.0)
+    monkeypatch.setattr("service.engine.submitted.MAX_LOST", 1)
+    kinds: list[Callable[[], EngineHandle]] = [thread, lambda: thread("create_broken"), lambda: thread("create_broken")]
+    hosts = Hosts(*kinds, thread)
+
+    async def body(client: EngineClient) -> None:
+        mailbox = client.submit([1], LONG)
+        first = await begun([mailbox])
+        hosts.made[0].kill()
+        assert [*first[0], *await collect(mailbox)] == expected([1], LONG)
+        assert len(hosts.made) == 4
+
+    with_client(hosts, body, model="slow")
