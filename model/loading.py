@@ -230,7 +230,7 @@ def _runner(
     images = Images(model.vision)
     head = (SplitHead if model.splits_layers else Head)(model, adapters, (masks.step,), setup.kernels)
     compiled = compiled_network(model, backend, pools, tables, head.block_rows)
-    first, between = setup.options.target_seconds(device.type)
+    first, between = setup.targets
     info = RunnerInfo(
         backend.page_size,
         specs,

@@ -185,7 +185,7 @@ class RunnerOptions:
         None,
         "Target for the time to the first token, in milliseconds. As the time of a waiting prompt runs out, chunks "
         "become larger than --target-inter-token-ms allows, up to --max-step-tokens for a prompt that is late. "
-        "0: no target.",
+        "0: no target. Without that target it is refused: chunks are always the largest.",
         unset="{:g}, on a GPU {:g}".format(*TARGET_FIRST_TOKEN_MS.values()),
         least=0,
     )
@@ -270,13 +270,13 @@ class RunnerOptions:
     def target_seconds(self, device: str) -> tuple[float, float]:
         """Seconds to the first token, and between two tokens, at which chunks of prompts aim on a "cpu" or on "cuda".
 
-        0 is no target.
+        0 is no target. Raises OptionError for a first one without the second: it would change nothing.
         """
         first, between = self.target_first_token_ms, self.target_inter_token_ms
-        return (
-            (TARGET_FIRST_TOKEN_MS[device] if first is None else first) / 1000,
-            (TARGET_INTER_TOKEN_MS[device] if between is None else between) / 1000,
-        )
+        between = TARGET_INTER_TOKEN_MS[device] if between is None else between
+        if first and not between:
+            raise OptionError(f"--target-first-token-ms {first:g} needs --target-inter-token-ms above 0")
+        return (TARGET_FIRST_TOKEN_MS[device] if first is None else first) / 1000, between / 1000
 
     def step_limits(self, device: str) -> tuple[int, int]:
         """Maximum number of sequences and of tokens in a step on a "cpu" or on "cuda".

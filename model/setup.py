@@ -33,6 +33,7 @@ class Setup:
     `chosen` is the weight scheme that --quantize names, `scheme` the one that serves for it on this device.
     `dtype` is the format of the embeddings, `activations` the format of the values between layers. `shard` is what this
     rank holds: all of the model if it is the only one. `kernels` are the compiled ones, on a CPU that has them.
+    `targets` are seconds to the first token, and between two tokens.
     """
 
     options: RunnerOptions
@@ -48,6 +49,7 @@ class Setup:
     shard: Shard
     pool_sizes: memory.PoolSizes
     images: ImageSizes | None
+    targets: tuple[float, float]
 
     @property
     def adapter_dtype(self) -> torch.dtype:
@@ -91,10 +93,11 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE
     )
     if device.type == "cuda" and cuda.obstacle(device) is None:
         try_products(made.scheme, own.dim, activations, device)
+    targets = options.target_seconds(device.type)
     sizes = memory.pool_sizes(own, options, device.type, made.dtype, backend.page_size)
     images = image_sizes(shard.whole, options, activations.itemsize) if place.is_first else None
     formats = made.chosen, made.scheme, DTYPES[made.dtype], activations, kv_dtype
-    return Setup(options, device, *formats, backend_name, backend, kernels, shard, sizes, images)
+    return Setup(options, device, *formats, backend_name, backend, kernels, shard, sizes, images, targets)
 
 
 def _use_threads(threads: int) -> None:

@@ -211,6 +211,23 @@ def test_a_prompt_that_will_be_late_gets_the_largest_steps() -> None:
     assert [tokens for _, tokens in chunked(budget(0.2, 0.02)) if tokens] == [254, 254, 254, 238]
 
 
+def test_a_sequence_that_goes_on_has_had_its_first_token() -> None:
+    """Its 1000 tokens take 200 ms: a prompt would be late. It comes from another engine, and gets small chunks."""
+    prompts = budget(0.2, 0.02)
+    info = make_info(page_size=16, pools=((None, 100),), max_model_len=1100)
+    engine = Drive(info, max_sequences=4, max_step_tokens=256, prompts=prompts, clock=lambda: 0.0)
+    engine.submit(1, [1] * 10, ANSWER)
+    engine.step()
+    output = expected([3] * 999, ANSWER)[:1]
+    engine.submit(3, [3] * 999, ANSWER, output=output)
+    chunks = list[int]()
+    while engine.scheduler.has_work:
+        batch = engine.step()
+        chunks += [batch.n_prompt] if batch.n_prompt else []
+    assert sum(chunks) == 1000
+    assert max(chunks) < 100
+
+
 def test_without_a_target_for_first_tokens_the_least_chunk_is_what_is_left() -> None:
     chunks = [tokens for _, tokens in chunked(PromptBudget(0.0, 0.001), Cost(0.0, 0.001, 0.002)) if tokens]
     assert sum(chunks) == 1000

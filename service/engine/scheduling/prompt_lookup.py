@@ -100,10 +100,9 @@ class DraftBudget:
     """Expected tokens of one step against its cost, as draft tokens are added to it.
 
     `n_tokens` are sampled without drafts. A step costs as many rows, and `fixed_rows` more; the rows of prompts beside
-    them do not count. A draft token adds one row, and gives a token with the chance that it
-    and all before it are accepted. It pays as long as that chance is more than GAIN times the tokens per cost of the
-    step so far. With 10 fixed rows, a sequence alone may add draft tokens with chances down to 2 in 11; beside 31
-    others it adds none.
+    them do not count. A draft token adds one row, and gives a token with the chance that it and all before it are
+    accepted. It pays as long as that chance is more than GAIN times the tokens per cost of the step so far. With 10
+    fixed rows, a sequence alone may add draft tokens with chances down to 2 in 11; beside 31 others it adds none.
     """
 
     def __init__(self, n_tokens: int, fixed_rows: float) -> None:

@@ -255,9 +255,11 @@ class Scheduler:
         return int(min(self._limit.now, self.prompts.pace.tokens(0))) // self._depth
 
     def _waiting(self, unfinished: list[Sequence]) -> Iterator[tuple[float, float]]:
-        """The prompts to compute, in order: the seconds since each came, and the work that is left of it."""
+        """The prompts to compute for a first token, in order: the seconds since each came, the work that is left."""
         now = self._clock()
         for item in chain(unfinished, self._queue.ordered()):
+            if item.n_output:  # preempted, or from another engine: its client has had a first token
+                continue
             n_tokens = item.uncomputed
             yield now - item.arrived, prompt_work(n_tokens, n_tokens * (item.computed + item.length) / 2)
 

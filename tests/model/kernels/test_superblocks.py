@@ -64,7 +64,7 @@ thread.join()
 
 
 def test_decoded_tables_are_not_on_the_stack() -> None:
-    """Threads of musl have 128 KiB. The tables of 98,304 channels take 384."""
+    """Threads of musl have 128 KiB. The tables of 65,536 channels take 256."""
     done = subprocess.run([sys.executable, "-c", SMALL_STACK], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "0.0\n"), done.stderr
 

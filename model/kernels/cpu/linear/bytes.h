@@ -49,7 +49,13 @@ INLINE void finish_part(const call *c, const byte_sums *s, int k) {
         TILE_BYTES(3, 5, 7); \
     } while (0)
 #define ZERO_SQUARE() do { TILE_ZERO(0); TILE_ZERO(1); TILE_ZERO(2); TILE_ZERO(3); } while (0)
-#define STORE_SQUARE(sums) do { TILE_STORE(0, sums[0], 64); TILE_STORE(1, sums[1], 64); TILE_STORE(2, sums[2], 64); TILE_STORE(3, sums[3], 64); } while (0)
+#define STORE_SQUARE(sums) \
+    do { \
+        TILE_STORE(0, sums[0], 64); \
+        TILE_STORE(1, sums[1], 64); \
+        TILE_STORE(2, sums[2], 64); \
+        TILE_STORE(3, sums[3], 64); \
+    } while (0)
 
 /* The groups of n rows from `row` on that have outliers, a bit each in `groups`. Returns whether there is one. */
 INLINE int outlier_groups(const call *c, int row, int n, uint8_t *groups) {

@@ -1,9 +1,9 @@
 /* Activations for weights of INT8: whole numbers q of 15 bits, with one scale a row. x = scale * q, q = low + 128 high.
  *
- * MEANS times the mean magnitude of a row becomes 127; after the gate, where many channels are far above the mean, GATED_MEANS times. Few
- * channels are greater, mostly the same in all rows (outliers, Dettmers et
- * al. 2022, arXiv 2208.07339): `high` is 0 in all others. Its product is computed for quads of channels with outliers alone. All
- * sums are exact integers, whatever the order and the neighbours.
+ * MEANS times the mean magnitude of a row becomes 127; after the gate, where many channels are far above the mean, GATED_MEANS
+ * times. Few channels are greater, mostly the same in all rows (outliers, Dettmers et al. 2022, arXiv 2208.07339): `high` is 0 in
+ * all others. Its product is computed for quads of channels with outliers alone. All sums are exact integers, whatever the order
+ * and the neighbours.
  */
 #pragma once
 #include "linear/calls.h"

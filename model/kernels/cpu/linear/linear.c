@@ -1,4 +1,4 @@
-/* y = W x with weights of 8 or 4 bits and activations of 8 bits, or with both in bfloat16.
+/* y = W x with weights of 8 or 4 bits and activations of 15 (INT8) or 8 bits, or with both in bfloat16.
  *
  * Weights are packed [N/16][K/group] into records. A record has the weights of a group of channels for 16 outputs:
  *   INT8    group 64: [16 quads][16 outputs][4] bytes w + 128 (|w| <= 127), one scale an output for all groups (bytes.h)
