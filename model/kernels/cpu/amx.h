@@ -32,9 +32,14 @@ INLINE void emulated_store(int t, void *to, int64_t stride) {
     const tile_t *tile = tile_registers + t;
     for (int r = 0; r < tile->rows; r++) memcpy((char *)to + r * stride, tile->data[r], (size_t)tile->bytes);
 }
+/* The hardware faults on other shapes. */
+INLINE void check_shapes(const tile_t *sums, const tile_t *x, const tile_t *w) {
+    if (x->bytes / 4 != w->rows || sums->rows != x->rows) __builtin_trap();
+}
 /* c [rows][16] += rows of a times the quads of b, signed bytes times unsigned or signed ones. */
 INLINE void emulated_bytes(int c, int a, int b, int is_signed) {
     tile_t *sums = tile_registers + c, *x = tile_registers + a, *w = tile_registers + b;
+    check_shapes(sums, x, w);
     for (int r = 0; r < sums->rows; r++)
         for (int n = 0; n < 16; n++)
             for (int k = 0; k < x->bytes; k++) {
@@ -46,6 +51,7 @@ INLINE void emulated_bytes(int c, int a, int b, int is_signed) {
  * ones another, and their sum is added (Intel's manual, volume 2, TDPBF16PS). */
 static __attribute__((noinline)) void emulated_pairs(int c, int a, int b) {
     tile_t *sums = tile_registers + c, *x = tile_registers + a, *w = tile_registers + b;
+    check_shapes(sums, x, w);
     const vi upper = splat_int((int32_t)0xFFFF0000);
     for (int r = 0; r < sums->rows; r++)
         for (int n = 0; n < 16; n += LANES) {

@@ -1,4 +1,4 @@
-"""Compares two variants of the kernels at start: products with weights in each layout, by every path through a tile.
+"""Compares two variants of the kernels at start: products of 1, 7 and 150 rows with weights in each layout.
 
 Attention over pages in bfloat16 is compared too.
 
@@ -30,6 +30,8 @@ N_OUT, N_IN = 88, SUPERBLOCK
 """Five blocks of 16 outputs and a half: whole tiles of every width, a narrower one and an incomplete block."""
 ROWS = 1, 7, 150
 """One row; a few; more than a task has, which is 128, with a whole tile of AMX and rows beyond it in the rest."""
+OUTLIERS = [0, 4, 72, 140]
+"""Rows in which two channels are outliers: of int8 they take another product. Some tiles have none of these rows."""
 SEPARATE = frozenset(("baseline",) if "avx2" in variants() else ())
 """Variants that round a product before they add it: those of x86 without FMA."""
 MEASURED = frozenset(("amx",))
@@ -110,6 +112,8 @@ def _agree(first: Kernels, second: Kernels, layout: str) -> bool:
     whole = not same_bits(first.variant, second.variant, layout)
     mine, theirs = (weights(kernels, layout, whole=whole) for kernels in (first, second))
     x = numbers(max(ROWS), N_IN, whole=whole)
+    if not whole:
+        x[OUTLIERS, ::200] *= 50
     return all(torch.equal(first.linear(mine, x[:n]), second.linear(theirs, x[:n])) for n in ROWS)
 
 

@@ -90,9 +90,25 @@ def test_the_next_variant_serves_where_attention_differs(choose: Choose) -> None
     assert "avx512vnni differs from avx2 in attention" in made.reason
 
 
-def test_speed_compares_the_products_of_two_variants() -> None:
-    both = [native.variant(name) for name in native.available()]
-    assert check.speed(both[0], both[-1]) > 0
+def test_speed_compares_the_products_of_two_variants(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {"fast": 2.0, "slow": 5.0}
+    monkeypatch.setattr(check, "_seconds", lambda kernels: seconds[kernels.variant])
+    fast, slow = (Broken(kernels, name, "", 0) for name in seconds)
+    assert check.speed(fast, slow) == 2.5
+    assert check.speed(slow, fast) == 0.4
+
+
+class Clipping(Broken):
+    """Kernels without outliers."""
+
+    def linear(self, weights: PackedWeights, x: Tensor) -> Tensor:
+        return super().linear(weights, x.clamp(-128, 128))
+
+
+@pytest.mark.parametrize("n", check.ROWS)
+def test_outliers_are_compared(kernels: Kernels, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    monkeypatch.setattr(check, "ROWS", (n, max(check.ROWS)))
+    assert "int8" in check.differing(kernels, Clipping(kernels, kernels.variant, "", 0))
 
 
 @pytest.mark.parametrize("layout", FORMATS)

@@ -24,11 +24,11 @@ def weights(n_out: int, n_in: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return weight, torch.rand(n_out, generator=generator) / 100
 
 
-MEANS = 5
-"""So many times the mean magnitude of a row becomes 127."""
+MEANS, GATED_MEANS = 5, 12
+"""So many times the mean magnitude of a row becomes 127, without a gate and after it."""
 
 
-def levels(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def levels(x: np.ndarray, means: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows as whole numbers, and the scale of each [n, 1]. Magnitudes are added in 64 lanes, in float32."""
     lanes = np.abs(np.pad(x, ((0, 0), (0, -x.shape[1] % 64)))).reshape(len(x), -1, 64)
     greatest, total = lanes.max(axis=(1, 2)), np.zeros((len(x), 64), np.float32)
@@ -36,29 +36,35 @@ def levels(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         total += part
     while total.shape[1] > 1:
         total = total[:, : total.shape[1] // 2] + total[:, total.shape[1] // 2 :]
-    typical = np.float32(MEANS) / np.float32(x.shape[1]) * total[:, 0]
+    typical = np.float32(means) / np.float32(x.shape[1]) * total[:, 0]
     top = np.minimum(greatest, np.maximum(typical, greatest / np.float32(128)))[:, None]
     inverse = np.divide(np.float32(127), top, out=np.zeros_like(top), where=top > 0)
     return np.rint(x * inverse).astype(np.int64), top.astype(np.float64) / 127
 
 
-def exact(x: Tensor, weight: Tensor, scales: Tensor) -> np.ndarray:
+def exact(x: Tensor, weight: Tensor, scales: Tensor, means: int = MEANS) -> np.ndarray:
     """Make the rows whole numbers and multiply in int64."""
-    whole, scale = levels(x.numpy())
+    whole, scale = levels(x.numpy(), means)
     return (whole @ weight.numpy().astype(np.int64).T) * scale * scales.numpy()
 
 
 @pytest.mark.parametrize(("n_out", "n_in"), [(16, 64), (48, 576), (1, 3), (17, 65), (200, 130), (576, 1536)])
 @pytest.mark.parametrize("n_rows", [1, 5])
 @pytest.mark.parametrize("outliers", [0, 1, 3])
-def test_products_are_those_of_integers(kernels: Kernels, n_out: int, n_in: int, n_rows: int, outliers: int) -> None:
+@pytest.mark.parametrize("means", [MEANS, GATED_MEANS])
+def test_products_are_those_of_integers(
+    kernels: Kernels, n_out: int, n_in: int, n_rows: int, outliers: int, means: int
+) -> None:
+    """A gate of 128 over x / 128 is exactly x, because 1 + exp(-128) is 1."""
     weight, scales = weights(n_out, n_in)
     x = torch.randn(n_rows, n_in)
     x[0, : min(64, n_in)] = 0
     x[:, :: max(1, n_in // 3)][:, :outliers] *= 100
     x[-1, -1] = 1000.0 if outliers == 3 else 0.0
-    found = kernels.linear(records.int8(weight, scales), x).numpy()
-    expected = exact(x, weight, scales)
+    gated = means == GATED_MEANS
+    inputs = torch.cat([torch.full_like(x, 128), x / 128], 1) if gated else x
+    found = kernels.linear(records.int8(weight, scales), inputs, gated=gated).numpy()
+    expected = exact(x, weight, scales, means)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
 
 
