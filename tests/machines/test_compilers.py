@@ -96,7 +96,7 @@ def test_amx_that_is_slower_does_not_serve(with_amx: Path) -> None:
     with served(SERVE, cwd=with_amx, patience=SLOW) as server:
         engine = server.version()["engine"]
         assert engine["kernels"] == "native avx512bf16"
-        assert re.search(r"amx is 0\.\d\d times as fast as avx512bf16", engine["kernels_reason"])
+        assert re.search(r"amx is \d\.\d\d times as fast as avx512bf16", engine["kernels_reason"])
         assert "avx512bf16 serves instead" in server.log.read_text()
         assert server.answer() == ANSWER
 

@@ -36,6 +36,8 @@ SEPARATE = frozenset(("baseline",) if "avx2" in variants() else ())
 """Variants that round a product before they add it: those of x86 without FMA."""
 MEASURED = frozenset(("amx",))
 """Variants that serve only where they are faster than the next one: some hypervisors emulate these instructions."""
+LEAST_GAIN = 1.2
+"""How many times as fast they must be. Less may be chance, and gains little."""
 REPEATS = 5
 
 
@@ -90,8 +92,9 @@ def attention(kernels: Kernels) -> Tensor:
 
 
 def speed(first: Kernels, second: Kernels) -> float:
-    """How many times as fast as `second` the products of `first` are; each takes its least time."""
-    return _seconds(second) / _seconds(first)
+    """How many times as fast as `second` the products of `first` are. Least times, measured in turns."""
+    times = [_seconds(kernels) for _ in range(2) for kernels in (first, second)]
+    return min(times[1::2]) / min(times[::2])
 
 
 def _seconds(kernels: Kernels) -> float:

@@ -103,7 +103,7 @@ def _fault(first: str, second: str, *, named: bool, reasons: list[str]) -> str |
         return None
     ratio = check.speed(variant(first), variant(second))
     reasons.append(f"{first} is {ratio:.2f} times as fast as {second}")
-    return None if ratio >= 1 else reasons[-1]
+    return None if ratio >= check.LEAST_GAIN else reasons[-1]
 
 
 def describe(chosen: Kernels | None) -> str:

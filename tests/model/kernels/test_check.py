@@ -67,7 +67,7 @@ def choose(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> Choose:
     return chosen
 
 
-@pytest.mark.parametrize(("ratio", "serves"), [(2.5, "avx512vnni"), (0.9, "avx2")])
+@pytest.mark.parametrize(("ratio", "serves"), [(2.5, "avx512vnni"), (1.1, "avx2"), (0.9, "avx2")])
 def test_a_variant_that_is_measured_serves_only_if_it_is_faster(
     choose: Choose, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ratio: float, serves: str
 ) -> None:
@@ -77,7 +77,7 @@ def test_a_variant_that_is_measured_serves_only_if_it_is_faster(
     assert made.kernels is not None
     assert made.kernels.variant == serves
     assert f"avx512vnni is {ratio:.2f} times as fast as avx2" in made.reason
-    assert len(caplog.records) == (ratio < 1)
+    assert len(caplog.records) == (serves == "avx2")
     named = choose("avx512vnni")  # whoever names a variant gets it
     assert named.kernels is not None
     assert named.kernels.variant == "avx512vnni"
