@@ -92,7 +92,7 @@ def attention(kernels: Kernels) -> Tensor:
 
 
 def speed(first: Kernels, second: Kernels) -> float:
-    """How many times as fast as `second` the products of `first` are. Least times, measured in turns."""
+    """How many times as fast as `second` the products of `first` are: least times, measured in turns."""
     times = [_seconds(kernels) for _ in range(2) for kernels in (first, second)]
     return min(times[1::2]) / min(times[::2])
 

@@ -27,15 +27,22 @@ def random_weights(kernels: Kernels, kind: str, n_out: int, n_in: int) -> Packed
 
 
 @pytest.mark.parametrize("kind", ["int8", "bfloat16", "q4_k", *KINDS])
-@pytest.mark.parametrize(("n_rows", "n_in"), [*((n, 200) for n in (1, 2, 7, 16, 33, 150)), (47, 2500)])
+@pytest.mark.parametrize(
+    ("n_rows", "n_in", "n_out"), [*((n, 200, 72) for n in (1, 2, 7, 16, 33, 150)), (47, 2500, 72), (33, 64, 1024)]
+)
 @pytest.mark.parametrize("added", [False, True])
-def test_tiles_give_the_bits_of_vectors(emulated: Kernels, kind: str, n_rows: int, n_in: int, added: bool) -> None:
-    """Of 2500 channels only a part is unpacked at once. Up to three rows have outliers, in some groups of channels."""
+def test_tiles_give_the_bits_of_vectors(
+    emulated: Kernels, kind: str, n_rows: int, n_in: int, n_out: int, added: bool
+) -> None:
+    """Of 2500 channels only a part is unpacked at once. Up to three rows have outliers, in some groups of channels.
+
+    Tiles do not store rows of 1024 results to memory at once.
+    """
     results = []
     for kernels in (emulated, native.variant("avx512vnni")):
         torch.manual_seed(0)
-        packed = random_weights(kernels, kind, 72, n_in)
-        x, before = torch.randn(n_rows, packed.n_in), torch.randn(n_rows, 72)
+        packed = random_weights(kernels, kind, n_out, n_in)
+        x, before = torch.randn(n_rows, packed.n_in), torch.randn(n_rows, n_out)
         x[[0, n_rows // 2, -1], 3::70] *= 50
         results.append(kernels.linear(packed, x, onto=before if added else None))
     assert torch.equal(*results)
