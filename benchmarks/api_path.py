@@ -27,18 +27,22 @@ from typing import Any
 from model.batch import PoolSpec, RunnerInfo, SliceOutput, StepBatch, StepOutput
 
 PROMPT = 3 * "The water wheel turns in the river, and each bucket rides up full, empties, and comes round again. "
-BODIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "completions": ("/v1/completions", {"prompt": PROMPT}),
-    "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPT}]}),
+BODIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "completions": ("/v1/completions", "max_tokens", {"prompt": PROMPT}),
+    "chat": ("/v1/chat/completions", "max_tokens", {"messages": [{"role": "user", "content": PROMPT}]}),
+    "responses": ("/v1/responses", "max_output_tokens", {"input": PROMPT}),
 }
+"""Endpoint -> its path, the name of its token limit, and its body."""
+N_CONTROL = 17
+"""The embedded model's control tokens have the ids below this; one of them would end the answer."""
 RATE = "STEPS_A_SECOND"
 """The environment variable with the speed of the engine process."""
 
 
 class Repeater:
-    """A model that repeats its prompt again and again."""
+    """A model that repeats its prompt again and again, with another token in place of control tokens."""
 
-    grammar_restarts, waits_for_grammars = 0, False
+    grammar_restarts, waits_for_grammars, pages = 0, False, None
 
     def __init__(self, step_seconds: float) -> None:
         self.info = RunnerInfo(32, (PoolSpec(None, 16384),), 8192, 49152, 64, 64, 512, {"device": "none"})
@@ -49,7 +53,10 @@ class Repeater:
         self._due = max(self._due + self._step_seconds, time.monotonic())
         time.sleep(max(0.0, self._due - time.monotonic()))
         output = StepOutput(
-            tuple(SliceOutput((item.tokens[-item.n_prompt],) if item.samples else ()) for item in batch.slices)
+            tuple(
+                SliceOutput((max(N_CONTROL, item.tokens[-item.n_prompt]),) if item.samples else ())
+                for item in batch.slices
+            )
         )
         return lambda: output
 
@@ -125,7 +132,7 @@ def ready(port: int) -> bool:
 
 def stream(port: int, path: str, body: dict[str, object], n_clients: int) -> int:
     """Send the same streamed request on `n_clients` connections at once, and read the answers; returns the frames."""
-    content = json.dumps(body | {"stream": True, "ignore_eos": True, "temperature": 0}).encode()
+    content = json.dumps(body | {"stream": True, "temperature": 0}).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     head += f"content-length: {len(content)}\r\n\r\n"
     waiting = selectors.DefaultSelector()
@@ -152,9 +159,9 @@ def cpu_seconds(pid: int) -> float:
 
 def measure(port: int, pid: int, endpoint: str, n_clients: int, n_tokens: int) -> tuple[float, float]:
     """Microseconds of CPU time of the process `pid` for each token, and frames for each token."""
-    path, body = BODIES[endpoint]
+    path, limit, body = BODIES[endpoint]
     before = cpu_seconds(pid)
-    frames = stream(port, path, body | {"max_tokens": n_tokens}, n_clients)
+    frames = stream(port, path, body | {limit: n_tokens}, n_clients)
     total = n_clients * n_tokens
     return 1e6 * (cpu_seconds(pid) - before) / total, frames / total
 

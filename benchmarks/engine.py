@@ -40,9 +40,9 @@ def load(model: str = EMBEDDED, **options: Any) -> ModelRunner:
 def by_layer(runner: ModelRunner) -> TorchExecutor:
     """What computes the steps of a runner layer by layer, in place of one call of the compiled kernels."""
     model, device = runner.head.model, runner.head.device
-    attention = choose("auto", device, runner._pools.layers[0].k.dtype, kernels=runner.head.kernels)[1]
+    attention = choose("auto", device, runner.pages.layers[0].k.dtype, kernels=runner.head.kernels)[1]
     tables = RopeTables.build(model.config, runner.info.max_model_len, device)
-    return TorchExecutor(model, attention, runner._pools, tables, runner.info, runner._images, runner.head)
+    return TorchExecutor(model, attention, runner.pages, tables, runner.info, runner._images, runner.head)
 
 
 def scheduler_for(runner: ModelRunner, max_sequences: int = MAX_SEQUENCES) -> Scheduler:

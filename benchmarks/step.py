@@ -249,7 +249,7 @@ class Floor:
             for name, kind in shapes.items()
         }
         slots = runner.info.pools[0].n_pages * runner.info.page_size
-        slot_bytes = n_bytes([[cache.k, cache.v] for cache in runner._pools.layers]) / slots
+        slot_bytes = n_bytes([[cache.k, cache.v] for cache in runner.pages.layers]) / slots
         config = runner.head.model.config
         pairs = rows * n_keys(config, length) or sum(n_keys(config, n) for n in range(1, length + 1))
         macs = pairs * config.n_heads * config.head_dim * 2

@@ -188,6 +188,19 @@ def max_pages(window: int | None, n_tokens: int, page_size: int, chunk: int) -> 
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixFiles:
+    """Where full pages are kept on disk: in `directory`, which holds at most `limit` bytes.
+
+    Pages of another `fingerprint` have other bytes for the same tokens. `about` describes it for people.
+    """
+
+    directory: str
+    limit: int
+    fingerprint: str
+    about: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunnerInfo:
     """Facts about a loaded model for the scheduler and the service.
 
@@ -202,7 +215,7 @@ class RunnerInfo:
     Chunks of prompts aim at `target_first_token` seconds until a request's first token, and at `target_inter_token`
     between two tokens of the sequences that decode; 0 is no target.
     With `copies_pages`, a prompt may begin inside a page that is copied, because that is faster than to compute it.
-    `prompt_lookup_num_tokens` is the parameter's value for requests without one.
+    `prompt_lookup_num_tokens` is the parameter's value for requests without one. With `prefixes`, pages go to disk.
     """
 
     page_size: int
@@ -222,6 +235,7 @@ class RunnerInfo:
     target_inter_token: float = 0.0
     copies_pages: bool = False
     prompt_lookup_num_tokens: int = 0
+    prefixes: PrefixFiles | None = None
 
 
 class StepTooLarge(MemoryError):
@@ -251,6 +265,26 @@ class Adapters(Protocol):
         """Read an adapter again that has left the memory. None of `running` leaves it. Raises ModelError."""
         ...
 
+    def fingerprint(self, number: int) -> str:
+        """A hash of the adapter's files. It stays when the number is that of another adapter."""
+        ...
+
+
+class PageBytes(Protocol):
+    """The content of pages as bytes, which only a runner with the same `PrefixFiles.fingerprint` can use."""
+
+    def page_bytes(self, pool: int) -> int:
+        """Bytes of a page in a pool."""
+        ...
+
+    def read(self, pool: int, page: int) -> Callable[[], memoryview]:
+        """Copy a page as the launched steps leave it. The result waits for the copy; any thread may call it."""
+        ...
+
+    def write(self, pool: int, page: int, data: memoryview) -> None:
+        """Fill a page that no launched step uses. Any thread may call it."""
+        ...
+
 
 class Runner(Protocol):
     """A loaded model. One thread calls `launch` and `idle`; another thread may call all else meanwhile."""
@@ -260,6 +294,11 @@ class Runner(Protocol):
     @property
     def adapters(self) -> Adapters:
         """Its LoRA adapters."""
+        ...
+
+    @property
+    def pages(self) -> PageBytes:
+        """The content of its pages. One process may ask for it: ranks that share a model have a part each."""
         ...
 
     @property

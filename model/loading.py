@@ -11,7 +11,7 @@ import torch
 
 from model.attention.cache import PagePools
 from model.attention.rope import RopeTables
-from model.batch import PoolSpec, RunnerInfo
+from model.batch import PoolSpec, PrefixFiles, RunnerInfo
 from model.checkpoint.files import Progress
 from model.checkpoint.matrices import Matrix
 from model.checkpoint.open import Checkpoint, open_checkpoint
@@ -33,6 +33,7 @@ from model.network.compiled import compiled_network
 from model.network.group import Group
 from model.network.transformer import Transformer
 from model.options import DRAFT_TOKENS, RunnerOptions, check_limits
+from model.prefixes import prefix_files
 from model.setup import Setup, choose
 from model.step.executors import Executor
 from model.step.executors.compiled import CompiledExecutor
@@ -112,7 +113,8 @@ def load(setup: Setup, checkpoint: Checkpoint, progress: Progress, member: Membe
     model = read(setup, checkpoint, progress, member.group)
     adapters = _read_adapters(setup, progress)
     masks = Masks(First({"size": setup.config.vocab_size}, pack(Path(options.model))), setup.config.vocab_size)
-    build = partial(_runner, setup, model, masks, adapters, _describe(setup, checkpoint), member.runner)
+    about = _describe(setup, checkpoint), prefix_files(setup, checkpoint)
+    build = partial(_runner, setup, model, masks, adapters, *about, member.runner)
     if gpu is not None:
         progress("measuring a step", 0.0)
         sizes = _measure(setup, sizes, gpu, build, reserved - adapters.n_bytes)
@@ -218,6 +220,7 @@ def _runner(
     masks: Masks,
     adapters: AdapterStore,
     description: dict[str, str | int],
+    prefixes: PrefixFiles | None,
     runner: Callable[..., ModelRunner],
     length: int,
     specs: tuple[PoolSpec, ...],
@@ -230,6 +233,8 @@ def _runner(
     images = Images(model.vision)
     head = (SplitHead if model.splits_layers else Head)(model, adapters, (masks.step,), setup.kernels)
     compiled = compiled_network(model, backend, pools, tables, head.block_rows)
+    if compiled and setup.kernels is not None:
+        description |= {"arithmetic": native.arithmetic(setup.kernels)}
     first, between = setup.targets
     info = RunnerInfo(
         backend.page_size,
@@ -249,6 +254,7 @@ def _runner(
         target_inter_token=between,
         copies_pages=device.type == "cpu",
         prompt_lookup_num_tokens=DRAFT_TOKENS if compiled and setup.options.prompt_lookup == "auto" else 0,
+        prefixes=prefixes,
     )
     executor: Executor = (
         TorchExecutor(model, backend, pools, tables, info, images, head)

@@ -209,6 +209,15 @@ class RunnerOptions:
         is_size=True,
         in_plan=True,
     )
+    prefix_store: str | None = option(
+        None,
+        "Directory for pages of the KV cache. Prompts that begin as earlier ones read them back, also after a restart "
+        "(docs/state.md). Several servers may share it.",
+        unset="none",
+    )
+    prefix_store_size: int = option(
+        20 * 2**30, "Bytes of --prefix-store; the least recently used pages are removed first.", is_size=True
+    )
     image_cache_memory: int | None = option(
         None,
         "Memory for the embeddings of images, which are kept for the next request with the same image.",

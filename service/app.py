@@ -1,7 +1,7 @@
 """The application: its routes, middleware, model and engine."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,11 +18,16 @@ from service.access.record import Policies, RequestMiddleware
 from service.api import document, embeddings, lora, tokens
 from service.api.admission import Admission, State
 from service.api.anthropic import routes as anthropic
+from service.api.ongoing import OngoingWork
 from service.api.openai import chat, completions, fim, models
 from service.api.operations import engine
 from service.api.operations import health as probes
+from service.api.responses import compact
 from service.api.responses import routes as responses
+from service.api.responses.restart import compute_again, interrupted
 from service.api.routes import Route
+from service.api.stored import conversations
+from service.api.stored import responses as stored
 from service.engine.client import EngineClient
 from service.errors.dialects import error_response
 from service.errors.hints import Hints
@@ -33,8 +38,11 @@ from service.observe.observer import Observer
 from service.observe.view.feed import Feed
 from service.observe.view.requests import LiveRequests
 from service.page.routes import PAGES, Page, start_at
+from service.receipts.maker import Receipts
 from service.schema.fields import declared_paths
 from service.settings import Settings
+from service.state.store import Store, opened
+from service.state.stored import Stored
 from service.structured.constraint import Grammars
 
 if TYPE_CHECKING:  # it needs packages that may be missing
@@ -42,11 +50,27 @@ if TYPE_CHECKING:  # it needs packages that may be missing
 
 Loader = Callable[[Settings, EngineClient], Awaitable[ServedModel]]
 """A function that loads the tokenizer and the network of `Settings.model`."""
+RECORDED_BYTES = 2**26
+"""Bytes of the events of streams that outlive their connections."""
 ROUTES: tuple[Route, ...] = (
     completions.completions,
     fim.fim_completions,
     chat.chat_completions,
     responses.responses,
+    responses.input_tokens,
+    compact.compact,
+    stored.retrieve,
+    stored.delete,
+    stored.cancel,
+    stored.input_items,
+    conversations.create,
+    conversations.retrieve,
+    conversations.update,
+    conversations.delete,
+    conversations.list_items,
+    conversations.create_items,
+    conversations.retrieve_item,
+    conversations.delete_item,
     anthropic.messages,
     anthropic.count_tokens,
     embeddings.embeddings,
@@ -87,32 +111,34 @@ def create_app(
     It answers under the names `hosts` only; None: under any name.
     """
 
-    async def bring_up(admission: Admission) -> None:
+    async def bring_up(admission: Admission, again: Iterable[tuple[str, Stored]]) -> None:
         try:
             admission.model = await load(settings, client)
             measured.describe_model(admission.model.names[0], admission.model.info)
+            receipts.begin(admission.model)
+            await compute_again(app, again, keys.owner)
             await client.supervised()
         except Exception as error:
             on_failed(error)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        state = app.state.noria = _state(settings, client, measured)
-        tasks = [asyncio.create_task(bring_up(state.admission)), asyncio.create_task(measured.watch_event_loop())]
+        state = app.state.noria = _state(settings, client, measured, receipts, store, observer)
+        bringing_up = bring_up(state.admission, await interrupted(state))
+        tasks = [asyncio.create_task(bringing_up), asyncio.create_task(measured.watch_event_loop())]
         yield
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        state.feed.close()
-        await client.close()
-        await state.grammars.close()
-        await state.images.close()
-        state.admission.close()
+        await _close(state)
         if tracing is not None:
             await asyncio.to_thread(tracing.close)
 
     measured.await_keys(keys.names)
     tracing = _tracing(settings)
+    receipts = Receipts(settings)
+    store = opened(settings)
+    observer = Observer(measured, None if tracing is None else tracing.trace)
     app = FastAPI(
         lifespan=lifespan,
         openapi_url=None,
@@ -130,7 +156,7 @@ def create_app(
         keys=keys,
         policies=_add_routes(app, routes, settings.root_path),
         browsers=BrowserRules(hosts, settings.cors_origins),
-        observing=Observer(measured, None if tracing is None else tracing.trace).observing,
+        observing=observer.observing,
     )
     if settings.cors_origins:  # outermost: a preflight carries no key
         app.add_middleware(
@@ -144,11 +170,20 @@ def create_app(
     return app
 
 
-def _state(settings: Settings, client: EngineClient, measured: Metrics) -> State:
+def _state(
+    settings: Settings,
+    client: EngineClient,
+    measured: Metrics,
+    receipts: Receipts,
+    store: Store,
+    observer: Observer,
+) -> State:
     """What the endpoints share. The metrics watch it."""
     admission = Admission(settings, client)
     measured.adapters.names = lambda: admission.adapters.numbered
     measured.watch_backlog(lambda: admission.backlog.tokens.total)
+    measured.watch_stored(lambda: store.use.n_stored)
+    measured.watch_stored_bytes(lambda: store.use.n_bytes)
     restarted = measured.observe_helper_restart
     return State(
         settings,
@@ -158,8 +193,21 @@ def _state(settings: Settings, client: EngineClient, measured: Metrics) -> State
         Grammars(partial(restarted, "trial")),
         Images(settings.max_images, settings.max_image_pixels, partial(restarted, "images"), measured.observe_image),
         Feed(client, measured, lambda: admission.status, admission.expired),
+        receipts,
         LiveRequests(client),
+        store,
+        OngoingWork(observer.observing, admission.expired, RECORDED_BYTES),
     )
+
+
+async def _close(state: State) -> None:
+    state.feed.close()
+    await state.ongoing.close()
+    await state.client.close()
+    await state.store.close()
+    await state.grammars.close()
+    await state.images.close()
+    state.admission.close()
 
 
 def _tracing(settings: Settings) -> "Tracing | None":

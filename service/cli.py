@@ -99,6 +99,10 @@ def build(arguments: list[str], engine: "Launched | None" = None) -> typer.Typer
         from service.commands.bench.command import bench
         from service.commands.chat.command import chat
         from service.commands.models.command import list_models, pull, rm
+        from service.commands.prefixes import prefixes
+        from service.commands.receipts.check import check
+        from service.commands.receipts.key import receipts
+        from service.commands.receipts.verify import verify
 
         add(plan)
         add(chat)
@@ -107,6 +111,10 @@ def build(arguments: list[str], engine: "Launched | None" = None) -> typer.Typer
         add(pull)
         add(list_models, "list")
         add(rm)
+        add(prefixes)
+        add(verify)
+        add(check)
+        app.add_typer(receipts, name="receipts", context_settings=HELP)
     return app
 
 

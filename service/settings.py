@@ -28,6 +28,10 @@ ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^A-Z/?#@,\s]+")
 """As a browser writes an origin: in lower case and without a path."""
 HOST_NAME = re.compile(r"\*|[A-Za-z0-9._-]+")
 ROOT_PATH = re.compile(r"(/(?!\.)[A-Za-z0-9._~-]+)+")
+NO_CRYPTOGRAPHY = "a package that is not installed (the extra receipts): pip install cryptography"
+STORE_BOUNDS = {"memory": (2**26, 3600.0), "off": (0, 0.0)}
+FILE_BOUNDS = (2**30, 30 * 86400.0)
+"""Bytes, and seconds since the last use, of the store of responses, and of one in a file."""
 MAX_SOCKET_PATH = 107
 """Bytes of a Unix socket's path (unix(7))."""
 
@@ -171,6 +175,35 @@ class Settings(RunnerOptions):
     max_image_pixels: int = option(
         2**25, "Pixels of an image (width times height) before it is resized.", least=1, most=2**30
     )
+    responses_store: str = option(
+        "memory",
+        "Where responses and conversations of /v1/responses are stored: memory, off, or the path of a file (SQLite), "
+        "which a restart survives and one server uses.",
+        group="State",
+    )
+    responses_store_size: int | None = option(
+        None,
+        "Bytes that the store may hold. At the limit the least recently used is removed.",
+        unset="64MiB in memory, 1GiB in a file",
+        is_size=True,
+    )
+    responses_store_seconds: float | None = option(
+        None,
+        "Seconds after its last use for which a response or a conversation is kept.",
+        unset="an hour in memory, 30 days in a file",
+        least=1,
+    )
+    finish_after_restart: bool = option(
+        False,
+        "Compute responses in the background again that were running when the server ended. It needs a file as "
+        "--responses-store. Otherwise they are marked as failed.",
+    )
+    resume_seconds: float = option(
+        60.0,
+        "Seconds for which a stream goes on without its client, and its events are kept, if its request has the header "
+        "x-noria-resume: 1.",
+        least=0,
+    )
     health_port: int | None = option(
         None,
         "Port for /live, /ready and /health on a thread of its own, which no load delays.",
@@ -193,6 +226,18 @@ class Settings(RunnerOptions):
         "What the engine's end means for a stream that has begun. continue: the next engine goes on with it, as with "
         "all other answers. error: it ends with an error.",
         choices=("continue", "error"),
+    )
+    receipts: bool = option(
+        False,
+        "Add a signed receipt to every answer, not only where a request asks for it (docs/state.md). It needs "
+        "--receipt-key.",
+        group="Receipts",
+    )
+    receipt_key: Path | None = option(
+        None,
+        "File with the private key that signs receipts; noria receipts key FILE makes one. It needs the package of the "
+        "extra receipts.",
+        unset="a request for a receipt gets a 400",
     )
     log_format: str = option("human", "Format of the log on stderr.", choices=("human", "json"), group="Observe")
     log_level: str = option("info", "Lowest level that is logged.", choices=LEVELS)
@@ -219,12 +264,14 @@ class Settings(RunnerOptions):
             if isinstance(value, tuple) and any(not item.strip() for item in value):
                 raise OptionError(f"{flag_name(declared)} must not be empty")
         _check_file("--chat-template", self.chat_template)
+        self._check_store()
         _ = self.repetition
         self._check_adapters()
         self._check_sharding()
         self.level()
         self._check_place()
         self._check_tls()
+        _check_receipts(self)
         if self.otlp_endpoint is not None:
             _check_collector(self.otlp_endpoint)
 
@@ -278,6 +325,22 @@ class Settings(RunnerOptions):
             found[name] = Path(path).expanduser().absolute()
         return found
 
+    @property
+    def responses_bounds(self) -> tuple[int, float]:
+        """Bytes of the store of responses, and seconds for which it keeps them."""
+        size, seconds = STORE_BOUNDS.get(self.responses_store, FILE_BOUNDS)
+        return self.responses_store_size or size, self.responses_store_seconds or seconds
+
+    def _check_store(self) -> None:
+        path = Path(self.responses_store)
+        if self.responses_store not in STORE_BOUNDS and (path.is_dir() or not path.absolute().parent.is_dir()):
+            problem = "it is a directory" if path.is_dir() else "no such directory"
+            raise OptionError(f"--responses-store {path}: {problem}; expected memory, off or the path of a file")
+        if self.responses_store == "off" and (self.responses_store_size or self.responses_store_seconds):
+            raise OptionError("--responses-store off cannot be used with --responses-store-size or -seconds")
+        if self.finish_after_restart and self.responses_store in STORE_BOUNDS:
+            raise OptionError(f"--finish-after-restart needs a file as --responses-store, got {self.responses_store}")
+
     def _check_adapters(self) -> None:
         for name, path in self.adapters_given.items():
             if not path.exists():
@@ -286,7 +349,11 @@ class Settings(RunnerOptions):
             raise OptionError(f"--lora-dir {self.lora_dir}: no such directory")
 
     def _check_sharding(self) -> None:
-        for flag, value in (("--lora", self.lora), ("--lora-dir", self.lora_dir)):
+        for flag, value in (
+            ("--lora", self.lora),
+            ("--lora-dir", self.lora_dir),
+            ("--prefix-store", self.prefix_store),
+        ):
             if value and self.layout.size > 1:
                 raise OptionError(
                     f"{flag} cannot be used with a model that {self.layout.size} ranks share; serve it with one rank"
@@ -393,6 +460,20 @@ def _check_collector(url: str) -> None:
         import_module("opentelemetry.propagate")
     except ValueError as error:
         raise OptionError(f"--otlp-endpoint: OTEL_PROPAGATORS has a wrong value: {error}") from error
+
+
+def _check_receipts(settings: Settings) -> None:
+    if settings.receipt_key is None:
+        if settings.receipts:
+            raise OptionError("--receipts needs --receipt-key FILE; noria receipts key FILE makes the file")
+        return
+    from importlib import import_module
+
+    try:
+        import_module("cryptography")
+    except ModuleNotFoundError:
+        raise OptionError(f"--receipt-key {settings.receipt_key} needs {NO_CRYPTOGRAPHY}") from None
+    _check_file("--receipt-key", settings.receipt_key)
 
 
 def _check_file(flag: str, path: Path | None) -> None:

@@ -3,6 +3,7 @@
 import os
 import socket
 import threading
+from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -105,6 +106,29 @@ class FakeAdapters(dict[int, str]):
     def unload(self, number: int) -> None:
         self.pop(number, None)
 
+    def fingerprint(self, number: int) -> str:
+        return Path(self.get(number, f"adapter {number}")).name
+
+
+class FakePages:
+    """The content of the fake model's pages as bytes: of each slot its position, token and adapter."""
+
+    def __init__(self, page_size: int, content: dict[tuple[int, int], dict[int, tuple[int, int, int]]]) -> None:
+        self._page_size, self._content = page_size, content
+
+    def page_bytes(self, pool: int) -> int:
+        return 12 * self._page_size
+
+    def read(self, pool: int, page: int) -> Callable[[], memoryview]:
+        slots = self._content[pool, page]
+        data = array("i", [number for slot in range(self._page_size) for number in slots[slot]])
+        return lambda: memoryview(data.tobytes())
+
+    def write(self, pool: int, page: int, data: memoryview) -> None:
+        numbers = array("i", bytes(data))
+        groups = zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)
+        self._content[pool, page] = dict(enumerate(groups))
+
 
 class FakeRunner:
     """A runner that stores tokens in pages and samples from them: a wrong page table gives a wrong token."""
@@ -119,6 +143,7 @@ class FakeRunner:
         self._step_seconds = step_seconds
         self._content: dict[tuple[int, int], dict[int, tuple[int, int, int]]] = {}
         self.adapters = FakeAdapters()
+        self.pages = FakePages(info.page_size, self._content)
 
     def prepare(self, params: SamplingParams) -> None:
         pass
@@ -319,7 +344,7 @@ def make_info(
 
 
 def create_fake(progress: Callable[[str, float], None], **options: object) -> FakeRunner:
-    """What an engine loads in tests. `model`: "fake", "recite", "marks", "slow" (20 ms a step),
+    """What an engine loads in tests. `model`: "fake", "recite", "marks", "slow" (20 ms a step), "slow recite",
     "large" (loads for a minute), "images" (with an encoder), "broken" or "crash"."""
     progress("loading weights", 0.5)
     model = options["model"]
@@ -334,7 +359,8 @@ def create_fake(progress: Callable[[str, float], None], **options: object) -> Fa
     info = make_info(page_size=16, pools=((None, 512),), max_model_len=length, limits=limits.step_limits("cpu"))
     if model == "images":
         info = replace(info, images=IMAGES, image_tokens=64)
-    runner = FakeRunner(info, 0.02 if model == "slow" else 0.0, SAYS.get(str(model), next_token))
+    words = str(model).split()
+    runner = FakeRunner(info, 0.02 if "slow" in words else 0.0, SAYS.get(words[-1], next_token))
     for number, path in options.get("adapters", ()):  # type: ignore[attr-defined]
         runner.adapters.load(number, path)
     return runner

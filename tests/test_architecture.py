@@ -30,17 +30,17 @@ MODEL_ROOMS = """
     machine; images; kernels; checkpoint; linear; attention
     options; decide; memory
     tokenizers; chat; grammar
-    network; step; setup; warming; loading; ranks
+    network; step; setup; prefixes; warming; loading; ranks
 """
 SERVICE_ROOMS = """
     settings; logs
     engine; errors; helpers; http; access
-    schema; generation; images; structured; observe; start
+    schema; generation; receipts; images; structured; observe; state; start
     api; page; app; commands; cli; __main__
 """
 API_ROOMS = """
-    lanes; admission; reasoning; prompt; answering; routes
-    openai, anthropic, responses, embeddings, tokens, operations, lora, document
+    lanes, ongoing, queries; admission; reasoning; prompt; answering; routes; resuming
+    openai, anthropic, responses, embeddings, tokens, operations, lora, document; stored
 """
 ROOMS = {"model": MODEL_ROOMS, "service": SERVICE_ROOMS, "service.api": API_ROOMS}
 """Folders and files in the order of imports: each may import those before it, but none beside it (after a comma)."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from model.batch import PageCopy, PoolSpec
 from model.config import ModelConfig
+from model.machine.transfers import Fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +35,16 @@ class LayerCache:
                 rows, new = rows.view(torch.uint8), new.clamp(-limit, limit).to(rows.dtype).view(torch.uint8)
             rows.index_copy_(0, slots, new)
 
-    def copy_page(self, source: int, target: int) -> None:
-        """Make a page equal to another, in whatever layout."""
-        for pages in (self.k, self.v):
-            pages[target].copy_(pages[source])
 
-
-@dataclass(frozen=True, slots=True)
 class PagePools:
     """The cache of a model: `layers[i]` belongs to layer i, whose pool is `pool_of_layer[i]`."""
 
-    layers: tuple[LayerCache, ...]
-    pool_of_layer: tuple[int, ...]
+    def __init__(self, layers: tuple[LayerCache, ...], pool_of_layer: tuple[int, ...]) -> None:
+        self.layers, self.pool_of_layer = layers, pool_of_layer
+        # Of each pool the bytes [n_pages, n] of the keys of its first layer, of its values, then of the next layer.
+        self._bytes: list[list[Tensor]] = [[] for _ in range(max(pool_of_layer, default=-1) + 1)]
+        for pool, layer in zip(pool_of_layer, layers, strict=True):
+            self._bytes[pool] += map(_as_bytes, (layer.k, layer.v))
 
     @classmethod
     def allocate(
@@ -62,6 +61,29 @@ class PagePools:
     def copy_pages(self, copies: Iterable[PageCopy]) -> None:
         """Copy pages in all layers of their pools, one after the other."""
         for copy in copies:
-            for pool, layer in zip(self.pool_of_layer, self.layers, strict=True):
-                if pool == copy.pool:
-                    layer.copy_page(copy.source, copy.target)
+            for pages in self._bytes[copy.pool]:
+                pages[copy.target].copy_(pages[copy.source])
+
+    def page_bytes(self, pool: int) -> int:
+        """See `model.batch.PageBytes`."""
+        return sum(pages.shape[1] for pages in self._bytes[pool])
+
+    @torch.inference_mode()
+    def read(self, pool: int, page: int) -> Callable[[], memoryview]:
+        """See `model.batch.PageBytes`."""
+        fetch = Fetch(torch.cat([pages[page] for pages in self._bytes[pool]]))
+        return lambda: fetch.wait().numpy().data
+
+    @torch.inference_mode()
+    def write(self, pool: int, page: int, data: memoryview) -> None:
+        """See `model.batch.PageBytes`."""
+        parts = self._bytes[pool]
+        whole = torch.frombuffer(data, dtype=torch.uint8).to(parts[0].device)
+        for pages, new in zip(parts, whole.split([pages.shape[1] for pages in parts]), strict=True):
+            pages[page].copy_(new)
+
+
+def _as_bytes(pages: Tensor) -> Tensor:
+    """The memory of pages as bytes, a page a row. A page is dense, in whatever order of its dimensions."""
+    flat = pages.view(torch.uint8)
+    return flat.as_strided((len(flat), flat[0].numel()), (flat.stride(0), 1))

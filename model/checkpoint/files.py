@@ -21,9 +21,9 @@ Progress = Callable[[str, float], None]
 INDEX = "model.safetensors.index.json"
 DTYPES: Mapping[str, str] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 MAX_DIGITS = 300
-BLOCK_BYTES = 2**21
-MAX_BLOCKS = 512
-SAMPLE_BLOCKS = 16
+BLOCK_BYTES, SAMPLE_BYTES, MAX_BLOCKS = 2**20, 2**12, 2**14
+SAMPLED = 2**26
+"""Bytes of a model's file that is read whole for its fingerprint."""
 PICKLES = (".bin", ".pth", ".pt", ".ckpt", ".pkl")
 _SHARD = re.compile(r"(?:model|consolidated)-\d+-of-(\d+)\.safetensors")
 _PLAIN = re.compile(r"[^/\\\0]+\.safetensors")
@@ -131,19 +131,17 @@ def file_names(directory: Path) -> set[str]:
         raise ModelError(f"the directory {directory.name!r} cannot be read: {one_line(error)}") from error
 
 
-def fingerprint(path: Path, max_blocks: int = MAX_BLOCKS) -> str:
+def fingerprint(path: Path, whole: int = 2**30) -> str:
     """Size and CRC-32 of a file's content: a guard against accidents, not against attacks.
 
-    A file of up to 1 GiB is read whole. Of a larger one, 512 evenly spaced blocks of 2 MiB are read, with the first and
-    the last: another checkpoint differs in every block. A smaller `max_blocks`, at least 2, reads less.
+    A file of up to `whole` bytes is read whole. Of a larger one 4 KiB of each MiB are read, beyond 16 GiB fewer: a
+    model that differs in one matrix of some MiB differs there.
     """
-    size = path.stat().st_size
-    n_blocks = -(-size // BLOCK_BYTES)
-    step = max(n_blocks - 1, 1) / (min(n_blocks, max_blocks) - 1 or 1)
-    crc, buffer = 0, memoryview(bytearray(min(size, BLOCK_BYTES)))
-    with path.open("rb") as file:
-        for block in range(min(n_blocks, max_blocks)):
-            file.seek(round(block * step) * BLOCK_BYTES)
+    size, crc = path.stat().st_size, 0
+    buffer = memoryview(bytearray(BLOCK_BYTES if size <= whole else SAMPLE_BYTES))
+    with path.open("rb", buffering=0) as file:
+        for start in range(0, size, max(BLOCK_BYTES, size // MAX_BLOCKS)):
+            file.seek(start)
             crc = zlib.crc32(buffer[: file.readinto(buffer)], crc)
     return f"{size:x}-{crc:08x}"
 

@@ -10,7 +10,7 @@ from typing import Literal
 from torch import Tensor
 
 from model.checkpoint.families import gguf_config, read_config
-from model.checkpoint.files import DTYPES, SAMPLE_BLOCKS, Shard, find_shards, fingerprint, layout, read_shard
+from model.checkpoint.files import DTYPES, SAMPLED, Shard, find_shards, fingerprint, layout, read_shard
 from model.checkpoint.gguf.open import open_gguf
 from model.checkpoint.gguf.weights import read_weights
 from model.checkpoint.matrices import Matrix
@@ -48,9 +48,13 @@ class Checkpoint:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of a sample of each file: the same for the same weights in the same files."""
-        prints = "-".join(fingerprint(file, SAMPLE_BLOCKS) for file in self.files)
-        return f"{zlib.crc32(prints.encode()):08x}"
+        """A short hash of `prints`: the same for the same weights in the same files."""
+        return f"{zlib.crc32(self.prints.encode()):08x}"
+
+    @property
+    def prints(self) -> str:
+        """Size and hash of a sample of each file."""
+        return "-".join(fingerprint(file, SAMPLED) for file in self.files)
 
 
 def open_checkpoint(directory: Path, *, max_model_len: int | None = None) -> Checkpoint:

@@ -190,6 +190,11 @@ class AdapterStore:
         """Whether an adapter is in memory."""
         return number in self._in_memory
 
+    def fingerprint(self, number: int) -> str:
+        """That of the adapter's files when it was loaded; of an unknown one, a text that no files have."""
+        known = self._known.get(number)
+        return known.fingerprint if known else f"unknown {number}"
+
     def read_again(self, number: int, running: Collection[int]) -> None:
         """Read an adapter that has left the memory. At most capacity - 1 are in `running` and keep their place.
 

@@ -55,7 +55,7 @@ class PartRunner:
         images: Images,
     ) -> None:
         self.group, self.head, self.info = group, head, info
-        self._place, self._executor, self._pools, self._masks, self._images = place, executor, pools, masks, images
+        self._place, self._executor, self.pages, self._masks, self._images = place, executor, pools, masks, images
         self._before = LastTokens.of((), (), head.device)
         self.image_faults: Mapping[int, str] = {}
         """Images that could not be encoded in the latest step, by number, as all ranks of the first stage know them."""
@@ -75,7 +75,7 @@ class PartRunner:
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
         """Start a step. Slices whose image cannot be encoded are computed without it: other ranks need not know."""
-        self._pools.copy_pages(batch.copies)
+        self.pages.copy_pages(batch.copies)
         self.image_faults = self._update_images(batch)
         batch = StepBatch(tuple(map(self._with_sound_images, batch.slices)))
         if not batch.slices:

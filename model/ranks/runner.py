@@ -37,12 +37,15 @@ class NoAdapters:
     def read_again(self, number: int, running: Collection[int]) -> None:
         raise ModelError(NO_ADAPTERS)
 
+    def fingerprint(self, number: int) -> str:
+        raise ModelError(NO_ADAPTERS)
+
 
 class ParallelRunner:
     """The `model.batch.Runner` of a group of ranks. `own` computes rank 0's part of each step."""
 
     def __init__(self, own: PartRunner, place: Place, followers: Followers) -> None:
-        self.info, self.adapters = own.info, NoAdapters()
+        self.info, self.adapters, self.pages = own.info, NoAdapters(), own.pages
         self._own = own
         self._layout = place.layout
         self._followers = followers

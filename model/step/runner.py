@@ -81,7 +81,7 @@ class ModelRunner:
         if missing := sampler.unimplemented((masks.step,), REPORTS):
             raise NotImplementedError(f"no sampling step and no report implements {', '.join(sorted(missing))}")
         self.executor, self.info, self.adapters = executor, info, head.adapters
-        self.head, self._pools, self._masks, self._images = head, pools, masks, images
+        self.head, self.pages, self._masks, self._images = head, pools, masks, images
         self._last = LastTokens.of((), (), head.device)
 
     @property
@@ -104,7 +104,7 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
         """Start a step; see `Runner`. Slices whose image or adapter has a fault are left out, and end with it."""
-        self._pools.copy_pages(batch.copies)
+        self.pages.copy_pages(batch.copies)
         images = self._images.update(batch)
         adapters = self.adapters.begin_step({item.adapter for item in batch.slices} - {0})
         if batch.slices and not (images or adapters or batch.images or batch.forgotten):

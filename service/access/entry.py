@@ -18,6 +18,8 @@ LIMITS = {
     "requests_per_minute": (1, None),
     "tokens_per_minute": (1, None),
     "max_concurrent": (1, None),
+    "stored_bytes": (1, None),
+    "stored_responses": (1, None),
     "priority": (PRIORITIES[0], 0),
 }
 """Fields of an entry that are whole numbers, with the lowest and the highest one."""
@@ -29,8 +31,9 @@ DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 class Entry:
     """One API key as it is declared. `digest` is the SHA-256 hash of the key.
 
-    None: no limit. `priority` is the lowest number that requests with the key may send. `loads_adapters`: they may load
-    and unload LoRA adapters. `reasoning_format`: that of requests that do not say.
+    None: no limit. `stored_bytes` and `stored_responses` limit what the store has of it. `priority` is the lowest
+    number that requests with the key may send. `loads_adapters`: they may load and unload LoRA adapters.
+    `reasoning_format`: that of requests that do not say.
     """
 
     name: str
@@ -41,6 +44,8 @@ class Entry:
     priority: int = 0
     loads_adapters: bool = False
     reasoning_format: str | None = None
+    stored_bytes: int | None = None
+    stored_responses: int | None = None
 
     @property
     def identity(self) -> str:

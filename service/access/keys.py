@@ -64,6 +64,12 @@ class Key:
         """Count a request, which runs inside the context. Raises RateLimited."""
         self._check()
         self._requests.add(1)
+        with self.running():
+            yield
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count as one of the requests in flight inside the context, such as work that has outlived its request."""
         self._running += 1
         try:
             yield
@@ -116,6 +122,10 @@ class Keys:
             key = found[entry.name] = self._keys.get(entry.name) or Key(entry, self._clock)
             key.entry = entry
         self._keys = found
+
+    def owner(self, identity: str) -> Key | None:
+        """The key with this identity, if the server still has it."""
+        return next((key for key in self._keys.values() if key.entry.identity == identity), None)
 
     def find(self, candidates: Iterable[bytes]) -> Key | None:
         """The key that is one of `candidates`, if there is one.

@@ -92,7 +92,7 @@ class RequestRecord:
     reuse each other's cached prompts. Times are in seconds. None: the request did not get that far.
     For a request to the model: `model` is the name that it uses, `adapter` that of its LoRA adapter, `finishes` the
     finish reason of each choice that ended, and `failure` the class of the error that ended it. `submitted` and
-    `last_token` are by perf_counter.
+    `last_token` are by perf_counter. `body` is kept only for a receipt that repeats it.
     """
 
     id: str
@@ -126,6 +126,7 @@ class RequestRecord:
     reasoning_tokens: int | None = None
     finishes: tuple[str, ...] = ()
     failure: str | None = None
+    body: bytes = b""
 
     @property
     def tenant(self) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from service.access.keys import Share
 from service.access.record import RequestRecord
 from service.api.lanes import Lanes
+from service.api.ongoing import OngoingWork
 from service.engine.client import EngineClient
 from service.errors.errors import ModelNotFound, Overloaded, Unavailable
 from service.generation.adapters import Adapters, given_adapters
@@ -20,7 +21,9 @@ from service.images.images import Images
 from service.observe.metrics import Metrics
 from service.observe.view.feed import Feed, ServiceState
 from service.observe.view.requests import LiveRequests
+from service.receipts.maker import Receipts
 from service.settings import Settings
+from service.state.store import Store
 from service.structured.constraint import Grammars
 
 LARGE_BODIES = 16
@@ -212,4 +215,7 @@ class State:
     grammars: Grammars
     images: Images
     feed: Feed
+    receipts: Receipts
     requests: LiveRequests
+    store: Store
+    ongoing: OngoingWork

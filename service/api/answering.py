@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Protocol
@@ -22,6 +22,8 @@ from service.generation.choice import Delta, joined
 from service.generation.generation import Generation
 from service.generation.request import ModelRequest, ServedModel, Timings, Usage, late_request
 from service.http.sse import ClientGone, EventStream, Framing, Json, while_connected
+from service.receipts.maker import Drafts
+from service.receipts.receipt import Signed
 from service.schema.fields import ModelBody
 from service.schema.generation import GenerationBody, StreamBody
 
@@ -51,18 +53,40 @@ class Shape(Framing, Protocol):
         ...
 
 
+Save = Callable[[Sequence[Json]], Awaitable[None]]
+"""Stores an answer before the client has its end: the whole one, or the events of the last update of its stream."""
+
+
 async def answer(
-    request: Request, body: StreamBody, make: Make[ModelRequest], make_shape: Callable[[ServedModel, str], Shape]
+    request: Request,
+    body: StreamBody,
+    make: Make[ModelRequest],
+    make_shape: Callable[[ServedModel, str], Shape],
+    save: Save | None = None,
 ) -> Response:
     """The response to a generation request. Raises every refusal before a status is sent."""
+    state: State = request.app.state.noria
+    record: RequestRecord = request.scope["noria.record"]
     with ExitStack() as stack:
-        served, generation = await submit(stack, request, body, make)
+        served, generation, drafts = await submit_signed(stack, request, body, make)
         shape = make_shape(served, body.model or served.names[0])
         if body.stream:
-            request.scope["noria.record"].streams = True
-            expired = request.app.state.noria.admission.expired
-            return EventStream(_stream_frames(generation, shape), stack.pop_all(), expired, shape)
-        return await whole_response(request, generation, shape.whole)
+            record.streams = True
+            frames = stream_frames(generation, shape, drafts, save)
+            whole = (b"".join(update) async for update in frames)
+            return EventStream(whole, stack.pop_all(), state.admission.expired, shape)
+        return await whole_response(request, generation, shape.whole, drafts, save)
+
+
+async def submit_signed(
+    stack: ExitStack, request: Request, body: StreamBody, make: Make[ModelRequest]
+) -> tuple[ServedModel, Generation, Drafts | None]:
+    """As `submit`, for an answer that may have receipts, with their drafts."""
+    state: State = request.app.state.noria
+    state.receipts.check(body.receipt)
+    served, generation = await submit(stack, request, body, make)
+    record: RequestRecord = request.scope["noria.record"]
+    return served, generation, state.receipts.drafts(body.receipt, served, generation, record)
 
 
 async def submit(
@@ -144,23 +168,35 @@ async def whole_response(
     request: Request,
     generation: Generation,
     write: Callable[[Sequence[Delta], Usage, Timings], Mapping[str, object]],
+    drafts: Drafts | None = None,
+    save: Save | None = None,
 ) -> Response:
     """The plain response, once every choice is complete."""
     state: State = request.app.state.noria
-    parts = await while_connected(request.receive, state.admission.expired, _collect(generation))
+    collected = _collect(generation, drafts)
+    parts, signed = await while_connected(request.receive, state.admission.expired, collected)
     timings = generation.timings()
 
-    def content(dumps: Callable[[object], bytes]) -> bytes:
-        return dumps(write(parts, generation.usage, timings))
+    def answer() -> Json:
+        return {**write(parts, generation.usage, timings), **signed}
 
     n_logprobs = sum(len(part.scored) + len(part.prompt_logprobs or ()) for part in parts)
     n_numbers = sum(len(part.embedding) for part in parts)
-    if n_logprobs + n_numbers < LARGE:
-        return Response(content(orjson.dumps), media_type="application/json")
     size = n_logprobs * LOGPROB_BYTES + n_numbers * NUMBER_BYTES
-    work = state.admission.work.run(lambda: content(written), size)
-    whole = await while_connected(request.receive, state.admission.expired, work)
-    return Response(whole, media_type="application/json")
+    if n_logprobs + n_numbers < LARGE:
+        whole = answer()
+        if save is not None:
+            await save([whole])
+        return Response(orjson.dumps(whole), media_type="application/json")
+
+    async def content() -> bytes:
+        whole = await state.admission.work.run(answer, size)
+        if save is not None:
+            await save([whole])
+        return await state.admission.work.run(lambda: written(whole), size)
+
+    written_whole = await while_connected(request.receive, state.admission.expired, content())
+    return Response(written_whole, media_type="application/json")
 
 
 async def computed_response(request: Request, model: str | None, make: Make[Mapping[str, object]]) -> Response:
@@ -177,29 +213,44 @@ async def computed_response(request: Request, model: str | None, make: Make[Mapp
     return Response(whole, media_type="application/json")
 
 
-async def _stream_frames(generation: Generation, shape: Shape) -> AsyncIterator[bytes]:
+async def stream_frames(
+    generation: Generation, shape: Shape, drafts: Drafts | None, save: Save | None = None
+) -> AsyncIterator[list[bytes]]:
+    """The frames of a stream, those of an update together."""
     usage = generation.usage
     unopened = {choice.index for choice in generation.choices}
     unfinished = len(generation.choices)
     async for choice, delta in generation.events():
-        frames: list[Json] = []
+        if drafts is not None:
+            drafts.add(choice, delta)
+        events: list[Json] = []
         if len(unopened) == len(generation.choices):
             generation.note_sent()
         if choice.index in unopened:
             unopened.remove(choice.index)
-            frames += shape.opening(choice.index, replace(usage, completion=0, reasoning=0))
-        frames += shape.chunks(choice.index, delta, usage)
+            events += shape.opening(choice.index, replace(usage, completion=0, reasoning=0))
+        events += shape.chunks(choice.index, delta, usage)
         if delta.finish is not None:
             unfinished -= 1
             if not unfinished:
-                frames += shape.closing(usage)
-                frames[-1]["timings"] = generation.timings()
-        yield b"".join(map(shape.frame, frames))
+                events += shape.closing(usage)
+                events[-1]["timings"] = generation.timings()
+                events[-1] |= await _signed(drafts)
+                if save is not None:
+                    await save(events)
+        yield [*map(shape.frame, events)]
 
 
-async def _collect(generation: Generation) -> list[Delta]:
-    """One whole delta for each choice of the answer, in their order."""
+async def _collect(generation: Generation, drafts: Drafts | None) -> tuple[list[Delta], Signed]:
+    """One whole delta for each choice of the answer, in their order, and receipts."""
     parts: list[list[Delta]] = [[] for _ in generation.choices]
     async for choice, delta in generation.events():
         parts[choice.index].append(delta)
-    return [joined(parts[choice.index]) for choice in generation.best()]
+        if drafts is not None:
+            drafts.add(choice, delta)
+    return [joined(parts[choice.index]) for choice in generation.best()], await _signed(drafts)
+
+
+async def _signed(drafts: Drafts | None) -> Signed:
+    """What receipts add to an answer, or to the last event of its stream."""
+    return {} if drafts is None else {"receipts": await drafts.signed()}

@@ -25,6 +25,7 @@ from service.errors.errors import BodyTooLarge, HttpError, InvalidRequest
 from service.errors.refusals import invalid_body
 from service.http.sse import while_connected
 from service.schema.fields import Body, Reading, StructureError, ignored_fields
+from service.schema.generation import StreamBody
 
 B = TypeVar("B", bound=Body)
 Handler = Callable[[Request], Awaitable[Response]]
@@ -133,6 +134,8 @@ async def read_body(request: Request, kind: type[B]) -> B:
         else:
             checked = state.admission.work.run(lambda: _checked(content, kind, reading), len(content))
             body, record.ignored = await while_connected(request.receive, state.admission.expired, checked)
+        if isinstance(body, StreamBody) and body.receipt == "full":
+            record.body = content
     return body
 
 

@@ -39,26 +39,32 @@ OPTIONS = {field.name for field in fields(RunnerOptions)} | {
 
 @contextmanager
 def embedded_server(
-    model: str | None, on_loading: Callable[[str, float], None], arguments: Sequence[str] = ()
+    model: str | None,
+    on_loading: Callable[[str, float], None],
+    arguments: Sequence[str] = (),
+    unset: Sequence[str] = (),
 ) -> Iterator[httpx.Client]:
     """Start `noria serve MODEL ARGUMENTS` as a child process; the context is a client of it, once it is ready.
 
-    `on_loading(stage, fraction)` is called while the server loads. Raises OptionError with the last line of the
-    server's log if the server ends before it is ready.
+    `on_loading(stage, fraction)` is called while the server loads. The server does not get the variables `unset`.
+    Raises OptionError with the last line of the server's log if the server ends before it is ready.
     """
-    with own_socket(model, on_loading, arguments) as path, _client(path, None) as client:
+    with own_socket(model, on_loading, arguments, unset) as path, _client(path, None) as client:
         yield client
 
 
 @contextmanager
 def own_socket(
-    model: str | None, on_loading: Callable[[str, float], None], arguments: Sequence[str] = ()
+    model: str | None,
+    on_loading: Callable[[str, float], None],
+    arguments: Sequence[str] = (),
+    unset: Sequence[str] = (),
 ) -> Iterator[str]:
     """Start the server of `embedded_server`; the context is the path of its socket."""
     short = None if len(tempfile.gettempdir()) < 80 else "/tmp"  # a socket's path has at most 107 bytes
     with tempfile.TemporaryDirectory(prefix="noria-", dir=short) as folder, tempfile.TemporaryFile() as log:
         path = str(Path(folder) / "socket")
-        process = _start([*([model] if model else []), *arguments, "--uds", path], log)
+        process = _start([*([model] if model else []), *arguments, "--uds", path], unset, log)
         try:
             with _client(path, READY_SECONDS) as client:
                 while not _ready(client, on_loading):
@@ -80,11 +86,11 @@ def _client(path: str, seconds: float | None) -> httpx.Client:
     return httpx.Client(base_url=BASE_URL, transport=httpx.HTTPTransport(uds=path), timeout=seconds)
 
 
-def _start(arguments: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(arguments: Sequence[str], unset: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
     """Start the server in its own session: Ctrl-C stops an answer, not the server. No thread may run yet."""
     return start_python(
         *("service", "serve", *arguments, "--log-level", "warning", "--no-spare-engine"),
-        environment=dict.fromkeys(not_for_own_server(os.environ)),
+        environment=dict.fromkeys([*not_for_own_server(os.environ), *unset]),
         stdout=log,
         stderr=log,
         preexec_fn=die_with_parent,

@@ -65,7 +65,7 @@ class EngineLoop:
         self._steps = StepRecorder()
         self._looks: list[Look] = []  # to be answered after the present step
         self._flights: deque[Flight] = deque()  # oldest first
-        self._waits_for_adapter = False  # and for nothing else
+        self._waits_for_files = False  # and for nothing else
         self._failed_steps = 0
         self._landed_at = 0.0
         self._landed = 0  # tokens of the step that was read since the last report
@@ -123,9 +123,10 @@ class EngineLoop:
 
     def _idle(self) -> bool:
         """Whether nothing is left to do but to wait for messages."""
-        if self._flights or (self._scheduler.has_work and not self._waits_for_adapter):
+        if self._flights or (self._scheduler.has_work and not self._waits_for_files):
             return False
         self._scheduler.check_idle()
+        self._scheduler.save_pages()
         self._landed_at = 0.0  # the next step begins with its launch
         return not self._runner.idle()
 
@@ -133,7 +134,7 @@ class EngineLoop:
         """Plan and launch a step. If that fails, read the steps in flight first: they do not depend on the new one."""
         batch, launched = self._scheduler.plan(), time.monotonic()
         self._clock.note(self._scheduler.due)
-        self._waits_for_adapter = not batch and not self._flights and self._scheduler.waits_for_adapter
+        self._waits_for_files = not batch and not self._flights and self._scheduler.waits_for_files
         if batch:
             if log.isEnabledFor(logging.DEBUG):
                 counts = batch.n_tokens, len(batch.slices), len(batch.images)

@@ -31,7 +31,20 @@ def merge(first: Update, second: Update) -> Update:
         embedding=first.embedding + second.embedding,
         fault=second.fault,
         miss=first.miss if second.miss is None else second.miss,
+        from_disk=first.from_disk if second.from_disk is None else second.from_disk,
     )
+
+
+def split(update: Update) -> list[Update]:
+    """The same as updates of one token each, whatever was generated or delivered together."""
+    n_tokens = len(update.tokens)
+    if n_tokens < 2:
+        return [update]
+    parts = [Update(update.id, update.tokens[at : at + 1], update.logprobs[at : at + 1]) for at in range(n_tokens)]
+    first = update._replace(tokens=parts[0].tokens, logprobs=parts[0].logprobs, embedding=())
+    first = first._replace(finish=None, failure=None, fault=None)
+    last = parts[-1]._replace(finish=update.finish, failure=update.failure, fault=update.fault)
+    return [first, *parts[1:-1], last._replace(embedding=update.embedding)]
 
 
 class Mailbox:
@@ -116,7 +129,7 @@ class Mailbox:
             self._n_processed = update.processed or self._n_processed
         if update.cached is not None:
             if self._admitted:
-                update = update._replace(cached=None, queued=None, miss=None)
+                update = update._replace(cached=None, queued=None, miss=None, from_disk=None)
             self._admitted = True
         return update
 

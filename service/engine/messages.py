@@ -1,6 +1,6 @@
 """The messages between service and engine, and their frames on the wire: plain data as JSON, never pickles.
 
-To the engine:    LoadModel, Submit, Abort, Look, LoadAdapter, UnloadAdapter, AdapterRead, Stop
+To the engine:    LoadModel, Submit, Abort, Look, LoadAdapter, UnloadAdapter, AdapterRead, PagesMoved, Stop
 From the engine:  Loading (stage, progress), Ready (RunnerInfo), Failed (start-up error), Report (one a step), Beat,
                   Picture (one a Look), AdapterLoaded (one a LoadAdapter)
 """
@@ -110,6 +110,11 @@ class AdapterRead:
 
 
 @dataclass(frozen=True, slots=True)
+class PagesMoved:
+    """The prefix store has written or read pages: there is more to do. The engine's own threads send it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the engine process."""
 
@@ -175,8 +180,9 @@ class Update(NamedTuple):
 
     `finish` is None until the last update. It is then "stop" (`tokens[-1]` is a stop token), "length",
     "repetition" or "error", or "timeout" or "abort" from `Mailbox.expire`.
-    `cached` counts prompt tokens taken from the cache, `queued` the seconds in the queue, and `miss` says where the
-    prompt left the cache, unless it had all it could; they come with the first update. `failure` explains an "error"
+    `cached` counts prompt tokens taken from the cache, `from_disk` those of them that were read from the disk, `queued`
+    the seconds in the queue, and `miss` says where the prompt left the cache, unless it had all it could; they come
+    with the first update. `failure` explains an "error"
     that the request itself caused, `fault` one of the server in this sequence alone. `processed` counts computed prompt
     tokens, if the request wants progress. `embedding` [dim] comes with the last update.
     """
@@ -193,6 +199,7 @@ class Update(NamedTuple):
     embedding: tuple[float, ...] = ()
     fault: str | None = None
     miss: CacheMiss | None = None
+    from_disk: int | None = None
 
 
 class AdapterStats(NamedTuple):
@@ -207,7 +214,8 @@ class Stats(NamedTuple):
     """State of the engine after a step. Counters are totals since the engine started.
 
     `prompt_tokens` were computed, those of sequences that are computed again among them. `adapters` are those that
-    sequences use.
+    sequences use. Of `hit_tokens`, `disk_tokens` were read from the prefix store. It has written `pages_written`, and
+    not written `pages_dropped`: its queue was full, or the disk refused them.
     """
 
     running: int = 0
@@ -223,6 +231,9 @@ class Stats(NamedTuple):
     prompt_tokens: int = 0
     generated_tokens: int = 0
     adapters: tuple[AdapterStats, ...] = ()
+    disk_tokens: int = 0
+    pages_written: int = 0
+    pages_dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +244,7 @@ class Report:
     stats: Stats = field(default_factory=Stats)
 
 
-ToEngine = LoadModel | Submit | Abort | Look | LoadAdapter | UnloadAdapter | AdapterRead | Stop
+ToEngine = LoadModel | Submit | Abort | Look | LoadAdapter | UnloadAdapter | AdapterRead | PagesMoved | Stop
 FromEngine = Loading | Ready | Failed | Beat | Report | Picture | AdapterLoaded
 
 

@@ -25,6 +25,7 @@ from service.engine.messages import (
     LoadAdapter,
     Loading,
     LoadModel,
+    PagesMoved,
     Ready,
     Stop,
     Submit,
@@ -32,6 +33,7 @@ from service.engine.messages import (
     UnloadAdapter,
     Wire,
 )
+from service.engine.prefixes.store import SAVE_SECONDS, PrefixStore, open_store
 from service.engine.progress import StallClock
 from service.engine.scheduling.scheduler import Scheduler
 
@@ -65,6 +67,7 @@ class Worker:
         self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
         self._ended = threading.Event()
         self._runner: Runner | None = None
+        self._store: PrefixStore | None = None
         self._reading: set[int] = set()  # adapters that are read again
         self._preparing: dict[int, int] = {}  # ids of sequences, with the lengths of their prompts
         self._clock = StallClock()
@@ -107,6 +110,7 @@ class Worker:
                 self._wire.send(Ready(runner.info))
                 runner.watch(self._lost)
                 EngineLoop(runner, scheduler, self._receive, self._wire.send, self._clock, self._preparing.copy).run()
+                scheduler.save_pages(SAVE_SECONDS)
 
     def _lost(self, reason: str) -> None:
         """A process that computes with this one is gone. The main thread may wait for it without end."""
@@ -125,12 +129,15 @@ class Worker:
         runner = create(lambda stage, fraction: self._wire.send(Loading(stage, fraction)), **load.options)
         info = runner.info
         log.debug("the model is loaded: %s", info)
+        self._store = open_store(info, runner.pages, wake=lambda: self._inbox.put(PagesMoved()))
         return runner, Scheduler(
             info,
             max_sequences=info.max_sequences,
             max_step_tokens=info.max_step_tokens,
             adapter_ready=partial(self._adapter_ready, runner),
             prompts=PromptBudget(info.target_first_token, info.target_inter_token, load.step_timeout),
+            store=self._store,
+            adapter_name=str if self._store is None else runner.adapters.fingerprint,
         )
 
     def _receive(self, block: bool) -> list[ToEngine]:
@@ -154,6 +161,9 @@ class Worker:
     def _close(self) -> None:
         if self._runner is not None:
             self._runner.close()
+        if self._store is not None:  # the loop saves pages before this process ends
+            self._inbox.put(Stop())
+            self._ended.wait(SAVE_SECONDS)
 
     def _dispatch(self, message: ToEngine) -> None:
         """Put a message into the inbox, or first give it to the thread that compiles grammars and reads adapters.
@@ -225,7 +235,7 @@ class Worker:
                 return
 
     def _stalled(self, passed: float) -> float:
-        """The seconds without progress in the loop, of adapters to read, or of messages that the loop leaves.
+        """The seconds without progress in the loop, of adapters or pages to read, or of messages that the loop leaves.
 
         Waiting for the process of grammars does not count: the process has limits of its own.
         """
@@ -233,5 +243,6 @@ class Worker:
         return self._clock.tick(
             0.0 if waits else passed,
             reading=self._n_prepared if self._reading and not self._compiles else None,
+            pages=None if self._store is None else self._store.progress,
             inbox=None if self._inbox.empty() else self._n_received,
         )

@@ -9,11 +9,14 @@ ApiError
 ├── Forbidden          403  a key that may not do this
 ├── ModelNotFound      404  a model that is not served here
 ├── RequestNotFound    404  no request in flight of this key has this id
+├── NotStored          404  the store has nothing of this key with this id
 ├── AdapterNotFound    404  no adapter has this name
 ├── AdapterExists      409  an adapter, or the model, has this name
 ├── Cancelled          410  the key has cancelled the request
 ├── BodyTooLarge       413
+├── HistoryTooLarge    413  the stored items of a request are larger than a body may be
 ├── Overloaded         429  the queue is full
+├── StoreFull          429  the store has no place for what a request begins
 ├── RateLimited        429  a limit of the request's key is reached
 ├── Unavailable        503  loading, restarting or draining
 └── HttpError          404, 405, 415: no such route, method or content type; 400, 408, 414, 431: the bytes
@@ -118,6 +121,13 @@ class RequestNotFound(ApiError):
         )
 
 
+class NotStored(ApiError):
+    status = 404
+
+    def __init__(self, kind: str, id: str) -> None:
+        super().__init__(f"no {kind} {quoted(id)} of this key is stored", param="id", code=f"{kind}_not_found")
+
+
 class AdapterNotFound(ApiError):
     status = 404
 
@@ -149,12 +159,28 @@ class BodyTooLarge(ApiError):
         super().__init__(f"the request body is larger than {limit} bytes", code="request_too_large")
 
 
+class HistoryTooLarge(ApiError):
+    status = 413
+
+    def __init__(self) -> None:
+        message = "the stored items of this conversation are larger than a request may be (--max-body): compact it"
+        super().__init__(message, code="history_too_large")
+
+
 class Overloaded(ApiError):
     status = 429
 
     def __init__(self, what: str, value: int, limit: int, retry_after: int) -> None:
         message = f"the server is full: {value} {what}, the limit is {limit}; try again in {retry_after} s"
         super().__init__(message, code="queue_full", headers={"retry-after": str(retry_after)})
+
+
+class StoreFull(ApiError):
+    status = 429
+
+    def __init__(self) -> None:
+        message = "the store has no place for this: delete something, send less, or try again when responses have ended"
+        super().__init__(message, code="store_full", headers={"retry-after": "10"})
 
 
 class RateLimited(ApiError):

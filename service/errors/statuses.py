@@ -37,7 +37,7 @@ STATUSES: Mapping[int, Status] = {
         INVALID,
         "not_found_error",
         "keyed",
-        "The server does not serve this model, or the key has no such request.",
+        "The server does not serve this model, or the key has no such request, response or conversation.",
         "not_found",
     ),
     405: Status(INVALID, INVALID, "declared", "The path has no such method.", "method_not_allowed"),

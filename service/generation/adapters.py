@@ -4,10 +4,11 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from model.checkpoint.digest import adapter_files, stamp
 from model.errors import quoted
 from service.engine.client import EngineClient
 from service.engine.supervision.adapters import files_state
@@ -20,12 +21,16 @@ MAX_ADAPTERS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A LoRA adapter in the directory `path`. `files` is the state of its files, `created` is in Unix seconds."""
+    """A LoRA adapter in the directory `path`.
+
+    `files` is the state of its files, `stamp` that of those that are read, `created` is in Unix seconds.
+    """
 
     name: str
     number: int
     path: Path
     files: str
+    stamp: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
 
 
@@ -84,7 +89,7 @@ class Adapters:
         number = self._n_numbers
         self._loading.add(name)
         try:
-            adapter = Adapter(name, number, path, await asyncio.to_thread(files_state, path))
+            adapter = await asyncio.to_thread(_seen, name, number, path)
             await self._client.load_adapter(adapter.number, str(path))
         finally:
             self._loading.discard(name)
@@ -110,4 +115,12 @@ class Adapters:
 def given_adapters(settings: Settings) -> tuple[Adapter, ...]:
     """The adapters of --lora, numbered from 1. Raises OptionError."""
     given = enumerate(settings.adapters_given.items(), start=1)
-    return tuple(Adapter(name, number, path, files_state(path)) for number, (name, path) in given)
+    return tuple(_seen(name, number, path) for number, (name, path) in given)
+
+
+def _seen(name: str, number: int, path: Path) -> Adapter:
+    """An adapter with the present state of its files; "" for files that cannot be seen, which the engine refuses."""
+    files, seen = files_state(path), ""
+    with suppress(OSError):
+        seen = stamp(adapter_files(path))
+    return Adapter(name, number, path, files, seen)

@@ -92,6 +92,7 @@ class Choice:
         self.index = index
         self.mailbox = mailbox
         self.n_generated = 0
+        self.sampled: list[int] = []  # every generated token, stop tokens too
         self.admitted = False  # whether the engine has begun with it
         self.last_token: float | None = None  # when the latest tokens arrived, by perf_counter
         self._prompt = prompt
@@ -104,6 +105,10 @@ class Choice:
         self._waiting: deque[TokenLogprob] = deque()  # logprobs of tokens whose text may still become a stop string
         self._total_logprob = 0.0
         self._cached = 0
+
+    @property
+    def prompt(self) -> Prompt:
+        return self._prompt
 
     @property
     def prompt_tokens(self) -> int:
@@ -159,6 +164,7 @@ class Choice:
                 self.mailbox.close()
                 break
         self.n_generated += n_tokens
+        self.sampled += update.tokens[:n_tokens]
         if self._scores:
             scored = n_tokens if self._request.scores_end else min(n_tokens, visible)
             self._waiting.extend(update.logprobs[:scored])

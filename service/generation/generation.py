@@ -11,7 +11,7 @@ from model.tokenizers.base import Tokenizer
 from service.access.keys import Share
 from service.access.record import RequestRecord
 from service.engine.client import EngineClient
-from service.engine.mailbox import Mailbox
+from service.engine.mailbox import Mailbox, split
 from service.engine.messages import Update
 from service.generation.choice import Choice, Delta
 from service.generation.request import CacheMiss, ModelRequest, Prompt, Timings, Usage, timings
@@ -80,6 +80,10 @@ class Generation:
         self._finishes: dict[int, str] = {}  # choice -> why it ended
         self._deadline: asyncio.TimerHandle | None = None
         self._pumps: list[asyncio.Task[None]] = []
+
+    @property
+    def request(self) -> ModelRequest:
+        return self._request
 
     async def submit(self) -> None:
         """Send each prompt to the engine, once for all its choices. The event loop serves others after each prompt.
@@ -194,7 +198,8 @@ class Generation:
             await queue.put(error)
 
     async def _follow(self, choice: Choice) -> AsyncIterator[Event]:
-        async for update in choice.mailbox:
+        updates = _by_token(choice.mailbox) if self._request.by_token else choice.mailbox
+        async for update in updates:
             before, thought = choice.n_generated, choice.n_thought
             delta = choice.absorb(update)
             self._count_thought(choice.n_thought - thought)
@@ -217,6 +222,7 @@ class Generation:
                 self._record.queue_seconds = update.queued
         if update.cached is not None and choice.index % self._n == 0:
             self.usage.cached += update.cached
+            self.usage.from_disk += update.from_disk or 0
         if update.miss is not None and not choice.index:
             self._miss = cast(CacheMiss, update.miss._asdict())
         if not n_tokens:
@@ -256,3 +262,10 @@ class Generation:
         for choice in self.choices:
             choice.mailbox.close()
         self._wait(-self._waiting[0], -self._waiting[1])
+
+
+async def _by_token(mailbox: Mailbox) -> AsyncIterator[Update]:
+    """The updates of a mailbox, each with one token."""
+    async for update in mailbox:
+        for part in split(update):
+            yield part

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 from typing_extensions import TypedDict  # pydantic, which reads it, needs this one before Python 3.12
@@ -36,6 +37,7 @@ class ServedModel:
 
     `reasoning` are the marks of thoughts, None for a model without reasoning. `reasoning_budget` is the default for
     the tokens of a thought, and `repetition_detection` that of a request. `description` is what its users should know.
+    `source` is where its files are, and their stamp when they were loaded; None: not known.
     `fingerprint` is the `system_fingerprint` of answers. Raises ModelError for defaults that no request could use.
     """
 
@@ -51,6 +53,7 @@ class ServedModel:
     adapter: Adapter | None = None
     description: str | None = None
     created: int = field(default_factory=lambda: int(time.time()))
+    source: tuple[Path, str] | None = None
     fingerprint: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -128,7 +131,8 @@ class ModelRequest:
     token of the prompt (None: no logprobs). `stop_token_ids` are the request's own. `grammar_fields` are the client's
     names of the fields that made the grammar. `visible_control` are the names of control tokens that are part of the
     text, as they mark calls. `reasoning` is None for an answer without a thought. `ignored` are the client's names of
-    fields that have no effect with this model, for the header `x-noria-ignored`.
+    fields that have no effect with this model, for the header `x-noria-ignored`. `by_token`: each token has a delta of
+    its own, so that the deltas depend on the tokens alone.
     """
 
     prompts: tuple[Prompt, ...]
@@ -143,6 +147,7 @@ class ModelRequest:
     visible_control: frozenset[str] = frozenset()
     reasoning: Reasoning | None = None
     ignored: tuple[str, ...] = ()
+    by_token: bool = False
 
     @property
     def params(self) -> SamplingParams:
@@ -222,7 +227,8 @@ def late_request(body: GenerationBody) -> ModelRequest:
 class Usage:
     """The tokens of a request so far. A prompt counts once, whatever its number of choices.
 
-    `reasoning` is the part of `completion` that is thought, and `images` the part of `prompt` that stands for images.
+    `reasoning` is the part of `completion` that is thought, `images` the part of `prompt` that stands for images, and
+    `from_disk` the part of `cached` that was read from the prefix store.
     """
 
     prompt: int = 0
@@ -230,6 +236,7 @@ class Usage:
     cached: int = 0
     reasoning: int = 0
     images: int = 0
+    from_disk: int = 0
 
     @classmethod
     def of(cls, prompts: Sequence[Prompt]) -> Self:
@@ -250,11 +257,13 @@ class CacheMiss(TypedDict):
 class Timings(TypedDict):
     """Tokens and milliseconds of a request, by llama.cpp's names: `prompt` until the first token, `predicted` after.
 
-    `cache_miss` is null if all full pages of the first prompt came from the cache.
+    Of the `cache_n` tokens from the cache `cache_disk_n` were read from the disk. `cache_miss` is null if all full
+    pages of the first prompt came from the cache.
     """
 
     queue_ms: float
     cache_n: int
+    cache_disk_n: int
     cache_miss: CacheMiss | None
     prompt_n: int
     prompt_ms: float
@@ -270,6 +279,7 @@ def timings(usage: Usage, miss: CacheMiss | None, queue: float, prompt: float, p
     return {
         "queue_ms": _ms(queue),
         "cache_n": usage.cached,
+        "cache_disk_n": usage.from_disk,
         "cache_miss": miss,
         "prompt_n": n_prompt,
         "prompt_ms": _ms(prompt),

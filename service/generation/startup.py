@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 
 from model.chat.formats import ChatFormat, load_chat
 from model.chat.reasoning import STYLES, Marks, has_tokens
+from model.checkpoint.digest import network_files, stamp
 from model.checkpoint.embedded import EMBEDDED, EMBEDDED_DESCRIPTION
 from model.checkpoint.families import read_config
 from model.checkpoint.generation_config import GenerationDefaults, read_generation
 from model.checkpoint.model_files import model_files
 from model.checkpoint.resolve import resolve, resolve_again
-from model.errors import OptionError, ParameterError
+from model.errors import ModelError, OptionError, ParameterError
 from model.options import RunnerOptions
 from model.sharding.layout import Layout
 from model.sharding.shard import check
@@ -45,15 +46,16 @@ async def load_served(settings: Settings, client: EngineClient) -> ServedModel:
 
     Raises NoriaError as soon as either fails; the caller closes the client, which ends an engine that still loads.
     """
-    directory = await _in_thread(lambda: resolve(settings.model, revision=settings.revision, progress=client.note))
-    await _in_thread(lambda: check_layout(settings, directory))
+    directory = await in_thread(lambda: resolve(settings.model, revision=settings.revision, progress=client.note))
+    await in_thread(lambda: check_layout(settings, directory))
+    source = (directory, await in_thread(lambda: _stamp(directory)))
 
     async def renew() -> dict[str, Any]:
         """The runner's options for another engine: the model's files may have gone, or moved."""
         find = partial(resolve_again, settings.model, directory, progress=client.note)
-        return runner_options(settings, await _in_thread(find))
+        return runner_options(settings, await in_thread(find))
 
-    text = asyncio.create_task(_in_thread(lambda: _frozen(load_text_side(directory, settings.chat_template))))
+    text = asyncio.create_task(in_thread(lambda: _frozen(load_text_side(directory, settings.chat_template))))
     network = asyncio.create_task(client.start(runner_options(settings, directory), renew))
     try:
         side, _ = await asyncio.gather(text, network)
@@ -72,6 +74,7 @@ async def load_served(settings: Settings, client: EngineClient) -> ServedModel:
         settings.reasoning_budget,
         settings.repetition,
         description=EMBEDDED_DESCRIPTION if settings.model == EMBEDDED else None,
+        source=source,
     )
 
 
@@ -140,7 +143,15 @@ def _read(path: Path | None) -> str | None:
         raise OptionError(f"--chat-template {path}: cannot be read ({type(error).__name__})") from error
 
 
-async def _in_thread(work: Callable[[], T]) -> T:
+def _stamp(directory: Path) -> str:
+    """The stamp of the network's files; empty if one is missing, of which the engine's error will tell."""
+    try:
+        return stamp(network_files(directory))
+    except (ModelError, OSError):
+        return ""
+
+
+async def in_thread(work: Callable[[], T]) -> T:
     """The result of `work`, done on a daemon thread: an executor's thread would keep the process from ending."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()

@@ -51,6 +51,9 @@ COUNTERS = {
     "preemptions": ("preemptions", "Sequences preempted, to be recomputed later."),
     "queried_tokens": ("prefix_cache_queried_tokens", "Prompt tokens looked up in the prefix cache."),
     "hit_tokens": ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache."),
+    "disk_tokens": ("prefix_cache_disk_tokens", "Prompt tokens of the hits that were read from --prefix-store."),
+    "pages_written": ("prefix_store_written_pages", "Pages that were written to --prefix-store."),
+    "pages_dropped": ("prefix_store_dropped_pages", "Pages that were not written: the disk was too slow, or failed."),
     "draft_tokens": ("draft_tokens", "Draft tokens from prompt lookup."),
     "accepted_draft_tokens": ("accepted_draft_tokens", "Draft tokens that the model accepted."),
 }
@@ -220,6 +223,12 @@ class Metrics:
         self.watch_connections = Gauge("noria_connections", "Open connections.", registry=registry).set_function
         self.watch_backlog = Gauge(
             "noria_prompt_tokens_waiting", "Tokens of prompts that wait for their first step.", registry=registry
+        ).set_function
+        self.watch_stored = Gauge(
+            "noria_responses_stored", "Responses and conversations in --responses-store.", registry=registry
+        ).set_function
+        self.watch_stored_bytes = Gauge(
+            "noria_responses_stored_bytes", "Bytes of them, as --responses-store-size counts them.", registry=registry
         ).set_function
         self._refused_connections = Counter(
             "noria_refused_connections",

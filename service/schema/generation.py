@@ -176,10 +176,17 @@ CHAT_TOKENS = (
 """The description of `max_tokens` in chat."""
 
 
+ReceiptField = Annotated[bool | Literal["full"], expect('true, false or "full"')]
+
+
 class StreamBody(ModelBody):
     """A request whose answer may be streamed."""
 
     stream: bool | None = optional("Send the answer as server-sent events while it is generated.")
+    receipt: ReceiptField | None = optional(
+        "true: add `receipts`, a signed receipt of each choice, to the answer or the last event of its stream. "
+        '"full": with the body of the request, the tokens and the text in it. Default: `--receipts`.'
+    )
 
 
 class UserBody(ModelBody):

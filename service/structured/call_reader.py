@@ -4,6 +4,7 @@ import re
 import string
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from random import Random, SystemRandom
 from typing import Any
 
 from model.tokenizers.pieces import n_begun
@@ -60,12 +61,13 @@ class CallReader:
     """A state machine that reads one answer in a style. `n_calls` is the number of calls that have begun.
 
     A call has the id that the model writes, if that is one for no other call of the answer. An id after the arguments
-    is seen only if it has arrived with the name: a stream names the id first.
+    is seen only if it has arrived with the name: a stream names the id first. New ids are drawn from `source`.
     """
 
-    def __init__(self, style: Style) -> None:
+    def __init__(self, style: Style, source: Random | None = None) -> None:
         self.n_calls = 0
         self._style = style
+        self._source = source or SystemRandom()
         self._state: Callable[[list[Piece], bool], bool] = self._text
         self._unread = ""
         self._has_text = False
@@ -144,7 +146,9 @@ class CallReader:
 
     def _id(self, written: str) -> str:
         """The id of a call: what the model has `written`, if it is an id, and a new one."""
-        call_id = written if SHORT_ID.fullmatch(written) and written not in self._ids else self._style.new_id()
+        call_id = (
+            written if SHORT_ID.fullmatch(written) and written not in self._ids else self._style.new_id(self._source)
+        )
         self._ids.add(call_id)
         return call_id
 
@@ -189,9 +193,9 @@ def _past_words(text: str, words: str) -> tuple[bool | None, str]:
     return (None if awaited else True), ""
 
 
-def reader_of(served: ServedModel, calls: AllowedCalls) -> CallReader | None:
-    """The reader of an answer, or None for an answer that cannot have calls."""
-    return CallReader(style_of(served)) if calls.functions else None
+def reader_of(served: ServedModel, calls: AllowedCalls, source: Random | None = None) -> CallReader | None:
+    """The reader of an answer, or None for an answer that cannot have calls. New ids come from `source`."""
+    return CallReader(style_of(served), source) if calls.functions else None
 
 
 def pieces_of(reader: CallReader | None, text: str, *, final: bool) -> list[Piece]:

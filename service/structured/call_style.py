@@ -3,10 +3,10 @@
 import hashlib
 import json
 import re
-import secrets
 import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from random import Random
 
 from model.chat.reasoning import PARTS, THOUGHT
 from model.errors import quoted
@@ -61,11 +61,11 @@ class Style:
         words = self.first + self.opening + self.id_before + self.middle
         return frozenset(name for name in tokenizer.control if name in words)
 
-    def new_id(self) -> str:
+    def new_id(self, source: Random) -> str:
         """A new id of a call. Mistral's formats require nine letters or digits."""
-        return (
-            "".join(secrets.choice(ID_CHARS) for _ in range(9)) if self.short_ids else f"call_{secrets.token_hex(12)}"
-        )
+        if self.short_ids:
+            return "".join(source.choice(ID_CHARS) for _ in range(9))
+        return f"call_{source.getrandbits(96):024x}"
 
     def with_ids(self, messages: Sequence[Json]) -> Sequence[Json]:
         """The messages with call ids that the format accepts. Another id becomes a short one, always the same."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from tests.drill.attacks import bodies, connections, forms, generated, heads, protocol, queue, sites
-from tests.drill.faults import clock, deaths, images, limits, steps, streams
+from tests.drill.faults import clock, deaths, images, limits, prefixes, responses, steps, streams
 from tests.drill.row import LoneRow, Row
 
 FAMILIES: Mapping[str, Sequence[Row | LoneRow]] = {
@@ -21,4 +21,6 @@ FAMILIES: Mapping[str, Sequence[Row | LoneRow]] = {
     "Queue and keys": queue.ROWS,
     "Steps of the engine": steps.ROWS,
     "Clock": clock.ROWS,
+    "Pages on disk": prefixes.ROWS,
+    "Stored responses": responses.ROWS,
 }

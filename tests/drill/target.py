@@ -63,6 +63,13 @@ def _images(folder: Path) -> tuple[list[str], dict[str, str]]:
     return [*SERVE, str(save_hf("mistral3", folder / "model"))], {"NORIA_MAX_MODEL_LEN": "2048"}
 
 
+def _responses(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """It stores responses in a file, and finishes those that ran when it was killed."""
+    (folder / "disk").mkdir()
+    variables = {"NORIA_RESPONSES_STORE": str(folder / "disk/responses.db"), "NORIA_FINISH_AFTER_RESTART": "true"}
+    return [*SERVE], variables
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """How a server is started: `prepare` gives its command and variables for the server's own folder.
@@ -85,6 +92,8 @@ SETUPS = {
     "faulty runner": Setup(lambda folder: ([sys.executable, "-m", "tests.drill.faulty"], {})),
     "clock": Setup(_clock),
     "images": Setup(_images, model="images"),
+    "prefixes": Setup(lambda folder: ([*SERVE], {"NORIA_PREFIX_STORE": str(folder / "pages")})),
+    "responses": Setup(_responses),
 }
 
 
@@ -106,6 +115,10 @@ class Target:
         self._environment = clean | flags | paths | own
         self._log: IO[bytes] | None = None
         self.server: LiveServer
+
+    def serve_prefixes(self, directory: Path) -> None:
+        """Let it share the pages of another server."""
+        self._environment["NORIA_PREFIX_STORE"] = str(directory)
 
     @property
     def url(self) -> str:
@@ -185,10 +198,11 @@ class Target:
 
 
 @contextmanager
-def running() -> Iterator[Target]:
-    """A server of its own for the block. Raises Broken if it does not start."""
-    target = Target()
+def running(setup: str = "main", *, before: Callable[[Target], None] = lambda target: None) -> Iterator[Target]:
+    """A server of its own for the block, after `before`. Raises Broken if it does not start."""
+    target = Target(setup)
     try:
+        before(target)
         target.start()
         yield target
     finally:

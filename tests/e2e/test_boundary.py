@@ -83,7 +83,7 @@ def test_keys_that_are_no_numbers(runner: ModelRunner, n_before: int, monkeypatc
 
     def poison(batch: StepBatch) -> None:
         (item,) = (item for item in batch.slices if item.sequence_id == GUILTY)
-        runner._pools.layers[1].k[item.tables[1].pages[0]].view(torch.uint8).fill_(255)
+        runner.pages.layers[1].k[item.tables[1].pages[0]].view(torch.uint8).fill_(255)
 
     at_step(monkeypatch, runner, n_before, poison)
     check(Served(runner, SCRIPT), undisturbed, BROKEN_NUMBERS, n_before)

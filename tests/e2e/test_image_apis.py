@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,10 +13,12 @@ import torch
 from PIL import Image
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
+from service.receipts.keys import make_key
 from tests.e2e.server import LiveServer, serving
 from tests.model import pixtral
 from tests.model.checkpoint.adapter_files import ATTENTION, save_peft
 from tests.model.pixtral import IMG, IMG_BREAK, IMG_END, NAMES
+from tests.service.command_line import noria
 
 Json = dict[str, Any]
 N_TOKENS = 12
@@ -71,7 +74,7 @@ def expected(kind: str) -> list[int]:
     return [len(ids), *tokens]
 
 
-def chat(server: LiveServer, data: Sequence[str], **more: str) -> Json:
+def chat(server: LiveServer, data: Sequence[str], **more: str | bool) -> Json:
     images = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{each}"}} for each in data]
     a, b, c = ({"type": "text", "text": text} for text in "abc")
     content = [a, images[0], b, images[1], c]
@@ -130,8 +133,9 @@ def served(
     kind, save = request.param
     directory = save(kind, tmp_path_factory.mktemp(kind))
     save_adapter(kind, directory / "adapter")
-    adapter = ("--lora", f"tuned={directory / 'adapter'}")
-    with serving(str(directory), "--quantize", "none", "--dtype", "float32", *adapter) as server:
+    make_key(directory / "key.pem")
+    more = ("--lora", f"tuned={directory / 'adapter'}", "--receipt-key", str(directory / "key.pem"))
+    with serving(str(directory), "--quantize", "none", "--dtype", "float32", *more) as server:
         yield kind, server
 
 
@@ -154,6 +158,43 @@ def test_all_apis_answer_as_transformers_does(served: tuple[str, LiveServer]) ->
     assert other["choices"][0]["token_ids"] != tokens
 
 
+def test_images_continue(served: tuple[str, LiveServer]) -> None:
+    """The second prompt is that of the whole conversation: its images come from the store."""
+    _, server = served
+    whole = responses(server, [*map(data_of, IMAGES)])
+    more: Json = {"input": "d", "max_output_tokens": N_TOKENS}
+    after = posted(server, "/v1/responses", more | {"previous_response_id": whole["id"]})
+    items = server.http.get(f"/v1/responses/{whole['id']}/input_items").json()["data"]
+    again = [*items, *whole["output"], {"role": "user", "content": "d"}]
+    plain = posted(server, "/v1/responses", more | {"input": again, "store": False})
+    assert after["output"][0]["content"][0]["text"] == plain["output"][0]["content"][0]["text"]
+    for response in (after, plain):
+        n_images = response["usage"]["input_tokens_details"]["image_tokens"]
+        assert n_images == whole["usage"]["input_tokens_details"]["image_tokens"] > 0
+    assert after["usage"]["input_tokens_details"]["cached_tokens"] > n_images, "the conversation is reused"
+    other = posted(server, "/v1/responses", {"input": "d", "max_output_tokens": N_TOKENS})
+    assert other["output"][0]["content"][0]["text"] != after["output"][0]["content"][0]["text"]
+
+
+def test_a_receipt_names_images_and_adapter(served: tuple[str, LiveServer], tmp_path: Path) -> None:
+    """In float32 nothing is promised; alone on one machine the answer is the same."""
+    _, server = served
+    data = [*map(data_of, IMAGES)]
+    answer = chat(server, data, model="tuned", receipt="full")
+    (receipt,) = answer["receipts"]
+    assert (len({*receipt["images"]}), receipt["adapter"]["name"]) == (2, "tuned")
+    path, request = tmp_path / "answer.json", tmp_path / "request.json"
+    path.write_text(json.dumps(answer))
+    done = noria("verify", path, "--url", server.url)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert "equal bits: not promised: " in done.stdout
+    assert done.stdout.endswith(f"equal: {receipt['n_tokens']} tokens, computed again\n")
+    request.write_text(receipt["content"]["body"].replace(data[0], data_of(photograph(100, 60, 3))))
+    done = noria("verify", path, "--request", request, "--url", server.url)
+    assert done.returncode == 3, (done.stdout, done.stderr)
+    assert "images: the images are others" in done.stdout
+
+
 def test_images_with_an_adapter_are_as_in_transformers_with_merged_weights(
     served: tuple[str, LiveServer], tmp_path: Path
 ) -> None:
@@ -166,6 +207,36 @@ def test_images_with_an_adapter_are_as_in_transformers_with_merged_weights(
     for model, wanted in (("tuned", tokens), (None, base), ("tuned", tokens)):
         answer = chat(server, data, **({"model": model} if model else {}))
         assert answer["choices"][0]["token_ids"] == wanted
+
+
+def test_images_and_an_adapter_come_from_the_disk(tmp_path: Path) -> None:
+    """After a restart, with the same bits, as far as whole pages go. Another image and the base model are computed."""
+    directory = pixtral.save_hf("mistral3", tmp_path / "model")
+    save_adapter("mistral3", directory / "adapter")
+    flags = (
+        "--quantize",
+        "int8",
+        "--lora",
+        f"tuned={directory / 'adapter'}",
+        "--prefix-store",
+        str(tmp_path / "pages"),
+    )
+    data = [*map(data_of, IMAGES)]
+
+    def asked(server: LiveServer, data: Sequence[str], **more: str | bool) -> tuple[Json, int]:
+        answer = chat(server, data, logprobs=True, **more)
+        return answer["choices"][0], answer["timings"]["cache_disk_n"]
+
+    with serving(str(directory), *flags) as server:
+        computed, from_disk = asked(server, data, model="tuned")
+        assert from_disk == 0
+    with serving(str(directory), *flags) as server:
+        others = [data[0], data_of(photograph(170, 300, 3))]
+        _, of_another = asked(server, others, model="tuned")
+        assert asked(server, data)[1] == 0
+        again, from_disk = asked(server, data, model="tuned")
+        assert again == computed
+        assert from_disk > of_another
 
 
 def test_ranks_that_share_a_model_answer_as_transformers_does(tmp_path: Path) -> None:

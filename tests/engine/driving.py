@@ -13,6 +13,7 @@ from service.engine.budget import PromptBudget
 from service.engine.loop import EngineLoop
 from service.engine.messages import FromEngine, Report, Stats, Stop, Submit, ToEngine, Update
 from service.engine.scheduling.scheduler import Scheduler
+from service.engine.scheduling.stored import Store
 from tests.fakes import AheadRunner, FakeRunner, PipelineRunner, Say, next_token, sample_token
 
 
@@ -68,7 +69,13 @@ class Drive:
         self.max_step_tokens = max_step_tokens
         self.runner = self.new_runner(info, say)
         self.scheduler = Scheduler(
-            info, max_sequences=max_sequences, max_step_tokens=max_step_tokens, clock=clock, prompts=prompts
+            info,
+            max_sequences=max_sequences,
+            max_step_tokens=max_step_tokens,
+            clock=clock,
+            prompts=prompts,
+            store=self.new_store(),
+            adapter_name=self.runner.adapters.fingerprint,
         )
         self.answers: dict[int, list[int]] = defaultdict(list)
         self.updates: dict[int, list[Update]] = defaultdict(list)
@@ -80,6 +87,10 @@ class Drive:
         if info.runs_ahead:
             return AheadRunner(info, say=say)
         return (PipelineRunner if info.pipeline > 1 else FakeRunner)(info, say=say)
+
+    def new_store(self) -> Store | None:
+        """Where full pages go."""
+        return None
 
     def submit(self, sequence_id: int, prompt: list[int], params: SamplingParams, choice: int = 0, **more: Any) -> None:
         self.scheduler.submit(Submit(sequence_id, prompt, params, choice, **more))

@@ -28,7 +28,7 @@ BUSY = picture(
     ttft_seconds=0.231,
     queue_seconds=1.26,
     preemptions=3,
-    prefix={"queried": 1000, "hit": 420},
+    prefix={"queried": 1000, "hit": 420, "disk": 130},
     drafts={"proposed": 100, "accepted": 61},
 )
 
@@ -71,6 +71,7 @@ def test_it_shows_a_picture(live: Live, page: Page) -> None:
         "In the queue": "1.3 s",
         "Preemptions": "3",
         "Prefix hits": "42 %",
+        "From disk": "13 %",
         "Drafts kept": "61 %",
     }.items():
         tile = page.locator(".tiles > div").filter(has=page.locator("dt", has_text=re.compile(f"^{name}$")))

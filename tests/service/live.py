@@ -6,12 +6,14 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import httpx
 
 from model.chat.conversation import NOTHING
+from model.checkpoint.digest import network_files, stamp
 from model.checkpoint.generation_config import GenerationDefaults
 from model.errors import ParameterError, quoted
 from service.access.keys import Keys
@@ -155,9 +157,13 @@ def running(
     limits: Limits = LIMITS,
     health: socket.socket | None = None,
     at: int = 0,
+    source: Path | None = None,
     **options: Any,
 ) -> Iterator[Live]:
-    """Serve with these Settings; `wait` is the engine state to wait for, `at` the port (0: any free one)."""
+    """Serve with these Settings; `wait` is the engine state to wait for, `at` the port (0: any free one).
+
+    `source` is what receipts take for the model's file.
+    """
     settings = Settings(
         **{"model": "fake", "log_format": "json", "served_model_name": ("fake", "org/alias"), **options}
     )
@@ -188,6 +194,7 @@ def running(
             marks,
             settings.reasoning_budget,
             settings.repetition,
+            source=None if source is None else (source, stamp(network_files(source))),
         )
 
     client = EngineClient(

@@ -97,6 +97,7 @@ def started(*arguments: str) -> subprocess.CompletedProcess[str]:
         (("--repetition-detection", "4,1,3,9"), ["must be MAX,MIN,COUNT or off, got '4,1,3,9'"]),
         (("--pipeline-parallel-size", "2", "--lora-dir", "."), ["--lora-dir", "2 ranks share"]),
         (("--pipeline-parallel-size", "2", "--lora", "a=."), ["--lora", "2 ranks share"]),
+        (("--tensor-parallel-size", "2", "--prefix-store", "."), ["--prefix-store", "2 ranks share"]),
         (("--uds", "a.sock", "--port", "8000"), ["--uds a.sock and --port 8000 exclude each other"]),
         (("--root-path", "noria/"), ["--root-path must be a path such as /noria", "got 'noria/'"]),
         (("--forwarded-allow-ips", "10.0.0.0/33"), ["--forwarded-allow-ips must be addresses", "'10.0.0.0/33'"]),

@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 LEVELS = tuple(reversed(variants()))
 """Names of this architecture's variants. Their places are what `noria_level` in pool.c returns."""
 BUILD = "python -m model.kernels.cpu.build"
+ARITHMETIC = 1
+"""The version of what the kernels compute: raise it with every change that gives an answer other bits.
+`tests/e2e/test_arithmetic.py` has the answers of this version."""
 
 
 def has(compiled: ctypes.CDLL, name: str) -> bool:
@@ -109,6 +112,13 @@ def _fault(first: str, second: str, *, named: bool, reasons: list[str]) -> str |
 def describe(chosen: Kernels | None) -> str:
     """For the log: "native avx2" or "torch"."""
     return "torch" if chosen is None else f"native {chosen.variant}"
+
+
+def arithmetic(chosen: Kernels) -> str:
+    """The name of what these kernels compute. Those of other machines that have the same name give the same bits."""
+    family = "x86" if "avx2" in variants() else "other"
+    rounding = "-separate" if chosen.variant in check.SEPARATE else ""
+    return f"{family}{rounding}-{ARITHMETIC}"
 
 
 def use_threads(n: int) -> int:

@@ -8,6 +8,7 @@ from typing_extensions import TypedDict
 
 from service.generation.finish import FINISHES
 from service.generation.request import Timings
+from service.receipts.receipt import Signed
 
 STOP_REASONS = {row.name: row.anthropic for row in FINISHES.values() if row.anthropic}
 StopReason = Annotated[str | None, WithJsonSchema({"enum": [*STOP_REASONS.values(), "stop_sequence"]})]
@@ -98,7 +99,7 @@ class MessageState(Ending, Reported):
     usage: MessageUsage
 
 
-class MessageAnswer(MessageState):
+class MessageAnswer(MessageState, Signed):
     """The answer of `POST /v1/messages`."""
 
     timings: Timings

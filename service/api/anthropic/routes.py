@@ -14,7 +14,7 @@ from model.chat.reasoning import THOUGHT
 from model.errors import quoted
 from model.sampling_params import MAX_STOP_CHARS, MAX_STOPS, RANGES
 from service.access.record import Policy
-from service.api.answering import answer, computed_response
+from service.api.answering import computed_response
 from service.api.anthropic.answers import AppliedEdit, CountedTokens, MessageAnswer
 from service.api.anthropic.context import ContextManagement, Draft, edited
 from service.api.anthropic.shape import MessageShape
@@ -34,6 +34,7 @@ from service.api.anthropic.tools import (
     pieces_of,
 )
 from service.api.prompt import Chat, chat_request, of_chat
+from service.api.resuming import answer_resumable
 from service.api.routes import HELLO, post
 from service.errors.dialects import ANTHROPIC
 from service.errors.errors import InvalidRequest
@@ -190,6 +191,7 @@ class MessagesBody(ConversationBody, StreamBody):
     stop_sequences: Items[Sentence] | None = optional(
         "Strings that end the text; it ends before them.", max_length=MAX_STOPS
     )
+    seed: int | None = ranged("seed")
     temperature: float | None = ranged("temperature")
     top_p: float | None = ranged("top_p")
     top_k: int | None = ranged("top_k")
@@ -212,7 +214,11 @@ class MessagesBody(ConversationBody, StreamBody):
     def chat(self) -> Chat:
         form = self.output_config and self.output_config.format
         fields = GenerationBody.model_construct(
-            temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, stop=self.stop_sequences
+            seed=self.seed,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop=self.stop_sequences,
         )
         return replace(
             super().chat(),
@@ -283,7 +289,7 @@ async def messages(request: Request, body: MessagesBody) -> Response:
         n_prompt = request.scope["noria.record"].prompt_tokens
         return MessageShape(name, reader_of(served, body.calls), body.shows_thoughts, edits, n_prompt)
 
-    return await answer(request, body, of_chat(body.chat, made), shape)
+    return await answer_resumable(request, body, of_chat(body.chat, made), shape)
 
 
 @post(

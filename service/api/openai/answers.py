@@ -8,6 +8,7 @@ from typing_extensions import TypedDict
 
 from service.generation.finish import FINISHES
 from service.generation.request import Timings
+from service.receipts.receipt import Signed
 from service.schema.fields import Json
 
 FinishReason = Annotated[str | None, WithJsonSchema({"enum": [*FINISHES]})]
@@ -73,7 +74,7 @@ class CompletionChoice(TypedDict):
     prompt_logprobs: NotRequired[PromptLogprobs]
 
 
-class Completion(AnswerHead):
+class Completion(AnswerHead, Signed):
     """The answer of `POST /v1/completions`."""
 
     choices: list[CompletionChoice]
@@ -146,7 +147,7 @@ class ChatChoice(TypedDict):
     prompt_logprobs: NotRequired[PromptTokens]
 
 
-class ChatCompletion(AnswerHead):
+class ChatCompletion(AnswerHead, Signed):
     """The answer of `POST /v1/chat/completions` and of `POST /v1/fim/completions`."""
 
     choices: list[ChatChoice]

@@ -13,12 +13,12 @@ from starlette.responses import Response
 from model.chat.reasoning import Effort
 from model.errors import quoted
 from service.access.record import Policy, RequestRecord
-from service.api.answering import answer
 from service.api.openai.answers import ChatCompletion
 from service.api.openai.harmless import HARMLESS_CHAT, NOTICED_CHAT
 from service.api.openai.shape import ChatShape
 from service.api.prompt import Chat, chat_request, of_chat
 from service.api.reasoning import MAX_BUDGET, ReasoningOptions
+from service.api.resuming import answer_resumable
 from service.api.routes import HELLO, post
 from service.errors.errors import InvalidRequest
 from service.schema.conversation import Message, TemplateBody, plain_messages
@@ -234,7 +234,7 @@ async def chat_completions(request: Request, body: ChatBody) -> Response:
     Without a token limit the answer may fill the context.
     """
     body = body.model_copy(update={"reasoning_format": body.reasoning_format or _default_format(request)})
-    return await answer(
+    return await answer_resumable(
         request,
         body,
         of_chat(body.chat, chat_request),

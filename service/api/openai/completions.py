@@ -12,12 +12,12 @@ from model.sampling_params import SamplingParams
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.pieces import encode_inner
 from service.access.record import Policy
-from service.api.answering import answer
 from service.api.openai.answers import Completion
 from service.api.openai.chat import alternatives
 from service.api.openai.harmless import HARMLESS_COMPLETION
 from service.api.openai.shape import CompletionShape
 from service.api.prompt import check_prompt, check_size, encode_text, enforceable, n_begin_tokens, on_thread, truncated
+from service.api.resuming import answer_resumable
 from service.api.routes import post
 from service.errors.errors import InvalidRequest
 from service.generation.request import ModelRequest, Prompt, ServedModel, sampling, submit_of
@@ -149,7 +149,7 @@ async def completions(request: Request, body: CompletionBody) -> Response:
 
     `logprobs` k reports the k likeliest tokens beside each token; 0 reports only the token's own.
     """
-    return await answer(
+    return await answer_resumable(
         request,
         body,
         on_thread(lambda served: completion_request(body, served)),

@@ -7,9 +7,14 @@ from typing_extensions import TypedDict
 
 from service.generation.finish import FINISHES
 from service.generation.request import Timings
+from service.receipts.receipt import Signed
 
 ItemStatus = Annotated[str, WithJsonSchema({"enum": ["completed", "incomplete"]})]
 """The status of an item. In events it may also be "in_progress"."""
+
+ResponseStatus = Annotated[
+    str, WithJsonSchema({"enum": ["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]})
+]
 
 
 class TokenScore(TypedDict):
@@ -110,27 +115,44 @@ class TextFormat(TypedDict):
     format: dict[str, Any]
 
 
+class ConversationEcho(TypedDict):
+    id: str
+
+
+class ResponseError(TypedDict):
+    """Why a response failed."""
+
+    code: str
+    message: str
+
+
 class RequestEcho(TypedDict):
     """The fields of a response that repeat its request, with the defaults that took effect."""
 
-    background: Literal[False]
-    error: None
+    background: bool
+    conversation: ConversationEcho | None
+    error: ResponseError | None
+    frequency_penalty: float
     instructions: str | None
     max_output_tokens: int | None
     max_tool_calls: int | None
     metadata: dict[str, str]
     parallel_tool_calls: bool
-    previous_response_id: None
+    presence_penalty: float
+    previous_response_id: str | None
+    prompt_cache_key: str | None
     reasoning: ReasoningEcho
+    safety_identifier: str | None
     service_tier: Literal["default"]
-    store: Literal[False]
+    store: bool
     temperature: float
     text: TextFormat
     tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
     top_logprobs: int
     top_p: float
-    truncation: Literal["disabled"]
+    truncation: Literal["auto", "disabled"]
+    user: str | None
 
 
 class ResponseState(RequestEcho):
@@ -140,14 +162,35 @@ class ResponseState(RequestEcho):
     object: Literal["response"]
     created_at: int
     completed_at: int | None
-    status: ItemStatus
+    status: ResponseStatus
     incomplete_details: IncompleteDetails | None
     model: str
     output: list[OutputItem]
     usage: ResponseUsage | None
 
 
-class ResponseAnswer(ResponseState):
+class StoredResponse(ResponseState, Signed):
+    """A response as the store has it."""
+
+
+class ResponseAnswer(StoredResponse):
     """The answer of `POST /v1/responses`."""
 
     timings: Timings
+
+
+class CountedInput(TypedDict):
+    """The answer of `POST /v1/responses/input_tokens`."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+class CompactedResponse(TypedDict):
+    """The answer of `POST /v1/responses/compact`: the user's messages, and a summary of all."""
+
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[dict[str, Any]]
+    usage: ResponseUsage

@@ -13,6 +13,8 @@ from service.schema.conversation import DATA_URL, DETAILS, MAX_NAME, check_image
 from service.schema.fields import MAX_ITEMS, Body, Items, Json, only, optional, unsupported
 from service.schema.tools import Called, plain_call
 
+SUMMARY = "noria-summary:"
+"""The mark before the text of a summary."""
 BREAKPOINTS = ({"mode": "explicit"}, *({"mode": "explicit", "ttl": ttl} for ttl in ("30m", "12h")))
 """Prompts are cached without these hints, for as long as there is memory."""
 
@@ -20,10 +22,11 @@ BREAKPOINTS = ({"mode": "explicit"}, *({"mode": "explicit", "ttl": ttl} for ttl 
 class InputPart(Body):
     """A text part of a message, or of the output of a function."""
 
-    harmless = only(annotations=([],), logprobs=([],), prompt_cache_breakpoint=BREAKPOINTS)
+    harmless = only(annotations=([],), prompt_cache_breakpoint=BREAKPOINTS)
     type: Literal["input_text", "output_text"] = Field(description="input_text or output_text.")
     text: str = Field(description="The text. The parts of a message are joined without a space.")
     parsed: Any = optional("The text as an SDK parsed it. It has no effect.")
+    logprobs: list[Any] | None = optional("The log probabilities of an earlier answer. They have no effect.")
 
 
 class InputImage(Body):
@@ -122,26 +125,52 @@ class ReasoningItem(Body):
         return "".join(part.text for part in parts)
 
 
+class CompactionItem(Body):
+    """The summary of a conversation, as `/v1/responses/compact` makes it."""
+
+    harmless = only(created_by=())
+    type: Literal["compaction"] = Field(description='"compaction".')
+    id: str | None = optional("The id of the item. It has no effect.", max_length=MAX_NAME)
+    encrypted_content: str = Field(description="The summary. This server's is readable text after a mark.")
+
+    @model_validator(mode="after")
+    def _check_summary(self) -> Self:
+        if not self.encrypted_content.startswith(SUMMARY):
+            raise unsupported("encrypted_content", "encrypted_content must be that of a compaction by this server")
+        return self
+
+    @property
+    def summary(self) -> str:
+        return self.encrypted_content.removeprefix(SUMMARY)
+
+
+class ItemReference(Body):
+    """An item that is stored here."""
+
+    type: Literal["item_reference"] = Field(description='"item_reference".')
+    id: str = Field(max_length=MAX_NAME, description="The id of the item in an earlier answer or conversation.")
+
+
 def _kind(item: Any) -> str | None:
     kind = (item.get("type") or "message") if isinstance(item, dict) else None
     return kind if isinstance(kind, str) else None
 
 
-ITEM_TYPES = (
-    "message",
-    "reasoning",
-    "function_call",
-    "function_call_output",
-    "custom_tool_call",
-    "custom_tool_call_output",
-)
+ID_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "compaction": "cmp",
+}
+"""Types of items -> the beginnings of their ids."""
+ITEM_TYPES = (*ID_PREFIXES, "item_reference")
 
 
 def _check_type(item: Any) -> Any:
     """The item. Raises the error that names its type, if that is no type of items."""
-    if isinstance(item, dict) and item.get("type") == "item_reference":
-        instead = "the server stores no items, send the item itself (with `store` false, SDKs do that)"
-        raise unsupported("type", f'type "item_reference" is not supported: {instead}')
     if isinstance(item, dict) and _kind(item) not in ITEM_TYPES:
         raise unsupported("type", f"type {quoted(item['type'])} is not supported: only {either(ITEM_TYPES)}")
     return item
@@ -153,7 +182,9 @@ Item = Annotated[
     | Annotated[OutputItem, Tag("function_call_output")]
     | Annotated[CustomCallItem, Tag("custom_tool_call")]
     | Annotated[OutputItem, Tag("custom_tool_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")],
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[CompactionItem, Tag("compaction")]
+    | Annotated[ItemReference, Tag("item_reference")],
     Discriminator(
         _kind,
         custom_error_type="expected",
@@ -161,17 +192,18 @@ Item = Annotated[
     ),
     BeforeValidator(_check_type),
 ]
-AnyItem = InputMessage | CallItem | OutputItem | CustomCallItem | ReasoningItem
+SUMMARIZED = "Summary of the conversation so far:"
+AnyItem = InputMessage | CallItem | OutputItem | CustomCallItem | ReasoningItem | CompactionItem | ItemReference
 
 
-def as_messages(items: Sequence[AnyItem]) -> list[Json]:
+def as_messages(items: Sequence[AnyItem], n_earlier: int = 0) -> list[Json]:
     """Messages as chat formats take them. Calls join the assistant message before them, or make a new one.
 
-    A thought belongs to the message or the call after it.
+    A thought belongs to the message or the call after it. The client has sent all items but the first `n_earlier`.
     """
     messages: list[Json] = []
     thought = ""
-    for index, item in enumerate(items):
+    for index, item in enumerate(items, start=-n_earlier):
         if isinstance(item, ReasoningItem):
             thought = "\n\n".join(filter(None, [thought, item.thought]))
         elif isinstance(item, OutputItem):
@@ -180,7 +212,10 @@ def as_messages(items: Sequence[AnyItem]) -> list[Json]:
         elif isinstance(item, InputMessage):
             messages.append({"role": item.role, **_contents(item.content, f"input[{index}].content")})
             thought = _with_thought(messages[-1], thought)
-        else:
+        elif isinstance(item, CompactionItem):
+            messages.append({"role": "assistant", **contents([f"{SUMMARIZED}\n{item.summary}"])})
+            thought = ""
+        elif isinstance(item, CallItem | CustomCallItem):
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
             thought = _with_thought(messages[-1], thought)

@@ -2,19 +2,20 @@
 
 import json
 import time
-import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from model.tokenizers.base import Tokenizer
-from service.api.responses.answers import RequestEcho, ResponseAnswer, ResponseState, ResponseUsage
+from service.api.responses.answers import RequestEcho, ResponseAnswer, ResponseError, ResponseState, ResponseUsage
+from service.api.responses.items import ID_PREFIXES
 from service.errors.errors import ApiError
 from service.generation.choice import LEAST_LOGPROB, Delta, Scored
 from service.generation.finish import FINISHES
 from service.generation.request import Timings, Usage
 from service.http.sse import Json, TypedEvents
+from service.state.stored import new_id
 from service.structured.call_reader import CallReader, Piece, pieces_of
 
 
@@ -32,9 +33,10 @@ class ResponseShape(TypedEvents):
     custom: frozenset[str] = frozenset()
     namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     tokenizer: Tokenizer | None = None
-    id: str = field(default_factory=lambda: f"resp_{uuid.uuid4().hex}")
+    id: str = field(default_factory=lambda: new_id("resp"))
     created: int = field(default_factory=lambda: int(time.time()))
     _sent: int = 0
+    _n_opened: int = 0
     _items: list[Any] = field(default_factory=list)  # the complete ones
     _open: Json | None = None  # the item being written, in its first state
     _parts: list[str] = field(default_factory=list)  # its text so far
@@ -44,9 +46,15 @@ class ResponseShape(TypedEvents):
     _n_scored: int = 0
     _n_sent: int = 0  # characters of text
 
+    def queued(self) -> list[Json]:
+        """The first events of a response in the background. Its opening then has the next one."""
+        waiting = self.state("queued")
+        return [self._event("created", response=waiting), self._event("queued", response=waiting)]
+
     def opening(self, index: int, usage: Usage) -> list[Json]:
-        started = self._response("in_progress", None)
-        return [self._event("created", response=started), self._event("in_progress", response=started)]
+        started = self.state("in_progress")
+        created = [] if self._sent else [self._event("created", response=started)]
+        return [*created, self._event("in_progress", response=started)]
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> list[Json]:
         pieces = pieces_of(self.reader, delta.text, final=delta.finish is not None)
@@ -56,7 +64,7 @@ class ResponseShape(TypedEvents):
         events += [event for piece in pieces for event in self._piece_events(piece)]
         if delta.finish is not None:
             if self._open is None or self._only_thought(delta.finish):  # an empty answer is an empty message
-                events += self._opening_events(opened("message", role="assistant", content=[]))
+                events += self._opening_events(self._opened("message", role="assistant", content=[]))
             reason = FINISHES[delta.finish].responses
             status = "incomplete" if reason else "completed"
             events += self._closing_events(status)
@@ -71,6 +79,15 @@ class ResponseShape(TypedEvents):
         response: ResponseState = self.chunks(0, parts[0], usage)[-1]["response"]
         return {**response, "timings": timings}
 
+    def state(self, status: str, error: ResponseError | None = None) -> ResponseState:
+        """The response as far as it is complete."""
+        return {**self._response(status, None), "error": error}
+
+    def failed(self, error: ResponseError | None) -> Json:
+        """The last event of a response in the background that failed, or without an error was cancelled."""
+        kind, status = ("failed", "failed") if error else ("incomplete", "cancelled")
+        return self._event(kind, response=self.state(status, error))
+
     def failure(self, error: ApiError) -> Json:
         about = {"code": error.code, "message": error.message, "param": error.param}
         return {"type": "error", "sequence_number": self._sent, **about}
@@ -80,14 +97,14 @@ class ResponseShape(TypedEvents):
 
     def _thought_events(self, thought: str) -> Iterator[Json]:
         if self._open is None or self._open["type"] != "reasoning":
-            yield from self._opening_events(opened("reasoning", summary=[], content=[], encrypted_content=None))
+            yield from self._opening_events(self._opened("reasoning", summary=[], content=[], encrypted_content=None))
         yield self._item_event("reasoning_text.delta", content_index=0, delta=thought)
         self._parts.append(thought)
 
     def _piece_events(self, piece: Piece) -> Iterator[Json]:
         if isinstance(piece, str):
             if self._open is None or self._open["type"] != "message":
-                yield from self._opening_events(opened("message", role="assistant", content=[]))
+                yield from self._opening_events(self._opened("message", role="assistant", content=[]))
             scores = self._scores_of(piece)
             yield self._item_event("output_text.delta", content_index=0, delta=piece, logprobs=scores)
             self._parts.append(piece)
@@ -112,11 +129,17 @@ class ResponseShape(TypedEvents):
 
     def _call(self, call_id: str, name: str) -> Json:
         if name in self.custom:  # its text is in JSON, and known at its end
-            return opened("custom_tool_call", call_id=call_id, name=name, input="")
+            return self._opened("custom_tool_call", call_id=call_id, name=name, input="")
         if name not in self.namespaces:
-            return opened("function_call", call_id=call_id, name=name, arguments="")
+            return self._opened("function_call", call_id=call_id, name=name, arguments="")
         namespace, name = self.namespaces[name]
-        return opened("function_call", call_id=call_id, name=name, namespace=namespace, arguments="")
+        return self._opened("function_call", call_id=call_id, name=name, namespace=namespace, arguments="")
+
+    def _opened(self, kind: str, **own: object) -> Json:
+        """An item in its first state. Its id follows from the response's: the same tokens give the same events."""
+        self._n_opened += 1
+        id = f"{ID_PREFIXES[kind]}_{self.id.removeprefix('resp_')}{self._n_opened:02x}"
+        return {"type": kind, "id": id, "status": "in_progress", **own}
 
     def _opening_events(self, item: Json) -> Iterator[Json]:
         yield from self._closing_events("completed")
@@ -170,15 +193,6 @@ class ResponseShape(TypedEvents):
             "usage": None if usage is None else usage_json(usage),
             **self.echo,
         }
-
-
-PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
-"""Types of items -> the beginnings of their ids."""
-
-
-def opened(kind: str, **own: object) -> Json:
-    """An item in its first state."""
-    return {"type": kind, "id": f"{PREFIXES[kind]}_{uuid.uuid4().hex}", "status": "in_progress", **own}
 
 
 def part_of(item: Json, text: str, scores: Sequence[Json] = ()) -> Json:

@@ -9,8 +9,11 @@ LoRA adapter seed the chain: a request with another salt, owner or adapter never
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import blake2b
+from itertools import takewhile
+from typing import Any
 
 from model.batch import PageTable, PoolSpec, max_pages
 from service.engine.picture import PoolPages
@@ -19,16 +22,21 @@ NAME_BYTES = 16
 NO_PAGES = array("q")
 
 
-def chain_seed(salt: str, adapter: int = 0, owner: str = "") -> bytes:
+def chain_seed(salt: str, adapter: str = "", owner: str = "") -> bytes:
     """The parent of a sequence's first page in the chain. No page has this name, whatever its tokens are.
 
-    `owner` has at most 64 bytes.
+    `adapter` names a LoRA adapter, "" stands for none. `owner` has at most 64 bytes.
     """
     if not salt and not adapter and not owner:
         return b""
-    number = adapter.to_bytes(8, "little")
-    seed = blake2b(salt.encode(), key=owner.encode(), digest_size=NAME_BYTES, salt=number, person=b"cache salt")
+    other = blake2b(adapter.encode(), digest_size=16).digest() if adapter else b""
+    seed = blake2b(salt.encode(), key=owner.encode(), digest_size=NAME_BYTES, salt=other, person=b"cache salt")
     return seed.digest()
+
+
+def page_content(tokens: Sequence[int], images: Sequence[tuple[int, str]] = ()) -> bytes:
+    """The tokens of a page, and the images that start in it, as bytes; the arguments are those of `page_name`."""
+    return array("q", tokens).tobytes() + (repr([*images]).encode() if images else b"")
 
 
 def page_name(parent: bytes, tokens: Sequence[int], images: Sequence[tuple[int, str]] = ()) -> bytes:
@@ -37,8 +45,7 @@ def page_name(parent: bytes, tokens: Sequence[int], images: Sequence[tuple[int, 
     `images` are the images that start in the page: the place of the first token in the page, and the digest. Pages of
     one engine have equally many tokens, so that no token can be taken for a part of an image.
     """
-    content = array("q", tokens).tobytes() + (repr([*images]).encode() if images else b"")
-    return blake2b(content, key=parent, digest_size=NAME_BYTES).digest()
+    return blake2b(page_content(tokens, images), key=parent, digest_size=NAME_BYTES).digest()
 
 
 class PagePool:
@@ -104,12 +111,16 @@ class PagePool:
             page = self._free.pop()
         elif self._cached:
             page, _ = self._cached.popitem(last=False)
-            del self._pages[self._names.pop(page)]
+            self._evict(page, self._names.pop(page))
         else:
             raise IndexError("no page is available")
         self._holders[page] = 1
         self._n_held += 1
         return page
+
+    def _evict(self, page: int, name: bytes) -> None:
+        """Forget the content of a page that was cached."""
+        del self._pages[name]
 
     def share(self, name: bytes) -> int:
         """Hold the page of this name once more, to read only. Raises KeyError if there is none."""
@@ -163,26 +174,34 @@ class PagePool:
         assert {page: name for name, page in self._pages.items()} == self._names, "names and pages disagree"
 
 
-def reusable_blocks(pools: Sequence[PagePool], names: Sequence[bytes]) -> int:
+Contains = Callable[[Any, bytes], bool]
+"""Whether a pool, of the kind that has this method, has the page of a name."""
+
+
+def reusable_blocks(pools: Sequence[PagePool], names: Sequence[bytes], contains: Contains = PagePool.contains) -> int:
     """Number of blocks that a sequence with these page names need not compute.
 
-    A windowed pool must contain the blocks that the next token sees, a pool of full attention all of them.
+    A windowed pool must have the blocks that the next token sees, a pool of full attention all of them: `contains`.
     """
-    runs = [_runs(pool, names) for pool in pools]
+    for pool in pools:
+        if pool.window is None:
+            names = [*takewhile(partial(contains, pool), names)]
+    windowed = [pool for pool in pools if pool.window is not None]
+    runs = [_runs(pool, names, contains) for pool in windowed]
     for blocks in range(len(names), 0, -1):
         if all(
             run[blocks] >= blocks - pool.first_visible_block(blocks * pool.page_size)
-            for pool, run in zip(pools, runs, strict=True)
+            for pool, run in zip(windowed, runs, strict=True)
         ):
             return blocks
     return 0
 
 
-def _runs(pool: PagePool, names: Sequence[bytes]) -> list[int]:
-    """runs[b]: how many blocks in a row, ending just before block b, this pool contains."""
+def _runs(pool: PagePool, names: Sequence[bytes], contains: Contains) -> list[int]:
+    """runs[b]: how many blocks in a row, ending just before block b, this pool has."""
     runs = [0]
     for name in names:
-        runs.append(runs[-1] + 1 if pool.contains(name) else 0)
+        runs.append(runs[-1] + 1 if contains(pool, name) else 0)
     return runs
 
 
@@ -220,6 +239,22 @@ class Table:
         """Start with the pages of these names, to read only, but not those outside the next token's window."""
         first = self.pool.first_visible_block(len(names) * self.pool.page_size)
         self._set(first, array("q", map(self.pool.share, names[first:])))
+
+    def jump(self, names: Sequence[bytes]) -> list[tuple[int, int]]:
+        """Continue behind the pages of these names. Returns the pages to fill, which are not here, with their blocks.
+
+        As `share`, but the first pages of the names are there already, those that the next token sees. As many pages
+        as are new must be available.
+        """
+        first = self.pool.first_visible_block(len(names) * self.pool.page_size)
+        start = max(first, self.end_block)
+        new = names[start:]
+        # First of all hold the pages that are there: `take` evicts others.
+        found = {name: self.pool.share(name) for name in new if self.pool.contains(name)}
+        pages = [found[name] if name in found else self.pool.take() for name in new]
+        self.roll(len(names) * self.pool.page_size)
+        self._set(first, self.pages + array("q", pages))
+        return [(page, start + n) for n, page in enumerate(pages) if new[n] not in found]
 
     def shrink(self, n_tokens: int) -> None:
         """Release the pages after the first `n_tokens` positions."""

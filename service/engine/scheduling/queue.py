@@ -14,7 +14,7 @@ read. Its sequences wait until then, and only they.
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Container, Iterator
 from heapq import heapify, heappop, heapreplace
 from operator import attrgetter
 
@@ -199,14 +199,16 @@ class Running(dict[Sequence, None]):
         """Those that have more than one token to compute."""
         return [item for item in self if item.uncomputed > 1]
 
-    def in_order(self, depth: int) -> list[Sequence]:
-        """All in the order in which they get their tokens of a step.
+    def in_order(self, depth: int, waiting: Container[Sequence] = ()) -> list[Sequence]:
+        """All but those that are `waiting`, in the order in which they get their tokens of a step.
 
         Of those that decode, each of the `depth` steps in flight has an even share: those that have waited longest.
         """
         decoding: list[Sequence] = []
         unfinished: list[Sequence] = []
         for item in self:
+            if item in waiting:
+                continue
             awaits_image = item.computed < item.images.end  # or may, if it is evicted
             (unfinished if awaits_image or item.length - item.computed > 1 else decoding).append(item)
         ready = [item for item in decoding if item.length > item.computed and not item.complete]

@@ -32,6 +32,7 @@ from service.engine.scheduling.prompt_lookup import DraftBudget
 from service.engine.scheduling.queue import AdapterPlaces, Running, WaitingQueue
 from service.engine.scheduling.sequence import Sequence, unimplemented
 from service.engine.scheduling.step import Step
+from service.engine.scheduling.stored import Store, StoredPrefixes
 from service.engine.scheduling.view import View
 
 log = logging.getLogger("noria.engine")
@@ -44,7 +45,7 @@ class Scheduler:
     may come before the first of their commits; without, one more if `assume` returns True. `submit` and `abort` may
     come between. `advanced` has the ids of the sequences that the latest `commit` brought forward. `adapter_ready` is
     `ready` of `AdapterPlaces`. `prompts` is told what the steps cost; without it nothing but `max_step_tokens` limits
-    a step.
+    a step. Pages go to `store`, if there is one; `adapter_name` then says what stays the same of an adapter.
     """
 
     def __init__(
@@ -56,12 +57,18 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         adapter_ready: Callable[[int, Collection[int]], bool] = lambda adapter, running: True,
         prompts: PromptBudget | None = None,
+        store: Store | None = None,
+        adapter_name: Callable[[int], str] = str,
     ) -> None:
         if not 1 <= max_sequences <= max_step_tokens:
             raise ValueError(f"max_sequences must be 1..max_step_tokens ({max_step_tokens}), got {max_sequences}")
         if missing := unimplemented():
             raise NotImplementedError(f"the scheduler does not implement {', '.join(sorted(missing))}")
-        self.pools = tuple(PagePool(spec, info.page_size) for spec in info.pools)
+        self._stored = None if store is None else StoredPrefixes(info.pools, info.page_size, store)
+        self.pools: tuple[PagePool, ...] = (
+            self._stored.pools if self._stored else tuple(PagePool(spec, info.page_size) for spec in info.pools)
+        )
+        self._adapter_name = adapter_name
         self._images = ImageStore(info)
         self._trail = Trail(self.pools)
         self.advanced: list[int] = []
@@ -89,13 +96,16 @@ class Scheduler:
         return bool(self._running or self._queue)
 
     @property
-    def waits_for_adapter(self) -> bool:
-        """Whether there is nothing to plan before an adapter has been read, if the latest plan was empty."""
-        return not self._running and self._adapters.reading
+    def waits_for_files(self) -> bool:
+        """Whether there is nothing to plan before an adapter or pages are read, if the latest plan was empty."""
+        n_waiting = len(self._stored.waiting) if self._stored else 0
+        return len(self._running) == n_waiting and bool(n_waiting or self._adapters.reading)
 
     @property
     def due(self) -> list[int]:
         """Ids of the sequences that should make progress: those that run, or all that wait if none runs."""
+        if self._stored and (waiting := self._stored.waiting):
+            return [item.id for item in self._running if item not in waiting]
         return [item.id for item in self._running] or [*self._sequences]
 
     def submit(self, request: Submit) -> None:
@@ -109,8 +119,9 @@ class Scheduler:
             params = replace(request.params, prompt_lookup_num_tokens=self._draft_tokens)
             request = replace(request, params=params)
         now = self._clock()
+        name = self._adapter_name(request.adapter) if request.adapter else ""
         for index in range(request.n):
-            sequence = Sequence(request, index, self.pools, self._images, now, next(self._numbers))
+            sequence = Sequence(request, index, self.pools, self._images, now, next(self._numbers), name)
             self._sequences[sequence.id] = sequence
             self._queue.add(sequence)
 
@@ -125,14 +136,17 @@ class Scheduler:
 
     def plan(self) -> StepBatch:
         """Choose the tokens of the next step and take the pages that they need."""
+        if self._stored:
+            self._take_stored(self._stored)
         step = Step(budget := self._budget())
-        for sequence in self._running.in_order(self._depth):
+        for sequence in self._running.in_order(self._depth, self._stored.waiting if self._stored else ()):
             if step.budget and sequence in self._running:
                 self._extend(sequence, step)
         while step.budget and len(self._running) < self._max_sequences and (first := self._adapters.first()):
             if not self._admit(first, step):
                 break
-            self._extend(first, step)
+            if not self._stored or first not in self._stored.waiting:
+                self._extend(first, step)
         self._blocked = self._why_blocked(step) if self._queue else None
         if any(item.lookup is not None for item in step.parts):
             # The chunks of prompts have no say: drafts would end wherever a prompt is computed in many steps.
@@ -221,6 +235,7 @@ class Scheduler:
             pools=tuple(pool.stats for pool in self.pools),
             adapters=self._adapters.stats,
             **self._totals,
+            **(self._stored.counts if self._stored else {}),
         )
 
     def view(self, preparing: Mapping[int, int]) -> View:
@@ -239,6 +254,15 @@ class Scheduler:
             assert self.has_work or pool.stats.held == 0, f"{pool.stats.held} pages are held by no sequence"
         self._images.check()
         assert self.has_work or self._images.n_held == 0, f"{self._images.n_held} images are held by no sequence"
+
+    def save_pages(self, seconds: float | None = None) -> None:
+        """Save some of the pages that are not on disk; with `seconds` all of them, in so many seconds at most."""
+        if self._stored is None:
+            return
+        if seconds is None:
+            self._stored.save_some()
+        else:
+            self._stored.save_all(seconds)
 
     def _budget(self) -> int:
         """The number of tokens of the next step. Steps in flight share it, and the sequences that decode, evenly."""
@@ -322,7 +346,7 @@ class Scheduler:
     def _forget(self, sequence: Sequence) -> None:
         if sequence.queued is not None:
             self._trail.note_end(sequence)
-        sequence.reset()
+        self._release(sequence)
         del self._sequences[sequence.id]
         if sequence in self._running:
             del self._running[sequence]
@@ -330,11 +354,22 @@ class Scheduler:
         else:
             self._queue.remove(sequence)
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _release(self, sequence: Sequence) -> None:
+        """Release all that a sequence holds."""
+        if self._stored:
+            self._stored.note_end(sequence, sequence.computed)
+            self._stored.cancel(sequence)
         sequence.reset()
+
+    def _requeue(self, sequence: Sequence) -> None:
+        """Put a running sequence back into the queue, to be computed again."""
+        self._release(sequence)
         del self._running[sequence]
         self._adapters.leave(sequence)
         self._queue.add(sequence)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._requeue(sequence)
         self._totals["preemptions"] += 1
         log.debug("sequence %d is preempted at %d tokens: no page is left", sequence.id, sequence.length)
 
@@ -342,16 +377,34 @@ class Scheduler:
         """Move a waiting sequence to the running ones if there are pages for its tokens, and none to wait for."""
         reused = reuse(sequence, self.pools)
         fitting = fits(sequence, self._running.unfinished, len(self._running), self._max_step_tokens)
-        if not fitting or awaits_page(sequence, reused, self._planned):
+        stored = self._stored
+        if not fitting or awaits_page(sequence, reused, self._planned) or (stored and stored.awaited(sequence)):
             sequence.reset()
             return False
-        if self._copies_pages:
+        reads = stored is not None and stored.begin(sequence)
+        if self._copies_pages and not reads:
             step.copies += copy_part(sequence, self._trail)
-            reused = sequence.computed
         self._queue.remove(sequence)
         self._running[sequence] = None
         self._adapters.enter(sequence)
+        if not reads:
+            self._begin(sequence)
+        return True
+
+    def _take_stored(self, stored: StoredPrefixes) -> None:
+        """Let the sequences go on whose pages have been read, and queue those again whose pages cannot be."""
+        for sequence, whole in stored.arrived():
+            if whole:
+                self._begin(sequence)
+            else:
+                self._requeue(sequence)
+
+    def _begin(self, sequence: Sequence) -> None:
+        """Count a sequence that has its place among the running ones, and all that it reuses."""
+        reused = sequence.computed
         log.debug("sequence %d is admitted: %d tokens, %d of them cached", sequence.id, sequence.length, reused)
+        if self._stored:
+            self._stored.note_end(sequence, reused)
         if sequence.queued is None:
             sequence.own_tokens()
             sequence.queued = self._clock() - sequence.arrived
@@ -362,7 +415,7 @@ class Scheduler:
             self._queue.charge(sequence, prompt=sequence.n_prompt - reused)
             self._totals["queried_tokens"] += sequence.n_prompt
             self._totals["hit_tokens"] += reused
-        return True
+            self._totals["disk_tokens"] += sequence.from_disk
 
     def _break(self, sequence: Sequence, result: SliceOutput) -> Update:
         """End a sequence that has a failure or a fault."""
@@ -379,6 +432,10 @@ class Scheduler:
         update, full = sequence.take(start, stop, result)
         if full:
             self._trail.note(sequence, full)
+            if self._stored:
+                self._stored.note(sequence, full)
+        if self._stored and start < sequence.n_prompt <= stop:
+            self._stored.note_end(sequence, sequence.n_prompt - 1)
         if update is not None and update.finish:
             log.debug("sequence %d ends: %s, %d tokens", sequence.id, update.finish, sequence.length)
             if self._copies_pages:

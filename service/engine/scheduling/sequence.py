@@ -10,7 +10,7 @@ from model.sampling_params import PARAMETERS, SamplingParams, Stage
 from model.token_counts import TokenCounts
 from service.engine.messages import CacheMiss, Submit, Update
 from service.engine.scheduling.images import ImageStore, ImageTable
-from service.engine.scheduling.pages import PagePool, Table, chain_seed, page_name
+from service.engine.scheduling.pages import PagePool, Table, chain_seed, page_content, page_name
 from service.engine.scheduling.prompt_lookup import PromptLookup
 from service.engine.scheduling.repetition import Repetition
 
@@ -20,12 +20,19 @@ class Sequence:
 
     The first `computed` positions have keys and values in pages, or will have when the steps in flight are done. A step
     that samples makes all known tokens computed, so that the sequence is in no further step until its token is known.
-    `number` counts the sequences of an engine in the order of their arrival. One with output of another engine begins
-    as if it had been preempted.
+    `number` counts the sequences of an engine in the order of their arrival. `adapter_name` divides pages by adapters.
+    One with output of another engine begins as if it had been preempted.
     """
 
     def __init__(
-        self, submit: Submit, index: int, pools: Items[PagePool], images: ImageStore, arrived: float, number: int
+        self,
+        submit: Submit,
+        index: int,
+        pools: Items[PagePool],
+        images: ImageStore,
+        arrived: float,
+        number: int,
+        adapter_name: str = "",
     ) -> None:
         self.id = submit.ids[index]
         self.number = number
@@ -48,6 +55,7 @@ class Sequence:
         self.scored = self.n_prompt if submit.params.prompt_logprobs is None else 1 + submit.n_scored
         self.first_update = True
         self.cached = 0
+        self.from_disk = 0  # of the cached tokens
         self.miss: CacheMiss | None = None
         self.queued: float | None = 0.0 if submit.output else None
         self.tables = tuple(Table(pool) for pool in pools)
@@ -60,7 +68,7 @@ class Sequence:
         self.pooled: tuple[float, ...] = ()
         self._page_size = pools[0].page_size
         self.salted = bool(submit.cache_salt)
-        self._seed = chain_seed(submit.cache_salt, submit.adapter, submit.cache_owner)
+        self._seed = chain_seed(submit.cache_salt, adapter_name, submit.cache_owner)
         self._names: list[bytes] = []
 
     @property
@@ -80,6 +88,11 @@ class Sequence:
             tokens = self.tokens[block * size : (block + 1) * size]
             self._names.append(page_name(parent, tokens, self.image_starts(block)))
         return self._names[:n_blocks]
+
+    def content(self, block: int) -> bytes:
+        """What the name of a full page is the hash of, beside `parent`."""
+        tokens = self.tokens[block * self._page_size : (block + 1) * self._page_size]
+        return page_content(tokens, self.image_starts(block))
 
     def image_starts(self, block: int) -> Items[tuple[int, str]]:
         """The images that start in a block: places in the block, and digests."""
@@ -179,7 +192,7 @@ class Sequence:
         update = Update(self.id, tokens, logprobs, prompt_logprobs, finish, processed=processed)
         if self.first_update:
             self.first_update = False
-            update = update._replace(cached=self.cached, queued=self.queued, miss=self.miss)
+            update = update._replace(cached=self.cached, queued=self.queued, miss=self.miss, from_disk=self.from_disk)
         return update._replace(embedding=self.embedding) if finish else update, full
 
     def _append(self, sampled: tuple[int, ...]) -> tuple[tuple[int, ...], str | None]:

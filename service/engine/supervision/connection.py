@@ -10,12 +10,13 @@ from model.errors import NoriaError
 from model.machine import frames
 from model.machine.child import LOADING_SILENCE_SECONDS, SILENCE_SECONDS, STOPPED_SECONDS
 from service.engine.messages import PIECE, Beat, Failed, FromEngine, LoadModel, Ready, Stop, ToEngine, from_json, pieces
+from service.engine.prefixes.store import SAVE_SECONDS
 from service.engine.supervision.process import EngineHandle
 
 log = logging.getLogger("noria.engine")
 
-STOP_SECONDS = 0.5
-"""Time for an engine to end by itself, when the service ends: it tells the ranks of other hosts."""
+STOP_SECONDS = SAVE_SECONDS + 0.5
+"""Time for an engine to end by itself, when the service ends: it saves pages, and tells the ranks of other hosts."""
 WATCH_SECONDS = 0.2
 
 

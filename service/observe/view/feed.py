@@ -31,10 +31,11 @@ RETRY_SECONDS = 10
 
 
 class Prefix(TypedDict):
-    """Prompt tokens that were looked up in the prefix cache, and found there."""
+    """Prompt tokens that were looked up in the prefix cache, found there, and of these read from the disk."""
 
     queried: int
     hit: int
+    disk: int
 
 
 class Drafts(TypedDict):
@@ -192,7 +193,7 @@ def event(status: ServiceState, stats: Stats, picture: Picture, pace: Pace) -> E
         "ttft_seconds": _rounded(pace.first_token),
         "queue_seconds": _rounded(pace.queue),
         "preemptions": stats.preemptions,
-        "prefix": {"queried": stats.queried_tokens, "hit": stats.hit_tokens},
+        "prefix": {"queried": stats.queried_tokens, "hit": stats.hit_tokens, "disk": stats.disk_tokens},
         "drafts": {"proposed": stats.draft_tokens, "accepted": stats.accepted_draft_tokens},
         "pools": stats.pools,
         "steps": picture.steps,

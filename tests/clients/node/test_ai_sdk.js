@@ -20,7 +20,7 @@ const PROVIDERS = {
   anthropic: (id) => anthropic(id),
 };
 const user = (content) => ({ role: "user", content });
-const providerOptions = { openai: { store: false } }; // otherwise it refers to stored items of responses
+const providerOptions = { openai: { store: false } }; // the provider sends whole items
 const COMMON = { maxRetries: 0, temperature: 0, maxOutputTokens: 100, providerOptions };
 
 for (const [name, provider] of Object.entries(PROVIDERS)) {
@@ -86,13 +86,15 @@ for (const [name, provider] of Object.entries(PROVIDERS)) {
   });
 }
 
-test("a reference to a stored item is refused with what to do", async () => {
-  const request = { ...COMMON, model: openai.responses(MODEL), providerOptions: {} };
-  const { response } = await generateText({ ...request, prompt: COUNT });
+test("references to stored items, which are the provider's default", async () => {
+  const request = { ...COMMON, maxOutputTokens: 16, model: openai.responses(MODEL), providerOptions: {} };
+  const { response, text } = await generateText({ ...request, prompt: COUNT });
   const messages = [user(COUNT), ...response.messages, user("Go on.")];
-  const error = await generateText({ ...request, messages }).catch((caught) => caught);
-  assert.equal(error.statusCode, 400);
-  assert.match(error.message, /item_reference.*`store` false/);
+  const referred = await generateText({ ...request, messages, include: { requestBody: true } });
+  assert(referred.request.body.input.some((item) => item.type === "item_reference"));
+  const plain = [user(COUNT), { role: "assistant", content: text }, user("Go on.")];
+  const { text: answer } = await generateText({ ...request, messages: plain, providerOptions });
+  assert.equal(referred.text, answer);
 });
 
 test("embeddings", async () => {

@@ -75,6 +75,27 @@ test("responses, whole, streamed and continued", async () => {
   assert((await client.responses.create({ ...INPUT, input })).output_text);
 });
 
+test("responses with state, and in the background", async () => {
+  const whole = await client.responses.create(INPUT);
+  const input = [user(COUNT), ...whole.output, user("Go on.")];
+  const next = await client.responses.create({ ...INPUT, input: "Go on.", previous_response_id: whole.id });
+  assert.equal(next.output_text, (await client.responses.create({ ...INPUT, input })).output_text);
+  const begun = [];
+  for await (const event of await client.responses.create({ ...INPUT, background: true, stream: true })) {
+    begun.push(event);
+    if (begun.length === 3) break;
+  }
+  const { id } = begun[0].response;
+  const rest = await client.responses.retrieve(id, { stream: true, starting_after: 2 });
+  const events = [...begun, ...(await collected(rest))];
+  assert.deepEqual(events.map((event) => event.sequence_number), [...events.keys()]);
+  const deltas = events.filter((event) => event.type === "response.output_text.delta");
+  assert.equal(deltas.map((event) => event.delta).join(""), whole.output_text);
+  assert.equal((await client.responses.retrieve(id)).output_text, whole.output_text);
+  await client.responses.delete(id);
+  await assert.rejects(client.responses.retrieve(id), OpenAI.NotFoundError);
+});
+
 test("responses of a schema, and a tool's result", async () => {
   const request = { ...INPUT, input: WEATHER, max_output_tokens: 100 };
   const parsed = await client.responses.parse({ ...request, text: { format: zodTextFormat(City, "weather") } });

@@ -128,6 +128,36 @@ def test_responses_whole_streamed_and_continued(client: openai.OpenAI) -> None:
     assert client.responses.create(**INPUT | {"input": items}).output_text
 
 
+def test_responses_with_state(client: openai.OpenAI) -> None:
+    """The prompt of the second request begins as the first one's: the engine has its pages."""
+    first = client.responses.create(**INPUT)
+    second = client.responses.create(**INPUT | {"input": "Go on."}, previous_response_id=first.id)
+    whole = client.responses.create(**INPUT | {"input": [user(COUNT), *first.output, user("Go on.")]})
+    assert second.output_text == whole.output_text
+    assert second.usage.input_tokens_details.cached_tokens > 0
+    assert client.responses.retrieve(first.id).output_text == first.output_text
+    conversation = client.conversations.create(items=[user(COUNT), *first.output])
+    third = client.responses.create(**INPUT | {"input": "Go on."}, conversation=conversation.id)
+    assert third.output_text == whole.output_text
+    assert len(list(client.conversations.items.list(conversation.id))) == 4
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+
+
+def test_responses_in_the_background(client: openai.OpenAI) -> None:
+    whole = client.responses.create(**INPUT)
+    with client.responses.create(**INPUT, background=True, stream=True) as stream:
+        begun = [event for event, _ in zip(stream, range(3), strict=False)]
+    id = begun[0].response.id
+    with client.responses.retrieve(id, stream=True, starting_after=begun[-1].sequence_number) as stream:
+        events = [*begun, *stream]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == whole.output_text == client.responses.retrieve(id).output_text
+    assert client.responses.cancel(id).status == "incomplete"
+
+
 def test_responses_parsed(client: openai.OpenAI) -> None:
     request = {**INPUT, "input": QUESTION, "max_output_tokens": 100}
     whole = client.responses.parse(**request, text_format=Weather)

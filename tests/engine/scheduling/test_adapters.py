@@ -107,9 +107,9 @@ def test_an_engine_without_places_refuses_adapters() -> None:
 
 def test_pages_are_apart_by_adapter_and_salt() -> None:
     """The fake model also checks that a page was written with the adapter that reads it."""
-    seeds = [chain_seed(salt, adapter) for salt in ("", "a", "b") for adapter in (0, 1, 256)]
+    seeds = [chain_seed(salt, adapter) for salt in ("", "a", "b") for adapter in ("", "1", "256")]
     assert len(set(seeds)) == len(seeds)
-    assert chain_seed("", 0) == b""
+    assert chain_seed("") == b""
     drive, prompt = Adapters(4), list(range(1, 14))
     for number, (adapter, cached) in enumerate([(0, 0), (1, 0), (2, 0), (1, 12), (0, 12), (2, 12)]):
         drive.submit(number, prompt, SHORT, adapter=adapter)
@@ -181,10 +181,10 @@ def test_an_adapter_that_nobody_waits_for_any_more_gives_its_place_back() -> Non
     drive.submit(0, [7], SHORT, adapter=1)
     drive.submit(1, [8], SHORT, adapter=2)
     assert drive.running() == []
-    assert drive.scheduler.waits_for_adapter
+    assert drive.scheduler.waits_for_files
     drive.scheduler.abort(0)
     assert drive.running() == []
     drive.scheduler.note_adapter(1)
     assert drive.running() == [1]
-    assert not drive.scheduler.waits_for_adapter
+    assert not drive.scheduler.waits_for_files
     drive.run()

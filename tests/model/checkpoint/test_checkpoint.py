@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from model.checkpoint.families import read_config
+from model.checkpoint.files import SAMPLED, fingerprint
 from model.checkpoint.open import open_checkpoint
 from model.checkpoint.resolve import default_name, resolve
 from model.errors import ModelError
@@ -36,6 +37,20 @@ def test_a_checkpoint_is_known_by_its_weights(tmp_path: Path) -> None:
         weights = {"norm.weight": torch.full((8,), value)}
         prints.append(open_checkpoint(_native(tmp_path / name, weights)).fingerprint)
     assert prints[0] == prints[1] != prints[2]
+
+
+@pytest.mark.parametrize("first", [0, 1_234_567, 2**27 - 2**21])
+def test_another_matrix_in_a_large_file_is_another_fingerprint(tmp_path: Path, first: int) -> None:
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(2**27)
+        before = fingerprint(path, SAMPLED)
+        file.seek(first)
+        file.write(b"\1" * 2**21)
+        file.flush()
+        assert fingerprint(path, SAMPLED) != before
+        file.truncate(2**27 - 1)
+    assert fingerprint(path, SAMPLED) != before
 
 
 def test_every_weight_of_a_sharded_checkpoint_comes_once_under_its_native_name(llama: Path) -> None:

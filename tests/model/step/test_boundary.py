@@ -120,7 +120,7 @@ def test_where_every_slice_fails_the_step_fails(
 
 def poison(runner: ModelRunner, page: int) -> None:
     """Keys and values of a page in the full layer that are no numbers."""
-    cache = runner._pools.layers[1]
+    cache = runner.pages.layers[1]
     for cells in (cache.k, cache.v):
         cells[page].view(torch.uint8).fill_(255)
 

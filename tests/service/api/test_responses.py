@@ -9,7 +9,7 @@ import pytest
 from openai.types.responses import Response as ResponseModel
 from openai.types.responses import ResponseIncludable, ServiceTier, ToolParam
 
-from service.api.responses.routes import ResponsesBody
+from service.api.responses.body import ResponsesBody
 from service.api.responses.shape import ResponseShape, part_of
 from service.api.responses.tools import HOSTED
 from service.generation.choice import Delta, Scored
@@ -165,7 +165,7 @@ def test_defaults_pass(live: Live) -> None:
     }
     response = live.post(PATH, body)
     assert response.status_code == 200, response.text
-    assert response.json()["store"] is False
+    assert response.json()["store"] is True
     assert "x-noria-ignored" not in response.headers
 
 
@@ -186,8 +186,8 @@ PHASED = [
         ({"prompt_cache_options": {"mode": "explicit", "ttl": "12h"}, "prompt_cache_retention": "24h"}, None, {}),
         ({"reasoning": {"mode": "standard", "context": "auto", "summary": "auto"}}, None, {}),
         *(({"service_tier": tier}, None, {"service_tier": "default"}) for tier in get_args(get_args(ServiceTier)[0])),
-        ({"store": True}, "store", {"store": False}),
-        ({"truncation": "auto"}, "truncation", {"truncation": "disabled"}),
+        ({"store": True}, None, {"store": True}),
+        ({"truncation": "auto"}, None, {"truncation": "auto"}),
         ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation", {}),
         *(
             ({"tools": [TOOL, {"type": kind, "x": [1]}]}, "tools[1]", {"tools": [TOOL | {"description": None}]})
@@ -236,7 +236,7 @@ def test_all_published_tools_are_known() -> None:
             "input[0].content[0].type",
             ['"input_file"', "not supported"],
         ),
-        ({"store": "yes"}, "store", ["true", "false", '"yes"']),
+        ({"store": "yes"}, "store", ["a boolean", '"yes"']),
         ({"metadata": {"a": 1}}, "metadata.a", ["a string", "1"]),
         ({"metadata": {"a": "x" * 513}}, "metadata.a", ["at most 512"]),
         ({"metadata": {"n" * 65: "x"}}, "metadata." + "n" * 65, ["at most 64"]),
@@ -280,8 +280,8 @@ def test_all_published_tools_are_known() -> None:
             "tool_choice.type",
             ["mcp"],
         ),
-        ({"previous_response_id": "resp_1"}, "previous_response_id", ["resp_1", "null"]),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type", ["item_reference", "`store` false"]),
+        ({"previous_response_id": "resp_1"}, "previous_response_id", ["resp_1", "stored"]),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id", ["msg_1", "stored"]),
         ({"top_logprobs": 2}, "top_logprobs", ["include", "2"]),
         (SCORES | {"top_logprobs": 21}, "top_logprobs", ["20", "21"]),
         ({"include": ["everything"]}, "include[0]", ["reasoning.encrypted_content", '"everything"']),
@@ -291,7 +291,7 @@ def test_all_published_tools_are_known() -> None:
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type", ['"json_schema"', '"grammar"']),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", ["json_schema"]),
         ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema", ["json_schema"]),
-        ({"background": True}, "background", ["false"]),
+        ({"background": True, "store": False}, "background", ["store", "false"]),
         ({"stop": "x"}, "stop", ["unknown field 'stop'"]),
     ],
 )
@@ -313,7 +313,8 @@ def test_calls_and_outputs_are_chats_messages() -> None:
         {"type": "function_call_output", "call_id": "call_2", "output": [{"type": "input_text", "text": "dry"}]},
         CALL | {"call_id": "call_3"},
     ]
-    chat = ResponsesBody.model_validate({"input": items, "tools": [TOOL]}).chat()
+    body = ResponsesBody.model_validate({"input": items, "tools": [TOOL]})
+    chat = body.chat()
     call = {"type": "function", "function": {"name": "weather", "arguments": json.loads(ARGUMENTS)}}
     assert chat.messages == [
         {"role": "user", "content": "hi"},

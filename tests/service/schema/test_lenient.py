@@ -174,7 +174,7 @@ def test_an_answer_repeats_no_field_without_effect(lenient: Live, fields: dict[s
     ("path", "body", "field"),
     [
         ("/v1/responses", {"input": "a", "previous_response_id": "x"}, "previous_response_id"),
-        ("/v1/responses", {"input": "a", "background": True}, "background"),
+        ("/v1/chat/completions", {"messages": USER, "background": True}, "background"),
         ("/v1/responses", {"input": "a", "stop": ["x"]}, "stop"),
         ("/v1/messages", {"messages": USER, "max_tokens": 1, "random_seed": 3}, "random_seed"),
         ("/v1/messages", {"messages": USER, "max_tokens": 1, "frobnicate": 1, "logit_bias": {"5": 9}}, "logit_bias"),

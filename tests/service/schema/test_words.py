@@ -39,7 +39,7 @@ def inside(annotation: Any) -> Iterator[type[Body]]:
 
 BODIES = {route.path: route.body for route in ROUTES if route.body is not None}
 KINDS = list(dict.fromkeys(kind for body in BODIES.values() for kind in inside(body)))
-TEXTS = {"arguments": "{}", "role": "user"}
+TEXTS = {"arguments": "{}", "role": "user", "encrypted_content": "noria-summary:a"}
 """Values for fields that do not accept "a"."""
 
 

@@ -48,7 +48,8 @@ export function costOf({ stats }) {
   const parts = [plural(stats.tokens, "token")];
   if (stats.speed) parts.push(`${stats.speed.toFixed(1)} tokens/s`);
   if (stats.first) parts.push(`first after ${duration(stats.first)}`);
-  parts.push(`${stats.cached ?? 0} of ${stats.prompt} prompt tokens cached`);
+  const disk = stats.disk ? `, ${stats.disk} of them on disk` : "";
+  parts.push(`${stats.cached ?? 0} of ${stats.prompt} prompt tokens cached${disk}`);
   const queue = stats.queue == null ? "" : ` In the queue: ${duration(stats.queue)}.`;
   return {
     text: parts.join(" · "),

@@ -152,6 +152,7 @@ function statsOf({ usage, timings = {} }, first) {
     prompt: usage.prompt_tokens,
     tokens: usage.completion_tokens,
     cached: usage.prompt_tokens_details?.cached_tokens ?? 0,
+    disk: timings.cache_disk_n ?? 0,
     speed: timings.predicted_per_second ?? (Number.isFinite(seen) ? seen : null),
     queue: timings.queue_ms ?? null,
     miss: timings.cache_miss ?? null,

@@ -19,6 +19,7 @@ const TILES = [
   ["In the queue", "How long the latest request waited for its first step", (p) => seconds(p.queue_seconds)],
   ["Preemptions", "How often a request lost its pages because there were too few", (p) => whole(p.preemptions)],
   ["Prefix hits", "Prompt tokens that were found in the KV cache", ({ prefix }) => share(prefix.hit, prefix.queried)],
+  ["From disk", "Prompt tokens that --prefix-store had on disk", ({ prefix }) => share(prefix.disk, prefix.queried)],
   ["Drafts kept", "Draft tokens that the model agreed with", ({ drafts }) => share(drafts.accepted, drafts.proposed)],
 ];
 

@@ -1,0 +1,223 @@
+"""Pages from the disk: `python -m benchmarks.prefix_store [--model M | --layers 4] [--tokens 6000]`.
+
+The second turn of a conversation after a restart: how many tokens it computes, and its time to the first token from the
+disk, from memory, and computed anew. Then the times between tokens of 32 streams whose steps evict pages, with a store
+that writes these pages and without one, in turns. --layers serves random weights with the sizes of Mistral 7B.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from itertools import count, pairwise
+from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.random_weights import checkpoint
+from model.checkpoint.embedded import embedded_gguf
+from model.checkpoint.open import Checkpoint, open_checkpoint
+from model.checkpoint.resolve import EMBEDDED, resolve
+from model.config import ModelConfig
+from model.loading import load_from
+from model.options import RunnerOptions
+from model.sampling_params import SamplingParams
+from model.step.runner import ModelRunner
+from service.engine.loop import EngineLoop
+from service.engine.messages import FromEngine, PagesMoved, Report, Stop, Submit, ToEngine
+from service.engine.prefixes.files import page_files
+from service.engine.prefixes.store import PrefixStore, open_store
+from service.engine.scheduling.scheduler import Scheduler
+
+NEW_TOKENS = 32
+"""Tokens of the second turn's question."""
+N_STREAMS, STREAM_TOKENS = 32, 200
+STREAMED = N_STREAMS * (STREAM_TOKENS + 100)
+"""Tokens of a cache that 32 streams fill."""
+WAIT = 120.0
+
+
+class Answered(NamedTuple):
+    """The first token came after `first` seconds. `gaps` are the seconds between two steps that gave tokens."""
+
+    first: float
+    cached: int
+    from_disk: int
+    gaps: list[float]
+
+
+class Engine:
+    """A scheduler over a runner: with a new one nothing is in memory, as after a restart."""
+
+    def __init__(self, runner: ModelRunner, *, stores: bool) -> None:
+        self._runner = runner
+        self._inbox: SimpleQueue[ToEngine] = SimpleQueue()
+        self.store: PrefixStore | None = None
+        if stores:
+            self.store = open_store(runner.info, runner.pages, lambda: self._inbox.put(PagesMoved()))
+        info = runner.info
+        self.scheduler = Scheduler(
+            info, max_sequences=info.max_sequences, max_step_tokens=info.max_step_tokens, store=self.store
+        )
+
+    def serve(self, prompts: list[list[int]], n_tokens: int, salt: str = "") -> Answered:
+        """Serve requests that come together."""
+        params = SamplingParams(temperature=0.0, max_tokens=n_tokens, prompt_lookup_num_tokens=0)
+        for number, prompt in enumerate(prompts):
+            self._inbox.put(Submit(number, [*prompt], params, cache_salt=salt))
+        started, cached, from_disk, left = time.perf_counter(), 0, 0, len(prompts)
+        times: list[float] = []
+
+        def send(message: FromEngine) -> None:
+            nonlocal cached, from_disk, left
+            assert isinstance(message, Report)
+            if any(update.tokens for update in message.updates):
+                times.append(time.perf_counter())
+            for update in message.updates:
+                assert update.finish != "error"
+                cached, from_disk = cached + (update.cached or 0), from_disk + (update.from_disk or 0)
+                left -= update.finish is not None
+            if not left:
+                self._inbox.put(Stop())
+
+        EngineLoop(self._runner, self.scheduler, self._receive, send).run()
+        gaps = [after - before for before, after in pairwise(times)]
+        return Answered(times[0] - started, cached, from_disk, gaps)
+
+    def _receive(self, block: bool) -> list[ToEngine]:
+        messages = [self._inbox.get()] if block else []
+        while not self._inbox.empty():
+            messages.append(self._inbox.get())
+        return messages
+
+
+def tokens(number: int, n: int, vocab_size: int) -> list[int]:
+    return [1000 + (7919 * number + 31 * i * i) % (min(vocab_size, 30_000) - 1000) for i in range(n)]
+
+
+def forget(directory: Path) -> None:
+    """Write the files to the disk and drop them from the system's memory."""
+    for folder in filter(Path.is_dir, directory.iterdir()):
+        for file in page_files(folder):
+            descriptor = os.open(file.path, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+
+def second_turn(runner: ModelRunner, directory: Path, n_tokens: int, runs: int) -> Table:
+    """The table of the second turn of a conversation."""
+    vocab = runner.info.vocab_size
+    prompt = tokens(0, n_tokens, vocab)
+    first = Engine(runner, stores=True)
+    first.serve([prompt], 1)
+    first.scheduler.save_pages(WAIT)
+    turns = (prompt + tokens(number, NEW_TOKENS, vocab) for number in count(1))
+    found: dict[str, list[Answered]] = {"disk, files not in memory": [], "disk, files in memory": [], "memory": []}
+    for _ in range(runs):
+        forget(directory)
+        for label in found:
+            if label != "memory":
+                engine = Engine(runner, stores=True)
+            found[label].append(engine.serve([next(turns)], 1))
+    found["computed"] = [Engine(runner, stores=False).serve([next(turns)], 1, salt="new") for _ in range(runs)]
+    table = Table("second turn from", "computed tokens", "from the disk", "first token: median", "slowest")
+    for label, answers in found.items():
+        computed = {n_tokens + NEW_TOKENS - answer.cached for answer in answers}
+        times = [answer.first for answer in answers]
+        slowest = f"{1000 * max(times):.0f} ms"
+        disk = str(max(answer.from_disk for answer in answers))
+        table.add_row(label, str(max(computed)), disk, f"{1000 * statistics.median(times):.0f} ms", slowest)
+    return table
+
+
+def streams(runner: ModelRunner, runs: int) -> Table:
+    """The table of streams that take pages, all of which hold prompts that nobody has saved."""
+    size, n_pages = runner.info.page_size, runner.info.pools[0].n_pages
+    vocab = runner.info.vocab_size
+    gaps: dict[bool, list[list[float]]] = {False: [], True: []}
+    counts = []
+    for run in range(runs):
+        for stores in (False, True):
+            engine = Engine(runner, stores=stores)
+            filling = (n_pages - 1) * size // 4
+            for part in range(4):
+                engine.serve([tokens(100 + 10 * run + part, filling, vocab)], 1, salt=f"{run} {stores}")
+            prompts = [tokens(1000 + number, size + number, vocab) for number in range(N_STREAMS)]
+            answered = engine.serve(prompts, STREAM_TOKENS, salt=f"{run} {stores}")
+            gaps[stores].append(answered.gaps[N_STREAMS:])
+            if engine.store is not None:
+                engine.store.finish(WAIT)
+                counts.append(f"{engine.store.counts['written']} written, {engine.store.counts['dropped']} dropped")
+    table = Table("32 streams", "p50 between tokens", "p99", "p99 of each run", "pages of a run")
+    for stores, runs_of in gaps.items():
+        every = sorted(gap for run in runs_of for gap in run)
+        each = ", ".join(f"{1000 * _quantile(sorted(run), 0.99):.1f}" for run in runs_of)
+        label = "the store writes" if stores else "no store"
+        middle, late = (f"{1000 * _quantile(every, part):.1f} ms" for part in (0.5, 0.99))
+        table.add_row(label, middle, late, each, "; ".join(counts) if stores else "")
+    return table
+
+
+def _quantile(values: list[float], part: float) -> float:
+    return values[min(len(values) - 1, int(part * len(values)))]
+
+
+def source_of(args: argparse.Namespace, n_tokens: int) -> tuple[Path, Checkpoint]:
+    """The model, for contexts of `n_tokens`. Random weights have the place of the embedded ones, which is not read."""
+    if not args.layers:
+        place = resolve(args.model)
+        return place, open_checkpoint(place, max_model_len=n_tokens)
+    config = ModelConfig(
+        "mistral",
+        dim=4096,
+        n_layers=args.layers,
+        n_heads=32,
+        n_kv_heads=8,
+        head_dim=128,
+        hidden_dim=14336,
+        vocab_size=32768,
+        norm_eps=1e-5,
+        rope_theta=1e6,
+        max_position=n_tokens,
+        windows=(None,) * args.layers,
+    )
+    return embedded_gguf(), checkpoint(config, torch.device("cpu"))
+
+
+def loaded(args: argparse.Namespace, directory: Path, n_tokens: int, cached_tokens: int) -> ModelRunner:
+    """A runner for contexts of `n_tokens`, whose cache holds `cached_tokens`."""
+    place, source = source_of(args, n_tokens)
+    config = source.config
+    cache = cached_tokens * 2 * 2 * config.n_layers * config.n_kv_heads * config.head_dim  # keys and values, bfloat16
+    options = RunnerOptions(str(place), max_model_len=n_tokens, cache_memory=cache, prefix_store=str(directory))
+    return load_from(source, options, lambda stage, done: None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=EMBEDDED)
+    parser.add_argument("--layers", type=int, default=0, help="layers of random weights with the sizes of Mistral 7B")
+    parser.add_argument("--tokens", type=int, default=6000)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--directory", help="where the pages go; a folder in it is made and removed")
+    parser.add_argument("--only", choices=("turn", "streams"))
+    args = parser.parse_args()
+    console = Console()
+    with tempfile.TemporaryDirectory(prefix="noria-pages-", dir=args.directory) as folder:
+        directory, length = Path(folder), args.tokens + NEW_TOKENS + 64
+        if args.only != "streams":
+            runner = loaded(args, directory, length, 2 * length)
+            console.print(f"{runner.pages.page_bytes(0) / 2**10:.0f} KiB a page of {runner.info.page_size} tokens")
+            console.print(second_turn(runner, directory, args.tokens, args.runs))
+        if args.only != "turn":
+            console.print(streams(loaded(args, directory, 4096, STREAMED), args.runs))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Responses in the background: they need no connection, and clients come back to them by their ids."""
+
+import secrets
+import zlib
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+
+import orjson
+from fastapi import Request
+from starlette.responses import Response
+
+from service.access.record import RequestRecord
+from service.api.answering import stream_frames, submit_signed
+from service.api.ongoing import Ongoing, detach
+from service.api.responses.answers import ResponseError, ResponseState
+from service.api.responses.body import ResponsesBody
+from service.api.responses.creation import Creation
+from service.api.responses.shape import ResponseShape
+from service.api.routes import json_response
+from service.errors.errors import ApiError, Cancelled, StoreFull, Unavailable, as_api_error
+from service.http.sse import Json
+from service.state.stored import Stored
+from service.state.tables import Tables
+
+END = b"\n\n"
+"""The end of each event."""
+
+
+class Background:
+    """A response that is computed without a connection. `ongoing` is set once it runs."""
+
+    ongoing: Ongoing
+
+    def __init__(self, creation: Creation, shape: ResponseShape) -> None:
+        self._creation = creation
+        self._shape = shape
+
+    @property
+    def state(self) -> ResponseState:
+        """The response as it stands."""
+        began = any(choice.admitted for choice in self.ongoing.generation.choices)
+        return self._shape.state("in_progress" if began else "queued")
+
+    def cancel(self) -> None:
+        self.ongoing.generation.cancel(Cancelled())
+
+    def read(self, after: int) -> Response:
+        """A stream of the events after number `after`, to the end of the response."""
+        return self.ongoing.stream(after, self._creation.state.admission.expired, self._shape)
+
+    async def save(self, events: Sequence[Json]) -> None:
+        """Store the complete response, with all its events."""
+        response = events[-1]["response"]
+        if not await self._replace(events):
+            response["store"] = False
+        await self._creation.extend_conversation(response)
+
+    async def ended(self, failure: Exception | None) -> None:
+        """Store the end of a response that failed, and forget what runs."""
+        recording, work = self.ongoing.recording, self._creation.state.ongoing
+        if failure is not None:
+            error = None if isinstance(failure, Cancelled) else response_error(as_api_error(failure))
+            event = self._shape.failed(error)
+            await self._replace([event])
+            recording.add(self._shape.frame(event))
+        recording.end()
+        work.recordings.forget(recording)
+        work.found.pop((self._creation.owner.name, self._shape.id), None)
+
+    async def _replace(self, last: Sequence[Json]) -> bool:
+        """Store the end, with all events up to the last ones. False: a client has deleted it, or the store is full."""
+        state, recording, owner = self._creation.state, self.ongoing.recording, self._creation.owner
+        frames = [] if recording.first else [*recording.frames, *map(self._shape.frame, last)]
+        events = await state.admission.work.run(lambda: zlib.compress(b"".join(frames), 1), sum(map(len, frames)))
+        stored = self._creation.stored(last[-1], events=events if frames else b"")
+        try:
+            return await state.store.run(Tables.put, owner, stored, only_in_place=True)
+        except (StoreFull, Unavailable):
+            with suppress(Unavailable):
+                await state.store.run(Tables.delete, owner, stored.id)
+            return False
+
+
+async def in_background(request: Request, body: ResponsesBody) -> Response:
+    """Start to compute a response. Raises every refusal before that."""
+    record = detach(request.scope)
+    if request.app.state.noria.settings.finish_after_restart and body.agreed("seed") is None:
+        body = body.model_copy(update={"seed": secrets.randbits(63)})  # that of the second time, too
+    background = await begin(request, Creation(request, body), record)
+    if not body.stream:
+        return json_response(background.state)
+    record.streams = True
+    return background.read(-1)
+
+
+async def begin(request: Request, creation: Creation, record: RequestRecord) -> Background:
+    """Submit a request, and store its input. The work has the record of the scope; `record` is the request's own."""
+    state, owner, body = creation.state, creation.owner, creation.body
+    with ExitStack() as stack:
+        served, generation, drafts = await submit_signed(stack, request, body, creation.make)
+        shape = creation.shape(served, body.model or served.names[0])
+        queued = shape.queued()
+        again = written_request(body, served.fingerprint) if state.settings.finish_after_restart else b""
+        begun = creation.stored(queued[-1]["response"], running=True, request=again)
+        await state.store.run(Tables.put, owner, begun)  # after a restart it is there
+        background = Background(creation, shape)
+        frames = stream_frames(generation, shape, drafts, background.save)
+        guard = stack.pop_all()
+        background.ongoing = state.ongoing.begin(record, request.scope, guard, generation, frames, background.ended)
+    for event in queued:
+        background.ongoing.recording.add(shape.frame(event))
+    state.ongoing.found[owner.name, shape.id] = background
+    return background
+
+
+def written_request(body: ResponsesBody, fingerprint: str) -> bytes:
+    """What gives the same response again: the fingerprint of what computes it, and the body without its input."""
+    fields = body.model_dump(by_alias=True, exclude_none=True, exclude={"input", "tools"})
+    tools = [tool.model_dump(by_alias=True, exclude_none=True) for tool in body.tools or ()]
+    return orjson.dumps([fingerprint, fields | {"tools": tools}])
+
+
+def read_request(stored: Stored) -> tuple[str, bytes]:
+    """The fingerprint, and the JSON of the body with the input as it is stored."""
+    fingerprint, body = orjson.loads(stored.request)
+    return fingerprint, orjson.dumps(body | {"input": [orjson.loads(item.value) for item in stored.items]})
+
+
+def response_error(error: ApiError) -> ResponseError:
+    """The error of a failed response, with one of OpenAI's codes."""
+    return {"code": "invalid_prompt" if error.status < 500 else "server_error", "message": error.message}
+
+
+def events_after(stored: Stored, after: int) -> bytes:
+    """The stored events after number `after`."""
+    return b"".join(event + END for event in zlib.decompress(stored.events).split(END)[after + 1 : -1])

@@ -1,0 +1,159 @@
+"""Earlier items of a request's conversation, items that it refers to, and the items that are stored of it."""
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import orjson
+from pydantic import TypeAdapter
+
+from model.errors import quoted
+from service.access.record import RequestRecord
+from service.api.admission import State
+from service.api.responses.body import CompactBody, InputBody
+from service.api.responses.items import (
+    ID_PREFIXES,
+    AnyItem,
+    CallItem,
+    CompactionItem,
+    CustomCallItem,
+    InputImage,
+    InputMessage,
+    InputPart,
+    Item,
+    ItemReference,
+    OutputItem,
+    ReasoningItem,
+)
+from service.errors.errors import InvalidRequest
+from service.schema.fields import Json
+from service.state.stored import PREFIXES, Owner, StoredItem, new_id
+from service.state.tables import Tables
+
+ITEMS: TypeAdapter[list[AnyItem]] = TypeAdapter(list[Item])
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The JSON of items before those of a request, and of items that the request refers to, by their ids."""
+
+    earlier: Sequence[bytes] = ()
+    referenced: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(map(len, (*self.earlier, *self.referenced.values())))
+
+    def items(self) -> list[AnyItem]:
+        """The earlier items."""
+        return ITEMS.validate_json(b"[%b]" % b",".join(self.earlier))
+
+    def resolved(self, items: Sequence[AnyItem] | None) -> list[AnyItem]:
+        """The items, with those that they refer to in place of references."""
+        found = {id: ITEMS.validate_json(b"[%b]" % value)[0] for id, value in self.referenced.items()}
+        return [found[item.id] if isinstance(item, ItemReference) else item for item in items or ()]
+
+
+@asynccontextmanager
+async def history_of(state: State, record: RequestRecord, body: InputBody | CompactBody) -> AsyncIterator[History]:
+    """What the store has for a request. Inside the context its bytes count as those of a body.
+
+    Raises InvalidRequest for what it does not have, HistoryTooLarge, or Overloaded.
+    """
+    earlier = await _earlier(state, record, body)
+    referenced = await read_referenced(state, record, body.input or (), "input")
+    history = History([item.value for item in earlier], referenced)
+    record.body_bytes += history.n_bytes
+    with state.admission.holding_body(record.sender) as take:
+        take(history.n_bytes)
+        yield history
+
+
+async def _earlier(state: State, record: RequestRecord, body: InputBody | CompactBody) -> Sequence[StoredItem]:
+    param, kind, id = "previous_response_id", "response", body.previous_response_id
+    if id is None:
+        param, kind, id = "conversation", "conversation", body.conversation_id
+    if id is None:
+        return ()
+    owner, limit = Owner.of(record), state.settings.max_body_bytes
+    found = await state.store.run(Tables.chain, owner, id, limit) if id.startswith(PREFIXES[kind]) else None
+    if found is None:
+        raise _missing(state, param, kind, id, f"{param.removesuffix('_id')}_not_found")
+    return found
+
+
+async def read_referenced(
+    state: State, record: RequestRecord, items: Sequence[AnyItem], field: str
+) -> Mapping[str, bytes]:
+    """The stored items that items of this field of a request refer to. Raises InvalidRequest or HistoryTooLarge."""
+    ids = {item.id: index for index, item in enumerate(items) if isinstance(item, ItemReference)}
+    if not ids:
+        return {}
+    found = await state.store.run(Tables.referenced, Owner.of(record), [*ids], state.settings.max_body_bytes)
+    for id, index in ids.items():
+        if id not in found:
+            raise _missing(state, f"{field}[{index}].id", "item", id, "item_not_found")
+    return found
+
+
+def _missing(state: State, param: str, kind: str, id: str, code: str) -> InvalidRequest:
+    if not state.store.enabled:
+        why = "the server stores nothing (--responses-store off): send the whole conversation as input"
+        return InvalidRequest(f"{param} is not supported: {why}", param=param, code="store_off")
+    message = f"{param}: no {kind} {quoted(id)} of this key is stored, or no part before it is, or it is not complete"
+    return InvalidRequest(message, param=param, code=code)
+
+
+def stored_input(items: Sequence[AnyItem]) -> tuple[StoredItem, ...]:
+    """The items as they are stored: as OpenAI's API lists them, each with an id."""
+    return tuple(StoredItem(item["id"], orjson.dumps(item)) for item in map(_listed, items))
+
+
+def stored_output(items: Sequence[Json]) -> tuple[StoredItem, ...]:
+    """The items of an answer, as they are stored."""
+    return tuple(StoredItem(item["id"], orjson.dumps(item), output=True) for item in items)
+
+
+def _listed(item: AnyItem) -> Json:
+    status: Json = {"status": "completed"}
+    match item:
+        case InputMessage():
+            side = "output" if item.role == "assistant" else "input"
+            facts = status | {"role": item.role, "content": _parts(item.content, side)}
+        case CallItem():
+            named = {"namespace": item.namespace} if item.namespace else {}
+            facts = status | {"call_id": item.call_id, "name": item.name, **named}
+            facts["arguments"] = json.dumps(item.arguments)
+        case CustomCallItem():
+            facts = status | {"call_id": item.call_id, "name": item.name, "input": item.input}
+        case OutputItem():
+            output = item.output if isinstance(item.output, str) else _parts(item.output, "input")
+            facts = status | {"call_id": item.call_id, "output": output}
+        case ReasoningItem():
+            summary = [{"type": part.type, "text": part.text} for part in item.summary or ()]
+            content = [{"type": "reasoning_text", "text": part.text} for part in item.content or ()]
+            facts = status | {"summary": summary, "content": content, "encrypted_content": None}
+        case CompactionItem():
+            facts = {"encrypted_content": item.encrypted_content}
+        case ItemReference():
+            raise AssertionError("references are resolved before")
+    kind = item.type or "message"
+    return {"type": kind, "id": item.id or new_id(ID_PREFIXES[kind]), **facts}
+
+
+def _parts(content: str | Sequence[InputPart | InputImage], side: str) -> list[Json]:
+    """The parts of a message, or of the output of a tool. `side`: "input" or "output"."""
+    if isinstance(content, str):
+        return [_text_part(f"{side}_text", content)]
+    return [
+        _text_part(part.type, part.text)
+        if isinstance(part, InputPart)
+        else {"type": "input_image", "image_url": part.image_url, "detail": "auto"}
+        for part in content
+    ]
+
+
+def _text_part(kind: str, text: str) -> Json:
+    extra: Json = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
+    return {"type": kind, "text": text, **extra}

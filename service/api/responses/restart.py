@@ -1,0 +1,82 @@
+"""What happens at a start to responses in the background that ran when the server ended."""
+
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+
+import orjson
+from fastapi import FastAPI, Request
+
+from service.access.keys import Key
+from service.access.record import Policy, RequestRecord
+from service.api.admission import State
+from service.api.ongoing import detach, never
+from service.api.responses.background import begin, read_request, response_error
+from service.api.responses.body import ResponsesBody
+from service.api.responses.creation import Creation
+from service.errors.errors import ApiError, Unavailable, as_api_error
+from service.state.stored import Owner, Stored
+from service.state.tables import Tables
+
+log = logging.getLogger("noria.state")
+
+FindKey = Callable[[str], Key | None]
+PATH = "/v1/responses"
+
+
+class Lost(Unavailable):
+    """A response that is not computed again."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"the server ended while it computed this response{why}", "server_ended")
+
+
+async def interrupted(state: State) -> list[tuple[str, Stored]]:
+    """What is to be computed again, by owner. The rest is marked as failed."""
+    found = await state.store.run(Tables.interrupted)
+    if state.settings.finish_after_restart:
+        return found
+    for owner, stored in found:
+        await _mark_failed(state, owner, stored, Lost(""))
+    return []
+
+
+async def compute_again(app: FastAPI, found: Iterable[tuple[str, Stored]], find_key: FindKey) -> None:
+    """Start responses anew, once the model is loaded. Those that would not be the same are marked as failed."""
+    for owner, stored in found:
+        try:
+            await _compute_again(app, owner, find_key(owner), stored)
+        except Exception as error:
+            await _mark_failed(app.state.noria, owner, stored, as_api_error(error))
+
+
+async def _compute_again(app: FastAPI, owner: str, key: Key | None, stored: Stored) -> None:
+    """Start a response anew. Raises an ApiError where it would not be the same."""
+    state: State = app.state.noria
+    if not stored.request:
+        raise Lost("")
+    if owner and key is None:
+        raise Lost(", and does not know its key any more")
+    fingerprint, sent = read_request(stored)
+    body = ResponsesBody.model_validate_json(sent)
+    if fingerprint != state.admission.require(body.model).fingerprint:
+        raise Lost(", and serves another model or version now")
+    if body.conversation_id is not None:
+        raise Lost(", and its conversation may have changed since")
+    record = RequestRecord(stored.id, "POST", PATH, PATH, Policy(operation="chat"), key=key, owner=owner)
+    if body.receipt == "full":
+        record.body = sent
+    scope = {"type": "http", "app": app, "method": "POST", "path": PATH, "headers": [], "noria.record": record}
+    request = Request(scope, receive=never)
+    detach(scope)
+    await begin(request, Creation(request, body, orjson.loads(stored.value)), record)
+    log.info("computing a response again", extra={"fields": {"id": stored.id}})
+
+
+async def _mark_failed(state: State, owner: str, stored: Stored, error: ApiError) -> None:
+    failed = {"status": "failed", "error": response_error(error)}
+    ended = replace(stored, value=orjson.dumps(orjson.loads(stored.value) | failed), running=False, request=b"")
+    log.warning("a response that was running when the server ended has failed", extra={"fields": {"id": stored.id}})
+    with suppress(ApiError):  # the log has it
+        await state.store.run(Tables.put, Owner(owner), ended, only_in_place=True)

@@ -1,0 +1,40 @@
+"""`truncation: "auto"`: the last messages of a conversation that is too long for the context."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from service.api.prompt import Chat, chat_request
+from service.errors.errors import ContextExceeded
+from service.generation.request import ModelRequest, ServedModel
+from service.images.images import DecodedImage
+
+
+def fitted(chat: Chat, served: ServedModel, images: Sequence[DecodedImage]) -> ModelRequest:
+    """The engine's request for as many of the last messages as fit the context, beside the first instructions.
+
+    They begin with a message of the user. Raises ContextExceeded if the user's last one, and what follows, do not fit.
+    """
+    try:
+        return chat_request(chat, served, images)
+    except ContextExceeded:
+        starts = [at for at, message in enumerate(chat.messages) if message["role"] == "user"][1:]
+        found, low, high = None, 0, len(starts) - 1
+        while low <= high:  # fewer messages are always a shorter prompt
+            middle = (low + high) // 2
+            try:
+                found = chat_request(*_from(chat, starts[middle], served, images))
+                high = middle - 1
+            except ContextExceeded:
+                low = middle + 1
+        if found is None:
+            raise
+        return found
+
+
+def _from(
+    chat: Chat, first: int, served: ServedModel, images: Sequence[DecodedImage]
+) -> tuple[Chat, ServedModel, Sequence[DecodedImage]]:
+    """The conversation from a message on, with the instructions before all others, and its images."""
+    n_system = next(at for at, message in enumerate(chat.messages) if message["role"] not in ("system", "developer"))
+    cut = replace(chat, messages=[*chat.messages[:n_system], *chat.messages[first:]])
+    return cut, served, images[len(images) - len(cut.images) :]

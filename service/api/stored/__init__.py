@@ -1,0 +1,1 @@
+"""Stored responses and conversations: to read, change, cancel and delete them."""

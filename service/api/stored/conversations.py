@@ -1,0 +1,159 @@
+"""`/v1/conversations`: lists of items that responses continue, on the same store."""
+
+import time
+from typing import Any, Literal
+
+import orjson
+from fastapi import Request
+from pydantic import Field
+from starlette.responses import Response
+from typing_extensions import TypedDict
+
+from service.api.queries import several
+from service.api.responses.body import Metadata
+from service.api.responses.history import History, read_referenced, stored_input
+from service.api.responses.items import Item
+from service.api.routes import get, json_response, post
+from service.api.stored.lists import INCLUDED, QUERIES, ItemList, item_list, listed, shown
+from service.api.stored.requested import Requested
+from service.errors.errors import NotStored
+from service.schema.fields import Body, Items, optional
+from service.state.stored import Stored, StoredItem, new_id
+from service.state.tables import Tables
+
+PATH = "/v1/conversations/{id}"
+MAX_ADDED = 20
+"""Items that one request may add, as in OpenAI's API."""
+HELLO = [{"role": "user", "content": "Say hello."}]
+
+
+class CreateBody(Body):
+    """The request body of `POST /v1/conversations`."""
+
+    items: Items[Item] | None = optional("The first items.", max_length=MAX_ADDED)
+    metadata: Metadata | None = optional("Strings by name, at most 16.", max_length=16)
+
+
+class UpdateBody(Body):
+    """The request body of `POST /v1/conversations/{id}`."""
+
+    metadata: Metadata | None = Field(max_length=16, description="Strings by name, in place of the old ones.")
+
+
+class ItemsBody(Body):
+    """The request body of `POST /v1/conversations/{id}/items`."""
+
+    items: Items[Item] = Field(min_length=1, max_length=MAX_ADDED, description="The items to add.")
+
+
+class Conversation(TypedDict):
+    id: str
+    object: Literal["conversation"]
+    created_at: int
+    metadata: dict[str, str]
+
+
+class DeletedConversation(TypedDict):
+    id: str
+    object: Literal["conversation.deleted"]
+    deleted: Literal[True]
+
+
+class ConversationItem(TypedDict):
+    """An item. It has the fields of its type."""
+
+    id: str
+    type: str
+
+
+@post("/v1/conversations", body=CreateBody, request={"items": HELLO}, answer=Conversation)
+async def create(request: Request, body: CreateBody) -> Response:
+    """Create a conversation
+
+    The server stores it as it stores responses.
+    """
+    asked = _asked(request)
+    conversation: Conversation = {
+        "id": new_id("conv"),
+        "object": "conversation",
+        "created_at": int(time.time()),
+        "metadata": body.metadata or {},
+    }
+    items = await _resolved(asked, body.items or [])
+    await asked.store.run(Tables.put, asked.owner, Stored(conversation["id"], orjson.dumps(conversation), items))
+    return json_response(conversation)
+
+
+@get(PATH, answer=Conversation)
+async def retrieve(request: Request) -> Response:
+    """Show a conversation"""
+    return json_response(orjson.loads((await _asked(request).read()).value))
+
+
+@post(PATH, body=UpdateBody, request={"metadata": {"topic": "wheels"}}, answer=Conversation)
+async def update(request: Request, body: UpdateBody) -> Response:
+    """Change the metadata of a conversation"""
+    asked = _asked(request)
+    conversation = orjson.loads((await asked.read()).value) | {"metadata": body.metadata or {}}
+    if not await asked.store.run(Tables.update, asked.owner, asked.id, orjson.dumps(conversation)):
+        raise asked.missing
+    return json_response(conversation)
+
+
+@get(PATH, methods=("DELETE",), answer=DeletedConversation)
+async def delete(request: Request) -> Response:
+    """Delete a conversation and its items
+
+    Responses that were made in it stay.
+    """
+    asked = _asked(request)
+    await asked.delete()
+    answer: DeletedConversation = {"id": asked.id, "object": "conversation.deleted", "deleted": True}
+    return json_response(answer)
+
+
+@get(f"{PATH}/items", answer=ItemList, queries=QUERIES)
+async def list_items(request: Request) -> Response:
+    """List the items of a conversation, the last one first"""
+    return json_response(listed(request, (await _asked(request).read()).items))
+
+
+@post(f"{PATH}/items", body=ItemsBody, request={"items": HELLO}, answer=ItemList)
+async def create_items(request: Request, body: ItemsBody) -> Response:
+    """Add items to a conversation"""
+    asked, included = _asked(request), several(request, "include", INCLUDED)
+    await asked.read()
+    added = await _resolved(asked, body.items)
+    if not await asked.store.run(Tables.append, asked.owner, asked.id, added):
+        raise asked.missing
+    return json_response(item_list(added, False, included))
+
+
+@get(f"{PATH}/items/{{item_id}}", answer=ConversationItem, queries={"include": INCLUDED})
+async def retrieve_item(request: Request) -> Response:
+    """Show an item of a conversation"""
+    item_id = request.path_params["item_id"]
+    found = [item for item in (await _asked(request).read()).items if item.id == item_id]
+    if not found:
+        raise NotStored("item", item_id)
+    return json_response(shown(found[:1], several(request, "include", INCLUDED))[0])
+
+
+@get(f"{PATH}/items/{{item_id}}", methods=("DELETE",), answer=Conversation)
+async def delete_item(request: Request) -> Response:
+    """Delete an item of a conversation"""
+    asked, item_id = _asked(request), request.path_params["item_id"]
+    stored = await asked.read()
+    if not await asked.store.run(Tables.remove_item, asked.owner, asked.id, item_id):
+        raise NotStored("item", item_id)
+    return json_response(orjson.loads(stored.value))
+
+
+def _asked(request: Request) -> Requested:
+    return Requested(request, "conversation")
+
+
+async def _resolved(asked: Requested, items: list[Any]) -> tuple[StoredItem, ...]:
+    """Items of a body, with stored ones in place of references."""
+    referenced = await read_referenced(asked.state, asked.record, items, "items")
+    return stored_input(History(referenced=referenced).resolved(items))

@@ -1,0 +1,58 @@
+"""Lists of items, a page at a time."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import orjson
+from fastapi import Request
+from typing_extensions import TypedDict
+
+from model.errors import quoted
+from service.api.queries import choice, number, several
+from service.api.responses.body import LOGPROBS, Included
+from service.errors.errors import InvalidRequest
+from service.schema.fields import Json
+from service.state.stored import StoredItem
+
+INCLUDED: tuple[str, ...] = get_args(Included)
+QUERIES = {"limit": (), "order": ("asc", "desc"), "after": (), "include": INCLUDED}
+"""The parameters of a list."""
+
+
+class ItemList(TypedDict):
+    """Some of the items of a response or of a conversation. `first_id` and `last_id` are empty without any."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str
+    last_id: str
+    has_more: bool
+
+
+def listed(request: Request, items: Sequence[StoredItem]) -> ItemList:
+    """The items that the query of a request wants. Raises InvalidRequest."""
+    limit = number(request, "limit", 20, least=1, most=100)
+    ordered = [*items] if choice(request, "order", QUERIES["order"], "desc") == "asc" else [*items][::-1]
+    after = request.query_params.get("after")
+    if after is not None:
+        position = next((at for at, item in enumerate(ordered) if item.id == after), None)
+        if position is None:
+            raise InvalidRequest(f"after: no item {quoted(after)} is in the list", param="after")
+        ordered = ordered[position + 1 :]
+    return item_list(ordered[:limit], len(ordered) > limit, several(request, "include", INCLUDED))
+
+
+def item_list(items: Sequence[StoredItem], has_more: bool, included: Sequence[str]) -> ItemList:
+    first, last = (items[0].id, items[-1].id) if items else ("", "")
+    return {"object": "list", "data": shown(items, included), "first_id": first, "last_id": last, "has_more": has_more}
+
+
+def shown(items: Sequence[StoredItem], included: Sequence[str]) -> list[Json]:
+    """The JSON of items. Log probabilities are left out unless they are included."""
+    data: list[Json] = [orjson.loads(item.value) for item in items]
+    if LOGPROBS not in included:
+        for item in data:
+            for part in item.get("content", ()) if item["type"] == "message" else ():
+                if part.get("logprobs"):
+                    part["logprobs"] = []
+    return data

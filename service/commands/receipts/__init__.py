@@ -1,0 +1,1 @@
+"""`noria receipts`, `noria verify` and `noria check`: keys, and answers that are computed again."""

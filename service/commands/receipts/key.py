@@ -1,0 +1,25 @@
+"""`noria receipts key`: make the key that signs receipts, or show its public part."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.receipts.keys import make_key, read_key
+
+receipts = typer.Typer(help="The key that signs receipts.", rich_markup_mode=None)
+
+
+@receipts.callback()
+def _group() -> None:
+    """The key that signs receipts."""
+
+
+@receipts.command()
+def key(file: Annotated[Path, typer.Argument(help="File of the private key.", show_default=False)]) -> None:
+    """Print the public key of FILE, in base64. Without this file, make it first.
+
+    FILE has mode 0600 and is for noria serve --receipt-key. Give the public key to those who verify receipts.
+    """
+    found = read_key(file) if file.exists() else make_key(file)
+    typer.echo(found.public)

@@ -1,0 +1,211 @@
+"""The files of pages: one for each full page of a pool. Several servers may share their directory.
+
+    DIR/lock                     who holds it may write and remove; it has the number of bytes in the directory
+    DIR/unfinished               the page that is being written
+    DIR/FINGERPRINT/about        what the fingerprint stands for, for people
+    DIR/FINGERPRINT/NAME-POOL.page
+
+A file is a head, the bytes of the page, and the SHA-256 of both. The head has all that a reader expects: format,
+fingerprint, pool, the name of the page before, tokens and images. So a reader compares the head with its own, byte by
+byte, and then the hash. A file that differs anywhere is removed. It gets its name when it is complete.
+"""
+
+import fcntl
+import os
+import re
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+FORMAT = 1
+"""Another one if the head, or the meaning of its fields, changes."""
+MAGIC = b"noria page"
+HEAD = struct.Struct("<10sHHHIQ")
+"""Magic, format, pool, bytes of the name before, of the content, and of the page."""
+ALIGNMENT = 64
+HASH_BYTES = sha256().digest_size
+FOLDER = re.compile(r"[0-9a-f]{32}")
+SUFFIX = ".page"
+LEFT = 7 / 8
+"""The part of the bound that a removal of files leaves: the next one then comes late."""
+
+
+class PageKey(NamedTuple):
+    """What identifies a page on disk: its pool and name, and what the name is the hash of (`pages.page_name`)."""
+
+    pool: int
+    name: bytes
+    parent: bytes
+    content: bytes
+
+
+class PageFiles:
+    """The pages with one fingerprint in `directory`, which has at most `limit` bytes of pages with any.
+
+    Any thread may call this. All methods but `read` and `remove` may raise OSError.
+    """
+
+    def __init__(self, directory: Path, fingerprint: str, limit: int, about: str = "") -> None:
+        self._directory, self._limit, self._about = directory, limit, about
+        self._folder = directory / fingerprint
+        self._fingerprint = bytes.fromhex(fingerprint)
+
+    def has(self, pool: int, name: bytes) -> bool:
+        """Whether there is a file for this page."""
+        return os.access(self._path(pool, name), os.F_OK)
+
+    def touch(self, pool: int, name: bytes) -> None:
+        """Make a page the latest to be removed, if it is there."""
+        with suppress(FileNotFoundError):
+            os.utime(self._path(pool, name))
+
+    def remove(self, pool: int, name: bytes) -> None:
+        """Remove a page, if it is there and can be removed."""
+        with suppress(OSError):
+            self._path(pool, name).unlink()
+
+    def write(self, key: PageKey, data: memoryview) -> bool:
+        """Write a page, after least recently used ones were removed; returns whether it is there now."""
+        head = self._head(key, len(data))
+        mark = sha256(head)
+        mark.update(data)
+        size = len(head) + len(data) + HASH_BYTES
+        if size > self._limit:
+            return False
+        path, unfinished = self._path(key.pool, key.name), self._directory / "unfinished"
+        with locked(self._directory) as lock:
+            if path.exists():
+                os.utime(path)
+                return True
+            self._make_folder()
+            self._reserve(lock, size)
+            try:
+                with open(unfinished, "wb", opener=_private) as file:
+                    file.writelines((head, data, mark.digest()))
+                unfinished.rename(path)
+            except OSError:  # such as a full disk
+                with suppress(OSError):
+                    unfinished.unlink()
+                raise
+        return True
+
+    def read(self, key: PageKey, n_bytes: int) -> memoryview | None:
+        """The bytes of a page; None if they are not there, or not right: then the file is removed."""
+        head = self._head(key, n_bytes)
+        whole = bytearray(len(head) + n_bytes + HASH_BYTES)
+        try:
+            with open(self._path(key.pool, key.name), "rb", buffering=0, opener=_careful) as file:
+                if _fill(file.fileno(), whole) and _right(whole, head):
+                    with suppress(OSError):  # a directory that cannot be written
+                        os.utime(file.fileno())
+                    return memoryview(whole)[len(head) : -HASH_BYTES]
+        except FileNotFoundError:
+            return None
+        except OSError:
+            pass
+        self.remove(key.pool, key.name)
+        return None
+
+    def _path(self, pool: int, name: bytes) -> Path:
+        return self._folder / f"{name.hex()}-{pool}{SUFFIX}"
+
+    def _head(self, key: PageKey, n_bytes: int) -> bytes:
+        sizes = HEAD.pack(MAGIC, FORMAT, key.pool, len(key.parent), len(key.content), n_bytes)
+        head = sizes + self._fingerprint + key.parent + key.content
+        return head + bytes(-len(head) % ALIGNMENT)
+
+    def _make_folder(self) -> None:
+        with suppress(FileExistsError):
+            self._folder.mkdir(0o700)
+            with open(self._folder / "about", "w", opener=_private) as file:
+                file.write(self._about)
+
+    def _reserve(self, lock: int, size: int) -> None:
+        """Add `size` to the bytes in use. Files are removed if they would be more than the bound."""
+        text = os.pread(lock, 32, 0)
+        used = int(text) if text.isdigit() else self._limit
+        if used + size > self._limit:
+            used = remove_oldest(self._directory, self._limit, size)
+        os.pwrite(lock, b"%020d" % (used + size), 0)
+
+
+class PageFile(NamedTuple):
+    """A file of a page, when it was last used, and its bytes."""
+
+    used: int
+    n_bytes: int
+    path: str
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[int]:
+    """Hold the lock of a directory, which is made if it is not there; the descriptor of the lock."""
+    directory.mkdir(0o700, parents=True, exist_ok=True)
+    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock
+    finally:
+        os.close(lock)  # which releases it
+
+
+def folders(directory: Path) -> list[Path]:
+    """The folders of fingerprints in a directory."""
+    with os.scandir(directory) as entries:
+        return [Path(entry.path) for entry in entries if FOLDER.fullmatch(entry.name)]
+
+
+def page_files(folder: Path) -> Iterator[PageFile]:
+    """The pages in a folder. Files that go meanwhile are left out."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(SUFFIX):
+                with suppress(FileNotFoundError):
+                    status = entry.stat(follow_symlinks=False)
+                    yield PageFile(status.st_mtime_ns, status.st_size, entry.path)
+
+
+def remove_oldest(directory: Path, limit: int, size: int) -> int:
+    """Remove the least recently used pages until `size` more bytes fit, and some; returns the bytes that are left.
+
+    Nothing is removed if they fit. The caller holds the lock.
+    """
+    found = sorted(file for folder in folders(directory) for file in page_files(folder))
+    used = sum(file.n_bytes for file in found)
+    if used + size <= limit:
+        return used
+    for file in found:
+        if used + size <= limit and used <= LEFT * limit:
+            break
+        with suppress(FileNotFoundError):
+            Path(file.path).unlink()
+        used -= file.n_bytes
+    return used
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def _careful(path: str, flags: int) -> int:
+    """Open neither what a link leads to nor a pipe that nobody writes to."""
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def _fill(descriptor: int, buffer: bytearray) -> bool:
+    """Whether the file has as many bytes as the buffer, which gets them."""
+    view = memoryview(buffer)
+    if os.fstat(descriptor).st_size != len(view):
+        return False
+    while view and (n := os.readv(descriptor, [view])):
+        view = view[n:]
+    return not view
+
+
+def _right(whole: bytearray, head: bytes) -> bool:
+    """Whether a file begins with `head`, and ends with the hash of all before."""
+    view = memoryview(whole)
+    return view[: len(head)] == head and sha256(view[:-HASH_BYTES]).digest() == view[-HASH_BYTES:]

@@ -1,0 +1,179 @@
+"""The store of pages: a thread writes them, another one reads them. The engine's loop never waits for the disk.
+
+The loop copies a page that goes into the queue of the writing thread, whose bytes are bounded: while it is full, pages
+are dropped. For a prompt to be read the loop takes pages, and the reading thread fills them. Nobody else sees a page
+before it is whole and checked.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from model.batch import PageBytes, PrefixFiles, RunnerInfo
+from model.errors import OptionError
+from service.engine.prefixes.files import PageFiles, PageKey
+
+log = logging.getLogger("noria.engine")
+
+QUEUE_BYTES = 2**27
+"""Bytes of pages that wait to be written."""
+SAVE_SECONDS = 4.0
+"""Time to write pages when the server ends. With 5 s for connections to close, the units in `deploy/` allow it."""
+SILENT_SECONDS = 3600.0
+"""The same trouble is logged once in this time."""
+
+
+class Reading:
+    """Pages to be read: for each its place in the pool and its key. `n_read` of them are filled, once it is `done`.
+
+    `done` is True when no thread will write to the pages any more.
+    """
+
+    def __init__(self, pages: Sequence[tuple[int, PageKey]]) -> None:
+        self.pages = pages
+        self.n_read = 0
+        self.done = False
+        self._lock = threading.Lock()
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """Write to no page any more, from now on."""
+        with self._lock:
+            self._cancelled = True
+
+    def fill(self, pages: PageBytes, data: memoryview) -> bool:
+        """Fill the next page. False if the reading is cancelled."""
+        page, key = self.pages[self.n_read]
+        with self._lock:
+            if not self._cancelled:
+                pages.write(key.pool, page, data)
+        self.n_read += 1
+        return not self._cancelled
+
+
+class PrefixStore:
+    """The pages on disk of one engine. It calls `wake`, on a thread, when pages have been written or read.
+
+    `counts` are those of pages "written", and "dropped" because the queue was full or the disk refused them.
+    """
+
+    def __init__(self, files: PageFiles, pages: PageBytes, wake: Callable[[], None]) -> None:
+        self.counts: Counter[str] = Counter()
+        self._files, self._pages, self._wake = files, pages, wake
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._readings: queue.SimpleQueue[Reading] = queue.SimpleQueue()
+        self._queued = 0  # bytes
+        self._lock = threading.Lock()  # of `_queued`
+        self._bad: set[tuple[int, bytes]] = set()  # pages that could not be read, and not be removed
+        self._logged: dict[str, float] = {}
+        self._n_wanted = self._n_done = 0  # readings
+        self._n_pages_read = 0
+        for work, name in ((self._write, "noria-prefix-writer"), (self._read, "noria-prefix-reader")):
+            threading.Thread(target=work, name=name, daemon=True).start()
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether pages wait to be written."""
+        return self._queued > 0
+
+    @property
+    def progress(self) -> int | None:
+        """A number that grows while pages are read; None while none are."""
+        return self._n_pages_read if self._n_done < self._n_wanted else None
+
+    def has(self, pool: int, name: bytes) -> bool:
+        """Whether a page may be read: it is on disk."""
+        return (pool, name) not in self._bad and self._files.has(pool, name)
+
+    def save(self, page: int, key: PageKey) -> bool:
+        """Copy a page and write it later. False if the queue is full."""
+        size = self._pages.page_bytes(key.pool)
+        with self._lock:
+            if self._queued + size > QUEUE_BYTES and self._queued:
+                self.counts["dropped"] += 1
+                return False
+            self._queued += size
+        data = self._pages.read(key.pool, page)
+        self._jobs.put(lambda: self._write_page(key, data, size))
+        return True
+
+    def touch(self, pool: int, name: bytes) -> None:
+        """Note that a page is in use."""
+        self._jobs.put(lambda: self._files.touch(pool, name))
+
+    def remove(self, pool: int, name: bytes) -> None:
+        """Remove a page, which must not be used again."""
+        self._jobs.put(lambda: self._files.remove(pool, name))
+
+    def read(self, reading: Reading) -> None:
+        """Fill the pages of a reading, until one cannot be read."""
+        self._n_wanted += 1
+        self._readings.put(reading)
+
+    def finish(self, seconds: float) -> None:
+        """Wait until all jobs are done, so long at most."""
+        done = threading.Event()
+        self._jobs.put(done.set)
+        done.wait(seconds)
+
+    def _write(self) -> None:
+        while True:
+            job = self._jobs.get()
+            self._try("written", job)
+            del job  # and its page
+            if self._jobs.empty():
+                self._wake()
+
+    def _write_page(self, key: PageKey, data: Callable[[], memoryview], size: int) -> None:
+        written = False
+        try:
+            written = self._files.write(key, data())
+            self._bad.discard((key.pool, key.name))
+        finally:
+            self.counts["written" if written else "dropped"] += 1
+            with self._lock:
+                self._queued -= size
+
+    def _read(self) -> None:
+        while True:
+            reading = self._readings.get()
+            self._try("read", lambda: self._fill(reading))  # noqa: B023 - it runs at once
+            self._n_done += 1
+            reading.done = True
+            self._wake()
+
+    def _fill(self, reading: Reading) -> None:
+        for _, key in reading.pages:
+            data = self._files.read(key, self._pages.page_bytes(key.pool))
+            if data is None:
+                if self._files.has(key.pool, key.name):
+                    self._bad.add((key.pool, key.name))
+                return
+            if not reading.fill(self._pages, data):
+                return
+            self._n_pages_read += 1
+
+    def _try(self, what: str, job: Callable[[], None]) -> None:
+        """Do a job. The engine serves on without what fails."""
+        try:
+            job()
+        except Exception as error:
+            now = time.monotonic()
+            if now - self._logged.get(what, -SILENT_SECONDS) >= SILENT_SECONDS:
+                self._logged[what] = now
+                log.warning("pages of --prefix-store cannot be %s: %s; Noria serves without them", what, error)
+
+
+def open_store(info: RunnerInfo, pages: PageBytes, wake: Callable[[], None]) -> PrefixStore | None:
+    """The store that a runner wants; None if it wants none. Raises OptionError if no page fits."""
+    wanted: PrefixFiles | None = info.prefixes
+    if wanted is None:
+        return None
+    largest = max(map(pages.page_bytes, range(len(info.pools))))
+    if wanted.limit < 2 * largest:
+        raise OptionError(f"--prefix-store-size {wanted.limit} is less than two pages, of {largest} bytes each")
+    return PrefixStore(PageFiles(Path(wanted.directory), wanted.fingerprint, wanted.limit, wanted.about), pages, wake)

@@ -1,0 +1,222 @@
+"""What of the page pools is on disk, and the sequences that wait for pages from there.
+
+The store gets a full page when it is evicted, while the engine is idle, and at the end. Of a pool with a window it gets
+the last pages of a prefix only. Such a prefix is what a sequence reused, its prompt, or all of it when it ended.
+
+A sequence whose prompt goes on on disk is admitted and takes the pages, which the store fills. It computes nothing
+meanwhile, others do. If a page cannot be read, the sequence goes back to its place in the queue.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from typing import Protocol
+
+from model.batch import PoolSpec
+from service.engine.prefixes.files import PageKey
+from service.engine.prefixes.store import Reading
+from service.engine.scheduling.pages import PagePool, reusable_blocks
+from service.engine.scheduling.sequence import Sequence
+
+IDLE_PAGES = 8
+"""Pages that are copied for the store at a time while the engine is idle: a request that comes waits for no more."""
+PAUSE_SECONDS = 0.002
+"""Between two attempts to save a page at the end, while the queue of the store is full."""
+
+
+class Store(Protocol):
+    """`service.engine.prefixes.store.PrefixStore`."""
+
+    counts: Counter[str]
+
+    @property
+    def is_writing(self) -> bool: ...
+
+    def has(self, pool: int, name: bytes) -> bool: ...
+
+    def save(self, page: int, key: PageKey) -> bool: ...
+
+    def touch(self, pool: int, name: bytes) -> None: ...
+
+    def remove(self, pool: int, name: bytes) -> None: ...
+
+    def read(self, reading: Reading) -> None: ...
+
+    def finish(self, seconds: float) -> None: ...
+
+
+class StoredPool(PagePool):
+    """A page pool whose full pages go to a store before they are evicted. `keys` are those of its full pages."""
+
+    def __init__(self, spec: PoolSpec, page_size: int, index: int, store: Store) -> None:
+        super().__init__(spec, page_size)
+        self.index = index
+        self.keys: dict[bytes, PageKey] = {}
+        self._store = store
+        self._saved: set[bytes] = set()
+        self._ends: set[bytes] = set()  # the last pages of prefixes
+
+    def note(self, key: PageKey, *, saved: bool = False) -> None:
+        """Take the key of a page that has just got its name, if it has it; `saved` if it comes from the disk."""
+        if self.contains(key.name):
+            self.keys[key.name] = key
+            if saved:
+                self._saved.add(key.name)
+
+    def note_ends(self, names: list[bytes]) -> None:
+        """These are the last pages of a prefix, and all that a prompt which begins with it needs."""
+        self._ends.update(filter(self.contains, names))
+
+    def has(self, name: bytes) -> bool:
+        """Whether a page is here or on disk."""
+        return self.contains(name) or self._store.has(self.index, name)
+
+    def forget(self, name: bytes) -> None:
+        """Forget the page here and on disk."""
+        self._store.remove(self.index, name)
+        self._drop(name)
+        super().forget(name)
+
+    def unsaved(self) -> Iterator[bytes]:
+        """The names of cached pages to save, the latest used first."""
+        return (name for name in map(self._names.__getitem__, reversed(self._cached)) if self._is_due(name))
+
+    def save(self, name: bytes) -> bool:
+        """Give a page to the store. False if that takes no more."""
+        if not self._store.save(self._pages[name], self.keys[name]):
+            return False
+        self._saved.add(name)
+        return True
+
+    def save_or_touch(self, name: bytes) -> bool:
+        """Let the store have a page from now on, and keep it as one that is in use."""
+        if name in self._saved and self._store.has(self.index, name):
+            self._store.touch(self.index, name)
+            return True
+        return not self._is_worth(name) or self.save(name)
+
+    def _evict(self, page: int, name: bytes) -> None:
+        if name in self._saved:
+            self._store.touch(self.index, name)
+        elif self._is_due(name):
+            self._store.save(page, self.keys[name])
+        self._drop(name)
+        super()._evict(page, name)
+
+    def _is_worth(self, name: bytes) -> bool:
+        return name in self.keys and (self.window is None or name in self._ends)
+
+    def _is_due(self, name: bytes) -> bool:
+        return name not in self._saved and self._is_worth(name)
+
+    def _drop(self, name: bytes) -> None:
+        self.keys.pop(name, None)
+        self._saved.discard(name)
+        self._ends.discard(name)
+
+
+class StoredPrefixes:
+    """The pools of an engine over one store, and its sequences that wait for pages: `waiting`."""
+
+    def __init__(self, specs: tuple[PoolSpec, ...], page_size: int, store: Store) -> None:
+        self.pools = tuple(StoredPool(spec, page_size, index, store) for index, spec in enumerate(specs))
+        self.waiting: dict[Sequence, Reading] = {}
+        self._store = store
+        self._page_size = page_size
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Counters of the store, by their names in Stats."""
+        return {f"pages_{event}": self._store.counts[event] for event in ("written", "dropped")}
+
+    def begin(self, sequence: Sequence) -> bool:
+        """Let a sequence that shares what is in memory go on with what is on disk; whether there is any."""
+        if not sequence.may_reuse or sequence.computed // self._page_size == sequence.n_reusable:
+            return False
+        names = sequence.names(sequence.n_reusable)
+        names = names[: reusable_blocks(self.pools, names, StoredPool.has)]
+        n_tokens = len(names) * self._page_size
+        if n_tokens <= sequence.computed or not _fit(sequence, names):
+            return False
+        sequence.from_disk = n_tokens - sequence.computed
+        sequence.computed = n_tokens
+        self.waiting[sequence] = reading = Reading(
+            [
+                (page, _key(sequence, block, pool))
+                for pool, table in zip(self.pools, sequence.tables, strict=True)
+                for page, block in table.jump(names)
+            ]
+        )
+        self._store.read(reading)
+        return True
+
+    def awaited(self, sequence: Sequence) -> bool:
+        """Whether another sequence waits for the page that follows the computed tokens of this one."""
+        block = sequence.computed // self._page_size
+        if not self.waiting or not sequence.may_reuse or block == sequence.n_reusable:
+            return False
+        name = sequence.names(block + 1)[block]
+        return any(key.name == name for reading in self.waiting.values() for _, key in reading.pages)
+
+    def cancel(self, sequence: Sequence) -> None:
+        """The sequence releases its pages: nothing may be written there any more."""
+        if (reading := self.waiting.pop(sequence, None)) is not None:
+            reading.cancel()
+
+    def arrived(self) -> list[tuple[Sequence, bool]]:
+        """The sequences that wait no more, and whether all their pages were read. What was read has names."""
+        found = [(sequence, reading) for sequence, reading in self.waiting.items() if reading.done]
+        for sequence, reading in found:
+            del self.waiting[sequence]
+            if reading.n_read < len(reading.pages):
+                sequence.from_disk = 0
+            for page, key in reading.pages[: reading.n_read]:
+                pool = self.pools[key.pool]
+                pool.name(page, key.name)
+                pool.note(key, saved=True)
+        return [(sequence, reading.n_read == len(reading.pages)) for sequence, reading in found]
+
+    def note(self, sequence: Sequence, blocks: range) -> None:
+        """Take note that these blocks of a sequence are full, and have names."""
+        for block in blocks:
+            for pool in self.pools:
+                pool.note(_key(sequence, block, pool))
+
+    def note_end(self, sequence: Sequence, n_tokens: int) -> None:
+        """Take note that the first tokens of a sequence are a prefix that later prompts will probably have."""
+        n_blocks = min(n_tokens, len(sequence.tokens)) // self._page_size
+        for pool in self.pools:
+            if pool.window is not None:
+                pool.note_ends(sequence.names(n_blocks)[pool.first_visible_block(n_blocks * self._page_size) :])
+
+    def save_some(self) -> None:
+        """Save cached pages if the store is idle. It wakes the loop when they are written."""
+        if not self._store.is_writing:
+            for pool in self.pools:
+                for name in [*islice(pool.unsaved(), IDLE_PAGES)]:
+                    pool.save(name)
+
+    def save_all(self, seconds: float) -> None:
+        """Save all pages, the latest first, and wait until they are written: for so long at most."""
+        until = time.monotonic() + seconds
+        for pool in self.pools:
+            for name in reversed(pool.keys):
+                while not pool.save_or_touch(name):
+                    time.sleep(PAUSE_SECONDS)
+                    if time.monotonic() > until:
+                        return
+        self._store.finish(until - time.monotonic())
+
+
+def _key(sequence: Sequence, block: int, pool: StoredPool) -> PageKey:
+    return PageKey(pool.index, sequence.names(block + 1)[block], sequence.parent(block), sequence.content(block))
+
+
+def _fit(sequence: Sequence, names: list[bytes]) -> bool:
+    """Whether the pages that a sequence lacks of these are available."""
+    return all(
+        len(names) - max(table.end_block, table.pool.first_visible_block(len(names) * table.pool.page_size))
+        <= table.pool.available
+        for table in sequence.tables
+    )

@@ -1,0 +1,89 @@
+"""A receipt beside the one of the same request, computed again: which fields differ, and at which token."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from service.receipts.receipt import MARK, Receipt
+
+CUT = ("timeout", "abort")
+"""Finish reasons of an answer that time has cut: it is the beginning of the one that is computed again."""
+NAMES = {
+    "weights": "the model's files are others",
+    "adapter": "the adapter is another",
+    "windows": "the attention windows are others",
+    "images": "the images are others",
+    "prompt": "the prompt has other tokens or images",
+    "request": "the parameters of the request are others, or its adapter, or its prompt",
+}
+"""What another value of each field means."""
+ANSWER = ("tokens", "text", "finish", "n_tokens", "marks")
+"""The fields of the answer itself, which come after them."""
+STATED = ("version", "created", "model", "arithmetic", "key", "signature")
+"""The fields that are not computed again: only the signature shows that one was changed."""
+Name = Callable[[int], str]
+"""The text of a token."""
+
+
+class Difference(NamedTuple):
+    """A field of a receipt that differs, and how."""
+
+    field: str
+    message: str
+
+
+def differences(given: Receipt, found: Receipt, name: Name) -> Iterator[Difference]:
+    """What differs in `found`, which was computed again and has its `content`. The first is the likeliest cause."""
+    for field, message in NAMES.items():
+        one, other = _plain(given, field), _plain(found, field)
+        if one != other:
+            yield Difference(field, f"{message}: {one} in the receipt, {other} here")
+    index = first_token(given, found)
+    if index is not None:
+        yield Difference("tokens", told(given, found, index, name))
+    elif given["finish"] not in CUT:
+        yield from (
+            Difference(field, f"{given[field]} in the receipt, {found[field]} here, after the same tokens")  # type: ignore[literal-required]
+            for field in ANSWER
+            if given[field] != found[field]  # type: ignore[literal-required]
+        )
+
+
+def first_token(given: Receipt, found: Receipt) -> int | None:
+    """The index of the first generated token that differs; None if there is none.
+
+    Without the `content` of `given` it is told by marks, which belong to the prompt.
+    """
+    one, other = _tokens(given), _tokens(found)
+    if "content" not in given:
+        one, other = _marks(given), _marks(found)
+    if given["finish"] in CUT:
+        other = other[: len(one)]
+    index = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return None if index == len(one) == len(other) else index
+
+
+def told(given: Receipt, found: Receipt, index: int, name: Name) -> str:
+    """A sentence about the first token that differs."""
+    ids, known = _tokens(found), _tokens(given)
+    here = f"{ids[index]} {name(ids[index])!r} here" if index < len(ids) else "none here: the answer ends before it"
+    there = "another in the receipt"
+    if index >= given["n_tokens"]:
+        there = "none in the receipt: its answer ends before it"
+    elif index < len(known):
+        there = f"{known[index]} {name(known[index])!r} in the receipt"
+    return f"token {index + 1} of {given['n_tokens']} differs: {there}, {here}"
+
+
+def _plain(receipt: Receipt, field: str) -> Any:
+    """A value to compare: of an adapter its files, whatever its name."""
+    value: Any = receipt[field]  # type: ignore[literal-required]
+    return value["files"] if isinstance(value, dict) else value
+
+
+def _tokens(receipt: Receipt) -> list[Any]:
+    return [*receipt["content"]["token_ids"]] if "content" in receipt else []
+
+
+def _marks(receipt: Receipt) -> list[Any]:
+    marks = receipt["marks"]
+    return [marks[start : start + MARK] for start in range(0, len(marks), MARK)]

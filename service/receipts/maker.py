@@ -1,0 +1,181 @@
+"""What makes the receipts of a server: its key, the digests of its files, and the texts of answers under way."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from model.checkpoint.digest import adapter_files, files_digest, network_files, stamp
+from model.errors import NoriaError
+from service import version
+from service.access.record import RequestRecord
+from service.errors.errors import ApiError, InvalidRequest
+from service.generation.adapters import Adapter
+from service.generation.choice import Choice, Delta
+from service.generation.generation import Generation
+from service.generation.request import ModelRequest, ServedModel
+from service.generation.startup import in_thread
+from service.receipts.arithmetic import arithmetic_of
+from service.receipts.keys import SigningKey, read_key
+from service.receipts.receipt import (
+    FORMAT,
+    AdapterNamed,
+    Content,
+    Receipt,
+    digest,
+    marks,
+    prompt_bytes,
+    request_digest,
+    signed_bytes,
+    token_bytes,
+)
+from service.settings import Settings
+
+FilesOf = Callable[[Path], Sequence[Path]]
+Wanted = bool | Literal["full"] | None
+"""The field `receipt` of a request."""
+
+
+class NoReceipt(ApiError):
+    """The answer is there, but not what its receipt must say."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"no receipt can be made: {problem}", code="no_receipt")
+
+
+class Receipts:
+    """The key of `--receipt-key`, and the digests of files, each computed once, at the first receipt that needs it.
+
+    Raises OptionError for a key that cannot be used.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._key = None if settings.receipt_key is None else read_key(settings.receipt_key)
+        self._always = settings.receipts
+        self._digests: dict[int, asyncio.Future[str]] = {}  # of adapters by number; 0 is the model
+
+    def begin(self, served: ServedModel) -> None:
+        """With `--receipts` compute the weights' digest now, not at the first answer."""
+        if self._always and served.source is not None:
+            self._of_model(served)
+
+    def check(self, wanted: Wanted) -> None:
+        """Raise InvalidRequest if a request wants receipts and the server has no key."""
+        if wanted and self._key is None:
+            raise InvalidRequest(
+                "receipt needs a server with a key, and this one has none: start it with --receipt-key FILE; noria "
+                "receipts key FILE makes the file, with the package of the extra receipts",
+                param="receipt",
+                code="no_receipt_key",
+            )
+
+    def drafts(
+        self, wanted: Wanted, served: ServedModel, generation: Generation, record: RequestRecord
+    ) -> "Drafts | None":
+        """The drafts of an answer's receipts; None if it gets none."""
+        if self._key is None or not (self._always if wanted is None else wanted):
+            return None
+        return Drafts(self, self._key, served, generation, record, full=wanted == "full")
+
+    async def weights(self, served: ServedModel) -> str:
+        """The digest of the model's files. Raises NoReceipt."""
+        return await asyncio.shield(self._of_model(served))
+
+    async def adapter(self, adapter: Adapter | None) -> AdapterNamed | None:
+        """An adapter by its name and its files' digest. Raises NoReceipt."""
+        if adapter is None:
+            return None
+        found = self._found(adapter.number, adapter_files, adapter.path, adapter.stamp)
+        return {"name": adapter.name, "files": await asyncio.shield(found)}
+
+    def _of_model(self, served: ServedModel) -> "asyncio.Future[str]":
+        if served.source is None:
+            raise NoReceipt("the files of the model are not known")
+        return self._found(0, network_files, *served.source)
+
+    def _found(self, number: int, files_of: FilesOf, path: Path, loaded: str) -> "asyncio.Future[str]":
+        if number not in self._digests:
+            self._digests[number] = asyncio.ensure_future(in_thread(lambda: digest_of(files_of, path, loaded)))
+            self._digests[number].add_done_callback(lambda done: done.cancelled() or done.exception())
+        return self._digests[number]
+
+
+def digest_of(files_of: FilesOf, path: Path, loaded: str) -> str:
+    """The digest of files with the stamp that they had when they were `loaded`. Raises NoReceipt."""
+    try:
+        files = files_of(path)
+        found = files_digest(files)
+        changed = stamp(files) != loaded
+    except (OSError, NoriaError) as error:
+        raise NoReceipt(f"a file cannot be read ({type(error).__name__})") from error
+    if changed:
+        raise NoReceipt("the files have changed since they were loaded; start the server again")
+    return found
+
+
+class Drafts:
+    """The receipts of one answer while it is generated. With `full` they have what the request and the answer are."""
+
+    def __init__(
+        self,
+        receipts: Receipts,
+        key: SigningKey,
+        served: ServedModel,
+        generation: Generation,
+        record: RequestRecord,
+        *,
+        full: bool,
+    ) -> None:
+        self._receipts = receipts
+        self._key = key
+        self._served = served
+        self._generation = generation
+        self._record = record
+        self._full = full
+        self._texts: dict[Choice, list[str]] = {}
+        self._finishes: dict[Choice, str] = {}
+
+    def add(self, choice: Choice, delta: Delta) -> None:
+        """Take the next delta of a choice."""
+        self._texts.setdefault(choice, []).append(delta.text)
+        self._finishes[choice] = delta.finish or ""
+
+    async def signed(self) -> list[Receipt]:
+        """The receipt of each choice of the answer, once all have ended. Raises NoReceipt."""
+        served, request = self._served, self._generation.request
+        about: dict[str, Any] = {
+            "format": FORMAT,
+            "version": version(),
+            "created": int(time.time()),
+            "endpoint": self._record.route,
+            "model": served.names[0],
+            "weights": await self._receipts.weights(served),
+            "adapter": await self._receipts.adapter(served.adapter),
+            "windows": [pool.window for pool in served.info.pools],
+            "arithmetic": arithmetic_of(served.info.description),
+            "seed": str(request.params.seed),
+            "max_tokens": request.params.max_tokens,
+            "key": self._key.public,
+        }
+        return [self._signed(about, request, choice) for choice in self._generation.best()]
+
+    def _signed(self, about: Mapping[str, Any], request: ModelRequest, choice: Choice) -> Receipt:
+        prompt, tokens, number = prompt_bytes(choice.prompt), choice.sampled, choice.index % request.n
+        text = "".join(self._texts[choice])
+        made: dict[str, Any] = {
+            **about,
+            "prompt": digest(prompt),
+            "images": [span.digest for span in choice.prompt.submit.images],
+            "request": request_digest(request, digest(prompt), number, about["adapter"]),
+            "choice": number,
+            "finish": self._finishes[choice],
+            "n_tokens": len(tokens),
+            "tokens": digest(token_bytes(tokens)),
+            "marks": marks(prompt, tokens),
+            "text": digest(text.encode()),
+        }
+        if self._full:
+            made["content"] = Content(body=self._record.body.decode(), token_ids=tokens, text=text)
+        made["signature"] = self._key.sign(signed_bytes(made))
+        return made  # type: ignore[return-value]

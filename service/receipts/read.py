@@ -1,0 +1,48 @@
+"""A receipt as a file or a client gives it, checked: its fields, its own hashes and its signature."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from model.errors import OptionError
+from service.receipts.keys import has_signed
+from service.receipts.receipt import MARK, Receipt, digest, signed_bytes, token_bytes
+
+FIELDS: TypeAdapter[Receipt] = TypeAdapter(Receipt)
+
+
+def parsed(value: Any, place: str) -> Receipt:
+    """The receipt in a value of JSON. Raises OptionError, which names `place` and the field that is wrong."""
+    try:
+        return FIELDS.validate_python(value, strict=True)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        field = ".".join(map(str, fault["loc"])) or "it"
+        raise OptionError(f"{place} is no receipt of a known format: {field}: {fault['msg']}") from None
+
+
+def found_in(value: Any, place: str) -> list[Receipt]:
+    """The receipts in a value of JSON: one, or those of an answer, or of the last event of its stream.
+
+    Raises OptionError where there is none.
+    """
+    if isinstance(value, Mapping) and "receipts" in value and isinstance(value["receipts"], list):
+        return [parsed(one, f"{place}, receipts[{index}]") for index, one in enumerate(value["receipts"])]
+    return [parsed(value, place)]
+
+
+def faults(receipt: Receipt, key: str | None) -> Iterator[str]:
+    """What is wrong with a receipt in itself, as one can tell without the model: `key` should have signed it."""
+    if key is not None and receipt["key"] != key:
+        yield f"key: the receipt is signed with {receipt['key']}, expected {key}"
+    if not has_signed(receipt["key"], signed_bytes(receipt), receipt["signature"]):
+        yield "signature: a field of the receipt, its key or its signature was changed after it was signed"
+    if len(receipt["marks"]) != MARK * receipt["n_tokens"]:
+        yield f"marks: {receipt['n_tokens']} tokens have {MARK} digits each, got {len(receipt['marks'])} in all"
+    if "content" in receipt:
+        content = receipt["content"]
+        if digest(token_bytes(content["token_ids"])) != receipt["tokens"]:
+            yield "content.token_ids: their hash is not that of the field tokens"
+        if digest(content["text"].encode()) != receipt["text"]:
+            yield "content.text: its hash is not that of the field text"

@@ -1,0 +1,142 @@
+"""A receipt: its fields, their hashes, and the bytes that are signed."""
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from hashlib import sha256
+from typing import Annotated, Any, Literal, NotRequired
+
+import orjson
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from model.sampling_params import Stage, declared
+from service.generation.request import ModelRequest, Prompt
+from service.receipts.arithmetic import Arithmetic
+
+FORMAT: Literal["noria-receipt-1"] = "noria-receipt-1"
+MARK = 4
+"""Hexadecimal digits of the mark of a token."""
+NO_EFFECT = (Stage.REPORT, Stage.SCHEDULE)
+"""Stages of parameters that change no token."""
+
+
+Seed = Annotated[str, Field(pattern=r"^-?[0-9]{1,19}$")]
+"""A text: not every reader of JSON has integers of 64 bits."""
+
+
+class AdapterNamed(TypedDict):
+    """A LoRA adapter: its name, and the SHA-256 of its files."""
+
+    name: str
+    files: str
+
+
+class Content(TypedDict):
+    """What the hashes of a receipt are of: the request's body as it was sent, all tokens and the text of the choice."""
+
+    body: str
+    token_ids: list[int]
+    text: str
+
+
+class Receipt(TypedDict):
+    """The receipt of one choice. It holds hashes, and `content` only where the request asks for it.
+
+    `weights` is the SHA-256 of the model's files, `windows` are those of attention. `prompt` is the hash of all prompt
+    tokens and images, `request` that of the prompt, the sampling parameters and all else that decides the answer.
+    `seed` is that of the request, or the one that the server drew; `max_tokens` likewise. `choice` is the index of the
+    choice among those of its prompt. `tokens` is the hash of all generated tokens, `marks` has four hexadecimal digits
+    for each of them, which only who knows the prompt can compute. `text` is the SHA-256 of the text.
+    `signature` is by the key whose public part is `key`.
+    """
+
+    format: Literal["noria-receipt-1"]
+    version: str
+    created: int
+    endpoint: str
+    model: str
+    weights: str
+    adapter: AdapterNamed | None
+    windows: list[int | None]
+    arithmetic: Arithmetic
+    prompt: str
+    images: list[str]
+    request: str
+    seed: Seed
+    max_tokens: int
+    choice: int
+    finish: str
+    n_tokens: int
+    tokens: str
+    marks: str
+    text: str
+    content: NotRequired[Content]
+    key: str
+    signature: str
+
+
+class Signed(TypedDict):
+    """What an answer has besides: the receipt of each choice, in their order."""
+
+    receipts: NotRequired[list[Receipt]]
+
+
+def digest(data: bytes) -> str:
+    return f"sha256:{sha256(data).hexdigest()}"
+
+
+def token_bytes(tokens: Sequence[int]) -> bytes:
+    """Four bytes for each token, the lowest first."""
+    return struct.pack(f"<{len(tokens)}I", *tokens)
+
+
+def prompt_bytes(prompt: Prompt) -> bytes:
+    """All that the prompt consists of: the tokens, and places and digests of images."""
+    return canonical({"tokens": prompt.tokens, "images": [asdict(span) for span in prompt.submit.images]})
+
+
+def request_digest(request: ModelRequest, prompt: str, choice: int, adapter: AdapterNamed | None) -> str:
+    """The hash of the request as Noria computes it. `prompt` is the hash of its prompt.
+
+    Parameters that change no token are left out, so a streamed answer and a whole one have the same request.
+    """
+    params, rows = request.params, declared(type(request.params)).values()
+    about = {
+        "prompt": prompt,
+        "choice": choice,
+        "adapter": None if adapter is None else adapter["files"],
+        "params": {name: value for name, value in asdict(params).items() if name in {r.name for r in rows if acts(r)}},
+        "starts_message": request.starts_message,
+        "visible_control": sorted(request.visible_control),
+        "reasoning": None if request.reasoning is None else asdict(request.reasoning),
+    }
+    return digest(canonical(about))
+
+
+def acts(row: Any) -> bool:
+    """Whether a parameter can change a token."""
+    return row.stage not in NO_EFFECT
+
+
+def marks(prompt: bytes, tokens: Sequence[int]) -> str:
+    """The marks of tokens: the beginnings of the hashes of the prompt and all tokens up to each.
+
+    The first differing token of two answers to one prompt is that of the first differing mark. Who does not know the
+    prompt learns nothing of the tokens from them.
+    """
+    state, found = sha256(b"noria marks\0" + prompt), []
+    for token in tokens:
+        state.update(token_bytes([token]))
+        found.append(state.hexdigest()[:MARK])
+    return "".join(found)
+
+
+def canonical(value: Any) -> bytes:
+    """JSON without spaces and with sorted names. A receipt has no fractions, so this is RFC 8785's form of it."""
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+
+
+def signed_bytes(receipt: Mapping[str, Any]) -> bytes:
+    """What the signature is of: the receipt without it."""
+    return canonical({name: value for name, value in receipt.items() if name != "signature"})

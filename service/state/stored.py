@@ -1,0 +1,85 @@
+"""Responses and conversations as the store holds them, and their owners."""
+
+import uuid
+from dataclasses import dataclass
+
+from service.access.record import RequestRecord
+
+ROW_BYTES = 256
+"""About what a row needs beside its texts: many small rows count, too."""
+
+PREFIXES = {"response": "resp_", "conversation": "conv_"}
+"""How ids of each kind begin."""
+
+
+def new_id(prefix: str) -> str:
+    """Return an id that nobody guesses, for a response, an item or a conversation."""
+    return f"{prefix}_{uuid.uuid4().hex}"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredItem:
+    """One item of a conversation, as JSON. `output`: a model has written it."""
+
+    id: str
+    value: bytes
+    output: bool = False
+
+    @property
+    def size(self) -> int:
+        return ROW_BYTES + len(self.id) + len(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A response or a conversation. `value` is its JSON without its items.
+
+    `previous` is the response that it continues. `running`: the server still computes it, and does not evict it.
+    `events` are those of its stream, compressed; empty without any. `request` is what computes it again, while it runs.
+    """
+
+    id: str
+    value: bytes
+    items: tuple[StoredItem, ...] = ()
+    previous: str | None = None
+    running: bool = False
+    events: bytes = b""
+    request: bytes = b""
+
+    @property
+    def size(self) -> int:
+        texts = len(self.value) + len(self.events) + len(self.request)
+        return ROW_BYTES + texts + sum(item.size for item in self.items)
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The identity of an API key, and its limits (None: those of the store). Without keys all clients are one owner."""
+
+    name: str
+    max_bytes: int | None = None
+    max_stored: int | None = None
+
+    @classmethod
+    def of(cls, record: RequestRecord) -> "Owner":
+        """The owner of what a request stores."""
+        if record.key is None:
+            return cls(record.owner)
+        return cls(record.owner, record.key.entry.stored_bytes, record.key.entry.stored_responses)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What the store holds of an owner, or of all."""
+
+    n_bytes: int = 0
+    n_stored: int = 0
+
+    def plus(self, n_bytes: int, n_stored: int) -> "Use":
+        return Use(self.n_bytes + n_bytes, self.n_stored + n_stored)
+
+    def within(self, owner: Owner) -> bool:
+        """Whether the owner's limits allow this."""
+        return (owner.max_bytes is None or self.n_bytes <= owner.max_bytes) and (
+            owner.max_stored is None or self.n_stored <= owner.max_stored
+        )

@@ -1,0 +1,103 @@
+"""Stored responses: their disk is full, and the server is killed while it stores and computes them."""
+
+import signal
+import subprocess
+import time
+from typing import Any
+
+from tests.drill.processes import send
+from tests.drill.row import LoneRow, NotPossible, check
+from tests.drill.target import Target, running
+
+PATH = "/v1/responses"
+DISK = "size=1m"
+END_SECONDS = 60.0
+STORY = {"input": "Tell me a long story.", "temperature": 0, "max_output_tokens": 200}
+
+
+def created(target: Target, **body: Any) -> dict[str, Any]:
+    """A response. Raises Broken if there is none."""
+    answer = target.server.http.post(PATH, json={"max_output_tokens": 4, "temperature": 0, **body})
+    check(answer.status_code == 200, f"a request got {answer.status_code}: {answer.text[:200]}")
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def retrieved(target: Target, id: str) -> dict[str, Any]:
+    answer = target.server.http.get(f"{PATH}/{id}")
+    check(answer.status_code == 200, f"a stored response got {answer.status_code}: {answer.text[:200]}")
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def finished(target: Target, id: str) -> dict[str, Any]:
+    deadline = time.monotonic() + END_SECONDS
+    while (found := retrieved(target, id))["status"] in ("queued", "in_progress"):
+        check(time.monotonic() < deadline, "a response does not end")
+        time.sleep(0.1)
+    return found
+
+
+def mount(target: Target) -> None:
+    command = ["mount", "-t", "tmpfs", "-o", DISK, "none", str(target.folder / "disk")]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        raise NotPossible("no file system can be mounted here")
+
+
+def full_disk() -> str:
+    """Store responses until the disk is full: they are answered all the same, and say that they are not stored."""
+    with running("responses", before=mount) as target:
+        try:
+            texts: set[str] = set()
+            stored: list[str] = []
+            lost = 0
+            metadata = {str(number): "x" * 512 for number in range(16)}
+            while lost < 5:
+                check(len(stored) < 1000, "the disk is never full")
+                response = created(target, input="Say hello.", metadata=metadata)
+                texts.add(response["output"][0]["content"][0]["text"])
+                if response["store"]:
+                    stored.append(response["id"])
+                else:
+                    lost += 1
+            check(len(texts) == 1, "answers differ")
+            refusal = target.server.http.post(PATH, json=STORY | {"background": True, "metadata": metadata})
+            clear = refusal.status_code == 503 and refusal.json()["error"]["code"] == "store_failed"
+            check(clear, f"one in the background got {refusal.status_code}: {refusal.text[:200]}")
+            for id in stored:
+                retrieved(target, id)
+            return f"{len(stored)} stored, {lost} with store false"
+        finally:
+            subprocess.run(["umount", "-l", target.folder / "disk"], check=True)
+
+
+def killed() -> str:
+    """SIGKILL of the service: what was stored is answered afterwards, and what ran is finished, with the same text."""
+    with running("responses") as target:
+        whole = [created(target, input=f"Say {number}.") for number in range(20)]
+        undisturbed = finished(target, created(target, **STORY, background=True)["id"])
+        begun = created(target, **STORY, background=True)["id"]
+        send(target.pid, signal.SIGKILL)
+        target.server.process.wait()
+        target.start()
+        for response in whole:
+            same = retrieved(target, response["id"])["output"] == response["output"]
+            check(same, "a stored response is another one")
+        output = finished(target, begun)["output"]
+        same = output[0]["content"] == undisturbed["output"][0]["content"]
+        check(same, "what was finished has another text")
+        return f"{len(whole)} stored responses, 1 finished"
+
+
+ROWS = (
+    LoneRow(
+        "the disk of stored responses is full",
+        "requests are answered with store false; those that need the store get a 503",
+        full_disk,
+    ),
+    LoneRow(
+        "SIGKILL of the service with a file of responses",
+        "stored responses are answered afterwards; what ran in the background is finished with the same text",
+        killed,
+    ),
+)

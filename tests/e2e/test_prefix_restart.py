@@ -1,0 +1,82 @@
+"""A conversation whose server is restarted, over HTTP: its prompt comes from the disk, for its key alone."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.server import LiveServer, serving
+from tests.waiting import PATIENCE
+
+TEXT = "A noria is a wheel with buckets. " * 40
+
+
+def ask(server: LiveServer, key: str = "", **more: Any) -> dict[str, Any]:
+    body = {"prompt": TEXT, "max_tokens": 8, "temperature": 0, "seed": 1, "logprobs": 2, **more}
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    response = server.http.post("/v1/completions", json=body, headers=headers)
+    response.raise_for_status()
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def parts(answer: dict[str, Any]) -> tuple[Any, int, int]:
+    """The choice, and the prompt tokens that came from memory and from the disk."""
+    timings = answer["timings"]
+    return answer["choices"], timings["cache_n"] - timings["cache_disk_n"], timings["cache_disk_n"]
+
+
+@pytest.fixture
+def flags(tmp_path: Path) -> list[str]:
+    return ["--prefix-store", str(tmp_path / "pages"), "--prefix-store-size", "1GiB", "--cache-memory", "256MiB"]
+
+
+def test_a_restart_and_a_second_server_lose_no_prompt(flags: list[str]) -> None:
+    """The second server reads what the first one has written while both run."""
+    with serving(*flags) as first:
+        computed, *cached = parts(ask(first))
+        assert cached == [0, 0]
+        n_prompt = ask(first, max_tokens=1)["usage"]["prompt_tokens"]
+        n_full = (n_prompt - 1) // 32 * 32
+        deadline = time.monotonic() + PATIENCE
+        while first.metric("noria_prefix_store_written_pages_total") < n_full // 32:
+            assert time.monotonic() < deadline, "an idle server does not save its pages"
+            time.sleep(0.05)
+        with serving(*flags, "--max-sequences", "3") as second:
+            assert parts(ask(second)) == (computed, 0, n_full)
+            assert second.metric("noria_prefix_cache_disk_tokens_total") == n_full
+            assert parts(ask(second))[0] == computed
+        assert parts(ask(first, cache_salt="other")) == (computed, 0, 0)
+    with serving(*flags) as third:
+        assert parts(ask(third)) == (computed, 0, n_full)
+        assert parts(ask(third, cache_salt="other")) == (computed, 0, n_full), "it was saved at the end"
+
+
+def test_a_key_does_not_find_the_pages_of_another(flags: list[str]) -> None:
+    """The keys change their places, by which unnamed ones are called."""
+    with serving(*flags, "--api-key", "one", "--api-key", "two") as first:
+        computed, *_ = parts(ask(first, "one"))
+    with serving(*flags, "--api-key", "two", "--api-key", "one") as second:
+        assert parts(ask(second, "two")) == (computed, 0, 0)
+        choices, memory, disk = parts(ask(second, "one"))
+        assert (choices, memory) == (computed, 0)
+        assert disk > 0
+
+
+def test_an_engine_that_dies_finds_its_pages(flags: list[str]) -> None:
+    with serving(*flags) as server:
+        computed, *_ = parts(ask(server))
+        deadline = time.monotonic() + PATIENCE
+        while server.metric("noria_prefix_store_written_pages_total") < 4:
+            assert time.monotonic() < deadline, "an idle server does not save its pages"
+            time.sleep(0.05)
+        os.kill(server.engine_pid, signal.SIGKILL)
+        while (answer := server.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})).status_code != 200:
+            assert time.monotonic() < deadline, answer.text
+            time.sleep(0.05)
+        choices, memory, disk = parts(ask(server))
+        assert (choices, memory) == (computed, 0)
+        assert disk > 0

@@ -1,0 +1,171 @@
+"""Files of pages: what is damaged is never served, the bound holds, and servers share a directory."""
+
+import multiprocessing
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from service.engine.prefixes.files import PageFiles, PageKey, folders, page_files
+from tests.engine.prefixes.pages import N_BYTES, OTHER_PRINT, data, files, key, paths
+
+
+def bytes_in(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file() and path.name != "lock")
+
+
+def test_a_page_comes_back_and_only_its_owner_may_read_the_file(tmp_path: Path) -> None:
+    store = files(tmp_path / "store")
+    assert store.write(key(1), data(1))
+    assert files(tmp_path / "store").read(key(1), N_BYTES) == data(1)
+    assert store.read(key(2), N_BYTES) is None
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "store").rglob("*")}
+    assert set(modes.values()) == {0o600, 0o700}
+    assert stat.S_IMODE((tmp_path / "store").stat().st_mode) == 0o700
+
+
+def test_no_flipped_bit_is_served(tmp_path: Path) -> None:
+    store = files(tmp_path)
+    store.write(key(1), data(1))
+    (path,) = paths(tmp_path)
+    whole = path.read_bytes()
+    for bit in range(8 * len(whole)):
+        wrong = bytearray(whole)
+        wrong[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(wrong)
+        assert store.read(key(1), N_BYTES) is None, f"bit {bit}"
+        assert not path.exists(), "a damaged file stays"
+
+
+@given(cut=st.integers(0, 400), tail=st.binary(max_size=8), start=st.integers(0, 400), middle=st.binary(max_size=40))
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_torn_file_is_served(tmp_path: Path, cut: int, tail: bytes, start: int, middle: bytes) -> None:
+    """A part is missing, there is more at the end, or bytes are others, such as zeros that never reached the disk."""
+    store = files(tmp_path)
+    store.write(key(1), data(1))
+    (path,) = paths(tmp_path)
+    whole = path.read_bytes()
+    torn = whole[: len(whole) - cut] + tail
+    torn = torn[:start] + middle + torn[start + len(middle) :]
+    path.write_bytes(torn)
+    assert store.read(key(1), N_BYTES) == (data(1) if torn == whole else None)
+    assert path.exists() == (torn == whole)
+
+
+@pytest.mark.parametrize("change", ["pool", "parent", "tokens", "fingerprint", "size"])
+def test_a_right_file_under_a_wrong_name_is_not_served(tmp_path: Path, change: str) -> None:
+    """As if two names were equal: the tokens decide, not the name."""
+    asked = key(1)
+    wrong: dict[str, tuple[PageKey, PageFiles]] = {
+        "pool": (asked._replace(pool=1), files(tmp_path / "a")),
+        "parent": (asked._replace(parent=b"p" * 16), files(tmp_path / "a")),
+        "tokens": (asked._replace(content=key(2).content), files(tmp_path / "a")),
+        "fingerprint": (asked, files(tmp_path / "a", fingerprint=OTHER_PRINT)),
+        "size": (asked, files(tmp_path / "a")),
+    }
+    other, writer = wrong[change]
+    writer.write(other, data(1, N_BYTES + (change == "size")))
+    right = files(tmp_path)
+    right.write(asked, data(1))
+    (foreign,), (path,) = paths(tmp_path / "a"), [path for path in paths(tmp_path) if path.parts[-3] != "a"]
+    path.write_bytes(foreign.read_bytes())
+    assert right.read(asked, N_BYTES) is None
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
+def test_what_is_no_file_is_not_read(tmp_path: Path, kind: str) -> None:
+    store = files(tmp_path / "store")
+    store.write(key(1), data(1))
+    (path,) = paths(tmp_path / "store")
+    path.rename(tmp_path / "elsewhere")
+    {"pipe": os.mkfifo, "link": lambda path: path.symlink_to(tmp_path / "elsewhere"), "folder": Path.mkdir}[kind](path)
+    assert store.read(key(1), N_BYTES) is None
+
+
+def test_the_least_recently_used_pages_go_first(tmp_path: Path) -> None:
+    store = files(tmp_path)
+    store.write(key(0), data(0))
+    size = bytes_in(tmp_path) - len("a model")
+    store = files(tmp_path, limit=8 * size)
+    for number in range(1, 8):
+        store.write(key(number), data(number))
+    for age, number in enumerate([3, 0, 7, 6, 5, 4, 2, 1]):
+        name = key(number).name
+        os.utime(next(path for path in paths(tmp_path) if path.name.startswith(name.hex())), (1e6 + age, 1e6 + age))
+    assert store.read(key(3), N_BYTES) is not None
+    store.touch(0, key(0).name)
+    for number in (8, 9):
+        store.write(key(number), data(number))
+    assert {number for number in range(10) if store.has(0, key(number).name)} == {0, 1, 2, 3, 4, 5, 8, 9}
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 300), st.booleans()), max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_two_servers_never_exceed_the_bound(steps: list[tuple[int, int, bool]]) -> None:
+    """With other fingerprints, sizes and at times without a count, as a lock has none after its file was removed."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        directory, limit = Path(folder), 4000
+        servers = files(directory, limit), files(directory, limit, OTHER_PRINT)
+        for number, n_bytes, second in steps:
+            if number == 0:
+                (directory / "lock").unlink(missing_ok=True)
+            assert servers[second].write(key(number), data(number, n_bytes))
+            assert sum(file.n_bytes for place in folders(directory) for file in page_files(place)) <= limit
+
+
+def test_a_page_that_is_larger_than_the_bound_is_not_written(tmp_path: Path) -> None:
+    assert not files(tmp_path, limit=100).write(key(1), data(1))
+    assert not paths(tmp_path)
+
+
+def test_a_removed_directory_is_made_again(tmp_path: Path) -> None:
+    store = files(tmp_path / "store")
+    store.write(key(1), data(1))
+    for path in sorted((tmp_path / "store").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    (tmp_path / "store").rmdir()
+    assert not store.has(0, key(1).name)
+    assert store.write(key(2), data(2))
+    assert store.read(key(2), N_BYTES) == data(2)
+
+
+def write_many(directory: Path, numbers: range) -> None:
+    store = files(directory, limit=40_000)
+    for number in numbers:
+        store.write(key(number), data(number, 1000))
+        store.read(key(number // 2), 1000)
+
+
+def test_a_server_that_dies_in_a_write_leaves_nothing_that_is_read(tmp_path: Path) -> None:
+    """The file has no name yet. Its bytes, which the lock has counted, are those of the next page."""
+    store = files(tmp_path)
+    store.write(key(1), data(1))
+    (tmp_path / "unfinished").write_bytes(b"half a page")
+    store.write(key(2), data(2))
+    assert [path.name for path in tmp_path.iterdir() if path.name == "unfinished"] == []
+    assert store.read(key(2), N_BYTES) == data(2)
+
+
+def test_processes_share_a_directory(tmp_path: Path) -> None:
+    """They write the same pages and others, remove what is old, and two are killed. Nobody reads a wrong byte."""
+    context = multiprocessing.get_context("spawn")
+    jobs = [context.Process(target=write_many, args=(tmp_path, range(n % 2 * 50, 300))) for n in range(4)]
+    for job in jobs:
+        job.start()
+    for job in jobs[:2]:
+        job.join(timeout=1.0)
+        job.kill()
+    for job in jobs:
+        job.join()
+    assert [job.exitcode for job in jobs[2:]] == [0, 0]
+    store = files(tmp_path)
+    found = [number for number in range(300) if store.has(0, key(number).name)]
+    assert found
+    assert all(store.read(key(number), 1000) == data(number, 1000) for number in found)
+    assert bytes_in(tmp_path) <= 40_000 + len("a model")

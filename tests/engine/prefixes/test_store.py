@@ -1,0 +1,162 @@
+"""The threads that write and read pages: the loop never waits, and no trouble of the disk stops it."""
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from model.batch import PrefixFiles
+from model.errors import OptionError
+from service.engine.prefixes import store as module
+from service.engine.prefixes.files import PageFiles
+from service.engine.prefixes.store import PrefixStore, Reading, open_store
+from tests.engine.prefixes.pages import N_BYTES, PRINT, data, files, key, paths
+from tests.fakes import make_info
+from tests.waiting import PATIENCE
+
+WAIT = PATIENCE
+
+
+class Pages:
+    """Pages whose content is `data` of their number."""
+
+    def __init__(self) -> None:
+        self.written: dict[int, bytes] = {}
+        self.may_write = threading.Event()
+        self.may_write.set()
+        self.begins = threading.Event()
+
+    def page_bytes(self, pool: int) -> int:
+        return N_BYTES
+
+    def read(self, pool: int, page: int) -> Callable[[], memoryview]:
+        return lambda: data(page)
+
+    def write(self, pool: int, page: int, new: memoryview) -> None:
+        self.begins.set()
+        self.may_write.wait(WAIT)
+        self.written[page] = bytes(new)
+
+
+class Woken:
+    """Counts the calls of `wake`, and waits for them."""
+
+    def __init__(self) -> None:
+        self._calls = threading.Semaphore(0)
+
+    def __call__(self) -> None:
+        self._calls.release()
+
+    def wait(self, done: Callable[[], object]) -> None:
+        while not done():
+            assert self._calls.acquire(timeout=WAIT), "the store does not wake the loop"
+
+
+def new_store(directory: Path, pages: Pages, page_files: PageFiles | None = None) -> tuple[PrefixStore, Woken]:
+    woken = Woken()
+    return PrefixStore(page_files or files(directory), pages, woken), woken
+
+
+def test_pages_are_written_and_read_by_another_store(tmp_path: Path) -> None:
+    first, woken = new_store(tmp_path, Pages())
+    assert all(first.save(number, key(number)) for number in range(5))
+    woken.wait(lambda: first.counts["written"] == 5 and not first.is_writing)
+    pages = Pages()
+    second, woken = new_store(tmp_path, pages)
+    assert second.has(0, key(3).name)
+    assert second.progress is None
+    second.read(reading := Reading([(10 + number, key(number)) for number in range(5)]))
+    woken.wait(lambda: reading.done)
+    assert (reading.n_read, second.progress) == (5, None)
+    assert pages.written == {10 + number: bytes(data(number)) for number in range(5)}
+
+
+def test_a_reading_ends_at_the_first_page_that_is_wrong(tmp_path: Path) -> None:
+    store, woken = new_store(tmp_path, pages := Pages())
+    for number in range(3):
+        store.save(number, key(number))
+    store.finish(WAIT)
+    damaged = next(path for path in paths(tmp_path) if path.name.startswith(key(1).name.hex()))
+    damaged.write_bytes(b"torn")
+    store.read(reading := Reading([(10 + number, key(number)) for number in range(3)]))
+    woken.wait(lambda: reading.done)
+    assert (reading.n_read, [*pages.written]) == (1, [10])
+    assert [store.has(0, key(number).name) for number in range(3)] == [True, False, True]
+
+
+def test_a_cancelled_reading_writes_to_no_page_any_more(tmp_path: Path) -> None:
+    store, woken = new_store(tmp_path, pages := Pages())
+    for number in range(3):
+        store.save(number, key(number))
+    store.finish(WAIT)
+    pages.may_write.clear()
+    store.read(reading := Reading([(10 + number, key(number)) for number in range(3)]))
+    assert pages.begins.wait(WAIT)
+    cancel = threading.Thread(target=reading.cancel)
+    cancel.start()  # it waits for the page that is being filled
+    pages.may_write.set()
+    cancel.join(WAIT)
+    assert not cancel.is_alive()
+    filled = dict(pages.written)
+    woken.wait(lambda: reading.done)
+    assert pages.written == filled
+    reading = Reading([(20, key(1))])
+    reading.cancel()
+    store.read(reading)
+    woken.wait(lambda: reading.done)
+    assert pages.written == filled
+
+
+def test_a_full_queue_drops_pages_and_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "QUEUE_BYTES", 3 * N_BYTES)
+    blocked, page_files = threading.Event(), files(tmp_path)
+    write = page_files.write
+    monkeypatch.setattr(page_files, "write", lambda *page: blocked.wait(WAIT) and write(*page))
+    store, _ = new_store(tmp_path, Pages(), page_files)
+    assert [store.save(number, key(number)) for number in range(5)] == [True] * 3 + [False] * 2
+    blocked.set()
+    store.finish(WAIT)
+    assert (store.counts["written"], store.counts["dropped"]) == (3, 2)
+
+
+def test_trouble_is_logged_once_and_pages_go_again_when_it_is_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "store").write_text("no directory")
+    store, _ = new_store(tmp_path / "store", Pages())
+    with caplog.at_level(logging.WARNING):
+        for number in range(4):
+            assert store.save(number, key(number))
+        store.finish(WAIT)
+    assert len(caplog.records) == 1
+    assert "pages of --prefix-store cannot be written" in caplog.text
+    assert (store.counts["written"], store.counts["dropped"]) == (0, 4)
+    (tmp_path / "store").unlink()
+    assert store.save(9, key(9))
+    store.finish(WAIT)
+    assert store.has(0, key(9).name)
+
+
+def test_a_damaged_page_that_cannot_be_removed_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page_files = files(tmp_path)
+    store, woken = new_store(tmp_path, Pages(), page_files)
+    store.save(1, key(1))
+    store.finish(WAIT)
+    monkeypatch.setattr(page_files, "remove", lambda *page: None)
+    paths(tmp_path)[0].write_bytes(b"torn")
+    store.read(reading := Reading([(10, key(1))]))
+    woken.wait(lambda: reading.done)
+    assert not store.has(0, key(1).name)
+
+
+def test_a_directory_for_less_than_two_pages_is_refused(tmp_path: Path) -> None:
+    info = make_info()
+    assert open_store(info, Pages(), lambda: None) is None
+    wanted = PrefixFiles(str(tmp_path), 2 * N_BYTES - 1, PRINT, "a model")
+    with pytest.raises(OptionError, match=f"--prefix-store-size 191 is less than two pages, of {N_BYTES} bytes"):
+        open_store(replace(info, prefixes=wanted), Pages(), lambda: None)

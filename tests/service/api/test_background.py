@@ -1,0 +1,334 @@
+"""Responses in the background: they need no connection, and clients come back to them."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.service.live import Live, answer, busy, hurried, idle, running
+from tests.waiting import PATIENCE, eventually
+
+PATH = "/v1/responses"
+LONG: dict[str, Any] = {"input": "hi", "background": True, "max_output_tokens": 60, "temperature": 0}
+PROMPT = "u:hi;a:"
+TEXT = answer(PROMPT, 60)
+
+
+@pytest.fixture
+def slow() -> Iterator[Live]:
+    with running(model="slow") as live:
+        yield live
+
+
+@contextlib.contextmanager
+def package(live: Live) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
+        yield client
+
+
+def state(live: Live, id: str, **options: Any) -> dict[str, Any]:
+    response = live.http.get(f"{PATH}/{id}", **options)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def ended(live: Live, id: str, **options: Any) -> dict[str, Any]:
+    eventually(lambda: state(live, id, **options)["status"] not in ("queued", "in_progress"), "the end")
+    return state(live, id, **options)
+
+
+def text_of(response: dict[str, Any]) -> str:
+    return "".join(part["text"] for item in response["output"] for part in item["content"])
+
+
+def events(live: Live, id: str, after: int | None = None) -> list[dict[str, Any]]:
+    query = "stream=true" + ("" if after is None else f"&starting_after={after}")
+    return parsed(live.http.get(f"{PATH}/{id}?{query}"))
+
+
+def parsed(response: httpx.Response) -> list[dict[str, Any]]:
+    assert response.status_code == 200, response.text
+    *frames, rest = response.text.split("\n\n")
+    assert rest == ""
+    return [json.loads(frame.partition("\ndata: ")[2]) for frame in frames]
+
+
+def test_it_is_queued_runs_and_is_complete(slow: Live) -> None:
+    with package(slow) as client:
+        made = client.responses.create(**{"model": "fake"} | LONG)
+        assert (made.status, made.output, made.background, made.store) == ("queued", [], True, True)
+        eventually(lambda: client.responses.retrieve(made.id).status == "in_progress", "it runs")
+        assert client.responses.retrieve(made.id).output == []
+        with hurried():
+            eventually(lambda: client.responses.retrieve(made.id).status == "incomplete", "the end")
+        done = client.responses.retrieve(made.id)
+        assert (done.output_text, done.id) == (TEXT, made.id)
+        assert done.usage is not None
+        assert done.usage.output_tokens == 60
+        after = client.responses.create(model="fake", input="x", previous_response_id=made.id, max_output_tokens=3)
+        assert after.output_text == answer(f"{PROMPT}{TEXT};u:x;a:", 3)
+
+
+def test_one_that_waits_is_queued(slow: Live) -> None:
+    with running(model="slow", max_sequences=1) as live:
+        first, second = (live.post(PATH, LONG).json()["id"] for _ in range(2))
+        eventually(lambda: state(live, first)["status"] == "in_progress", "the first runs")
+        assert state(live, second)["status"] == "queued"
+        with hurried():
+            assert text_of(ended(live, second)) == TEXT
+        assert [event["type"] for event in events(live, second)][:3] == [
+            "response.created",
+            "response.queued",
+            "response.in_progress",
+        ]
+
+
+def test_events_are_replayed_and_followed(slow: Live) -> None:
+    """Whoever reads from any event gets the rest, while it runs and after its end."""
+    id = slow.post(PATH, LONG).json()["id"]
+    eventually(lambda: state(slow, id)["status"] == "in_progress", "it runs")
+    with slow.http.stream("GET", f"{PATH}/{id}?stream=true") as response:
+        lines = response.iter_lines()
+        first = [next(line for line in lines if line.startswith("data: ")) for _ in range(7)]
+        with hurried():
+            rest = [line for line in lines if line.startswith("data: ")]
+    whole = [json.loads(line.removeprefix("data: ")) for line in (*first, *rest)]
+    assert [event["sequence_number"] for event in whole] == list(range(len(whole)))
+    assert "".join(event["delta"] for event in whole if event["type"].endswith("text.delta")) == TEXT
+    assert whole[-1]["type"] == "response.incomplete"
+    ended(slow, id)
+    for after in (None, 0, 5, len(whole) - 2, len(whole) - 1, len(whole) + 5):
+        assert events(slow, id, after) == (whole if after is None else whole[after + 1 :])
+
+
+def test_the_package_resumes_a_stream(slow: Live) -> None:
+    with package(slow) as client:
+        got: list[Any] = []
+        with client.responses.create(**{"model": "fake"} | LONG, stream=True) as stream:
+            for event in stream:
+                got.append(event)
+                if event.sequence_number == 6:
+                    break
+        with client.responses.retrieve(got[0].response.id, stream=True, starting_after=6) as stream, hurried():
+            got += stream
+    assert [event.sequence_number for event in got] == list(range(len(got)))
+    assert "".join(event.delta for event in got if event.type == "response.output_text.delta") == TEXT
+    assert got[-1].response.output_text == TEXT
+
+
+def test_the_helper_of_the_package_resumes_a_stream(slow: Live) -> None:
+    with package(slow) as client:
+        with client.responses.stream(model="fake", input="hi", background=True, max_output_tokens=60) as stream:
+            for event in stream:
+                if event.type == "response.created":
+                    id = event.response.id
+                if event.type == "response.output_text.delta":
+                    break
+        with client.responses.stream(response_id=id, starting_after=4) as stream, hurried():
+            rest = list(stream)
+    assert rest[0].sequence_number == 5
+    assert rest[-1].type == "response.incomplete"
+
+
+def test_a_client_that_leaves_ends_no_background_response_but_an_ordinary_one(slow: Live) -> None:
+    ids = {}
+    for background in (True, False):
+        with slow.http.stream("POST", PATH, json=LONG | {"stream": True, "background": background}) as response:
+            lines = response.iter_lines()
+            line = next(line for line in lines if line.startswith("data: "))
+            ids[background] = json.loads(line.removeprefix("data: "))["response"]["id"]
+            next(line for line in lines if "output_text.delta" in line)
+    eventually(lambda: slow.metric("noria_requests_total", outcome="abort") == 1, "the ordinary one ends")
+    assert slow.http.get(f"{PATH}/{ids[False]}").status_code == 404
+    assert state(slow, ids[True])["status"] == "in_progress"
+    with hurried():
+        assert text_of(ended(slow, ids[True])) == TEXT
+    eventually(idle(slow), "nothing runs")
+
+
+def test_it_is_cancelled(slow: Live) -> None:
+    with package(slow) as client:
+        made = client.responses.create(**{"model": "fake"} | LONG)
+        eventually(lambda: client.responses.retrieve(made.id).status == "in_progress", "it runs")
+        cancelled = client.responses.cancel(made.id)
+        assert cancelled.status == "cancelled"
+        eventually(idle(slow), "nothing runs")
+        assert client.responses.cancel(made.id).status == client.responses.retrieve(made.id).status == "cancelled"
+        assert events(slow, made.id)[-1]["response"]["status"] == "cancelled"
+        with pytest.raises(openai.BadRequestError):
+            client.responses.create(model="fake", input="x", previous_response_id="resp_0")
+        plain = client.responses.create(model="fake", input="x", max_output_tokens=2)
+        with pytest.raises(openai.BadRequestError, match="background"):
+            client.responses.cancel(plain.id)
+
+
+def test_one_that_is_deleted_ends_and_stays_away(slow: Live) -> None:
+    id = slow.post(PATH, LONG).json()["id"]
+    eventually(busy(slow), "it runs")
+    assert slow.http.delete(f"{PATH}/{id}").json() == {"id": id, "object": "response", "deleted": True}
+    eventually(idle(slow), "nothing runs")
+    assert slow.http.get(f"{PATH}/{id}").status_code == 404
+
+
+def test_refusals_come_at_once(slow: Live) -> None:
+    response = slow.post(PATH, LONG | {"input": "x" * 5000})
+    assert response.status_code == 400
+    assert "context" in response.json()["error"]["message"]
+    assert slow.metric("noria_requests_total", outcome="refused") == 1
+
+
+def test_it_goes_on_when_its_engine_dies(slow: Live) -> None:
+    id = slow.post(PATH, LONG).json()["id"]
+    eventually(lambda: len(slow.state.ongoing.found[("", id)].ongoing.recording.frames) > 6, "it has written")
+    slow.hosts[0].kill()
+    with hurried():
+        assert text_of(ended(slow, id)) == TEXT
+        undisturbed = slow.post(PATH, LONG).json()["id"]
+        ended(slow, undisturbed)
+    assert slow.metric("noria_requests_continued_total") == 1
+    deltas = [[event.get("delta") for event in events(slow, one)] for one in (id, undisturbed)]
+    assert deltas[0] == deltas[1]
+
+
+def test_the_death_of_the_engine_is_told_where_answers_do_not_outlive_it() -> None:
+    with running(model="slow", on_engine_loss="error") as live:
+        id = live.post(PATH, LONG | {"max_output_tokens": 2000}).json()["id"]
+        eventually(lambda: len(live.state.ongoing.found[("", id)].ongoing.recording.frames) > 6, "it has written")
+        live.hosts[0].kill()
+        failed = ended(live, id)
+        assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
+        assert events(live, id)[-1]["type"] == "response.failed"
+
+
+def test_it_counts_once_as_a_request_and_its_key_pays(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text(json.dumps({"keys": [{"name": "a", "key": "k", "max_concurrent": 1}]}))
+    key = {"authorization": "Bearer k"}
+    with running(model="slow", api_key_file=path) as live:
+        live.http.headers.update(key)
+        id = live.post(PATH, LONG).json()["id"]
+        refusal = live.post(PATH, {"input": "x"})
+        assert refusal.json()["error"]["code"] == "rate_limit_exceeded"
+        assert state(live, id)["status"] in ("queued", "in_progress")
+        with hurried():
+            ended(live, id)
+        eventually(idle(live), "it has ended")
+        assert live.metric("noria_requests_total", outcome="length") == 1
+        assert live.metric("noria_key_requests_total", key="a", outcome="length") == 1
+        assert live.metric("noria_generated_tokens_total") == 60
+        assert live.post(PATH, {"input": "x", "max_output_tokens": 2}).status_code == 200
+
+
+def test_one_key_neither_follows_nor_cancels_the_response_of_another() -> None:
+    with running(model="slow", api_keys=("k", "l")) as live:
+        mine, other = {"authorization": "Bearer k"}, {"authorization": "Bearer l"}
+        id = live.post(PATH, LONG, headers=mine).json()["id"]
+        for method, path in (
+            ("GET", f"{PATH}/{id}"),
+            ("GET", f"{PATH}/{id}?stream=true"),
+            ("POST", f"{PATH}/{id}/cancel"),
+            ("DELETE", f"{PATH}/{id}"),
+        ):
+            assert live.http.request(method, path, headers=other).status_code == 404
+        with hurried():
+            assert text_of(ended(live, id, headers=mine)) == TEXT
+
+
+def test_a_drain_ends_it_and_says_so(tmp_path: Path) -> None:
+    """The response that does not end in time is stored as failed."""
+    place = {"responses_store": str(tmp_path / "responses.db")}
+    with running(model="slow", drain_timeout=0.1, **place) as live:
+        id = live.post(PATH, LONG | {"max_output_tokens": 3000}).json()["id"]
+        eventually(lambda: state(live, id)["status"] == "in_progress", "it runs")
+    with running(**place) as live:
+        found = state(live, id)
+        assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
+
+
+def test_what_ran_when_the_server_ended_has_failed(tmp_path: Path) -> None:
+    """A copy of the file, as a server that is killed leaves it."""
+    path, copy = tmp_path / "responses.db", tmp_path / "copy.db"
+    with running(model="slow", responses_store=str(path)) as live:
+        id = live.post(PATH, LONG).json()["id"]
+        killed(live, path, copy)
+        live.post(f"{PATH}/{id}/cancel", {})
+    with running(responses_store=str(copy)) as live:
+        found = state(live, id)
+        assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
+        assert live.http.get(f"{PATH}/{id}?stream=true").status_code == 400
+        items = live.http.get(f"{PATH}/{id}/input_items").json()["data"]
+        assert [item["content"][0]["text"] for item in items] == ["hi"]
+
+
+def test_memory_of_events_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.app.RECORDED_BYTES", 2000)
+    with running(model="slow") as live:
+        id = live.post(PATH, LONG).json()["id"]
+        with hurried():
+            assert text_of(ended(live, id)) == TEXT
+        refusal = live.http.get(f"{PATH}/{id}?stream=true")
+        assert refusal.status_code == 400
+        assert live.state.ongoing.recordings.n_bytes == 0
+        assert live.state.ongoing.found == {}
+
+
+def killed(live: Live, path: Path, copy: Path) -> None:
+    """Copy the file, as a server that is killed now leaves it."""
+    for suffix in ("", "-wal"):
+        Path(f"{copy}{suffix}").write_bytes(Path(f"{path}{suffix}").read_bytes())
+
+
+@pytest.mark.parametrize("tools", [False, True])
+def test_what_ran_is_finished_after_a_restart(tmp_path: Path, tools: bool) -> None:
+    """With the same events: a client goes on from where it was. The model with tools recites a call."""
+    path, copy = tmp_path / "responses.db", tmp_path / "copy.db"
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    tool = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
+    asked = LONG | {"temperature": 1.0}
+    asked |= {"input": call, "tools": [tool], "max_output_tokens": 200} if tools else {}
+    options = {"model": "slow recite" if tools else "slow", "max_model_len": 4096, "finish_after_restart": True}
+    options["prompt_lookup"] = "off"
+    with running(**options, responses_store=str(path)) as live:
+        id = live.post(PATH, asked).json()["id"]
+        first = state(live, id)
+        eventually(lambda: len(live.state.ongoing.found["", id].ongoing.recording.frames) > 6, "it has written")
+        killed(live, path, copy)
+        with hurried():
+            whole = ended(live, id)
+        sent = events(live, id)
+    with running(**options, responses_store=str(copy)) as live, hurried():
+        assert state(live, id)["created_at"] == first["created_at"]
+        again = ended(live, id)
+        assert again["output"] == whole["output"]
+        assert [item["type"] for item in again["output"]] == ["function_call" if tools else "message"]
+        assert [comparable(event) for event in events(live, id)] == [comparable(event) for event in sent]
+        assert events(live, id, 9)[0]["sequence_number"] == 10
+
+
+def comparable(event: dict[str, Any]) -> dict[str, Any]:
+    """An event without times."""
+    response = event.get("response", {}) | {"completed_at": None}
+    return {name: value for name, value in event.items() if name != "timings"} | {"response": without_cache(response)}
+
+
+def without_cache(response: dict[str, Any]) -> dict[str, Any]:
+    usage = response.get("usage")
+    return response | {"usage": usage and {name: usage[name] for name in ("input_tokens", "output_tokens")}}
+
+
+def test_what_another_model_began_has_failed(tmp_path: Path) -> None:
+    path, copy = tmp_path / "responses.db", tmp_path / "copy.db"
+    options = {"model": "slow", "finish_after_restart": True}
+    with running(**options, responses_store=str(path)) as live:
+        id = live.post(PATH, LONG).json()["id"]
+        killed(live, path, copy)
+        live.post(f"{PATH}/{id}/cancel", {})
+    with running(**options, max_model_len=300, responses_store=str(copy)) as live:
+        found = ended(live, id)
+        assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
+        assert "another model" in found["error"]["message"]

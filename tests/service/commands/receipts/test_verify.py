@@ -1,0 +1,285 @@
+"""`noria verify` with the fake model: what is equal, and each field that is changed."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.receipts.keys import make_key, read_key
+from service.receipts.receipt import signed_bytes
+from tests.service.command_line import Done, noria
+from tests.service.live import USER, Live
+from tests.service.receipts.signing import signing
+
+BODY = {"messages": USER, "max_tokens": 6, "temperature": 0.8, "n": 2}
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("verify")
+
+
+@pytest.fixture(scope="module")
+def live(folder: Path) -> Iterator[Live]:
+    with signing(folder) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def answered(live: Live) -> dict[str, Any]:
+    """An answer with two choices and their receipts."""
+    return live.post(CHAT, {**BODY, "receipt": True}).json()
+
+
+def write(path: Path, value: Any) -> Path:
+    path.write_text(json.dumps(value))
+    return path
+
+
+def verify(live: Live, folder: Path, receipt: Any, *more: str | Path, body: Any = BODY) -> Done:
+    """Verify a receipt, or an answer, with this body of a request; None: without one."""
+    request = [] if body is None else ["--request", write(folder / "request.json", body)]
+    return noria("verify", write(folder / "receipt.json", receipt), "--url", live.url, *request, *more)
+
+
+def signed_again(receipt: dict[str, Any], folder: Path, **changes: Any) -> dict[str, Any]:
+    """The receipt of a server that lies: its signature is valid."""
+    lie = {**receipt, **changes}
+    return {**lie, "signature": read_key(folder / "key.pem").sign(signed_bytes(lie))}
+
+
+def test_equal(live: Live, folder: Path, answered: dict[str, Any], tmp_path: Path) -> None:
+    public = read_key(folder / "key.pem").public
+    done = verify(live, tmp_path, answered, "--key", public)
+    assert (done.returncode, done.stderr) == (0, "")
+    first, second, third = done.stdout.splitlines()
+    assert first == f"signature: valid, by the key {public}"
+    assert second.startswith("equal bits: not promised: ")
+    assert third == "equal: 12 tokens, computed again"
+    (tmp_path / "key.pub").write_text(f"{public}\n")
+    assert verify(live, tmp_path, answered["receipts"][1], "--key", tmp_path / "key.pub").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": ["a", "BC"], "n": 2, "max_tokens": 4, "stream": True, "timeout": 60}),
+        ("/v1/fim/completions", {"prompt": "a", "max_tokens": 4, "random_seed": 5}),
+        ("/v1/messages", {"messages": USER, "max_tokens": 4, "stream": True}),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 4, "model": "org/alias"}),
+        (CHAT, {"messages": USER, "n_predict": 4, "stream": True, "return_progress": True, "logprobs": True}),
+        ("/v1/completions", {"prompt": "a", "echo": True, "max_tokens": 4, "best_of": 3}),
+    ],
+)
+def test_every_api_streamed_or_not(live: Live, path: str, body: dict[str, Any], tmp_path: Path) -> None:
+    given = {**body, "receipt": "full"}
+    answer = live.events(path, given)[-1] if body.get("stream") else live.post(path, given).json()
+    assert verify(live, tmp_path, answer, body=None).returncode == 0
+    bare = [{name: value for name, value in one.items() if name != "content"} for one in answer["receipts"]]
+    done = verify(live, tmp_path, {"receipts": bare}, body=given)
+    assert "\nequal: " in done.stdout, done.stdout
+
+
+CHANGES: dict[str, Any] = {
+    "version": "9",
+    "created": 1,
+    "model": "another",
+    "weights": "sha256:00",
+    "adapter": {"name": "blue", "files": "sha256:00"},
+    "windows": [7],
+    "arithmetic": {
+        "bits": "x86-1",
+        "quantize": "",
+        "dtype": "",
+        "kv_dtype": "",
+        "kernels": "",
+        "device": "fake",
+    },
+    "prompt": "sha256:00",
+    "images": ["00"],
+    "request": "sha256:00",
+    "seed": "5",
+    "max_tokens": 5,
+    "choice": 1,
+    "finish": "stop",
+    "n_tokens": 5,
+    "tokens": "sha256:00",
+    "marks": "0" * 24,
+    "text": "sha256:00",
+    "key": "RHJoof0AdOLvHGt1pyHqcHi12jtM+Rm1Fo6brj6KEUk=",
+    "signature": "00",
+}
+STATED = {"version", "created", "model", "arithmetic", "key", "signature"}
+NAMED = {"seed": "request", "max_tokens": "request", "choice": "request", "n_tokens": "marks", "marks": "tokens"}
+"""The field that verify names for a changed one, where it is another."""
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_a_changed_field_is_found_and_named(live: Live, answered: dict[str, Any], field: str, tmp_path: Path) -> None:
+    receipt = answered["receipts"][0]
+    assert receipt[field] != CHANGES[field]
+    if field == "adapter":  # the server has none: the request cannot be computed
+        done = verify(live, tmp_path, {**receipt, field: CHANGES[field]})
+        assert (done.returncode, "'blue' does not exist" in done.stderr.replace('"', "'")) == (1, True)
+        return
+    done = verify(live, tmp_path, {**receipt, field: CHANGES[field]})
+    assert done.returncode == 3, done.stdout
+    assert "signature: a field of the receipt, its key or its signature was changed" in done.stdout
+    named = [line.partition(":")[0] for line in done.stdout.splitlines()]
+    if field in STATED:
+        assert "what was changed is not computed again: one of version, created, model" in done.stdout
+    else:
+        assert NAMED.get(field, field) in named, done.stdout
+
+
+def test_every_field_is_tried(answered: dict[str, Any]) -> None:
+    assert CHANGES.keys() | {"format", "endpoint"} == answered["receipts"][0].keys()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"format": "noria-receipt-2"}, "format: Input should be 'noria-receipt-1'"),
+        ({"seed": "x"}, "seed: "),
+        ({"n_tokens": "6"}, "n_tokens: Input should be a valid integer"),
+        ({"finish": "timeout", "n_tokens": 0}, "time cut the answer before its first token"),
+        ({"endpoint": "/v1/embeddings"}, "endpoint must be one of /v1/chat/completions"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(
+    live: Live, answered: dict[str, Any], changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    done = verify(live, tmp_path, {**answered["receipts"][0], **changes})
+    assert done.returncode == 1
+    assert words in done.stderr
+
+
+def test_a_lie_is_found_by_computing_again(live: Live, folder: Path, answered: dict[str, Any], tmp_path: Path) -> None:
+    """The fake engine promises no bits, so a differing answer alone gets the exit code 4."""
+    receipt = answered["receipts"][0]
+    marks = receipt["marks"]
+    lie = signed_again(receipt, folder, marks=marks[:8] + "ffff" + marks[12:])
+    done = verify(live, tmp_path, lie)
+    assert done.returncode == 4
+    assert "signature: valid" in done.stdout
+    assert "tokens: token 3 of 6 differs: another in the receipt, " in done.stdout
+    assert "no proof of a fault" in done.stdout
+    assert verify(live, tmp_path, signed_again(receipt, folder, weights="sha256:00")).returncode == 3
+
+
+def test_a_full_receipt_names_both_tokens(live: Live, folder: Path, tmp_path: Path) -> None:
+    (receipt,) = live.post("/v1/completions", {"prompt": "a", "max_tokens": 4, "receipt": "full"}).json()["receipts"]
+    ids = receipt["content"]["token_ids"]
+    lie = signed_again(receipt, folder, content={**receipt["content"], "token_ids": [ids[0], 65, *ids[2:]]})
+    done = verify(live, tmp_path, lie, body=None)
+    assert "content.token_ids: their hash is not that of the field tokens" in done.stdout
+    assert f"tokens: token 2 of 4 differs: 65 'A' in the receipt, {ids[1]} {chr(ids[1])!r} here" in done.stdout
+    assert done.returncode == 3
+
+
+def test_another_request_is_named(live: Live, answered: dict[str, Any], tmp_path: Path) -> None:
+    done = verify(live, tmp_path, answered, body={**BODY, "messages": [{"role": "user", "content": "ho"}]})
+    assert done.returncode == 3
+    assert "prompt: the prompt has other tokens or images" in done.stdout
+    done = verify(live, tmp_path, answered, body={**BODY, "temperature": 0.1})
+    named = [line.partition(":")[0] for line in done.stdout.splitlines()]
+    assert (done.returncode, named.count("request"), "prompt" in named) == (3, 2, False)
+
+
+def test_an_answer_that_time_cut_is_the_beginning_of_the_whole_one(tmp_path: Path) -> None:
+    with signing(tmp_path, model="slow") as slow:
+        body = {"prompt": "long", "max_tokens": 40, "timeout": 0.4}
+        (receipt,) = slow.complete(**body, receipt=True)["receipts"]
+        assert receipt["finish"] == "timeout"
+        done = verify(slow, tmp_path, receipt, body=body)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (
+        0,
+        f"equal: {receipt['n_tokens']} tokens, computed again",
+    )
+
+
+def test_without_the_request_only_the_signature_is_checked(
+    live: Live, answered: dict[str, Any], tmp_path: Path
+) -> None:
+    refused = verify(live, tmp_path, answered, body=None)
+    assert refused.returncode == 1
+    assert "hashes only" in refused.stderr
+    assert "--signature-only" in refused.stderr
+    done = noria("verify", tmp_path / "receipt.json", "--signature-only")
+    assert (done.returncode, done.stdout.count("\n")) == (0, 1)
+    write(tmp_path / "receipt.json", {**answered["receipts"][0], "created": 1})
+    assert noria("verify", tmp_path / "receipt.json", "--signature-only").returncode == 3
+
+
+TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}}
+RESPONSE: dict[str, Any] = {"input": "hi", "max_output_tokens": 4, "receipt": True}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"stream": True},
+        {"instructions": "Be short.", "temperature": 0.5, "top_p": 0.9, "tools": [TOOL], "seed": 3},
+        {"input": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, *USER]},
+        {"input": [{"role": "user", "content": "a"} for _ in range(101)], "truncation": "auto"},
+        {"text": {"format": {"type": "json_object"}}, "metadata": {"a": "b"}, "user": "ada"},
+    ],
+)
+def test_a_stored_response_has_the_request(live: Live, more: dict[str, Any], tmp_path: Path) -> None:
+    """Also one that continues another, and nothing is stored beside it."""
+    body = {**RESPONSE, **more}
+    answer = live.events("/v1/responses", body)[-1] if body.get("stream") else live.post("/v1/responses", body).json()
+    done = verify(live, tmp_path, answer, body=None)
+    assert (done.returncode, "equal: " in done.stdout) == (0, True), (done.stdout, done.stderr)
+    id = answer.get("response", answer)["id"]
+    continued = live.post("/v1/responses", {**body, "stream": False, "previous_response_id": id}).json()
+    assert verify(live, tmp_path, continued, body=None).returncode == 0
+    assert verify(live, tmp_path, {**answer, "receipts": continued["receipts"]}, body=None).returncode == 3
+
+
+def test_a_response_that_is_not_stored_needs_its_request(live: Live, tmp_path: Path) -> None:
+    answer = live.post("/v1/responses", {**RESPONSE, "store": False}).json()
+    done = verify(live, tmp_path, answer, body=None)
+    assert done.returncode == 1
+    assert f"the request of {answer['id']} is not stored there" in done.stderr
+    assert "--request FILE" in done.stderr
+    assert verify(live, tmp_path, answer, body=RESPONSE).returncode == 0
+
+
+def test_the_request_of_a_conversation_is_refused(live: Live, tmp_path: Path) -> None:
+    """Even by the server that has it: the conversation has other items now."""
+    id = live.post("/v1/conversations", {}).json()["id"]
+    answer = live.post("/v1/responses", {**RESPONSE, "conversation": id}).json()
+    done = verify(live, tmp_path, answer, body=None)
+    assert (done.returncode, "is of a conversation" in done.stderr) == (1, True), done.stderr
+    done = verify(live, tmp_path, answer, body={**RESPONSE, "conversation": id})
+    assert (done.returncode, f'conversation must be null, got "{id}"' in done.stderr) == (1, True), done.stderr
+    assert verify(live, tmp_path, answer, "--signature-only", body=None).returncode == 0
+
+
+def test_another_key_is_not_the_servers(answered: dict[str, Any], tmp_path: Path) -> None:
+    other = make_key(tmp_path / "other.pem").public
+    write(tmp_path / "receipt.json", answered)
+    done = noria("verify", tmp_path / "receipt.json", "--signature-only", "--key", other)
+    assert done.returncode == 3
+    assert f"expected {other}" in done.stdout
+    wrong = noria("verify", tmp_path / "receipt.json", "--signature-only", "--key", "abc")
+    assert (wrong.returncode, "--key must be a public key" in wrong.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is no receipt of a known format"),
+        ('{"receipts": [{}]}', "receipts[0] is no receipt"),
+    ],
+)
+def test_other_files_are_refused(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text(text)
+    done = noria("verify", tmp_path / "file", "--signature-only")
+    assert (done.returncode, words in done.stderr, done.stderr.count("\n")) == (1, True, 1), done.stderr
