@@ -73,8 +73,7 @@ async def answer(
         if body.stream:
             record.streams = True
             frames = stream_frames(generation, shape, drafts, save)
-            whole = (b"".join(update) async for update in frames)
-            return EventStream(whole, stack.pop_all(), state.admission.expired, shape)
+            return EventStream(frames, stack.pop_all(), state.admission.expired, shape)
         return await whole_response(request, generation, shape.whole, drafts, save)
 
 

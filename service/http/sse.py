@@ -1,7 +1,7 @@
 """Server-sent events: frames, and a response that detects a disconnected client."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
@@ -105,7 +105,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """A response of the frames in `events`. It exits `guard` when the stream ends for any reason.
+    """A response of frames, several at a time. It exits `guard` when the stream ends for any reason.
 
     The status is sent with the first frame or sign of life. A request that fails before that gets a plain error
     response. One that fails later gets an error event, and no `done`.
@@ -113,13 +113,13 @@ class EventStream(Response):
 
     def __init__(
         self,
-        events: AsyncIterator[bytes],
+        frames: AsyncIterator[Sequence[bytes]],
         guard: AbstractContextManager[object],
         expired: asyncio.Future[None],
         framing: Framing,
     ) -> None:
         super().__init__()
-        self._events = events
+        self._frames = frames
         self._guard = guard
         self._expired = expired
         self._framing = framing
@@ -154,11 +154,11 @@ class EventStream(Response):
         silence = Deadline(keep_alive)
         silence.set(KEEP_ALIVE_SECONDS)
         try:
-            async for body in self._events:
+            async for frames in self._frames:
                 silence.clear()  # a large event leaves in pieces, and no sign of life may come between them
                 if sign is not None:
                     await sign
-                await self._send(send_directly if self._started else send, body)
+                await self._send(send_directly if self._started else send, b"".join(frames))
                 silence.set(KEEP_ALIVE_SECONDS)
         finally:
             silence.close()

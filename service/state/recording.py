@@ -35,15 +35,15 @@ class Recording:
         self.ended, self._failure = True, failure
         self._wake()
 
-    async def read(self, after: int) -> AsyncIterator[bytes]:
-        """The events after number `after`, joined where several are there. Raises InvalidRequest for dropped ones."""
+    async def read(self, after: int) -> AsyncIterator[list[bytes]]:
+        """The events after number `after`, together where several are there. Raises InvalidRequest for dropped ones."""
         at = after + 1
         while True:
             if at < self.first:
                 raise InvalidRequest(f"the events before number {self.first} were dropped", code="events_dropped")
             if frames := self.frames[at - self.first : at - self.first + MAX_FRAMES]:
                 at += len(frames)
-                yield b"".join(frames)
+                yield frames
             elif not self.ended:
                 await self._grown.wait()
             elif self._failure is not None:

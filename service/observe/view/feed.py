@@ -124,14 +124,14 @@ class Feed:
             self._watching = None
         self._seen.clear()
 
-    async def frames(self) -> AsyncIterator[bytes]:
+    async def frames(self) -> AsyncIterator[tuple[bytes]]:
         """The frames of the events from now on. It ends with the feed, and raises the error of the task that looks."""
         watching = self._watching or self._ended
         while not self._ended.done():
             news = self._news
             await asyncio.wait((news, self._ended, watching), return_when=asyncio.FIRST_COMPLETED)
             if news.done():
-                yield news.result()
+                yield (news.result(),)
             elif watching.cancelled():
                 return
             elif watching.done():

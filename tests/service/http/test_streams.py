@@ -39,9 +39,9 @@ def test_no_comment_comes_between_the_pieces_of_an_event(monkeypatch: pytest.Mon
     monkeypatch.setattr("service.http.sse.KEEP_ALIVE_SECONDS", seconds)
     written: list[bytes] = []
 
-    async def events() -> AsyncIterator[bytes]:
+    async def events() -> AsyncIterator[list[bytes]]:
         await asyncio.sleep(5 * seconds)  # silence, with comments
-        yield b"data: large\n\n"
+        yield [b"data: large\n\n"]
 
     async def send(message: dict[str, Any]) -> None:
         body = message.get("body", b"")

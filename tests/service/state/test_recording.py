@@ -14,7 +14,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 
 async def all_of(recording: Recording, after: int = -1) -> bytes:
-    return b"".join([part async for part in recording.read(after)])
+    return b"".join([frame async for frames in recording.read(after) for frame in frames])
 
 
 def test_readers_get_what_was_and_what_comes() -> None:
@@ -40,7 +40,7 @@ def test_a_failure_comes_after_the_events() -> None:
         recording.add(b"0")
         recording.end(ValueError("x"))
         reading = recording.read(-1)
-        assert await anext(reading) == b"0"
+        assert await anext(reading) == [b"0"]
         with pytest.raises(ValueError, match="x"):
             await anext(reading)
 

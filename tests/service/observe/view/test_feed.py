@@ -139,7 +139,7 @@ def test_who_reads_slowly_loses_events() -> None:
             reading = asyncio.ensure_future(anext(frames))
             await asyncio.sleep(0)
             feed._publish("ready", Stats(preemptions=numbers[-1]), Picture())
-            seen.append(json.loads((await reading).partition(b"data: ")[2])["preemptions"])
+            seen.append(json.loads((await reading)[0].partition(b"data: ")[2])["preemptions"])
         return seen
 
     assert asyncio.run(listen()) == [1, 5]
@@ -159,7 +159,7 @@ def test_an_engine_that_is_lost_during_a_look_gives_no_negative_rates(monkeypatc
         feed = Feed(client, metrics, lambda: "ready", asyncio.get_running_loop().create_future())  # type: ignore[arg-type]
         found = []
         with feed.listening("a"):
-            async for frame in feed.frames():
+            async for (frame,) in feed.frames():
                 found.append(json.loads(frame.partition(b"data: ")[2]))
                 client.stats = Stats(generated_tokens=501)
                 if len(found) == 2:
