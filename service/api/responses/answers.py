@@ -174,9 +174,9 @@ class StoredResponse(ResponseState, Signed):
 
 
 class ResponseAnswer(StoredResponse):
-    """The answer of `POST /v1/responses`."""
+    """The answer of `POST /v1/responses`. It has no `timings` while it is queued, in the background."""
 
-    timings: Timings
+    timings: NotRequired[Timings]
 
 
 class CountedInput(TypedDict):

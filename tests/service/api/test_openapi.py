@@ -150,6 +150,7 @@ def test_examples_of_requests_are_answered(live: Live, route: Route, schemas: di
                 {"temperature": 0, "top_p": 0.5, "instructions": "be"},
                 {"tools": [{"type": "function", "name": "f"}], "tool_choice": {"type": "function", "name": "f"}},
                 {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}}},
+                {"background": True},
             ],
         ),
         (
