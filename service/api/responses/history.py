@@ -46,13 +46,27 @@ class History:
         return sum(map(len, (*self.earlier, *self.referenced.values())))
 
     def items(self) -> list[AnyItem]:
-        """The earlier items."""
-        return ITEMS.validate_json(b"[%b]" % b",".join(self.earlier))
+        """The earlier items, without calls that were cut short."""
+        return ITEMS.validate_json(b"[%b]" % b",".join(value for value in self.earlier if not _is_cut(value)))
 
     def resolved(self, items: Sequence[AnyItem] | None) -> list[AnyItem]:
-        """The items, with those that they refer to in place of references."""
+        """The items, with those that they refer to in place of references. Raises InvalidRequest for a cut call."""
+        for id in filter(lambda id: _is_cut(self.referenced[id]), self.referenced):
+            raise InvalidRequest(f"item {quoted(id)} is a call that was cut short: it cannot be part of a prompt")
         found = {id: ITEMS.validate_json(b"[%b]" % value)[0] for id, value in self.referenced.items()}
         return [found[item.id] if isinstance(item, ItemReference) else item for item in items or ()]
+
+
+def _is_cut(value: bytes) -> bool:
+    """Whether a stored item is a call that ended before its arguments did: they are no JSON."""
+    if b'"incomplete"' not in value:
+        return False
+    item: Json = orjson.loads(value)
+    try:
+        orjson.loads(item.get("arguments", "{}"))
+    except orjson.JSONDecodeError:
+        return True
+    return False
 
 
 @asynccontextmanager

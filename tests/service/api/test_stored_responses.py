@@ -115,6 +115,21 @@ def USER(text: str) -> list[dict[str, Any]]:  # noqa: N802
     return [{"role": "user", "content": text}]
 
 
+def test_a_call_that_was_cut_is_no_part_of_the_next_prompt() -> None:
+    """Its arguments are no JSON."""
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    with running(model="recite") as live:
+        first = live.post(PATH, {"input": call, "tools": [TOOL], "max_output_tokens": 52}).json()
+        (item,) = first["output"]
+        assert (item["type"], item["status"]) == ("function_call", "incomplete"), first
+        with pytest.raises(json.JSONDecodeError):
+            json.loads(item["arguments"])
+        continued = live.post(PATH, {**SHORT, "input": "hi", "previous_response_id": first["id"]})
+        assert continued.status_code == 200, continued.text
+        reference = [{"type": "item_reference", "id": item["id"]}]
+        assert "cut short" in refused(live, PATH, {**SHORT, "input": reference})["message"]
+
+
 def test_items_are_referenced(live: Live) -> None:
     first = live.post(PATH, {"input": "hi", "max_output_tokens": 5}).json()
     reference = {"type": "item_reference", "id": first["output"][0]["id"]}
