@@ -1,8 +1,9 @@
 """Pages from the disk: `python -m benchmarks.prefix_store [--model M | --layers 4] [--tokens 6000]`.
 
 The second turn of a conversation after a restart: how many tokens it computes, and its time to the first token from the
-disk, from memory, and computed anew. Then the times between tokens of 32 streams whose steps evict pages, with a store
-that writes these pages and without one, in turns. --layers serves random weights with the sizes of Mistral 7B.
+disk, from memory, and computed anew. Then the times between tokens of 32 streams without a store, with one that writes
+the pages that their steps evict, and with one that reads a long prompt meanwhile, in turns. --layers serves random
+weights with the sizes of Mistral 7B.
 """
 
 import argparse
@@ -10,7 +11,8 @@ import os
 import statistics
 import tempfile
 import time
-from itertools import count, pairwise
+from dataclasses import replace
+from itertools import chain, count, pairwise
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -19,26 +21,27 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.chunks import percentile
+from benchmarks.gpu.shapes import MISTRAL_7B
 from benchmarks.random_weights import checkpoint
 from model.checkpoint.embedded import embedded_gguf
 from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.checkpoint.resolve import EMBEDDED, resolve
-from model.config import ModelConfig
 from model.loading import load_from
 from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
 from service.engine.loop import EngineLoop
 from service.engine.messages import FromEngine, PagesMoved, Report, Stop, Submit, ToEngine
-from service.engine.prefixes.files import page_files
+from service.engine.prefixes.files import folders, page_files
 from service.engine.prefixes.store import PrefixStore, open_store
 from service.engine.scheduling.scheduler import Scheduler
 
 NEW_TOKENS = 32
 """Tokens of the second turn's question."""
-N_STREAMS, STREAM_TOKENS = 32, 200
-STREAMED = N_STREAMS * (STREAM_TOKENS + 100)
-"""Tokens of a cache that 32 streams fill."""
+N_STREAMS, STREAM_TOKENS, LONG = 32, 200, 4000
+STREAMED = N_STREAMS * (STREAM_TOKENS + 100) + LONG
+"""Tokens of a cache that 32 streams and a long prompt fill."""
 WAIT = 120.0
 
 
@@ -65,19 +68,23 @@ class Engine:
             info, max_sequences=info.max_sequences, max_step_tokens=info.max_step_tokens, store=self.store
         )
 
-    def serve(self, prompts: list[list[int]], n_tokens: int, salt: str = "") -> Answered:
-        """Serve requests that come together."""
-        params = SamplingParams(temperature=0.0, max_tokens=n_tokens, prompt_lookup_num_tokens=0)
-        for number, prompt in enumerate(prompts):
-            self._inbox.put(Submit(number, [*prompt], params, cache_salt=salt))
-        started, cached, from_disk, left = time.perf_counter(), 0, 0, len(prompts)
+    def serve(self, prompts: list[list[int]], n_tokens: int, salt: str = "", late: list[int] | None = None) -> Answered:
+        """Serve requests that come together, and one more prompt, `late`, in the middle of their answers."""
+        left = len(prompts) + (late is not None)
+        started, cached, from_disk = time.perf_counter(), 0, 0
         times: list[float] = []
+
+        def submit(number: int, prompt: list[int], n_tokens: int) -> None:
+            params = SamplingParams(temperature=0.0, max_tokens=n_tokens, prompt_lookup_num_tokens=0)
+            self._inbox.put(Submit(number, [*prompt], params, cache_salt=salt))
 
         def send(message: FromEngine) -> None:
             nonlocal cached, from_disk, left
             assert isinstance(message, Report)
             if any(update.tokens for update in message.updates):
                 times.append(time.perf_counter())
+                if late is not None and len(times) == n_tokens // 2:
+                    submit(len(prompts), late, 1)
             for update in message.updates:
                 assert update.finish != "error"
                 cached, from_disk = cached + (update.cached or 0), from_disk + (update.from_disk or 0)
@@ -85,6 +92,8 @@ class Engine:
             if not left:
                 self._inbox.put(Stop())
 
+        for number, prompt in enumerate(prompts):
+            submit(number, prompt, n_tokens)
         EngineLoop(self._runner, self.scheduler, self._receive, send).run()
         gaps = [after - before for before, after in pairwise(times)]
         return Answered(times[0] - started, cached, from_disk, gaps)
@@ -102,7 +111,7 @@ def tokens(number: int, n: int, vocab_size: int) -> list[int]:
 
 def forget(directory: Path) -> None:
     """Write the files to the disk and drop them from the system's memory."""
-    for folder in filter(Path.is_dir, directory.iterdir()):
+    for folder in folders(directory):
         for file in page_files(folder):
             descriptor = os.open(file.path, os.O_RDONLY)
             os.fsync(descriptor)
@@ -137,35 +146,39 @@ def second_turn(runner: ModelRunner, directory: Path, n_tokens: int, runs: int) 
 
 
 def streams(runner: ModelRunner, runs: int) -> Table:
-    """The table of streams that take pages, all of which hold prompts that nobody has saved."""
-    size, n_pages = runner.info.page_size, runner.info.pools[0].n_pages
-    vocab = runner.info.vocab_size
-    gaps: dict[bool, list[list[float]]] = {False: [], True: []}
-    counts = []
+    """The table of streams. They take the pages of prompts that are not saved; with a store that reads, free ones."""
+    size, n_pages, vocab = runner.info.page_size, runner.info.pools[0].n_pages, runner.info.vocab_size
+    long = tokens(99, LONG, vocab)
+    first = Engine(runner, stores=True)
+    first.serve([long], 1)
+    first.scheduler.save_pages(WAIT)
+    gaps: dict[str, list[list[float]]] = {"no store": [], "the store writes": [], "the store reads": []}
+    moved: dict[str, set[str]] = {label: set() for label in gaps}
     for run in range(runs):
-        for stores in (False, True):
-            engine = Engine(runner, stores=stores)
-            filling = (n_pages - 1) * size // 4
-            for part in range(4):
-                engine.serve([tokens(100 + 10 * run + part, filling, vocab)], 1, salt=f"{run} {stores}")
-            prompts = [tokens(1000 + number, size + number, vocab) for number in range(N_STREAMS)]
-            answered = engine.serve(prompts, STREAM_TOKENS, salt=f"{run} {stores}")
-            gaps[stores].append(answered.gaps[N_STREAMS:])
+        for label, found in gaps.items():
+            engine, reads = Engine(runner, stores=label != "no store"), label == "the store reads"
+            salt = "" if reads else f"{run} {label}"
+            if not reads:
+                for part in range(4):
+                    engine.serve([tokens(100 + 10 * run + part, (n_pages - 1) * size // 4, vocab)], 1, salt=salt)
+            prompts = [tokens(1000 * (run + 1) + number, size + number, vocab) for number in range(N_STREAMS)]
+            late = [*long, *tokens(run, NEW_TOKENS, vocab)] if reads else None
+            answered = engine.serve(prompts, STREAM_TOKENS, salt, late)
+            found.append(answered.gaps[N_STREAMS:])
             if engine.store is not None:
                 engine.store.finish(WAIT)
-                counts.append(f"{engine.store.counts['written']} written, {engine.store.counts['dropped']} dropped")
-    table = Table("32 streams", "p50 between tokens", "p99", "p99 of each run", "pages of a run")
-    for stores, runs_of in gaps.items():
-        every = sorted(gap for run in runs_of for gap in run)
-        each = ", ".join(f"{1000 * _quantile(sorted(run), 0.99):.1f}" for run in runs_of)
-        label = "the store writes" if stores else "no store"
-        middle, late = (f"{1000 * _quantile(every, part):.1f} ms" for part in (0.5, 0.99))
-        table.add_row(label, middle, late, each, "; ".join(counts) if stores else "")
+                counts = engine.store.counts
+                read = f"{answered.from_disk // size} read, " if reads else ""
+                moved[label].add(f"{read}{counts['written']} written, {counts['dropped']} dropped")
+    table = Table("32 streams", "p50 between tokens", "p99", "p99 of each run", "to no store, median", "pages of a run")
+    for label, found in gaps.items():
+        every = [*chain.from_iterable(found)]
+        middle, slow = (f"{1000 * percentile(every, part):.1f} ms" for part in (0.5, 0.99))
+        each = [percentile(run_gaps, 0.99) for run_gaps in found]
+        ratios = [own / percentile(other, 0.99) for own, other in zip(each, gaps["no store"], strict=True)]
+        shown = ", ".join(f"{1000 * value:.1f}" for value in each)
+        table.add_row(label, middle, slow, shown, f"{statistics.median(ratios):.2f}", "; ".join(moved[label]))
     return table
-
-
-def _quantile(values: list[float], part: float) -> float:
-    return values[min(len(values) - 1, int(part * len(values)))]
 
 
 def source_of(args: argparse.Namespace, n_tokens: int) -> tuple[Path, Checkpoint]:
@@ -173,20 +186,8 @@ def source_of(args: argparse.Namespace, n_tokens: int) -> tuple[Path, Checkpoint
     if not args.layers:
         place = resolve(args.model)
         return place, open_checkpoint(place, max_model_len=n_tokens)
-    config = ModelConfig(
-        "mistral",
-        dim=4096,
-        n_layers=args.layers,
-        n_heads=32,
-        n_kv_heads=8,
-        head_dim=128,
-        hidden_dim=14336,
-        vocab_size=32768,
-        norm_eps=1e-5,
-        rope_theta=1e6,
-        max_position=n_tokens,
-        windows=(None,) * args.layers,
-    )
+    windows = (None,) * args.layers
+    config = replace(MISTRAL_7B, n_layers=args.layers, windows=windows, max_position=n_tokens)
     return embedded_gguf(), checkpoint(config, torch.device("cpu"))
 
 
@@ -216,7 +217,7 @@ def main() -> None:
             console.print(f"{runner.pages.page_bytes(0) / 2**10:.0f} KiB a page of {runner.info.page_size} tokens")
             console.print(second_turn(runner, directory, args.tokens, args.runs))
         if args.only != "turn":
-            console.print(streams(loaded(args, directory, 4096, STREAMED), args.runs))
+            console.print(streams(loaded(args, directory, LONG + 96, STREAMED), args.runs))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ A truncated safetensors file is found by its header alone, before memory is allo
 import json
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -21,9 +21,9 @@ Progress = Callable[[str, float], None]
 INDEX = "model.safetensors.index.json"
 DTYPES: Mapping[str, str] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 MAX_DIGITS = 300
+WHOLE_BYTES = 2**26
+"""Bytes of a file that is read whole for its fingerprint."""
 BLOCK_BYTES, SAMPLE_BYTES, MAX_BLOCKS = 2**20, 2**12, 2**14
-SAMPLED = 2**26
-"""Bytes of a model's file that is read whole for its fingerprint."""
 PICKLES = (".bin", ".pth", ".pt", ".ckpt", ".pkl")
 _SHARD = re.compile(r"(?:model|consolidated)-\d+-of-(\d+)\.safetensors")
 _PLAIN = re.compile(r"[^/\\\0]+\.safetensors")
@@ -31,11 +31,15 @@ _PLAIN = re.compile(r"[^/\\\0]+\.safetensors")
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One safetensors file: of each tensor by its name, the dtype (as safetensors names it) and the shape."""
+    """One safetensors file: of each tensor by its name, the dtype (as safetensors names it) and the shape.
+
+    The bytes of the tensors begin at `starts`.
+    """
 
     path: Path
     dtypes: Mapping[str, str]
     shapes: Mapping[str, tuple[int, ...]]
+    starts: tuple[int, ...] = ()
 
 
 def read_json(path: Traversable) -> dict[str, Any]:
@@ -103,13 +107,22 @@ def read_shard(path: Path) -> Shard:
         with safe_open(path, framework="numpy") as file:
             tensors = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
             dtypes = {name: str(tensor.get_dtype()) for name, tensor in tensors.items()}
-            return Shard(path, dtypes, {name: tuple(tensor.get_shape()) for name, tensor in tensors.items()})
+            shapes = {name: tuple(tensor.get_shape()) for name, tensor in tensors.items()}
+            return Shard(path, dtypes, shapes, _starts(path))
     except OSError as error:
         raise ModelError(
             f"{path.name} cannot be read: {one_line(error).removesuffix(f': {path}')}; check the file"
         ) from error
     except SafetensorError as error:
         raise ModelError(f"{path.name} is damaged: {short(str(error))}; download it again") from error
+
+
+def _starts(path: Path) -> tuple[int, ...]:
+    """Where the tensors of a whole safetensors file begin. Its header is JSON, after eight bytes with its length."""
+    with path.open("rb") as file:
+        n_bytes = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(n_bytes))
+    return tuple(8 + n_bytes + entry["data_offsets"][0] for name, entry in header.items() if name != "__metadata__")
 
 
 def _without_weights(directory: Path) -> str:
@@ -131,18 +144,21 @@ def file_names(directory: Path) -> set[str]:
         raise ModelError(f"the directory {directory.name!r} cannot be read: {one_line(error)}") from error
 
 
-def fingerprint(path: Path, whole: int = 2**30) -> str:
+def fingerprint(path: Path, starts: Iterable[int] = ()) -> str:
     """Size and CRC-32 of a file's content: a guard against accidents, not against attacks.
 
-    A file of up to `whole` bytes is read whole. Of a larger one 4 KiB of each MiB are read, beyond 16 GiB fewer: a
-    model that differs in one matrix of some MiB differs there.
+    A file of up to 64 MiB is read whole. Of a larger one, 4 KiB before and after each MiB are read, of more than 16 GiB
+    fewer, and those before and after each of `starts`, where its tensors begin. So a tensor with other first or last
+    values is found, however small it is.
     """
-    size, crc = path.stat().st_size, 0
-    buffer = memoryview(bytearray(BLOCK_BYTES if size <= whole else SAMPLE_BYTES))
+    size = path.stat().st_size
+    if size <= WHOLE_BYTES:
+        return f"{size:x}-{zlib.crc32(path.read_bytes()):08x}"
+    places, crc = {*range(0, size, max(BLOCK_BYTES, size // MAX_BLOCKS)), *starts, size}, 0
     with path.open("rb", buffering=0) as file:
-        for start in range(0, size, max(BLOCK_BYTES, size // MAX_BLOCKS)):
-            file.seek(start)
-            crc = zlib.crc32(buffer[: file.readinto(buffer)], crc)
+        for place in sorted(places):
+            file.seek(max(0, place - SAMPLE_BYTES))
+            crc = zlib.crc32(file.read(2 * SAMPLE_BYTES), crc)
     return f"{size:x}-{crc:08x}"
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 from torch import Tensor
 
 from model.checkpoint.families import gguf_config, read_config
-from model.checkpoint.files import DTYPES, SAMPLED, Shard, find_shards, fingerprint, layout, read_shard
+from model.checkpoint.files import DTYPES, Shard, find_shards, fingerprint, layout, read_shard
 from model.checkpoint.gguf.open import open_gguf
 from model.checkpoint.gguf.weights import read_weights
 from model.checkpoint.matrices import Matrix
@@ -28,7 +28,8 @@ class Checkpoint:
     """An opened model directory, of which only headers have been read.
 
     `rotation` is the order of the q and k rows: "half" pairs row i with row i + head_dim / 2 (HF), "adjacent"
-    pairs row 2i with row 2i + 1 (native, GGUF). `read` is `tensors` of the `files`.
+    pairs row 2i with row 2i + 1 (native, GGUF). `read` is `tensors` of the `files`, each with the places where its
+    tensors begin.
     `kind` is what most projections are: it decides which scheme --quantize auto stands for. `summary` says for the log
     how safetensors are quantized. `block_bits` are the bits of a weight of the projections in the file's own blocks, on
     average; None if it has no blocks.
@@ -37,7 +38,7 @@ class Checkpoint:
     config: ModelConfig
     rotation: Literal["half", "adjacent"]
     read: Callable[[Collection[str]], Iterator[tuple[str, Matrix]]]
-    files: tuple[Path, ...] = ()
+    files: tuple[tuple[Path, tuple[int, ...]], ...] = ()
     kind: Kind = "floats"
     summary: str = ""
     block_bits: float | None = None
@@ -53,8 +54,8 @@ class Checkpoint:
 
     @property
     def prints(self) -> str:
-        """Size and hash of a sample of each file."""
-        return "-".join(fingerprint(file, SAMPLED) for file in self.files)
+        """Size and hash of a sample of each file, with bytes of each tensor."""
+        return "-".join(fingerprint(file, starts) for file, starts in self.files)
 
 
 def open_checkpoint(directory: Path, *, max_model_len: int | None = None) -> Checkpoint:
@@ -67,9 +68,9 @@ def open_checkpoint(directory: Path, *, max_model_len: int | None = None) -> Che
         index, config = model.index, gguf_config(model, max_model_len)
         kind: Kind = "blocks" if index.quantized else "floats"
         read = partial(read_weights, index)
-        return Checkpoint(config, "adjacent", read, index.paths, kind, block_bits=index.block_bits)
+        return Checkpoint(config, "adjacent", read, index.files, kind, block_bits=index.block_bits)
     shards = tuple(read_shard(path) for path in find_shards(directory))
-    files = tuple(shard.path for shard in shards)
+    files = tuple((shard.path, shard.starts) for shard in shards)
     config = read_config(directory, max_model_len=max_model_len)
     rotation: Literal["half", "adjacent"] = "half" if layout(directory) == "hf" else "adjacent"
     if (found := read_quantization(directory)) is not None:
@@ -78,14 +79,14 @@ def open_checkpoint(directory: Path, *, max_model_len: int | None = None) -> Che
         return Checkpoint(config, rotation, partial(matrices, weights, found), files, found.kind, found.summary, bits)
     for shard in shards:
         _check_weights(shard, rotation)
-    return Checkpoint(config, rotation, partial(_tensors, files, config.n_experts), files)
+    return Checkpoint(config, rotation, partial(_tensors, shards, config.n_experts), files)
 
 
-def _tensors(files: Sequence[Path], n_experts: int, skip: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+def _tensors(shards: Sequence[Shard], n_experts: int, skip: Collection[str]) -> Iterator[tuple[str, Tensor]]:
     """Native names and tensors, one file open at a time. Their bytes are read from the file as they are used."""
     from safetensors import SafetensorError, safe_open
 
-    for path in files:
+    for path in (shard.path for shard in shards):
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
                 for name in file.keys():  # noqa: SIM118 - not a mapping

@@ -213,14 +213,8 @@ def test_images_and_an_adapter_come_from_the_disk(tmp_path: Path) -> None:
     """After a restart, with the same bits, as far as whole pages go. Another image and the base model are computed."""
     directory = pixtral.save_hf("mistral3", tmp_path / "model")
     save_adapter("mistral3", directory / "adapter")
-    flags = (
-        "--quantize",
-        "int8",
-        "--lora",
-        f"tuned={directory / 'adapter'}",
-        "--prefix-store",
-        str(tmp_path / "pages"),
-    )
+    store = ("--prefix-store", str(tmp_path / "pages"))
+    flags = ("--quantize", "int8", "--lora", f"tuned={directory / 'adapter'}", *store)
     data = [*map(data_of, IMAGES)]
 
     def asked(server: LiveServer, data: Sequence[str], **more: str | bool) -> tuple[Json, int]:
@@ -237,6 +231,7 @@ def test_images_and_an_adapter_come_from_the_disk(tmp_path: Path) -> None:
         again, from_disk = asked(server, data, model="tuned")
         assert again == computed
         assert from_disk > of_another
+        assert asked(server, data, model="tuned") == (computed, 0), "from memory"
 
 
 def test_ranks_that_share_a_model_answer_as_transformers_does(tmp_path: Path) -> None:

@@ -95,6 +95,26 @@ def test_with_a_window(window: int, load_short: Load, tmp_path: Path) -> None:
     assert second.serve(requests) == (alone, 192)
 
 
+@pytest.mark.parametrize(
+    ("options", "head_bytes"),
+    [
+        ({"dtype": "float32"}, 4 * 64),
+        ({"dtype": "float32", "attention": "sdpa"}, 4 * 64),
+        ({"dtype": "bfloat16", "attention": "sdpa"}, 2 * 64),
+        ({"kv_dtype": "int8"}, 64 + 4),
+    ],
+)
+def test_a_file_has_the_bytes_of_a_page(
+    options: dict[str, Any], head_bytes: int, load_short: Load, tmp_path: Path
+) -> None:
+    """Counted by hand: keys and values of 4 layers and 3 heads, between the head of the file and its hash."""
+    engine = Engine(load_short(**options, prefix_store=str(tmp_path)))
+    engine.serve([(prompt(0, 40), GREEDY)])
+    engine.end()
+    (path,) = tmp_path.rglob("*.page")
+    assert path.stat().st_size == 320 + 4 * 2 * PAGE * 3 * head_bytes + 32
+
+
 def test_what_changes_a_bit_changes_the_fingerprint(short_model: Path, tmp_path: Path) -> None:
     """And nothing else does: not the limits of a step, the size of the cache, or the context."""
 

@@ -91,7 +91,7 @@ def read_pairs(
     if not sides:
         raise ModelError(f"{path.name} has no tensors; an adapter has pairs lora_A and lora_B")
     pairs = {weight: _pair(shard, weight, found, scale) for weight, found in sides.items()}
-    prints = "-".join(fingerprint(file) for file in (path, *configs))
+    prints = "-".join((fingerprint(path, shard.starts), *map(fingerprint, configs)))
     return AdapterFile(path, rotation, pairs, f"{zlib.crc32(prints.encode()):08x}")
 
 

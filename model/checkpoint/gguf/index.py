@@ -66,6 +66,12 @@ class Index:
     entries: tuple[Entry, ...]
 
     @property
+    def files(self) -> tuple[tuple[Path, tuple[int, ...]], ...]:
+        """The files, and where the weights in each begin."""
+        starts = [[entry.offset for entry in self.entries if entry.file == number] for number in range(len(self.paths))]
+        return tuple(zip(self.paths, map(tuple, starts), strict=True))
+
+    @property
     def quantized(self) -> bool:
         """Whether any weight in the files is quantized."""
         return any(entry.kind not in FLOATS for entry in self.entries)

@@ -45,7 +45,7 @@ class PageKey(NamedTuple):
 class PageFiles:
     """The pages with one fingerprint in `directory`, which has at most `limit` bytes of pages with any.
 
-    Any thread may call this. All methods but `read` and `remove` may raise OSError.
+    Any thread may call this. `write` and `touch` may raise OSError.
     """
 
     def __init__(self, directory: Path, fingerprint: str, limit: int, about: str = "") -> None:
@@ -53,9 +53,17 @@ class PageFiles:
         self._folder = directory / fingerprint
         self._fingerprint = bytes.fromhex(fingerprint)
 
-    def has(self, pool: int, name: bytes) -> bool:
-        """Whether there is a file for this page."""
-        return os.access(self._path(pool, name), os.F_OK)
+    def changed(self) -> int:
+        """When files came or went last: a number that differs then."""
+        with suppress(OSError):
+            return self._folder.stat().st_mtime_ns
+        return 0
+
+    def names(self) -> set[str]:
+        """The names of all files, see `file_name`."""
+        with suppress(OSError), os.scandir(self._folder) as entries:
+            return {entry.name for entry in entries}
+        return set()
 
     def touch(self, pool: int, name: bytes) -> None:
         """Make a page the latest to be removed, if it is there."""
@@ -95,22 +103,20 @@ class PageFiles:
     def read(self, key: PageKey, n_bytes: int) -> memoryview | None:
         """The bytes of a page; None if they are not there, or not right: then the file is removed."""
         head = self._head(key, n_bytes)
-        whole = bytearray(len(head) + n_bytes + HASH_BYTES)
-        try:
-            with open(self._path(key.pool, key.name), "rb", buffering=0, opener=_careful) as file:
-                if _fill(file.fileno(), whole) and _right(whole, head):
-                    with suppress(OSError):  # a directory that cannot be written
-                        os.utime(file.fileno())
-                    return memoryview(whole)[len(head) : -HASH_BYTES]
-        except FileNotFoundError:
-            return None
-        except OSError:
-            pass
+        end = len(head) + n_bytes
+        size = end + HASH_BYTES
+        whole = memoryview(bytearray(size + 1))  # a file with more bytes than a page is wrong, too
+        with suppress(OSError), open(self._path(key.pool, key.name), "rb", opener=_careful) as file:
+            n_read = file.readinto(whole)
+            if n_read == size and whole[: len(head)] == head and sha256(whole[:end]).digest() == whole[end:size]:
+                with suppress(OSError):  # a directory that cannot be written
+                    os.utime(file.fileno())
+                return whole[len(head) : end]
         self.remove(key.pool, key.name)
         return None
 
     def _path(self, pool: int, name: bytes) -> Path:
-        return self._folder / f"{name.hex()}-{pool}{SUFFIX}"
+        return self._folder / file_name(pool, name)
 
     def _head(self, key: PageKey, n_bytes: int) -> bytes:
         sizes = HEAD.pack(MAGIC, FORMAT, key.pool, len(key.parent), len(key.content), n_bytes)
@@ -130,6 +136,11 @@ class PageFiles:
         if used + size > self._limit:
             used = remove_oldest(self._directory, self._limit, size)
         os.pwrite(lock, b"%020d" % (used + size), 0)
+
+
+def file_name(pool: int, name: bytes) -> str:
+    """The name of a page's file."""
+    return f"{name.hex()}-{pool}{SUFFIX}"
 
 
 class PageFile(NamedTuple):
@@ -193,19 +204,3 @@ def _private(path: str, flags: int) -> int:
 def _careful(path: str, flags: int) -> int:
     """Open neither what a link leads to nor a pipe that nobody writes to."""
     return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-
-
-def _fill(descriptor: int, buffer: bytearray) -> bool:
-    """Whether the file has as many bytes as the buffer, which gets them."""
-    view = memoryview(buffer)
-    if os.fstat(descriptor).st_size != len(view):
-        return False
-    while view and (n := os.readv(descriptor, [view])):
-        view = view[n:]
-    return not view
-
-
-def _right(whole: bytearray, head: bytes) -> bool:
-    """Whether a file begins with `head`, and ends with the hash of all before."""
-    view = memoryview(whole)
-    return view[: len(head)] == head and sha256(view[:-HASH_BYTES]).digest() == view[-HASH_BYTES:]

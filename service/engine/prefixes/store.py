@@ -2,7 +2,7 @@
 
 The loop copies a page that goes into the queue of the writing thread, whose bytes are bounded: while it is full, pages
 are dropped. For a prompt to be read the loop takes pages, and the reading thread fills them. Nobody else sees a page
-before it is whole and checked.
+before it is whole and checked. A third thread lists the directory, where other servers write and remove files.
 """
 
 import logging
@@ -11,11 +11,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from model.batch import PageBytes, PrefixFiles, RunnerInfo
 from model.errors import OptionError
-from service.engine.prefixes.files import PageFiles, PageKey
+from service.engine.prefixes.files import PageFiles, PageKey, file_name
 
 log = logging.getLogger("noria.engine")
 
@@ -23,6 +24,10 @@ QUEUE_BYTES = 2**27
 """Bytes of pages that wait to be written."""
 SAVE_SECONDS = 4.0
 """Time to write pages when the server ends. With 5 s for connections to close, the units in `deploy/` allow it."""
+LIST_SECONDS = 5.0
+"""Between two looks whether other servers have changed the directory."""
+FIRST_LIST_SECONDS = 2.0
+"""A new store waits so long for the first list: a disk that hangs must not keep an engine from starting."""
 SILENT_SECONDS = 3600.0
 """The same trouble is logged once in this time."""
 
@@ -68,12 +73,14 @@ class PrefixStore:
         self._readings: queue.SimpleQueue[Reading] = queue.SimpleQueue()
         self._queued = 0  # bytes
         self._lock = threading.Lock()  # of `_queued`
-        self._bad: set[tuple[int, bytes]] = set()  # pages that could not be read, and not be removed
+        self._names: set[str] = set()  # of the files that are there, or wait to be written
+        self._has_list = threading.Event()
         self._logged: dict[str, float] = {}
         self._n_wanted = self._n_done = 0  # readings
         self._n_pages_read = 0
-        for work, name in ((self._write, "noria-prefix-writer"), (self._read, "noria-prefix-reader")):
-            threading.Thread(target=work, name=name, daemon=True).start()
+        for name, work in (("writer", self._write), ("reader", self._read), ("lister", self._list)):
+            threading.Thread(target=work, name=f"noria-prefix-{name}", daemon=True).start()
+        self._has_list.wait(FIRST_LIST_SECONDS)
 
     @property
     def is_writing(self) -> bool:
@@ -86,8 +93,8 @@ class PrefixStore:
         return self._n_pages_read if self._n_done < self._n_wanted else None
 
     def has(self, pool: int, name: bytes) -> bool:
-        """Whether a page may be read: it is on disk."""
-        return (pool, name) not in self._bad and self._files.has(pool, name)
+        """Whether a page is on disk, or is about to be written."""
+        return file_name(pool, name) in self._names
 
     def save(self, page: int, key: PageKey) -> bool:
         """Copy a page and write it later. False if the queue is full."""
@@ -98,6 +105,7 @@ class PrefixStore:
                 return False
             self._queued += size
         data = self._pages.read(key.pool, page)
+        self._names.add(file_name(key.pool, key.name))
         self._jobs.put(lambda: self._write_page(key, data, size))
         return True
 
@@ -107,6 +115,7 @@ class PrefixStore:
 
     def remove(self, pool: int, name: bytes) -> None:
         """Remove a page, which must not be used again."""
+        self._names.discard(file_name(pool, name))
         self._jobs.put(lambda: self._files.remove(pool, name))
 
     def read(self, reading: Reading) -> None:
@@ -132,7 +141,7 @@ class PrefixStore:
         written = False
         try:
             written = self._files.write(key, data())
-            self._bad.discard((key.pool, key.name))
+            self._names.add(file_name(key.pool, key.name))
         finally:
             self.counts["written" if written else "dropped"] += 1
             with self._lock:
@@ -141,17 +150,27 @@ class PrefixStore:
     def _read(self) -> None:
         while True:
             reading = self._readings.get()
-            self._try("read", lambda: self._fill(reading))  # noqa: B023 - it runs at once
+            self._try("read", partial(self._fill, reading))
             self._n_done += 1
             reading.done = True
             self._wake()
+
+    def _list(self) -> None:
+        """Take note of the files that came and went. A wrong one that cannot be removed is no new one."""
+        changed, listed = -1, set[str]()
+        while True:
+            if changed != (changed := self._files.changed()):
+                before, listed = listed, self._files.names()
+                self._names &= listed
+                self._names |= listed - before
+            self._has_list.set()
+            time.sleep(LIST_SECONDS)
 
     def _fill(self, reading: Reading) -> None:
         for _, key in reading.pages:
             data = self._files.read(key, self._pages.page_bytes(key.pool))
             if data is None:
-                if self._files.has(key.pool, key.name):
-                    self._bad.add((key.pool, key.name))
+                self._names.discard(file_name(key.pool, key.name))
                 return
             if not reading.fill(self._pages, data):
                 return

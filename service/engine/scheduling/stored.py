@@ -54,15 +54,12 @@ class StoredPool(PagePool):
         self.index = index
         self.keys: dict[bytes, PageKey] = {}
         self._store = store
-        self._saved: set[bytes] = set()
         self._ends: set[bytes] = set()  # the last pages of prefixes
 
-    def note(self, key: PageKey, *, saved: bool = False) -> None:
-        """Take the key of a page that has just got its name, if it has it; `saved` if it comes from the disk."""
+    def note(self, key: PageKey) -> None:
+        """Take the key of a page that has just got its name, if it has it."""
         if self.contains(key.name):
             self.keys[key.name] = key
-            if saved:
-                self._saved.add(key.name)
 
     def note_ends(self, names: list[bytes]) -> None:
         """These are the last pages of a prefix, and all that a prompt which begins with it needs."""
@@ -80,39 +77,26 @@ class StoredPool(PagePool):
 
     def unsaved(self) -> Iterator[bytes]:
         """The names of cached pages to save, the latest used first."""
-        return (name for name in map(self._names.__getitem__, reversed(self._cached)) if self._is_due(name))
+        names = map(self._names.__getitem__, reversed(self._cached))
+        return (name for name in names if self._is_worth(name) and not self._store.has(self.index, name))
 
     def save(self, name: bytes) -> bool:
-        """Give a page to the store. False if that takes no more."""
-        if not self._store.save(self._pages[name], self.keys[name]):
-            return False
-        self._saved.add(name)
-        return True
-
-    def save_or_touch(self, name: bytes) -> bool:
-        """Let the store have a page from now on, and keep it as one that is in use."""
-        if name in self._saved and self._store.has(self.index, name):
+        """Let the store have a page, if it is worth it, as one that is in use. False if the store takes no more."""
+        if self._store.has(self.index, name):
             self._store.touch(self.index, name)
             return True
-        return not self._is_worth(name) or self.save(name)
+        return not self._is_worth(name) or self._store.save(self._pages[name], self.keys[name])
 
     def _evict(self, page: int, name: bytes) -> None:
-        if name in self._saved:
-            self._store.touch(self.index, name)
-        elif self._is_due(name):
-            self._store.save(page, self.keys[name])
+        self.save(name)
         self._drop(name)
         super()._evict(page, name)
 
     def _is_worth(self, name: bytes) -> bool:
         return name in self.keys and (self.window is None or name in self._ends)
 
-    def _is_due(self, name: bytes) -> bool:
-        return name not in self._saved and self._is_worth(name)
-
     def _drop(self, name: bytes) -> None:
         self.keys.pop(name, None)
-        self._saved.discard(name)
         self._ends.discard(name)
 
 
@@ -174,7 +158,7 @@ class StoredPrefixes:
             for page, key in reading.pages[: reading.n_read]:
                 pool = self.pools[key.pool]
                 pool.name(page, key.name)
-                pool.note(key, saved=True)
+                pool.note(key)
         return [(sequence, reading.n_read == len(reading.pages)) for sequence, reading in found]
 
     def note(self, sequence: Sequence, blocks: range) -> None:
@@ -202,7 +186,7 @@ class StoredPrefixes:
         until = time.monotonic() + seconds
         for pool in self.pools:
             for name in reversed(pool.keys):
-                while not pool.save_or_touch(name):
+                while not pool.save(name):
                     time.sleep(PAUSE_SECONDS)
                     if time.monotonic() > until:
                         return

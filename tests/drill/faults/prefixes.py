@@ -10,6 +10,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
+from service.engine.prefixes.store import LIST_SECONDS
 from tests.drill.canary import COMPLETIONS, GREEDY, Question, ask
 from tests.drill.processes import send
 from tests.drill.row import SERVES_SECONDS, NotPossible, Promise, Row, check
@@ -131,6 +132,7 @@ def shared(stage: Stage) -> str:
         question = new_prompt()
         right, n_before = answer(stage.target, question), len(pages(stage.target))
         saved(stage.target, n_before + 8)
+        time.sleep(LIST_SECONDS + 1.0)
         check(answer(other, question) == right, "the other server gives another answer")
         n_read = other.metric("noria_prefix_cache_disk_tokens_total")
         check(n_read > 0, "the other server has read no page")

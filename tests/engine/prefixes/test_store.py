@@ -15,7 +15,7 @@ from service.engine.prefixes.files import PageFiles
 from service.engine.prefixes.store import PrefixStore, Reading, open_store
 from tests.engine.prefixes.pages import N_BYTES, PRINT, data, files, key, paths
 from tests.fakes import make_info
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, eventually
 
 WAIT = PATIENCE
 
@@ -152,6 +152,35 @@ def test_a_damaged_page_that_cannot_be_removed_is_not_read_again(
     store.read(reading := Reading([(10, key(1))]))
     woken.wait(lambda: reading.done)
     assert not store.has(0, key(1).name)
+
+
+def test_a_store_sees_what_another_one_writes_and_removes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LIST_SECONDS", 0.01)
+    store, _ = new_store(tmp_path, Pages())
+    other = files(tmp_path)
+    other.write(key(1), data(1))
+    eventually(lambda: store.has(0, key(1).name), "the new page")
+    other.remove(0, key(1).name)
+    other.write(key(2), data(2))
+    eventually(lambda: store.has(0, key(2).name) and not store.has(0, key(1).name), "the removed page")
+
+
+def test_a_disk_that_hangs_stops_no_call_of_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the start, nor a question for a page, nor a page to write or to read waits for it."""
+    monkeypatch.setattr(module, "FIRST_LIST_SECONDS", 0.01)
+    page_files, hangs = files(tmp_path), threading.Event()
+    page_files.write(key(1), data(1))
+    for name in ("changed", "names", "read", "write", "touch", "remove"):
+        monkeypatch.setattr(page_files, name, lambda *page: hangs.wait())
+    store, _ = new_store(tmp_path, Pages(), page_files)
+    assert not store.has(0, key(1).name)
+    assert store.save(2, key(2))
+    store.touch(0, key(1).name)
+    store.remove(0, key(1).name)
+    store.read(reading := Reading([(10, key(1))]))
+    reading.cancel()
+    store.finish(0.01)
+    assert (reading.done, store.progress) == (False, 0)
 
 
 def test_a_directory_for_less_than_two_pages_is_refused(tmp_path: Path) -> None:

@@ -1,18 +1,22 @@
 """Directories as streams of tensors. Oracle: the state_dict that was saved."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from gguf import GGUFReader
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from model.checkpoint import files as checkpoint_files
 from model.checkpoint.families import read_config
-from model.checkpoint.files import SAMPLED, fingerprint
+from model.checkpoint.files import fingerprint
 from model.checkpoint.open import open_checkpoint
 from model.checkpoint.resolve import default_name, resolve
 from model.errors import ModelError
+from tests.model.checkpoint import gguf_files
 from tests.model.checkpoint.gguf_files import SIZES
 
 NATIVE = {"dim": 8, "n_layers": 1, "n_heads": 2, "hidden_dim": 4, "norm_eps": 1e-5, "vocab_size": 16}
@@ -39,18 +43,58 @@ def test_a_checkpoint_is_known_by_its_weights(tmp_path: Path) -> None:
     assert prints[0] == prints[1] != prints[2]
 
 
-@pytest.mark.parametrize("first", [0, 1_234_567, 2**27 - 2**21])
-def test_another_matrix_in_a_large_file_is_another_fingerprint(tmp_path: Path, first: int) -> None:
+def test_another_block_of_a_large_file_is_another_fingerprint(tmp_path: Path) -> None:
     path = tmp_path / "large"
     with path.open("wb") as file:
         file.truncate(2**27)
-        before = fingerprint(path, SAMPLED)
-        file.seek(first)
-        file.write(b"\1" * 2**21)
-        file.flush()
-        assert fingerprint(path, SAMPLED) != before
+        found = [fingerprint(path)]
+        for first in (0, 1_234_567, 2**27 - 2**21):
+            file.seek(first)
+            file.write(b"\1" * 2**21)
+            file.flush()
+            found.append(fingerprint(path))
         file.truncate(2**27 - 1)
-    assert fingerprint(path, SAMPLED) != before
+    found.append(fingerprint(path))
+    assert len({*found}) == 5
+
+
+@pytest.mark.parametrize("place", [0, -1])
+@pytest.mark.parametrize("kind", ["safetensors", "gguf"])
+def test_another_value_in_any_tensor_of_a_large_file_is_another_fingerprint(
+    kind: str, place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fine-tune may change few tensors, and small ones. Small files are read here as large ones are."""
+    monkeypatch.setattr(checkpoint_files, "WHOLE_BYTES", 0)
+    monkeypatch.setattr(checkpoint_files, "SAMPLE_BYTES", 4)
+    if kind == "gguf":
+        source = tmp_path / "model.gguf"
+        gguf_files.save("llama", source)
+        places = [(source, tensor.data_offset, tensor.n_bytes) for tensor in GGUFReader(source).tensors]
+    else:
+        source = tmp_path
+        model = LlamaForCausalLM(LlamaConfig(**SIZES))
+        for weight in model.parameters():
+            torch.nn.init.normal_(weight)
+        model.save_pretrained(source, max_shard_size="20KB")
+        places = [place for path in source.glob("*.safetensors") for place in tensors_in(path)]
+    assert len(places) == 2 * 9 + 3
+    before = open_checkpoint(source).fingerprint
+    for path, start, n_bytes in places:
+        whole = path.read_bytes()
+        at = start + place % n_bytes
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        assert open_checkpoint(source).fingerprint != before
+        path.write_bytes(whole)
+        assert open_checkpoint(source).fingerprint == before
+
+
+def tensors_in(path: Path) -> Iterator[tuple[Path, int, int]]:
+    """Where the bytes of each tensor are, found by their values."""
+    whole = path.read_bytes()
+    for tensor in load_file(path).values():
+        data = tensor.numpy().tobytes()
+        assert whole.count(data) == 1
+        yield path, whole.index(data), len(data)
 
 
 def test_every_weight_of_a_sharded_checkpoint_comes_once_under_its_native_name(llama: Path) -> None:
