@@ -169,7 +169,7 @@ def streams(runner: ModelRunner, runs: int) -> Table:
                 engine.store.finish(WAIT)
                 counts = engine.store.counts
                 read = f"{answered.from_disk // size} read, " if reads else ""
-                moved[label].add(f"{read}{counts['written']} written, {counts['dropped']} dropped")
+                moved[label].add(f"{read}{counts['pages_written']} written, {counts['pages_dropped']} dropped")
     table = Table("32 streams", "p50 between tokens", "p99", "p99 of each run", "to no store, median", "pages of a run")
     for label, found in gaps.items():
         every = [*chain.from_iterable(found)]

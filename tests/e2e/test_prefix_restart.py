@@ -2,15 +2,15 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.server import LiveServer, serving
-from tests.waiting import PATIENCE
+from tests.waiting import eventually
 
+WRITTEN = "noria_prefix_store_written_pages_total"
 TEXT = "A noria is a wheel with buckets. " * 40
 
 
@@ -41,10 +41,7 @@ def test_a_restart_and_a_second_server_lose_no_prompt(flags: list[str]) -> None:
         assert cached == [0, 0]
         n_prompt = ask(first, max_tokens=1)["usage"]["prompt_tokens"]
         n_full = (n_prompt - 1) // 32 * 32
-        deadline = time.monotonic() + PATIENCE
-        while first.metric("noria_prefix_store_written_pages_total") < n_full // 32:
-            assert time.monotonic() < deadline, "an idle server does not save its pages"
-            time.sleep(0.05)
+        eventually(lambda: first.metric(WRITTEN) >= n_full // 32, "an idle server saves its pages")
         with serving(*flags, "--max-sequences", "3") as second:
             assert parts(ask(second)) == (computed, 0, n_full)
             assert second.metric("noria_prefix_cache_disk_tokens_total") == n_full
@@ -69,14 +66,10 @@ def test_a_key_does_not_find_the_pages_of_another(flags: list[str]) -> None:
 def test_an_engine_that_dies_finds_its_pages(flags: list[str]) -> None:
     with serving(*flags) as server:
         computed, *_ = parts(ask(server))
-        deadline = time.monotonic() + PATIENCE
-        while server.metric("noria_prefix_store_written_pages_total") < 4:
-            assert time.monotonic() < deadline, "an idle server does not save its pages"
-            time.sleep(0.05)
+        eventually(lambda: server.metric(WRITTEN) >= 4, "an idle server saves its pages")
         os.kill(server.engine_pid, signal.SIGKILL)
-        while (answer := server.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})).status_code != 200:
-            assert time.monotonic() < deadline, answer.text
-            time.sleep(0.05)
+        short = {"prompt": "a", "max_tokens": 1}
+        eventually(lambda: server.http.post("/v1/completions", json=short).status_code == 200, "another engine")
         choices, memory, disk = parts(ask(server))
         assert (choices, memory) == (computed, 0)
         assert disk > 0

@@ -12,8 +12,8 @@ from model.sampling_params import SamplingParams
 from service.engine.budget import PromptBudget
 from service.engine.loop import EngineLoop
 from service.engine.messages import FromEngine, Report, Stats, Stop, Submit, ToEngine, Update
+from service.engine.prefixes.store import PrefixStore
 from service.engine.scheduling.scheduler import Scheduler
-from service.engine.scheduling.stored import Store
 from tests.fakes import AheadRunner, FakeRunner, PipelineRunner, Say, next_token, sample_token
 
 
@@ -88,7 +88,7 @@ class Drive:
             return AheadRunner(info, say=say)
         return (PipelineRunner if info.pipeline > 1 else FakeRunner)(info, say=say)
 
-    def new_store(self) -> Store | None:
+    def new_store(self) -> PrefixStore | None:
         """Where full pages go."""
         return None
 

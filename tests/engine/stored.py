@@ -7,21 +7,21 @@ from typing import Any
 from model.batch import PageBytes, RunnerInfo
 from model.sampling_params import SamplingParams
 from service.engine.prefixes.files import PageKey
-from service.engine.prefixes.store import Reading
+from service.engine.prefixes.store import PrefixStore, Reading
 from tests.engine.driving import Drive, expected
 
 Disk = dict[tuple[int, bytes], tuple[PageKey, bytes]]
 """Pages by pool and name."""
 
 
-class FakeStore:
+class FakeStore(PrefixStore):
     """The store of one engine over a disk. Pages are read when `work` is called. With `luck` things go wrong.
 
     It may take no page, lose pages, and find them damaged.
     """
 
     def __init__(self, disk: Disk, pages: PageBytes, luck: Random | None) -> None:
-        self.disk, self._pages, self._luck = disk, pages, luck
+        self.disk, self._pages, self._luck = disk, pages, luck  # without the threads of a real store
         self.counts: Counter[str] = Counter()
         self.readings: list[Reading] = []
         self.touched: list[bytes] = []
@@ -34,14 +34,14 @@ class FakeStore:
         return (pool, name) in self.disk
 
     def save(self, page: int, key: PageKey) -> bool:
+        if self.has(key.pool, key.name):
+            self.touched.append(key.name)
+            return True
         if self._fails(0.2):
             return False
         self.disk[key.pool, key.name] = key, bytes(self._pages.read(key.pool, page)())
-        self.counts["written"] += 1
+        self.counts["pages_written"] += 1
         return True
-
-    def touch(self, pool: int, name: bytes) -> None:
-        self.touched.append(name)
 
     def remove(self, pool: int, name: bytes) -> None:
         self.disk.pop((pool, name), None)

@@ -91,7 +91,7 @@ class PageFiles:
             self._make_folder()
             self._reserve(lock, size)
             try:
-                with open(unfinished, "wb", opener=_private) as file:
+                with open(unfinished, "wb", opener=_careful) as file:
                     file.writelines((head, data, mark.digest()))
                 unfinished.rename(path)
             except OSError:  # such as a full disk
@@ -126,7 +126,7 @@ class PageFiles:
     def _make_folder(self) -> None:
         with suppress(FileExistsError):
             self._folder.mkdir(0o700)
-            with open(self._folder / "about", "w", opener=_private) as file:
+            with open(self._folder / "about", "w", opener=_careful) as file:
                 file.write(self._about)
 
     def _reserve(self, lock: int, size: int) -> None:
@@ -197,10 +197,6 @@ def remove_oldest(directory: Path, limit: int, size: int) -> int:
     return used
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-
-
 def _careful(path: str, flags: int) -> int:
-    """Open neither what a link leads to nor a pipe that nobody writes to."""
-    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    """Open a file that only its owner may read; neither what a link leads to, nor a pipe that nobody uses."""
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)

@@ -28,6 +28,8 @@ LIST_SECONDS = 5.0
 """Between two looks whether other servers have changed the directory."""
 FIRST_LIST_SECONDS = 2.0
 """A new store waits so long for the first list: a disk that hangs must not keep an engine from starting."""
+CLOCK_NS = 10**9
+"""Two changes of a directory in less than this may have one time."""
 SILENT_SECONDS = 3600.0
 """The same trouble is logged once in this time."""
 
@@ -63,7 +65,7 @@ class Reading:
 class PrefixStore:
     """The pages on disk of one engine. It calls `wake`, on a thread, when pages have been written or read.
 
-    `counts` are those of pages "written", and "dropped" because the queue was full or the disk refused them.
+    `counts` are those of "pages_written", and of "pages_dropped", because the queue was full or the disk refused them.
     """
 
     def __init__(self, files: PageFiles, pages: PageBytes, wake: Callable[[], None]) -> None:
@@ -97,26 +99,25 @@ class PrefixStore:
         return file_name(pool, name) in self._names
 
     def save(self, page: int, key: PageKey) -> bool:
-        """Copy a page and write it later. False if the queue is full."""
+        """Copy a page and write it later; note the use of one that is there already. False if the queue is full."""
+        if self.has(key.pool, key.name):
+            self._jobs.put(partial(self._files.touch, key.pool, key.name))
+            return True
         size = self._pages.page_bytes(key.pool)
         with self._lock:
             if self._queued + size > QUEUE_BYTES and self._queued:
-                self.counts["dropped"] += 1
+                self.counts["pages_dropped"] += 1
                 return False
             self._queued += size
         data = self._pages.read(key.pool, page)
         self._names.add(file_name(key.pool, key.name))
-        self._jobs.put(lambda: self._write_page(key, data, size))
+        self._jobs.put(partial(self._write_page, key, data, size))
         return True
-
-    def touch(self, pool: int, name: bytes) -> None:
-        """Note that a page is in use."""
-        self._jobs.put(lambda: self._files.touch(pool, name))
 
     def remove(self, pool: int, name: bytes) -> None:
         """Remove a page, which must not be used again."""
         self._names.discard(file_name(pool, name))
-        self._jobs.put(lambda: self._files.remove(pool, name))
+        self._jobs.put(partial(self._files.remove, pool, name))
 
     def read(self, reading: Reading) -> None:
         """Fill the pages of a reading, until one cannot be read."""
@@ -143,7 +144,7 @@ class PrefixStore:
             written = self._files.write(key, data())
             self._names.add(file_name(key.pool, key.name))
         finally:
-            self.counts["written" if written else "dropped"] += 1
+            self.counts["pages_written" if written else "pages_dropped"] += 1
             with self._lock:
                 self._queued -= size
 
@@ -156,13 +157,14 @@ class PrefixStore:
             self._wake()
 
     def _list(self) -> None:
-        """Take note of the files that came and went. A wrong one that cannot be removed is no new one."""
-        changed, listed = -1, set[str]()
+        """Take note of the files that came and went, such as those of other servers."""
+        seen, listed = -1, set[str]()
         while True:
-            if changed != (changed := self._files.changed()):
+            if (changed := self._files.changed()) != seen:
                 before, listed = listed, self._files.names()
-                self._names &= listed
                 self._names |= listed - before
+                self._names -= before - listed
+                seen = changed if time.time_ns() - changed > CLOCK_NS else -1
             self._has_list.set()
             time.sleep(LIST_SECONDS)
 

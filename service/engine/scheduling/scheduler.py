@@ -25,6 +25,7 @@ from model.batch import BROKEN_NUMBERS, RunnerInfo, SliceOutput, StepBatch, Step
 from service.engine.budget import PromptBudget, StepLimit, prompt_work
 from service.engine.messages import Stats, Submit, Update
 from service.engine.picture import Reason
+from service.engine.prefixes.store import PrefixStore
 from service.engine.scheduling.images import ImageStore
 from service.engine.scheduling.pages import PagePool
 from service.engine.scheduling.prefix import Trail, awaits_page, copy_part, fits, reuse
@@ -32,7 +33,7 @@ from service.engine.scheduling.prompt_lookup import DraftBudget
 from service.engine.scheduling.queue import AdapterPlaces, Running, WaitingQueue
 from service.engine.scheduling.sequence import Sequence, unimplemented
 from service.engine.scheduling.step import Step
-from service.engine.scheduling.stored import Store, StoredPrefixes
+from service.engine.scheduling.stored import StoredPrefixes
 from service.engine.scheduling.view import View
 
 log = logging.getLogger("noria.engine")
@@ -57,7 +58,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         adapter_ready: Callable[[int, Collection[int]], bool] = lambda adapter, running: True,
         prompts: PromptBudget | None = None,
-        store: Store | None = None,
+        store: PrefixStore | None = None,
         adapter_name: Callable[[int], str] = str,
     ) -> None:
         if not 1 <= max_sequences <= max_step_tokens:

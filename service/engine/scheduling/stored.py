@@ -8,14 +8,12 @@ meanwhile, others do. If a page cannot be read, the sequence goes back to its pl
 """
 
 import time
-from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
-from typing import Protocol
 
 from model.batch import PoolSpec
 from service.engine.prefixes.files import PageKey
-from service.engine.prefixes.store import Reading
+from service.engine.prefixes.store import PrefixStore, Reading
 from service.engine.scheduling.pages import PagePool, reusable_blocks
 from service.engine.scheduling.sequence import Sequence
 
@@ -25,31 +23,10 @@ PAUSE_SECONDS = 0.002
 """Between two attempts to save a page at the end, while the queue of the store is full."""
 
 
-class Store(Protocol):
-    """`service.engine.prefixes.store.PrefixStore`."""
-
-    counts: Counter[str]
-
-    @property
-    def is_writing(self) -> bool: ...
-
-    def has(self, pool: int, name: bytes) -> bool: ...
-
-    def save(self, page: int, key: PageKey) -> bool: ...
-
-    def touch(self, pool: int, name: bytes) -> None: ...
-
-    def remove(self, pool: int, name: bytes) -> None: ...
-
-    def read(self, reading: Reading) -> None: ...
-
-    def finish(self, seconds: float) -> None: ...
-
-
 class StoredPool(PagePool):
     """A page pool whose full pages go to a store before they are evicted. `keys` are those of its full pages."""
 
-    def __init__(self, spec: PoolSpec, page_size: int, index: int, store: Store) -> None:
+    def __init__(self, spec: PoolSpec, page_size: int, index: int, store: PrefixStore) -> None:
         super().__init__(spec, page_size)
         self.index = index
         self.keys: dict[bytes, PageKey] = {}
@@ -81,10 +58,7 @@ class StoredPool(PagePool):
         return (name for name in names if self._is_worth(name) and not self._store.has(self.index, name))
 
     def save(self, name: bytes) -> bool:
-        """Let the store have a page, if it is worth it, as one that is in use. False if the store takes no more."""
-        if self._store.has(self.index, name):
-            self._store.touch(self.index, name)
-            return True
+        """Let the store have a page, if it is worth it. False if the store takes no more."""
         return not self._is_worth(name) or self._store.save(self._pages[name], self.keys[name])
 
     def _evict(self, page: int, name: bytes) -> None:
@@ -101,18 +75,17 @@ class StoredPool(PagePool):
 
 
 class StoredPrefixes:
-    """The pools of an engine over one store, and its sequences that wait for pages: `waiting`."""
+    """The pools of an engine over one store, and its sequences that wait for pages: `waiting`.
 
-    def __init__(self, specs: tuple[PoolSpec, ...], page_size: int, store: Store) -> None:
+    `counts` are those of the store, by their names in Stats.
+    """
+
+    def __init__(self, specs: tuple[PoolSpec, ...], page_size: int, store: PrefixStore) -> None:
         self.pools = tuple(StoredPool(spec, page_size, index, store) for index, spec in enumerate(specs))
         self.waiting: dict[Sequence, Reading] = {}
+        self.counts = store.counts
         self._store = store
         self._page_size = page_size
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Counters of the store, by their names in Stats."""
-        return {f"pages_{event}": self._store.counts[event] for event in ("written", "dropped")}
 
     def begin(self, sequence: Sequence) -> bool:
         """Let a sequence that shares what is in memory go on with what is on disk; whether there is any."""

@@ -145,33 +145,19 @@ def shared(stage: Stage) -> str:
     return f"the other one read {n_read:.0f} tokens"
 
 
-SERVES = Promise("long prompts are answered; the log has one line about it", serves=SERVES_SECONDS)
-ROWS = (
-    Row("the disk of pages is full", SERVES, partial(unwritable, "full"), setup="prefixes"),
-    Row("the disk of pages is read-only", SERVES, partial(unwritable, "read-only"), setup="prefixes"),
-    Row(
-        "the directory of pages is removed",
-        Promise("it is made again", serves=SERVES_SECONDS),
-        removed,
-        setup="prefixes",
-        askers=6,
-    ),
-    Row(
-        "each page on disk has a flipped bit",
-        Promise("no damaged page is served", serves=SERVES_SECONDS),
-        damaged,
-        setup="prefixes",
-    ),
-    Row(
-        "SIGKILL of the engine while it writes pages",
-        Promise("what is read is right", serves=SERVES_SECONDS),
-        killed_while_writing,
-        setup="prefixes",
-    ),
-    Row(
-        "another server writes to the directory of pages, and is killed",
-        Promise("each reads what the other has written", serves=SERVES_SECONDS),
-        shared,
-        setup="prefixes",
-    ),
+LONG_PROMPTS = "long prompts are answered; the log has at most one line about it"
+ROWS = tuple(
+    Row(fault, Promise(own, serves=SERVES_SECONDS), action, setup="prefixes", askers=6 if action is removed else 1)
+    for fault, own, action in (
+        ("the disk of pages is full", LONG_PROMPTS, partial(unwritable, "full")),
+        ("the disk of pages is read-only", LONG_PROMPTS, partial(unwritable, "read-only")),
+        ("the directory of pages is removed", "it is made again", removed),
+        ("each page on disk has a flipped bit", "no damaged page is served", damaged),
+        ("SIGKILL of the engine while it writes pages", "what is read is right", killed_while_writing),
+        (
+            "another server writes to the directory of pages, and is killed",
+            "each reads what the other has written",
+            shared,
+        ),
+    )
 )

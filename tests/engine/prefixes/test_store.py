@@ -63,7 +63,7 @@ def new_store(directory: Path, pages: Pages, page_files: PageFiles | None = None
 def test_pages_are_written_and_read_by_another_store(tmp_path: Path) -> None:
     first, woken = new_store(tmp_path, Pages())
     assert all(first.save(number, key(number)) for number in range(5))
-    woken.wait(lambda: first.counts["written"] == 5 and not first.is_writing)
+    woken.wait(lambda: first.counts["pages_written"] == 5 and not first.is_writing)
     pages = Pages()
     second, woken = new_store(tmp_path, pages)
     assert second.has(0, key(3).name)
@@ -119,7 +119,7 @@ def test_a_full_queue_drops_pages_and_does_not_wait(tmp_path: Path, monkeypatch:
     assert [store.save(number, key(number)) for number in range(5)] == [True] * 3 + [False] * 2
     blocked.set()
     store.finish(WAIT)
-    assert (store.counts["written"], store.counts["dropped"]) == (3, 2)
+    assert (store.counts["pages_written"], store.counts["pages_dropped"]) == (3, 2)
 
 
 def test_trouble_is_logged_once_and_pages_go_again_when_it_is_over(
@@ -133,7 +133,7 @@ def test_trouble_is_logged_once_and_pages_go_again_when_it_is_over(
         store.finish(WAIT)
     assert len(caplog.records) == 1
     assert "pages of --prefix-store cannot be written" in caplog.text
-    assert (store.counts["written"], store.counts["dropped"]) == (0, 4)
+    assert (store.counts["pages_written"], store.counts["pages_dropped"]) == (0, 4)
     (tmp_path / "store").unlink()
     assert store.save(9, key(9))
     store.finish(WAIT)
@@ -175,7 +175,7 @@ def test_a_disk_that_hangs_stops_no_call_of_the_loop(tmp_path: Path, monkeypatch
     store, _ = new_store(tmp_path, Pages(), page_files)
     assert not store.has(0, key(1).name)
     assert store.save(2, key(2))
-    store.touch(0, key(1).name)
+    assert store.save(2, key(2)), "it is touched"
     store.remove(0, key(1).name)
     store.read(reading := Reading([(10, key(1))]))
     reading.cancel()

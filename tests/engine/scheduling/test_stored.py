@@ -64,9 +64,9 @@ def test_pages_are_saved_when_they_are_evicted_and_while_the_engine_is_idle() ->
     assert len(disk) == 15, "so many at a time"
     drive.scheduler.save_pages()
     assert len(disk) == 8 + 11
-    written = drive.store.counts["written"]
+    written = drive.store.counts["pages_written"]
     assert drive.serve(PROMPT, PARAMS) == (28, 24)
-    assert drive.store.counts["written"] == written, "a page that is on disk is not written again"
+    assert drive.store.counts["pages_written"] == written, "a page that is on disk is not written again"
     assert drive.store.touched
 
 
