@@ -20,7 +20,7 @@ SERVED = "max_position"
 def prefix_files(setup: Setup, checkpoint: Checkpoint) -> PrefixFiles | None:
     """Where pages are kept; None if they are not.
 
-    The fingerprint has what changes a bit of a page. These are the weights (a sample of their files, and the scheme
+    The fingerprint has what changes a bit of a page. These are the weights (a sample of each tensor, and the scheme
     that serves them), the configuration with windows and RoPE, the formats, the layout of a page, and the kernels:
     their variant and the hash of their sources, because another order of additions gives other bits. It has no size of
     the cache, no limit of a step and no name.

@@ -89,9 +89,10 @@ def _clear(directory: Path, rows: list[Row], yes: bool) -> None:
 
 
 def _table(rows: list[Row]) -> Table:
-    table = Table("model", "pages", "disk", "last used", "fingerprint")
+    table = Table("model", "pages", "disk", "last used (UTC)", "fingerprint")
     for column in table.columns[1:3]:
         column.justify = "right"
     for row in rows:
-        table.add_row(escape(row.about), f"{row.pages:,}", size(row.bytes), row.used, row.fingerprint[:8])
+        used = row.used[:16].replace("T", " ")
+        table.add_row(escape(row.about), f"{row.pages:,}", size(row.bytes), used, row.fingerprint[:8])
     return table
