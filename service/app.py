@@ -38,7 +38,7 @@ from service.observe.observer import Observer
 from service.observe.view.feed import Feed
 from service.observe.view.requests import LiveRequests
 from service.page.routes import PAGES, Page, start_at
-from service.receipts.maker import Receipts
+from service.receipts.maker import ReceiptMaker
 from service.schema.fields import declared_paths
 from service.settings import Settings
 from service.state.store import Store, opened
@@ -136,7 +136,7 @@ def create_app(
 
     measured.await_keys(keys.names)
     tracing = _tracing(settings)
-    receipts = Receipts(settings)
+    receipts = ReceiptMaker(settings)
     store = opened(settings)
     observer = Observer(measured, None if tracing is None else tracing.trace)
     app = FastAPI(
@@ -174,7 +174,7 @@ def _state(
     settings: Settings,
     client: EngineClient,
     measured: Metrics,
-    receipts: Receipts,
+    receipts: ReceiptMaker,
     store: Store,
     observer: Observer,
 ) -> State:

@@ -21,7 +21,7 @@ from service.images.images import Images
 from service.observe.metrics import Metrics
 from service.observe.view.feed import Feed, ServiceState
 from service.observe.view.requests import LiveRequests
-from service.receipts.maker import Receipts
+from service.receipts.maker import ReceiptMaker
 from service.settings import Settings
 from service.state.store import Store
 from service.structured.constraint import Grammars
@@ -215,7 +215,7 @@ class State:
     grammars: Grammars
     images: Images
     feed: Feed
-    receipts: Receipts
+    receipts: ReceiptMaker
     requests: LiveRequests
     store: Store
     ongoing: OngoingWork

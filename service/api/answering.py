@@ -22,7 +22,7 @@ from service.generation.choice import Delta, joined
 from service.generation.generation import Generation
 from service.generation.request import ModelRequest, ServedModel, Timings, Usage, late_request
 from service.http.sse import ClientGone, EventStream, Framing, Json, while_connected
-from service.receipts.maker import Drafts
+from service.receipts.maker import AnswerReceipts
 from service.receipts.receipt import Signed
 from service.schema.fields import ModelBody
 from service.schema.generation import GenerationBody, StreamBody
@@ -68,24 +68,24 @@ async def answer(
     state: State = request.app.state.noria
     record: RequestRecord = request.scope["noria.record"]
     with ExitStack() as stack:
-        served, generation, drafts = await submit_signed(stack, request, body, make)
+        served, generation, receipts = await submit_signed(stack, request, body, make)
         shape = make_shape(served, body.model or served.names[0])
         if body.stream:
             record.streams = True
-            frames = stream_frames(generation, shape, drafts, save)
+            frames = stream_frames(generation, shape, receipts, save)
             return EventStream(frames, stack.pop_all(), state.admission.expired, shape)
-        return await whole_response(request, generation, shape.whole, drafts, save)
+        return await whole_response(request, generation, shape.whole, receipts, save)
 
 
 async def submit_signed(
     stack: ExitStack, request: Request, body: StreamBody, make: Make[ModelRequest]
-) -> tuple[ServedModel, Generation, Drafts | None]:
-    """As `submit`, for an answer that may have receipts, with their drafts."""
+) -> tuple[ServedModel, Generation, AnswerReceipts | None]:
+    """As `submit`, for an answer that may have receipts, with those that it gets."""
     state: State = request.app.state.noria
     state.receipts.check(body.receipt)
     served, generation = await submit(stack, request, body, make)
     record: RequestRecord = request.scope["noria.record"]
-    return served, generation, state.receipts.drafts(body.receipt, served, generation, record)
+    return served, generation, state.receipts.of_answer(body.receipt, served, generation, record)
 
 
 async def submit(
@@ -167,12 +167,12 @@ async def whole_response(
     request: Request,
     generation: Generation,
     write: Callable[[Sequence[Delta], Usage, Timings], Mapping[str, object]],
-    drafts: Drafts | None = None,
+    receipts: AnswerReceipts | None = None,
     save: Save | None = None,
 ) -> Response:
     """The plain response, once every choice is complete."""
     state: State = request.app.state.noria
-    collected = _collect(generation, drafts)
+    collected = _collect(generation, receipts)
     parts, signed = await while_connected(request.receive, state.admission.expired, collected)
     timings = generation.timings()
 
@@ -213,15 +213,15 @@ async def computed_response(request: Request, model: str | None, make: Make[Mapp
 
 
 async def stream_frames(
-    generation: Generation, shape: Shape, drafts: Drafts | None, save: Save | None = None
+    generation: Generation, shape: Shape, receipts: AnswerReceipts | None, save: Save | None = None
 ) -> AsyncIterator[list[bytes]]:
     """The frames of a stream, those of an update together."""
     usage = generation.usage
     unopened = {choice.index for choice in generation.choices}
     unfinished = len(generation.choices)
     async for choice, delta in generation.events():
-        if drafts is not None:
-            drafts.add(choice, delta)
+        if receipts is not None:
+            receipts.add(choice, delta)
         events: list[Json] = []
         if len(unopened) == len(generation.choices):
             generation.note_sent()
@@ -234,22 +234,22 @@ async def stream_frames(
             if not unfinished:
                 events += shape.closing(usage)
                 events[-1]["timings"] = generation.timings()
-                events[-1] |= await _signed(drafts)
+                events[-1] |= await _signed(receipts)
                 if save is not None:
                     await save(events)
         yield [*map(shape.frame, events)]
 
 
-async def _collect(generation: Generation, drafts: Drafts | None) -> tuple[list[Delta], Signed]:
+async def _collect(generation: Generation, receipts: AnswerReceipts | None) -> tuple[list[Delta], Signed]:
     """One whole delta for each choice of the answer, in their order, and receipts."""
     parts: list[list[Delta]] = [[] for _ in generation.choices]
     async for choice, delta in generation.events():
         parts[choice.index].append(delta)
-        if drafts is not None:
-            drafts.add(choice, delta)
-    return [joined(parts[choice.index]) for choice in generation.best()], await _signed(drafts)
+        if receipts is not None:
+            receipts.add(choice, delta)
+    return [joined(parts[choice.index]) for choice in generation.best()], await _signed(receipts)
 
 
-async def _signed(drafts: Drafts | None) -> Signed:
+async def _signed(receipts: AnswerReceipts | None) -> Signed:
     """What receipts add to an answer, or to the last event of its stream."""
-    return {} if drafts is None else {"receipts": await drafts.signed()}
+    return {} if receipts is None else {"receipts": await receipts.signed()}

@@ -111,10 +111,10 @@ async def answer_resumable(
     state: State = request.app.state.noria
     record = detach(request.scope)
     with ExitStack() as stack:
-        served, generation, drafts = await submit_signed(stack, request, body, make)
+        served, generation, receipts = await submit_signed(stack, request, body, make)
         shape = make_shape(served, body.model or served.names[0])
         resumable = Resumable(state, record, shape)
-        frames = _numbered(stream_frames(generation, shape, drafts), record.id)
+        frames = _numbered(stream_frames(generation, shape, receipts), record.id)
         guard = stack.pop_all()
         resumable.begin(state.ongoing.begin(record, request.scope, guard, generation, frames, resumable.ended))
     return resumable.read(record, -1)

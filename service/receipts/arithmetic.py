@@ -21,30 +21,25 @@ class Arithmetic(TypedDict):
     device: str
 
 
-SCHEME = ("quantize", "dtype", "kv_dtype")
-
-
 def arithmetic_of(description: Mapping[str, Any]) -> Arithmetic:
     """That of an engine, by its own description (`engine` of `/version`)."""
     about = {name: str(description.get(name, "")) for name in Arithmetic.__annotations__}
     return Arithmetic(**about | {"bits": description.get("arithmetic")})  # type: ignore[typeddict-item]
 
 
-def no_promise(there: Arithmetic, here: Arithmetic, *, adapter: bool, images: bool) -> str:
-    """Why equal bits are not promised for an answer that was computed `there` and is computed again `here`.
-
-    Empty if they are promised.
-    """
+def no_promise(receipt: Mapping[str, Any], here: Arithmetic) -> str:
+    """Why equal bits are not promised for the answer of a receipt when it is computed again; empty if they are."""
+    there: Arithmetic = receipt["arithmetic"]
     for name, one in (("there", there), ("here", here)):
         if one["bits"] is None:
             return f"{one['quantize']} in {one['kernels']} on {one['device']} ({name}) promises no bits"
     if there["bits"] != here["bits"]:
         return f"the kernels compute {there['bits']} there and {here['bits']} here"
-    for name in SCHEME:
+    for name in ("quantize", "dtype", "kv_dtype"):
         if there[name] != here[name]:  # type: ignore[literal-required]
             return f"{name} is {there[name]} there and {here[name]} here"  # type: ignore[literal-required]
-    if images:
+    if receipt["images"]:
         return "PyTorch encodes images, and promises no bits across machines"
-    if adapter and there["kernels"] != here["kernels"]:
+    if receipt["adapter"] is not None and there["kernels"] != here["kernels"]:
         return f"adapters promise bits on one variant, which is {there['kernels']} there and {here['kernels']} here"
     return ""

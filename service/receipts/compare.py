@@ -3,25 +3,26 @@
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from service.receipts.receipt import MARK, Receipt
+from service.receipts.receipt import MARK, Receipt, digest, token_bytes
 
 CUT = ("timeout", "abort")
 """Finish reasons of an answer that time has cut: it is the beginning of the one that is computed again."""
-NAMES = {
+FACTS = {
     "weights": "the model's files are others",
     "adapter": "the adapter is another",
     "windows": "the attention windows are others",
     "images": "the images are others",
     "prompt": "the prompt has other tokens or images",
     "request": "the parameters of the request are others, or its adapter, or its prompt",
+    "seed": "the seed is another",
+    "max_tokens": "the limit of tokens is another",
 }
-"""What another value of each field means."""
+"""What another value of each field means. The first field that differs is the likeliest cause."""
 ANSWER = ("tokens", "text", "finish", "n_tokens", "marks")
-"""The fields of the answer itself, which come after them."""
 STATED = ("version", "created", "model", "arithmetic", "key", "signature")
 """The fields that are not computed again: only the signature shows that one was changed."""
 Name = Callable[[int], str]
-"""The text of a token."""
+"""Returns the text of a token."""
 
 
 class Difference(NamedTuple):
@@ -32,34 +33,33 @@ class Difference(NamedTuple):
 
 
 def differences(given: Receipt, found: Receipt, name: Name) -> Iterator[Difference]:
-    """What differs in `found`, which was computed again and has its `content`. The first is the likeliest cause."""
-    for field, message in NAMES.items():
+    """Compare a receipt with `found`, which was computed again and has its `content`."""
+    for field, message in FACTS.items():
         one, other = _plain(given, field), _plain(found, field)
         if one != other:
             yield Difference(field, f"{message}: {one} in the receipt, {other} here")
+    if given["finish"] in CUT:
+        found = _cut(found, given)
     index = first_token(given, found)
     if index is not None:
         yield Difference("tokens", told(given, found, index, name))
-    elif given["finish"] not in CUT:
-        yield from (
-            Difference(field, f"{given[field]} in the receipt, {found[field]} here, after the same tokens")  # type: ignore[literal-required]
-            for field in ANSWER
-            if given[field] != found[field]  # type: ignore[literal-required]
-        )
+        return
+    for field in ANSWER:
+        one, other = _plain(given, field), _plain(found, field)
+        if one != other:
+            yield Difference(field, f"{one} in the receipt, {other} here, after the same tokens")
 
 
 def first_token(given: Receipt, found: Receipt) -> int | None:
     """The index of the first generated token that differs; None if there is none.
 
-    Without the `content` of `given` it is told by marks, which belong to the prompt.
+    Without the `content` of `given` the marks tell it, which belong to the prompt.
     """
-    one, other = _tokens(given), _tokens(found)
-    if "content" not in given:
-        one, other = _marks(given), _marks(found)
-    if given["finish"] in CUT:
-        other = other[: len(one)]
-    index = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    return None if index == len(one) == len(other) else index
+    parts = _tokens if "content" in given else _marks
+    one, other = parts(given), parts(found)
+    if one == other:
+        return None
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def told(given: Receipt, found: Receipt, index: int, name: Name) -> str:
@@ -74,6 +74,15 @@ def told(given: Receipt, found: Receipt, index: int, name: Name) -> str:
     return f"token {index + 1} of {given['n_tokens']} differs: {there}, {here}"
 
 
+def _cut(found: Receipt, given: Receipt) -> Receipt:
+    """The receipt as it would be if time had cut the answer after as many tokens. Its text cannot be known."""
+    n_tokens, content = given["n_tokens"], found["content"]
+    ids = content["token_ids"][:n_tokens]
+    cut: Any = {name: given[name] for name in ("finish", "text")}  # type: ignore[literal-required]
+    cut |= {"n_tokens": len(ids), "tokens": digest(token_bytes(ids)), "marks": found["marks"][: MARK * n_tokens]}
+    return {**found, **cut, "content": {**content, "token_ids": ids}}
+
+
 def _plain(receipt: Receipt, field: str) -> Any:
     """A value to compare: of an adapter its files, whatever its name."""
     value: Any = receipt[field]  # type: ignore[literal-required]
@@ -81,7 +90,7 @@ def _plain(receipt: Receipt, field: str) -> Any:
 
 
 def _tokens(receipt: Receipt) -> list[Any]:
-    return [*receipt["content"]["token_ids"]] if "content" in receipt else []
+    return receipt["content"]["token_ids"] if "content" in receipt else []
 
 
 def _marks(receipt: Receipt) -> list[Any]:

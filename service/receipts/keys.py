@@ -65,7 +65,7 @@ def make_key(path: Path) -> SigningKey:
 def is_public(text: str) -> bool:
     """Whether a text can be a public key."""
     try:
-        return len(base64.b64decode(text, validate=True)) == PUBLIC_BYTES
+        return len(_decoded(text)) == PUBLIC_BYTES
     except ValueError:
         return False
 
@@ -78,8 +78,15 @@ def has_signed(public: str, data: bytes, signature: str) -> bool:
     except ModuleNotFoundError:
         raise OptionError(f"to check a signature needs {NO_CRYPTOGRAPHY}") from None
     try:
-        key = Ed25519PublicKey.from_public_bytes(base64.b64decode(public, validate=True))
-        key.verify(base64.b64decode(signature, validate=True), data)
+        Ed25519PublicKey.from_public_bytes(_decoded(public)).verify(_decoded(signature), data)
     except (ValueError, InvalidSignature):
         return False
     return True
+
+
+def _decoded(text: str) -> bytes:
+    """The bytes of base64. Raises ValueError, also for another text of the same bytes: a changed one must not pass."""
+    data = base64.b64decode(text, validate=True)
+    if base64.b64encode(data).decode() != text:
+        raise ValueError("not the only base64 of these bytes")
+    return data

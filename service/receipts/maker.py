@@ -1,8 +1,10 @@
-"""What makes the receipts of a server: its key, the digests of its files, and the texts of answers under way."""
+"""Make the receipts of a server's answers: with its key, the digests of its files, and the text of each answer."""
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +13,6 @@ from model.errors import NoriaError
 from service import version
 from service.access.record import RequestRecord
 from service.errors.errors import ApiError, InvalidRequest
-from service.generation.adapters import Adapter
 from service.generation.choice import Choice, Delta
 from service.generation.generation import Generation
 from service.generation.request import ModelRequest, ServedModel
@@ -44,7 +45,7 @@ class NoReceipt(ApiError):
         super().__init__(f"no receipt can be made: {problem}", code="no_receipt")
 
 
-class Receipts:
+class ReceiptMaker:
     """The key of `--receipt-key`, and the digests of files, each computed once, at the first receipt that needs it.
 
     Raises OptionError for a key that cannot be used.
@@ -58,7 +59,7 @@ class Receipts:
     def begin(self, served: ServedModel) -> None:
         """With `--receipts` compute the weights' digest now, not at the first answer."""
         if self._always and served.source is not None:
-            self._of_model(served)
+            self._weights(served)
 
     def check(self, wanted: Wanted) -> None:
         """Raise InvalidRequest if a request wants receipts and the server has no key."""
@@ -70,31 +71,36 @@ class Receipts:
                 code="no_receipt_key",
             )
 
-    def drafts(
+    def of_answer(
         self, wanted: Wanted, served: ServedModel, generation: Generation, record: RequestRecord
-    ) -> "Drafts | None":
-        """The drafts of an answer's receipts; None if it gets none."""
+    ) -> "AnswerReceipts | None":
+        """The receipts of an answer that begins; None if it gets none."""
         if self._key is None or not (self._always if wanted is None else wanted):
             return None
-        return Drafts(self, self._key, served, generation, record, full=wanted == "full")
+        return AnswerReceipts(self, self._key, served, generation, record, full=wanted == "full")
 
-    async def weights(self, served: ServedModel) -> str:
-        """The digest of the model's files. Raises NoReceipt."""
-        return await asyncio.shield(self._of_model(served))
+    async def of_model(self, served: ServedModel) -> dict[str, Any]:
+        """The fields of a receipt that tell what computes. Raises NoReceipt."""
+        weights, adapter = await asyncio.shield(self._weights(served)), served.adapter
+        changed: AdapterNamed | None = None
+        if adapter is not None:
+            files = await asyncio.shield(self._digest(adapter.number, adapter_files, adapter.path, adapter.stamp))
+            changed = {"name": adapter.name, "files": files}
+        return {
+            "version": version(),
+            "model": served.names[0],
+            "weights": weights,
+            "adapter": changed,
+            "windows": [pool.window for pool in served.info.pools],
+            "arithmetic": arithmetic_of(served.info.description),
+        }
 
-    async def adapter(self, adapter: Adapter | None) -> AdapterNamed | None:
-        """An adapter by its name and its files' digest. Raises NoReceipt."""
-        if adapter is None:
-            return None
-        found = self._found(adapter.number, adapter_files, adapter.path, adapter.stamp)
-        return {"name": adapter.name, "files": await asyncio.shield(found)}
-
-    def _of_model(self, served: ServedModel) -> "asyncio.Future[str]":
+    def _weights(self, served: ServedModel) -> "asyncio.Future[str]":
         if served.source is None:
             raise NoReceipt("the files of the model are not known")
-        return self._found(0, network_files, *served.source)
+        return self._digest(0, network_files, *served.source)
 
-    def _found(self, number: int, files_of: FilesOf, path: Path, loaded: str) -> "asyncio.Future[str]":
+    def _digest(self, number: int, files_of: FilesOf, path: Path, loaded: str) -> "asyncio.Future[str]":
         if number not in self._digests:
             self._digests[number] = asyncio.ensure_future(in_thread(lambda: digest_of(files_of, path, loaded)))
             self._digests[number].add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -114,51 +120,36 @@ def digest_of(files_of: FilesOf, path: Path, loaded: str) -> str:
     return found
 
 
-class Drafts:
-    """The receipts of one answer while it is generated. With `full` they have what the request and the answer are."""
+@dataclass(slots=True, eq=False)
+class AnswerReceipts:
+    """The receipts of one answer while it is generated. With `full` they contain the request and the answer."""
 
-    def __init__(
-        self,
-        receipts: Receipts,
-        key: SigningKey,
-        served: ServedModel,
-        generation: Generation,
-        record: RequestRecord,
-        *,
-        full: bool,
-    ) -> None:
-        self._receipts = receipts
-        self._key = key
-        self._served = served
-        self._generation = generation
-        self._record = record
-        self._full = full
-        self._texts: dict[Choice, list[str]] = {}
-        self._finishes: dict[Choice, str] = {}
+    maker: ReceiptMaker
+    key: SigningKey
+    served: ServedModel
+    generation: Generation
+    record: RequestRecord
+    full: bool
+    _texts: defaultdict[Choice, list[str]] = field(default_factory=lambda: defaultdict(list))
+    _finishes: dict[Choice, str] = field(default_factory=dict)
 
     def add(self, choice: Choice, delta: Delta) -> None:
         """Take the next delta of a choice."""
-        self._texts.setdefault(choice, []).append(delta.text)
+        self._texts[choice].append(delta.text)
         self._finishes[choice] = delta.finish or ""
 
     async def signed(self) -> list[Receipt]:
         """The receipt of each choice of the answer, once all have ended. Raises NoReceipt."""
-        served, request = self._served, self._generation.request
-        about: dict[str, Any] = {
+        request, chosen = self.generation.request, self.generation.best()
+        about = await self.maker.of_model(self.served) | {
             "format": FORMAT,
-            "version": version(),
             "created": int(time.time()),
-            "endpoint": self._record.route,
-            "model": served.names[0],
-            "weights": await self._receipts.weights(served),
-            "adapter": await self._receipts.adapter(served.adapter),
-            "windows": [pool.window for pool in served.info.pools],
-            "arithmetic": arithmetic_of(served.info.description),
+            "endpoint": self.record.route,
             "seed": str(request.params.seed),
             "max_tokens": request.params.max_tokens,
-            "key": self._key.public,
+            "key": self.key.public,
         }
-        return [self._signed(about, request, choice) for choice in self._generation.best()]
+        return await in_thread(lambda: [self._signed(about, request, choice) for choice in chosen])
 
     def _signed(self, about: Mapping[str, Any], request: ModelRequest, choice: Choice) -> Receipt:
         prompt, tokens, number = prompt_bytes(choice.prompt), choice.sampled, choice.index % request.n
@@ -175,7 +166,7 @@ class Drafts:
             "marks": marks(prompt, tokens),
             "text": digest(text.encode()),
         }
-        if self._full:
-            made["content"] = Content(body=self._record.body.decode(), token_ids=tokens, text=text)
-        made["signature"] = self._key.sign(signed_bytes(made))
+        if self.full:
+            made["content"] = Content(body=self.record.body.decode(), token_ids=tokens, text=text)
+        made["signature"] = self.key.sign(signed_bytes(made))
         return made  # type: ignore[return-value]

@@ -27,7 +27,7 @@ def found_in(value: Any, place: str) -> list[Receipt]:
 
     Raises OptionError where there is none.
     """
-    if isinstance(value, Mapping) and "receipts" in value and isinstance(value["receipts"], list):
+    if isinstance(value, Mapping) and isinstance(value.get("receipts"), list) and value["receipts"]:
         return [parsed(one, f"{place}, receipts[{index}]") for index, one in enumerate(value["receipts"])]
     return [parsed(value, place)]
 

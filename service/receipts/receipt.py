@@ -7,7 +7,7 @@ from hashlib import sha256
 from typing import Annotated, Any, Literal, NotRequired
 
 import orjson
-from pydantic import Field
+from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from model.sampling_params import Stage, declared
@@ -19,12 +19,16 @@ MARK = 4
 """Hexadecimal digits of the mark of a token."""
 NO_EFFECT = (Stage.REPORT, Stage.SCHEDULE)
 """Stages of parameters that change no token."""
-
+EXACT = ConfigDict(extra="forbid")
+"""A reader refuses other fields: nobody has signed them."""
 
 Seed = Annotated[str, Field(pattern=r"^-?[0-9]{1,19}$")]
 """A text: not every reader of JSON has integers of 64 bits."""
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 
 
+@with_config(EXACT)
 class AdapterNamed(TypedDict):
     """A LoRA adapter: its name, and the SHA-256 of its files."""
 
@@ -32,14 +36,16 @@ class AdapterNamed(TypedDict):
     files: str
 
 
+@with_config(EXACT)
 class Content(TypedDict):
     """What the hashes of a receipt are of: the request's body as it was sent, all tokens and the text of the choice."""
 
     body: str
-    token_ids: list[int]
+    token_ids: list[TokenId]
     text: str
 
 
+@with_config(EXACT)
 class Receipt(TypedDict):
     """The receipt of one choice. It holds hashes, and `content` only where the request asks for it.
 
@@ -53,21 +59,21 @@ class Receipt(TypedDict):
 
     format: Literal["noria-receipt-1"]
     version: str
-    created: int
+    created: Count
     endpoint: str
     model: str
     weights: str
     adapter: AdapterNamed | None
-    windows: list[int | None]
+    windows: list[Count | None]
     arithmetic: Arithmetic
     prompt: str
     images: list[str]
     request: str
     seed: Seed
-    max_tokens: int
-    choice: int
+    max_tokens: Count
+    choice: Count
     finish: str
-    n_tokens: int
+    n_tokens: Count
     tokens: str
     marks: str
     text: str
@@ -101,22 +107,17 @@ def request_digest(request: ModelRequest, prompt: str, choice: int, adapter: Ada
 
     Parameters that change no token are left out, so a streamed answer and a whole one have the same request.
     """
-    params, rows = request.params, declared(type(request.params)).values()
+    params, rows = request.params, declared(type(request.params))
     about = {
         "prompt": prompt,
         "choice": choice,
         "adapter": None if adapter is None else adapter["files"],
-        "params": {name: value for name, value in asdict(params).items() if name in {r.name for r in rows if acts(r)}},
+        "params": {name: value for name, value in asdict(params).items() if rows[name].stage not in NO_EFFECT},
         "starts_message": request.starts_message,
         "visible_control": sorted(request.visible_control),
         "reasoning": None if request.reasoning is None else asdict(request.reasoning),
     }
     return digest(canonical(about))
-
-
-def acts(row: Any) -> bool:
-    """Whether a parameter can change a token."""
-    return row.stage not in NO_EFFECT
 
 
 def marks(prompt: bytes, tokens: Sequence[int]) -> str:

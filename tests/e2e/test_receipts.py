@@ -15,10 +15,9 @@ import pytest
 
 from model.checkpoint.gguf.reader import read_gguf
 from service.receipts.keys import make_key, read_key
-from service.receipts.receipt import signed_bytes
 from tests.e2e.server import LiveServer, serving
 from tests.service.command_line import Done, noria
-from tests.service.receipts.signing import openssl_accepts
+from tests.service.receipts.signing import lie, openssl_accepts, write
 
 STORY = {"prompt": "Once upon a time, in a small village, there", "max_tokens": 40, "temperature": 1.0}
 WEATHER = {
@@ -27,9 +26,16 @@ WEATHER = {
 }
 ASKED = [{"role": "user", "content": "What is the weather in Paris?"}]
 OWN: dict[str, dict[str, Any]] = {
-    "/v1/completions": {**STORY, "n": 2, "repetition_penalty": 1.1, "logit_bias": {"28": -5}, "stop": ["\n\n"]},
+    "/v1/completions": {
+        **STORY,
+        "prompt": [STORY["prompt"], STORY["prompt"], "The sea"],
+        "n": 2,
+        "stop": ["\n\n", " the"],
+        "repetition_penalty": 1.1,
+        "logit_bias": {"28": -5},
+    },
     "/v1/chat/completions": {"messages": ASKED, "tools": [WEATHER], "tool_choice": "required", "max_tokens": 48},
-    "/v1/messages": {"messages": ASKED, "max_tokens": 24, "temperature": 1.0},
+    "/v1/messages": {"messages": ASKED, "max_tokens": 24, "temperature": 1.0, "stop_sequences": ["zz", ","]},
     "/v1/responses": {
         "input": "Name a city.",
         "text": {
@@ -67,11 +73,6 @@ def post(server: LiveServer, path: str, **body: Any) -> dict[str, Any]:
     response = server.http.post(path, json=body)
     assert response.status_code == 200, response.text
     return response.json()
-
-
-def write(path: Path, value: Any) -> Path:
-    path.write_text(json.dumps(value))
-    return path
 
 
 def verify(folder: Path, receipts: Any, *more: str | Path) -> Done:
@@ -124,14 +125,30 @@ def test_the_variant_does_not_matter_and_a_changed_weight_does(
     assert "differs: another in the receipt, " in done.stdout
 
 
-def lie(receipt: dict[str, Any], folder: Path, **changes: Any) -> dict[str, Any]:
-    """A receipt that the server's own key signs with something changed."""
-    changed = {**receipt, **changes}
-    return {**changed, "signature": read_key(folder / "key.pem").sign(signed_bytes(changed))}
+CALLED = {"type": "function", **WEATHER["function"]}
+STORED: list[dict[str, Any]] = [
+    {"tools": [CALLED], "tool_choice": "required", "parallel_tool_calls": False},
+    {"tools": [CALLED, {"type": "custom", "name": "shell"}], "tool_choice": {"type": "function", "name": "weather"}},
+    {"tools": [{"type": "namespace", "name": "mcp", "tools": [CALLED]}, {"type": "web_search"}]},
+    {"text": OWN["/v1/responses"]["text"], "top_p": 0.9},
+    {"reasoning": {"effort": "low"}, "instructions": "Speak like a pirate.", "temperature": 0.0},
+]
+
+
+@pytest.mark.parametrize("fields", STORED, ids=lambda fields: ",".join(fields))
+def test_a_stored_response_is_computed_again_without_its_request(
+    server: LiveServer, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    """Everything in a request that can change a token comes back from the store."""
+    first = post(server, "/v1/responses", input=ASKED, max_output_tokens=24, **fields)["id"]
+    body = {"input": "And in Rome?", "max_output_tokens": 24, "receipt": True, "previous_response_id": first}
+    done = verify(tmp_path, post(server, "/v1/responses", **body, **fields), "--url", server.url)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert done.stdout.splitlines()[1] == "equal bits: promised here"
 
 
 def test_another_seed_and_another_token_are_found(server: LiveServer, folder: Path, tmp_path: Path) -> None:
-    (receipt,) = post(server, "/v1/completions", **STORY, seed=7, receipt="full")["receipts"]
+    (receipt,) = post(server, "/v1/completions", **STORY, receipt="full")["receipts"]
     done = verify(tmp_path, lie(receipt, folder, seed="8"), "--url", server.url)
     assert done.returncode == 3
     lines = done.stdout.splitlines()

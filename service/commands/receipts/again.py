@@ -1,6 +1,5 @@
 """Requests that are sent once more, to a server that computes their answers and receipts anew."""
 
-import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,30 +10,35 @@ import httpx
 
 from model.errors import OptionError, quoted
 from model.linear.schemes import KV_DTYPES
-from service.commands.endpoint import base_url, error_message, headers, refusal
+from service.commands.endpoint import base_url, headers, refusal
 from service.commands.own_server import embedded_server
 from service.commands.pulse import Loading
-from service.receipts.arithmetic import Arithmetic, arithmetic_of, no_promise
-from service.receipts.compare import ANSWER, Difference
+from service.receipts.arithmetic import Arithmetic, arithmetic_of
+from service.receipts.compare import ANSWER, Difference, differences
 from service.receipts.keys import make_key
 from service.receipts.read import found_in
 from service.receipts.receipt import Receipt
 
 RESPONSES = "/v1/responses"
+SEED = ("seed", "random_seed")
+MAX_TOKENS = ("max_tokens", "max_completion_tokens", "n_predict")
 ENDPOINTS = {
-    "/v1/chat/completions": "max_tokens",
-    "/v1/completions": "max_tokens",
-    "/v1/fim/completions": "max_tokens",
-    "/v1/messages": "max_tokens",
-    RESPONSES: "max_output_tokens",
+    "/v1/chat/completions": MAX_TOKENS,
+    "/v1/completions": MAX_TOKENS,
+    "/v1/fim/completions": MAX_TOKENS,
+    "/v1/messages": MAX_TOKENS,
+    RESPONSES: ("max_output_tokens",),
 }
-"""The endpoints whose answers have receipts, and their field for the number of tokens."""
+"""The endpoints whose answers have receipts, and the names of their field for the number of tokens."""
 LEFT_OUT = ("stream", "stream_options", "return_progress", "timeout", "priority", "background", "store")
 """Fields that change how an answer is sent or served, and no token of it. Another server may refuse them."""
+STATE = ("previous_response_id", "conversation")
+"""Fields that name what a server has stored."""
 UNSET = ("NORIA_PREFIX_STORE",)
 """The server of the command computes pages itself: those on disk may be of the server whose answer is checked."""
 DIFFERS, UNPROMISED = 3, 4
 """Exit codes: the receipt and the answer do not agree; the answer differs where nothing promises equal bits."""
+NO_PROOF = "an answer that differs here is no proof of a fault: no equal bits are promised"
 
 
 @contextmanager
@@ -68,62 +72,74 @@ def flags_of(like: Arithmetic) -> list[str]:
     return [*found, "--kv-dtype", like["kv_dtype"]] if like["kv_dtype"] in KV_DTYPES else found
 
 
-def arithmetic_at(client: httpx.Client) -> Arithmetic:
-    """How the server computes. Raises OptionError for one that does not say."""
+def reply(client: httpx.Client, method: str, path: str, problem: str, **options: Any) -> Any:
+    """Return the JSON that a server answers. Raises OptionError, with the `problem` before the server's reason."""
     try:
-        response = client.get("/version")
-        return arithmetic_of(response.json()["engine"])
+        response = client.request(method, path, **options)
+        if response.is_success:
+            return response.json()
     except httpx.TransportError as error:
         raise OptionError(f"nothing answers at {client.base_url}: {error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise OptionError(f"{client.base_url} does not say how it computes at /version; is it Noria?") from None
+    except ValueError:
+        raise OptionError(f"{problem}: {path} of {client.base_url} answers no JSON; is it Noria?") from None
+    raise OptionError(f"{problem}: {refusal(response)}")
+
+
+def arithmetic_at(client: httpx.Client) -> Arithmetic:
+    """How the server computes. Raises OptionError for one that does not say."""
+    problem = f"{client.base_url} does not say how it computes"
+    try:
+        return arithmetic_of(reply(client, "GET", "/version", problem)["engine"])
+    except (KeyError, TypeError, AttributeError):
+        raise OptionError(f"{problem} at /version; is it Noria?") from None
 
 
 def body_for(receipt: Receipt, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of a request, so that its answer is that of the receipt: with its seed and its number of tokens.
+    """The body of a request, with the receipt's seed and number of tokens where it has none itself.
 
     Another server may have the model under another name; only an adapter is named.
     """
-    kept = {name: value for name, value in body.items() if name not in (*LEFT_OUT, "model")}
-    seed = {"seed": int(receipt["seed"]), ENDPOINTS[receipt["endpoint"]]: receipt["max_tokens"]}
-    for other in ("random_seed", "max_completion_tokens", "n_predict"):
-        kept.pop(other, None)
-    adapter = {"model": receipt["adapter"]["name"]} if receipt["adapter"] else {}
-    return kept | seed | adapter
+    made = {name: value for name, value in body.items() if name not in (*LEFT_OUT, "model")}
+    for names, value in ((SEED, int(receipt["seed"])), (ENDPOINTS[receipt["endpoint"]], receipt["max_tokens"])):
+        if all(made.get(name) is None for name in names):
+            made[names[0]] = value
+    return made | ({"model": receipt["adapter"]["name"]} if receipt["adapter"] else {})
 
 
-def check_body(body: Mapping[str, Any], *, stored: bool) -> None:
-    """Raise OptionError for a request whose prompt is not all in its body, and not `stored` where it is computed."""
-    for name in ("conversation", *(() if stored else ("previous_response_id",))):
-        if body.get(name) is not None:
-            raise OptionError(
-                f"{name} must be null, got {quoted(body[name])}: the answer depends on what its server had stored, "
-                "which neither the request nor a receipt has"
-            )
+def state_in(body: Mapping[str, Any]) -> str | None:
+    """The field of a request that names what a server has stored; None for a request that is all there is."""
+    return next((name for name in STATE if body.get(name) is not None), None)
+
+
+def check_body(body: Mapping[str, Any]) -> None:
+    """Raise OptionError for a request whose prompt is not all in its body."""
+    if name := state_in(body):
+        raise OptionError(
+            f"{name} must be null, got {quoted(body[name])}: the answer depends on what its server had stored, which "
+            "neither the request nor a receipt has; noria verify ANSWER --url ADDRESS asks that server for it"
+        )
 
 
 def answers(client: httpx.Client, endpoint: str, body: Mapping[str, Any]) -> list[Receipt]:
     """The receipts of a request's choices, with their content. Raises OptionError where there is no answer."""
-    not_stored = {"store": False} if endpoint == RESPONSES else {}
-    try:
-        response = client.post(endpoint, json={**body, **not_stored, "receipt": "full"})
-    except httpx.TransportError as error:
-        raise OptionError(f"nothing answers at {client.base_url}: {error}") from error
-    if not response.is_success:
-        raise OptionError(f"it cannot be computed again: {refusal(response)}")
-    return found_in(response.json(), f"the answer of {client.base_url}")
+    sent = {**body, "receipt": "full", **({"store": False} if endpoint == RESPONSES else {})}
+    found = reply(client, "POST", endpoint, "it cannot be computed again", json=sent)
+    return found_in(found, f"the answer of {client.base_url}")
+
+
+def compared(client: httpx.Client, receipts: Sequence[Receipt], body: Mapping[str, Any]) -> list[Difference]:
+    """Compute the request of these receipts again, and return what differs. Raises OptionError."""
+    again = answers(client, receipts[0]["endpoint"], body_for(receipts[0], body))
+    return [
+        item
+        for one in receipts
+        for item in differences(one, same_choice(one, again), lambda token: token_name(client, token))
+    ]
 
 
 def same_choice(receipt: Receipt, found: Sequence[Receipt]) -> Receipt:
     """That of the receipts which is of the same choice of the same prompt, as far as there is one."""
     return max(found, key=lambda one: (one["choice"] == receipt["choice"], one["prompt"] == receipt["prompt"]))
-
-
-def promise(receipt: Receipt, here: Arithmetic) -> str:
-    """Why equal bits are not promised for a receipt; empty if they are."""
-    return no_promise(
-        receipt["arithmetic"], here, adapter=receipt["adapter"] is not None, images=bool(receipt["images"])
-    )
 
 
 def exit_code(found: Sequence[Difference], *, promised: bool) -> int:
@@ -136,16 +152,6 @@ def exit_code(found: Sequence[Difference], *, promised: bool) -> int:
 def token_name(client: httpx.Client, token: int) -> str:
     """The text of a token; empty if the server does not tell it."""
     try:
-        return str(client.post("/detokenize", json={"tokens": [token]}).json()["prompt"])
-    except (httpx.HTTPError, ValueError, KeyError):
+        return str(reply(client, "POST", "/detokenize", "", json={"tokens": [token]})["prompt"])
+    except (OptionError, KeyError, TypeError):
         return ""
-
-
-def read_json(path: Path) -> Any:
-    """The JSON in a file. Raises OptionError."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise OptionError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise OptionError(f"{path} is not JSON: {error_message(str(error))}") from None

@@ -72,8 +72,8 @@ def _line(path: Path, number: int, text: bytes) -> Line:
     except (ValueError, KeyError, TypeError, AttributeError):
         raise OptionError(f"{place} is no request with receipts; noria check --record writes such lines") from None
     request, receipts = _request(path, parse(number, orjson.dumps(fields))), found_in(kept, place)
-    if not receipts or any("content" not in one for one in receipts):
-        raise OptionError(f"{place} has a receipt without content; noria check --record writes it")
+    if any("content" not in one or one["endpoint"] != request.url for one in receipts):
+        raise OptionError(f"{place} has a receipt without content or of another url; noria check --record writes it")
     return Line(request.custom_id, request.url, orjson.loads(request.body), receipts)
 
 

@@ -2,33 +2,46 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 from xml.etree.ElementTree import Element, ElementTree, SubElement
 
 from model.errors import OptionError
 from service.commands.receipts.golden import Line
+from service.receipts.compare import Difference
 
 SUITE = "noria check"
 
 
-def write(path: Path, results: Sequence[tuple[Line, str, bool, float]]) -> None:
-    """Write the result of each line: what is wrong (empty: nothing), whether it had no answer, and its seconds.
+class Result(NamedTuple):
+    """The check of one line: what differs, or why there was no answer, and the seconds it took."""
 
-    Raises OptionError.
-    """
-    errors = sum(failed for _, _, failed, _ in results)
+    line: Line
+    found: list[Difference]
+    promised: bool
+    error: str
+    seconds: float
+
+    @property
+    def problem(self) -> str:
+        """The first difference of the answer, with its likely cause; empty if it is the same."""
+        return self.error or "; ".join(f"{item.field}: {item.message}" for item in self.found)
+
+
+def write(path: Path, results: Sequence[Result]) -> None:
+    """Write the result of each line: a failure for an answer that differs, an error for none. Raises OptionError."""
     counts = {
         "tests": str(len(results)),
-        "failures": str(sum(bool(problem) for _, problem, _, _ in results) - errors),
-        "errors": str(errors),
-        "time": f"{sum(seconds for *_, seconds in results):.3f}",
+        "failures": str(sum(bool(one.found) for one in results)),
+        "errors": str(sum(bool(one.error) for one in results)),
+        "time": f"{sum(one.seconds for one in results):.3f}",
     }
     root = Element("testsuites", counts)
     suite = SubElement(root, "testsuite", {"name": SUITE, **counts})
-    for line, problem, failed, seconds in results:
-        about = {"name": _allowed(line.custom_id), "classname": line.url, "time": f"{seconds:.3f}"}
+    for one in results:
+        about = {"name": _allowed(one.line.custom_id), "classname": one.line.url, "time": f"{one.seconds:.3f}"}
         case = SubElement(suite, "testcase", about)
-        if problem:
-            SubElement(case, "error" if failed else "failure", {"message": _allowed(problem)})
+        if one.problem:
+            SubElement(case, "error" if one.error else "failure", {"message": _allowed(one.problem)})
     try:
         ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
     except OSError as error:

@@ -1,15 +1,16 @@
-"""The request of a stored response, from the server that has it."""
+"""The request of a stored response, made from what its server has of it."""
 
+from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
 from model.errors import OptionError
-from service.commands.endpoint import refusal
+from service.commands.receipts.again import RESPONSES, reply
 
-ECHOED = (
+REPEATED = (
     "instructions",
-    "max_output_tokens",
     "parallel_tool_calls",
     "previous_response_id",
     "reasoning",
@@ -20,29 +21,47 @@ ECHOED = (
     "top_p",
     "truncation",
 )
-"""The fields of a response that are those of its request, and change its tokens."""
+"""The fields of a response that repeat those of its request and can change a token."""
+PROBLEM = "without --request FILE the request is taken from the stored response, which cannot be read"
+
+
+def response_id(answer: Any) -> str | None:
+    """The id of a response: a whole one, or that in the last event of its stream. None for another answer."""
+    found = answer.get("response", answer)
+    id = found.get("id") if isinstance(found, dict) else None
+    return id if isinstance(id, str) and id.startswith("resp_") else None
 
 
 def stored_request(client: httpx.Client, id: str) -> dict[str, Any]:
-    """The body that a stored response was made of, without its seed. Raises OptionError."""
-    response = _get(client, id, "")
-    if response.get("conversation") is not None:
-        raise OptionError(f"{id} is of a conversation, which has other items now: nothing can be computed again")
-    items: list[Any] = []
+    """The body of the request of a response. It contains what was before it in its conversation, which has grown since.
+
+    The server has the responses before it: `previous_response_id` stays. Raises OptionError.
+    """
+    path = f"{RESPONSES}/{quote(id, safe='')}"
+    response = reply(client, "GET", path, PROBLEM)
+    own = _items(client, f"{path}/input_items")
+    earlier: Sequence[Any] = ()
+    if response["conversation"]:
+        conversation = _items(client, f"/v1/conversations/{response['conversation']['id']}/items")
+        earlier = _before(conversation, {item["id"] for item in (*own, *response["output"])})
+    return {name: response[name] for name in REPEATED} | {"input": [*earlier, *own]}
+
+
+def _items(client: httpx.Client, path: str) -> list[Any]:
+    """All items of a list, the first one first."""
+    found: list[Any] = []
     more = True
     while more:
-        after = {"after": items[-1]["id"]} if items else {}
-        page = _get(client, id, "/input_items", order="asc", limit="100", **after)
-        items, more = [*items, *page["data"]], page["has_more"]
-    return {name: response[name] for name in ECHOED if response.get(name) is not None} | {"input": items}
-
-
-def _get(client: httpx.Client, id: str, part: str, **query: str) -> dict[str, Any]:
-    try:
-        response = client.get(f"/v1/responses/{id}{part}", params=query)
-    except httpx.TransportError as error:
-        raise OptionError(f"nothing answers at {client.base_url}: {error}") from error
-    if not response.is_success:
-        raise OptionError(f"the request of {id} is not stored there: {refusal(response)}; give it with --request FILE")
-    found: dict[str, Any] = response.json()
+        after = {"after": found[-1]["id"]} if found else {}
+        page = reply(client, "GET", path, PROBLEM, params={"limit": 100, "order": "asc", **after})
+        found += page["data"]
+        more = page["has_more"]
     return found
+
+
+def _before(conversation: Sequence[Any], ids: set[str]) -> Sequence[Any]:
+    """The items of a conversation before the first with one of these ids. Raises OptionError if it has none of them."""
+    for index, item in enumerate(conversation):
+        if item["id"] in ids:
+            return conversation[:index]
+    raise OptionError(f"{PROBLEM}: its conversation does not have its items any more")

@@ -1,32 +1,20 @@
 """`noria verify`: check the signature of receipts, and compute their answers again."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import orjson
 import typer
 
-from model.errors import OptionError
+from model.errors import OptionError, quoted
 from model.options import option, required
 from service.commands.flags import takes
-from service.commands.receipts.again import (
-    ENDPOINTS,
-    answers,
-    arithmetic_at,
-    body_for,
-    check_body,
-    exit_code,
-    promise,
-    read_json,
-    same_choice,
-    server,
-    token_name,
-)
-from service.commands.receipts.stored import stored_request
-from service.receipts.compare import CUT, STATED, Difference, differences
+from service.commands.receipts import again
+from service.commands.receipts.stored import response_id, stored_request
+from service.receipts.arithmetic import no_promise
+from service.receipts.compare import CUT, STATED, Difference
 from service.receipts.keys import is_public
 from service.receipts.read import faults, found_in
 from service.receipts.receipt import Receipt
@@ -40,7 +28,7 @@ class VerifyOptions:
     request: Path | None = option(
         None,
         "File with the body of the request, as it was sent.",
-        unset="what the receipt has, or the server at --url has stored",
+        unset="what a receipt has that was made with it, or what the server at --url has of a stored response",
     )
     model: str | None = option(
         None, "Model to compute with, as for noria serve. Not allowed with --url.", unset="the embedded model"
@@ -62,64 +50,79 @@ def verify(options: VerifyOptions) -> None:
     command starts its own server, which reads the environment variables of noria serve.
     """
     answer = read_json(options.receipt)
-    receipts = found_in(answer, str(options.receipt))
+    receipts, key = found_in(answer, str(options.receipt)), public_key(options.key)
     body = None if options.signature_only else request_of(options, answer, receipts[0])
-    key = public_key(options.key)
-    wrong = [fault for one in receipts for fault in faults(one, key)]
-    typer.echo("\n".join(wrong) or f"signature: valid, by the key {receipts[0]['key']}")
-    found, promised = ([], True) if body is None else compared(options, receipts, body)
+    wrong = [Difference("signature", fault) for one in receipts for fault in faults(one, key)]
+    keys = ", ".join(dict.fromkeys(one["key"] for one in receipts))
+    typer.echo("\n".join(fault.message for fault in wrong) or f"signature: valid, by the key {keys}")
+    found, promised = ([], True) if body is None else computed(options, receipts, body)
     if wrong and body is not None and not found:
         typer.echo(f"what was changed is not computed again: one of {', '.join(STATED)}")
-    raise typer.Exit(exit_code([*(Difference("signature", fault) for fault in wrong), *found], promised=promised))
+    raise typer.Exit(again.exit_code([*wrong, *found], promised=promised))
 
 
-def compared(options: VerifyOptions, receipts: Sequence[Receipt], body: Any) -> tuple[list[Difference], bool]:
+def computed(
+    options: VerifyOptions, receipts: Sequence[Receipt], body: Mapping[str, Any]
+) -> tuple[list[Difference], bool]:
     """What differs when the request is computed again, and whether equal bits are promised. It tells both."""
-    first = receipts[0]
-    with server(options.model, options.url, options.api_key, first["arithmetic"]) as client:
-        why_not = promise(first, arithmetic_at(client))
+    with again.server(options.model, options.url, options.api_key, receipts[0]["arithmetic"]) as client:
+        why_not = no_promise(receipts[0], again.arithmetic_at(client))
         typer.echo(f"equal bits: {f'not promised: {why_not}' if why_not else 'promised here'}")
-        again = answers(client, first["endpoint"], body_for(first, body))
-        name = partial(token_name, client)
-        found = [item for one in receipts for item in differences(one, same_choice(one, again), name)]
+        found = again.compared(client, receipts, body)
     for item in found:
         typer.echo(f"{item.field}: {item.message}")
     if not found:
         typer.echo(f"equal: {sum(one['n_tokens'] for one in receipts)} tokens, computed again")
     elif why_not:
-        typer.echo("an answer that differs here is no proof of a fault: no equal bits are promised")
+        typer.echo(again.NO_PROOF)
     return found, not why_not
 
 
-def request_of(options: VerifyOptions, answer: Any, receipt: Receipt) -> Any:
-    """The body of the request of an answer that has the receipt. Raises OptionError."""
+def request_of(options: VerifyOptions, answer: Any, receipt: Receipt) -> Mapping[str, Any]:
+    """The body of the request: in a file, in the receipt, or as the server has it. Raises OptionError."""
     if receipt["finish"] in CUT and not receipt["n_tokens"]:
         raise OptionError("time cut the answer before its first token: there is nothing to compute again")
-    if receipt["endpoint"] not in ENDPOINTS:
-        raise OptionError(f"endpoint must be one of {', '.join(ENDPOINTS)}, the receipt has {receipt['endpoint'][:80]}")
-    if options.request is not None:
-        body, place = read_json(options.request), str(options.request)
-    elif "content" in receipt:
-        body, place = json.loads(receipt["content"]["body"]), "the body in the receipt"
-    elif options.url and (id := response_id(answer)) is not None:
-        with server(None, options.url, options.api_key) as client:
+    if (endpoint := receipt["endpoint"]) not in again.ENDPOINTS:
+        raise OptionError(f"endpoint must be one of {', '.join(again.ENDPOINTS)}, the receipt has {quoted(endpoint)}")
+    body = given_request(options.request, receipt)
+    id = response_id(answer) if endpoint == again.RESPONSES else None
+    if options.url and options.request is None and id is not None and (body is None or again.state_in(body)):
+        with again.server(options.model, options.url, options.api_key) as client:
             return stored_request(client, id)
-    else:
+    if body is None:
         raise OptionError(
-            "the receipt has hashes only, and nothing to compute: give the request's body with --request FILE, or the "
-            "server that has stored the response with --url, or check the signature alone with --signature-only"
+            "the receipt has hashes only, and nothing to compute: give the request's body with --request FILE, or for "
+            "a stored response its server with --url, or check the signature alone with --signature-only"
         )
-    if not isinstance(body, dict):
-        raise OptionError(f"{place} must be a JSON object, the body of a request")
-    check_body(body, stored=options.url is not None)
+    again.check_body(body)
     return body
 
 
-def response_id(answer: Any) -> str | None:
-    """The id of a response, or of that in the last event of its stream; None for anything else."""
-    response = answer.get("response", answer)
-    id = response.get("id") if isinstance(response, dict) else None
-    return id if isinstance(id, str) and id.startswith("resp_") else None
+def given_request(path: Path | None, receipt: Receipt) -> dict[str, Any] | None:
+    """The body in a file or in the receipt; None if there is none. Raises OptionError."""
+    if path is None and "content" not in receipt:
+        return None
+    place = "the body in the receipt" if path is None else str(path)
+    body = from_json(receipt["content"]["body"], place) if path is None else read_json(path)
+    if not isinstance(body, dict):
+        raise OptionError(f"{place} must be a JSON object, the body of a request")
+    return body
+
+
+def read_json(path: Path) -> Any:
+    """The JSON in a file. Raises OptionError."""
+    try:
+        return from_json(path.read_bytes(), str(path))
+    except OSError as error:
+        raise OptionError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def from_json(text: bytes | str, place: str) -> Any:
+    """The JSON in a text. Raises OptionError."""
+    try:
+        return orjson.loads(text)
+    except ValueError as error:
+        raise OptionError(f"{place} is not JSON: {error}") from None
 
 
 def public_key(given: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""Signatures of receipts checked by OpenSSL, and a server with the fake model that signs."""
+"""Receipts checked by OpenSSL, receipts that lie, and a server with the fake model that signs."""
 
 import base64
 import json
@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from service.receipts.keys import make_key
+from service.receipts.keys import make_key, read_key
+from service.receipts.receipt import signed_bytes
 from tests.service.live import Live, running
 
 ED25519 = bytes.fromhex("302a300506032b6570032100")
@@ -25,6 +26,18 @@ def openssl_accepts(receipt: Mapping[str, Any], folder: Path) -> bool:
         (folder / name).write_bytes(data)
     command = "openssl pkeyutl -verify -rawin -pubin -keyform DER -inkey public -in message -sigfile signature"
     return subprocess.run(command.split(), cwd=folder, capture_output=True, check=False).returncode == 0
+
+
+def lie(receipt: Mapping[str, Any], folder: Path, **changes: Any) -> dict[str, Any]:
+    """The receipt with changes, signed with the key in `folder`: its signature is valid."""
+    changed = {**receipt, **changes}
+    return {**changed, "signature": read_key(folder / "key.pem").sign(signed_bytes(changed))}
+
+
+def write(path: Path, value: Any) -> Path:
+    """Write JSON to a file, and return its path."""
+    path.write_text(json.dumps(value))
+    return path
 
 
 @contextmanager

@@ -23,7 +23,7 @@ def test_an_engine_describes_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "asked", "words"),
+    ("change", "receipt", "words"),
     [
         ({}, {}, ""),
         ({"kernels": "native amx"}, {}, ""),
@@ -33,13 +33,16 @@ def test_an_engine_describes_it() -> None:
         ({"bits": None, "kernels": "torch", "quantize": "none"}, {}, "none in torch on cpu (there) promises no bits"),
         ({"quantize": "int4"}, {}, "quantize is int4 there and int8 here"),
         ({"kv_dtype": "int8"}, {}, "kv_dtype is int8 there"),
-        ({}, {"images": True}, "PyTorch encodes images"),
-        ({}, {"adapter": True}, ""),
-        ({"kernels": "native amx"}, {"adapter": True}, "adapters promise bits on one variant"),
+        ({}, {"images": ["00"]}, "PyTorch encodes images"),
+        ({}, {"adapter": {"name": "blue", "files": "00"}}, ""),
+        (
+            {"kernels": "native amx"},
+            {"adapter": {"name": "blue", "files": "00"}},
+            "adapters promise bits on one variant",
+        ),
     ],
 )
-def test_the_promise(change: dict[str, Any], asked: dict[str, bool], words: str) -> None:
-    there: Any = {**HERE, **change}
-    why = no_promise(there, HERE, **{"adapter": False, "images": False, **asked})
+def test_the_promise(change: dict[str, Any], receipt: dict[str, Any], words: str) -> None:
+    why = no_promise({"arithmetic": {**HERE, **change}, "adapter": None, "images": [], **receipt}, HERE)
     assert bool(why) == bool(words)
     assert words in why

@@ -8,16 +8,23 @@ from xml.etree import ElementTree
 
 import pytest
 
+from service.commands.receipts.check import code_of
+from service.commands.receipts.golden import Line
+from service.commands.receipts.junit import Result
+from service.receipts.compare import Difference
 from tests.service.command_line import Done, noria
 from tests.service.live import USER, Live, answer, running
 from tests.service.receipts.signing import signing
 
+CHAT = "/v1/chat/completions"
 REQUESTS = {
     "plain": ("/v1/completions", {"prompt": "a wheel", "max_tokens": 4}),
-    "two": ("/v1/chat/completions", {"messages": USER, "max_tokens": 4, "n": 2, "temperature": 0.7}),
+    "two": (CHAT, {"messages": USER, "max_tokens": 4, "n": 2, "temperature": 0.7}),
     "message": ("/v1/messages", {"messages": USER, "max_tokens": 4, "model": "fake"}),
     "<response>": ("/v1/responses", {"input": "hi", "max_output_tokens": 4, "seed": 5}),
 }
+
+ROW = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +108,19 @@ def test_other_weights_with_the_same_answers_pass(live: Live, golden: Path, tmp_
     assert check(live, tmp_path / "other.jsonl").returncode == 0
 
 
+def test_a_promised_difference_counts_more_than_others() -> None:
+    """Exit code 3, whatever else differs where nothing is promised."""
+    line, found = Line("a", CHAT, {}, []), [Difference("tokens", "token 1 differs")]
+    results = [Result(line, found, promised, "", 0.0) for promised in (False, True)]
+    assert [code_of(results[:1]), code_of(results[1:]), code_of(results)] == [4, 3, 3]
+    assert code_of([*results, Result(line, [], True, "no answer", 0.0)]) == 1
+
+
+def test_a_recording_has_no_report(live: Live, golden: Path, tmp_path: Path) -> None:
+    done = check(live, golden, "--record", golden, "--junit", tmp_path / "report.xml")
+    assert (done.returncode, "--record and --junit exclude each other" in done.stderr) == (1, True)
+
+
 def test_a_request_without_an_answer_is_an_error(golden: Path, tmp_path: Path) -> None:
     with running() as without_key:
         done = check(without_key, golden, "--junit", tmp_path / "report.xml")
@@ -116,6 +136,7 @@ def test_a_request_without_an_answer_is_an_error(golden: Path, tmp_path: Path) -
         ("", "has no line"),
         ('{"custom_id": "a"}\n', "line 1 is no request with receipts; noria check --record writes such lines"),
         ("[]\n", "line 1 is no request with receipts"),
+        (f"{json.dumps({**ROW, 'receipts': []})}\n", "line 1 is no receipt of a known format"),
     ],
 )
 def test_other_files_are_refused(live: Live, tmp_path: Path, text: str, words: str) -> None:

@@ -1,6 +1,5 @@
 """`noria verify` with the fake model: what is equal, and each field that is changed."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,13 +7,12 @@ from typing import Any
 import pytest
 
 from service.receipts.keys import make_key, read_key
-from service.receipts.receipt import signed_bytes
 from tests.service.command_line import Done, noria
 from tests.service.live import USER, Live
-from tests.service.receipts.signing import signing
+from tests.service.receipts.signing import lie, signing, write
 
 BODY = {"messages": USER, "max_tokens": 6, "temperature": 0.8, "n": 2}
-CHAT = "/v1/chat/completions"
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 
 
 @pytest.fixture(scope="module")
@@ -34,21 +32,10 @@ def answered(live: Live) -> dict[str, Any]:
     return live.post(CHAT, {**BODY, "receipt": True}).json()
 
 
-def write(path: Path, value: Any) -> Path:
-    path.write_text(json.dumps(value))
-    return path
-
-
 def verify(live: Live, folder: Path, receipt: Any, *more: str | Path, body: Any = BODY) -> Done:
     """Verify a receipt, or an answer, with this body of a request; None: without one."""
     request = [] if body is None else ["--request", write(folder / "request.json", body)]
     return noria("verify", write(folder / "receipt.json", receipt), "--url", live.url, *request, *more)
-
-
-def signed_again(receipt: dict[str, Any], folder: Path, **changes: Any) -> dict[str, Any]:
-    """The receipt of a server that lies: its signature is valid."""
-    lie = {**receipt, **changes}
-    return {**lie, "signature": read_key(folder / "key.pem").sign(signed_bytes(lie))}
 
 
 def test_equal(live: Live, folder: Path, answered: dict[str, Any], tmp_path: Path) -> None:
@@ -113,7 +100,7 @@ CHANGES: dict[str, Any] = {
     "signature": "00",
 }
 STATED = {"version", "created", "model", "arithmetic", "key", "signature"}
-NAMED = {"seed": "request", "max_tokens": "request", "choice": "request", "n_tokens": "marks", "marks": "tokens"}
+NAMED = {"seed": "request", "choice": "request", "n_tokens": "marks", "marks": "tokens"}
 """The field that verify names for a changed one, where it is another."""
 
 
@@ -144,6 +131,11 @@ def test_every_field_is_tried(answered: dict[str, Any]) -> None:
     [
         ({"format": "noria-receipt-2"}, "format: Input should be 'noria-receipt-1'"),
         ({"seed": "x"}, "seed: "),
+        ({"created": 2**53}, "created: Input should be less than"),
+        ({"content": {"body": "{", "text": "", "token_ids": []}}, "the body in the receipt is not JSON"),
+        ({"content": {"body": "[]", "text": "", "token_ids": []}}, "the body in the receipt must be a JSON object"),
+        ({"content": {"body": "{}", "text": "", "token_ids": [-1]}}, "content.token_ids.0: Input should be greater"),
+        ({"note": "checked"}, "note: Extra inputs are not permitted"),
         ({"n_tokens": "6"}, "n_tokens: Input should be a valid integer"),
         ({"finish": "timeout", "n_tokens": 0}, "time cut the answer before its first token"),
         ({"endpoint": "/v1/embeddings"}, "endpoint must be one of /v1/chat/completions"),
@@ -152,8 +144,8 @@ def test_every_field_is_tried(answered: dict[str, Any]) -> None:
 def test_what_cannot_be_read_is_refused(
     live: Live, answered: dict[str, Any], changes: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    done = verify(live, tmp_path, {**answered["receipts"][0], **changes})
-    assert done.returncode == 1
+    done = verify(live, tmp_path, {**answered["receipts"][0], **changes}, body=None if "content" in changes else BODY)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert words in done.stderr
 
 
@@ -161,20 +153,20 @@ def test_a_lie_is_found_by_computing_again(live: Live, folder: Path, answered: d
     """The fake engine promises no bits, so a differing answer alone gets the exit code 4."""
     receipt = answered["receipts"][0]
     marks = receipt["marks"]
-    lie = signed_again(receipt, folder, marks=marks[:8] + "ffff" + marks[12:])
-    done = verify(live, tmp_path, lie)
+    done = verify(live, tmp_path, lie(receipt, folder, marks=marks[:8] + "ffff" + marks[12:]))
     assert done.returncode == 4
     assert "signature: valid" in done.stdout
     assert "tokens: token 3 of 6 differs: another in the receipt, " in done.stdout
     assert "no proof of a fault" in done.stdout
-    assert verify(live, tmp_path, signed_again(receipt, folder, weights="sha256:00")).returncode == 3
+    for change in ({"weights": "sha256:00"}, {"seed": "5"}, {"max_tokens": 5}):
+        assert verify(live, tmp_path, lie(receipt, folder, **change)).returncode == 3, change
 
 
 def test_a_full_receipt_names_both_tokens(live: Live, folder: Path, tmp_path: Path) -> None:
     (receipt,) = live.post("/v1/completions", {"prompt": "a", "max_tokens": 4, "receipt": "full"}).json()["receipts"]
     ids = receipt["content"]["token_ids"]
-    lie = signed_again(receipt, folder, content={**receipt["content"], "token_ids": [ids[0], 65, *ids[2:]]})
-    done = verify(live, tmp_path, lie, body=None)
+    changed = {**receipt["content"], "token_ids": [ids[0], 65, *ids[2:]]}
+    done = verify(live, tmp_path, lie(receipt, folder, content=changed), body=None)
     assert "content.token_ids: their hash is not that of the field tokens" in done.stdout
     assert f"tokens: token 2 of 4 differs: 65 'A' in the receipt, {ids[1]} {chr(ids[1])!r} here" in done.stdout
     assert done.returncode == 3
@@ -189,12 +181,26 @@ def test_another_request_is_named(live: Live, answered: dict[str, Any], tmp_path
     assert (done.returncode, named.count("request"), "prompt" in named) == (3, 2, False)
 
 
+@pytest.mark.parametrize("field", ["seed", "random_seed", "max_tokens", "max_completion_tokens", "n_predict"])
+def test_the_request_keeps_its_own_seed_and_limit(
+    live: Live, answered: dict[str, Any], field: str, tmp_path: Path
+) -> None:
+    """A server that took another seed than the client sent is found."""
+    body = {name: value for name, value in BODY.items() if name != "max_tokens"}
+    done = verify(live, tmp_path, answered, body={**body, "max_tokens": None, field: 5})
+    named = [line.partition(":")[0] for line in done.stdout.splitlines()]
+    assert done.returncode == 3
+    assert {"request", "seed" if "seed" in field else "max_tokens"} <= {*named}
+
+
 def test_an_answer_that_time_cut_is_the_beginning_of_the_whole_one(tmp_path: Path) -> None:
     with signing(tmp_path, model="slow") as slow:
         body = {"prompt": "long", "max_tokens": 40, "timeout": 0.4}
         (receipt,) = slow.complete(**body, receipt=True)["receipts"]
         assert receipt["finish"] == "timeout"
         done = verify(slow, tmp_path, receipt, body=body)
+        changed = verify(slow, tmp_path, lie(receipt, tmp_path, tokens="sha256:00"), body=body)
+    assert (changed.returncode, "\ntokens: sha256:00 in the receipt, sha256:" in changed.stdout) == (4, True)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (
         0,
         f"equal: {receipt['n_tokens']} tokens, computed again",
@@ -208,57 +214,73 @@ def test_without_the_request_only_the_signature_is_checked(
     assert refused.returncode == 1
     assert "hashes only" in refused.stderr
     assert "--signature-only" in refused.stderr
+    assert "its server with --url" in refused.stderr
     done = noria("verify", tmp_path / "receipt.json", "--signature-only")
     assert (done.returncode, done.stdout.count("\n")) == (0, 1)
     write(tmp_path / "receipt.json", {**answered["receipts"][0], "created": 1})
     assert noria("verify", tmp_path / "receipt.json", "--signature-only").returncode == 3
 
 
-TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}}
-RESPONSE: dict[str, Any] = {"input": "hi", "max_output_tokens": 4, "receipt": True}
+@pytest.mark.parametrize("field", ["previous_response_id", "conversation"])
+def test_what_another_server_has_stored_is_not_computed(live: Live, field: str, tmp_path: Path) -> None:
+    body = {"input": "and", field: "resp_1", "max_output_tokens": 4}
+    (receipt,) = live.post(RESPONSES, {"input": "hi", "max_output_tokens": 4, "receipt": True}).json()["receipts"]
+    done = verify(live, tmp_path, receipt, body=body)
+    assert (done.returncode, f'{field} must be null, got "resp_1"' in done.stderr) == (1, True), done.stderr
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {},
-        {"stream": True},
-        {"instructions": "Be short.", "temperature": 0.5, "top_p": 0.9, "tools": [TOOL], "seed": 3},
-        {"input": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, *USER]},
-        {"input": [{"role": "user", "content": "a"} for _ in range(101)], "truncation": "auto"},
-        {"text": {"format": {"type": "json_object"}}, "metadata": {"a": "b"}, "user": "ada"},
-    ],
-)
-def test_a_stored_response_has_the_request(live: Live, more: dict[str, Any], tmp_path: Path) -> None:
-    """Also one that continues another, and nothing is stored beside it."""
-    body = {**RESPONSE, **more}
-    answer = live.events("/v1/responses", body)[-1] if body.get("stream") else live.post("/v1/responses", body).json()
-    done = verify(live, tmp_path, answer, body=None)
-    assert (done.returncode, "equal: " in done.stdout) == (0, True), (done.stdout, done.stderr)
-    id = answer.get("response", answer)["id"]
-    continued = live.post("/v1/responses", {**body, "stream": False, "previous_response_id": id}).json()
-    assert verify(live, tmp_path, continued, body=None).returncode == 0
-    assert verify(live, tmp_path, {**answer, "receipts": continued["receipts"]}, body=None).returncode == 3
+def texts(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths of all that a receipt contains and is no container."""
+    if not isinstance(value, dict | list):
+        yield path
+    for name, one in value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ()):
+        yield from texts(one, (*path, name))
 
 
-def test_a_response_that_is_not_stored_needs_its_request(live: Live, tmp_path: Path) -> None:
-    answer = live.post("/v1/responses", {**RESPONSE, "store": False}).json()
-    done = verify(live, tmp_path, answer, body=None)
-    assert done.returncode == 1
-    assert f"the request of {answer['id']} is not stored there" in done.stderr
-    assert "--request FILE" in done.stderr
-    assert verify(live, tmp_path, answer, body=RESPONSE).returncode == 0
+def with_other(value: Any, path: tuple[Any, ...], place: int) -> Any:
+    """A copy in which one character, or one number, is another."""
+    if not path and isinstance(value, str) and value:
+        place %= len(value)
+        return value[:place] + chr(ord(value[place]) + 1) + value[place + 1 :]
+    if not path:
+        return value + 1 if isinstance(value, int) else "x"
+    copy = {**value} if isinstance(value, dict) else [*value]
+    copy[path[0]] = with_other(value[path[0]], path[1:], place)
+    return copy
 
 
-def test_the_request_of_a_conversation_is_refused(live: Live, tmp_path: Path) -> None:
-    """Even by the server that has it: the conversation has other items now."""
-    id = live.post("/v1/conversations", {}).json()["id"]
-    answer = live.post("/v1/responses", {**RESPONSE, "conversation": id}).json()
-    done = verify(live, tmp_path, answer, body=None)
-    assert (done.returncode, "is of a conversation" in done.stderr) == (1, True), done.stderr
-    done = verify(live, tmp_path, answer, body={**RESPONSE, "conversation": id})
-    assert (done.returncode, f'conversation must be null, got "{id}"' in done.stderr) == (1, True), done.stderr
-    assert verify(live, tmp_path, answer, "--signature-only", body=None).returncode == 0
+def test_no_changed_character_passes(live: Live, tmp_path: Path) -> None:
+    """The last characters of a signature have bits that mean nothing, and are checked too."""
+    body = {"prompt": "a", "max_tokens": 3, "receipt": "full"}
+    (receipt,) = live.post("/v1/completions", body).json()["receipts"]
+    paths = [*texts(receipt)]
+    assert {path[0] for path in paths} | {"images"} == receipt.keys()
+    for path in paths:
+        for place in (0, -2, -3):
+            changed = with_other(receipt, path, place)
+            assert changed != receipt
+            done = noria("verify", write(tmp_path / "receipt.json", changed), "--signature-only")
+            assert done.returncode in (1, 3), (path, place, done.stdout)
+    for more in ({"images": ["00"]}, {"windows": []}, {"note": "checked"}, {"adapter": {"name": "", "files": ""}}):
+        done = noria("verify", write(tmp_path / "receipt.json", {**receipt, **more}), "--signature-only")
+        assert done.returncode in (1, 3), more
+
+
+def test_a_signature_is_of_one_receipt_alone(answered: dict[str, Any], tmp_path: Path) -> None:
+    one, other = answered["receipts"]
+    write(tmp_path / "receipt.json", {**one, "signature": other["signature"]})
+    assert noria("verify", tmp_path / "receipt.json", "--signature-only").returncode == 3
+
+
+def test_all_keys_are_named(live: Live, answered: dict[str, Any], tmp_path: Path) -> None:
+    with signing(tmp_path) as other:
+        foreign = other.post(CHAT, {**BODY, "receipt": True}).json()["receipts"]
+    write(tmp_path / "receipt.json", {"receipts": [*answered["receipts"], *foreign]})
+    done = noria("verify", tmp_path / "receipt.json", "--signature-only")
+    keys = f"{answered['receipts'][0]['key']}, {foreign[0]['key']}"
+    assert (done.returncode, done.stdout) == (0, f"signature: valid, by the key {keys}\n")
+    done = noria("verify", tmp_path / "receipt.json", "--signature-only", "--key", foreign[0]["key"])
+    assert done.returncode == 3
 
 
 def test_another_key_is_not_the_servers(answered: dict[str, Any], tmp_path: Path) -> None:
@@ -277,6 +299,9 @@ def test_another_key_is_not_the_servers(answered: dict[str, Any], tmp_path: Path
         ("{", "is not JSON"),
         ("[]", "is no receipt of a known format"),
         ('{"receipts": [{}]}', "receipts[0] is no receipt"),
+        ('{"receipts": []}', "is no receipt of a known format"),
+        ("[" * 100_000, "is not JSON"),
+        ('{"format": "\\ud800"}', "is not JSON"),
     ],
 )
 def test_other_files_are_refused(text: str, words: str, tmp_path: Path) -> None:
