@@ -28,7 +28,6 @@ ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^A-Z/?#@,\s]+")
 """As a browser writes an origin: in lower case and without a path."""
 HOST_NAME = re.compile(r"\*|[A-Za-z0-9._-]+")
 ROOT_PATH = re.compile(r"(/(?!\.)[A-Za-z0-9._~-]+)+")
-NO_CRYPTOGRAPHY = "a package that is not installed (the extra receipts): pip install cryptography"
 STORE_BOUNDS = {"memory": (2**26, 3600.0), "off": (0, 0.0)}
 FILE_BOUNDS = (2**30, 30 * 86400.0)
 """Bytes, and seconds since the last use, of the store of responses, and of one in a file."""
@@ -463,16 +462,8 @@ def _check_collector(url: str) -> None:
 
 
 def _check_receipts(settings: Settings) -> None:
-    if settings.receipt_key is None:
-        if settings.receipts:
-            raise OptionError("--receipts needs --receipt-key FILE; noria receipts key FILE makes the file")
-        return
-    from importlib import import_module
-
-    try:
-        import_module("cryptography")
-    except ModuleNotFoundError:
-        raise OptionError(f"--receipt-key {settings.receipt_key} needs {NO_CRYPTOGRAPHY}") from None
+    if settings.receipts and settings.receipt_key is None:
+        raise OptionError("--receipts needs --receipt-key FILE; noria receipts key FILE makes the file")
     _check_file("--receipt-key", settings.receipt_key)
 
 

@@ -21,8 +21,6 @@ FACTS = {
 ANSWER = ("tokens", "text", "finish", "n_tokens", "marks")
 STATED = ("version", "created", "model", "arithmetic", "key", "signature")
 """The fields that are not computed again: only the signature shows that one was changed."""
-Name = Callable[[int], str]
-"""Returns the text of a token."""
 
 
 class Difference(NamedTuple):
@@ -32,8 +30,8 @@ class Difference(NamedTuple):
     message: str
 
 
-def differences(given: Receipt, found: Receipt, name: Name) -> Iterator[Difference]:
-    """Compare a receipt with `found`, which was computed again and has its `content`."""
+def differences(given: Receipt, found: Receipt, name: Callable[[int], str]) -> Iterator[Difference]:
+    """Compare a receipt with `found`, which was computed again and has its `content`. `name` gives a token's text."""
     for field, message in FACTS.items():
         one, other = _plain(given, field), _plain(found, field)
         if one != other:
@@ -62,7 +60,7 @@ def first_token(given: Receipt, found: Receipt) -> int | None:
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def told(given: Receipt, found: Receipt, index: int, name: Name) -> str:
+def told(given: Receipt, found: Receipt, index: int, name: Callable[[int], str]) -> str:
     """A sentence about the first token that differs."""
     ids, known = _tokens(found), _tokens(given)
     here = f"{ids[index]} {name(ids[index])!r} here" if index < len(ids) else "none here: the answer ends before it"

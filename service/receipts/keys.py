@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model.errors import OptionError
-from service.settings import NO_CRYPTOGRAPHY
 
 if TYPE_CHECKING:  # it may be missing
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+NO_CRYPTOGRAPHY = "a package that is not installed (the extra receipts): pip install cryptography"
 PUBLIC_BYTES = 32
 PEM = "a PEM file with an Ed25519 private key, as noria receipts key FILE makes it"
 

@@ -16,8 +16,6 @@ from service.commands.receipts.again import ENDPOINTS, LEFT_OUT, answers, body_f
 from service.receipts.read import found_in
 from service.receipts.receipt import Receipt
 
-NOT_KEPT = {"key": "", "signature": ""}
-
 
 class Line(NamedTuple):
     """A request with the receipts of its choices, which have their content."""
@@ -60,7 +58,7 @@ def write(path: Path, lines: Iterable[Line]) -> None:
 
 
 def _plain(line: Line) -> dict[str, Any]:
-    receipts = [{**one, "content": {**one["content"], "body": ""}, **NOT_KEPT} for one in line.receipts]
+    receipts = [{**one, "content": {**one["content"], "body": ""}, "key": "", "signature": ""} for one in line.receipts]
     return {"custom_id": line.custom_id, "method": "POST", "url": line.url, "body": line.body, "receipts": receipts}
 
 

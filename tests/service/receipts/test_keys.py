@@ -82,11 +82,12 @@ def test_without_the_package_the_start_says_what_to_install(tmp_path: Path) -> N
 from pathlib import Path
 from model.errors import OptionError
 from service.receipts.keys import has_signed, make_key, read_key
+from service.receipts.maker import ReceiptMaker
 from service.settings import Settings
 import service.app  # it does without
 key = Path({str(tmp_path / "key.pem")!r})
 for attempt in (
-    lambda: Settings(receipt_key=key).check(),
+    lambda: ReceiptMaker(Settings(receipt_key=key)),
     lambda: read_key(key),
     lambda: make_key(Path({str(tmp_path / "new.pem")!r})),
     lambda: has_signed("", b"", ""),
