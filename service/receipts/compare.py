@@ -76,7 +76,7 @@ def _cut(found: Receipt, given: Receipt) -> Receipt:
     """The receipt as it would be if time had cut the answer after as many tokens. Its text cannot be known."""
     n_tokens, content = given["n_tokens"], found["content"]
     ids = content["token_ids"][:n_tokens]
-    cut: Any = {name: given[name] for name in ("finish", "text")}  # type: ignore[literal-required]
+    cut: Any = {name: given[name] for name in ("finish", "text")}
     cut |= {"n_tokens": len(ids), "tokens": digest(token_bytes(ids)), "marks": found["marks"][: MARK * n_tokens]}
     return {**found, **cut, "content": {**content, "token_ids": ids}}
 

@@ -125,7 +125,8 @@ def test_the_variant_does_not_matter_and_a_changed_weight_does(
     assert "differs: another in the receipt, " in done.stdout
 
 
-CALLED = {"type": "function", **WEATHER["function"]}
+CITY = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
+CALLED = {"type": "function", "name": "weather", "parameters": {**CITY, "additionalProperties": False}}
 STORED: list[dict[str, Any]] = [
     {"tools": [CALLED], "tool_choice": "required", "parallel_tool_calls": False},
     {"tools": [CALLED, {"type": "custom", "name": "shell"}], "tool_choice": {"type": "function", "name": "weather"}},
@@ -140,7 +141,7 @@ def test_a_stored_response_is_computed_again_without_its_request(
     server: LiveServer, fields: dict[str, Any], tmp_path: Path
 ) -> None:
     """Everything in a request that can change a token comes back from the store."""
-    first = post(server, "/v1/responses", input=ASKED, max_output_tokens=24, **fields)["id"]
+    first = post(server, "/v1/responses", input=ASKED, max_output_tokens=64, **fields)["id"]
     body = {"input": "And in Rome?", "max_output_tokens": 24, "receipt": True, "previous_response_id": first}
     done = verify(tmp_path, post(server, "/v1/responses", **body, **fields), "--url", server.url)
     assert done.returncode == 0, (done.stdout, done.stderr)
