@@ -10,16 +10,8 @@ from model.errors import OptionError
 from service.commands.receipts.again import RESPONSES, reply
 
 REPEATED = (
-    "instructions",
-    "parallel_tool_calls",
-    "previous_response_id",
-    "reasoning",
-    "temperature",
-    "text",
-    "tool_choice",
-    "tools",
-    "top_p",
-    "truncation",
+    *("instructions", "parallel_tool_calls", "previous_response_id", "reasoning", "temperature", "text"),
+    *("tool_choice", "tools", "top_p", "truncation"),
 )
 """The fields of a response that repeat those of its request and can change a token."""
 PROBLEM = "without --request FILE the request is taken from the stored response, which cannot be read"
@@ -41,10 +33,10 @@ def stored_request(client: httpx.Client, id: str) -> dict[str, Any]:
     response = reply(client, "GET", path, PROBLEM)
     own = _items(client, f"{path}/input_items")
     earlier: Sequence[Any] = ()
-    if response["conversation"]:
+    if response.get("conversation"):
         conversation = _items(client, f"/v1/conversations/{response['conversation']['id']}/items")
         earlier = _before(conversation, {item["id"] for item in (*own, *response["output"])})
-    return {name: response[name] for name in REPEATED} | {"input": [*earlier, *own]}
+    return {name: response.get(name) for name in REPEATED} | {"input": [*earlier, *own]}
 
 
 def _items(client: httpx.Client, path: str) -> list[Any]:
