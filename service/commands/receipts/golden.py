@@ -81,7 +81,7 @@ def _request(path: Path, line: Request | Refusal) -> Request:
     if line.url not in ENDPOINTS:
         raise OptionError(f"{path} line {line.line}: {line.url} has no receipts; those are {', '.join(ENDPOINTS)}")
     try:
-        check_body(orjson.loads(line.body), stored=False)
+        check_body(orjson.loads(line.body))
     except OptionError as error:
         raise OptionError(f"{path} line {line.line}: {error}") from None
     return line
