@@ -37,7 +37,7 @@ def rows(folder: Path, copy: Path) -> list[Any]:
     for suffix in ("", "-wal"):
         shutil.copy(folder / f"responses.db{suffix}", f"{copy}{suffix}")
     with sqlite3.connect(copy) as database:
-        found = [database.execute(f"SELECT id FROM {table} ORDER BY id").fetchall() for table in ("kept", "items")]
+        found = [database.execute(f"SELECT id FROM {table} ORDER BY id").fetchall() for table in ("stored", "items")]
     database.close()
     return found
 
@@ -108,7 +108,7 @@ def test_a_response_that_is_not_stored(live: Live, tmp_path: Path) -> None:
 def test_a_server_that_stores_nothing(tmp_path: Path) -> None:
     with signing(tmp_path, responses_store="off") as live:
         answer = live.post(RESPONSES, BODY).json()
-        assert "is stored" in verify(live, tmp_path, answer).stderr
+        assert "the server stores nothing (--responses-store off)" in verify(live, tmp_path, answer).stderr
         done = verify(live, tmp_path, answer, "--request", write(tmp_path / "request.json", BODY))
     assert done.returncode == 0, done
 
