@@ -5,7 +5,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from hashlib import sha256
 from pathlib import Path
 
@@ -60,11 +60,14 @@ class Key:
         return self.entry.name
 
     @contextmanager
-    def request(self) -> Iterator[None]:
-        """Count a request, which runs inside the context. Raises RateLimited."""
-        self._check()
+    def request(self, *, reads: bool = False) -> Iterator[None]:
+        """Count a request, which runs inside the context. Raises RateLimited.
+
+        One that `reads` what another computes is not in flight, and may come beside any number.
+        """
+        self._check(None if reads else self.entry.max_concurrent)
         self._requests.add(1)
-        with self.running():
+        with nullcontext() if reads else self.running():
             yield
 
     @contextmanager
@@ -80,8 +83,7 @@ class Key:
         """Count tokens of prompts and answers, once they are known."""
         self._tokens.add(n_tokens)
 
-    def _check(self) -> None:
-        most = self.entry.max_concurrent
+    def _check(self, most: int | None) -> None:
         if most is not None and self._running >= most:
             raise RateLimited(self.name, "requests in flight", self._running, most, 1)
         for what, used, limit in (

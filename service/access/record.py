@@ -4,7 +4,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Literal
@@ -31,7 +31,8 @@ class Policy:
 
     `open`: they need no key. `operation`: what the model does, None if nothing; of the others, metrics count outcomes
     and durations. `quiet`: the log has them at level debug only, and traces do not. `dialect` writes their errors.
-    `page`: browsers show the answer, and any site may have a link to it.
+    `page`: browsers show the answer, and any site may have a link to it. `resumes`: a request with the header `LAST`
+    only reads a stream.
     """
 
     dialect: Dialect = OPENAI
@@ -39,6 +40,7 @@ class Policy:
     operation: Operation | None = None
     quiet: bool = False
     page: bool = False
+    resumes: bool = False
 
     @property
     def generates(self) -> bool:
@@ -70,6 +72,8 @@ class Policies:
         return None, Policy(self._declared[max(extended, key=len)].dialect) if extended else Policy()
 
 
+LAST = "last-event-id"
+"""The header of a client that goes on with a stream."""
 MAX_IGNORED = 16
 """As many ignored fields are in the header."""
 MAX_PATH_CHARS = 64
@@ -92,7 +96,8 @@ class RequestRecord:
     reuse each other's cached prompts. Times are in seconds. None: the request did not get that far.
     For a request to the model: `model` is the name that it uses, `adapter` that of its LoRA adapter, `finishes` the
     finish reason of each choice that ended, and `failure` the class of the error that ended it. `submitted` and
-    `last_token` are by perf_counter. `body` is kept only for a receipt that repeats it.
+    `last_token` are by perf_counter. `body` is kept only for a receipt that repeats it. `place` is that among the
+    requests in flight of the key, until it is closed.
     """
 
     id: str
@@ -127,6 +132,7 @@ class RequestRecord:
     finishes: tuple[str, ...] = ()
     failure: str | None = None
     body: bytes = b""
+    place: ExitStack = field(default_factory=ExitStack)
 
     @property
     def tenant(self) -> str:
@@ -220,7 +226,10 @@ class RequestMiddleware:
             record.key = self._find_key(headers, record.policy)
             if record.key is not None:
                 record.owner = record.key.entry.identity
-            with record.key.request() if record.key and not record.policy.quiet else nullcontext():
+            with record.place:
+                if record.key is not None and not record.policy.quiet:
+                    reads = record.policy.resumes and LAST.encode() in headers
+                    record.place.enter_context(record.key.request(reads=reads))
                 await self._app(scope, receive, send)
         except (ClientGone, ClientDisconnect):
             record.status = CLIENT_GONE

@@ -47,7 +47,8 @@ class Ongoing:
 class OngoingWork:
     """All generations without a connection. `limit` bounds the bytes of their recordings together.
 
-    `found` has those that clients may come back to, by owner and id. `expired` is done at the end of a drain's time.
+    `found` has those that clients may come back to, by owner and id; None for what waits for the model after a restart,
+    to be computed again. `expired` is done at the end of a drain's time.
     """
 
     def __init__(
@@ -73,12 +74,13 @@ class OngoingWork:
     ) -> Ongoing:
         """Start to record the frames of a generation, whose admission `guard` holds.
 
-        The work has the record of the scope, with its own line in the log. `request` is the one that `detach` gave, and
-        counts as a request that generates nothing.
+        The work has the record of the scope, with its own line in the log, and is in flight instead of its request.
+        `request` is the one that `detach` gave, and counts as a request that generates nothing.
         """
         work: RequestRecord = scope["noria.record"]
         request.policy = replace(request.policy, operation=None)
         request.ignored = work.ignored
+        request.place.close()
         if work.key is not None:
             guard.enter_context(work.key.running())
         ongoing = Ongoing(self.recordings.begin(), generation)
@@ -109,6 +111,8 @@ class OngoingWork:
 
     async def close(self) -> None:
         """End what still runs."""
+        if not self._expired.done():
+            self._expired.set_result(None)
         tasks = [*self._tasks]
         for task in tasks:
             task.cancel()

@@ -13,7 +13,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from model.errors import quoted
-from service.access.record import RequestRecord
+from service.access.record import LAST, RequestRecord
 from service.api.admission import State
 from service.api.answering import Shape, answer, stream_frames, submit_signed
 from service.api.ongoing import Ongoing, detach
@@ -23,7 +23,7 @@ from service.generation.request import ModelRequest, ServedModel
 from service.http.sse import KEEP_ALIVE, Framing
 from service.schema.generation import StreamBody
 
-RESUME, LAST = "x-noria-resume", "last-event-id"
+RESUME = "x-noria-resume"
 MAX_DIGITS = 9
 
 
@@ -120,22 +120,36 @@ async def answer_resumable(
     return resumable.read(record, -1)
 
 
+def refuse_resume(request: Request) -> None:
+    """Raise InvalidRequest for a response of the Responses API that wants the events of a chat."""
+    if (wanted := request.headers.get(RESUME, "0")) != "0":
+        how = "with background true, GET /v1/responses/ID?stream=true&starting_after=NUMBER goes on with a stream"
+        raise InvalidRequest(f"the header {RESUME} must be 0 here, got {quoted(wanted)}: {how}", param=RESUME)
+
+
 def _resumed(request: Request, last: str) -> Response:
     """The rest of a stream. Raises NotStored for one that has ended for long, or is another key's."""
     record: RequestRecord = request.scope["noria.record"]
-    id, _, number = last.partition(":")
-    if not (number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS) and number:
+    id, colon, number = last.partition(":")
+    if not colon or (number and not (number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS)):
         message = f"the header {LAST} must be an event's id, REQUEST:NUMBER, got {quoted(last)}"
         raise InvalidRequest(message, param=LAST)
     resumable: Resumable | None = request.app.state.noria.ongoing.found.get(_key(record, id))
     if resumable is None:
         raise NotStored("stream", id)
-    return resumable.read(record, int(number or -1))
+    after, n_events = int(number or -1), resumable.ongoing.recording.n_events
+    if after >= n_events:
+        message = f"the header {LAST} must name an event of the stream, which has {n_events}, got {quoted(last)}"
+        raise InvalidRequest(message, param=LAST)
+    return resumable.read(record, after)
 
 
 def _key(record: RequestRecord, id: str) -> tuple[str, str]:
-    """The owner and the name of a stream. Clients choose ids, and none is that of a response in the background."""
-    return record.owner, f"stream {id}"
+    """The owner and the name of a stream. Clients choose ids, and none is that of a response in the background.
+
+    An id of another endpoint has other events.
+    """
+    return record.owner, f"stream {record.route} {id}"
 
 
 async def _numbered(updates: AsyncIterator[list[bytes]], id: str) -> AsyncIterator[list[bytes]]:

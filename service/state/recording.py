@@ -25,6 +25,11 @@ class Recording:
         self._grown = asyncio.Event()
         self._recordings = recordings
 
+    @property
+    def n_events(self) -> int:
+        """The number of events so far, with those that were dropped."""
+        return self.first + len(self.frames)
+
     def add(self, frame: bytes) -> None:
         self.frames.append(frame)
         self.n_bytes += len(frame)

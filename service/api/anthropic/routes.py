@@ -273,7 +273,7 @@ def _without_billing(system: str | list[TextBlock] | None) -> str:
     body=MessagesBody,
     request={"messages": HELLO, "max_tokens": 8},
     answer=MessageAnswer,
-    policy=Policy(ANTHROPIC, operation="chat"),
+    policy=Policy(ANTHROPIC, operation="chat", resumes=True),
 )
 async def messages(request: Request, body: MessagesBody) -> Response:
     """Answer a conversation, in Anthropic's Messages API"""

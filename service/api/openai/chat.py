@@ -226,7 +226,7 @@ def _is_mistrals(request: Request) -> bool:
     body=ChatBody,
     request={"messages": HELLO, "max_tokens": 8},
     answer=ChatCompletion,
-    policy=Policy(operation="chat"),
+    policy=Policy(operation="chat", resumes=True),
 )
 async def chat_completions(request: Request, body: ChatBody) -> Response:
     """Answer a conversation

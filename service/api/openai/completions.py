@@ -142,7 +142,7 @@ class CompletionBody(GapBody):
     body=CompletionBody,
     request={"prompt": "The capital of France is", "max_tokens": 8},
     answer=Completion,
-    policy=Policy(operation="text_completion"),
+    policy=Policy(operation="text_completion", resumes=True),
 )
 async def completions(request: Request, body: CompletionBody) -> Response:
     """Continue one or more prompts

@@ -5,11 +5,11 @@ from pydantic import Field
 from starlette.responses import Response
 
 from service.access.record import Policy
-from service.api.answering import answer
 from service.api.openai.answers import ChatCompletion
 from service.api.openai.completions import GapBody, completion_request
 from service.api.openai.shape import ChatShape
 from service.api.prompt import on_thread
+from service.api.resuming import answer_resumable
 from service.api.routes import post
 from service.schema.fields import limits_of, ranged, synonym
 from service.schema.generation import CHAT_TOKENS
@@ -32,14 +32,14 @@ class FimBody(GapBody):
     body=FimBody,
     request={"prompt": "def one():", "max_tokens": 8},
     answer=ChatCompletion,
-    policy=Policy(operation="text_completion"),
+    policy=Policy(operation="text_completion", resumes=True),
 )
 async def fim_completions(request: Request, body: FimBody) -> Response:
     """Fill the gap between a prompt and a suffix
 
     Without a suffix the answer continues the prompt. A stream ends with `usage`, as Mistral's does.
     """
-    return await answer(
+    return await answer_resumable(
         request,
         body,
         on_thread(lambda served: completion_request(body, served)),

@@ -15,6 +15,7 @@ from service.api.responses.body import ResponsesBody, TokensBody
 from service.api.responses.creation import Creation
 from service.api.responses.history import history_of
 from service.api.responses.truncation import fitted
+from service.api.resuming import refuse_resume
 from service.api.routes import post
 from service.generation.request import ServedModel
 from service.images.images import DecodedImage
@@ -32,6 +33,7 @@ async def responses(request: Request, body: ResponsesBody) -> Response:
 
     The server stores the response unless `store` is false.
     """
+    refuse_resume(request)
     if body.background:
         return await in_background(request, body)
     creation = Creation(request, body)

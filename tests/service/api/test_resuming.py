@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -11,11 +12,13 @@ from tests.service.live import USER, Live, answer, hurried, idle, refused, runni
 from tests.waiting import PATIENCE, eventually
 
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+FIM, RESPONSES = "/v1/fim/completions", "/v1/responses"
 WANTED = {"x-noria-resume": "1"}
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": USER, "max_tokens": 40, "stream": True},
     COMPLETIONS: {"prompt": "u:hi;a:", "max_tokens": 40, "stream": True},
     MESSAGES: {"messages": USER, "max_tokens": 40, "stream": True},
+    FIM: {"prompt": "u:hi;a:", "max_tokens": 40, "stream": True},
 }
 TEXT = answer("u:hi;a:", 40)
 
@@ -45,7 +48,7 @@ def text_of(path: str, events: list[tuple[str, str]]) -> str:
     if path == MESSAGES:
         return "".join(data["delta"]["text"] for data in datas if data["type"] == "content_block_delta")
     choices = [choice for data in datas for choice in data["choices"]]
-    if path == CHAT:
+    if path in (CHAT, FIM):
         return "".join(choice["delta"].get("content") or "" for choice in choices)
     return "".join(choice["text"] for choice in choices)
 
@@ -144,6 +147,12 @@ def test_refusals(slow: Live) -> None:
     ):
         response = slow.http.post(CHAT, json=body, headers=headers)
         assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    for wanted in ("1", "yes"):
+        response = slow.http.post(RESPONSES, json={"input": "x", "stream": True}, headers={"x-noria-resume": wanted})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "x-noria-resume")
+        assert "starting_after" in response.json()["error"]["message"]
+    asked = {"input": "x", "max_output_tokens": 2}
+    assert slow.http.post(RESPONSES, json=asked, headers={"x-noria-resume": "0"}).status_code == 200
     response = slow.http.post(CHAT, json=BODIES[CHAT] | {"max_tokens": 10**6}, headers=WANTED)
     assert response.status_code == 400
     assert refused(slow, CHAT, BODIES[CHAT] | {"max_tokens": -1})["param"] == "max_tokens"
@@ -158,3 +167,56 @@ def test_one_key_does_not_resume_the_stream_of_another() -> None:
         assert live.http.post(CHAT, json=BODIES[CHAT], headers=last | other).status_code == 404
         with live.http.stream("POST", CHAT, json=BODIES[CHAT], headers=last | mine) as response, hurried():
             assert text_of(CHAT, [*begun, *frames(response.iter_lines())]) == TEXT
+
+
+def test_an_id_names_an_event_that_was_sent(slow: Live) -> None:
+    """A number beyond, or no number, is an error; the id of another endpoint's stream is unknown."""
+    named = WANTED | {"x-request-id": "story"}
+    with hurried(), slow.http.stream("POST", CHAT, json=BODIES[CHAT], headers=named) as response:
+        n_events = len(frames(response.iter_lines())) - 1  # [DONE] has no number
+    for last in (f"story:{n_events}", "story:999999999", "story"):
+        response = slow.http.post(CHAT, json=BODIES[CHAT], headers={"last-event-id": last})
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, "last-event-id")
+        assert f'"{last}"' in error["message"]
+        assert str(n_events) in error["message"] or ":" not in last
+    with slow.http.stream("POST", CHAT, json=BODIES[CHAT], headers={"last-event-id": f"story:{n_events - 1}"}) as rest:
+        assert [data for _, data in frames(rest.iter_lines())] == ["[DONE]"]
+    for path in (MESSAGES, COMPLETIONS, FIM):
+        response = slow.http.post(path, json=BODIES[path], headers={"last-event-id": "story:"})
+        assert response.status_code == 404, path
+
+
+def test_a_stream_and_its_readers_are_one_request_of_a_key(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text(json.dumps({"keys": [{"name": "a", "key": "k", "max_concurrent": 1}]}))
+    with running(model="slow", api_key_file=path) as live:
+        live.http.headers["authorization"] = "Bearer k"
+        long = BODIES[CHAT] | {"max_tokens": 500}
+        with live.http.stream("POST", CHAT, json=long, headers=WANTED | {"x-request-id": "story"}) as first:
+            begun = frames(first.iter_lines(), 3)
+        last = {"last-event-id": begun[-1][0]}
+        with live.http.stream("POST", CHAT, json=long, headers=last) as second:
+            lines = second.iter_lines()
+            begun += frames(lines, 2)
+            with live.http.stream("POST", CHAT, json=long, headers=last) as third:
+                assert third.status_code == 200
+            for other, headers in ((CHAT, {}), (CHAT, WANTED), (RESPONSES, last)):
+                body = {"input": "x"} if other == RESPONSES else BODIES[CHAT]
+                refusal = live.http.post(other, json=body, headers=headers)
+                assert (refusal.status_code, refusal.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+            with hurried():
+                begun += frames(lines)
+        assert text_of(CHAT, begun) == answer("u:hi;a:", 500)
+        eventually(idle(live), "it has ended")
+        assert live.http.post(CHAT, json=BODIES[CHAT] | {"max_tokens": 2}).status_code == 200
+
+
+def test_a_stream_counts_once_while_its_client_reads(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text(json.dumps({"keys": [{"name": "a", "key": "k", "max_concurrent": 2}]}))
+    with running(model="slow", api_key_file=path) as live:
+        live.http.headers["authorization"] = "Bearer k"
+        with live.http.stream("POST", CHAT, json=BODIES[CHAT] | {"max_tokens": 2000}, headers=WANTED) as stream:
+            frames(stream.iter_lines(), 1)
+            assert live.http.post(CHAT, json=BODIES[CHAT] | {"max_tokens": 2}).status_code == 200
