@@ -162,9 +162,9 @@ class BodyTooLarge(ApiError):
 class HistoryTooLarge(ApiError):
     status = 413
 
-    def __init__(self) -> None:
-        message = "the stored items of this conversation are larger than a request may be (--max-body): compact it"
-        super().__init__(message, code="history_too_large")
+    def __init__(self, n_bytes: int, limit: int) -> None:
+        message = f"the stored items of this conversation have {n_bytes} bytes, the limit is {limit} (--max-body)"
+        super().__init__(f"{message}: compact it before it is so long", code="history_too_large")
 
 
 class Overloaded(ApiError):
@@ -178,8 +178,9 @@ class Overloaded(ApiError):
 class StoreFull(ApiError):
     status = 429
 
-    def __init__(self) -> None:
-        message = "the store has no place for this: delete something, send less, or try again when responses have ended"
+    def __init__(self, why: str = "") -> None:
+        full = "the store has no place for this" + (why and f" ({why})")
+        message = f"{full}: delete something, send less, or try again when responses have ended"
         super().__init__(message, code="store_full", headers={"retry-after": "10"})
 
 

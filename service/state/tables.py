@@ -76,15 +76,18 @@ class Tables:
         self._db.commit()
         self._db.close()
 
-    def put(self, owner: Owner, stored: Stored, *, only_in_place: bool = False) -> bool:
+    def put(self, owner: Owner, stored: Stored, *, only_running: bool = False) -> bool:
         """Store something, in place of what has its id. The least recently used is evicted. Raises StoreFull.
 
-        False: it would be `only_in_place` of something that is gone.
+        False: it would replace `only_running` things, and this one has ended or is gone.
         """
         with self._change():
             self._expire()
-            if not self._remove(owner.name, stored.id) and only_in_place:
+            if only_running and not self._runs(owner.name, stored.id):
                 return False
+            self._remove(owner.name, stored.id)
+            if stored.running:
+                self._check_running(owner.name, stored.size)
             about = (owner.name, stored.id, stored.previous, self._clock(), 0, stored.running)
             row = (*about, stored.value, stored.events, stored.request)
             self._db.execute("INSERT INTO stored VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
@@ -144,13 +147,14 @@ class Tables:
         Raises HistoryTooLarge if they have more than `limit` bytes.
         """
         found: list[Stored] = []
+        n_bytes = 0
         at: str | None = id
         while at is not None:
             if (stored := self.find(owner, at)) is None or stored.running:
                 return None
             found.append(stored)
-            if (limit := limit - stored.size) < 0:
-                raise HistoryTooLarge
+            if (n_bytes := n_bytes + stored.size) > limit:
+                raise HistoryTooLarge(n_bytes, limit)
             at = stored.previous
         for stored in found:  # those that are continued are the last to go
             self._touch(owner.name, stored.id)
@@ -161,11 +165,12 @@ class Tables:
         self._expire()
         newest = "SELECT value FROM items WHERE owner = ? AND id = ? ORDER BY rowid DESC LIMIT 1"
         found: dict[str, bytes] = {}
+        n_bytes = 0
         for id in ids:
             for (value,) in self._db.execute(newest, (owner.name, id)):
                 found[id] = value
-                if (limit := limit - len(value)) < 0:
-                    raise HistoryTooLarge
+                if (n_bytes := n_bytes + len(value)) > limit:
+                    raise HistoryTooLarge(n_bytes, limit)
         return found
 
     def interrupted(self) -> list[tuple[str, Stored]]:
@@ -198,6 +203,10 @@ class Tables:
     def _insert(self, owner: str, holder: str, items: Sequence[StoredItem], first: int) -> None:
         rows = [(owner, holder, first + n, item.id, item.output, item.value) for n, item in enumerate(items)]
         self._db.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?, ?)", rows)
+
+    def _runs(self, owner: str, id: str) -> bool:
+        running = "SELECT 1 FROM stored WHERE owner = ? AND id = ? AND running"
+        return self._db.execute(running, (owner, id)).fetchone() is not None
 
     def _remove(self, owner: str, id: str) -> bool:
         row = self._db.execute("SELECT size FROM stored WHERE owner = ? AND id = ?", (owner, id)).fetchone()
@@ -241,6 +250,14 @@ class Tables:
         while owners := self._over(owner):
             if not any(self._evict(name, but=id) for name in owners):
                 raise StoreFull
+
+    def _check_running(self, owner: str, n_bytes: int) -> None:
+        """Raise StoreFull if what runs, which is not evicted, would take more than half of the store."""
+        running = "SELECT coalesce(sum(size), 0) FROM stored WHERE owner = ? AND running"
+        (held,) = self._db.execute(running, (owner,)).fetchone()
+        if held + n_bytes > self._limit // 2:
+            most = f"the limit is {self._limit // 2}"
+            raise StoreFull(f"responses of this key that run would have {held + n_bytes} bytes of it, {most}")
 
     def _over(self, owner: Owner) -> Sequence[str]:
         """Who loses something, the first that can; nobody while the bounds hold.

@@ -4,6 +4,7 @@ import secrets
 import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 
 import orjson
 from fastapi import Request
@@ -17,7 +18,7 @@ from service.api.responses.body import ResponsesBody
 from service.api.responses.creation import Creation
 from service.api.responses.shape import ResponseShape
 from service.api.routes import json_response
-from service.errors.errors import ApiError, Cancelled, StoreFull, Unavailable, as_api_error
+from service.errors.errors import ApiError, Cancelled, NotStored, StoreFull, Unavailable, as_api_error
 from service.http.sse import Json
 from service.state.stored import Stored
 from service.state.tables import Tables
@@ -27,13 +28,14 @@ END = b"\n\n"
 
 
 class Background:
-    """A response that is computed without a connection. `ongoing` is set once it runs."""
+    """A response that is computed without a connection. `ongoing` is set once it runs. `begun` is what is stored."""
 
     ongoing: Ongoing
 
-    def __init__(self, creation: Creation, shape: ResponseShape) -> None:
+    def __init__(self, creation: Creation, shape: ResponseShape, begun: Stored) -> None:
         self._creation = creation
         self._shape = shape
+        self._begun = begun
 
     @property
     def state(self) -> ResponseState:
@@ -56,8 +58,14 @@ class Background:
         await self._creation.extend_conversation(response)
 
     async def ended(self, failure: Exception | None) -> None:
-        """Store the end of a response that failed, and forget what runs."""
+        """Store the end of a response that failed, and forget what runs.
+
+        One that the next server computes again stays as it is when this server ends.
+        """
         recording, work = self.ongoing.recording, self._creation.state.ongoing
+        if failure is not None and not isinstance(failure, Cancelled) and self._begins_again():
+            recording.end(failure)
+            return
         if failure is not None:
             error = None if isinstance(failure, Cancelled) else response_error(as_api_error(failure))
             event = self._shape.failed(error)
@@ -67,6 +75,10 @@ class Background:
         work.recordings.forget(recording)
         work.found.pop((self._creation.owner.name, self._shape.id), None)
 
+    def _begins_again(self) -> bool:
+        state = self._creation.state
+        return state.settings.finish_after_restart and state.admission.expired.done()
+
     async def _replace(self, last: Sequence[Json]) -> bool:
         """Store the end, with all events up to the last ones. False: a client has deleted it, or the store is full."""
         state, recording, owner = self._creation.state, self.ongoing.recording, self._creation.owner
@@ -74,10 +86,10 @@ class Background:
         events = await state.admission.work.run(lambda: zlib.compress(b"".join(frames), 1), sum(map(len, frames)))
         stored = self._creation.stored(last[-1], events=events if frames else b"")
         try:
-            return await state.store.run(Tables.put, owner, stored, only_in_place=True)
-        except (StoreFull, Unavailable):
-            with suppress(Unavailable):
-                await state.store.run(Tables.delete, owner, stored.id)
+            return await state.store.run(Tables.put, owner, stored, only_running=True)
+        except (StoreFull, Unavailable) as error:
+            with suppress(StoreFull, Unavailable):  # whoever asks is told
+                await state.store.run(Tables.put, owner, ended_as(self._begun, error), only_running=True)
             return False
 
 
@@ -93,17 +105,21 @@ async def in_background(request: Request, body: ResponsesBody) -> Response:
     return background.read(-1)
 
 
-async def begin(request: Request, creation: Creation, record: RequestRecord) -> Background:
-    """Submit a request, and store its input. The work has the record of the scope; `record` is the request's own."""
+async def begin(request: Request, creation: Creation, record: RequestRecord, *, again: bool = False) -> Background:
+    """Submit a request, and store its input. The work has the record of the scope; `record` is the request's own.
+
+    `again`: the response is stored as running. Raises NotStored if it is not any more.
+    """
     state, owner, body = creation.state, creation.owner, creation.body
     with ExitStack() as stack:
         served, generation, drafts = await submit_signed(stack, request, body, creation.make)
         shape = creation.shape(served, body.model or served.names[0])
         queued = shape.queued()
-        again = written_request(body, served.fingerprint) if state.settings.finish_after_restart else b""
-        begun = creation.stored(queued[-1]["response"], running=True, request=again)
-        await state.store.run(Tables.put, owner, begun)  # after a restart it is there
-        background = Background(creation, shape)
+        sent = written_request(body, served.fingerprint) if state.settings.finish_after_restart else b""
+        begun = creation.stored(queued[-1]["response"], running=True, request=sent)
+        if not await state.store.run(Tables.put, owner, begun, only_running=again):
+            raise NotStored("response", shape.id)
+        background = Background(creation, shape, begun)
         frames = stream_frames(generation, shape, drafts, background.save)
         guard = stack.pop_all()
         background.ongoing = state.ongoing.begin(record, request.scope, guard, generation, frames, background.ended)
@@ -129,6 +145,12 @@ def read_request(stored: Stored) -> tuple[str, bytes]:
 def response_error(error: ApiError) -> ResponseError:
     """The error of a failed response, with one of OpenAI's codes."""
     return {"code": "invalid_prompt" if error.status < 500 else "server_error", "message": error.message}
+
+
+def ended_as(stored: Stored, error: ApiError | None) -> Stored:
+    """A response that ran, and has failed; without an error, it was cancelled. It has no events."""
+    end = {"status": "failed", "error": response_error(error)} if error else {"status": "cancelled"}
+    return replace(stored, value=orjson.dumps(orjson.loads(stored.value) | end), running=False, request=b"")
 
 
 def events_after(stored: Stored, after: int) -> bytes:

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
 
 import orjson
 from fastapi import FastAPI, Request
@@ -12,7 +11,7 @@ from service.access.keys import Key
 from service.access.record import Policy, RequestRecord
 from service.api.admission import State
 from service.api.ongoing import detach, never
-from service.api.responses.background import begin, read_request, response_error
+from service.api.responses.background import begin, ended_as, read_request
 from service.api.responses.body import ResponsesBody
 from service.api.responses.creation import Creation
 from service.errors.errors import ApiError, Unavailable, as_api_error
@@ -36,6 +35,7 @@ async def interrupted(state: State) -> list[tuple[str, Stored]]:
     """What is to be computed again, by owner. The rest is marked as failed."""
     found = await state.store.run(Tables.interrupted)
     if state.settings.finish_after_restart:
+        state.ongoing.found |= {(owner, stored.id): None for owner, stored in found}
         return found
     for owner, stored in found:
         await _mark_failed(state, owner, stored, Lost(""))
@@ -44,11 +44,14 @@ async def interrupted(state: State) -> list[tuple[str, Stored]]:
 
 async def compute_again(app: FastAPI, found: Iterable[tuple[str, Stored]], find_key: FindKey) -> None:
     """Start responses anew, once the model is loaded. Those that would not be the same are marked as failed."""
+    state: State = app.state.noria
     for owner, stored in found:
         try:
             await _compute_again(app, owner, find_key(owner), stored)
         except Exception as error:
-            await _mark_failed(app.state.noria, owner, stored, as_api_error(error))
+            if not state.admission.draining:  # else the next server computes it
+                await _mark_failed(state, owner, stored, as_api_error(error))
+                del state.ongoing.found[owner, stored.id]
 
 
 async def _compute_again(app: FastAPI, owner: str, key: Key | None, stored: Stored) -> None:
@@ -70,13 +73,11 @@ async def _compute_again(app: FastAPI, owner: str, key: Key | None, stored: Stor
     scope = {"type": "http", "app": app, "method": "POST", "path": PATH, "headers": [], "noria.record": record}
     request = Request(scope, receive=never)
     detach(scope)
-    await begin(request, Creation(request, body, orjson.loads(stored.value)), record)
+    await begin(request, Creation(request, body, orjson.loads(stored.value)), record, again=True)
     log.info("computing a response again", extra={"fields": {"id": stored.id}})
 
 
 async def _mark_failed(state: State, owner: str, stored: Stored, error: ApiError) -> None:
-    failed = {"status": "failed", "error": response_error(error)}
-    ended = replace(stored, value=orjson.dumps(orjson.loads(stored.value) | failed), running=False, request=b"")
-    log.warning("a response that was running when the server ended has failed", extra={"fields": {"id": stored.id}})
     with suppress(ApiError):  # the log has it
-        await state.store.run(Tables.put, Owner(owner), ended, only_in_place=True)
+        if await state.store.run(Tables.put, Owner(owner), ended_as(stored, error), only_running=True):
+            log.warning("a response that ran when the server ended has failed", extra={"fields": {"id": stored.id}})

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Literal
 
 import orjson
@@ -12,19 +13,23 @@ from typing_extensions import TypedDict
 from service.access.record import Policy
 from service.api.queries import BOOLEANS, choice, number, several
 from service.api.responses.answers import StoredResponse
-from service.api.responses.background import Background, events_after
+from service.api.responses.background import Background, ended_as, events_after
 from service.api.routes import get, json_response
 from service.api.stored.lists import INCLUDED, QUERIES, ItemList, listed, shown
 from service.api.stored.requested import Requested
-from service.errors.errors import InvalidRequest
+from service.errors.errors import InvalidRequest, Unavailable
 from service.http.sse import HEADERS
 from service.schema.fields import Json
 from service.state.stored import Stored
+from service.state.tables import Tables
 
 QUIET = Policy(quiet=True)
 """A key at its limit of requests may still ask about its responses, and end them."""
 PATH = "/v1/responses/{id}"
-NO_EVENTS = "stream: this response has no events; those of responses that are created with background are stored"
+NO_EVENTS = (
+    "stream: no events of this response are stored. They are for a response with background, unless it was queued or "
+    "running when the server ended, the store did not take its end, or it had too many events"
+)
 
 
 class DeletedResponse(TypedDict):
@@ -53,7 +58,7 @@ async def retrieve(request: Request) -> Response:
         raise InvalidRequest("starting_after needs stream true", param="starting_after")
     if (running := _running(asked)) is not None:
         return running.read(after) if streams else json_response(running.state)
-    stored = await asked.read()
+    stored = await _read(asked)
     if not streams:
         return json_response(_whole(stored, included))
     if not stored.events:
@@ -83,10 +88,12 @@ async def cancel(request: Request) -> Response:
     One that has ended stays as it is.
     """
     asked = Requested(request, "response")
+    if _running(asked) is None and (stored := await _read(asked)).running:
+        await asked.store.run(Tables.put, asked.owner, ended_as(stored, None), only_running=True)
     if (running := _running(asked)) is not None and running.ongoing.task is not None:
         running.cancel()
         await asyncio.wait([running.ongoing.task])
-    response = _whole(await asked.read(), ())
+    response = _whole(await _read(asked), ())
     if not response["background"]:
         raise InvalidRequest("only a response that is created with background can be cancelled", param="id")
     return json_response(response)
@@ -105,6 +112,17 @@ async def input_items(request: Request) -> Response:
 def _running(asked: Requested) -> Background | None:
     found: Background | None = asked.state.ongoing.found.get((asked.owner.name, asked.id))
     return found
+
+
+async def _read(asked: Requested) -> Stored:
+    """What is stored of a response that does not run. The store may not have taken its end: then it has failed."""
+    stored = await asked.read()
+    if not stored.running or (asked.owner.name, asked.id) in asked.state.ongoing.found:
+        return stored
+    lost = ended_as(stored, Unavailable("the store did not take the end of this response", "store_failed"))
+    with suppress(Unavailable):
+        await asked.store.run(Tables.put, asked.owner, lost, only_running=True)
+    return lost
 
 
 def _whole(stored: Stored, included: Sequence[str]) -> Json:

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import signal
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import httpx
 import openai
 import pytest
 
+from service.state.tables import Tables
 from tests.service.live import Live, answer, busy, hurried, idle, running
 from tests.waiting import PATIENCE, eventually
 
@@ -250,6 +253,22 @@ def test_a_drain_ends_it_and_says_so(tmp_path: Path) -> None:
         assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
 
 
+def test_a_drain_ends_it_and_the_next_server_computes_it_again(tmp_path: Path) -> None:
+    """Its reader is told that the server ends, and not that the response has failed."""
+    options: dict[str, Any] = {"responses_store": str(tmp_path / "responses.db"), "finish_after_restart": True}
+    with running(model="slow", drain_timeout=0.1, **options) as live:
+        with live.http.stream("POST", PATH, json=LONG | {"stream": True}) as response:
+            lines = (line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: "))
+            seen = [json.loads(next(lines)) for _ in range(7)]
+            live.server.handle_exit(signal.SIGTERM, None)
+            *_, last = lines
+        assert (json.loads(last)["type"], json.loads(last)["code"]) == ("error", "shutting_down")
+    with running(model="slow", **options) as live, hurried():
+        id = seen[0]["response"]["id"]
+        assert text_of(ended(live, id)) == TEXT
+        assert [event["type"] for event in events(live, id)[:7]] == [event["type"] for event in seen]
+
+
 def test_what_ran_when_the_server_ended_has_failed(tmp_path: Path) -> None:
     """A copy of the file, as a server that is killed leaves it."""
     path, copy = tmp_path / "responses.db", tmp_path / "copy.db"
@@ -308,6 +327,65 @@ def test_what_ran_is_finished_after_a_restart(tmp_path: Path, tools: bool) -> No
         assert [item["type"] for item in again["output"]] == ["function_call" if tools else "message"]
         assert [comparable(event) for event in events(live, id)] == [comparable(event) for event in sent]
         assert events(live, id, 9)[0]["sequence_number"] == 10
+
+
+def test_what_is_ended_before_the_model_is_loaded_does_not_come_back(tmp_path: Path) -> None:
+    path, copy = tmp_path / "responses.db", tmp_path / "copy.db"
+    options = {"max_model_len": 4096, "finish_after_restart": True}
+    with running(model="slow", **options, responses_store=str(path)) as live:
+        deleted, cancelled, left = (live.post(PATH, LONG).json()["id"] for _ in range(3))
+        killed(live, path, copy)
+    with running(model="large", wait="loading", **options, responses_store=str(copy)) as live:
+        assert state(live, left)["status"] == "queued"
+        assert live.http.delete(f"{PATH}/{deleted}").status_code == 200
+        assert live.post(f"{PATH}/{cancelled}/cancel", {}).json()["status"] == "cancelled"
+        with hurried():
+            assert text_of(ended(live, left)) == TEXT
+        eventually(lambda: live.state.ongoing.found == {}, "nothing runs, and nothing waits")
+        assert live.http.get(f"{PATH}/{deleted}").status_code == 404
+        assert state(live, cancelled)["status"] == "cancelled"
+
+
+def test_an_end_that_the_disk_does_not_take_is_a_failure(slow: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the disk is full, and later."""
+    put = Tables.put
+
+    def full(*args: Any, **options: Any) -> Any:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    id = slow.post(PATH, LONG).json()["id"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Tables, "put", lambda tables, *args, **options: full())
+        patch.setattr(Tables, "delete", full)
+        with hurried():
+            failed = ended(slow, id)
+        assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
+        assert slow.post(f"{PATH}/{id}/cancel", {}).json() == failed
+    assert Tables.put is put
+    assert state(slow, id) == failed
+    assert slow.http.get(f"{PATH}/{id}?stream=true").status_code == 400
+    assert slow.http.delete(f"{PATH}/{id}").status_code == 200
+
+
+def test_an_end_that_is_too_large_is_a_failure() -> None:
+    with running(model="slow", responses_store_size=3000) as live, hurried():
+        failed = ended(live, live.post(PATH, LONG).json()["id"])
+        assert (failed["status"], failed["error"]["code"]) == ("failed", "invalid_prompt")
+        assert "no place" in failed["error"]["message"]
+
+
+def test_what_runs_has_half_of_the_store() -> None:
+    with running(model="slow", responses_store_size=10_000, api_keys=("k", "l")) as live:
+        mine, other = {"authorization": "Bearer k"}, {"authorization": "Bearer l"}
+        ids = []
+        while (response := live.post(PATH, LONG, headers=mine)).status_code == 200:
+            ids.append(response.json()["id"])
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (429, "store_full")
+        assert "the limit is 5000" in error["message"]
+        assert 1 <= len(ids) < 5
+        assert live.post("/v1/conversations", {}, headers=other).status_code == 200
+        assert live.post(PATH, LONG, headers=other).status_code == 200
 
 
 def comparable(event: dict[str, Any]) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def test_one_owner_never_finds_what_another_has() -> None:
     assert tables.referenced(B, ["in_r"], ANY) == {}
     assert not tables.delete(B, "r")
     assert not tables.append(B, "r", [StoredItem("x", b"x")])
-    assert not tables.put(B, response("r"), only_in_place=True)
+    assert not tables.put(B, response("r"), only_running=True)
     assert not tables.update(B, "r", b"[]")
     assert not tables.remove_item(B, "r", "in_r")
     assert tables.find(A, "r") == response("r")
@@ -107,23 +107,42 @@ def test_an_owner_with_less_loses_nothing_for_one_with_more() -> None:
 def test_what_runs_is_not_removed_to_gain_place() -> None:
     size = response("0").size
     tables, _ = made(2 * size)
-    for id in "01":
-        tables.put(A, response(id, running=True))
+    for owner in (A, B):
+        tables.put(owner, response("0", running=True))
     with pytest.raises(StoreFull):
         tables.put(A, response("2"))
-    assert ids(tables, A, "012") == "01"
+    assert (ids(tables, A, "02"), ids(tables, B, "0")) == ("0", "0")
     assert tables.chain(A, "0", ANY) is None  # it is not complete
-    assert tables.put(A, response("0"), only_in_place=True)
+    assert tables.put(A, response("0"), only_running=True)
     tables.put(A, response("2"))
-    assert ids(tables, A, "012") == "12"
+    assert (ids(tables, A, "02"), ids(tables, B, "0")) == ("2", "0")
+
+
+def test_what_runs_of_one_owner_leaves_half_to_others() -> None:
+    size = response("0").size
+    tables, _ = made(6 * size)
+    for id in "012":
+        tables.put(A, response(id, running=True))
+    with pytest.raises(StoreFull, match=f"{4 * size} bytes.*{3 * size}"):
+        tables.put(A, response("3", running=True))
+    tables.put(A, response("3"))
+    for id in "456":
+        tables.put(B, response(id))
+    assert (ids(tables, A, "0123"), ids(tables, B, "456")) == ("012", "456")
+    assert tables.put(A, response("0", running=True), only_running=True)  # in its own place
+    tables.delete(B, "4")
+    assert tables.put(A, response("1", size), only_running=True)  # the end has no such bound
 
 
 def test_the_end_of_what_was_deleted_is_not_stored() -> None:
     tables, _ = made()
     tables.put(A, response("0", running=True))
     assert tables.delete(A, "0")
-    assert not tables.put(A, response("0"), only_in_place=True)
+    assert not tables.put(A, response("0"), only_running=True)
     assert tables.total.n_bytes == 0
+    tables.put(A, response("1"))
+    assert not tables.put(A, response("1", running=True), only_running=True)
+    assert tables.chain(A, "1", ANY) is not None, "it has ended, and stays"
 
 
 def test_limits_of_an_owner_hold_for_it_alone() -> None:
@@ -198,7 +217,7 @@ def test_the_bounds_hold_whatever_happens(steps: list[tuple[str, str, str, int]]
                 tables.delete(owner, id)
                 tables.put(owner, response(id, size, running=step == "run"))
             elif step == "end":
-                tables.put(owner, response(id, size), only_in_place=True)
+                tables.put(owner, response(id, size), only_running=True)
             elif step == "delete":
                 tables.delete(owner, id)
             elif step == "find":
