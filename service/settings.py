@@ -202,6 +202,7 @@ class Settings(RunnerOptions):
         "Seconds for which a stream goes on without its client, and its events are kept, if its request has the header "
         "x-noria-resume: 1.",
         least=0,
+        most=86400,
     )
     health_port: int | None = option(
         None,
@@ -332,6 +333,8 @@ class Settings(RunnerOptions):
 
     def _check_store(self) -> None:
         path = Path(self.responses_store)
+        if self.responses_store == ":memory:":
+            raise OptionError("--responses-store :memory: is no path: a store in memory is --responses-store memory")
         if self.responses_store not in STORE_BOUNDS and (path.is_dir() or not path.absolute().parent.is_dir()):
             problem = "it is a directory" if path.is_dir() else "no such directory"
             raise OptionError(f"--responses-store {path}: {problem}; expected memory, off or the path of a file")

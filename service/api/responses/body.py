@@ -124,7 +124,11 @@ class ConversationId(Body):
 class InputBody(CallingBody, ModelBody):
     """What makes the prompt of a response."""
 
-    input: Input = Field(max_length=MAX_ITEMS, description="The text of a user message, or items of a conversation.")
+    input: Input | None = optional(
+        "The text of a user message, or items of a conversation. It is required unless `previous_response_id` or "
+        "`conversation` is there.",
+        max_length=MAX_ITEMS,
+    )
     instructions: str | None = optional("A system message before all items.")
     previous_response_id: str | None = optional(
         "The id of a stored response: the items before it, its own and its output come before `input`.",
@@ -142,6 +146,8 @@ class InputBody(CallingBody, ModelBody):
 
     def check(self) -> None:
         if not self.input and self.previous_response_id is None and self.conversation is None:
+            if self.input is None:
+                raise InvalidRequest("input is required", param="input", code="missing_required_parameter")
             raise InvalidRequest("input must not be empty", param="input")
         if self.previous_response_id is not None and self.conversation is not None:
             message = "previous_response_id and conversation exclude each other: send one of them"
@@ -162,7 +168,7 @@ class InputBody(CallingBody, ModelBody):
         Large schemas take time: not for the event loop.
         """
         system = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        messages = as_messages([*earlier, *(self.input if own is None else own)], len(earlier))
+        messages = as_messages([*earlier, *((self.input or ()) if own is None else own)], len(earlier))
         if not messages:
             raise InvalidRequest("input has no message, no call and no output", param="input")
         return Chat(

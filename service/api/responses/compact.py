@@ -3,6 +3,8 @@
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 
 import orjson
 from fastapi import Request
@@ -11,12 +13,13 @@ from starlette.responses import Response
 from service.access.record import Policy, RequestRecord
 from service.api.admission import State
 from service.api.answering import submit, whole_response
-from service.api.prompt import Chat, chat_request, of_chat
+from service.api.prompt import Chat, of_chat
 from service.api.responses.answers import CompactedResponse
 from service.api.responses.body import CompactBody, InputBody
 from service.api.responses.history import history_of, stored_input
 from service.api.responses.items import SUMMARY, AnyItem, CompactionItem, InputMessage
 from service.api.responses.shape import usage_json
+from service.api.responses.truncation import fitted
 from service.api.routes import post
 from service.generation.choice import Delta
 from service.generation.request import ModelRequest, ServedModel, Timings, Usage
@@ -26,6 +29,8 @@ SUMMARIZE = (
     "Summarize our conversation so far, so that it can go on from your summary alone: goals, facts, decisions, results "
     "of tools, and what is still to be done. Answer with the summary only."
 )
+SUMMARY_SHARE = 4
+"""A summary has at most this part of the context."""
 
 
 @post(
@@ -38,7 +43,8 @@ SUMMARIZE = (
 async def compact(request: Request, body: CompactBody) -> Response:
     """Let the model summarize a conversation
 
-    The output is the input of the next request: the messages of the user, and an item with the summary.
+    The output is the input of the next request: the messages of the user, and an item with the summary. The first
+    messages are not summarized if the conversation is longer than the context.
     """
     conversation: list[AnyItem] = []
 
@@ -48,9 +54,11 @@ async def compact(request: Request, body: CompactBody) -> Response:
             def chat() -> Chat:
                 conversation[:] = [*history.items(), *history.resolved(body.input)]
                 asked = InputBody.model_construct(instructions=body.instructions)
-                return asked.chat(own=[*conversation, InputMessage(role="user", content=SUMMARIZE)])
+                whole = asked.chat(own=[*conversation, InputMessage(role="user", content=SUMMARIZE)])
+                space = max(1, served.info.max_model_len // SUMMARY_SHARE)
+                return replace(whole, max_tokens=space, max_tokens_field="input")
 
-            return await of_chat(chat, chat_request)(state, record, served)
+            return await of_chat(chat, partial(fitted, least=2))(state, record, served)
 
     def write(parts: Sequence[Delta], usage: Usage, timings: Timings) -> CompactedResponse:
         users = [item for item in conversation if isinstance(item, InputMessage) and item.role == "user"]

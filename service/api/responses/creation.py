@@ -95,7 +95,8 @@ class Creation:
             return
         added = (*self.items, *stored_output(response["output"]))
         try:
-            await self.state.store.run(Tables.append, self.owner, self.body.conversation_id, added)
+            if not await self.state.store.run(Tables.append, self.owner, self.body.conversation_id, added):
+                log.warning("a conversation is not continued: it is deleted")
         except (StoreFull, Unavailable) as error:
             log.warning("a conversation is not continued: %s", error)
 

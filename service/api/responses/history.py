@@ -115,7 +115,8 @@ def _missing(state: State, param: str, kind: str, id: str, code: str) -> Invalid
     if not state.store.enabled:
         why = "the server stores nothing (--responses-store off): send the whole conversation as input"
         return InvalidRequest(f"{param} is not supported: {why}", param=param, code="store_off")
-    message = f"{param}: no {kind} {quoted(id)} of this key is stored, or no part before it is, or it is not complete"
+    more = ", or one before it is not, or it is not complete" if kind == "response" else ""
+    message = f"{param}: no {kind} {quoted(id)} of this key is stored{more}"
     return InvalidRequest(message, param=param, code=code)
 
 

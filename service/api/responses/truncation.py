@@ -9,15 +9,17 @@ from service.generation.request import ModelRequest, ServedModel
 from service.images.images import DecodedImage
 
 
-def fitted(chat: Chat, served: ServedModel, images: Sequence[DecodedImage]) -> ModelRequest:
+def fitted(chat: Chat, served: ServedModel, images: Sequence[DecodedImage], *, least: int = 1) -> ModelRequest:
     """The engine's request for as many of the last messages as fit the context, beside the first instructions.
 
-    They begin with a message of the user. Raises ContextExceeded if the user's last one, and what follows, do not fit.
+    They begin with a message of the user. Raises ContextExceeded if the `least` last ones of the user, and what follows
+    them, do not fit.
     """
     try:
         return chat_request(chat, served, images)
     except ContextExceeded:
-        starts = [at for at, message in enumerate(chat.messages) if message["role"] == "user"][1:]
+        users = [at for at, message in enumerate(chat.messages) if message["role"] == "user"]
+        starts = users[1 : len(users) + 1 - least]
         found, low, high = None, 0, len(starts) - 1
         while low <= high:  # fewer messages are always a shorter prompt
             middle = (low + high) // 2

@@ -2,13 +2,18 @@
 
 import json
 from collections.abc import Iterator
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from tests.service.live import Live, answer, refused, running
+from model.errors import OptionError
+from service.api.responses.compact import SUMMARIZE
+from service.settings import Settings
+from tests.service.live import Live, answer, hurried, refused, running
+from tests.waiting import eventually
 
 PATH = "/v1/responses"
 SHORT: dict[str, Any] = {"model": "fake", "max_output_tokens": 5}
@@ -211,6 +216,23 @@ def test_a_conversation_too_long_loses_its_first_turns(client: openai.OpenAI) ->
         client.responses.create(**SHORT, input="x" * 600, truncation="auto")
 
 
+def test_what_continues_needs_no_input(client: openai.OpenAI) -> None:
+    """The model goes on from what is stored."""
+    first = client.responses.create(**SHORT, input="hi")
+    for background in (False, True):
+        second = client.responses.create(**SHORT, previous_response_id=first.id, background=background)
+        while second.status in ("queued", "in_progress"):
+            second = client.responses.retrieve(second.id)
+        assert second.output_text == answer(f"u:hi;a:{first.output_text};a:", 5)
+    made = client.conversations.create(items=USER("hi"))  # type: ignore[arg-type]
+    assert client.responses.create(**SHORT, conversation=made.id).output_text == first.output_text
+    counted = client.responses.input_tokens.count(model="fake", conversation=made.id)
+    assert counted.input_tokens == len(f"u:hi;a:{first.output_text};a:")
+    with pytest.raises(openai.BadRequestError, match="input is required") as error:
+        client.responses.create(**SHORT)
+    assert (error.value.param, error.value.code) == ("input", "missing_required_parameter")
+
+
 # Conversations
 
 
@@ -250,6 +272,19 @@ def test_conversations_are_changed_and_deleted(client: openai.OpenAI) -> None:
     assert error.value.code == "conversation_not_found"
 
 
+def test_a_conversation_that_is_deleted_meanwhile_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with running(model="slow") as live:
+        made = live.post("/v1/conversations", {}).json()["id"]
+        response = live.post(PATH, {**SHORT, "input": "hi", "conversation": made, "background": True}).json()
+        live.http.delete(f"/v1/conversations/{made}")
+        with hurried():
+            eventually(lambda: live.state.ongoing.found == {}, "the end")
+        assert live.http.get(f"{PATH}/{response['id']}").json()["status"] == "incomplete"
+        refusal = refused(live, PATH, {**SHORT, "input": "hi", "conversation": made})
+        assert refusal["message"] == f'conversation: no conversation "{made}" of this key is stored'
+    assert [record.message for record in caplog.records if "conversation" in record.message]
+
+
 def test_kinds_of_ids_are_not_mixed(live: Live) -> None:
     conversation = live.post("/v1/conversations", {"items": USER("hi")}).json()["id"]
     response = live.post(PATH, {"input": "hi", "max_output_tokens": 2}).json()["id"]
@@ -277,6 +312,23 @@ def test_a_conversation_is_summarized(client: openai.OpenAI) -> None:
     after = client.responses.create(**SHORT, input=[*items, *USER("how old am I?")])
     said = f"Summary of the conversation so far:\n{words}"
     assert after.output_text == answer(f"u:my name is Ada;u:and I am 36;a:{said};u:how old am I?;a:", 5)
+
+
+def test_a_conversation_longer_than_the_context_is_summarized(client: openai.OpenAI) -> None:
+    """As much of its end as fits beside the summary, which has a fourth of the 512 tokens."""
+    turns: Any = [USER(f"{n}" * 50)[0] for n in range(9)]
+    compacted = client.responses.compact(model="fake", input=turns)
+    summary: Any = compacted.output[-1]
+    frame = f"u:{SUMMARIZE};a:"
+    n_fit = (384 - len(frame)) // len(f"u:{'0' * 50};")
+    assert 1 < n_fit < 9
+    prompt = "".join(f"u:{f'{n}' * 50};" for n in range(9 - n_fit, 9)) + frame
+    assert summary.encrypted_content == "noria-summary:" + answer(prompt, 128).strip()
+    assert compacted.usage.input_tokens == len(prompt)
+    with pytest.raises(openai.BadRequestError) as error:
+        client.responses.compact(model="fake", input="x" * 600)
+    assert error.value.param == "input"
+    assert "max_output_tokens" not in error.value.message
 
 
 def test_summaries_of_others_are_refused(live: Live) -> None:
@@ -372,6 +424,7 @@ def test_a_history_is_no_larger_than_a_body() -> None:
         while (after := small.post(PATH, asked | {"previous_response_id": ids[-1]})).status_code == 200:
             ids.append(after.json()["id"])
         assert (after.status_code, after.json()["error"]["code"]) == (413, "history_too_large")
+        assert "the limit is 9000" in after.json()["error"]["message"]
         assert 2 <= len(ids) < 5
         items = [small.http.get(f"{PATH}/{id}/input_items").json()["data"][0]["id"] for id in ids]
         references = [{"type": "item_reference", "id": item} for item in items]
@@ -406,6 +459,12 @@ def test_a_file_survives_a_restart(tmp_path: Path) -> None:
         assert live.http.get(f"/v1/conversations/{conversation['id']}").json() == conversation
         after = live.post(PATH, {"input": "x", "previous_response_id": made["id"], "max_output_tokens": 5}).json()
         assert texts(after)[0] == answer(f"u:hi;a:{texts(made)[0]};u:x;a:", 5)
+
+
+@pytest.mark.parametrize("wrong", [{"responses_store": ":memory:"}, {"resume_seconds": inf}, {"resume_seconds": nan}])
+def test_wrong_flags_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match="--re"):
+        Settings(model="fake", **wrong).check()
 
 
 def test_without_a_store_nothing_is_stored() -> None:
