@@ -221,7 +221,7 @@ def test_all_published_tools_are_known() -> None:
     ("body", "param", "words"),
     [
         ({"input": 5}, "input", ["5"]),
-        ({"input": None}, "input", ["null"]),
+        ({"input": None}, "input", ["required"]),
         ({"input": [{"type": "computer_call", "id": "x"}]}, "input[0].type", ['"message", "reasoning"']),
         ({"input": [5]}, "input[0]", ["an object", "5"]),
         (
