@@ -52,12 +52,13 @@ class SequencePages:
 
 
 SequenceState = Literal["waiting", "prompt", "decode", "preempted"]
-Reason = Literal["pages", "sequences", "tokens", "adapters", "fairness", "priority", "grammar"]
+Reason = Literal["pages", "sequences", "tokens", "adapters", "fairness", "priority", "grammar", "disk"]
 """Why a sequence waits.
 
 "sequences": as many run as may. "pages": too few are left for it or one before it, or a step computes one to reuse.
 "tokens": the prompts that run fill each step. "adapters": as many LoRA adapters run as may. "fairness", "priority": one
-that came later is before it, of another key or with a lower number. "grammar": its grammar is compiled."""
+that came later is before it, of another key or with a lower number. "grammar": its grammar is compiled.
+"disk": it, or another one, reads the pages of its prompt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,12 +144,14 @@ class AdapterPlaces:
         if adapter and not self._n_places:
             raise ValueError(f"adapter {adapter} cannot be used: this engine takes no LoRA adapters")
 
-    def first(self) -> Sequence | None:
-        """The first of the waiting sequences that may run now."""
+    def first(self, behind: Container[Sequence] = ()) -> Sequence | None:
+        """Return the first of the waiting sequences that may run now, without those `behind` others."""
         if not any(map(self._may_run, self._queue.by_adapter)):  # spares the walk through a long queue
             return None
         closed = None  # the adapter that takes no more
         for sequence in self._queue.ordered():
+            if sequence in behind:
+                continue
             if not self._may_run(sequence.adapter):
                 closed = next(iter(self._running), None)
             elif sequence.adapter != closed and self._in_memory(sequence.adapter):

@@ -143,11 +143,13 @@ class Scheduler:
         for sequence in self._running.in_order(self._depth, self._stored.waiting if self._stored else ()):
             if step.budget and sequence in self._running:
                 self._extend(sequence, step)
-        while step.budget and len(self._running) < self._max_sequences and (first := self._adapters.first()):
-            if not self._admit(first, step):
+        behind = self._stored.behind if self._stored else ()
+        while step.budget and len(self._running) < self._max_sequences and (first := self._adapters.first(behind)):
+            if self._admit(first, step):
+                if not self._stored or first not in self._stored.waiting:
+                    self._extend(first, step)
+            elif first not in behind:
                 break
-            if not self._stored or first not in self._stored.waiting:
-                self._extend(first, step)
         self._blocked = self._why_blocked(step) if self._queue else None
         if any(item.lookup is not None for item in step.parts):
             # The chunks of prompts have no say: drafts would end wherever a prompt is computed in many steps.
@@ -245,6 +247,7 @@ class Scheduler:
             tuple(self._running),
             tuple(self._queue.ordered()),
             self._blocked,
+            frozenset((*self._stored.waiting, *self._stored.behind) if self._stored else ()),
             {key: n_prompt for key, n_prompt in preparing.items() if key not in self._sequences},
         )
 
@@ -294,7 +297,7 @@ class Scheduler:
             return "sequences"
         if not step.budget:
             return "tokens"
-        return "pages" if self._adapters.first() else "adapters"
+        return "pages" if self._adapters.first(self._stored.behind if self._stored else ()) else "adapters"
 
     def _in_flight(self) -> dict[Sequence, None]:
         """The sequences of the steps in flight that have not ended, in order."""
@@ -379,7 +382,7 @@ class Scheduler:
         reused = reuse(sequence, self.pools)
         fitting = fits(sequence, self._running.unfinished, len(self._running), self._max_step_tokens)
         stored = self._stored
-        if not fitting or awaits_page(sequence, reused, self._planned) or (stored and stored.awaited(sequence)):
+        if (stored and stored.awaited(sequence)) or not fitting or awaits_page(sequence, reused, self._planned):
             sequence.reset()
             return False
         reads = stored is not None and stored.begin(sequence)

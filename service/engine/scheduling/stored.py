@@ -4,7 +4,8 @@ The store gets a full page when it is evicted, while the engine is idle, and at 
 the last pages of a prefix only. Such a prefix is what a sequence reused, its prompt, or all of it when it ended.
 
 A sequence whose prompt goes on on disk is admitted and takes the pages, which the store fills. It computes nothing
-meanwhile, others do. If a page cannot be read, the sequence goes back to its place in the queue.
+meanwhile, others do. Those that need the same pages stay in the queue, and the scheduler passes them over. If a page
+cannot be read, the sequence goes back to its place in the queue.
 """
 
 import time
@@ -77,12 +78,14 @@ class StoredPool(PagePool):
 class StoredPrefixes:
     """The pools of an engine over one store, and its sequences that wait for pages: `waiting`.
 
-    `counts` are those of the store, by their names in Stats.
+    `behind` are sequences of the queue that wait for pages of these. `counts` are those of the store, by their names in
+    Stats.
     """
 
     def __init__(self, specs: tuple[PoolSpec, ...], page_size: int, store: PrefixStore) -> None:
         self.pools = tuple(StoredPool(spec, page_size, index, store) for index, spec in enumerate(specs))
         self.waiting: dict[Sequence, Reading] = {}
+        self.behind: set[Sequence] = set()
         self.counts = store.counts
         self._store = store
         self._page_size = page_size
@@ -109,23 +112,28 @@ class StoredPrefixes:
         return True
 
     def awaited(self, sequence: Sequence) -> bool:
-        """Whether another sequence waits for the page that follows the computed tokens of this one."""
+        """Whether another sequence waits for the page that follows the computed tokens of this one: it is `behind`."""
         block = sequence.computed // self._page_size
         if not self.waiting or not sequence.may_reuse or block == sequence.n_reusable:
             return False
         name = sequence.names(block + 1)[block]
-        return any(key.name == name for reading in self.waiting.values() for _, key in reading.pages)
+        if awaited := any(key.name == name for reading in self.waiting.values() for _, key in reading.pages):
+            self.behind.add(sequence)
+        return awaited
 
     def cancel(self, sequence: Sequence) -> None:
         """The sequence releases its pages: nothing may be written there any more."""
+        self.behind.discard(sequence)
         if (reading := self.waiting.pop(sequence, None)) is not None:
             reading.cancel()
+            self.behind.clear()
 
     def arrived(self) -> list[tuple[Sequence, bool]]:
         """The sequences that wait no more, and whether all their pages were read. What was read has names."""
         found = [(sequence, reading) for sequence, reading in self.waiting.items() if reading.done]
         for sequence, reading in found:
             del self.waiting[sequence]
+            self.behind.clear()
             if reading.n_read < len(reading.pages):
                 sequence.from_disk = 0
             for page, key in reading.pages[: reading.n_read]:

@@ -27,12 +27,14 @@ class View:
     """The scheduler between two steps: what runs, oldest first, and what waits, in the order of admission.
 
     `blocked` says why the latest plan admitted no more: a `Reason`, or None if nothing waited.
-    `preparing` are sequences whose grammars are compiled: their ids and prompts' lengths.
+    Those `reading` wait for pages of the disk. `preparing` are sequences whose grammars are compiled: their ids and
+    prompts' lengths.
     """
 
     running: tuple[Sequence, ...]
     waiting: tuple[Sequence, ...]
     blocked: Reason | None
+    reading: frozenset[Sequence]
     preparing: Mapping[int, int]
 
     def whole(self, steps: tuple[StepRows, ...]) -> Picture:
@@ -55,7 +57,8 @@ class View:
     def _running(self, pages: bool, wanted: Container[int] = EVERY) -> Iterator[SequenceShape]:
         for item in self.running:
             if item.id in wanted:
-                yield _shape(item, "prompt" if _prefills(item) else "decode", None, pages)
+                reason: Reason | None = "disk" if item in self.reading else None
+                yield _shape(item, "prompt" if _prefills(item) else "decode", reason, pages)
 
     def _queue(self, pages: bool, wanted: Container[int] = EVERY) -> Iterator[tuple[int, SequenceShape]]:
         """Those that wait, each with its place."""
@@ -64,9 +67,12 @@ class View:
             if item.priority != priority:
                 priority, newest, newest_prior = item.priority, -1, max(newest, newest_prior)
             reason = self.blocked
-            if reason is not None and max(newest, newest_prior) > item.number:
+            if item in self.reading:
+                reason = "disk"
+            elif reason is not None and max(newest, newest_prior) > item.number:
                 reason = "priority" if newest_prior > item.number else "fairness"
-            newest = max(newest, item.number)
+            if item not in self.reading:
+                newest = max(newest, item.number)
             if item.id in wanted:
                 yield place, _shape(item, "waiting" if item.queued is None else "preempted", reason, pages)
 

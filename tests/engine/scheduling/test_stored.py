@@ -137,6 +137,46 @@ def test_others_decode_while_pages_are_read() -> None:
     assert [drive.updates[number][0].from_disk for number in (1, 2)] == [28, 0]
 
 
+def test_a_sequence_behind_a_reading_is_passed_over() -> None:
+    """An unrelated one is served before the disk answers. The one behind has its place again if the reader goes."""
+    disk: Disk = {}
+    first = engine(disk)
+    first.serve(PROMPT, PARAMS)
+    first.scheduler.save_pages(1.0)
+    drive = engine(disk, ((None, 16),))
+    for number in (1, 2, 4):
+        drive.submit(number, PROMPT, PARAMS)
+    drive.submit(3, [1, 2, 3], PARAMS)
+    while 3 not in drive.finished:
+        batch = drive.scheduler.plan()
+        assert [item.sequence_id for item in batch.slices] == [3]
+        shown = drive.scheduler.view({}).whole(()).sequences
+        assert [(item.id, item.reason) for item in shown] == [(1, "disk"), (3, None), (2, "disk"), (4, "disk")]
+        drive._take(drive.scheduler.commit(drive.runner.step(batch)))
+    drive.scheduler.abort(2)
+    drive.scheduler.abort(1)
+    drive.run()
+    assert drive.updates[4][0].from_disk == 28
+
+
+def test_a_sequence_is_not_said_to_wait_for_one_that_is_passed_over() -> None:
+    disk: Disk = {}
+    first = engine(disk)
+    first.serve(PROMPT, PARAMS)
+    first.scheduler.save_pages(1.0)
+    drive = StoredDrive(make_info(page_size=SIZE, pools=((None, 64),)), disk, max_sequences=2)
+    drive.submit(0, [1, 2, 3], PARAMS)
+    drive.submit(1, PROMPT, PARAMS)
+    drive.scheduler.plan()
+    for number in (2, 4):
+        drive.submit(number, [1, 2, 3], PARAMS)
+    drive.submit(3, PROMPT, PARAMS, priority=-1)
+    drive.scheduler.abort(0)
+    drive.scheduler.plan()
+    shown = drive.scheduler.view({}).whole(()).sequences
+    assert [(item.id, item.reason) for item in shown] == [(1, "disk"), (2, None), (3, "disk"), (4, "sequences")]
+
+
 @pytest.mark.parametrize("running", [False, True])
 def test_a_request_that_is_aborted_while_it_reads_gives_its_pages_back(running: bool) -> None:
     disk: Disk = {}

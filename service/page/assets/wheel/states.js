@@ -18,6 +18,7 @@ const REASONS = {
   fairness: "its turn: another key comes first",
   priority: "its turn: a request of higher priority comes first",
   grammar: "its grammar, which is compiled",
+  disk: "pages of its prompt, which are read from the disk",
 };
 
 /** What a request waits for, in words; the server's own word if the page does not know it. */
