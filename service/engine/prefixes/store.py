@@ -120,7 +120,7 @@ class PrefixStore:
         self._jobs.put(partial(self._files.remove, pool, name))
 
     def read(self, reading: Reading) -> None:
-        """Fill the pages of a reading, until one cannot be read."""
+        """Fill the pages of a reading, until one cannot be read. Those after it are only checked."""
         self._n_wanted += 1
         self._readings.put(reading)
 
@@ -133,17 +133,17 @@ class PrefixStore:
     def _write(self) -> None:
         while True:
             job = self._jobs.get()
-            self._try("written", job)
+            done = self._try("written", job)
             del job  # and its page
-            if self._jobs.empty():
+            if done and self._jobs.empty():  # an idle loop would save a page that cannot be written again and again
                 self._wake()
 
     def _write_page(self, key: PageKey, data: Callable[[], memoryview], size: int) -> None:
         written = False
         try:
             written = self._files.write(key, data())
-            self._names.add(file_name(key.pool, key.name))
         finally:
+            (self._names.add if written else self._names.discard)(file_name(key.pool, key.name))
             self.counts["pages_written" if written else "pages_dropped"] += 1
             with self._lock:
                 self._queued -= size
@@ -169,24 +169,27 @@ class PrefixStore:
             time.sleep(LIST_SECONDS)
 
     def _fill(self, reading: Reading) -> None:
+        whole = True
         for _, key in reading.pages:
             data = self._files.read(key, self._pages.page_bytes(key.pool))
             if data is None:
                 self._names.discard(file_name(key.pool, key.name))
-                return
-            if not reading.fill(self._pages, data):
+                whole = False  # a damaged file after it would keep its page from being written again
+            elif whole and not reading.fill(self._pages, data):
                 return
             self._n_pages_read += 1
 
-    def _try(self, what: str, job: Callable[[], None]) -> None:
-        """Do a job. The engine serves on without what fails."""
+    def _try(self, what: str, job: Callable[[], None]) -> bool:
+        """Do a job; returns whether it succeeded. The engine serves on without what fails."""
         try:
             job()
+            return True
         except Exception as error:
             now = time.monotonic()
             if now - self._logged.get(what, -SILENT_SECONDS) >= SILENT_SECONDS:
                 self._logged[what] = now
                 log.warning("pages of --prefix-store cannot be %s: %s; Noria serves without them", what, error)
+            return False
 
 
 def open_store(info: RunnerInfo, pages: PageBytes, wake: Callable[[], None]) -> PrefixStore | None:

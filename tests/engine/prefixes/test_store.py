@@ -87,6 +87,23 @@ def test_a_reading_ends_at_the_first_page_that_is_wrong(tmp_path: Path) -> None:
     assert [store.has(0, key(number).name) for number in range(3)] == [True, False, True]
 
 
+def test_all_damaged_pages_of_a_reading_are_found_and_written_again(tmp_path: Path) -> None:
+    store, woken = new_store(tmp_path, Pages())
+    for number in range(5):
+        store.save(number, key(number))
+    store.finish(WAIT)
+    for path in paths(tmp_path):
+        if path.name.startswith((key(1).name.hex(), key(3).name.hex())):
+            path.write_bytes(b"torn")
+    store.read(reading := Reading([(10 + number, key(number)) for number in range(5)]))
+    woken.wait(lambda: reading.done)
+    assert [store.has(0, key(number).name) for number in range(5)] == [True, False, True, False, True]
+    for number in range(5):
+        store.save(number, key(number))
+    store.finish(WAIT)
+    assert [files(tmp_path).read(key(number), N_BYTES) for number in range(5)] == [data(n) for n in range(5)]
+
+
 def test_a_cancelled_reading_writes_to_no_page_any_more(tmp_path: Path) -> None:
     store, woken = new_store(tmp_path, pages := Pages())
     for number in range(3):
@@ -134,10 +151,25 @@ def test_trouble_is_logged_once_and_pages_go_again_when_it_is_over(
     assert len(caplog.records) == 1
     assert "pages of --prefix-store cannot be written" in caplog.text
     assert (store.counts["pages_written"], store.counts["pages_dropped"]) == (0, 4)
+    assert not any(store.has(0, key(number).name) for number in range(4)), "a page that is not written counts as saved"
     (tmp_path / "store").unlink()
-    assert store.save(9, key(9))
+    assert store.save(0, key(0))
     store.finish(WAIT)
-    assert store.has(0, key(9).name)
+    assert store.has(0, key(0).name)
+    assert len(paths(tmp_path)) == 1
+
+
+def test_a_page_that_cannot_be_written_does_not_wake_the_loop(tmp_path: Path) -> None:
+    """An idle loop saves pages when it wakes. It would try the same ones for ever."""
+    (tmp_path / "store").write_text("no directory")
+    written: list[int] = []  # before each call of `wake`
+    store = PrefixStore(files(tmp_path / "store"), Pages(), lambda: written.append(store.counts["pages_written"]))
+    store.save(1, key(1))
+    eventually(lambda: store.counts["pages_dropped"] and not store.is_writing, "the failure")
+    (tmp_path / "store").unlink()
+    store.save(2, key(2))
+    eventually(lambda: written, "a call")
+    assert 0 not in written
 
 
 def test_a_damaged_page_that_cannot_be_removed_is_not_read_again(
