@@ -69,6 +69,11 @@ def one_line(error: Exception) -> str:
     return " ".join(text.split())[:MAX_CHARS] or type(error).__name__
 
 
+def counted(n: int, noun: str) -> str:
+    """A number of things for people, such as "1 page" or "2 pages"."""
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
 def size(n_bytes: float) -> str:
     """A size for people, such as "1.50 GiB" or "4 bytes"."""
     if n_bytes < 2**10:

@@ -29,6 +29,8 @@ DRAFT_TOKENS = 10
 """Draft tokens of a sequence in a step at most, with --prompt-lookup auto."""
 IMAGE_CACHE, LEAST_IMAGES = 2**28, 2
 """Default bytes of the embeddings of images that are kept, and the number of the largest images that fit at least."""
+PREFIX_STORE = 20 * 2**30
+"""Default bytes of pages on disk."""
 GPU_UTILIZATION = 0.9
 """Default part of a GPU's memory that all programs together may fill."""
 
@@ -37,10 +39,10 @@ GPU_UTILIZATION = 0.9
 class Flag:
     """The command-line side of an option: what its field's name, type and default do not say.
 
-    `name` replaces the field's name. `unset` says what None, or an empty tuple, stands for. `least` and `most` are
-    inclusive limits, `above` is an exclusive one. A size is a number of bytes; people write it as 4GiB. `noria plan`
-    takes the options with `in_plan`. `group` is the heading of this option, and of those after it up to the next that
-    has one.
+    `name` replaces the field's name. An option that `is_typed` has no environment variable. `unset` says what None, or
+    an empty tuple, stands for. `least` and `most` are inclusive limits, `above` is an exclusive one. A size is a number
+    of bytes; people write it as 4GiB. `noria plan` takes the options with `in_plan`. `group` is the heading of this
+    option, and of those after it up to the next that has one.
     """
 
     help: str
@@ -52,6 +54,7 @@ class Flag:
     most: float | None = None
     is_size: bool = False
     is_argument: bool = False
+    is_typed: bool = False
     in_plan: bool = False
     group: str = ""
 
@@ -215,8 +218,11 @@ class RunnerOptions:
         "(docs/state.md). Several servers may share it.",
         unset="none",
     )
-    prefix_store_size: int = option(
-        20 * 2**30, "Bytes of --prefix-store; the least recently used pages are removed first.", is_size=True
+    prefix_store_size: int | None = option(
+        None,
+        "Bytes of --prefix-store; the least recently used pages are removed first.",
+        unset=f"{PREFIX_STORE // 2**30}GiB",
+        is_size=True,
     )
     image_cache_memory: int | None = option(
         None,

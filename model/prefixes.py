@@ -11,6 +11,7 @@ from model.checkpoint.open import Checkpoint
 from model.kernels.cpu import native
 from model.kernels.cpu.build import fingerprint
 from model.machine.device import name_of
+from model.options import PREFIX_STORE
 from model.setup import Setup
 
 SERVED = "max_position"
@@ -40,7 +41,7 @@ def prefix_files(setup: Setup, checkpoint: Checkpoint) -> PrefixFiles | None:
     about = f"{Path(options.model).name}: {setup.chosen.name} weights, {formats[-1]} keys and values, {kernels}"
     return PrefixFiles(
         str(Path(options.prefix_store).absolute()),
-        options.prefix_store_size,
+        options.prefix_store_size or PREFIX_STORE,
         sha256(repr(facts).encode()).hexdigest()[:32],
         about,
     )

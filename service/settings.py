@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from model.chat.reasoning import STYLES
 from model.checkpoint.embedded import EMBEDDED_REPETITION
 from model.checkpoint.resolve import EMBEDDED, default_name
-from model.errors import OptionError, ParameterError, short
+from model.errors import OptionError, ParameterError, one_line, short
 from model.options import RunnerOptions, check_limits, flag_name, option
 from model.sampling_params import RepetitionDetection
 
@@ -265,6 +265,7 @@ class Settings(RunnerOptions):
                 raise OptionError(f"{flag_name(declared)} must not be empty")
         _check_file("--chat-template", self.chat_template)
         self._check_store()
+        self._check_prefixes()
         _ = self.repetition
         self._check_adapters()
         self._check_sharding()
@@ -342,6 +343,16 @@ class Settings(RunnerOptions):
             raise OptionError("--responses-store off cannot be used with --responses-store-size or -seconds")
         if self.finish_after_restart and self.responses_store in STORE_BOUNDS:
             raise OptionError(f"--finish-after-restart needs a file as --responses-store, got {self.responses_store}")
+
+    def _check_prefixes(self) -> None:
+        if self.prefix_store is None:
+            if self.prefix_store_size is not None:
+                raise OptionError("--prefix-store-size needs --prefix-store DIR")
+            return
+        try:
+            Path(self.prefix_store).mkdir(0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise OptionError(f"--prefix-store {self.prefix_store}: {one_line(error)}; expected a directory") from error
 
     def _check_adapters(self) -> None:
         for name, path in self.adapters_given.items():

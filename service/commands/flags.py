@@ -91,7 +91,11 @@ def variable(field: Field[Any], prefix: str = PREFIX) -> str:
 
 def _parameter(field: Field[Any], flag: Flag, prefix: str) -> inspect.Parameter:
     """The parameter of a command, as Typer reads it."""
-    about: dict[str, Any] = {"help": flag.help, "envvar": variable(field, prefix), "show_envvar": True}
+    about: dict[str, Any] = {
+        "help": flag.help,
+        "envvar": None if flag.is_typed else variable(field, prefix),
+        "show_envvar": True,
+    }
     kind: Any = field.type
     default: Any = field.default
     if flag.unset:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from model.errors import OptionError, size
+from model.errors import OptionError, counted, size
 from model.options import option, same
 from service.commands.flags import takes
 from service.engine.prefixes.files import folders, locked, page_files
@@ -23,11 +23,15 @@ class PrefixesOptions:
     """The options of `noria prefixes`."""
 
     action: str = option(
-        "list", "list shows the pages by model; clear removes them all.", choices=("list", "clear"), is_argument=True
+        "list",
+        "list shows the pages by model; clear removes them all.",
+        choices=("list", "clear"),
+        is_argument=True,
+        is_typed=True,
     )
     prefix_store: str | None = same(Settings, "prefix_store")
     json: bool = option(False, "Print JSON.")
-    yes: bool = option(False, "Remove without a question.")
+    yes: bool = option(False, "Remove without a question.", is_typed=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,8 @@ def prefixes(options: PrefixesOptions) -> None:
     """
     if options.prefix_store is None:
         raise OptionError("noria prefixes needs --prefix-store DIR (NORIA_PREFIX_STORE)")
+    if (options.yes and options.action == "list") or (options.json and options.action == "clear"):
+        raise OptionError("--yes is for noria prefixes clear, and --json for noria prefixes list")
     directory = Path(options.prefix_store)
     try:
         rows = [row for folder in folders(directory) if (row := _row(folder)) is not None]
@@ -77,7 +83,7 @@ def _row(folder: Path) -> Row | None:
 def _clear(directory: Path, rows: list[Row], yes: bool) -> None:
     n_pages, freed = sum(row.pages for row in rows), size(sum(row.bytes for row in rows))
     if not yes:
-        typer.confirm(f"Remove {n_pages} pages and free {freed}?", abort=True)
+        typer.confirm(f"Remove {counted(n_pages, 'page')} and free {freed}?", abort=True)
     with locked(directory):
         for folder in folders(directory):
             for file in page_files(folder):
@@ -85,7 +91,7 @@ def _clear(directory: Path, rows: list[Row], yes: bool) -> None:
             (folder / "about").unlink(missing_ok=True)
             with suppress(OSError):  # files that are not ours
                 folder.rmdir()
-    typer.echo(f"removed {n_pages} pages: {freed} are free again")
+    typer.echo(f"removed {counted(n_pages, 'page')}: {freed} are free again")
 
 
 def _table(rows: list[Row]) -> Table:

@@ -10,8 +10,8 @@ from service.commands.flags import PREFIX
 from service.errors.wording import meant
 
 PLAN_MEMORY, PLAN_JSON = "NORIA_MEMORY", "NORIA_JSON"
-OTHERS = (KERNELS, PARENT, PLAN_MEMORY, PLAN_JSON, "NORIA_NAME", "NORIA_YES", "NORIA_ACTION")
-"""Variables that are no flags of `serve`; the last three are of `noria rm` and `noria prefixes`."""
+OTHERS = (KERNELS, PARENT, PLAN_MEMORY, PLAN_JSON)
+"""Variables that are no flags of `serve`."""
 OF_COMMANDS = ("NORIA_BATCH_", "NORIA_BENCH_", "NORIA_CHAT_", "NORIA_CHECK_", "NORIA_VERIFY_")
 """The beginnings of other commands' variables. `serve` does not import these commands."""
 PROTECTING = ("API_KEY", "API_KEY_FILE", "SSL_CERTFILE", "SSL_KEYFILE")

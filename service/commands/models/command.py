@@ -44,8 +44,8 @@ class ListOptions:
 class RemoveOptions:
     """The options of `noria rm`."""
 
-    name: str = required("Name of a repository in the hub's cache: org/name.")
-    yes: bool = option(False, "Remove without a question.")
+    name: str = required("Name of a repository in the hub's cache: org/name.", is_typed=True)
+    yes: bool = option(False, "Remove without a question.", is_typed=True)
 
 
 @dataclass(frozen=True, slots=True)

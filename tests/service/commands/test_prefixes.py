@@ -37,6 +37,27 @@ def test_a_clear_removes_pages_alone_and_a_server_goes_on(tmp_path: Path) -> Non
     assert store.read(key(9), N_BYTES) == data(9)
 
 
+def test_no_variable_chooses_or_confirms_a_removal(tmp_path: Path) -> None:
+    variables = {"NORIA_ACTION": "clear", "NORIA_YES": "1", "NORIA_PREFIX_STORE": str(filled(tmp_path))}
+    assert noria("prefixes", env=variables).returncode == 0
+    assert noria("prefixes", "clear", env=variables).returncode
+    assert len(paths(tmp_path)) == 4
+
+
+def test_flags_of_the_other_action_are_refused(tmp_path: Path) -> None:
+    for words in (("list", "--yes"), ("clear", "--json", "--yes")):
+        done = noria("prefixes", *words, "--prefix-store", filled(tmp_path))
+        assert done.stderr == "noria: --yes is for noria prefixes clear, and --json for noria prefixes list\n"
+    assert len(paths(tmp_path)) == 4
+
+
+def test_one_page_is_no_pages(tmp_path: Path) -> None:
+    files(tmp_path).write(key(1), data(1))
+    done = noria("prefixes", "clear", "--prefix-store", tmp_path, typed="y\n")
+    assert "Remove 1 page and free " in done.stdout
+    assert "removed 1 page: " in done.stdout
+
+
 def test_a_wrong_directory_is_one_line(tmp_path: Path) -> None:
     assert noria("prefixes").stderr.startswith("noria: noria prefixes needs --prefix-store DIR")
     done = noria("prefixes", "--prefix-store", tmp_path / "gone")
