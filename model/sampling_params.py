@@ -115,6 +115,10 @@ class RepetitionDetection:
         self._check("min_pattern_size", 0, self.max_pattern_size)
         self._check("min_count", 2 if self.max_pattern_size else 0, MAX_PATTERN_COUNT)
 
+    def __str__(self) -> str:
+        """The value of --repetition-detection."""
+        return f"{self.max_pattern_size},{self.min_pattern_size},{self.min_count}"
+
     def _check(self, name: str, least: int, most: int) -> None:
         if not least <= (value := getattr(self, name)) <= most:
             path = f"repetition_detection.{name}"

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 
+from model.errors import counted
 from service.engine.mailbox import EngineDied, Mailbox
 from service.engine.messages import Abort, Submit, ToEngine, Update
 
@@ -75,7 +76,8 @@ class Submitted:
             mailbox.fail(EngineDied())  # a client that tries again learns what is wrong with the adapter
         if self._waiting:
             n_tokens = sum(len(mailbox.output) for mailbox in self._waiting.values())
-            log.warning("%d sequences go on with another engine, after %d tokens", len(self._waiting), n_tokens)
+            what = counted(len(self._waiting), "sequence"), counted(n_tokens, "token")
+            log.warning("another engine goes on with %s, after %s", *what)
         self._goes_on = True
         self._submit_next()
 

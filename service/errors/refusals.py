@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from model.errors import quoted
+from model.errors import counted, quoted
 from service.errors.errors import InvalidRequest
 from service.errors.wording import SAME, either, elsewhere, meant
 
@@ -169,7 +169,7 @@ def _rule(lines: Sequence[Line]) -> str:
     match first.type:
         case "too_long" | "too_short":
             limit = first.context.get("max_length", first.context.get("min_length"))
-            return f"have at {'most' if first.type == 'too_long' else 'least'} {limit} item{'' if limit == 1 else 's'}"
+            return f"have at {'most' if first.type == 'too_long' else 'least'} {counted(limit, 'item')}"
         case "string_pattern_mismatch":
             return f"match the pattern {quoted(first.context['pattern'])}"
     return SUBJECT.sub("", first.msg).removeprefix("must ")

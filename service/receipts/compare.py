@@ -13,13 +13,14 @@ FACTS = {
     "windows": "the attention windows are others",
     "images": "the images are others",
     "prompt": "the prompt has other tokens or images",
+    "defaults": "the defaults of the server are others",
     "request": "the parameters of the request are others, or its adapter, or its prompt",
     "seed": "the seed is another",
     "max_tokens": "the limit of tokens is another",
 }
 """What another value of each field means. The first field that differs is the likeliest cause."""
 ANSWER = ("tokens", "text", "finish", "n_tokens", "marks")
-STATED = ("version", "created", "model", "arithmetic", "key", "signature")
+STATED = ("version", "created", "model", "arithmetic", "defaults", "key", "signature")
 """The fields that are not computed again: only the signature shows that one was changed."""
 
 
@@ -34,7 +35,7 @@ def differences(given: Receipt, found: Receipt, name: Callable[[int], str]) -> I
     """Compare a receipt with `found`, which was computed again and has its `content`. `name` gives a token's text."""
     for field, message in FACTS.items():
         one, other = _plain(given, field), _plain(found, field)
-        if one != other:
+        if one != other and (field != "defaults" or given["request"] != found["request"]):
             yield Difference(field, f"{message}: {one} in the receipt, {other} here")
     if given["finish"] in CUT:
         found = _cut(found, given)
@@ -84,7 +85,7 @@ def _cut(found: Receipt, given: Receipt) -> Receipt:
 def _plain(receipt: Receipt, field: str) -> Any:
     """A value to compare: of an adapter its files, whatever its name."""
     value: Any = receipt[field]  # type: ignore[literal-required]
-    return value["files"] if isinstance(value, dict) else value
+    return value.get("files", value) if isinstance(value, dict) else value
 
 
 def _tokens(receipt: Receipt) -> list[Any]:

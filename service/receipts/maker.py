@@ -23,6 +23,7 @@ from service.receipts.receipt import (
     FORMAT,
     AdapterNamed,
     Content,
+    Defaults,
     Receipt,
     digest,
     marks,
@@ -93,6 +94,9 @@ class ReceiptMaker:
             "adapter": changed,
             "windows": [pool.window for pool in served.info.pools],
             "arithmetic": arithmetic_of(served.info.description),
+            "defaults": Defaults(
+                repetition_detection=str(served.repetition_detection or "off"), reasoning_budget=served.reasoning_budget
+            ),
         }
 
     def _weights(self, served: ServedModel) -> "asyncio.Future[str]":

@@ -29,6 +29,8 @@ def found_in(value: Any, place: str) -> list[Receipt]:
     """
     if isinstance(value, Mapping) and isinstance(value.get("receipts"), list) and value["receipts"]:
         return [parsed(one, f"{place}, receipts[{index}]") for index, one in enumerate(value["receipts"])]
+    if isinstance(value, Mapping) and "format" not in value:
+        raise OptionError(f'{place} has no receipts: a request gets them with "receipt": true')
     return [parsed(value, place)]
 
 

@@ -46,14 +46,23 @@ class Content(TypedDict):
 
 
 @with_config(EXACT)
+class Defaults(TypedDict):
+    """What the server sets where a request does not, and what changes tokens: values of the flags of these names."""
+
+    repetition_detection: str
+    reasoning_budget: Count | None
+
+
+@with_config(EXACT)
 class Receipt(TypedDict):
     """The receipt of one choice. It holds hashes, and `content` only where the request asks for it.
 
     `weights` is the SHA-256 of the model's files, `windows` are those of attention. `prompt` is the hash of all prompt
     tokens and images, `request` that of the prompt, the sampling parameters and all else that decides the answer.
-    `seed` is that of the request, or the one that the server drew; `max_tokens` likewise. `choice` is the index of the
-    choice among those of its prompt. `tokens` is the hash of all generated tokens, `marks` has four hexadecimal digits
-    for each of them, which only who knows the prompt can compute. `text` is the SHA-256 of the text.
+    `defaults` are those of the server. `seed` is that of the request, or the one that the server drew; `max_tokens`
+    likewise. `choice` is the index of the choice among those of its prompt. `tokens` is the hash of all generated
+    tokens, `marks` has four hexadecimal digits for each of them, which only who knows the prompt can compute. `text` is
+    the SHA-256 of the text.
     `signature` is by the key whose public part is `key`.
     """
 
@@ -69,6 +78,7 @@ class Receipt(TypedDict):
     prompt: str
     images: list[str]
     request: str
+    defaults: Defaults
     seed: Seed
     max_tokens: Count
     choice: Count

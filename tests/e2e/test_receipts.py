@@ -125,6 +125,19 @@ def test_the_variant_does_not_matter_and_a_changed_weight_does(
     assert "differs: another in the receipt, " in done.stdout
 
 
+def test_the_defaults_of_the_server_are_those_of_its_receipts(folder: Path, tmp_path: Path) -> None:
+    """A repetition that the server ends, and a field that it lets pass. Variables of the checker do not count."""
+    body = {**STORY, "logit_bias": {"260": 100}, "mood": "happy", "receipt": "full"}
+    flags = ("--receipt-key", str(folder / "key.pem"), "--repetition-detection", "4,1,5", "--lenient")
+    with serving(str(folder / "model.gguf"), *flags) as lenient:
+        answer = post(lenient, "/v1/completions", **body)
+    assert answer["receipts"][0]["n_tokens"] < STORY["max_tokens"]
+    write(tmp_path / "receipts.json", answer)
+    other = {"NORIA_REPETITION_DETECTION": "off", "NORIA_PREFIX_STORE_SIZE": "1GiB"}
+    done = process("verify", tmp_path / "receipts.json", "--model", folder / "model.gguf", **other)
+    assert (done.returncode, done.stdout.splitlines()[-1][:7]) == (0, "equal: "), (done.stdout, done.stderr)
+
+
 CITY = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
 CALLED = {"type": "function", "name": "weather", "parameters": {**CITY, "additionalProperties": False}}
 STORED: list[dict[str, Any]] = [

@@ -34,8 +34,10 @@ LEFT_OUT = ("stream", "stream_options", "return_progress", "timeout", "priority"
 """Fields that change how an answer is sent or served, and no token of it. Another server may refuse them."""
 STATE = ("previous_response_id", "conversation")
 """Fields that name what a server has stored."""
-UNSET = ("NORIA_PREFIX_STORE",)
+UNSET = ("NORIA_PREFIX_STORE", "NORIA_PREFIX_STORE_SIZE")
 """The server of the command computes pages itself: those on disk may be of the server whose answer is checked."""
+FROM_RECEIPT = ("NORIA_REASONING_BUDGET",)
+"""The server that computes like a receipt says has no default but the receipt's."""
 DIFFERS, UNPROMISED = 3, 4
 """Exit codes: the receipt and the answer do not agree; the answer differs where nothing promises equal bits."""
 NO_PROOF = "an answer that differs here is no proof of a fault: no equal bits are promised"
@@ -43,9 +45,9 @@ NO_PROOF = "an answer that differs here is no proof of a fault: no equal bits ar
 
 @contextmanager
 def server(
-    model: str | None, url: str | None, api_key: str | None, like: Arithmetic | None = None
+    model: str | None, url: str | None, api_key: str | None, like: Receipt | None = None
 ) -> Iterator[httpx.Client]:
-    """A client of the server at `url`, or of one of our own with this model, which computes `like` a receipt says.
+    """A client of the server at `url`, or of one of our own with this model, which computes as the receipt `like` says.
 
     Raises OptionError.
     """
@@ -59,17 +61,26 @@ def server(
         key = Path(folder) / "key.pem"
         make_key(key)
         arguments = ["--receipt-key", str(key), *(flags_of(like) if like else ())]
-        with embedded_server(model, loading.note, arguments, UNSET) as client:
+        with embedded_server(model, loading.note, arguments, UNSET + (FROM_RECEIPT if like else ())) as client:
             loading.close()
             yield client
 
 
-def flags_of(like: Arithmetic) -> list[str]:
-    """The flags of a server that computes in the same scheme."""
-    found = ["--quantize", like["quantize"]]
-    if like["quantize"] == "none":
-        found += ["--dtype", like["dtype"]]
-    return [*found, "--kv-dtype", like["kv_dtype"]] if like["kv_dtype"] in KV_DTYPES else found
+def flags_of(like: Receipt) -> list[str]:
+    """The flags of a server that computes in the same scheme with the same defaults.
+
+    It is lenient, as that of the receipt may have been: the hash of the request decides.
+    """
+    arithmetic, defaults = like["arithmetic"], like["defaults"]
+    found = ["--lenient", "--quantize", arithmetic["quantize"]]
+    if arithmetic["quantize"] == "none":
+        found += ["--dtype", arithmetic["dtype"]]
+    if arithmetic["kv_dtype"] in KV_DTYPES:
+        found += ["--kv-dtype", arithmetic["kv_dtype"]]
+    found += ["--repetition-detection", defaults["repetition_detection"]]
+    if defaults["reasoning_budget"] is not None:
+        found += ["--reasoning-budget", str(defaults["reasoning_budget"])]
+    return found
 
 
 def reply(client: httpx.Client, method: str, path: str, problem: str, **options: Any) -> Any:

@@ -1,5 +1,6 @@
 """`noria check`: recorded requests whose answers must be the same as when they were recorded."""
 
+import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from typing import Any, cast
 import httpx
 import typer
 
-from model.errors import OptionError
+from model.errors import OptionError, counted
 from model.options import option
 from service.commands.flags import takes
 from service.commands.receipts import again, golden, junit
@@ -53,6 +54,11 @@ def check(options: CheckOptions) -> None:
     """
     if options.record is not None and options.junit is not None:
         raise OptionError("--record and --junit exclude each other: a recording compares nothing")
+    target = options.golden if options.record is not None else options.junit
+    if target is not None and (target.is_dir() or not os.access(target.parent, os.W_OK)):
+        raise OptionError(
+            f"{target} cannot be written: it is a directory, or its directory is not there or may not be written"
+        )
     source = golden.read(options.golden) if options.record is None else golden.requests(options.record)
     with (
         again.server(options.model, options.url, options.api_key) as client,
@@ -60,12 +66,12 @@ def check(options: CheckOptions) -> None:
     ):
         if options.record is not None:
             golden.write(options.golden, pool.map(partial(golden.recorded, client), source))
-            typer.echo(f"recorded {len(source)} answers in {options.golden}")
+            typer.echo(f"recorded {counted(len(source), 'answer')} in {options.golden}")
             return
         results = [*pool.map(partial(result_of, client, again.arithmetic_at(client)), source)]
+    tell(results)
     if options.junit is not None:
         junit.write(options.junit, results)
-    tell(results)
     raise typer.Exit(code_of(results))
 
 
@@ -96,4 +102,5 @@ def tell(results: Sequence[Result]) -> None:
         typer.echo(f"{one.line.custom_id}: {one.problem}")
     if any(one.found and not one.promised for one in wrong):
         typer.echo(again.NO_PROOF)
-    typer.echo(f"check: {len(results) - len(wrong)} of {len(results)} answers are the same")
+    are = "is" if len(results) == 1 else "are"
+    typer.echo(f"check: {len(results) - len(wrong)} of {counted(len(results), 'answer')} {are} the same")

@@ -1,6 +1,7 @@
 """The file of `noria check`: requests in OpenAI's batch format, each with the receipts of its answer and their content.
 
-A line keeps no signature: it is signed by a key that lives as long as the command. Edit a text or a token to try it.
+A line keeps no signature: it is signed by a key that lives as long as the command. Edit a text or a token to try it:
+the hash of the text is computed when a line is read.
 """
 
 from collections.abc import Iterable
@@ -14,7 +15,7 @@ from model.errors import OptionError
 from service.commands.batch.lines import Refusal, Request, parse, raw_lines
 from service.commands.receipts.again import ENDPOINTS, LEFT_OUT, answers, body_for, check_body
 from service.receipts.read import found_in
-from service.receipts.receipt import Receipt
+from service.receipts.receipt import Receipt, digest
 
 
 class Line(NamedTuple):
@@ -72,6 +73,8 @@ def _line(path: Path, number: int, text: bytes) -> Line:
     request, receipts = _request(path, parse(number, orjson.dumps(fields))), found_in(kept, place)
     if any("content" not in one or one["endpoint"] != request.url for one in receipts):
         raise OptionError(f"{place} has a receipt without content or of another url; noria check --record writes it")
+    for one in receipts:
+        one["text"] = digest(one["content"]["text"].encode())
     return Line(request.custom_id, request.url, orjson.loads(request.body), receipts)
 
 

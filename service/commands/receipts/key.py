@@ -1,5 +1,6 @@
 """`noria receipts key`: make the key that signs receipts, or show its public part."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -21,5 +22,5 @@ def key(file: Annotated[Path, typer.Argument(help="File of the private key.", sh
 
     FILE has mode 0600 and is for noria serve --receipt-key. Give the public key to those who verify receipts.
     """
-    found = read_key(file) if file.exists() else make_key(file)
+    found = read_key(file) if os.access(file, os.F_OK) else make_key(file)
     typer.echo(found.public)

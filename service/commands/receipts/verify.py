@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import typer
 
-from model.errors import OptionError, quoted
+from model.errors import OptionError, counted, quoted
 from model.options import option, required
 from service.commands.flags import takes
 from service.commands.receipts import again
@@ -65,14 +65,16 @@ def computed(
     options: VerifyOptions, receipts: Sequence[Receipt], body: Mapping[str, Any]
 ) -> tuple[list[Difference], bool]:
     """What differs when the request is computed again, and whether equal bits are promised. It tells both."""
-    with again.server(options.model, options.url, options.api_key, receipts[0]["arithmetic"]) as client:
+    with again.server(options.model, options.url, options.api_key, receipts[0]) as client:
         why_not = no_promise(receipts[0], again.arithmetic_at(client))
         typer.echo(f"equal bits: {f'not promised: {why_not}' if why_not else 'promised here'}")
         found = again.compared(client, receipts, body)
+    if others := [item.message for item in found if item.field == "defaults"]:
+        raise OptionError(f"{others[0]}; start the server at --url with those of the receipt, or verify without --url")
     for item in found:
         typer.echo(f"{item.field}: {item.message}")
     if not found:
-        typer.echo(f"equal: {sum(one['n_tokens'] for one in receipts)} tokens, computed again")
+        typer.echo(f"equal: {counted(sum(one['n_tokens'] for one in receipts), 'token')}, computed again")
     elif why_not:
         typer.echo(again.NO_PROOF)
     return found, not why_not

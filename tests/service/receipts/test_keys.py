@@ -69,6 +69,15 @@ def test_no_key_replaces_a_file(tmp_path: Path) -> None:
     assert path.read_text() == "important"
 
 
+def test_a_name_that_no_file_can_have_is_one_line() -> None:
+    done = noria("receipts", "key", "x" * 300)
+    assert (done.returncode, done.stderr.count("\n"), "cannot be written: File name too long" in done.stderr) == (
+        1,
+        1,
+        True,
+    )
+
+
 def test_options_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="--receipts needs --receipt-key FILE; noria receipts key FILE makes"):
         Settings(receipts=True).check()

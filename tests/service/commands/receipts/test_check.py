@@ -101,6 +101,26 @@ def test_the_first_token_that_differs_is_named(live: Live, golden: Path, tmp_pat
     assert cases["two"][0].tag == "failure"
 
 
+def test_an_edited_text_differs(live: Live, golden: Path, tmp_path: Path) -> None:
+    done = check(live, changed(golden, tmp_path / "changed.jsonl", 0, text="edited"))
+    assert done.returncode == 4
+    assert done.stdout.startswith("plain: text: sha256:")
+    assert "after the same tokens" in done.stdout
+
+
+@pytest.mark.parametrize("flag", ["--junit", "--record"])
+def test_where_nothing_can_be_written_nothing_is_computed(live: Live, golden: Path, flag: str, tmp_path: Path) -> None:
+    target = tmp_path / "gone" / "file"
+    before = live.metric("noria_generated_tokens_total")
+    if flag == "--junit":
+        done = check(live, golden, "--junit", target)
+    else:
+        (tmp_path / "requests.jsonl").write_text(json.dumps(ROW))
+        done = check(live, target, "--record", tmp_path / "requests.jsonl")
+    assert (done.returncode, done.stdout, f"{target} cannot be written" in done.stderr) == (1, "", True)
+    assert live.metric("noria_generated_tokens_total") == before
+
+
 def test_other_weights_with_the_same_answers_pass(live: Live, golden: Path, tmp_path: Path) -> None:
     text = golden.read_text()
     weights = lines_of(golden)[0]["receipts"][0]["weights"]
@@ -136,7 +156,7 @@ def test_a_request_without_an_answer_is_an_error(golden: Path, tmp_path: Path) -
         ("", "has no line"),
         ('{"custom_id": "a"}\n', "line 1 is no request with receipts; noria check --record writes such lines"),
         ("[]\n", "line 1 is no request with receipts"),
-        (f"{json.dumps({**ROW, 'receipts': []})}\n", "line 1 is no receipt of a known format"),
+        (f"{json.dumps({**ROW, 'receipts': []})}\n", "line 1 has no receipts"),
     ],
 )
 def test_other_files_are_refused(live: Live, tmp_path: Path, text: str, words: str) -> None:

@@ -119,4 +119,5 @@ def test_golden_answers_are_not_stored(live: Live, folder: Path, tmp_path: Path)
     for more in (("--record", write(tmp_path / "requests.jsonl", row)), ()):
         done = noria("check", "--golden", tmp_path / "golden.jsonl", "--url", live.url, *more)
         assert done.returncode == 0, done
+    assert done.stdout == "check: 1 of 1 answer is the same\n"
     assert rows(folder, tmp_path / "after.db") == before

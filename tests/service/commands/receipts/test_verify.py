@@ -88,6 +88,7 @@ CHANGES: dict[str, Any] = {
     "prompt": "sha256:00",
     "images": ["00"],
     "request": "sha256:00",
+    "defaults": {"repetition_detection": "64,4,3", "reasoning_budget": 9},
     "seed": "5",
     "max_tokens": 5,
     "choice": 1,
@@ -99,7 +100,7 @@ CHANGES: dict[str, Any] = {
     "key": "RHJoof0AdOLvHGt1pyHqcHi12jtM+Rm1Fo6brj6KEUk=",
     "signature": "00",
 }
-STATED = {"version", "created", "model", "arithmetic", "key", "signature"}
+STATED = {"version", "created", "model", "arithmetic", "defaults", "key", "signature"}
 NAMED = {"seed": "request", "choice": "request", "n_tokens": "marks", "marks": "tokens"}
 """The field that verify names for a changed one, where it is another."""
 
@@ -191,6 +192,19 @@ def test_the_request_keeps_its_own_seed_and_limit(
     named = [line.partition(":")[0] for line in done.stdout.splitlines()]
     assert done.returncode == 3
     assert {"request", "seed" if "seed" in field else "max_tokens"} <= {*named}
+
+
+def test_a_server_with_other_defaults_is_not_asked(live: Live, answered: dict[str, Any], tmp_path: Path) -> None:
+    """Nothing is compared, unless the request sets what they are for. Then they change no token."""
+    own = {"repetition_detection": {"max_pattern_size": 64, "min_pattern_size": 2, "min_count": 50}}
+    with signing(tmp_path, repetition_detection="64,4,3") as other:
+        (receipt,) = other.complete(prompt="a", max_tokens=4, receipt=True)["receipts"]
+        (same,) = other.complete(prompt="a", max_tokens=4, receipt=True, **own)["receipts"]
+    done = verify(live, tmp_path, receipt, body={"prompt": "a", "max_tokens": 4})
+    words = "the defaults of the server are others: {'repetition_detection': '64,4,3', 'reasoning_budget': None} in the"
+    assert (done.returncode, words in done.stderr) == (1, True), done
+    done = verify(live, tmp_path, same, body={"prompt": "a", "max_tokens": 4, **own})
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "equal: 4 tokens, computed again")
 
 
 def test_an_answer_that_time_cut_is_the_beginning_of_the_whole_one(tmp_path: Path) -> None:
@@ -299,7 +313,9 @@ def test_another_key_is_not_the_servers(answered: dict[str, Any], tmp_path: Path
         ("{", "is not JSON"),
         ("[]", "is no receipt of a known format"),
         ('{"receipts": [{}]}', "receipts[0] is no receipt"),
-        ('{"receipts": []}', "is no receipt of a known format"),
+        ('{"receipts": []}', 'has no receipts: a request gets them with "receipt": true'),
+        ('{"choices": []}', "has no receipts"),
+        ('{"format": "noria-receipt-0"}', "is no receipt of a known format: format: Input should be"),
         ("[" * 100_000, "is not JSON"),
         ('{"format": "\\ud800"}', "is not JSON"),
     ],
