@@ -30,6 +30,7 @@ class ChatFormat(Protocol):
     for a model without reasoning. `switches` are those variables that turn reasoning on or off, or say how much;
     `efforts` are the values of the variable `reasoning_effort`, empty where any value passes.
     `image_roles` are the roles whose messages may have images, none for a format without images.
+    With `tells_schema` the prompt tells the model the JSON schema of its answer.
     `source` is the Jinja template, None for a format without one.
     """
 
@@ -41,6 +42,7 @@ class ChatFormat(Protocol):
     switches: frozenset[str]
     efforts: tuple[str, ...]
     image_roles: frozenset[str]
+    tells_schema: bool
 
     def encode(
         self,
@@ -50,6 +52,7 @@ class ChatFormat(Protocol):
         continue_final_message: bool = False,
         variables: Mapping[str, Any] = NOTHING,
         tools: Sequence[Any] | None = None,
+        schema: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Ids of the conversation, up to the beginning of the model's answer.
 
@@ -58,9 +61,10 @@ class ChatFormat(Protocol):
         before an assistant's content. `parts` of type text, thinking and image (`PARTS`) take the place of the content;
         the ids have one control token `[IMG]` for each image, in their order. `tools` are OpenAI's. `variables` are for
         the template, or settings of a Mistral tokenizer (`reasoning_effort`). With `continue_final_message` the ids end
-        with the content of the last message.
-        Raises ParameterError("messages") or ParameterError("tools") for what the format cannot express, and
-        ParameterError("chat_template_kwargs") or ParameterError("reasoning_effort") for unknown variables.
+        with the content of the last message. `schema` is the JSON schema of the answer, for formats that tell it.
+        Raises ParameterError("messages") or ParameterError("tools") for what the format cannot express,
+        ParameterError("schema") for a schema that it does not take, and ParameterError("chat_template_kwargs") or
+        ParameterError("reasoning_effort") for unknown variables.
         """
         ...
 

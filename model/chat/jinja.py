@@ -14,6 +14,7 @@ from model.chat.conversation import NOTHING, TEXTS, Message, checked
 from model.chat.images import ImageTokens, check_images
 from model.chat.needs import Needs, in_parts, needs_of
 from model.chat.reasoning import EFFORT, SWITCHES, check_effort, style_of_template, way_of_template, with_thought
+from model.chat.schema import FIELD, response_format
 from model.chat.template import FAULTS, call_style, compile_template
 from model.chat.variables import RESERVED, check_variables
 from model.errors import ParameterError, one_line
@@ -61,15 +62,23 @@ class JinjaChat:
         self.reasoning_style = style_of_template(source, tokenizer)
         self.efforts = self._template.needs.efforts
         self.switches = self._variables.intersection((*SWITCHES, EFFORT))
+        self.tells_schema = FIELD in known
         in_both = self._template.needs.images.keys() & self._tool_template.needs.images.keys()
         self.image_roles = frozenset(in_both if ImageTokens.of(tokenizer) else ())
         self._thoughts = way_of_template(source, self.reasoning_style)
         self._tokenizer = tokenizer
         self._control = control_pattern(tokenizer.control)
 
-    def encode(self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, **options: Any) -> list[int]:
+    def encode(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        schema: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> list[int]:
         known = self._fitted(messages, tools)
-        plain = self._renderer(tools=tools, **options)(known)
+        plain = self._renderer(tools=tools, schema=schema, **options)(known)
         for mark in (_mark_whole, self._mark_control):
             secret = secrets.token_hex(16)
             opening, closing = f"\ue000{secret}\ue001", f"\ue002{secret}\ue003"
@@ -80,7 +89,8 @@ class JinjaChat:
                 }
                 for message in known
             ]
-            render = self._renderer(tools=self._marked(tools, opening, closing), **options)
+            inner = {"tools": self._marked(tools, opening, closing), "schema": self._marked(schema, opening, closing)}
+            render = self._renderer(**inner, **options)
             texts = _split(render(marked), opening, closing)
             if texts is not None and "".join(texts) == plain:
                 return self._encode(plain, texts)
@@ -118,11 +128,14 @@ class JinjaChat:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] = NOTHING,
         tools: Sequence[Any] | None = None,
+        schema: Mapping[str, Any] | None = None,
     ) -> Callable[[Sequence[Message]], str]:
         check_variables(variables, self._variables, self._control)
         check_effort(variables.get(EFFORT), self.efforts)
         render = self._render_open if continue_final_message else self._render
-        return partial(render, values={**variables, "add_generation_prompt": add_generation_prompt, "tools": tools})
+        told = {} if schema is None or not self.tells_schema else {FIELD: response_format(schema)}
+        own = {"add_generation_prompt": add_generation_prompt, "tools": tools}
+        return partial(render, values={**variables, **own, **told})
 
     def _encode(self, plain: str, texts: Sequence[str]) -> list[int]:
         """Ids of the rendering `plain`, divided into `texts`: the template's own words and contents, alternating.

@@ -11,6 +11,7 @@ from model.chat.images import ImageTokens, check_images
 from model.chat.mistral_messages import CALLS_OR_TEXT, fitted
 from model.chat.order import texts_beside_calls
 from model.chat.reasoning import EFFORT, PARTS, check_effort, has_tokens, with_thought
+from model.chat.schema import FIELD, SCHEMA, response_format
 from model.errors import ModelError, ParameterError, one_line, quoted
 from model.tokenizers.base import Tokenizer
 
@@ -46,6 +47,7 @@ class MistralChat:
     """mistral-common's encoding, of the version that the tokenizer file has.
 
     `efforts` are the values that the file allows for the variable `reasoning_effort`; versions before v15 have none.
+    From v15 on a file may say that the prompt has the schema of the answer, which must be one of Draft 7.
     Raises ModelError for a file that mistral-common cannot read, for a version that is not in `CALL_STYLES`, and for
     control tokens that are not those of `tokenizer`.
     """
@@ -63,7 +65,9 @@ class MistralChat:
             known = ", ".join(CALL_STYLES)
             raise ModelError(f"{file.name} has the tokenizer version {self._version}; Noria supports {known}")
         self.call_style = CALL_STYLES[self._version]
-        self.efforts = _efforts(inner, file.name)
+        settings = _settings(inner, file.name)
+        self.efforts = _efforts(settings)
+        self.tells_schema = settings is not None and settings.json_schema is not None
         self.reasoning_style = "tokens" if has_tokens(tokenizer) else None
         self.switches: frozenset[str] = frozenset({EFFORT} if self.efforts else ())
         _check_same(inner, tokenizer, file.name)
@@ -78,15 +82,17 @@ class MistralChat:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] = NOTHING,
         tools: Sequence[Any] | None = None,
+        schema: Mapping[str, Any] | None = None,
     ) -> list[int]:
         asked = checked(messages)
         check_images(asked, self.image_roles)
-        told = fitted(asked, self._version, thinks=self.reasoning_style is not None)
-        known = [dict(with_thought(message, "chunks" if self.reasoning_style else None)) for message in told]
+        fit = fitted(asked, self._version, thinks=self.reasoning_style is not None)
+        known = [dict(with_thought(message, "chunks" if self.reasoning_style else None)) for message in fit]
         if (continue_final_message or not add_generation_prompt) and known[-1]["role"] == "assistant":
             known[-1]["prefix"] = True
         effort = self._checked_effort(variables)
-        return self._encode({"messages": known, "tools": tools, EFFORT: effort})
+        told = {} if schema is None or not self.tells_schema else {FIELD: response_format(_checked_schema(schema))}
+        return self._encode({"messages": known, "tools": tools, EFFORT: effort, **told})
 
     def render(self, messages: Sequence[Message], **options: Any) -> str:
         return self._tokenizer.decode(self.encode(messages, **options), keep_control=True)
@@ -165,15 +171,33 @@ def _encode_image(token: int, chunk: Any) -> Any:
     return ImageEncoding([token], np.empty(0))
 
 
-def _efforts(inner: Any, name: str) -> tuple[str, ...]:
+def _settings(inner: Any, name: str) -> Any:
+    """What the file says about settings in the prompt; None for versions without them."""
     if not inner.version.supports_model_settings:
-        return ()
+        return None
     if inner.model_settings_builder is None:
         raise ModelError(
             f"{name} has no model_settings_builder, which a tokenizer {inner.version.value} needs; download it again"
         )
-    builder = inner.model_settings_builder.reasoning_effort
+    return inner.model_settings_builder
+
+
+def _efforts(settings: Any) -> tuple[str, ...]:
+    builder = settings and settings.reasoning_effort
     return () if builder is None else tuple(str(value) for value in builder.values)
+
+
+def _checked_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema. Raises ParameterError if it is not one of Draft 7."""
+    from mistral_common.utils.json_utils import validate_json_schema_by_draft7
+
+    try:
+        validate_json_schema_by_draft7(dict(schema))
+    except (ValueError, RecursionError) as error:
+        raise ParameterError(
+            SCHEMA, f"the model's chat format takes JSON schemas of Draft 7: {one_line(error)}"
+        ) from error
+    return schema
 
 
 def _check_same(inner: Any, tokenizer: Tokenizer, name: str) -> None:

@@ -4,12 +4,13 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from model.chat.schema import FIELD
 from model.errors import ParameterError, quoted
 
 MAX_NUMBER = 2**31
 MAX_CHARS = 1024
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
-RESERVED = ("messages", "add_generation_prompt", "tools", "documents", *SPECIAL_TOKENS)
+RESERVED = ("messages", "add_generation_prompt", "tools", "documents", FIELD, *SPECIAL_TOKENS)
 """Variables that the server sets itself."""
 
 

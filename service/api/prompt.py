@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from model.chat.formats import ChatFormat
 from model.chat.images import refused_image
 from model.chat.reasoning import EFFORT, PARTS, THOUGHT
+from model.chat.schema import SCHEMA
 from model.errors import ParameterError
 from model.image_spans import ImageSpan
 from model.sampling_params import check_ids
@@ -185,6 +186,8 @@ def encode_chat(chat: Chat, served: ServedModel, images: Sequence[DecodedImage])
     except ParameterError as error:
         effort_field = "chat_template_kwargs" if EFFORT in chat.template.variables else chat.reasoning.field
         fields = {"messages": chat.messages_field, EFFORT: effort_field}
+        if chat.constraint is not None:
+            fields[SCHEMA] = chat.constraint.fields[0]
         if error.param not in fields:
             raise
         raise InvalidRequest(str(error), param=fields[error.param]) from error
@@ -211,6 +214,9 @@ def conversation(chat: Chat, served: ServedModel) -> tuple[ChatFormat, Sequence[
     check_size([json.dumps([tools, *(message.get("tool_calls") for message in messages)])], "tools", served)
     variables = reasoning_variables(chat.reasoning, served, chat.template.variables)
     options = chat.template._asdict() | {"variables": variables}
+    if chat.constraint is not None and chat.constraint.schema is not None and served.chat.tells_schema:
+        check_size([json.dumps(chat.constraint.schema)], chat.constraint.fields[0], served)
+        options |= {SCHEMA: chat.constraint.schema}
     if served.chat.call_style is None:
         return served.chat, explained(messages, functions), options
     return served.chat, style_of(served).with_ids(messages), options | {"tools": tools or None}

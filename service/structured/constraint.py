@@ -23,13 +23,19 @@ from service.structured.json_schema import bounded, closed, exact, readable
 SPACE = r"\x20|\x0A[\x20\x09]{0,32}"
 """White space in JSON: a space or an indented new line. Small models would otherwise write it until max_tokens."""
 ANY_OBJECT: Json = {"type": "object"}
+OBJECT_OR_LIST: Json = {"anyOf": [{"type": "object"}, {"type": "array"}]}
+"""The schema that Mistral's models were told for json_object."""
 
 
 class Constraint(NamedTuple):
-    """A grammar as llguidance takes it, and the client's names of the fields that made it. Errors name the first."""
+    """A grammar as llguidance takes it, and the client's names of the fields that made it. Errors name the first.
+
+    `schema` is the JSON schema that a prompt tells, None for a grammar of another kind.
+    """
 
     grammar: Json
     fields: tuple[str, ...]
+    schema: Json | None = None
 
     def serialized(self) -> str:
         """The grammar as text. Raises InvalidRequest if it is too long, or has numbers that are not JSON."""
@@ -55,16 +61,12 @@ def constraint(body: StructuredOutputBody) -> Constraint | None:
     if len(found) > 1:
         message = f"{found[0][0]} and {found[1][0]} exclude each other: send only one of them"
         raise InvalidRequest(message, param=found[1][0])
-    return next((Constraint(make(value, field), (field,)) for field, make, value in found), None)
+    return next((make(value, field) for field, make, value in found), None)
 
 
-def json_constraint(schema: Json, field: str) -> Constraint:
-    """The constraint of a field with a JSON schema. Raises InvalidRequest."""
-    return Constraint(json_grammar(schema, field), (field,))
-
-
-Found = tuple[str, "Make", Any]
-Make = Callable[[Any, str], Json]
+Make = Callable[[Any, str], Constraint]
+"""What makes the constraint of a field from its value and its name."""
+Found = tuple[str, Make, Any]
 
 
 def _response_format(wanted: ResponseFormat | None) -> list[Found]:
@@ -77,11 +79,11 @@ def _response_format(wanted: ResponseFormat | None) -> list[Found]:
     if wanted is None or wanted.type == "text":
         return []
     if wanted.type == "json_object":
-        return [("response_format", json_grammar, ANY_OBJECT if wanted.schema_ is None else wanted.schema_)]
+        return [("response_format", object_constraint, wanted.schema_)]
     if wanted.json_schema is None or wanted.json_schema.schema_ is None:
         param = "response_format.json_schema"
         raise InvalidRequest(f"{param}.schema is required with type json_schema", param=param)
-    return [("response_format", json_grammar, wanted.json_schema.schema_)]
+    return [("response_format", json_constraint, wanted.json_schema.schema_)]
 
 
 def _structured_outputs(wanted: StructuredOutputs | None) -> list[Found]:
@@ -103,14 +105,21 @@ def _guided(body: StructuredOutputBody) -> list[Found]:
 
 def _named(prefix: str, values: Mapping[str, Any]) -> list[Found]:
     found = [(prefix + name, make, values[name]) for name, make in _MAKERS.items() if values[name] is not None]
-    return [*found, (prefix + "json_object", json_grammar, ANY_OBJECT)] if values.get("json_object") else found
+    return [*found, (prefix + "json_object", object_constraint, None)] if values.get("json_object") else found
 
 
-# The makers of grammars
+# The makers of constraints
 
 
-def json_grammar(schema: Json | str, field: str) -> Json:
-    """The grammar of JSON that follows a schema."""
+def object_constraint(schema: Json | None, field: str) -> Constraint:
+    """The constraint of any JSON object, or of a schema if there is one. Raises InvalidRequest."""
+    if schema is not None:
+        return json_constraint(schema, field)
+    return json_constraint(ANY_OBJECT, field)._replace(schema=OBJECT_OR_LIST)
+
+
+def json_constraint(schema: Json | str, field: str) -> Constraint:
+    """The constraint of JSON that follows a schema. Raises InvalidRequest."""
     value: Any = schema
     try:
         if isinstance(schema, str):
@@ -118,7 +127,9 @@ def json_grammar(schema: Json | str, field: str) -> Json:
             value = from_json(schema, allow_inf_nan=False)
     except ValueError as error:
         raise InvalidRequest(f"{field} is not a JSON schema: {error}", param=field) from None
-    return {"grammars": [{"json_schema": with_spaces(value, field) if isinstance(value, dict) else value}]}
+    if not isinstance(value, dict):
+        return Constraint({"grammars": [{"json_schema": value}]}, (field,))
+    return Constraint({"grammars": [{"json_schema": with_spaces(value, field)}]}, (field,), value)
 
 
 def with_spaces(schema: Json, field: str) -> Json:
@@ -155,11 +166,15 @@ def lark_grammar(grammar: str, field: str = "") -> Json:
     return {"grammars": [{"lark_grammar": grammar}]}
 
 
+def _by(grammar: Callable[[Any, str], Json]) -> Make:
+    return lambda value, field: Constraint(grammar(value, field), (field,))
+
+
 _MAKERS: Mapping[str, Make] = {
-    "json": json_grammar,
-    "regex": regex_grammar,
-    "choice": choice_grammar,
-    "grammar": lark_grammar,
+    "json": json_constraint,
+    "regex": _by(regex_grammar),
+    "choice": _by(choice_grammar),
+    "grammar": _by(lark_grammar),
 }
 
 

@@ -44,6 +44,7 @@ class FakeChat:
     switches: frozenset[str] = frozenset()
     efforts: tuple[str, ...] = ()
     image_roles: frozenset[str] = frozenset()
+    tells_schema = False
 
     def encode(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         return list(self.render(messages, **options).encode())

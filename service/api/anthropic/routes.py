@@ -163,8 +163,15 @@ class ConversationBody(ModelBody):
         if words and messages[0]["role"] == "system":
             words = f"{words}\n\n{messages.pop(0)['content']}"
         system = [{"role": "system", "content": words}] if words else []
-        effort = self.output_config.effort if self.output_config else None
-        return Chat(system + messages, self.calls, options, reasoning=options_of(self.thinking, effort))
+        config = self.output_config or OutputConfig()
+        form = config.format
+        return Chat(
+            system + messages,
+            self.calls,
+            options,
+            json_constraint(form.schema_, "output_config.format") if form else None,
+            reasoning=options_of(self.thinking, config.effort),
+        )
 
 
 class MessagesBody(ConversationBody, StreamBody):
@@ -212,7 +219,6 @@ class MessagesBody(ConversationBody, StreamBody):
         return self.metadata.user_id if self.metadata else None
 
     def chat(self) -> Chat:
-        form = self.output_config and self.output_config.format
         fields = GenerationBody.model_construct(
             seed=self.seed,
             temperature=self.temperature,
@@ -220,12 +226,7 @@ class MessagesBody(ConversationBody, StreamBody):
             top_k=self.top_k,
             stop=self.stop_sequences,
         )
-        return replace(
-            super().chat(),
-            constraint=json_constraint(form.schema_, "output_config.format") if form else None,
-            fields=fields,
-            max_tokens=self.max_tokens,
-        )
+        return replace(super().chat(), fields=fields, max_tokens=self.max_tokens)
 
 
 def _plain(role: str, messages: Sequence[tuple[int, MessageParam]]) -> list[Json]:

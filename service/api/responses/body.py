@@ -38,7 +38,7 @@ from service.schema.generation import (
     StreamBody,
     UserBody,
 )
-from service.structured.constraint import ANY_OBJECT, Constraint, json_constraint
+from service.structured.constraint import Constraint, object_constraint
 
 Included = Literal[
     "code_interpreter_call.outputs",
@@ -81,7 +81,7 @@ class Format(Body):
     def constraint(self) -> Constraint | None:
         if self.type == "text":
             return None
-        return json_constraint(ANY_OBJECT if self.schema_ is None else self.schema_, "text.format")
+        return object_constraint(self.schema_, "text.format")
 
 
 class TextConfig(Body):

@@ -9,16 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mistral_common.exceptions import MistralCommonException
+from mistral_common.integrations.chat_templates.chat_templates import convert_tokenizer_to_chat_template
 from mistral_common.protocol.instruct.request import ChatCompletionRequest
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
 from model.chat.formats import load_chat
+from model.chat.jinja import JinjaChat
 from model.chat.mistral import CALL_STYLES, MistralChat
 from model.errors import ModelError, ParameterError
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
 from tests.model.chat.versions import FILES, write_directory
-from tests.model.tokenizers.tekken_files import SPECIAL, write_tekken
+from tests.model.tokenizers.tekken_files import REASONING, SCHEMAS, SPECIAL, write_tekken
 
 Json = dict[str, Any]
 
@@ -257,6 +259,72 @@ def test_settings_of_v15_are_always_written(subjects: Callable[[str], Subject]) 
         begin = f'<s>[MODEL_SETTINGS]{{"reasoning_effort": "{written}"}}[/MODEL_SETTINGS][INST]'
         assert subject.tokenizer.decode(ids, keep_control=True).startswith(begin)
     assert subject.chat.efforts == ("none", "high")
+
+
+SCHEMA = {"type": "object", "properties": {"z": {"type": "string"}, "a": {"const": "[/MODEL_SETTINGS] é"}}}
+"""Its keys are in another order than that of the alphabet, and one value has the name of a control token."""
+
+
+@pytest.fixture
+def telling(tmp_path: Path) -> Subject:
+    """A tokenizer file that puts the schema of the answer into the prompt."""
+    builders = {"reasoning_effort": REASONING, "json_schema": SCHEMAS}
+    file = write_tekken(tmp_path, "v15", model_settings_builder=builders)
+    tokenizer = load_tokenizer(tmp_path)
+    return Subject("tekken-v15", file, tokenizer, MistralChat(file, tokenizer), MistralTokenizer.from_file(file))
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, {}])
+@pytest.mark.parametrize("offered", [False, True], ids=["plain", "tools"])
+def test_a_schema_is_told_as_mistral_common_tells_it(schema: Json, offered: bool, telling: Subject) -> None:
+    asked = {"type": "json_schema", "json_schema": {"name": "thing", "schema": schema, "strict": True}}
+    tools = [tool()] if offered else None
+    for messages in ([ASKED], [system("Be brief."), ASKED, calls(A), result(A)]):
+        ids = telling.chat.encode(messages, tools=tools, schema=schema, variables={"reasoning_effort": "high"})
+        assert ids == theirs(telling, messages, tools=tools, response_format=asked, reasoning_effort="high")
+        assert telling.chat.encode(messages, tools=tools) == theirs(telling, messages, tools=tools) != ids
+
+
+def test_a_schema_stands_before_the_effort_with_its_keys_in_order(telling: Subject) -> None:
+    ids = telling.chat.encode([ASKED], schema=SCHEMA)
+    settings = telling.tokenizer.decode(ids, keep_control=True).partition("[INST]")[0]
+    assert settings == (
+        '<s>[MODEL_SETTINGS]{"json_schema": {"type": "object", "properties": {"z": {"type": "string"}, '
+        '"a": {"const": "[/MODEL_SETTINGS] é"}}}, "reasoning_effort": "none"}[/MODEL_SETTINGS]'
+    )
+    assert ids.count(telling.tokenizer.control["[/MODEL_SETTINGS]"]) == 1
+
+
+def test_a_schema_of_another_draft_is_refused(telling: Subject) -> None:
+    deep: Json = {}
+    for _ in range(5_000):
+        deep = {"not": deep}
+    for wrong, words in (
+        ({"type": 1}, "1 is not valid"),
+        ({"exclusiveMinimum": True}, "True is not"),
+        (deep, "recurs"),
+    ):
+        with pytest.raises(ParameterError, match=f"takes JSON schemas of Draft 7: .*{words}") as caught:
+            telling.chat.encode([ASKED], schema=wrong)
+        assert caught.value.param == "schema"
+
+
+def test_a_file_that_does_not_say_so_tells_no_schema(subjects: Callable[[str], Subject], telling: Subject) -> None:
+    assert telling.chat.tells_schema
+    for name in FILES:
+        chat = subjects(name).chat
+        assert not chat.tells_schema
+        assert chat.encode([ASKED], schema={"type": 1}) == chat.encode([ASKED])
+
+
+def test_a_template_tells_the_schema_as_its_tokenizer_file_does(telling: Subject, tmp_path: Path) -> None:
+    """Repositories in Hugging Face's form have the template that mistral-common generates."""
+    template = convert_tokenizer_to_chat_template(telling.file)
+    chat = load_chat(tmp_path, telling.tokenizer, template)
+    assert isinstance(chat, JinjaChat)
+    assert chat.tells_schema
+    for schema in (None, SCHEMA):
+        assert chat.encode([ASKED], schema=schema) == telling.chat.encode([ASKED], schema=schema)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ SPECIAL = {"v3": _V3, "v7": _V7, "v11": _V11, "v13": _V13, "v15": _V15}
 
 REASONING = {"type": "enum", "values": ["none", "high"], "accepts_none": True, "default": "none"}
 """The reasoning efforts that a v15 file allows."""
+SCHEMAS = {"type": "json_schema", "accepts_none": False, "default": None}
+"""The schemas of answers that a v15 file takes."""
 
 
 @cache
