@@ -6,6 +6,9 @@ from model.errors import ModelError, short
 from model.ranges import MAX_SIZE, is_number, is_size
 
 ACTIVATIONS = ("silu", "gelu")
+MEAN = (0.48145466, 0.4578275, 0.40821073)
+DEVIATION = (0.26862954, 0.26130258, 0.27577711)
+"""Of red, green and blue in CLIP's training data (arXiv 2103.00020); all Pixtral encoders use them."""
 MAX_LAYERS = 2**10
 MAX_PATCHES = 2**10
 """Patches along a side of an image. Published models have 64 and 110."""

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from model.checkpoint.files import find_shards, layout
+from model.checkpoint.gguf.encoder import files_beside
+from model.checkpoint.gguf.open import open_gguf
 from model.checkpoint.gguf.parts import find_parts
 from model.checkpoint.model_files import is_gguf
 
@@ -15,11 +17,11 @@ ADAPTER_FILES = (".json", ".safetensors")
 def network_files(source: Path) -> tuple[Path, ...]:
     """The files of a model that decide what the network computes, in order.
 
-    These are the parts of a GGUF model, or the configuration and then the safetensors files of a directory.
-    Raises ModelError for a file that is missing.
+    These are the parts of a GGUF model and its image encoder, or the configuration and then the safetensors files of a
+    directory. Raises ModelError for a file that is missing.
     """
     if is_gguf(source):
-        return find_parts(source)
+        return open_gguf(source).paths if files_beside(source) else find_parts(source)
     return (source / CONFIGS[layout(source)], *find_shards(source))
 
 

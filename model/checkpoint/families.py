@@ -113,7 +113,8 @@ def read_config(directory: Path, *, max_model_len: int | None = None) -> ModelCo
 def gguf_config(model: GgufModel, max_model_len: int | None = None) -> ModelConfig:
     """ModelConfig of a GGUF model. Raises ModelError as `read_config` does."""
     try:
-        return _hf_config(model.config, None, max_model_len)
+        config = _hf_config(model.config, None, max_model_len)
+        return replace(config, vision=model.encoder.config) if model.encoder else config
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
         name = model.index.paths[0].name
         raise ModelError(f"{name} has a value that no model can have: {one_line(error)}") from error

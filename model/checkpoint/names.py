@@ -85,6 +85,26 @@ GGUF = _names(
 )
 """A tensor that holds the matrices of all experts has a star for the number of an expert, here and in safetensors. In
 GGUF files of before April 2024 each expert has a tensor of its own."""
+GGUF_VISION = _names(
+    r"v\.blk\.(\d+)\.",
+    (
+        (r"v\.patch_embd\.weight", "vision_encoder.patch_conv.weight"),
+        (r"v\.pre_ln\.weight", "vision_encoder.ln_pre.weight"),
+        (r"L.ln1\.weight", "L.attention_norm.weight"),
+        (r"L.ln2\.weight", "L.ffn_norm.weight"),
+        (r"L.attn_([qkv])\.weight", r"L.attention.w\2.weight"),
+        (r"L.attn_out\.weight", "L.attention.wo.weight"),
+        (r"L.ffn_gate\.weight", "L.feed_forward.w1.weight"),
+        (r"L.ffn_down\.weight", "L.feed_forward.w2.weight"),
+        (r"L.ffn_up\.weight", "L.feed_forward.w3.weight"),
+        (r"mm\.input_norm\.weight", "pre_mm_projector_norm.weight"),
+        (r"mm\.patch_merger\.weight", "patch_merger.merging_layer.weight"),
+        (r"mm\.1\.(weight|bias)", r"vision_language_adapter.w_in.\1"),
+        (r"mm\.2\.(weight|bias)", r"vision_language_adapter.w_out.\1"),
+    ),
+    "vision_encoder.transformer.layers",
+)
+"""Weights of images in a file of llama.cpp's for the projector `pixtral`."""
 
 _NATIVE = re.compile(
     r"(tok_embeddings|norm|output)\.weight"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from model.checkpoint.families import gguf_config, read_config
 from model.checkpoint.files import DTYPES, Shard, find_shards, fingerprint, layout, read_shard
-from model.checkpoint.gguf.open import open_gguf
+from model.checkpoint.gguf.open import GgufModel, open_gguf
 from model.checkpoint.gguf.weights import read_weights
 from model.checkpoint.matrices import Matrix
 from model.checkpoint.model_files import is_gguf
@@ -65,10 +65,10 @@ def open_checkpoint(directory: Path, *, max_model_len: int | None = None) -> Che
     """
     if is_gguf(directory):
         model = open_gguf(directory)
-        index, config = model.index, gguf_config(model, max_model_len)
-        kind: Kind = "blocks" if index.quantized else "floats"
-        read = partial(read_weights, index)
-        return Checkpoint(config, "adjacent", read, index.files, kind, block_bits=index.block_bits)
+        config, quantized = gguf_config(model, max_model_len), model.index.quantized
+        kind: Kind = "blocks" if quantized else "floats"
+        read = partial(_gguf_weights, model)
+        return Checkpoint(config, "adjacent", read, model.files, kind, block_bits=model.index.block_bits)
     shards = tuple(read_shard(path) for path in find_shards(directory))
     files = tuple((shard.path, shard.starts) for shard in shards)
     config = read_config(directory, max_model_len=max_model_len)
@@ -80,6 +80,12 @@ def open_checkpoint(directory: Path, *, max_model_len: int | None = None) -> Che
     for shard in shards:
         _check_weights(shard, rotation)
     return Checkpoint(config, rotation, partial(_tensors, shards, config.n_experts), files)
+
+
+def _gguf_weights(model: GgufModel, skip: Collection[str]) -> Iterator[tuple[str, Matrix]]:
+    yield from read_weights(model.index, skip)
+    if model.encoder is not None:
+        yield from read_weights(model.encoder.index, skip)
 
 
 def _tensors(shards: Sequence[Shard], n_experts: int, skip: Collection[str]) -> Iterator[tuple[str, Tensor]]:

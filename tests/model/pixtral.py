@@ -1,6 +1,6 @@
-"""Small random models of text and images as directories, in Hugging Face's form and in Mistral's own.
+"""Small random models of text and images: as directories, in Hugging Face's form and in Mistral's own, and as GGUF.
 
-Both forms of a kind have the same weights, the same token ids and the same chat format. Nothing here uses our reading.
+All forms of a kind have the same weights, the same token ids and the same chat format. Nothing here uses our reading.
 """
 
 import json
@@ -9,8 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
+from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, TokenType, get_tensor_name_map
+from gguf.quants import quantize
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor
@@ -147,6 +150,106 @@ def save_native(kind: str, directory: Path) -> Path:
     image["spatial_merge_size"] = vision.get("spatial_merge_size", 1)
     write_tekken(directory, "v7", size=256, n_special=len(NAMES), multimodal=image)
     return directory
+
+
+def save_gguf(kind: str, directory: Path, encoder: str = "F32", text: str = "F32") -> Path:
+    """Write the same model as llama.cpp's converter does: text and encoder in two files, their matrices in these kinds.
+
+    The result is the file of the text.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    _save_gguf_encoder(kind, directory / f"mmproj-model-{encoder}.gguf", encoder)
+    source = directory / "model.gguf"
+    writer = GGUFWriter(source, "llama")
+    _add_text_metadata(writer)
+    names = get_tensor_name_map(MODEL_ARCH.LLAMA, TEXT["num_hidden_layers"])
+    for name, tensor in _adjacent(kind).items():
+        if (inner := name.removeprefix("model.").replace("language_model.", "model.")).startswith(
+            ("model.", "lm_head")
+        ):
+            _add_tensor(writer, names.get_name(inner, try_suffixes=(".weight",)), tensor, text)
+    _write(writer)
+    return source
+
+
+def _save_gguf_encoder(kind: str, path: Path, numbers: str) -> None:
+    config = build(kind).config
+    vision = config.vision_config
+    writer = GGUFWriter(path, "clip")
+    writer.add_type("mmproj")
+    writer.add_clip_has_vision_encoder(True)
+    writer.add_clip_projector_type("pixtral")
+    writer.add_vision_projection_dim(config.text_config.hidden_size)
+    writer.add_vision_image_size(vision.image_size)
+    writer.add_vision_patch_size(vision.patch_size)
+    writer.add_vision_embedding_length(vision.hidden_size)
+    writer.add_vision_feed_forward_length(vision.intermediate_size)
+    writer.add_vision_block_count(vision.num_hidden_layers)
+    writer.add_vision_head_count(vision.num_attention_heads)
+    writer.add_vision_attention_layernorm_eps(1e-5)
+    writer.add_vision_image_mean([0.48145466, 0.4578275, 0.40821073])
+    writer.add_vision_image_std([0.26862954, 0.26130258, 0.27577711])
+    writer.add_vision_use_silu(True)
+    if kind == "mistral3":
+        writer.add_vision_spatial_merge_size(2)
+    names = get_tensor_name_map(MODEL_ARCH.MMPROJ, 24)  # it numbers the projections as if they were layers
+    for name, tensor in _adjacent(kind).items():
+        if (inner := name.removeprefix("model.")).startswith(("vision_tower.", "multi_modal_projector.")):
+            _add_tensor(writer, names.get_name(inner, try_suffixes=(".weight", ".bias")), tensor, numbers)
+    embeddings = build(kind).get_input_embeddings().weight.detach().numpy()
+    writer.add_tensor("v.token_embd.img_break", embeddings[IMG_BREAK])
+    _write(writer)
+
+
+def _adjacent(kind: str) -> dict[str, Tensor]:
+    """All weights under the names of transformers; as in the converter, rows of q and k of a pair are adjacent."""
+    return {
+        name: half_to_adjacent(tensor, 16).contiguous() if name.endswith(("q_proj.weight", "k_proj.weight")) else tensor
+        for name, tensor in build(kind).state_dict().items()
+    }
+
+
+def _add_tensor(writer: GGUFWriter, name: str | None, tensor: Tensor, numbers: str) -> None:
+    """The converter keeps vectors in float32 and a convolution in floats."""
+    assert name is not None
+    if tensor.ndim == 1 or numbers == "F32":
+        writer.add_tensor(name, tensor.numpy())
+    elif tensor.ndim > 2:
+        writer.add_tensor(name, tensor.numpy().astype(np.float16))
+    else:
+        kind = GGMLQuantizationType[numbers]
+        writer.add_tensor(name, quantize(tensor.numpy(), kind), raw_dtype=kind)
+
+
+def _add_text_metadata(writer: GGUFWriter) -> None:
+    writer.add_block_count(TEXT["num_hidden_layers"])
+    writer.add_context_length(TEXT["max_position_embeddings"])
+    writer.add_embedding_length(TEXT["hidden_size"])
+    writer.add_feed_forward_length(TEXT["intermediate_size"])
+    writer.add_head_count(TEXT["num_attention_heads"])
+    writer.add_head_count_kv(TEXT["num_key_value_heads"])
+    writer.add_key_length(TEXT["head_dim"])
+    writer.add_value_length(TEXT["head_dim"])
+    writer.add_layer_norm_rms_eps(TEXT["rms_norm_eps"])
+    writer.add_rope_freq_base(TEXT["rope_theta"])
+    writer.add_rope_dimension_count(TEXT["head_dim"])
+    vocab = sorted(_tokenizer().get_vocab().items(), key=lambda item: item[1])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([name for name, _ in vocab])
+    writer.add_token_types([TokenType.CONTROL if name in NAMES else TokenType.NORMAL for name, _ in vocab])
+    writer.add_token_merges([])
+    writer.add_bos_token_id(NAMES.index("<s>"))
+    writer.add_eos_token_id(NAMES.index("</s>"))
+    writer.add_add_bos_token(True)
+    writer.add_chat_template(TEMPLATE)
+
+
+def _write(writer: GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def native_tensors(kind: str) -> dict[str, Tensor]:

@@ -21,6 +21,11 @@ _PROJECTOR, _STATISTICS = (re.compile(rf"(?<![a-z0-9]){word}(?![a-z0-9])", re.I)
 """Words in the names of files that are no language model. A model may say that it was made with an imatrix."""
 
 
+def is_projector(name: str) -> bool:
+    """Whether a file's name says that it has the image encoder of a GGUF model."""
+    return name.lower().endswith(".gguf") and _PROJECTOR.search(name) is not None
+
+
 def find_kinds(files: Iterable[str]) -> Mapping[str, Sequence[str]]:
     """The GGUF models among a repository's files by kind in upper case: the files of each, the parts in order.
 

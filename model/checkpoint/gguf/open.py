@@ -18,46 +18,61 @@ import numpy as np
 
 from model.checkpoint.embedded import EMBEDDED_SAMPLING, is_embedded
 from model.checkpoint.gguf.config import EMBEDDINGS, generation_config, hf_config
+from model.checkpoint.gguf.encoder import Encoder, files_beside, find_encoder
+from model.checkpoint.gguf.entries import entries
 from model.checkpoint.gguf.index import Entry, Index
 from model.checkpoint.gguf.parts import find_parts
-from model.checkpoint.gguf.reader import is_readable, read_parts, readable_kinds
+from model.checkpoint.gguf.reader import read_parts
 from model.checkpoint.gguf.tokenizer import Metadata, tokenizer_files
-from model.checkpoint.names import GGUF, native_name
-from model.errors import ModelError, one_line, short
+from model.checkpoint.names import GGUF
+from model.errors import ModelError, one_line
 
 DIVISORS = "rope_freqs.weight"
 
 
 @dataclass(frozen=True, slots=True)
 class GgufModel:
-    """A GGUF model of which only the headers have been read. `config` is its `config.json`."""
+    """A GGUF model of which only the headers have been read. `config` is its `config.json`.
+
+    `unused` has a line for each file beside it with the image encoder of another model.
+    """
 
     index: Index
     metadata: Metadata
     config: dict[str, Any]
+    encoder: Encoder | None = None
+    unused: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> tuple[tuple[Path, tuple[int, ...]], ...]:
+        """All files with weights, and where the weights in each begin."""
+        return self.index.files + (self.encoder.index.files if self.encoder else ())
 
 
 def open_gguf(source: Path) -> GgufModel:
-    """The model whose first file is `source`.
+    """The model whose first file is `source`, with the image encoder beside it if there is one.
 
     Raises ModelError for a damaged file, for another architecture, and for a quantization without a decoder.
     """
-    paths = tuple(find_parts(source))
-    return _opened(source, paths, tuple((found.st_size, found.st_mtime_ns) for found in map(Path.stat, paths)))
+    paths, beside = find_parts(source), files_beside(source)
+    states = tuple((found.st_size, found.st_mtime_ns) for found in map(Path.stat, (*paths, *beside)))
+    return _opened(source, paths, beside, states)
 
 
 @lru_cache(maxsize=1)  # a header takes up to a second; one start, and each plan of a series, reads it several times
-def _opened(source: Path, paths: tuple[Path, ...], states: tuple[tuple[int, int], ...]) -> GgufModel:
+def _opened(
+    source: Path, paths: tuple[Path, ...], beside: tuple[Path, ...], states: tuple[tuple[int, int], ...]
+) -> GgufModel:
     """`open_gguf` of files with these sizes and times of their last change."""
     file = read_parts(paths)
     weights = [tensor for tensor in file.tensors if tensor.name != DIVISORS]
-    index = Index(paths, tuple(entry for tensor in weights for entry in _entries(tensor)))
+    index = Index(paths, tuple(entry for tensor in weights for entry in entries(tensor, GGUF)))
     shapes = {entry.name: entry.shape for entry in index.entries}
     if EMBEDDINGS not in shapes:
         raise ModelError(f"{source.name} has no tensor 'token_embd.weight'; a model needs it")
     with _metadata_of(source):
         config = hf_config(file.metadata, shapes, _divisors(paths, file.tensors), index.dtype)
-    return GgufModel(index, file.metadata, config)
+    return GgufModel(index, file.metadata, config, *find_encoder(beside, config["hidden_size"]))
 
 
 def gguf_files(source: Path) -> Traversable:
@@ -102,21 +117,3 @@ def _divisors(paths: Sequence[Path], tensors: Sequence[Entry]) -> Sequence[float
             values = np.fromfile(paths[tensor.file], "<f4", tensor.shape[0], offset=tensor.offset)
             return [float(value) for value in values]
     return ()
-
-
-def _entries(tensor: Entry) -> Iterator[Entry]:
-    """An entry for the tensor, or one for each expert in it. Raises ModelError for an unknown name or kind."""
-    name = native_name(tensor.name, GGUF)
-    if name is None:
-        raise ModelError(f"the GGUF file has a tensor {short(tensor.name)}, which no supported model family has")
-    if not is_readable(tensor.kind):
-        reads = ", ".join(readable_kinds())
-        raise ModelError(f"the GGUF file has {tensor.name!r} of kind {tensor.kind}; Noria reads {reads}")
-    if "*" not in name:
-        yield Entry(name, tensor.kind, tensor.shape, tensor.offset, tensor.n_bytes, tensor.file)
-        return
-    n_experts, *shape = tensor.shape
-    size = tensor.n_bytes // n_experts
-    for expert in range(n_experts):
-        where = tensor.offset + expert * size
-        yield Entry(name.replace("*", str(expert)), tensor.kind, tuple(shape), where, size, tensor.file)

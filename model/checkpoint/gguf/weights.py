@@ -16,7 +16,10 @@ from model.errors import ModelError
 
 
 def read_weights(index: Index, skip: Collection[str]) -> Iterator[tuple[str, Matrix]]:
-    """Native names and weights: tensors if nothing in the file is quantized, else encoded matrices only."""
+    """Native names and weights: tensors if nothing in the file is quantized, else encoded matrices only.
+
+    What has more than two dimensions (the convolution of an image encoder) is never quantized.
+    """
     quantized = index.quantized
     for number, path in enumerate(index.paths):
         file = _mapped(path)
@@ -26,7 +29,7 @@ def read_weights(index: Index, skip: Collection[str]) -> Iterator[tuple[str, Mat
             data = file[entry.offset : entry.offset + entry.n_bytes]
             if len(data) < entry.n_bytes:
                 raise ModelError(f"{path.name} is shorter than it was when it was opened; start again")
-            if entry.kind in FLOATS and (not quantized or len(entry.shape) == 1):
+            if entry.kind in FLOATS and (not quantized or len(entry.shape) != 2):
                 yield entry.name, data.view(getattr(torch, FLOATS[entry.kind])).view(entry.shape)
             else:
                 yield entry.name, _matrix(entry, data)

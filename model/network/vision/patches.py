@@ -3,9 +3,7 @@
 import torch
 from torch import Tensor
 
-MEAN = (0.48145466, 0.4578275, 0.40821073)
-DEVIATION = (0.26862954, 0.26130258, 0.27577711)
-"""Of red, green and blue in CLIP's training data (arXiv 2103.00020); all Pixtral encoders use them."""
+from model.vision_config import DEVIATION, MEAN
 
 
 def unfold(pixels: Tensor, side: int) -> Tensor:

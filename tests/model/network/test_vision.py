@@ -35,11 +35,11 @@ SIZES = ((1, 2), (4, 1), (3, 5))
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
-    """The directory of a kind in a form, "hf" or "native"."""
+    """A kind in a form: "hf" and "native" are directories, "gguf" is a file."""
 
     @cache
     def made(kind: str, form: str) -> Path:
-        write = pixtral.save_hf if form == "hf" else pixtral.save_native
+        write = {"hf": pixtral.save_hf, "native": pixtral.save_native, "gguf": pixtral.save_gguf}[form]
         return write(kind, tmp_path_factory.mktemp(form))
 
     return made
@@ -114,9 +114,10 @@ def test_an_encoder_with_gelu(declared: dict[str, str], saved: Saved, tmp_path: 
         close(encoding.x, expected, share)
 
 
+@pytest.mark.parametrize("form", ["native", "gguf"])
 @pytest.mark.parametrize("kind", pixtral.KINDS)
-def test_both_forms_have_the_same_bits(kind: str, saved: Saved) -> None:
-    one, other = (network(saved(kind, form)) for form in ("hf", "native"))
+def test_all_forms_have_the_same_bits(kind: str, form: str, saved: Saved) -> None:
+    one, other = network(saved(kind, "hf")), network(saved(kind, form))
     assert one.config.vision == other.config.vision
     assert one.n_parameters == one.config.n_parameters == pixtral.build(kind).num_parameters()
     ours, theirs = one.state_dict(), other.state_dict()
@@ -242,7 +243,7 @@ class Viewer(Driver):
 
 
 @pytest.mark.parametrize("chunk", [1000, 7])
-@pytest.mark.parametrize("form", ["hf", "native"])
+@pytest.mark.parametrize("form", ["hf", "native", "gguf"])
 @pytest.mark.parametrize("kind", pixtral.KINDS)
 def test_log_probabilities_with_images_are_those_of_transformers(
     kind: str, form: str, chunk: int, saved: Saved
