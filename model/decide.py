@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from model.checkpoint.quantized.config import OwnBits
 from model.config import VALUE_BYTES, ModelConfig
 from model.errors import OptionError
 from model.kernels.cpu.build import fingerprint, library
@@ -56,12 +57,12 @@ class Decision:
 def decide(
     config: ModelConfig,
     kind: str,
-    block_bits: float | None,
+    own_bits: OwnBits,
     options: RunnerOptions,
     here: Abilities,
     layout: Layout | None = None,
 ) -> Decision:
-    """How a checkpoint of this `kind`, whose own blocks have `block_bits`, runs in a `layout`, that of the options.
+    """How a checkpoint of this `kind`, whose own weights have `own_bits`, runs in a `layout`, that of the options.
 
     The widest part of the model decides. Raises OptionError for options that do not fit together, the model, or the
     device.
@@ -76,7 +77,7 @@ def decide(
         check_deterministic(scheme, here, dtype)
     scheme.check_part(widest)
     activations = "float32" if scheme.compiled else dtype
-    bits = stored_bits(config, scheme, dtype, block_bits)
+    bits = stored_bits(config, scheme, dtype, own_bits)
     return Decision(config, chosen, scheme, dtype, activations, cache_format(options.kv_dtype, dtype), bits)
 
 
@@ -111,14 +112,14 @@ def planned(device: str, root: Path = Path("/")) -> Abilities:
     return Abilities("cpu", native_formats(root), built and os.environ.get(KERNELS) != "torch")
 
 
-def stored_bits(config: ModelConfig, scheme: Scheme, dtype: str, block_bits: float | None = None) -> StoredBits:
-    """Bits of weights: projections in `scheme`, with the checkpoint's own `block_bits`, others in `dtype`.
+def stored_bits(config: ModelConfig, scheme: Scheme, dtype: str, own_bits: OwnBits = None) -> StoredBits:
+    """Bits of weights: projections in `scheme`, with the checkpoint's `own_bits`, others in `dtype`.
 
     A compiled scheme quantizes the output head too.
     """
     plain = VALUE_BYTES[dtype] * 8
-    layers = scheme.bits(config.dim, block_bits) or plain
-    return StoredBits(layers, plain, layers if scheme.compiled else plain, encoder_bytes(config, scheme, dtype) * 8)
+    layers, head = (bits(config.dim, own_bits) or plain for bits in (scheme.bits, scheme.head_bits))
+    return StoredBits(layers, plain, head if scheme.compiled else plain, encoder_bytes(config, scheme, dtype) * 8)
 
 
 def encoder_bytes(config: ModelConfig, scheme: Scheme, dtype: str) -> int:

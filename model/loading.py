@@ -15,6 +15,7 @@ from model.batch import PoolSpec, PrefixFiles, RunnerInfo
 from model.checkpoint.files import Progress
 from model.checkpoint.matrices import Matrix
 from model.checkpoint.open import Checkpoint, open_checkpoint
+from model.checkpoint.quantized.config import OwnBits
 from model.errors import MemoryLack, ModelError, OptionError, one_line
 from model.grammar.archive import pack
 from model.kernels.cpu import native
@@ -107,7 +108,7 @@ def load(setup: Setup, checkpoint: Checkpoint, progress: Progress, member: Membe
     """Size and read what this rank holds. On a GPU the cache gets the memory that weights and a measured step leave."""
     options = setup.options
     gpu = profile.watched(setup.device) if options.cache_memory is None else None
-    sizes = size(setup, checkpoint.block_bits, gpu, reserved := _reserved(setup), member.n_local)
+    sizes = size(setup, checkpoint.own_bits, gpu, reserved := _reserved(setup), member.n_local)
     (length,) = member.agree((sizes.length,))
     sizes = sizes._replace(length=length)
     model = read(setup, checkpoint, progress, member.group)
@@ -129,21 +130,19 @@ class Sizes(NamedTuple):
     cache: int
 
 
-def size(
-    setup: Setup, block_bits: float | None, gpu: profile.CudaMemory | None, reserved: int, n_local: int = 1
-) -> Sizes:
+def size(setup: Setup, own_bits: OwnBits, gpu: profile.CudaMemory | None, reserved: int, n_local: int = 1) -> Sizes:
     """The sizes that fit beside the weights, which are not read yet, and `reserved` bytes.
 
-    `block_bits` are the checkpoint's. On a CPU `n_local` ranks share the memory.
+    `own_bits` are the checkpoint's. On a CPU `n_local` ranks share the memory.
 
     On a `gpu`, whose steps are measured later, they are upper limits: a step counts as nothing. See `_measure`.
     Raises OptionError if the weights, or the sequences that the options require, do not fit.
     """
     options, pools, device, dtype = setup.options, setup.pool_sizes, setup.device, name_of(setup.dtype)
-    needed = memory.weight_bytes(setup.shard, setup.scheme, dtype, block_bits)
+    needed = memory.weight_bytes(setup.shard, setup.scheme, dtype, own_bits)
     free = free_bytes(device) // (n_local if device.type == "cpu" else 1) - reserved
     where = "the GPU" if device.type == "cuda" else "this machine" if n_local == 1 else f"each of {n_local} ranks here"
-    memory.check_weights(setup.shard, needed, stored_as(setup.scheme, dtype, block_bits), free, where)
+    memory.check_weights(setup.shard, needed, stored_as(setup.scheme, dtype, own_bits), free, where)
     free -= needed
     if setup.images is not None:
         check_images(setup.images, free, where)
@@ -305,7 +304,7 @@ def check_options(options: RunnerOptions) -> None:
 
 def _describe(setup: Setup, checkpoint: Checkpoint) -> dict[str, str | int]:
     device, layout = setup.device, setup.shard.place.layout
-    stored = stored_as(setup.scheme, name_of(setup.dtype), checkpoint.block_bits)
+    stored = stored_as(setup.scheme, name_of(setup.dtype), checkpoint.own_bits)
     return {
         "family": setup.config.family,
         "parameters": setup.shard.whole.n_parameters,

@@ -81,7 +81,7 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE
         log.warning("no GPU is used: %s, or choose --device cpu", why)
     kernels = native.kernels() if device.type == "cpu" else None
     here = Abilities(device.type, native_formats(device), compiled=kernels is not None)
-    made = decide(checkpoint.config, checkpoint.kind, checkpoint.block_bits, options, here, place.layout)
+    made = decide(checkpoint.config, checkpoint.kind, checkpoint.own_bits, options, here, place.layout)
     _use_threads(choose_threads(options.threads))
     shard, activations, kv_dtype = made.shard(place), DTYPES[made.activations], getattr(torch, made.cache.dtype)
     own = shard.config

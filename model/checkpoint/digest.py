@@ -21,7 +21,7 @@ def network_files(source: Path) -> tuple[Path, ...]:
     directory. Raises ModelError for a file that is missing.
     """
     if is_gguf(source):
-        return open_gguf(source).paths if files_beside(source) else find_parts(source)
+        return tuple(path for path, _ in open_gguf(source).files) if files_beside(source) else find_parts(source)
     return (source / CONFIGS[layout(source)], *find_shards(source))
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from model.checkpoint.block_matrix import BlockMatrix
 from model.checkpoint.gguf.blocks import EncodedMatrix
+from model.checkpoint.quantized.fp4 import Fp4Matrix
 from model.checkpoint.quantized.matrices import QuantizedMatrix
 from model.kernels.groups import BLOCK_GROUP
 from model.sharding.shard import Part
@@ -16,7 +17,7 @@ VALUES_AT_ONCE = 2**18
 """Values that are decoded or quantized at once: float32 copies then take 1 MiB, which the cache of a core holds."""
 
 
-Matrix = Tensor | BlockMatrix | EncodedMatrix | QuantizedMatrix
+Matrix = Tensor | BlockMatrix | EncodedMatrix | QuantizedMatrix | Fp4Matrix
 M = TypeVar("M", bound=Matrix)
 
 
@@ -32,7 +33,7 @@ def cut(matrix: Matrix, part: Part) -> Matrix:
         return matrix[:, columns].contiguous() if matrix.dim() > 1 else matrix
     if part.columns is None:
         return matrix
-    if not isinstance(matrix, BlockMatrix):
+    if not isinstance(matrix, BlockMatrix | Fp4Matrix):
         return matrix.columns(part.columns)
     first, stop = part.columns.start, part.columns.stop
     blocks = range(first // BLOCK_GROUP * BLOCK_GROUP, min(-(-stop // BLOCK_GROUP) * BLOCK_GROUP, matrix.shape[1]))

@@ -16,8 +16,8 @@ from model.checkpoint.gguf.weights import read_weights
 from model.checkpoint.matrices import Matrix
 from model.checkpoint.model_files import is_gguf
 from model.checkpoint.names import canonical_name
-from model.checkpoint.quantized.config import Kind, read_quantization
-from model.checkpoint.quantized.parts import block_bits, quantized_part, stored_weights
+from model.checkpoint.quantized.config import Kind, OwnBits, read_quantization
+from model.checkpoint.quantized.parts import own_bits, quantized_part, stored_weights
 from model.checkpoint.quantized.weights import matrices
 from model.config import ModelConfig
 from model.errors import ModelError, one_line, short
@@ -31,8 +31,8 @@ class Checkpoint:
     pairs row 2i with row 2i + 1 (native, GGUF). `read` is `tensors` of the `files`, each with the places where its
     tensors begin.
     `kind` is what most projections are: it decides which scheme --quantize auto stands for. `summary` says for the log
-    how safetensors are quantized. `block_bits` are the bits of a weight of the projections in the file's own blocks, on
-    average; None if it has no blocks.
+    how safetensors are quantized. `own_bits` are those of a weight of the projections in the file's own blocks, on
+    average, or of its 4-bit floats; None if it has neither.
     """
 
     config: ModelConfig
@@ -41,7 +41,7 @@ class Checkpoint:
     files: tuple[tuple[Path, tuple[int, ...]], ...] = ()
     kind: Kind = "floats"
     summary: str = ""
-    block_bits: float | None = None
+    own_bits: OwnBits = None
 
     def tensors(self, skip: Collection[str] = ()) -> Iterator[tuple[str, Matrix]]:
         """Native names and matrices in the file's own format, each weight once, but not those in `skip`."""
@@ -68,14 +68,14 @@ def open_checkpoint(directory: Path, *, max_model_len: int | None = None) -> Che
         config, quantized = gguf_config(model, max_model_len), model.index.quantized
         kind: Kind = "blocks" if quantized else "floats"
         read = partial(_gguf_weights, model)
-        return Checkpoint(config, "adjacent", read, model.files, kind, block_bits=model.index.block_bits)
+        return Checkpoint(config, "adjacent", read, model.files, kind, own_bits=model.index.block_bits)
     shards = tuple(read_shard(path) for path in find_shards(directory))
     files = tuple((shard.path, shard.starts) for shard in shards)
     config = read_config(directory, max_model_len=max_model_len)
     rotation: Literal["half", "adjacent"] = "half" if layout(directory) == "hf" else "adjacent"
     if (found := read_quantization(directory)) is not None:
         weights = stored_weights(shards)
-        bits = block_bits(weights, found, tied_head=config.tied_head)
+        bits = own_bits(weights, found, tied_head=config.tied_head)
         return Checkpoint(config, rotation, partial(matrices, weights, found), files, found.kind, found.summary, bits)
     for shard in shards:
         _check_weights(shard, rotation)

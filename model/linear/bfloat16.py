@@ -14,5 +14,5 @@ class BFloat16Linear(Compiled):
 
     scheme = SCHEMES["bfloat16"]
 
-    def take(self, first: int, rows: Matrix) -> None:
+    def store(self, first: int, rows: Matrix) -> None:
         self._fill(bfloat16, first, rows)

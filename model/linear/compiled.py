@@ -1,29 +1,55 @@
 """Projections in the compiled kernels of a CPU."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from model.checkpoint.matrices import Matrix, parts
+from model.checkpoint.quantized.fp4 import Fp4Matrix
 from model.kernels.cpu import native
 from model.kernels.cpu.packed import PackedWeights
+from model.linear import fp4
 from model.linear.base import GateUp, Projection, RMSNorm
 
 
 class Compiled(Projection):
-    """A projection with weights in a layout of packed.py, on float32 activations."""
+    """A projection with weights in a layout of packed.py, on float32 activations.
+
+    Weights in 4-bit floats stay as they are where all rows are such; a scheme says what becomes of others.
+    """
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__(n_in, n_out)
         self._kernels = native.needed()
+        self._missing = n_out
+        self._held: dict[int, Fp4Matrix] = {}  # by first row, until all are there
 
-    @abstractmethod
     def take(self, first: int, rows: Matrix) -> None:
         """Store rows `first..` [n, n_in] of the checkpoint. The projection is ready when all rows are stored."""
+        self._missing -= len(rows)
+        if isinstance(rows, Fp4Matrix):
+            self._held[first] = rows
+        else:
+            self.store(first, rows)
+        if self._held and not self._missing:
+            self._settle([(at, self._held.pop(at)) for at in sorted(self._held)])
+
+    def _settle(self, held: Sequence[tuple[int, Fp4Matrix]]) -> None:
+        """Keep the rows in 4-bit floats if they are all, else store them as others."""
+        parts = [part for _, part in held]
+        if sum(map(len, parts)) == self.n_out and fp4.fits(parts):
+            self.packed = fp4.pack(self._kernels, parts)
+            return
+        for first, part in held:
+            self.store(first, part)
+
+    @abstractmethod
+    def store(self, first: int, rows: Matrix) -> None:
+        """`take` in the layout of the scheme."""
 
     def _fill(self, allocate: Callable[[int, int], PackedWeights], first: int, rows: Matrix) -> None:
-        """`take` by the kernels. The first call allocates memory for n_out and n_in."""
+        """`store` by the kernels. The first call allocates memory for n_out and n_in."""
         if self.packed is None:
             self.packed = allocate(self.n_out, self.n_in)
         for part in [rows] if isinstance(rows, Tensor) else parts(rows):

@@ -41,7 +41,7 @@ class Int4Linear(Compiled):
         super().__init__(n_in, n_out)
         self._parts: dict[int, list[Blocks]] = {}  # by first row, until all are there
 
-    def take(self, first: int, rows: Matrix) -> None:
+    def store(self, first: int, rows: Matrix) -> None:
         self._parts[first] = _blocks(rows)
         if sum(len(piece) for part in self._parts.values() for piece in part) < self.n_out:
             return

@@ -18,7 +18,7 @@ class Int8Linear(Compiled):
 
     scheme = SCHEMES["int8"]
 
-    def take(self, first: int, rows: Matrix) -> None:
+    def store(self, first: int, rows: Matrix) -> None:
         own = rows.by_row(torch.int8) if isinstance(rows, QuantizedMatrix) else None
         if own is None:
             self._fill(int8, first, rows)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from model.checkpoint.quantized.config import Fp4, OwnBits
 from model.config import VALUE_BYTES, ModelConfig
 from model.errors import OptionError
 from model.kernels.groups import BLOCK_GROUP, INT4_GROUP
@@ -20,7 +21,7 @@ class Scheme:
       group 0 each output, takes `scale_bits` more (scales, minima, zeros). With `keeps_blocks` the blocks of a GGUF
       stay as they are, and their bits count instead.
     - `compiled`: it runs in the compiled kernels of a CPU, on float32 activations, and quantizes the output head too.
-      A row's bits depend on no other row then (docs/determinism.md).
+      A row's bits depend on no other row then (docs/determinism.md). It keeps 4-bit floats of a checkpoint.
       All others run in PyTorch and on a GPU in Triton, on activations in the model's format.
     - A projection's input channels must be a multiple of `multiple`.
     """
@@ -35,17 +36,24 @@ class Scheme:
     compiled: bool = False
     multiple: int = 1
 
-    def bits(self, dim: int, block_bits: float | None = None) -> float | None:
+    def bits(self, dim: int, own: OwnBits = None) -> float | None:
         """Bits of a weight, its share of the scales included; None for the model's own format.
 
-        `block_bits` are those of the checkpoint's own blocks, None if it has none. Worked example: int8 with dim 4096
-        takes 8 + 32 / 4096 bits, int4 on a GPU 4 + 24 / 64.
+        `own` are those of the checkpoint. Worked example: int8 with dim 4096 takes 8 + 32 / 4096 bits, int4 on a GPU
+        4 + 24 / 64.
         """
         if self.value_bits is None:
             return None
-        if self.keeps_blocks and block_bits is not None:
-            return block_bits
-        return self.value_bits + self.scale_bits / (self.group or dim)
+        bits = self.value_bits + self.scale_bits / (self.group or dim)
+        if isinstance(own, Fp4):
+            return own.share * own.bits + (1 - own.share) * bits if self.compiled else bits
+        return own if self.keeps_blocks and own is not None else bits
+
+    def head_bits(self, dim: int, own: OwnBits = None) -> float | None:
+        """The same for the output head, where the scheme quantizes it."""
+        if isinstance(own, Fp4):
+            own = replace(own, share=1.0) if own.head else None
+        return self.bits(dim, own)
 
     def own_dtype(self, dtype: str) -> str | None:
         """The format for --dtype `dtype` of what is not quantized; None stands for the model's own.
@@ -121,12 +129,13 @@ NEAREST: Mapping[str, Mapping[str, str]] = {
     "floats": {"cpu": "int8", "cuda": "none"},
     "fp8": {"cpu": "int8", "cuda": "fp8"},
     "int8": {"cpu": "int8", "cuda": "none"},
+    "fp4": {"cpu": "int8", "cuda": "none"},
     "blocks4": {"cpu": "int4", "cuda": "int4"},
     "blocks8": {"cpu": "int4", "cuda": "none"},
     "blocks": {"cpu": "int4", "cuda": "none"},
 }
 """What --quantize auto stands for, by the kind of the checkpoint (checkpoint/quantized/config.py) and the device: a
-second quantization would only lose accuracy."""
+second quantization would only lose accuracy. Beside 4-bit floats it is for the other matrices."""
 
 
 def nearest(kind: str, device: str, config: ModelConfig) -> str:
@@ -175,11 +184,13 @@ def of_images(scheme: Scheme) -> Scheme:
     return SCHEMES["bfloat16" if scheme.compiled else "none"]
 
 
-def stored_as(scheme: Scheme, dtype: str, block_bits: float | None) -> str:
-    """What most projections become, for a message: `block_bits` are the checkpoint's own, which the scheme may keep."""
+def stored_as(scheme: Scheme, dtype: str, own: OwnBits) -> str:
+    """What most projections become, for a message: `own` are the checkpoint's bits, which the scheme may keep."""
     if scheme.value_bits is None:
         return dtype
-    if scheme.keeps_blocks and block_bits is not None and block_bits >= 8:
+    if isinstance(own, Fp4):
+        return f"fp4, others as {scheme.name}" if scheme.compiled else scheme.name
+    if scheme.keeps_blocks and own is not None and own >= 8:
         return f"8 bits in groups of {scheme.group}"
     return scheme.name
 

@@ -9,8 +9,8 @@ from model.checkpoint.configs.fields import present_shards
 from model.checkpoint.families import read_config
 from model.checkpoint.gguf.open import open_gguf
 from model.checkpoint.model_files import is_gguf
-from model.checkpoint.quantized.config import Kind, read_quantization
-from model.checkpoint.quantized.parts import block_bits, stored_weights
+from model.checkpoint.quantized.config import Kind, OwnBits, read_quantization
+from model.checkpoint.quantized.parts import own_bits, stored_weights
 from model.config import VALUE_BYTES, ModelConfig
 from model.decide import Decision, decide, encoder_bytes, planned
 from model.linear import schemes
@@ -156,14 +156,14 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
     Raises ModelError for a configuration that is not supported, OptionError for a layout that does not fit.
     """
     own_config = read_config(directory, max_model_len=options.max_model_len)
-    stored, own_bits, summary = _stored(directory, own_config)
-    decision = decide(own_config, stored, own_bits, options, planned(options.device))
+    stored, own, summary = _stored(directory, own_config)
+    decision = decide(own_config, stored, own, options, planned(options.device))
     config, scheme, dtype = decision.config, decision.scheme, decision.dtype
     context = options.max_model_len or config.max_position
-    ranks = [_rank(decision, place, options, own_bits, context) for place in options.layout.places()]
+    ranks = [_rank(decision, place, options, own, context) for place in options.layout.places()]
     ranks[0].sizes.check_length(options.max_model_len)
-    own = total // len(ranks) if total is not None and options.device == "cpu" else total
-    caches, served = _caches(ranks, options, own, context)
+    each = total // len(ranks) if total is not None and options.device == "cpu" else total
+    caches, served = _caches(ranks, options, each, context)
     largest, cache = max(
         zip(ranks, caches, strict=True), key=lambda pair: pair[0].taken + pair[0].sizes.bytes_for(context)
     )
@@ -171,7 +171,7 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
     return MemoryPlan(
         parameters=config.n_parameters,
         scheme=decision.chosen.quantize,
-        stored=schemes.stored_as(scheme, dtype, own_bits),
+        stored=schemes.stored_as(scheme, dtype, own),
         checkpoint=summary,
         dtype=dtype,
         kv_dtype=decision.cache.name,
@@ -194,20 +194,20 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
         ),
         pools=tuple(_need(sizes, window, specs) for window in config.pool_windows),
         fits=tuple(_fit(sizes, n, specs, known=served is not None) for n in _lengths(context, served)),
-        memory=own,
+        memory=each,
         cache=cache,
         served=served,
     )
 
 
-def _rank(decision: Decision, place: Place, options: RunnerOptions, own_bits: float | None, context: int) -> _Rank:
+def _rank(decision: Decision, place: Place, options: RunnerOptions, own: OwnBits, context: int) -> _Rank:
     shard, value_bytes = decision.shard(place), VALUE_BYTES[decision.activations]
     sizes = memory.pool_sizes(shard.config, options, options.device, decision.dtype, PAGE_SIZE)
     images = image_sizes(shard.whole, options, value_bytes) if shard.place.is_first else None
     step = sizes.step_bytes(value_bytes) + memory.CONTEXT_BYTES * (options.device == "cuda")
     captures = options.device == "cuda" and options.layout.size == 1
     graphs = sizes.graph_bytes(context, value_bytes) if captures else 0
-    weights = memory.weight_bytes(shard, decision.scheme, decision.dtype, own_bits)
+    weights = memory.weight_bytes(shard, decision.scheme, decision.dtype, own)
     return _Rank(shard, sizes, weights, images, step, graphs)
 
 
@@ -236,8 +236,8 @@ def _specs(ranks: Sequence[_Rank], caches: Sequence[int | None], served: int | N
     )
 
 
-def _stored(directory: Path, config: ModelConfig) -> tuple[Kind, float | None, str]:
-    """The kind of the checkpoint, the bits of a weight in its own blocks, and the summary of its quantization.
+def _stored(directory: Path, config: ModelConfig) -> tuple[Kind, OwnBits, str]:
+    """The kind of the checkpoint, the bits of its own weights, and the summary of its quantization.
 
     Without weights, as for a name on the hub, all projections but the head count as quantized.
     """
@@ -248,7 +248,7 @@ def _stored(directory: Path, config: ModelConfig) -> tuple[Kind, float | None, s
     if quantization is None:
         return "floats", None, ""
     if shards := present_shards(directory):
-        bits = block_bits(stored_weights(shards), quantization, tied_head=config.tied_head)
+        bits = own_bits(stored_weights(shards), quantization, tied_head=config.tied_head)
     else:
         bits = quantization.bits_with_head(config)
     return quantization.kind, bits, quantization.summary

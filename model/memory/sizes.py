@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from model.batch import PoolSpec, max_pages
+from model.checkpoint.quantized.config import OwnBits
 from model.config import VALUE_BYTES, ModelConfig
 from model.decide import stored_bits
 from model.errors import MemoryLack, OptionError, size
@@ -169,10 +170,10 @@ def pool_sizes(config: ModelConfig, options: RunnerOptions, device: str, dtype: 
     return PoolSizes(config, page_size, head_bytes, max_step_tokens, max_sequences)
 
 
-def weight_bytes(shard: Shard, scheme: Scheme, dtype: str, block_bits: float | None = None) -> int:
+def weight_bytes(shard: Shard, scheme: Scheme, dtype: str, own_bits: OwnBits = None) -> int:
     """Bytes of a rank's weights, which take `stored_bits`. A tied head that is quantized is beside the embeddings."""
     config, has_head = shard.config, shard.place.is_last
-    bits = stored_bits(config, scheme, dtype, block_bits)
+    bits = stored_bits(config, scheme, dtype, own_bits)
     table_bits = bits.embeddings * shard.keeps_embeddings(quantizes_head=scheme.compiled)
     if has_head and (scheme.compiled or not config.tied_head):
         table_bits += bits.head

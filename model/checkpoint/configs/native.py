@@ -29,7 +29,8 @@ SERVED = frozenset(
     (
         *("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size", "norm_eps", "dtype"),
         *("rope_theta", "rope_fraction", "max_seq_len", "max_position_embeddings", "tied_embeddings", "model_type"),
-        *("sliding_window", "_sliding_window", "yarn", "llama_4_scaling", "moe", "quantization", "vision_encoder"),
+        *("sliding_window", "_sliding_window", "yarn", "llama_4_scaling", "moe", "quantization", "quantization_config"),
+        "vision_encoder",
     )
 )
 """Keys that describe the network."""

@@ -1,4 +1,4 @@
-"""What a configuration says about quantized weights: FP8, compressed-tensors, AWQ or GPTQ. No torch."""
+"""What a configuration says about quantized weights: FP8, compressed-tensors, ModelOpt, AWQ or GPTQ. No torch."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -9,9 +9,9 @@ from model.checkpoint.configs.fields import check_keys
 from model.checkpoint.files import file_names, layout, read_json
 from model.config import ModelConfig
 from model.errors import ModelError, one_line, short
-from model.kernels.groups import BLOCK_GROUP, INT4_GROUP
+from model.kernels.groups import BLOCK_GROUP, INT4_GROUP, MXFP4_GROUP, NVFP4_GROUP
 
-Kind = Literal["floats", "fp8", "int8", "blocks4", "blocks8", "blocks"]
+Kind = Literal["floats", "fp8", "fp4", "int8", "blocks4", "blocks8", "blocks"]
 """What most projections of a checkpoint are: `NEAREST` in linear/schemes.py says which scheme is nearest to each.
 
 "blocks4" and "blocks8" are groups of integers that schemes can keep on both devices, "blocks" on a CPU only."""
@@ -19,9 +19,33 @@ Kind = Literal["floats", "fp8", "int8", "blocks4", "blocks8", "blocks"]
 PACKED_BITS = (4, 8)
 OTHER_BITS = 8 + 16 / BLOCK_GROUP
 """Bits of a weight that the file does not quantize, beside others in blocks: it gets 8, and a scale for 32 channels."""
+NATIVE_KEYS = "quantization", "quantization_config"
+"""Where params.json says it: Mistral's own key, and that of compressed-tensors."""
+MODELOPT = "hf_quant_config.json"
+"""NVIDIA's ModelOpt writes it beside config.json, or instead of `quantization_config` there."""
 _NATIVE = ("qformat_weight", "qscheme_act")
 """Mistral's own keys; the scheme of activations means nothing here."""
-_CT_FORMATS = ("float-quantized", "int-quantized", "pack-quantized", "naive-quantized")
+_CT_FORMATS = (
+    *("float-quantized", "int-quantized", "pack-quantized", "naive-quantized"),
+    *("nvfp4-pack-quantized", "mxfp4-pack-quantized"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fp4:
+    """Weights of a checkpoint in 4-bit floats, which every compiled scheme keeps as they are.
+
+    They take `bits` each and are a `share` of the projections' weights, the output head not counted. `head` says
+    whether it is such a matrix too.
+    """
+
+    bits: float
+    share: float = 1.0
+    head: bool = False
+
+
+OwnBits = float | Fp4 | None
+"""What a checkpoint's own blocks or 4-bit floats take; bits of a weight on average for blocks, None without either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +57,7 @@ class Quantization:
     neighbours. `zero_offset` is added to each zero in the file (GPTQ's first format stores zero - 1).
     """
 
-    method: Literal["fp8", "compressed-tensors", "awq", "gptq"]
+    method: Literal["fp8", "compressed-tensors", "modelopt", "awq", "gptq"]
     bits: int = 8
     group: int = 0
     floats: bool = False
@@ -45,7 +69,7 @@ class Quantization:
     @property
     def kind(self) -> Kind:
         if self.floats:
-            return "fp8"
+            return "fp4" if self.bits == 4 else "fp8"
         if self.bits == 8 and not self.group:
             return "int8"
         if self.bits == 8 or not self._fits_blocks:
@@ -55,7 +79,7 @@ class Quantization:
     @property
     def block_bits(self) -> float | None:
         """Bits of a weight in `matrices.BlockMatrix`; None for a kind that is not in blocks."""
-        if self.kind in ("fp8", "int8"):
+        if self.kind in ("fp8", "fp4", "int8"):
             return None
         if not self._fits_blocks:
             return OTHER_BITS
@@ -66,8 +90,10 @@ class Quantization:
         """Whether each block of 32 neighbouring channels has one scale."""
         return not self.ordered and not self.group % BLOCK_GROUP
 
-    def bits_with_head(self, config: ModelConfig) -> float | None:
-        """`block_bits` on average over the projections and a head that is not quantized, which takes 8 bits."""
+    def bits_with_head(self, config: ModelConfig) -> OwnBits:
+        """Bits of own weights where all projections but the head are quantized; in blocks the head takes 8 bits."""
+        if self.kind == "fp4":
+            return Fp4(self.bits + 8 / self.group + 32 / config.dim)
         own, head = self.block_bits, config.vocab_size * config.dim
         others = config.n_text_parameters - head * (1 if config.tied_head else 2)
         return None if own is None else (own * others + OTHER_BITS * head) / (others + head)
@@ -75,6 +101,8 @@ class Quantization:
     @property
     def summary(self) -> str:
         """For the log, such as "gptq, 4 bits, groups of 128"."""
+        if self.kind == "fp4":
+            return f"{self.method}, {'nvfp4' if self.group == NVFP4_GROUP else 'mxfp4'}"
         number = "fp8" if self.floats else f"{self.bits} bits"
         what = number if self.method == "fp8" else f"{self.method}, {number}"
         if self.block:
@@ -107,8 +135,9 @@ def read_quantization(directory: Path) -> Quantization | None:
 def _found(directory: Path) -> tuple[Any, str]:
     """The quantization in the configuration, and the name of its place."""
     if layout(directory) == "native":
-        raw = read_json(directory / "params.json").get("quantization")
-        return _of_native(raw), "quantization in params.json"
+        params = read_json(directory / "params.json")
+        key = next((key for key in NATIVE_KEYS if params.get(key) is not None), NATIVE_KEYS[0])
+        return _of_native(params.get(key)), f"{key} in params.json"
     config = read_json(directory / "config.json")
     text = config.get("text_config")
     for holder in (config, text if isinstance(text, dict) else {}):
@@ -117,7 +146,15 @@ def _found(directory: Path) -> tuple[Any, str]:
                 return holder[key], f"{key} in config.json"
     if "quantize_config.json" in file_names(directory):  # what AutoGPTQ wrote at first
         return {"quant_method": "gptq", **read_json(directory / "quantize_config.json")}, "quantize_config.json"
+    if MODELOPT in file_names(directory):
+        return {"quant_method": "modelopt", **_object(read_json(directory / MODELOPT), "quantization")}, MODELOPT
     return None, ""
+
+
+def _object(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    if not isinstance(found := raw.get(key), dict):
+        raise ModelError(f"{MODELOPT} has {key} {short(found)}; it must be a JSON object: download it again")
+    return found
 
 
 def _of_native(raw: Any) -> Any:
@@ -190,9 +227,11 @@ def _compressed(raw: Mapping[str, Any], where: str) -> Quantization:
 def _compressed_group(raw: Mapping[str, Any], where: str) -> Quantization:
     floats = raw.get("type", "int") == "float"
     strategy = raw.get("strategy") or ("group" if raw.get("group_size") else "tensor")
-    if strategy not in ("tensor", "channel", "group", "block"):
+    if strategy not in ("tensor", "channel", "group", "block", "tensor_group"):
         raise ModelError(f"{where} has strategy {short(strategy)}; Noria supports tensor, channel, group and block")
-    bits = _bits(raw.get("num_bits", 8), where, "num_bits", (8,) if floats else PACKED_BITS)
+    bits = _bits(raw.get("num_bits", 8), where, "num_bits", PACKED_BITS)
+    if floats and bits == 4:
+        return _fp4("compressed-tensors", raw.get("group_size"), where)
     return Quantization(
         "compressed-tensors",
         bits,
@@ -204,9 +243,29 @@ def _compressed_group(raw: Mapping[str, Any], where: str) -> Quantization:
     )
 
 
+def _fp4(method: Literal["compressed-tensors", "modelopt"], group: Any, where: str) -> Quantization:
+    if group not in (NVFP4_GROUP, MXFP4_GROUP):
+        raise ModelError(
+            f"{where} has 4-bit floats in groups of {short(group)}; Noria supports {NVFP4_GROUP} (NVFP4) and "
+            f"{MXFP4_GROUP} (MXFP4)"
+        )
+    return Quantization(method, 4, group, floats=True)
+
+
+def _modelopt(raw: Mapping[str, Any], where: str) -> Quantization:
+    """NVIDIA's ModelOpt, in `quantization_config` or in a file of its own."""
+    algorithm = raw.get("quant_algo")
+    if algorithm == "NVFP4":
+        return _fp4("modelopt", raw.get("group_size", NVFP4_GROUP), where)
+    if algorithm != "FP8":
+        raise ModelError(f"{where} has quant_algo {short(algorithm)}; Noria supports 'FP8' and 'NVFP4'")
+    return Quantization("modelopt", floats=True)
+
+
 _READERS: Mapping[str, Callable[[Mapping[str, Any], str], Quantization]] = {
     "fp8": _fp8,
     "compressed-tensors": _compressed,
+    "modelopt": _modelopt,
     "awq": _awq,
     "gptq": _gptq,
 }

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from model.checkpoint.files import DTYPES, Shard
 from model.checkpoint.names import canonical_name, is_vision
-from model.checkpoint.quantized.config import OTHER_BITS, Quantization
+from model.checkpoint.quantized.config import OTHER_BITS, Fp4, OwnBits, Quantization
 from model.errors import ModelError, short
 
+HEAD = "output.weight"
 SCALES = ("weight_scale_inv", "weight_scale", "qscale_weight")
 """The names that fp8, compressed-tensors and Mistral's native format give to the scale of `weight`."""
 _INTS, _FLOATS = ("I32",), tuple(DTYPES)
@@ -31,11 +32,20 @@ _FORMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "qweight": {"scales": _FLOATS, "qzeros": _INTS, "g_idx": ("I32", "I64")},
 }
 """The dtypes of the other parts of a weight, by the name of the part with its values."""
+_FP4_FORMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "weight": {"weight_scale": ("F8_E4M3",), "weight_scale_2": _FLOATS},
+    "weight_packed": {"weight_scale": ("F8_E4M3", "U8"), "weight_global_scale": _FLOATS},
+}
+"""The same for 4-bit floats: ModelOpt's NVFP4, and NVFP4 or MXFP4 of compressed-tensors."""
+FP4 = "U8"
+"""The dtype of two 4-bit floats in a byte."""
 _NEEDED = {"weight_packed": ("weight_scale", "weight_shape"), "qweight": ("scales", "qzeros")}
-_VALUES = {"weight": (*DTYPES, "F8_E4M3", "I8"), "weight_packed": _INTS, "qweight": _INTS}
-_ROLES = {*_FORMS, *(role for form in _FORMS.values() for role in form)}
+_VALUES = {"weight": (*DTYPES, "F8_E4M3", "I8", FP4), "weight_packed": (*_INTS, FP4), "qweight": _INTS}
+_ROLES = {
+    *(*_FORMS, *(role for forms in (_FORMS, _FP4_FORMS) for form in forms.values() for role in form)),
+}
 _UNUSED = {"qscale_act", "activation_scale", "input_scale", "input_zero_point", "output_scale", "q_scale", "k_scale"}
-_UNUSED |= {"v_scale", "kv_scale", "k_zero_point", "v_zero_point"}
+_UNUSED |= {"input_global_scale", "v_scale", "kv_scale", "k_zero_point", "v_zero_point"}
 """Scales of activations, keys and values: each scheme and each cache computes its own."""
 
 
@@ -66,12 +76,32 @@ class StoredWeight:
         return self.form == "weight" and self.values.dtype in DTYPES
 
     @property
+    def is_fp4(self) -> bool:
+        """Whether the values are 4-bit floats."""
+        return self.values.dtype == FP4
+
+    @property
+    def allowed(self) -> Mapping[str, tuple[str, ...]]:
+        """The other parts that it may have, with their dtypes."""
+        return (_FP4_FORMS if self.is_fp4 else _FORMS).get(self.form, {})
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The other parts that it must have."""
+        if not self.is_fp4:
+            return _NEEDED.get(self.form, ())
+        scale = self.parts.get("weight_scale")
+        return tuple(self.allowed)[: 1 if scale is not None and scale.dtype == FP4 else None]
+
+    @property
     def scale(self) -> Part | None:
         """The part with the scales of fp8 or int8 values."""
         return next((self.parts[role] for role in SCALES if role in self.parts), None)
 
     def bits(self, quantization: Quantization) -> int:
         """Bits of a quantized value. Packed ones may have 4 or 8 among others: the scales say how many channels."""
+        if self.is_fp4:
+            return 4
         if self.form == "weight":
             return 8
         group, shape = quantization.group, self.parts[_NEEDED[self.form][0]].shape
@@ -82,6 +112,8 @@ class StoredWeight:
 
     def size(self, quantization: Quantization) -> int:
         """The number of values. Packed rows of compressed-tensors count with their padding."""
+        if self.is_fp4:
+            return prod(self.values.shape) * 2
         return prod(self.values.shape) * (1 if self.form == "weight" else 32 // self.bits(quantization))
 
 
@@ -112,15 +144,32 @@ def stored_weights(shards: Iterable[Shard]) -> tuple[StoredWeight, ...]:
     return tuple(sorted(weights, key=lambda weight: (weight.values.path.name, weight.name)))
 
 
-def block_bits(weights: Sequence[StoredWeight], quantization: Quantization, *, tied_head: bool) -> float | None:
-    """Bits of a weight of the text model's projections in blocks, on average: others are quantized to 8 bits."""
+def own_bits(weights: Sequence[StoredWeight], quantization: Quantization, *, tied_head: bool) -> OwnBits:
+    """Bits of a weight of the text model's projections in blocks, on average, or of its 4-bit floats; else None."""
+    text = [weight for weight in weights if len(weight.values.shape) == 2 and not is_vision(weight.name)]
+    if quantization.kind == "fp4":
+        return _fp4_bits(text, quantization)
+    return _block_bits(text, quantization, tied_head=tied_head)
+
+
+def _fp4_bits(weights: Sequence[StoredWeight], quantization: Quantization) -> Fp4 | None:
+    """Codes, scales of groups, and a float32 scale an output: what the compiled kernels keep."""
+    layers = [weight for weight in weights if weight.name not in ("tok_embeddings.weight", HEAD)]
+    own = [weight for weight in layers if weight.is_fp4]
+    if not own:
+        return None
+    size, total = (sum(weight.size(quantization) for weight in some) for some in (own, layers))
+    tables = sum(8 * prod(weight.parts["weight_scale"].shape) + 32 * weight.values.shape[0] for weight in own)
+    return Fp4(4 + tables / size, size / total, any(weight.is_fp4 for weight in weights if weight.name == HEAD))
+
+
+def _block_bits(weights: Sequence[StoredWeight], quantization: Quantization, *, tied_head: bool) -> float | None:
+    """Others than those in blocks are quantized to 8 bits."""
     own = quantization.block_bits
     if own is None:
         return None
     bits = total = 0.0
     for weight in weights:
-        if len(weight.values.shape) != 2 or is_vision(weight.name):
-            continue
         if tied_head or weight.name != "tok_embeddings.weight":
             size = weight.size(quantization)
             is_other = weight.is_plain or weight.bits(quantization) != quantization.bits
@@ -146,12 +195,12 @@ def _weight(name: str, parts: Mapping[str, Part]) -> StoredWeight:
     _check_dtype(name, form, weight.values, _VALUES[form])
     for role, part in parts.items():
         if role not in (form, "bias"):
-            if role not in _FORMS[form] or weight.is_plain:
+            if role not in weight.allowed or weight.is_plain:
                 raise ModelError(
                     f"the weight {name!r} in {weight.values.dtype} has a {role}, which cannot belong to it"
                 )
-            _check_dtype(name, role, part, _FORMS[form][role])
-    for role in _NEEDED.get(form, ()):
+            _check_dtype(name, role, part, weight.allowed[role])
+    for role in weight.needed:
         if role not in parts:
             raise ModelError(f"the weight {name!r} has {form}, but no {role}; download the model again")
     if form == "weight" and not weight.is_plain and weight.scale is None:

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from model.checkpoint.matrices import Matrix
 from model.checkpoint.quantized.config import PACKED_BITS, Quantization
+from model.checkpoint.quantized.fp4 import Fp4Matrix
 from model.checkpoint.quantized.matrices import QuantizedMatrix, awq_order, unpack_words
 from model.checkpoint.quantized.parts import SCALES, StoredWeight
 from model.errors import ModelError, one_line
+from model.kernels.groups import MXFP4_GROUP, NVFP4_GROUP
 
 Tensors = Mapping[str, Tensor]
 """The tensors of a weight by their roles."""
@@ -65,6 +67,8 @@ def stored_matrix(form: str, tensors: Tensors, quantization: Quantization) -> Ma
     """A weight from its tensors; `form` is the role of that with the values. Raises ValueError if they do not fit."""
     if "bias" in tensors and tensors["bias"].any():
         raise ValueError("it has a bias, which no supported model family has")
+    if tensors[form].dtype is torch.uint8:
+        return _fp4(form, tensors)
     if form == "qweight":
         return _awq(tensors, quantization) if quantization.method == "awq" else _gptq(tensors, quantization)
     if form == "weight_packed":
@@ -73,6 +77,25 @@ def stored_matrix(form: str, tensors: Tensors, quantization: Quantization) -> Ma
     if scale is None:
         return tensors["weight"]
     return _scaled(tensors["weight"], scale, tensors.get("weight_zero_point"), quantization)
+
+
+def _fp4(form: str, tensors: Tensors) -> Fp4Matrix:
+    """Codes [n_out, n_in / 2] and scales [n_out, n_groups]. ModelOpt's second scale multiplies, the other divides."""
+    n_out, n_bytes = _two(tensors[form], form)
+    scales = tensors["weight_scale"]
+    group = MXFP4_GROUP if scales.dtype is torch.uint8 else NVFP4_GROUP
+    _expect(scales, [n_out, -(-n_bytes * 2 // group)], "weight_scale")
+    factor = 1.0
+    for role, power in (("weight_scale_2", 1), ("weight_global_scale", -1)):
+        if (found := tensors.get(role)) is not None:
+            factor = _positive(found, role) ** power
+    return Fp4Matrix(tensors[form], scales.view(torch.uint8), group, factor)
+
+
+def _positive(tensor: Tensor, role: str) -> float:
+    if tensor.numel() != 1 or not 0 < tensor.item() < math.inf:
+        raise ValueError(f"its {role} is {tensor.tolist()}, expected one number above 0")
+    return float(tensor.item())
 
 
 def _scaled(values: Tensor, scale: Tensor, zeros: Tensor | None, quantization: Quantization) -> QuantizedMatrix:

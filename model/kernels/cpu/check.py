@@ -24,7 +24,7 @@ from model.kernels.cpu.records import (
     pointer,
     struct,
 )
-from model.kernels.groups import BLOCK_GROUP
+from model.kernels.groups import BLOCK_GROUP, MXFP4_GROUP, NVFP4_GROUP
 
 N_OUT, N_IN = 88, SUPERBLOCK
 """Five blocks of 16 outputs and a half: whole tiles of every width, a narrower one and an incomplete block."""
@@ -128,6 +128,10 @@ def weights(kernels: Kernels, layout: str, *, whole: bool) -> PackedWeights:
     elif layout == "q4_k":
         made = packed.superblocks(N_OUT, N_IN)
         kernels.pack_superblocks(made, 0, superblocks(whole=whole))
+    elif layout in ("nvfp4", "mxfp4"):
+        group = NVFP4_GROUP if layout == "nvfp4" else MXFP4_GROUP
+        made = packed.fp4(N_OUT, N_IN, group)
+        kernels.pack_fp4(made, 0, _bytes(N_OUT, N_IN // 2), fp4_scales(group, whole=whole), 2.0 if whole else 0.37)
     else:
         quants, scales, minima = blocks(layout, whole=whole)
         made = packed.blocks(N_OUT, N_IN, quants.shape[2], with_minima=minima is not None)
@@ -143,6 +147,14 @@ def blocks(layout: str, *, whole: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     scales = (some % 2 + 1 if whole else some / 700).half()
     minima = scales.roll(1, 0).neg() if layout.endswith("_min") else None
     return quants.view(torch.int8) if n_bytes == 32 else quants, scales, minima
+
+
+def fp4_scales(group: int, *, whole: bool) -> Tensor:
+    """Scales for `Kernels.pack_fp4`; whole ones are 1, others any of e4m3 or powers of two from 2^-8 to 2^7."""
+    some = _bytes(N_OUT, N_IN // group)
+    if group == NVFP4_GROUP:
+        return torch.full_like(some, 0x38) if whole else some % 127
+    return torch.full_like(some, 127) if whole else some % 16 + 119
 
 
 def superblocks(*, whole: bool) -> Tensor:

@@ -28,7 +28,7 @@ from model.kernels.cpu.records import (
     sampling,
     struct,
 )
-from model.kernels.groups import BLOCK_GROUP
+from model.kernels.groups import BLOCK_GROUP, MXFP4_GROUP, NVFP4_GROUP
 
 POOL = threading.Lock()
 """All variants share one pool of threads, which takes one call at a time."""
@@ -37,6 +37,8 @@ _REFUSALS = {
     OUTSIDE: "a token, position, adapter or row of an image is out of range",
 }
 """Why `step` refuses a step."""
+E4M3_UNIT = 2.0**8
+"""The kernels read e4m3 as float16, which has another bias: a scale counts as so many times less."""
 _pointer, _integer = ctypes.c_void_p, ctypes.c_int64
 ARGUMENTS = {
     "linear": (_pointer, _pointer, _integer, _integer, _pointer, ctypes.c_float, _pointer, _integer, _pointer),
@@ -51,6 +53,7 @@ ARGUMENTS = {
     "quantize": (_pointer, _integer, _pointer, _integer, _integer),
     "pack": (_pointer, _integer, _integer, _pointer, _integer, _pointer, _pointer),
     "pack_superblocks": (_pointer, _integer, _integer, _pointer, _integer),
+    "pack_fp4": (_pointer, _integer, _integer, _pointer, _integer, _pointer, _integer),
     "experts": (_pointer, _pointer, _integer, _pointer, ctypes.c_float, _pointer, _pointer),
     "experts_scratch": (_pointer, _integer),
     "step": (_pointer, _pointer, _pointer, _integer),
@@ -116,6 +119,28 @@ class Kernels:
             raise ValueError(f"rows must have their bytes side by side, got strides {list(rows.stride())}")
         with self._lock:
             self._call["pack_superblocks"](ctypes.byref(weights.record), first, n, at, rows.stride(0))
+
+    def pack_fp4(self, weights: PackedWeights, first: int, codes: Tensor, scales: Tensor, factor: float) -> None:
+        """Store rows of 4-bit floats as outputs first.. of `weights`, w = value * scale * factor.
+
+        codes uint8 [n, n_in/2], the even channel in the low half of a byte; scales uint8 [n, n_in/16] in e4m3, not
+        negative, or [n, n_in/32] exponents of 2^(e - 127). Both may be views of a file's bytes. What is not finite is
+        not found here.
+        """
+        n, n_in = len(codes), codes.shape[1] * 2
+        _check_rows(weights, first, n, n_in)
+        _check_format(weights, "nvfp4", "mxfp4")
+        is_nvfp4 = FORMATS[weights.record.format] == "nvfp4"
+        if scales.shape != (n, n_in // (NVFP4_GROUP if is_nvfp4 else MXFP4_GROUP)):
+            raise ValueError(f"scales of {list(scales.shape)} do not fit {FORMATS[weights.record.format]} of {n_in}")
+        codes, scales = (part if part.stride(1) == 1 else part.contiguous() for part in (codes, scales))
+        at = [pointer(name, part, torch.uint8, dense=False) for name, part in (("codes", codes), ("scales", scales))]
+        with self._lock:
+            self._call["pack_fp4"](
+                ctypes.byref(weights.record), first, n, at[0], codes.stride(0), at[1], scales.stride(0)
+            )
+        assert weights.scales is not None
+        weights.scales[first : first + n] = factor * (E4M3_UNIT if is_nvfp4 else 1) / 2  # integers are twice the values
 
     def linear(
         self,

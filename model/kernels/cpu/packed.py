@@ -19,9 +19,9 @@ from model.kernels.cpu.records import (
     pointer,
     struct,
 )
-from model.kernels.groups import BLOCK_GROUP, INT8_GROUP
+from model.kernels.groups import BLOCK_GROUP, INT8_GROUP, NVFP4_GROUP
 
-_INT8, _Q8, _Q8_MIN, _Q4, _Q4_MIN, _BFLOAT16, _Q4_K = range(len(FORMATS))
+_INT8, _Q8, _Q8_MIN, _Q4, _Q4_MIN, _BFLOAT16, _Q4_K, _NVFP4, _MXFP4 = range(len(FORMATS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +130,16 @@ def superblocks(n_out: int, n_in: int) -> PackedWeights:
     packed = torch.empty(shape, dtype=torch.uint8, device="cpu")
     packed[-1] = 0
     return _weights(n_out, n_in, _Q4_K, packed, None)
+
+
+def fp4(n_out: int, n_in: int, group: int) -> PackedWeights:
+    """Memory for 4-bit floats, a scale of a byte for each `group` channels, 16 or 32, and one for each output."""
+    format = _NVFP4 if group == NVFP4_GROUP else _MXFP4
+    width = (BLOCK_GROUP // 2 + BLOCK_GROUP // group) * OUTPUTS
+    shape = (padded(n_out, OUTPUTS) // OUTPUTS, n_in // BLOCK_GROUP, width)
+    packed = torch.empty(shape, dtype=torch.uint8, device="cpu")
+    packed[-1] = 0
+    return _weights(n_out, n_in, format, packed, torch.zeros(len(packed) * OUTPUTS, dtype=torch.float32, device="cpu"))
 
 
 def _weights(n_out: int, n_in: int, format: int, packed: Tensor, scales: Tensor | None) -> PackedWeights:

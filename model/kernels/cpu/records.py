@@ -19,7 +19,7 @@ MAX_QUERIES, MAX_HEAD_DIM = 64, 512
 """Limits of attention.c."""
 OUTPUTS = 16
 """Outputs of a projection that are stored together."""
-FORMATS = ("int8", "q8", "q8_min", "q4", "q4_min", "bfloat16", "q4_k")
+FORMATS = ("int8", "q8", "q8_min", "q4", "q4_min", "bfloat16", "q4_k", "nvfp4", "mxfp4")
 """Names of the layouts of weights, in the order of `weights.format`."""
 MAX_CHANNELS = 65536
 """Inputs of a projection: sums of int8 with more may not fit 32 bits."""

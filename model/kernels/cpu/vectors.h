@@ -74,6 +74,25 @@ INLINE vf load_half(const void *p) {
     return (vf)((vi)magnitude | (endless & splat_int(0x7F800000)) | (bits & splat_int(0x8000)) << 16);
 #endif
 }
+/* LANES numbers of e4m3 that are not negative, times 2^-8: with a zero bit as their exponent's first they are float16. */
+INLINE vf load_e4m3(const void *p) {
+#if defined(__AVX512VNNI__)
+    return (vf)_mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(p)), 7));
+#elif defined(__AVX2__)
+    return (vf)_mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64(p)), 7));
+#else
+    uint16_t half[LANES];
+    for (int i = 0; i < LANES; i++) half[i] = (uint16_t)(((const uint8_t *)p)[i] << 7);
+    return load_half(half);
+#endif
+}
+/* LANES powers of two from their exponents in a byte each: 2^(e - 127), and 0 for e 0, which is below the normal range. */
+INLINE vf load_e8m0(const void *p) {
+    typedef uint8_t bytes __attribute__((vector_size(WIDTH / 4)));
+    bytes e;
+    memcpy(&e, p, sizeof e);
+    return (vf)(__builtin_convertvector(e, vi) << 23);
+}
 /* Finite values rounded to float16: nearest, ties to even. */
 INLINE vf as_half(vf x) {
 #if defined(__AVX512VNNI__)
@@ -277,7 +296,7 @@ INLINE vf power_of_two(vf x) {
 
 /* Dot products of bytes: `quads` of packed weights w + 128, 4 in a lane, times 4 signed bytes of one row. The result
  * exceeds the signed product by OFFSET times the sum of the row's bytes. `load_nibbles` reads two quads of weights
- * 0..15 from the halves of bytes, for `dot_unsigned`. */
+ * from the halves of bytes, for `dot_unsigned`. */
 #if defined(__AVX512VNNI__)
 enum { OFFSET = 128 };
 typedef vi quads;
@@ -369,14 +388,43 @@ INLINE vf add_pair(vf acc, vi w, const float *x, int64_t stride) {
 }
 #endif
 
-INLINE void load_nibbles(const uint8_t *p, quads *low, quads *high) {
-    vi both = load_int(p), mask = splat_int(0x0F0F0F0F);
-#if defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
-    *low = both & mask;
-    *high = (both >> 4) & mask;
+/* Twice a number of FP4 (1 sign, 2 bits of exponent, 1 of mantissa), plus FP4_OFFSET, by its code. */
+enum { FP4_OFFSET = 12 };
+#define FP4_TABLE 12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0
+/* Those of codes 0..15, one in a byte. */
+INLINE vi look_up(vi codes) {
+#if defined(__AVX512VNNI__)
+    return (vi)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_setr_epi8(FP4_TABLE)), (__m512i)codes);
+#elif defined(__AVX2__)
+    return (vi)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_setr_epi8(FP4_TABLE)), (__m256i)codes);
+#elif defined(__ARM_NEON)
+    static const uint8_t table[16] = {FP4_TABLE};
+    return (vi)vqtbl1q_u8(vld1q_u8(table), (uint8x16_t)codes);
 #else
-    vh a = (vh)(both & mask), b = (vh)((both >> 4) & mask);
-    *low = (quads){(vh)(a << 8) >> 8, a >> 8};
-    *high = (quads){(vh)(b << 8) >> 8, b >> 8};
+    typedef int8_t bytes __attribute__((vector_size(WIDTH)));
+    const bytes code = (bytes)codes, negative = code > 7, m = code & 7;
+    const bytes size = m - (m > 4) - (m > 5) - 3 * (m > 6); /* a comparison gives -1 */
+    return (vi)((size ^ negative) - negative + FP4_OFFSET);
 #endif
+}
+
+/* Weights of one byte each, for `dot_unsigned`. */
+INLINE quads as_quads(vi bytes) {
+#if defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
+    return bytes;
+#else
+    vh v = (vh)bytes;
+    return (quads){(vh)(v << 8) >> 8, v >> 8};
+#endif
+}
+
+/* The lower halves of bytes (HALF 0) or the upper ones (HALF 1); those of FP4 are looked up. */
+INLINE quads load_half_quads(const int FP4, const int HALF, const uint8_t *p) {
+    vi codes = (HALF ? load_int(p) >> 4 : load_int(p)) & splat_int(0x0F0F0F0F);
+    return as_quads(FP4 ? look_up(codes) : codes);
+}
+
+INLINE void load_nibbles(const int FP4, const uint8_t *p, quads *low, quads *high) {
+    *low = load_half_quads(FP4, 0, p);
+    *high = load_half_quads(FP4, 1, p);
 }

@@ -191,5 +191,5 @@ def test_one_file_has_weights_of_4_and_of_8_bits(other: str, tmp_path: Path) -> 
     torch.testing.assert_close(served, wanted, rtol=0, atol=1e-4)
     own = sum(p.numel() for name, p in model.named_parameters() if "mlp" in name)
     total = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and "embed_tokens" not in name)
-    bits = open_checkpoint(tmp_path).block_bits
+    bits = open_checkpoint(tmp_path).own_bits
     assert bits == pytest.approx((4.5 * own + 8.5 * (total - own)) / total, rel=0.05)

@@ -5,8 +5,9 @@ import torch
 
 from model.kernels.cpu import native
 from model.kernels.cpu.functions import Kernels
-from model.kernels.cpu.packed import PackedExperts, PackedWeights, bfloat16, superblocks
+from model.kernels.cpu.packed import PackedExperts, PackedWeights, bfloat16, fp4, superblocks
 from tests.model import records
+from tests.model.fp4 import GROUPS, random_fp4
 from tests.model.records import KINDS, random_blocks, random_superblocks
 
 
@@ -23,10 +24,14 @@ def random_weights(kernels: Kernels, kind: str, n_out: int, n_in: int) -> Packed
         packed = superblocks(n_out, -(-n_in // 256) * 256)
         kernels.pack_superblocks(packed, 0, random_superblocks(n_out, packed.n_in // 256, [3e-4, 6e-8, -0.5]))
         return packed
+    if kind in GROUPS:
+        packed = fp4(n_out, -(-n_in // 32) * 32, GROUPS[kind])
+        kernels.pack_fp4(packed, 0, *random_fp4(kind, n_out, packed.n_in), 0.37)
+        return packed
     return records.packed(kernels, *random_blocks(kind, n_out, n_in // 32))
 
 
-@pytest.mark.parametrize("kind", ["int8", "bfloat16", "q4_k", *KINDS])
+@pytest.mark.parametrize("kind", ["int8", "bfloat16", "q4_k", *KINDS, *GROUPS])
 @pytest.mark.parametrize(
     ("n_rows", "n_in", "n_out"), [*((n, 200, 72) for n in (1, 2, 7, 16, 33, 150)), (47, 2500, 72), (33, 64, 1024)]
 )
@@ -48,7 +53,7 @@ def test_tiles_give_the_bits_of_vectors(
     assert torch.equal(*results)
 
 
-@pytest.mark.parametrize("kind", ["int8", "bfloat16", *KINDS])
+@pytest.mark.parametrize("kind", ["int8", "bfloat16", *KINDS, *GROUPS])
 def test_experts_get_the_bits_of_vectors(emulated: Kernels, kind: str) -> None:
     """Three experts with about 60 of 90 rows each: whole tiles and rows beyond them."""
     results = []

@@ -35,6 +35,7 @@ class Broken:
     def __init__(self, kernels: Kernels, variant: str, layout: str, n: int) -> None:
         self._kernels, self.variant, self._layout, self._n = kernels, variant, layout, n
         self.quantize, self.pack, self.pack_superblocks = kernels.quantize, kernels.pack, kernels.pack_superblocks
+        self.pack_fp4 = kernels.pack_fp4
         self.plan = kernels.plan
 
     def attention(self, call: Any) -> None:

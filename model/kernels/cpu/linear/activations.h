@@ -29,7 +29,9 @@ INLINE vf any_channel(const call *c, const float *x, int i, float factor) {
 }
 
 /* The difference between a packed weight and the signed one. */
-INLINE int32_t excess(int64_t format) { return format == Q4 ? 8 : format == Q4_MIN || format == Q4_K ? 0 : OFFSET; }
+INLINE int32_t excess(int64_t format) {
+    return format == Q4 ? 8 : format == Q4_MIN || format == Q4_K ? 0 : IS_FP4(format) ? FP4_OFFSET : OFFSET;
+}
 
 #if defined(AMX)
 /* Whether AMX computes the product, if the weights have scales of groups (blocks.h). Fewer rows wait for memory, which
@@ -49,7 +51,7 @@ INLINE int64_t group_at(const call *c, int row, int g) {
 INLINE void quantize_group(const call *c, const float *x, float factor, int64_t at) {
     enum { GROUP = 32 };
     vf v[GROUP / LANES];
-    vi most = {0}, total = {0};
+    vi most = {0}, total[2] = {{0}, {0}}; /* of each half of the group */
     UNROLL for (int i = 0; i < GROUP / LANES; i++) {
         v[i] = load(x + i * LANES);
         most = larger_bits(magnitude(v[i]), most);
@@ -60,11 +62,16 @@ INLINE void quantize_group(const call *c, const float *x, float factor, int64_t 
         vi q = nearest(v[i] * splat(inverse));
         vb bytes = __builtin_convertvector(q, vb);
         memcpy(c->q + at * GROUP + i * LANES, &bytes, sizeof bytes);
-        total += q;
+        total[i * 2 * LANES / GROUP] += q;
     }
-    int32_t s = sum_int(total);
+    const int32_t less = -excess(c->w->format);
     c->scale[at] = amax <= 1e-30f ? 0 : amax / 127.0f * factor;
-    c->zero[at] = -excess(c->w->format) * s;
+    if (c->w->format == NVFP4) {
+        for (int half = 0; half < 2; half++) c->zero[2 * at + half] = less * sum_int(total[half]);
+        return;
+    }
+    int32_t s = sum_int(total[0] + total[1]);
+    c->zero[at] = less * s;
     c->total[at] = c->scale[at] * (float)s;
 }
 

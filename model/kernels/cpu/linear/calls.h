@@ -11,7 +11,7 @@ enum { ROWS_A_TASK = 4, TASK_ROWS = 128 }; /* rows that a task converts, and tha
  * A single product without `rows` may have runs of rows with adapters.
  *
  * For each row and group: bytes `q`, their `scale`, the start of integer sums (`zero`), and `total`, which is the scale
- * times the sum of the bytes. For INT8 weights a row has one scale and one start, `high` bytes and `masks` (levels.h). For BF16
+ * times the sum of the bytes. For NVFP4 each half of a group has its own start, and there is no `total`. For INT8 weights a row has one scale and one start, `high` bytes and `masks` (levels.h). For BF16
  * weights there are only factors, in `q`. */
 typedef struct shape shape;
 typedef struct {

@@ -44,7 +44,7 @@ INLINE void slab(const call *c, const int FORMAT, int row, int block) {
         int32_t sums[TILE_ROWS][16] __attribute__((aligned(64)));
         quads wide[8 * VECTORS];
         if (IS_NIBBLES(FORMAT))
-            for (int i = 0; i < 4 * VECTORS; i++) load_nibbles(record + i * WIDTH, wide + i, wide + i + 4 * VECTORS);
+            for (int i = 0; i < 4 * VECTORS; i++) load_nibbles(IS_FP4(FORMAT), record + i * WIDTH, wide + i, wide + i + 4 * VECTORS);
         const uint8_t *w = IS_NIBBLES(FORMAT) ? (const uint8_t *)wide : record;
         multiply_tiles(c->q + (first + g) * 32, (int64_t)G * 32, w, sums);
         UNROLL for (int v = 0; v < VECTORS; v++) {
@@ -72,7 +72,7 @@ INLINE int slabs(const call *c, const int FORMAT, int first, int last, int top, 
     case F: return slabs(c, F, first, last, top, end);
 static int all_slabs(const call *c, int first, int last, int top, int end) {
     switch (c->w->format) {
-        SLABS(Q8) SLABS(Q8_MIN) SLABS(Q4) SLABS(Q4_MIN) SLABS(Q4_K)
+        SLABS(Q8) SLABS(Q8_MIN) SLABS(Q4) SLABS(Q4_MIN) SLABS(Q4_K) SLABS(MXFP4)
     }
     return top; /* the others have no slabs */
 }

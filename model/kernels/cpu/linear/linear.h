@@ -3,13 +3,14 @@
 #include "linear/ahead.h"
 
 /* Layouts of weights, see linear.c. In Q layouts a group of 32 channels has a scale (and a minimum) for each output. */
-enum { INT8, Q8, Q8_MIN, Q4, Q4_MIN, BF16, Q4_K };
+enum { INT8, Q8, Q8_MIN, Q4, Q4_MIN, BF16, Q4_K, NVFP4, MXFP4 };
+#define IS_FP4(format) (format == NVFP4 || format == MXFP4)
 enum { IN_SUPERBLOCK = 8, SUPERBLOCK = 2304 }; /* groups and bytes of a record of Q4_K */
 enum { MAX_CHANNELS = 65536 }; /* inputs: sums of INT8 with more may not fit 32 bits, nor rows the memory of a thread */
 enum { PLAIN, NORMED, GATED };
 enum { FLOAT32, FLOAT16, BFLOAT16 }; /* kinds of floats in a checkpoint, and of embeddings */
 
-/* Weights, padded to whole groups and blocks of 16 outputs. Only INT8 has `scales`, one for each output. */
+/* Weights, padded to whole groups and blocks of 16 outputs. INT8 and FP4 have `scales`, one for each output. */
 typedef struct {
     const uint8_t *packed;
     const float *scales;

@@ -199,6 +199,47 @@ static void pack_rows(void *context, int task, int thread) {
     }
 }
 
+/* Rows of FP4: codes [n, n_in / 2], the even channel in the lower half of a byte, and scales [n, n_in / 16 or 32]. */
+typedef struct {
+    const uint8_t *codes, *scales;
+    const weights *w;
+    int64_t code_stride, scale_stride, n, first;
+} fp4_rows;
+
+/* A group of 32 channels of one output: those that are 16 apart share a byte of a record. */
+INLINE void pack_fp4_group(const uint8_t *from, uint8_t *to) {
+    uint8_t q[GROUP / 2];
+    for (int i = 0; i < GROUP / 4; i++) {
+        const uint8_t low = from[i], high = from[i + GROUP / 4];
+        q[2 * i] = (uint8_t)((low & 15) | high << 4);
+        q[2 * i + 1] = (uint8_t)(low >> 4 | (high & 0xF0));
+    }
+    for (int i = 0; i < GROUP / 2; i += 4) memcpy(to + i * OUTPUTS, q + i, 4);
+}
+
+static void pack_fp4_outputs(void *context, int task, int thread) {
+    const fp4_rows *c = context;
+    const int64_t groups = c->w->n_in / GROUP, a_group = c->w->format == NVFP4 ? 2 : 1, block = c->first / OUTPUTS + task;
+    const int64_t bytes = OUTPUTS * (GROUP / 2 + a_group);
+    for (int64_t n = block * OUTPUTS; n < (block + 1) * OUTPUTS; n++) {
+        const int64_t from = n - c->first, within = n % OUTPUTS;
+        if (from < 0 || from >= c->n) continue;
+        const uint8_t *codes = c->codes + from * c->code_stride, *scales = c->scales + from * c->scale_stride;
+        uint8_t *record = (uint8_t *)c->w->packed + block * groups * bytes;
+        for (int64_t g = 0; g < groups; g++, record += bytes, codes += GROUP / 2) {
+            pack_fp4_group(codes, record + within * 4);
+            for (int64_t i = 0; i < a_group; i++) record[GROUP / 2 * OUTPUTS + i * OUTPUTS + within] = *scales++;
+        }
+    }
+}
+
+/* Outputs first..first+n-1 of weights in NVFP4 or MXFP4 from rows of a file, whose strides are in bytes. */
+void EXPORT(pack_fp4)(const weights *w, int64_t first, int64_t n, const uint8_t *codes, int64_t code_stride, const uint8_t *scales,
+                      int64_t scale_stride) {
+    fp4_rows c = {codes, scales, w, code_stride, scale_stride, n, first};
+    noria_parallel(pack_fp4_outputs, &c, (int)((first + n - 1) / OUTPUTS - first / OUTPUTS + 1));
+}
+
 /* Outputs first..first+n-1 of Q4_K weights from rows of a GGUF file, `stride` bytes apart. */
 void EXPORT(pack_superblocks)(const weights *w, int64_t first, int64_t n, const uint8_t *rows, int64_t stride) {
     superblocks c = {rows, w, stride, n, first};

@@ -1,5 +1,6 @@
 /* The compiled shapes of tiles, and how a task is divided among them. */
 #pragma once
+#include "linear/halves.h"
 #include "linear/pairs.h"
 
 /* Shapes of tiles: rows, blocks. Those of one width stand together, and their rows grow from 1. *_TILES are the tiles of a product
@@ -63,7 +64,16 @@ PAIR_SHAPES(PAIR_TILE, BF16)
 static const shape shapes_BF16[] = {PAIR_SHAPES(ENTRY, BF16)};
 #endif
 COMPILED(Q4_K, QUAD_SHAPES)
-static const shape *const shapes[] = {shapes_INT8, shapes_Q8, shapes_Q8_MIN, shapes_Q4, shapes_Q4_MIN, shapes_BF16, shapes_Q4_K};
+COMPILED(MXFP4, QUAD_SHAPES)
+#define HALVES_TILE(F, R, C) \
+    static __attribute__((noinline)) void tile_##F##_##R##x##C(const call *c, int row, int block, const uint8_t *soon, int n_soon, \
+                                                                const float *decoded) { \
+        tile_halves(c, R, C, row, block, soon, n_soon); \
+    }
+QUAD_SHAPES(HALVES_TILE, NVFP4)
+static const shape shapes_NVFP4[] = {QUAD_SHAPES(ENTRY, NVFP4)};
+static const shape *const shapes[] = {shapes_INT8, shapes_Q8, shapes_Q8_MIN, shapes_Q4, shapes_Q4_MIN, shapes_BF16, shapes_Q4_K,
+                                     shapes_NVFP4, shapes_MXFP4};
 
 /* The shape of a call's tiles. */
 static const shape *chosen(const weights *w, int n_rows) {

@@ -12,12 +12,13 @@ enum { REGISTERS = 12 };
 #endif
 enum { MOST_ROWS = 8, MOST_BLOCKS = 4 }; /* of a tile */
 
-#define IS_NIBBLES(format) (format == Q4 || format == Q4_MIN || format == Q4_K)
+#define IS_NIBBLES(format) (format == Q4 || format == Q4_MIN || format == Q4_K || IS_FP4(format))
 #define HAS_MINIMA(format) (format == Q8_MIN || format == Q4_MIN || format == Q4_K)
+#define HAS_SCALES(format) (format == INT8 || IS_FP4(format)) /* of outputs */
 #define QUADS(format) (format == INT8 || format == BF16 ? 16 : 8)
 #define RECORD(format) \
     (format == INT8 ? 1024 : format == BF16 ? 2048 : format == Q4_K ? SUPERBLOCK / IN_SUPERBLOCK \
-     : (IS_NIBBLES(format) ? 256 : 512) + (HAS_MINIMA(format) ? 4 : 2) * BLOCK)
+     : (IS_NIBBLES(format) ? 256 : 512) + (HAS_MINIMA(format) ? 4 : format == MXFP4 ? 1 : 2) * BLOCK)
 /* Bytes from group g to the next: a superblock of Q4_K has the weights of its groups, then their tables. */
 #define AFTER(format, g) (format == Q4_K ? (g % IN_SUPERBLOCK < IN_SUPERBLOCK - 1 ? 256 : SUPERBLOCK - 7 * 256) : RECORD(format))
 
@@ -33,7 +34,7 @@ static __attribute__((noinline)) void finish_some(const call *c, int row, int bl
         if (left <= 0) return;
         left = left < LANES ? left : LANES;
         float *y = c->y + (int64_t)row * w->n_out + n;
-        vf value = w->format == INT8 ? totals[v] * load(w->scales + n) : totals[v];
+        vf value = HAS_SCALES(w->format) ? totals[v] * load(w->scales + n) : totals[v];
         if (c->add) value += load_some(y, left);
         memcpy(y, &value, (size_t)left * 4);
     }
@@ -50,10 +51,10 @@ INLINE void finish(const call *c, const int FORMAT, const int R, const int C, in
     }
     const int add = c->add;
     UNROLL for (int v = 0; v < C * VECTORS; v++) {
-        vf scale = FORMAT == INT8 ? load(c->w->scales + block * BLOCK + v * LANES) : splat(1);
+        vf scale = HAS_SCALES(FORMAT) ? load(c->w->scales + block * BLOCK + v * LANES) : splat(1);
         UNROLL for (int r = 0; r < R; r++) {
             float *to = y + r * n_out + v * LANES;
-            vf value = FORMAT == INT8 ? totals[r][v] * scale : totals[r][v];
+            vf value = HAS_SCALES(FORMAT) ? totals[r][v] * scale : totals[r][v];
             store(to, add ? load(to) + value : value);
         }
     }
@@ -102,15 +103,22 @@ static __attribute__((noinline)) void decode_block(const uint8_t *record, int n_
             }
 }
 
-/* Scales and minima of group g for LANES outputs from `lane`. `record` has the weights of the group. */
+/* Scales and minima of group g for LANES outputs from `lane`; of NVFP4 the scales of the lower half and of the upper one.
+ * `record` has the weights of the group. */
 INLINE void load_tables(const int FORMAT, const uint8_t *record, int g, int lane, vf *scale, vf *minimum) {
     if (FORMAT == Q4_K) {
         decode_tables(record + (IN_SUPERBLOCK - g % IN_SUPERBLOCK) * 256, g % IN_SUPERBLOCK, lane, scale, minimum);
         return;
     }
+    *minimum = splat(0);
+    if (IS_FP4(FORMAT)) {
+        *scale = FORMAT == MXFP4 ? load_e8m0(record + 256 + lane) : load_e4m3(record + 256 + lane);
+        if (FORMAT == NVFP4) *minimum = load_e4m3(record + 256 + BLOCK + lane);
+        return;
+    }
     const uint8_t *tables = record + (IS_NIBBLES(FORMAT) ? 256 : 512) + lane * 2;
     *scale = load_half(tables);
-    *minimum = HAS_MINIMA(FORMAT) ? load_half(tables + 2 * BLOCK) : splat(0);
+    if (HAS_MINIMA(FORMAT)) *minimum = load_half(tables + 2 * BLOCK);
 }
 
 /* Multiplies R rows by C blocks of 16 outputs in groups of 32 channels. FORMAT, R and C are constants after inlining. In the
@@ -138,7 +146,7 @@ INLINE void tile(const call *c, const int FORMAT, const int R, const int C, int 
                 soon += C * STEP(FORMAT);
             }
             UNROLL for (int v = 0; v < V; v++) {
-                if (IS_NIBBLES(FORMAT)) load_nibbles(AT(v) + q * 64, part + v, high + v);
+                if (IS_NIBBLES(FORMAT)) load_nibbles(IS_FP4(FORMAT), AT(v) + q * 64, part + v, high + v);
                 else part[v] = load_quads(AT(v) + q * 64);
             }
             add_quad(FORMAT, R, V, acc, part, x, stride, q);
