@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.kernels import compare, seconds
+from benchmarks.kernels import FP4, compare, seconds, weights
 from model.linear.base import RMSNorm
 from model.network.moe import CompiledMoE
 
@@ -21,12 +21,13 @@ ROWS = (1, 2, 8, 32, 512)
 
 
 def block(scheme: str) -> CompiledMoE:
-    made = CompiledMoE(DIM, HIDDEN_DIM, EXPERTS, USED, scheme).requires_grad_(False)
+    kind = "int8" if scheme in FP4 else scheme
+    made = CompiledMoE(DIM, HIDDEN_DIM, EXPERTS, USED, kind).requires_grad_(False)
     made.gate.weight.data = torch.randn(EXPERTS, DIM) / DIM**0.5
     for expert in made.experts:
         parts: list[Any] = [expert.w13, expert.w2]
         for part in parts:
-            part.take(0, torch.randn(part.n_out, part.n_in) / part.n_in**0.5)
+            part.take(0, weights(part.n_out, part.n_in, scheme))
     return made
 
 

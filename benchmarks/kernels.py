@@ -1,5 +1,7 @@
 """Times of the compiled kernels, also against another revision: `python -m benchmarks.kernels [--against REV]`.
 
+`--scheme` may also be nvfp4 or mxfp4, for a checkpoint in such weights. `--beside SCHEME` compares with another one.
+
 A case calls all projections of one kind in SmolLM2-135M's 30 layers, one after the other: weights then come from
 memory, as in a step. The cases of attention do the same over keys in scattered pages. With --against, the kernels of
 that revision are built in a temporary worktree. Both revisions run in processes of their own, and alternate call by
@@ -28,7 +30,10 @@ from rich.table import Table
 from model.attention import choose
 from model.attention.rope import RopeRows
 from model.batch import PageTable, Slice, StepBatch
+from model.checkpoint.matrices import Matrix
+from model.checkpoint.quantized.fp4 import Fp4Matrix
 from model.kernels.cpu import native
+from model.kernels.groups import MXFP4_GROUP, NVFP4_GROUP
 from model.linear.base import Projection
 from model.linear.selection import make_linear
 from model.sampling_params import SamplingParams
@@ -40,6 +45,8 @@ SHAPES = {"wqkv": (576, 960), "wo": (576, 576), "w13": (576, 3072), "w2": (1536,
 ROWS = (1, 8, 32, 512)
 ATTENTION = ((1, 256), (8, 160), (64, 160), (32, 256), (32, 1024))
 """The number of streams, and of keys of each, for which one token is computed."""
+FP4 = {"nvfp4": (NVFP4_GROUP, 0x30), "mxfp4": (MXFP4_GROUP, 120)}
+"""Channels of a group, and the least of the scales here."""
 LEAST_SECONDS = 0.02
 """Seconds for which a measurement repeats its call, at least."""
 
@@ -58,9 +65,19 @@ def cases(scheme: str) -> dict[str, Callable[[], object]]:
 
 
 def projection(n_in: int, n_out: int, scheme: str) -> Projection:
-    made: Any = make_linear(n_in, n_out, scheme=scheme)
-    made.take(0, torch.randn(n_out, n_in))
+    made: Any = make_linear(n_in, n_out, scheme="int8" if scheme in FP4 else scheme)
+    made.take(0, weights(n_out, n_in, scheme))
     return made
+
+
+def weights(n_out: int, n_in: int, scheme: str) -> Matrix:
+    """Random weights, as a checkpoint has them that is served in the scheme."""
+    if scheme not in FP4:
+        return torch.randn(n_out, n_in) / n_in**0.5
+    group, first = FP4[scheme]
+    codes = torch.randint(0, 256, (n_out, n_in // 2), dtype=torch.uint8)
+    scales = torch.randint(first, first + 8, (n_out, n_in // group), dtype=torch.uint8)
+    return Fp4Matrix(codes, scales, group, n_in**-0.5)
 
 
 def multiply(projections: list[Projection], x: torch.Tensor) -> Callable[[], object]:
@@ -191,19 +208,25 @@ def compare(description: str | None, script: str, answer: Callable[[str], None])
     parser.add_argument("--limit", type=float, default=1.10, help="greatest ratio that is no regression")
     parser.add_argument("--repeat", type=int, default=11)
     parser.add_argument("--scheme", default="int8")
+    parser.add_argument("--beside", metavar="SCHEME", help="scheme to compare with, instead of --against")
     parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.answer:
         answer(args.scheme)
         return
     with ExitStack() as stack:
-        trees = [ROOT] + ([stack.enter_context(worktree(args.against))] if args.against else [])
-        measurers = [Measurer(tree, args.scheme, script) for tree in trees]
+        pairs = [(ROOT, args.scheme)]
+        if args.against:
+            pairs.append((stack.enter_context(worktree(args.against)), args.scheme))
+        elif args.beside:
+            pairs.append((ROOT, args.beside))
+        measurers = [Measurer(tree, scheme, script) for tree, scheme in pairs]
         found = measure(measurers, args.repeat)
         for measurer in measurers:
             measurer.end()
-    Console().print(table(found, args.against, args.limit))
-    if args.against and any(now / then > args.limit for now, then in found.values()):
+    other = args.against or args.beside
+    Console().print(table(found, other, args.limit))
+    if other and any(now / then > args.limit for now, then in found.values()):
         raise SystemExit(1)
 
 

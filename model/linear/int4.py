@@ -24,6 +24,7 @@ from model.checkpoint.matrices import (
     in_form,
     parts,
 )
+from model.checkpoint.quantized.fp4 import Fp4Matrix
 from model.kernels.cpu import packed
 from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.packed import PackedWeights
@@ -77,7 +78,7 @@ def _blocks(rows: Matrix) -> list[Blocks]:
 
     Raises ValueError for a value that is not finite: a scale or a minimum of its group is not either.
     """
-    if not isinstance(rows, Tensor) and rows.block_form() is not None:
+    if not isinstance(rows, Tensor | Fp4Matrix) and rows.block_form() is not None:
         return [rows]
     quantize = quantize4 if isinstance(rows, Tensor) else quantize8
     found = [quantize(part.float()) for part in parts(rows)]

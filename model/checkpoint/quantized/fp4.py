@@ -43,9 +43,6 @@ class Fp4Matrix:
         scales = self.scales[:, first // self.group : stop // self.group]
         return replace(self, codes=self.codes[:, first // 2 : stop // 2], scales=scales)
 
-    def block_form(self) -> None:
-        """None: blocks of integers do not hold it."""
-
     def check(self) -> None:
         """Raise ValueError for a scale that is not finite, or negative."""
         if self.group == MXFP4_GROUP:

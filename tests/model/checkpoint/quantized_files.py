@@ -21,6 +21,8 @@ from model.checkpoint.quantized.config import Quantization, read_quantization
 from model.checkpoint.quantized.matrices import QuantizedMatrix
 from model.checkpoint.quantized.weights import stored_matrix
 from tests.model.checkpoint.native_files import half_to_adjacent, native_name, native_params
+from tests.model.fp4 import GROUPS
+from tests.model.fp4 import meant as meant_fp4
 
 Parts = dict[str, Tensor]
 Make = Callable[[np.random.Generator, int, int], tuple[Parts, Tensor]]
@@ -201,6 +203,29 @@ def blocks_shape(n_out: int, n_in: int) -> tuple[int, int]:
     return -(-n_out // 128), -(-n_in // 128)
 
 
+def fp4(kind: str, values: str, scale: str, *, divides: bool) -> Make:
+    """Codes of 4-bit floats under `values`; NVFP4 has a second scale of the whole matrix, which multiplies or divides."""
+
+    def make(random: np.random.Generator, n_out: int, n_in: int) -> tuple[Parts, Tensor]:
+        codes = tensor(random.integers(0, 256, (n_out, n_in // 2), np.uint8))
+        first = 0x30 if kind == "nvfp4" else 117
+        scales = tensor(random.integers(first, first + 8, (n_out, n_in // GROUPS[kind]), np.uint8))
+        parts = {values: codes, "weight_scale": scales, "input_scale": torch.tensor(0.5)}
+        if kind == "mxfp4":
+            return parts, torch.from_numpy(meant_fp4(codes, scales)).float()
+        whole = torch.tensor(random.uniform(0.5, 1.5) * (20 if divides else 0.05))
+        parts |= {"weight_scale": scales.view(torch.float8_e4m3fn), scale: whole[None] if divides else whole}
+        factor = 1 / whole.item() if divides else whole.item()
+        return parts, torch.from_numpy(meant_fp4(codes, scales, factor)).float()
+
+    return make
+
+
+FLOAT4 = {"num_bits": 4, "type": "float", "symmetric": True}
+NVFP4 = FLOAT4 | {"strategy": "tensor_group", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"}
+MXFP4 = FLOAT4 | {"strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"], "producer": {"name": "modelopt"}}
+CT_NVFP4 = fp4("nvfp4", "weight_packed", "weight_global_scale", divides=True)
 FLOAT8 = {"num_bits": 8, "type": "float", "symmetric": True}
 HF_FP8 = {"quant_method": "fp8", "activation_scheme": "static", "modules_to_not_convert": ["lm_head"]}
 FORMS: dict[str, Form] = {
@@ -225,6 +250,11 @@ FORMS: dict[str, Form] = {
         "float-quantized",
         fp8("weight_scale", "", blocks_shape, torch.bfloat16),
     ),
+    "ct nvfp4": compressed(NVFP4, "nvfp4-pack-quantized", CT_NVFP4),
+    "ct mxfp4": compressed(MXFP4, "mxfp4-pack-quantized", fp4("mxfp4", "weight_packed", "", divides=False)),
+    "native nvfp4": compressed(NVFP4, "nvfp4-pack-quantized", CT_NVFP4, native=True),
+    "modelopt nvfp4": Form(fp4("nvfp4", "weight", "weight_scale_2", divides=False), MODELOPT),
+    "modelopt fp8": Form(fp8("weight_scale", "input_scale", lambda *_: (), torch.float32), MODELOPT | {"quant_algo": "FP8"}),
     "ct int8 channel": bytes8(),
     "ct int8 tensor": bytes8(per_tensor=True),
     "ct int8 zeros": bytes8(symmetric=False),
@@ -274,7 +304,8 @@ def save(name: str, directory: Path) -> MistralForCausalLM:
     with torch.no_grad():
         found = tensors(form, model)
     if form.native:
-        params = native_params(json.loads(model.config.to_json_string())) | {"quantization": form.config}
+        key = "quantization_config" if "config_groups" in form.config else "quantization"
+        params = native_params(json.loads(model.config.to_json_string())) | {key: form.config}
         (directory / "params.json").write_text(json.dumps(params))
         save_file(found, directory / "consolidated.safetensors")
         return model

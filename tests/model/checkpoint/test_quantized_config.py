@@ -32,6 +32,8 @@ def test_the_places_of_a_quantization(tmp_path: Path) -> None:
     assert read(tmp_path, {"quantization_config": fp8}) == wanted
     assert read(tmp_path, {"model_type": "mistral3", "text_config": {"quantization_config": fp8}}) == wanted
     assert read(tmp_path, {"text_config": {"compression_config": fp8}}) == wanted
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "NVFP4"}}))
+    assert read(tmp_path, {}) == Quantization("modelopt", 4, 16, floats=True)
     (tmp_path / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 128, "desc_act": True}))
     assert read(tmp_path, {}) == Quantization("gptq", 4, 128, ordered=True, zero_offset=1)
 
@@ -42,6 +44,9 @@ def test_the_native_place(tmp_path: Path) -> None:
     compressed = FORMS["ct int4 g32"].config
     found = read(tmp_path, {"quantization": compressed}, "params.json")
     assert found == Quantization("compressed-tensors", 4, 32)
+    found = read(tmp_path, {"quantization_config": FORMS["native nvfp4"].config}, "params.json")
+    assert found == Quantization("compressed-tensors", 4, 16, floats=True)
+    assert found.summary == "compressed-tensors, nvfp4"
     with pytest.raises(ModelError, match=r"quantization in params.json has 'mystery' \(1\), which Noria does not know"):
         read(tmp_path, {"quantization": {**own, "mystery": 1}}, "params.json")
     with pytest.raises(ModelError, match=r"quantization in params.json must be a JSON object, it is False"):
@@ -53,6 +58,7 @@ def test_the_native_place(tmp_path: Path) -> None:
 CT = FORMS["ct int4 g32"].config
 GROUP = CT["config_groups"]["group_0"]
 SECOND = {"group_0": GROUP, "group_1": {"weights": GROUP["weights"] | {"group_size": 64}}}
+EIGHTS = {"group_0": {"weights": {"num_bits": 4, "type": "float", "group_size": 8}}}
 THREE = {"group_0": {"weights": GROUP["weights"] | {"num_bits": 3}}}
 
 
@@ -63,7 +69,9 @@ THREE = {"group_0": {"weights": GROUP["weights"] | {"num_bits": 3}}}
         ({"quant_method": "bitsandbytes"}, "has quant_method 'bitsandbytes'; Noria supports fp8, compressed"),
         (CT | {"config_groups": THREE}, "has num_bits 3; Noria supports 4 and 8"),
         (CT | {"config_groups": SECOND}, "has config_groups that differ in group_size; Noria supports one for"),
-        (CT | {"format": "nvfp4-pack-quantized"}, "has format 'nvfp4-pack-quantized'; Noria supports float-"),
+        (CT | {"format": "mxfp8-quantized"}, "has format 'mxfp8-quantized'; Noria supports float-"),
+        (CT | {"config_groups": EIGHTS}, "has 4-bit floats in groups of 8; Noria supports 16 .NVFP4. and 32 .MXFP4."),
+        (FORMS["modelopt nvfp4"].config | {"quant_algo": "W4A8_AWQ"}, "has quant_algo 'W4A8_AWQ'; Noria supports 'FP8'"),
         (CT | {"sparsity_config": {"format": "sparse-24"}}, r"has sparse weights \(format 'sparse-24"),
         (CT | {"transform_config": {"R1": {}}}, "has a transform_config, rotations of activations"),
         (FORMS["awq g64"].config | {"version": "gemv"}, "has version 'gemv'; Noria supports 'gemm'"),
@@ -82,6 +90,7 @@ def test_what_is_not_supported_is_named(quantization: Any, message: str, tmp_pat
     [
         (Quantization("fp8", floats=True), "fp8", None),
         (Quantization("compressed-tensors"), "int8", None),
+        (Quantization("modelopt", 4, 16, floats=True), "fp4", None),
         (Quantization("gptq", 4, 128), "blocks4", 4.5),
         (Quantization("awq", 4, 128, symmetric=False), "blocks4", 5.0),
         (Quantization("gptq", 4, 32), "blocks", 4.5),
@@ -134,9 +143,13 @@ def test_experts_and_what_is_not_used() -> None:
 @pytest.mark.parametrize(
     ("dtypes", "message"),
     [
-        ({"weight": "F8_E5M2", "weight_scale": "F32"}, "dtype 'F8_E5M2'; Noria supports BF16, F16, F32, F8_E4M3, I8"),
+        ({"weight": "F8_E5M2", "weight_scale": "F32"}, "dtype 'F8_E5M2'; Noria supports BF16, F16, F32, F8_E4M3, I8, U8"),
         ({"weight": "F8_E4M3", "weight_scale_inv": "U8"}, "weight_scale_inv of .* has dtype 'U8'; Noria supports BF16"),
         ({"weight": "BF16", "weight_scale": "F32"}, "in BF16 has a weight_scale, which cannot belong to it"),
+        ({"weight_packed": "U8", "weight_scale": "F8_E4M3"}, "has weight_packed, but no weight_global_scale; download"),
+        ({"weight_packed": "U8", "weight_scale": "BF16"}, "weight_scale of .* has dtype 'BF16'; Noria supports F8_E4M3, U8"),
+        ({"weight": "U8", "weight_scale": "F8_E4M3"}, "has weight, but no weight_scale_2; download"),
+        ({"weight_packed": "U8", "weight_scale": "U8", "weight_shape": "I64"}, "has a weight_shape, which cannot belong"),
         ({"weight_scale": "F32"}, "has only weight_scale; download the model again"),
         ({"weight": "I8"}, "is in I8, but has no scale"),
     ],
