@@ -204,7 +204,7 @@ def blocks_shape(n_out: int, n_in: int) -> tuple[int, int]:
 
 
 def fp4(kind: str, values: str, scale: str, *, divides: bool) -> Make:
-    """Codes of 4-bit floats under `values`; NVFP4 has a second scale of the whole matrix, which multiplies or divides."""
+    """Codes of 4-bit floats under `values`. NVFP4 has a second scale for all of them, which multiplies or divides."""
 
     def make(random: np.random.Generator, n_out: int, n_in: int) -> tuple[Parts, Tensor]:
         codes = tensor(random.integers(0, 256, (n_out, n_in // 2), np.uint8))
@@ -254,7 +254,9 @@ FORMS: dict[str, Form] = {
     "ct mxfp4": compressed(MXFP4, "mxfp4-pack-quantized", fp4("mxfp4", "weight_packed", "", divides=False)),
     "native nvfp4": compressed(NVFP4, "nvfp4-pack-quantized", CT_NVFP4, native=True),
     "modelopt nvfp4": Form(fp4("nvfp4", "weight", "weight_scale_2", divides=False), MODELOPT),
-    "modelopt fp8": Form(fp8("weight_scale", "input_scale", lambda *_: (), torch.float32), MODELOPT | {"quant_algo": "FP8"}),
+    "modelopt fp8": Form(
+        fp8("weight_scale", "input_scale", lambda *_: (), torch.float32), MODELOPT | {"quant_algo": "FP8"}
+    ),
     "ct int8 channel": bytes8(),
     "ct int8 tensor": bytes8(per_tensor=True),
     "ct int8 zeros": bytes8(symmetric=False),

@@ -141,11 +141,12 @@ AUTO = {"awq": "int4", "gptq": "int4", "ct int4": "int4", "ct int8 packed g": "i
 
 EIGHT = ("ct int4 g64 ordered", "ct int8 packed g128 zeros", "gptq g64 ordered", "gptq 8 bits g32")
 """The forms whose groups a scheme keeps with 8 bits."""
+FP4 = ("ct nvfp4", "ct mxfp4", "native nvfp4", "modelopt nvfp4")
 OWN = ("native fp8", "fp8 blocks", "ct int8 channel", "ct int4 g32", "awq g64", "gptq g128")
 
 
 @pytest.mark.parametrize(
-    "name", ["native fp8", "fp8 blocks", "ct int8 channel", "ct int4 g32", "awq g64", "gptq g128", *EIGHT]
+    "name", [*("native fp8", "fp8 blocks", "ct int8 channel", "ct int4 g32", "awq g64", "gptq g128"), *EIGHT, *FP4]
 )
 @pytest.mark.skipif(native.kernels() is None, reason="the choice is for compiled kernels")
 def test_a_cpu_serves_the_nearest_scheme_and_says_so(name: str, tmp_path: Path) -> None:
@@ -155,7 +156,7 @@ def test_a_cpu_serves_the_nearest_scheme_and_says_so(name: str, tmp_path: Path) 
     found = open_checkpoint(tmp_path)
     runner = load_from(found, options, lambda *_: None)
     about = runner.info.description
-    stored = "8 bits in groups of 32" if name in EIGHT else nearest
+    stored = "8 bits in groups of 32" if name in EIGHT else "fp4, others as int8" if name in FP4 else nearest
     assert (about["quantize"], about["checkpoint"]) == (nearest, f"{found.summary}; served as {stored}")
     plan = make_plan(tmp_path, options, 2**30)
     assert (plan.scheme, plan.stored) == (nearest, stored)

@@ -71,7 +71,10 @@ THREE = {"group_0": {"weights": GROUP["weights"] | {"num_bits": 3}}}
         (CT | {"config_groups": SECOND}, "has config_groups that differ in group_size; Noria supports one for"),
         (CT | {"format": "mxfp8-quantized"}, "has format 'mxfp8-quantized'; Noria supports float-"),
         (CT | {"config_groups": EIGHTS}, "has 4-bit floats in groups of 8; Noria supports 16 .NVFP4. and 32 .MXFP4."),
-        (FORMS["modelopt nvfp4"].config | {"quant_algo": "W4A8_AWQ"}, "has quant_algo 'W4A8_AWQ'; Noria supports 'FP8'"),
+        (
+            FORMS["modelopt nvfp4"].config | {"quant_algo": "W4A8_AWQ"},
+            "has quant_algo 'W4A8_AWQ'; Noria supports",
+        ),
         (CT | {"sparsity_config": {"format": "sparse-24"}}, r"has sparse weights \(format 'sparse-24"),
         (CT | {"transform_config": {"R1": {}}}, "has a transform_config, rotations of activations"),
         (FORMS["awq g64"].config | {"version": "gemv"}, "has version 'gemv'; Noria supports 'gemm'"),
@@ -143,13 +146,22 @@ def test_experts_and_what_is_not_used() -> None:
 @pytest.mark.parametrize(
     ("dtypes", "message"),
     [
-        ({"weight": "F8_E5M2", "weight_scale": "F32"}, "dtype 'F8_E5M2'; Noria supports BF16, F16, F32, F8_E4M3, I8, U8"),
+        (
+            {"weight": "F8_E5M2", "weight_scale": "F32"},
+            "dtype 'F8_E5M2'; Noria supports BF16, F16, F32, F8_E4M3, I8",
+        ),
         ({"weight": "F8_E4M3", "weight_scale_inv": "U8"}, "weight_scale_inv of .* has dtype 'U8'; Noria supports BF16"),
         ({"weight": "BF16", "weight_scale": "F32"}, "in BF16 has a weight_scale, which cannot belong to it"),
         ({"weight_packed": "U8", "weight_scale": "F8_E4M3"}, "has weight_packed, but no weight_global_scale; download"),
-        ({"weight_packed": "U8", "weight_scale": "BF16"}, "weight_scale of .* has dtype 'BF16'; Noria supports F8_E4M3, U8"),
+        (
+            {"weight_packed": "U8", "weight_scale": "BF16"},
+            "weight_scale of .* has dtype 'BF16'; Noria supports F8",
+        ),
         ({"weight": "U8", "weight_scale": "F8_E4M3"}, "has weight, but no weight_scale_2; download"),
-        ({"weight_packed": "U8", "weight_scale": "U8", "weight_shape": "I64"}, "has a weight_shape, which cannot belong"),
+        (
+            {"weight_packed": "U8", "weight_scale": "U8", "weight_shape": "I64"},
+            "has a weight_shape, which cannot",
+        ),
         ({"weight_scale": "F32"}, "has only weight_scale; download the model again"),
         ({"weight": "I8"}, "is in I8, but has no scale"),
     ],

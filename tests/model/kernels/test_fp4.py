@@ -43,7 +43,7 @@ def test_products_are_those_of_the_definition(
 
 @every_kind
 def test_every_code_and_scale_is_exact(kernels: Kernels, kind: str) -> None:
-    """One channel of a row is 127 and all others are 0: the product is the weight. """
+    """One channel of a row is 127 and all others are 0: the product is the weight."""
     sizes = torch.arange(127) if kind == "nvfp4" else torch.arange(3, 240)
     scales = sizes.to(torch.uint8)[:, None].repeat(1, 32 // GROUPS[kind])
     codes = torch.tensor([i | (15 - i) << 4 for i in range(16)], dtype=torch.uint8).repeat(len(scales), 1)

@@ -4,13 +4,15 @@
 #pragma once
 #include "linear/tiles.h"
 
-/* The exact sums of half HALF of a group. Activations of 4 channels are at x, rows `stride` bytes apart; a row's start is at
- * zero, `after` numbers apart. Weights of a block are at `record`, the next block's `next` bytes behind. */
-INLINE void sum_half(const int HALF, const int R, const int V, vi acc[][MOST_BLOCKS * VECTORS], const uint8_t *record, int64_t next,
-                     const int8_t *x, int64_t stride, const int32_t *zero, int64_t after) {
+/* The exact sums of half HALF of a group. Activations of a group are at x, rows `stride` bytes apart; the starts of a row's sums
+ * at `zero`, rows `after` numbers apart. Weights of a block are at `record`, the next block's `next` bytes behind. */
+INLINE void sum_half(const int HALF, const int R, const int C, vi acc[][MOST_BLOCKS * VECTORS], const uint8_t *record, int64_t next,
+                     const int8_t *x, int64_t stride, const int32_t *zero, int64_t after, const uint8_t *soon, int n_soon) {
+    const int V = C * VECTORS;
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) acc[r][v] = splat_int(zero[r * after + HALF]);
-    UNROLL for (int q = 0; q < 4; q++) {
+    for (int q = 0; q < 4; q++) {
         quads part[MOST_BLOCKS * VECTORS];
+        if (!HALF && q < n_soon) UNROLL for (int b = 0; b < C; b++) __builtin_prefetch(soon + (q * C + b) * STEP(NVFP4), 0, 2);
         UNROLL for (int v = 0; v < V; v++)
             part[v] = load_half_quads(1, HALF, record + v / VECTORS * next + v % VECTORS * WIDTH + q * 64);
         add_quad(NVFP4, R, V, acc, part, x, stride, q + 4 * HALF);
@@ -33,12 +35,11 @@ INLINE void tile_halves(const call *c, const int R, const int C, int row, int bl
     for (int g = 0; g < G; g++, record += RECORD(NVFP4), x += 32, zero += 2) {
         vi acc[MOST_ROWS][MOST_BLOCKS * VECTORS];
         vf low[MOST_ROWS][MOST_BLOCKS * VECTORS];
-        if (2 * R * V > REGISTERS) __asm__ volatile("" : : "r"(totals) : "memory"); /* totals stay in memory */
-        for (int q = 0; q < n_soon; q++, soon += C * STEP(NVFP4))
-            UNROLL for (int b = 0; b < C; b++) __builtin_prefetch(soon + b * STEP(NVFP4), 0, 2);
-        sum_half(0, R, V, acc, record, next, x, stride, zero, 2 * G);
+        if (3 * R * V > REGISTERS) __asm__ volatile("" : : "r"(totals) : "memory"); /* totals stay in memory */
+        sum_half(0, R, C, acc, record, next, x, stride, zero, 2 * G, soon, n_soon);
+        soon += n_soon * C * STEP(NVFP4);
         UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) low[r][v] = __builtin_convertvector(acc[r][v], vf);
-        sum_half(1, R, V, acc, record, next, x, stride, zero, 2 * G);
+        sum_half(1, R, C, acc, record, next, x, stride, zero, 2 * G, 0, 0);
         UNROLL for (int v = 0; v < V; v++) {
             vf low_scale, high_scale;
             load_tables(NVFP4, record + v / VECTORS * next, g, v % VECTORS * LANES, &low_scale, &high_scale);
