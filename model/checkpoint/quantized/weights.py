@@ -85,17 +85,17 @@ def _fp4(form: str, tensors: Tensors) -> Fp4Matrix:
     scales = tensors["weight_scale"]
     group = MXFP4_GROUP if scales.dtype is torch.uint8 else NVFP4_GROUP
     _expect(scales, [n_out, -(-n_bytes * 2 // group)], "weight_scale")
-    factor = 1.0
-    for role, power in (("weight_scale_2", 1), ("weight_global_scale", -1)):
-        if (found := tensors.get(role)) is not None:
-            factor = _positive(found, role) ** power
+    factor = _one(tensors, "weight_scale_2") / _one(tensors, "weight_global_scale")
     return Fp4Matrix(tensors[form], scales.view(torch.uint8), group, factor)
 
 
-def _positive(tensor: Tensor, role: str) -> float:
-    if tensor.numel() != 1 or not 0 < tensor.item() < math.inf:
-        raise ValueError(f"its {role} is {tensor.tolist()}, expected one number above 0")
-    return float(tensor.item())
+def _one(tensors: Tensors, role: str) -> float:
+    """The number in a tensor, 1 if there is no tensor."""
+    if role not in tensors:
+        return 1.0
+    if (found := tensors[role]).numel() != 1 or not 0 < found.item() < math.inf:
+        raise ValueError(f"its {role} is {found.tolist()}, expected one number above 0")
+    return float(found.item())
 
 
 def _scaled(values: Tensor, scale: Tensor, zeros: Tensor | None, quantization: Quantization) -> QuantizedMatrix:

@@ -1,4 +1,4 @@
-"""A sparse model whose experts are in NVFP4 and whose other weights are in bfloat16, as Mistral Small 4 is published."""
+"""A sparse model whose experts are in NVFP4, and all other weights in bfloat16, as Mistral Small 4 is published."""
 
 import json
 from pathlib import Path
