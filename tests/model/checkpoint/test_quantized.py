@@ -12,6 +12,7 @@ from torch import Tensor
 
 from model.checkpoint.open import open_checkpoint
 from model.checkpoint.quantized.matrices import QuantizedMatrix
+from model.checkpoint.quantized.weights import stored_matrix
 from model.kernels.cpu import native, packed
 from model.kernels.cpu.functions import Kernels
 from model.linear.selection import PROJECTIONS
@@ -90,6 +91,15 @@ def test_int8_with_a_scale_an_output_stays_as_it_is(name: str, kernels: Kernels)
     assert torch.equal(stored.scales[:48], scales)
 
 
+@pytest.mark.parametrize("value", [[0.0], [-1.0], [float("inf")], [float("nan")], [1.0, 2.0]], ids=str)
+def test_the_scale_of_a_whole_matrix_is_one_number_above_0(value: list[float]) -> None:
+    form = FORMS["ct nvfp4"]
+    parts, _ = form.make(np.random.default_rng(0), 16, 32)
+    parts["weight_global_scale"] = torch.tensor(value)
+    with pytest.raises(ValueError, match=r"its weight_global_scale is .*, expected one number above 0"):
+        stored_matrix("weight_packed", parts, quantization(form))
+
+
 @pytest.mark.parametrize("name", ["native fp8", "fp8 tensor", "ct fp8 channel"])
 def test_fp8_stays_fp8_with_a_scale_an_output(name: str) -> None:
     found, wanted = matrix(name, 48, 256)
@@ -145,9 +155,7 @@ FP4 = ("ct nvfp4", "ct mxfp4", "native nvfp4", "modelopt nvfp4")
 OWN = ("native fp8", "fp8 blocks", "ct int8 channel", "ct int4 g32", "awq g64", "gptq g128")
 
 
-@pytest.mark.parametrize(
-    "name", [*("native fp8", "fp8 blocks", "ct int8 channel", "ct int4 g32", "awq g64", "gptq g128"), *EIGHT, *FP4]
-)
+@pytest.mark.parametrize("name", [*OWN, *EIGHT, *FP4])
 @pytest.mark.skipif(native.kernels() is None, reason="the choice is for compiled kernels")
 def test_a_cpu_serves_the_nearest_scheme_and_says_so(name: str, tmp_path: Path) -> None:
     wanted = expected(tmp_path, name)
