@@ -59,5 +59,5 @@ class Fp4Matrix:
         if self.group == NVFP4_GROUP:
             scales = self.scales.view(torch.float8_e4m3fn).float()
         else:
-            scales = torch.ldexp(torch.ones(()), self.scales.int() - 127)
+            scales = (self.scales.int() << 23).view(torch.float32)  # the exponent's bits; 2^-127 counts as 0
         return check_finite((values.unflatten(1, (-1, self.group)) * scales[:, :, None]).flatten(1).mul_(self.factor))
