@@ -6,6 +6,7 @@ from math import log
 from typing import Literal
 
 from model.errors import ModelError, OptionError, short
+from model.latent_config import Heads, LatentConfig
 from model.ranges import MAX_SIZE, is_number, is_size
 from model.vision_config import VisionConfig
 
@@ -67,10 +68,13 @@ class RopeScaling:
             return 1.0
         if self.attention_factor is not None:
             return self.attention_factor
-        stretch = 0.1 * log(max(self.factor, 1.0))
         if self.mscale and self.mscale_all_dim:
-            return (1 + self.mscale * stretch) / (1 + self.mscale_all_dim * stretch)
-        return 1 + stretch
+            return self.stretched(self.mscale) / self.stretched(self.mscale_all_dim)
+        return self.stretched(1.0)
+
+    def stretched(self, scale: float) -> float:
+        """1 + 0.1 scale ln(factor)."""
+        return 1 + 0.1 * scale * log(max(self.factor, 1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +138,12 @@ class ModelConfig:
 
     `windows` has one entry for each layer: a token attends to itself and the `window - 1` tokens before it; None is
     full attention. `rope_dim` values of a head rotate, all of them for None. `full_rope` is the RoPE of the layers
-    without a window where it is not that of the others. `n_experts` 0 is a dense feed-forward block in every layer,
-    otherwise `is_sparse` says which layers have experts. They have `expert_hidden_dim` (0: `hidden_dim`), and the
-    gate's weights are multiplied by `routed_scale`. `max_position` is the context in tokens: the trained one, or the
-    part of a dynamic RoPE scaling's that is served. `dtype` is the checkpoint's: "bfloat16", "float16" or "float32".
-    `vision` is the image encoder, None for a model of text. `stage` says which layers these are, if they are only some
-    of a model's; None for all.
+    without a window where it is not that of the others. With `latent` sizes the attention is latent. `n_experts` 0 is a
+    dense feed-forward block in every layer, otherwise `is_sparse` says which layers have experts. They have
+    `expert_hidden_dim` (0: `hidden_dim`), and the gate's weights are multiplied by `routed_scale`. `max_position` is
+    the context in tokens: the trained one, or the part of a dynamic RoPE scaling's that is served. `dtype` is the
+    checkpoint's: "bfloat16", "float16" or "float32". `vision` is the image encoder, None for a model of text. `stage`
+    says which layers these are, if they are only some of a model's; None for all.
 
     Raises ModelError for impossible values.
     """
@@ -161,6 +165,7 @@ class ModelConfig:
     rope_dim: int | None = None
     full_rope: Rope | None = None
     query_temperature: QueryTemperature | None = None
+    latent: LatentConfig | None = None
     n_experts: int = 0
     n_experts_per_token: int = 0
     expert_hidden_dim: int = 0
@@ -244,6 +249,34 @@ class ModelConfig:
         full = self.full_rope or self.rope
         return tuple(full if window is None else self.rope for window in self.pool_windows)
 
+    @property
+    def heads(self) -> Heads:
+        """The heads of attention over the cache."""
+        if self.latent is None:
+            return Heads(self.n_heads, self.n_kv_heads, self.head_dim)
+        return Heads(self.n_heads, 1, self.latent.cache_dim, self.latent.kv_lora_rank)
+
+    @property
+    def query_scale(self) -> float:
+        """The factor of rotated queries beside their temperature: backends scale scores by 1 / sqrt(heads.head_dim)."""
+        return 1.0 if self.latent is None else self.latent.softmax_scale * self.heads.head_dim**0.5
+
+    @property
+    def attended_dim(self) -> int:
+        """Values that attention gives for a token, before its last projection."""
+        return self.n_heads * (self.head_dim if self.latent is None else self.latent.v_head_dim)
+
+    def with_softmax_scale(self, name: str) -> "ModelConfig":
+        """The same configuration with the scale of scores that --softmax-scale names: "base" or "yarn".
+
+        "auto" keeps its own. Raises OptionError for a model without latent attention.
+        """
+        if name == "auto":
+            return self
+        if self.latent is None:
+            raise OptionError(f"--softmax-scale {name} is for models with latent attention; leave it out")
+        return replace(self, latent=replace(self.latent, scaled=name == "yarn"))
+
     def with_window(self, window: int | None) -> "ModelConfig":
         """The same configuration with `window` in every layer; with its own windows for None.
 
@@ -288,6 +321,8 @@ class ModelConfig:
     def layer_parameters(self, layer: int) -> int:
         """Number of weights of a layer."""
         attention = self.dim * self.head_dim * (2 * self.n_heads + 2 * self.n_kv_heads)
+        if self.latent is not None:
+            attention = self.latent.n_parameters(self.dim, self.n_heads)
         experts = 3 * self.dim * (self.expert_dim * self.n_experts + self.shared_dim) + self.dim * self.n_experts
         return attention + 2 * self.dim + (experts if self.is_sparse(layer) else 3 * self.dim * self.hidden_dim)
 

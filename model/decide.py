@@ -67,7 +67,7 @@ def decide(
     The widest part of the model decides. Raises OptionError for options that do not fit together, the model, or the
     device.
     """
-    config = config.with_window(options.sliding_window)
+    config = config.with_window(options.sliding_window).with_softmax_scale(options.softmax_scale)
     widest = shard_of(config, (layout or options.layout).place(0))
     kind = schemes.nearest(kind, here.device, widest.config)
     chosen = schemes.choose(options.quantize, options.dtype, here.device, compiled=here.compiled, kind=kind)
@@ -75,6 +75,11 @@ def decide(
     scheme = schemes.serving(chosen, dtype, here.device, compiled=here.compiled)
     if options.deterministic:
         check_deterministic(scheme, here, dtype)
+    if config.latent is not None and "float16" in (dtype, options.dtype):
+        raise OptionError(
+            "a model with latent attention overflows float16: its hidden states reach more than 65,504; choose "
+            "--dtype bfloat16 or --dtype float32"
+        )
     scheme.check_part(widest)
     activations = "float32" if scheme.compiled else dtype
     bits = stored_bits(config, scheme, dtype, own_bits)

@@ -154,6 +154,12 @@ class RunnerOptions:
     deterministic: bool = option(
         False, "Give an answer with the same bits whatever other requests run. Some weight formats become slower."
     )
+    softmax_scale: str = option(
+        "auto",
+        "Scale of attention scores in models with latent attention. base is 1 / sqrt(head_dim), yarn is that times the "
+        "factor of mscale_all_dim in config.json. auto is base if mscale and mscale_all_dim are equal.",
+        choices=("auto", "base", "yarn"),
+    )
     sliding_window: int | None = option(
         None,
         "Attention window of every layer, in tokens.",

@@ -82,6 +82,8 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE
     kernels = native.kernels() if device.type == "cpu" else None
     here = Abilities(device.type, native_formats(device), compiled=kernels is not None)
     made = decide(checkpoint.config, checkpoint.kind, checkpoint.own_bits, options, here, place.layout)
+    if (latent := made.config.latent) is not None:
+        log.info("%s", latent.scale_words)
     _use_threads(choose_threads(options.threads))
     shard, activations, kv_dtype = made.shard(place), DTYPES[made.activations], getattr(torch, made.cache.dtype)
     own = shard.config
@@ -89,7 +91,7 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE
         *(options.attention, device, kv_dtype, activations),
         kernels=kernels,
         deterministic=options.deterministic,
-        heads=(own.n_heads, own.n_kv_heads, own.head_dim),
+        heads=own.heads,
     )
     if device.type == "cuda" and cuda.obstacle(device) is None:
         try_products(made.scheme, own.dim, activations, device)

@@ -1,6 +1,7 @@
 """Attention backends by name. To add one, add a file here and a row below. The contract test finds it."""
 
 import logging
+from collections.abc import Sequence
 
 import torch
 
@@ -12,6 +13,7 @@ from model.attention.triton import TritonAttention
 from model.errors import OptionError
 from model.kernels import cuda
 from model.kernels.cpu.functions import Kernels
+from model.latent_config import Heads
 from model.linear.schemes import CACHE_FORMATS
 
 log = logging.getLogger(__name__)
@@ -35,13 +37,13 @@ def choose(
     *,
     kernels: Kernels | None = None,
     deterministic: bool = False,
-    heads: tuple[int, int, int] | None = None,
+    heads: Sequence[int] | None = None,
 ) -> tuple[str, Attention]:
     """The name of a backend and the backend, for keys and values in `dtype`.
 
     "auto" chooses paged on a CPU with compiled `kernels`, for float32 `activations` or keys and values in int8, and
     triton on a GPU. Otherwise it chooses sdpa. With `deterministic`, a row has the same bits in every step.
-    `heads` are query heads, key heads and head_dim. A GPU tries the backend out for them. Where paged does not serve
+    `heads` are those of `ModelConfig.heads`. A GPU tries the backend out for them. Where paged does not serve
     them, or triton fails at them, "auto" is sdpa, with a warning.
     Raises OptionError for an unknown name, and for a backend that does not serve these options.
     """
@@ -50,10 +52,10 @@ def choose(
     if heads is None:
         return chosen, backend
     try:
-        if (why := backend.unfit(*heads)) is not None:
+        if (why := backend.unfit(Heads(*heads))) is not None:
             raise OptionError(f"--attention {chosen} {why}{'' if name == 'auto' else '; use --attention sdpa'}")
         if device.type == "cuda":
-            try_out(chosen, backend, heads, dtype, activations, device)
+            try_out(chosen, backend, Heads(*heads), dtype, activations, device)
     except OptionError as error:
         if name != "auto":
             raise

@@ -5,14 +5,16 @@ The one rule, whatever the backend: a query sees keys of the *same sequence* wit
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from model.attention.cache import LayerCache
+from model.attention.cache import LayerCache, layer_cache
 from model.attention.inputs import PoolInputs
 from model.attention.rope import RopeRows, rotate
+from model.latent_config import Heads
 
 
 class Attention(ABC):
@@ -38,15 +40,18 @@ class Attention(ABC):
         return f"keeps keys and values in {known}, not in {str(dtype).removeprefix('torch.')}"
 
     @classmethod
-    def unfit(cls, n_heads: int, n_kv_heads: int, head_dim: int) -> str | None:
+    def unfit(cls, heads: Heads) -> str | None:
         """Why the backend cannot serve a model with these heads, for people to read. None if it can."""
         return None
 
-    def allocate(self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> LayerCache:
-        """Uninitialised memory of one layer: shape is (n_pages, n_kv_heads, head_dim)."""
-        n_pages, n_kv_heads, head_dim = shape
+    def allocate(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> LayerCache:
+        """Uninitialised memory of one layer: shape is (n_pages, n_kv_heads, head_dim).
+
+        For heads with `Heads.latent` channels, these are one more number.
+        """
+        n_pages, n_kv_heads, head_dim, *latent = shape
         sizes = (n_pages, self.page_size, n_kv_heads, head_dim)
-        return LayerCache(*(torch.empty(sizes, dtype=dtype, device=device) for _ in range(2)))
+        return layer_cache([torch.empty(sizes, dtype=dtype, device=device) for _ in range(2 - any(latent))], *latent)
 
     @abstractmethod
     def prepare(self, inputs: PoolInputs) -> Any:
@@ -56,13 +61,17 @@ class Attention(ABC):
     def attend(self, qkv: Tensor, n_heads: int, rope: RopeRows, cache: LayerCache, prepared: Any) -> Tensor:
         """Rotate q and k, multiply q by its factors, store k and v, then attend with q over the cache.
 
-        qkv is [T, n_heads + 2 n_kv_heads, head_dim]. Returns [T, n_heads, head_dim] in its dtype.
+        qkv is [T, n_heads + 2 n_kv_heads, head_dim]. Returns [T, n_heads, head_dim] in its dtype. A cache with `shared`
+        values has one key and no values in qkv, [T, n_heads + 1, head_dim], and the result is as wide as these values.
         """
 
 
-def rotated(qkv: Tensor, n_heads: int, rope: RopeRows, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Rotated q [T, n_heads, head_dim], k and v [T, n_kv_heads, head_dim] for a cache in `dtype`, in PyTorch."""
-    n_rotated = (qkv.shape[1] + n_heads) // 2
+def rotated(qkv: Tensor, n_heads: int, rope: RopeRows, cache: LayerCache) -> tuple[Tensor, Tensor, Tensor]:
+    """Rotated q [T, n_heads, head_dim], k and v [T, n_kv_heads, head_dim] for a cache, in PyTorch.
+
+    Without values of their own, v has no heads.
+    """
+    n_rotated, dtype = qkv.shape[1] if cache.shared else (qkv.shape[1] + n_heads) // 2, cache.k.dtype
     dtype = dtype if dtype is not torch.float8_e4m3fn else qkv.dtype
     x = rotate(qkv[:, :n_rotated], rope.rotations)
     if rope.q_factors is not None:

@@ -15,6 +15,8 @@ from model.machine.transfers import Fetch
 class LayerCache:
     """Keys and values of one layer, each [n_pages, page_size, n_kv_heads, head_dim].
 
+    If the values are the first channels of the keys (`Heads.latent`), `v` is a view of `k` and `shared` is True.
+
     Slot `page * page_size + position % page_size` holds one position. A backend may choose its own layout inside a page
     (see `Attention.allocate`) if nothing else reads or writes it. Memory that was not written may hold any value, also
     NaN, and must not be read.
@@ -22,18 +24,33 @@ class LayerCache:
 
     k: Tensor
     v: Tensor
+    shared: bool = False
+
+    @property
+    def halves(self) -> tuple[Tensor, ...]:
+        """The memory of the cache: the keys, then the values unless they are part of the keys."""
+        return (self.k,) if self.shared else (self.k, self.v)
 
     def slots(self) -> tuple[Tensor, Tensor]:
         """Keys and values with one slot a row: views [n_pages * page_size, n_kv_heads, head_dim]."""
         return self.k.flatten(0, 1), self.v.flatten(0, 1)
 
     def write(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store k and v [T, n_kv_heads, head_dim] at `slots` [T]. In float8, values out of range become the limit."""
-        for rows, new in zip(self.slots(), (k, v), strict=True):
+        """Store k and v [T, n_kv_heads, head_dim] at `slots` [T]. In float8, values out of range become the limit.
+
+        Shared values are stored with their keys.
+        """
+        for half, new in zip(self.halves, (k, v), strict=False):
+            rows = half.flatten(0, 1)
             if rows.dtype is torch.float8_e4m3fn:
                 limit = torch.finfo(rows.dtype).max
                 rows, new = rows.view(torch.uint8), new.clamp(-limit, limit).to(rows.dtype).view(torch.uint8)
             rows.index_copy_(0, slots, new)
+
+
+def layer_cache(halves: Sequence[Tensor], latent: int = 0) -> LayerCache:
+    """The cache in this memory: keys and values, or with `latent` channels of values only keys."""
+    return LayerCache(halves[0], halves[0][..., :latent], shared=True) if latent else LayerCache(*halves)
 
 
 class PagePools:
@@ -44,18 +61,19 @@ class PagePools:
         # Of each pool the bytes [n_pages, n] of the keys of its first layer, of its values, then of the next layer.
         self._bytes: list[list[Tensor]] = [[] for _ in range(max(pool_of_layer, default=-1) + 1)]
         for pool, layer in zip(pool_of_layer, layers, strict=True):
-            self._bytes[pool] += map(_as_bytes, (layer.k, layer.v))
+            self._bytes[pool] += map(_as_bytes, layer.halves)
 
     @classmethod
     def allocate(
-        cls, config: ModelConfig, specs: Sequence[PoolSpec], layer: Callable[[tuple[int, int, int]], LayerCache]
+        cls, config: ModelConfig, specs: Sequence[PoolSpec], layer: Callable[[Sequence[int]], LayerCache]
     ) -> "PagePools":
         """The cache with memory for `specs` (one for each distinct window, in the order of `config.pool_windows`).
 
-        `layer` makes the cache of one layer from (n_pages, n_kv_heads, head_dim).
+        `layer` makes the cache of one layer from the shape of `Attention.allocate`.
         """
+        _, *shape = config.heads
         pool_of_layer = tuple(config.pool_windows.index(window) for window in config.windows)
-        layers = (layer((specs[i].n_pages, config.n_kv_heads, config.head_dim)) for i in pool_of_layer)
+        layers = (layer((specs[i].n_pages, *shape)) for i in pool_of_layer)
         return cls(tuple(layers), pool_of_layer)
 
     def copy_pages(self, copies: Iterable[PageCopy]) -> None:

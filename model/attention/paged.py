@@ -4,6 +4,7 @@ The kernel has its own layout inside a page, see kernels/cpu/attention/cells.h. 
 step, in a chunk of any size, and together with any other sequences.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +12,13 @@ import torch
 from torch import Tensor
 
 from model.attention.base import Attention
-from model.attention.cache import LayerCache
+from model.attention.cache import LayerCache, layer_cache
 from model.attention.inputs import PoolInputs
 from model.attention.rope import RopeRows
 from model.errors import OptionError
 from model.kernels.cpu import records
 from model.kernels.cpu.functions import Kernels
+from model.latent_config import Heads
 from model.linear.schemes import CACHE_FORMATS
 from model.machine.device import name_of
 
@@ -45,29 +47,39 @@ class PagedAttention(Attention):
         return super().obstacle(device, dtype)
 
     @classmethod
-    def unfit(cls, n_heads: int, n_kv_heads: int, head_dim: int) -> str | None:
-        group = n_heads // n_kv_heads
-        if head_dim <= records.MAX_HEAD_DIM and group <= records.MAX_QUERIES:
+    def unfit(cls, heads: Heads) -> str | None:
+        head_dim, group = heads.head_dim, heads.n_heads // groups(heads)
+        widest = records.MAX_KEY_DIM if heads.latent else records.MAX_HEAD_DIM
+        if head_dim <= widest and heads.value_dim <= records.MAX_HEAD_DIM and group <= records.MAX_QUERIES:
             return None
+        if heads.latent:
+            return (
+                f"serves latents of up to {records.MAX_HEAD_DIM} values and keys of up to {records.MAX_KEY_DIM}, "
+                f"the model has {heads.latent} and {head_dim}"
+            )
         return (
             f"serves heads of up to {records.MAX_HEAD_DIM} and groups of up to {records.MAX_QUERIES} queries, "
             f"the model has {head_dim} and {group}"
         )
 
-    def allocate(self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> LayerCache:
-        """See `Attention.allocate`. The keys of a page are followed by its values."""
-        n_pages, n_kv_heads, head_dim = shape
+    def allocate(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> LayerCache:
+        """See `Attention.allocate`. The keys of a page are followed by its values, if it has any of its own."""
+        n_pages, n_kv_heads, head_dim, *latent = shape
         width = CACHE_FORMATS[name_of(dtype)].head_bytes(head_dim) // dtype.itemsize
-        both = torch.empty(n_pages, 2, self.page_size, n_kv_heads, width, dtype=dtype, device=device)
-        return LayerCache(both[:, 0], both[:, 1])
+        n_halves = 2 - any(latent)
+        both = torch.empty(n_pages, n_halves, self.page_size, n_kv_heads, width, dtype=dtype, device=device)
+        return layer_cache(both.unbind(1), *latent)
 
     def prepare(self, inputs: PoolInputs) -> Prepared:
         return Prepared(inputs)
 
     def attend(self, qkv: Tensor, n_heads: int, rope: RopeRows, cache: LayerCache, prepared: Prepared) -> Tensor:
         x = qkv.float()
-        call = prepared.call or self._call(prepared, x, n_heads, records.CELL_KINDS[cache.k.dtype])
-        out = x.new_empty(len(x), n_heads, x.shape[2])
+        heads = Heads(n_heads, (x.shape[1] - n_heads) // 2, x.shape[2])
+        if cache.shared:
+            heads = Heads(n_heads, 1, x.shape[2], cache.v.shape[3])
+        call = prepared.call or self._call(prepared, len(x), heads, records.CELL_KINDS[cache.k.dtype])
+        out = x.new_empty(len(x), n_heads, heads.value_dim)
         call.qkv, call.out = records.floats("qkv", x), records.floats("out", out)
         call.rotations = records.floats("rotations", rope.rotations)
         call.q_factors = None if rope.q_factors is None else records.floats("q_factors", rope.q_factors)
@@ -75,25 +87,32 @@ class PagedAttention(Attention):
         self.kernels.attention(call)
         return out.to(qkv.dtype)
 
-    def _call(self, prepared: Prepared, qkv: Tensor, n_heads: int, kind: int) -> Any:
+    def _call(self, prepared: Prepared, n_rows: int, heads: Heads, kind: int) -> Any:
         """The arguments that all layers share."""
-        n_rows, n_all, head_dim = qkv.shape
-        n_kv_heads = (n_all - n_heads) // 2
-        if (why := self.unfit(n_heads, n_kv_heads, head_dim)) is not None:
+        if (why := self.unfit(heads)) is not None:
             raise OptionError(f"--attention paged {why}")  # `choose` has asked; C would write beyond its arrays
         inputs = prepared.inputs
         call = prepared.call = records.struct("attention_call")(
             slots=records.pointer("slots", inputs.slots, torch.int64),
             pages=records.pointer("pages", inputs.pages, torch.int64),
             n_rows=n_rows,
-            n_heads=n_heads,
-            n_kv_heads=n_kv_heads,
-            head_dim=head_dim,
+            n_heads=heads.n_heads,
+            n_kv_heads=groups(heads),
+            head_dim=heads.head_dim,
+            latent=heads.latent,
             window=inputs.window or 0,
             kind=kind,
         )
         self.kernels.plan(call, inputs.table)
         return call
+
+
+def groups(heads: Heads) -> int:
+    """Groups of query heads that are tasks of their own: one for each key head, or up to 16 heads of a shared key."""
+    if not heads.latent:
+        return heads.n_kv_heads
+    size = next(size for size in range(16, 0, -1) if heads.n_heads % size == 0)
+    return heads.n_heads // size
 
 
 def cells_at(k: Tensor) -> int:

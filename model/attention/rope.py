@@ -15,7 +15,7 @@ from model.config import ModelConfig, QueryTemperature, Rope, RopeScaling
 
 
 class RopeRows(NamedTuple):
-    """What rotates the rows of a step: `rotations` [T, 2, head_dim/2], rows of `rotation_table`.
+    """What rotates the rows of a step: `rotations` [T, 2, rope_dim/2], rows of `rotation_table`.
 
     `q_factors` [T] float32 multiply the rotated queries; None is 1 for all.
     """
@@ -29,7 +29,7 @@ class RopeTables:
     """Rotations of all positions, computed once: the bits of a position do not depend on the step or the batch.
 
     `tables` [length, 2, head_dim/2] are those of the distinct RoPEs, `table_of_pool` names the one of each page pool.
-    `q_factors` [length] are the query temperature of each position, None for a model without it.
+    `q_factors` [length] are the query temperature of each position times `config.query_scale`, None if all are 1.
     """
 
     tables: tuple[Tensor, ...]
@@ -40,11 +40,9 @@ class RopeTables:
     def build(cls, config: ModelConfig, length: int, device: torch.device) -> "RopeTables":
         """The tables for positions 0..length-1."""
         distinct = tuple(dict.fromkeys(config.pool_ropes))
-        tables = tuple(rotation_table(rope, config.head_dim, length, device) for rope in distinct)
+        tables = tuple(rotation_table(rope, config.heads.rope_dim, length, device) for rope in distinct)
         of_pool = tuple(distinct.index(rope) for rope in config.pool_ropes)
-        temperature = config.query_temperature
-        factors = None if temperature is None else temperatures(temperature, length).to(device)
-        return cls(tables, of_pool, factors)
+        return cls(tables, of_pool, _query_factors(config, length, device))
 
     @property
     def device(self) -> torch.device:
@@ -55,6 +53,13 @@ class RopeTables:
         rotations = [table.index_select(0, positions) for table in self.tables]
         factors = None if self.q_factors is None else self.q_factors.index_select(0, positions)
         return tuple(RopeRows(rotations[i], factors) for i in self.table_of_pool)
+
+
+def _query_factors(config: ModelConfig, length: int, device: torch.device) -> Tensor | None:
+    temperature, scale = config.query_temperature, config.query_scale
+    if temperature is None:
+        return None if scale == 1.0 else torch.full((length,), scale, device=device)
+    return (temperatures(temperature, length) * scale).to(device)
 
 
 def frequencies(rope: Rope, head_dim: int) -> Tensor:
@@ -127,11 +132,15 @@ def rotation_table(rope: Rope, head_dim: int, length: int, device: torch.device)
 
 
 def rotate(x: Tensor, rotations: Tensor) -> Tensor:
-    """Every head of x [T, heads, head_dim] rotated by `rotations` [T, 2, head_dim/2], in float32."""
-    cos, sin = rotations[:, None].unbind(2)  # [T, 1, head_dim/2] each
-    first, second = x.float().chunk(2, dim=-1)  # [T, heads, head_dim/2] each
+    """Every head of x [T, heads, head_dim] with its last rope_dim channels rotated by `rotations` [T, 2, rope_dim/2].
+
+    The result is in float32.
+    """
+    cos, sin = rotations[:, None].unbind(2)  # [T, 1, rope_dim/2] each
+    still, turning = x.float().tensor_split((x.shape[-1] - 2 * cos.shape[-1],), dim=-1)
+    first, second = turning.chunk(2, dim=-1)  # [T, heads, rope_dim/2] each
     rotated = (first * cos).addcmul_(second, sin, value=-1), (second * cos).addcmul_(first, sin)
-    return torch.cat(rotated, dim=-1)
+    return torch.cat((still, *rotated), dim=-1)
 
 
 def internal_order(n_rows: int, head_dim: int, rope_dim: int, rotation: str) -> Tensor | None:
@@ -146,4 +155,15 @@ def internal_order(n_rows: int, head_dim: int, rope_dim: int, rotation: str) -> 
     first, second = (pairs[0::2], pairs[1::2]) if rotation == "adjacent" else pairs.tensor_split(2)
     unrotated = torch.arange(rope_dim, head_dim).tensor_split(2)
     head = torch.cat((first, unrotated[0], second, unrotated[1]))
+    return (torch.arange(0, n_rows, head_dim)[:, None] + head).flatten()
+
+
+def rope_last(n_rows: int, head_dim: int, rope_dim: int) -> Tensor:
+    """`internal_order` of heads whose last `rope_dim` rows rotate, in adjacent pairs: [n_rows].
+
+    Worked example: head_dim 6, rope_dim 4 -> 0 1 2 4 3 5.
+    """
+    n_still = head_dim - rope_dim
+    pairs = torch.arange(n_still, head_dim)
+    head = torch.cat((torch.arange(n_still), pairs[0::2], pairs[1::2]))
     return (torch.arange(0, n_rows, head_dim)[:, None] + head).flatten()

@@ -25,7 +25,7 @@ class Part:
     causal: bool
 
     def attend(self, q: Tensor, cache: LayerCache) -> Tensor:
-        """q [n, n_heads, head_dim] -> the same. Heads that share a key head read its keys once."""
+        """q [n, n_heads, head_dim] -> [n, n_heads, width of values]. Heads that share a key head read its keys once."""
         k, v = (rows.index_select(0, self.slots).transpose(0, 1)[:, None] for rows in cache.slots())  # [n_kv, 1, S, d]
         grouped = q.unflatten(1, (len(k), -1)).permute(1, 2, 0, 3)  # [n_kv_heads, group, n, head_dim]
         if len(q) == 1:
@@ -56,7 +56,7 @@ class SdpaAttention(Attention):
         return Prepared(inputs.slots, [_part(*pair, inputs.window) for pair in zip(inputs.spans, slots, strict=True)])
 
     def attend(self, qkv: Tensor, n_heads: int, rope: RopeRows, cache: LayerCache, prepared: Prepared) -> Tensor:
-        q, k, v = rotated(qkv, n_heads, rope, cache.k.dtype)
+        q, k, v = rotated(qkv, n_heads, rope, cache)
         cache.write(prepared.slots, k, v)
         return torch.cat([part.attend(q[part.rows], cache) for part in prepared.parts]).to(qkv.dtype)
 

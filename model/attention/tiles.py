@@ -40,7 +40,7 @@ class Gpu(NamedTuple):
     n_sms: int
 
 
-class Heads(NamedTuple):
+class KernelHeads(NamedTuple):
     """Sizes for which kernels are compiled: query heads, key heads, head_dim, and head_dim rounded up."""
 
     n_heads: int
@@ -70,7 +70,7 @@ class Tiles(NamedTuple):
     warps: int
     stages: int
 
-    def queries(self, heads: Heads) -> int:
+    def queries(self, heads: KernelHeads) -> int:
         """The number of queries in a tile."""
         return max(1, self.rows // heads.members)
 

@@ -1,5 +1,7 @@
 """A small step of attention, computed before the weights are read: kernels may not fit a GPU at a model's heads."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -7,6 +9,7 @@ from model.attention.base import Attention
 from model.attention.inputs import PoolInputs, Span
 from model.attention.rope import RopeRows
 from model.errors import OptionError, one_line
+from model.latent_config import Heads
 from model.machine.device import of_memory
 
 LONG = 32
@@ -16,18 +19,18 @@ LONG = 32
 def try_out(
     name: str,
     backend: Attention,
-    heads: tuple[int, int, int],
+    heads: Sequence[int],
     dtype: torch.dtype,
     activations: torch.dtype,
     device: torch.device,
 ) -> None:
-    """Compute a step with this backend for `heads`: query heads, key heads, head_dim. Keys and values are in `dtype`.
+    """Compute a step with this backend for `heads`, as in `Heads`. Keys and values are in `dtype`.
 
     Raises OptionError, with the error or that the numbers are wrong, if it does not work; but errors of memory as they
     are.
     """
     try:
-        means = _attend(backend, heads, dtype, activations, device)
+        means = _attend(backend, Heads(*heads), dtype, activations, device)
         right = torch.allclose(means, torch.ones_like(means), rtol=0.01)
         why = "its numbers are wrong"
     except OptionError:
@@ -45,12 +48,11 @@ def try_out(
 
 @torch.inference_mode()
 def _attend(
-    backend: Attention, heads: tuple[int, int, int], dtype: torch.dtype, activations: torch.dtype, device: torch.device
+    backend: Attention, heads: Heads, dtype: torch.dtype, activations: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """The means of values that are all 1, [LONG + 1, query heads, head_dim], for two sequences that begin."""
-    n_heads, n_kv_heads, width = heads
+    """The means of values that are all 1, [LONG + 1, query heads, width], for two sequences that begin."""
     size, n_pages = backend.page_size, -(-LONG // backend.page_size)
-    cache = backend.allocate((n_pages + 1, n_kv_heads, width), dtype, device)
+    cache = backend.allocate((n_pages + 1, *heads[1:]), dtype, device)
     spans = (Span(0, LONG, 0, 0, 0), Span(LONG, 1, 0, 0, n_pages))
     inputs = PoolInputs(
         window=None,
@@ -60,7 +62,7 @@ def _attend(
         table=torch.tensor(spans, device=device),
         numbers=np.array(spans),
     )
-    qkv = torch.ones(LONG + 1, n_heads + 2 * n_kv_heads, width, dtype=activations, device=device)
-    rotations = torch.zeros(LONG + 1, 2, width // 2, device=device)
+    qkv = torch.ones(LONG + 1, heads.n_heads + heads.n_stored, heads.head_dim, dtype=activations, device=device)
+    rotations = torch.zeros(LONG + 1, 2, heads.rope_dim // 2, device=device)
     rotations[:, 0] = 1  # cosines: nothing rotates
-    return backend.attend(qkv, n_heads, RopeRows(rotations, None), cache, backend.prepare(inputs))
+    return backend.attend(qkv, heads.n_heads, RopeRows(rotations, None), cache, backend.prepare(inputs))

@@ -26,7 +26,7 @@ from model.attention.tiles import (
     SHORT,
     SPLIT,
     Gpu,
-    Heads,
+    KernelHeads,
     Load,
     Tiles,
     bounds,
@@ -38,6 +38,7 @@ from model.batch import PAGE_SIZE
 from model.errors import OptionError
 from model.kernels import cuda as kernels
 from model.kernels.cuda.attention import ITEM
+from model.latent_config import Heads
 
 MAX_WIDTH, MAX_GROUP = 256, 128
 NO_WINDOW = 2**31 - 1
@@ -62,7 +63,7 @@ class Prepared:
 
     inputs: PoolInputs
     load: Load
-    plans: dict[Heads, Plan] = field(default_factory=dict)
+    plans: dict[KernelHeads, Plan] = field(default_factory=dict)
 
     @property
     def window(self) -> int:
@@ -95,7 +96,11 @@ class TritonAttention(Attention):
             return "keeps keys and values in fp8 on GPUs of compute capability 8.9 or more only"
         return kernels.obstacle(device) or super().obstacle(device, dtype)
 
-    def allocate(self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> LayerCache:
+    @classmethod
+    def unfit(cls, heads: Heads) -> str | None:
+        return "does not serve latent attention" if heads.latent else None
+
+    def allocate(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> LayerCache:
         """See `Attention.allocate`; only the strides differ."""
         n_pages, n_kv_heads, head_dim = shape
         sizes = (n_pages, n_kv_heads, self.page_size, head_dim)
@@ -114,7 +119,7 @@ class TritonAttention(Attention):
             self._longer(q, cache, out, heads, prepared)
         return out
 
-    def _store(self, qkv: Tensor, heads: Heads, rope: RopeRows, cache: LayerCache, prepared: Prepared) -> Tensor:
+    def _store(self, qkv: Tensor, heads: KernelHeads, rope: RopeRows, cache: LayerCache, prepared: Prepared) -> Tensor:
         """Store keys and values; return the rotated q [T, n_heads, head_dim]."""
         stored = cache.k.dtype
         dtype = qkv.dtype if stored.itemsize == 1 else stored
@@ -127,7 +132,7 @@ class TritonAttention(Attention):
         )
         return q
 
-    def _short(self, q: Tensor, cache: LayerCache, out: Tensor, heads: Heads, prepared: Prepared) -> None:
+    def _short(self, q: Tensor, cache: LayerCache, out: Tensor, heads: KernelHeads, prepared: Prepared) -> None:
         inputs, max_queries = prepared.inputs, prepared.load.max_queries
         tiles = self._sizes("parts", heads, q, cache)
         n_queries = tiles.queries(heads)
@@ -145,7 +150,7 @@ class TritonAttention(Attention):
             enable_fp_fusion=False,
         )
 
-    def _planned(self, heads: Heads, n_tiles: int, prepared: Prepared) -> Plan:
+    def _planned(self, heads: KernelHeads, n_tiles: int, prepared: Prepared) -> Plan:
         """Plan the short slices of this step, on the device."""
         table = prepared.inputs.table
         n_items, n_sums = bounds(prepared.load, self._gpu_of(table), heads.n_kv, n_tiles)
@@ -161,7 +166,7 @@ class TritonAttention(Attention):
         )
         return plan
 
-    def _longer(self, q: Tensor, cache: LayerCache, out: Tensor, heads: Heads, prepared: Prepared) -> None:
+    def _longer(self, q: Tensor, cache: LayerCache, out: Tensor, heads: KernelHeads, prepared: Prepared) -> None:
         inputs = prepared.inputs
         tiles = self._sizes("parts" if self._fixed else "whole", heads, q, cache)
         n_queries = tiles.queries(heads)
@@ -172,7 +177,7 @@ class TritonAttention(Attention):
             **_options(tiles, fixed=self._fixed),
         )
 
-    def _sizes(self, kind: Literal["parts", "whole"], heads: Heads, q: Tensor, cache: LayerCache) -> Tiles:
+    def _sizes(self, kind: Literal["parts", "whole"], heads: KernelHeads, q: Tensor, cache: LayerCache) -> Tiles:
         return tiles_of(kind, self._gpu_of(q), heads.padded, q.itemsize, cache.k.itemsize)
 
     def _gpu_of(self, x: Tensor) -> Gpu:
@@ -188,9 +193,9 @@ def gpu_of(device: torch.device) -> Gpu:
     return Gpu((properties.major, properties.minor), properties.multi_processor_count)
 
 
-def _heads(shape: Sequence[int], n_heads: int) -> Heads:
+def _heads(shape: Sequence[int], n_heads: int) -> KernelHeads:
     _, n_all, width = shape
-    heads = Heads(n_heads, (n_all - n_heads) // 2, width, max(16, power(width)))
+    heads = KernelHeads(n_heads, (n_all - n_heads) // 2, width, max(16, power(width)))
     if width > MAX_WIDTH or heads.group > MAX_GROUP:
         raise OptionError(
             f"--attention triton serves heads of up to {MAX_WIDTH} and groups of up to {MAX_GROUP} queries, "
@@ -199,7 +204,7 @@ def _heads(shape: Sequence[int], n_heads: int) -> Heads:
     return heads
 
 
-def _scale(heads: Heads) -> float:
+def _scale(heads: KernelHeads) -> float:
     """The factor of scores, for weights that are powers of two."""
     return math.log2(math.e) * heads.width**-0.5
 

@@ -4,7 +4,7 @@ All else about a family is read from its checkpoint: windows, RoPE, head sizes a
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from model.checkpoint.configs.fields import (
     size,
     tied_head,
 )
+from model.checkpoint.configs.latent import check_head_dim, read_latent
 from model.checkpoint.configs.native import read_params
 from model.checkpoint.configs.vision import read_vision
 from model.checkpoint.files import layout, read_json
@@ -26,6 +27,7 @@ from model.checkpoint.model_files import is_gguf
 from model.checkpoint.rope_config import RopeConfig, read_rope
 from model.config import ModelConfig
 from model.errors import ModelError, one_line, short
+from model.latent_config import LatentConfig
 
 FILE = "config.json"
 
@@ -36,16 +38,20 @@ class Family:
 
     `head_dim` None is hidden_size / num_attention_heads, `n_kv_heads` None is num_attention_heads. `windows` says what
     the family has: none whatever the file says, one for all layers, or one for the layers that `layer_types` names.
+    `experts` are the keys of a sparse family, each with its field of ModelConfig. `latent` families have latent
+    attention. `only` are keys that may only have the values which describe what Noria does.
     """
 
     name: str
     rope_theta: float = 10_000.0
     sliding_window: int | None = None
-    sparse: bool = False
+    experts: Mapping[str, str] = field(default_factory=dict)
     head_dim: int | None = None
     n_kv_heads: int | None = 8
     rope_parameters: Mapping[str, Any] | None = None
     windows: Literal["none", "one", "by type"] = "one"
+    latent: bool = False
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -66,7 +72,35 @@ FAMILIES: Mapping[str, Family] = {
                 "llama_4_scaling_beta": 0.1,
             },
         ),
-        Family("mixtral", rope_theta=1_000_000.0, sparse=True),
+        Family(
+            "mixtral",
+            rope_theta=1_000_000.0,
+            experts={"num_local_experts": "n_experts", "num_experts_per_tok": "n_experts_per_token"},
+        ),
+        Family(
+            "mistral4",
+            n_kv_heads=None,
+            windows="none",
+            latent=True,
+            experts={
+                "n_routed_experts": "n_experts",
+                "num_experts_per_tok": "n_experts_per_token",
+                "moe_intermediate_size": "expert_hidden_dim",
+                "n_shared_experts": "n_shared_experts",
+                "first_k_dense_replace": "first_k_dense_replace",
+                "routed_scaling_factor": "routed_scale",
+            },
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 10_000.0,
+                "factor": 128.0,
+                "original_max_position_embeddings": 8192,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+            only={"n_group": (1,), "topk_group": (1,), "norm_topk_prob": (True,), "rope_interleave": (True,)},
+        ),
         Family("llama", n_kv_heads=None, windows="none"),
     )
 }
@@ -75,7 +109,6 @@ WRAPPERS: Mapping[str, str] = {"mistral3": "mistral", "llava": "llama"}
 
 _LATENT, _AUDIO = "latent attention", "an audio encoder"
 _MISSING: Mapping[str, str] = {
-    "mistral4": f"{_LATENT} (Mistral Small 4, Mistral Large 3)",
     "mistral_large4": f"{_LATENT} (Mistral Large 4)",
     "deepseek_v3": f"{_LATENT} (DeepSeek V3)",
     "voxtral": f"{_AUDIO} (Voxtral)",
@@ -147,7 +180,10 @@ def _hf_config(whole: Mapping[str, Any], directory: Path | None, max_model_len: 
     n_layers = number_of_layers(raw, "num_hidden_layers", FILE)
     head_dim = optional_size(raw, "head_dim", FILE, family.head_dim) or dim // n_heads
     windows = _hf_windows(raw, family, n_layers)
-    rope = _hf_rope(raw, family, head_dim, max_model_len)
+    rope, latent = _hf_rope(raw, family, head_dim, max_model_len), None
+    if family.latent:
+        latent = _hf_latent(raw, rope)
+        head_dim = latent.head_dim
     if rope.full_rope is not None:
         _check_layer_types(raw, family, windows)
     shards = () if directory is None else present_shards(directory)
@@ -167,10 +203,10 @@ def _hf_config(whole: Mapping[str, Any], directory: Path | None, max_model_len: 
         rope_dim=rope.rope.dim if rope.rope.dim != head_dim else None,
         full_rope=rope.full_rope,
         query_temperature=rope.query_temperature,
+        latent=latent,
         max_position=rope.max_position,
         windows=windows,
-        n_experts=size(raw, "num_local_experts", FILE) if family.sparse else 0,
-        n_experts_per_token=size(raw, "num_experts_per_tok", FILE) if family.sparse else 0,
+        **{name: number(raw, key, FILE) for key, name in family.experts.items()},
         tied_head=tied_head(shards, bool(raw.get("tie_word_embeddings", False))),
         dtype=dtype_of(raw.get("dtype") or raw.get("torch_dtype"), shards),
         vision=read_vision(whole, shards) if raw is not whole else None,
@@ -193,6 +229,9 @@ def _hf_family(raw: Mapping[str, Any]) -> Family:
         raise ModelError(f"config.json has model_type {short(kind)}; {served}")
     if raw.get("hidden_act", "silu") not in ("silu", "swish"):
         raise ModelError(f"config.json has hidden_act {raw['hidden_act']!r}; Noria supports silu")
+    for key, values in FAMILIES[kind].only.items():
+        if raw.get(key) is not None and raw[key] not in values:
+            raise ModelError(f"config.json has {key} {short(raw[key])}; Noria supports {values[0]!r}")
     for key in _REFUSED:
         if raw.get(key):
             value = "true" if raw[key] is True else short(raw[key])
@@ -200,10 +239,22 @@ def _hf_family(raw: Mapping[str, Any]) -> Family:
     return FAMILIES[kind]
 
 
+def _hf_latent(raw: Mapping[str, Any], rope: RopeConfig) -> LatentConfig:
+    latent = read_latent(raw, FILE, rope.rope.scaling)
+    if latent is None:
+        raise ModelError(f"config.json has no kv_lora_rank, which a {raw['model_type']} model needs")
+    check_head_dim(latent, optional_size(raw, "head_dim", FILE), FILE)
+    return latent
+
+
 def _hf_rope(raw: Mapping[str, Any], family: Family, head_dim: int, max_model_len: int | None) -> RopeConfig:
+    """RoPE of a head; in latent attention of the part that rotates, whose share of a head the file may repeat."""
     silent = raw.get("rope_parameters") is None and raw.get("rope_scaling") is None
     if silent and family.rope_parameters is not None:
         raw = {**raw, "rope_parameters": family.rope_parameters}
+    if family.latent:
+        head_dim = size(raw, "qk_rope_head_dim", FILE)
+        raw = {**raw, "partial_rotary_factor": None, "rope_parameters": _whole(raw.get("rope_parameters"))}
     return read_rope(
         raw,
         default_theta=family.rope_theta,
@@ -211,6 +262,11 @@ def _hf_rope(raw: Mapping[str, Any], family: Family, head_dim: int, max_model_le
         max_position=size(raw, "max_position_embeddings", FILE),
         max_model_len=max_model_len,
     )
+
+
+def _whole(parameters: Any) -> Any:
+    """RoPE parameters of which no part of a head is left out."""
+    return {**parameters, "partial_rotary_factor": None} if isinstance(parameters, dict) else parameters
 
 
 def _hf_windows(raw: Mapping[str, Any], family: Family, n_layers: int) -> tuple[int | None, ...]:

@@ -25,12 +25,17 @@ HUGGING_FACE = _names(
         (r"L.input_layernorm\.weight", "L.attention_norm.weight"),
         (r"L.post_attention_layernorm\.weight", "L.ffn_norm.weight"),
         (r"L.self_attn\.([qkvo])_proj\.weight", r"L.attention.w\2.weight"),
+        (r"L.self_attn\.(q_a|q_b|kv_a|kv_b)_proj((_with_mqa)?\.weight)", r"L.attention.w\2\3"),
+        (r"L.self_attn\.(q|kv)_a_layernorm\.weight", r"L.attention.\2_a_norm.weight"),
         (r"L.mlp\.gate_proj\.weight", "L.feed_forward.w1.weight"),
         (r"L.mlp\.down_proj\.weight", "L.feed_forward.w2.weight"),
         (r"L.mlp\.up_proj\.weight", "L.feed_forward.w3.weight"),
         (r"L.block_sparse_moe\.gate\.weight", "L.feed_forward.gate.weight"),
         (r"L.block_sparse_moe\.experts\.(\d+)\.(w[123])\.weight", r"L.feed_forward.experts.\2.\3.weight"),
         (r"L.mlp\.gate\.weight", "L.feed_forward.gate.weight"),
+        (r"L.mlp\.shared_experts\.gate_proj\.weight", "L.feed_forward.shared_experts.w1.weight"),
+        (r"L.mlp\.shared_experts\.down_proj\.weight", "L.feed_forward.shared_experts.w2.weight"),
+        (r"L.mlp\.shared_experts\.up_proj\.weight", "L.feed_forward.shared_experts.w3.weight"),
         (r"L.mlp\.experts\.gate_up_proj", "L.feed_forward.experts.*.w13.weight"),
         (r"L.mlp\.experts\.down_proj", "L.feed_forward.experts.*.w2.weight"),
     ),
@@ -108,7 +113,7 @@ GGUF_VISION = _names(
 
 _NATIVE = re.compile(
     r"(tok_embeddings|norm|output)\.weight"
-    r"|layers\.\d+\.((attention|ffn)_norm\.weight|attention\.w[qkvo]\.weight"
+    r"|layers\.\d+\.((attention|ffn)_norm\.weight|attention\.(w[qkvo]|wq_[ab]|wkv_b|wkv_a_with_mqa|(q|kv)_a_norm)\.weight"
     r"|feed_forward\.(gate|((experts\.\d+|shared_experts)\.)?w[123])\.weight)"
     r"|vision_encoder\.((patch_conv|ln_pre)\.weight"
     r"|transformer\.layers\.\d+\.((attention|ffn)_norm|attention\.w[qkvo]|feed_forward\.w[123])\.weight)"

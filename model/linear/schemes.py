@@ -84,7 +84,8 @@ class Scheme:
 
     def _odd_widths(self, config: ModelConfig) -> list[int]:
         """Channels of projections that it cannot store."""
-        widths = (config.dim, config.hidden_dim, config.expert_dim, config.shared_dim, config.n_heads * config.head_dim)
+        rank = config.latent.q_lora_rank or 0 if config.latent else 0
+        widths = (config.dim, config.hidden_dim, config.expert_dim, config.shared_dim, config.attended_dim, rank)
         return [width for width in widths if width % self.multiple]
 
     def check_part(self, shard: Shard) -> None:

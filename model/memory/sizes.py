@@ -50,7 +50,7 @@ class PoolSizes:
 
     def page_bytes(self, window: int | None) -> int:
         """Bytes of one page in the pool of `window`: keys and values of all its layers."""
-        return 2 * self.config.windows.count(window) * self.page_size * self.config.n_kv_heads * self.head_bytes
+        return self.config.windows.count(window) * self.page_size * self.config.heads.n_stored * self.head_bytes
 
     def pages(self, window: int | None, length: int) -> int:
         """Pages of the pool of `window` that one sequence of `length` tokens holds at most."""
@@ -64,7 +64,8 @@ class PoolSizes:
     def position_bytes(self) -> int:
         """Bytes of one position in `rope.RopeTables`, all float32: cosines and sines of each RoPE, the temperature."""
         tables = len(set(self.config.pool_ropes))
-        return 4 * (tables * self.config.head_dim + (self.config.query_temperature is not None))
+        factors = self.config.query_temperature is not None or self.config.latent is not None
+        return 4 * (tables * self.config.heads.rope_dim + factors)
 
     def step_bytes(self, value_bytes: int) -> int:
         """An estimate of what a step of `max_step_tokens` takes beside weights, keys and values: a block, and logits.
@@ -77,7 +78,10 @@ class PoolSizes:
     def block_bytes(self, n_rows: int, value_bytes: int) -> int:
         """Bytes of the activations of the larger part of a block, its attention or its feed-forward, for `n_rows`."""
         config = self.config
-        attention = (2 * config.n_heads + 2 * config.n_kv_heads) * config.head_dim
+        heads = config.heads
+        attention = (heads.n_heads + heads.n_stored) * heads.head_dim + heads.n_heads * heads.value_dim
+        if config.latent is not None:
+            attention += heads.n_heads * config.head_dim + config.attended_dim
         sparse = config.n_experts_per_token * (3 * config.expert_dim + 2 * config.dim) + 3 * config.shared_dim
         feed_forward = max(sparse, 0 if all(map(config.is_sparse, range(config.n_layers))) else 3 * config.hidden_dim)
         return n_rows * (2 * config.dim + max(attention, feed_forward)) * value_bytes
@@ -92,7 +96,7 @@ class PoolSizes:
         pages = sum(max_pages(window, length, self.page_size, 1) for window in config.pool_windows)
         inputs = 8 * n * (4 + 6 * n_pools + pages)
         logits = n * config.vocab_size * (4 + 4 + value_bytes)
-        sums = n_pools * max(LEAST_SUMS, 2 * n) * (config.n_heads * (config.head_dim + 2) * 4 + 64)
+        sums = n_pools * max(LEAST_SUMS, 2 * n) * (config.n_heads * (config.heads.value_dim + 2) * 4 + 64)
         return inputs + logits + self.block_bytes(n, value_bytes) + sums + GRAPH_BYTES
 
     def longest(self, budget: int, spare: int) -> int:
@@ -166,7 +170,7 @@ class PoolSizes:
 def pool_sizes(config: ModelConfig, options: RunnerOptions, device: str, dtype: str, page_size: int) -> PoolSizes:
     """Sizes of the page pools on "cpu" or "cuda" for a model, or a rank of it, that computes in `dtype`."""
     max_sequences, max_step_tokens = options.step_limits(device)
-    head_bytes = cache_format(options.kv_dtype, dtype).head_bytes(config.head_dim)
+    head_bytes = cache_format(options.kv_dtype, dtype).head_bytes(config.heads.head_dim)
     return PoolSizes(config, page_size, head_bytes, max_step_tokens, max_sequences)
 
 
@@ -185,6 +189,8 @@ def adapter_bytes(config: ModelConfig, dtype: str) -> int:
     """Bytes of a LoRA adapter of `ADAPTER_RANK`, in `dtype`, for all projections but the head and those of experts."""
     q, kv, dim = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim, config.dim
     attention = (dim + q) + 2 * (dim + kv) + (q + dim)
+    if config.latent is not None:
+        attention = config.attended_dim + dim
     n_dense = config.n_layers - sum(map(config.is_sparse, range(config.n_layers)))
     n_values = config.n_layers * attention + n_dense * 3 * (dim + config.hidden_dim)
     return ADAPTER_RANK * n_values * VALUE_BYTES[dtype]

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from model.attention.rope import internal_order
 from model.checkpoint.adapters.open import open_adapter
 from model.checkpoint.adapters.pairs import AdapterFile, Pair
 from model.config import ModelConfig
@@ -68,7 +67,8 @@ def check_shapes(file: AdapterFile, config: ModelConfig) -> None:
     for weight, pair in file.pairs.items():
         if (where := known.get(weight)) is None:
             absent = int(weight.split(".")[1]) >= config.n_layers
-            reason = f"the model has {config.n_layers} layers" if absent else "the model has experts there"
+            kind = "experts" if ".feed_forward." in weight else "latent attention"
+            reason = f"the model has {config.n_layers} layers" if absent else f"the model has {kind} there"
         elif where.shape != (pair.n_out, pair.n_in):
             n_out, n_in = where.shape
             found = f"{[pair.rank, pair.n_in]} and {[pair.n_out, pair.rank]}"
@@ -87,7 +87,7 @@ def place(file: AdapterFile, config: ModelConfig, dtype: torch.dtype, device: to
     found: dict[str, list[Matrices]] = {}
     for weight, a, b in file.tensors():
         where = known[weight]
-        order = internal_order(len(b), config.head_dim, config.rope.dim, file.rotation) if where.rotates else None
+        order = where.order(len(b), file.rotation)
         b = (b if order is None else b[order]).float().mul_(file.pairs[weight].scale)
         _check_values(file, file.pairs[weight], a.float(), b, dtype)
         pair = Matrices(where.first, a.to(dtype).to(device), b.to(dtype).to(device))

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from model.attention.base import Attention
 from model.attention.cache import PagePools
-from model.attention.paged import PagedAttention, cells_at
+from model.attention.paged import PagedAttention, cells_at, groups
 from model.attention.rope import RopeTables
 from model.batch import Slice
 from model.kernels.cpu import records
-from model.kernels.cpu.packed import PackedExperts
+from model.kernels.cpu.packed import PackedExperts, PackedLatent
 from model.kernels.cpu.records import floats, struct
 from model.network.feed_forward import FeedForward
+from model.network.latent import LatentAttention
 from model.network.lora import Adapter
 from model.network.transformer import Block, Transformer
 
@@ -35,7 +36,8 @@ class CompiledNetwork:
         self.has_head = model.has_head
         self._head = model.output.packed if model.has_head else None
         parts = [part for block in model.layers for part in _parts(block)]  # type: ignore[arg-type]
-        products = [part for part in parts if not isinstance(part, PackedExperts)]
+        products = [part for part in parts if not isinstance(part, PackedExperts | PackedLatent)]
+        self._latents = [part for part in parts if isinstance(part, PackedLatent)]
         self._products = {(part.n_in, part.record.format): part for part in products}.values()
         self._experts = [part for part in parts if isinstance(part, PackedExperts)]
         self._layers = (struct("layer") * len(model.layers))(
@@ -107,12 +109,14 @@ class CompiledNetwork:
         """Bytes of scratch memory of the widest product."""
         found = [self._kernels.linear_scratch(part, n_rows) for part in self._products]
         found += [self._kernels.experts_scratch(part, n_rows) for part in self._experts]
+        found += [self._kernels.latent_scratch(part, n_rows) for part in self._latents]
         if self._head is not None:
             found.append(self._kernels.linear_scratch(self._head, min(n_samples, self._block_rows)))
         return max(found)
 
     def _record(self, pools: PagePools, tables: RopeTables) -> Any:
         model, config = self._model, self._model.config
+        heads = config.heads
         embeddings = model.tok_embeddings.weight if model.has_embeddings else None
         return struct("network_t")(
             embeddings=None if embeddings is None else records.pointer("embeddings", embeddings, *records.FLOAT_KINDS),
@@ -126,9 +130,10 @@ class CompiledNetwork:
             n_tokens=0 if embeddings is None else len(embeddings),
             dim=config.dim,
             hidden_dim=config.hidden_dim,
-            n_heads=config.n_heads,
-            n_kv_heads=config.n_kv_heads,
-            head_dim=config.head_dim,
+            n_heads=heads.n_heads,
+            n_kv_heads=groups(heads),
+            head_dim=heads.head_dim,
+            latent=heads.latent,
             kind=records.CELL_KINDS[pools.layers[0].k.dtype],
             embedding_kind=0 if embeddings is None else records.FLOAT_KINDS[embeddings.dtype],
             eps=config.norm_eps,
@@ -174,19 +179,24 @@ def _columns(
 
 
 def _parts(block: Block) -> list[Any]:
-    """wqkv, wo, and w13 and w2 or all experts, in the layout of the kernels; None for one without this layout."""
-    feed_forward: Any = block.feed_forward
+    """Attention, wo, and w13 and w2 or all experts, in the layout of the kernels; None for one without this layout.
+
+    Attention is wqkv, or all of latent attention before wo.
+    """
+    feed_forward, attention = block.feed_forward, block.attention
     dense = isinstance(feed_forward, FeedForward)
+    first = attention if isinstance(attention, LatentAttention) else attention.wqkv
     last = [feed_forward.w13, feed_forward.w2] if dense else [feed_forward]
-    return [part.packed for part in (block.attention.wqkv, block.attention.wo, *last)]
+    return [part.packed for part in (first, attention.wo, *last)]
 
 
 def _layer(block: Block, k: Tensor, pool: int) -> Any:
     norms = {name: floats(name, getattr(block, name).weight) for name in ("attention_norm", "ffn_norm")}
-    wqkv, wo, *last = [ctypes.addressof(part.record) for part in _parts(block)]
-    names = ("w13", "w2") if len(last) == 2 else ("experts",)
-    feed_forward = dict(zip(names, last, strict=True))
-    return struct("layer")(wqkv=wqkv, wo=wo, cells=cells_at(k), pool=pool, **norms, **feed_forward)
+    parts = _parts(block)
+    names = ("latent" if isinstance(parts[0], PackedLatent) else "wqkv", "wo")
+    names += ("w13", "w2") if len(parts) == 4 else ("experts",)
+    records = {name: ctypes.addressof(part.record) for name, part in zip(names, parts, strict=True)}
+    return struct("layer")(cells=cells_at(k), pool=pool, **norms, **records)
 
 
 def _pool(window: int | None, tables: RopeTables, index: int) -> Any:

@@ -1,4 +1,4 @@
-"""One Transformer for all families: pre-norm blocks of grouped-query attention and SwiGLU, dense or sparse.
+"""One Transformer for all families: pre-norm blocks of grouped-query or latent attention and SwiGLU, dense or sparse.
 
 T is the number of new tokens of a step, of all sequences, packed without padding.
 """
@@ -20,6 +20,7 @@ from model.linear.selection import make_linear
 from model.network import lora
 from model.network.feed_forward import FeedForward
 from model.network.group import Group
+from model.network.latent import LatentAttention
 from model.network.moe import CompiledMoE, MoE
 from model.network.vision.encoder import ImageEncoder
 from model.sharding.shard import Shard, shard_of
@@ -67,7 +68,7 @@ class Block(nn.Module):
         super().__init__()
         self._group = group
         self.attention_norm = RMSNorm(config.dim, config.norm_eps)
-        self.attention = SelfAttention(config, scheme)
+        self.attention = (SelfAttention if config.latent is None else LatentAttention)(config, scheme)
         self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
         self.feed_forward: nn.Module = (
             (CompiledMoE if SCHEMES[scheme].compiled else MoE)(

@@ -4,17 +4,19 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from model.attention.rope import internal_order
+from model.attention.rope import internal_order, rope_last
 from model.checkpoint.block_matrix import check_finite
 from model.checkpoint.matrices import Matrix, cut, parts
 from model.checkpoint.quantized.matrices import QuantizedMatrix
 from model.config import ModelConfig
 from model.errors import ModelError
 from model.kernels import cuda as triton
+from model.latent_config import LatentConfig
 from model.linear.compiled import Compiled
 from model.linear.floats import WeightsOnly
+from model.network.latent import Expansion
 from model.network.moe import MoE
 from model.network.transformer import Transformer
 from model.sharding.shard import Shard, shard_of
@@ -28,13 +30,23 @@ class Place:
     """The place of a checkpoint tensor: rows `first..first+shape[0]-1` of a parameter.
 
     The rows of q and k rotate, and their order may have to change: `rotates` is the size of a head, and of the part of
-    it that rotates. A tensor with more than two dimensions becomes a matrix.
+    it that rotates. That is the last part in latent attention, in adjacent pairs in all formats, else the first. A
+    tensor with more than two dimensions becomes a matrix.
     """
 
     parameter: str
     first: int
     shape: tuple[int, ...]
     rotates: tuple[int, int] | None = None
+    rotates_last: bool = False
+
+    def order(self, n_rows: int, rotation: str) -> Tensor | None:
+        """Numbers of the rows of a file in the order of the network; None if they have it."""
+        if self.rotates is None:
+            return None
+        return (
+            rope_last(n_rows, *self.rotates) if self.rotates_last else internal_order(n_rows, *self.rotates, rotation)
+        )
 
 
 def load(
@@ -100,9 +112,8 @@ def _uploaded(tensor: Matrix, device: torch.device) -> Matrix:
 
 def _internal(tensor: Matrix, place: Place, rotation: str) -> Matrix:
     """The tensor as a matrix, with its rows in the order of the network."""
-    if place.rotates is not None:
-        order = internal_order(len(tensor), *place.rotates, rotation)
-        tensor = tensor if order is None else tensor[order]
+    order = place.order(len(tensor), rotation)
+    tensor = tensor if order is None else tensor[order]
     return tensor.flatten(1) if isinstance(tensor, torch.Tensor) and tensor.dim() > 2 else tensor
 
 
@@ -127,6 +138,9 @@ def _fill(model: Transformer, place: Place, rows: Matrix, dtype: torch.dtype, de
     """Store rows in their parameter. The first of its parts to arrive allocates it."""
     path, _, leaf = place.parameter.rpartition(".")
     module = model.get_submodule(path)
+    if isinstance(module, Expansion):
+        module.take(rows, dtype, device)
+        return
     if isinstance(module, Compiled | WeightsOnly):
         module.take(place.first, rows)
         return
@@ -163,8 +177,27 @@ def places(shard: Shard) -> Iterator[tuple[str, Place]]:
 
 
 def _attention_places(name: str, parameter: str, config: ModelConfig) -> Iterator[tuple[str, Place]]:
+    if config.latent is not None:
+        return _latent_places(name, parameter, config, config.latent)
     n_rows = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
     return _projection_places(name, parameter, config.dim, n_rows, (config.head_dim, config.rope.dim))
+
+
+def _latent_places(name: str, parameter: str, config: ModelConfig, latent: LatentConfig) -> Iterator[tuple[str, Place]]:
+    rank, rope = latent.q_lora_rank, latent.qk_rope_head_dim
+    queries = "wq" if rank is None else "wq_b"
+    if rank is not None:
+        yield f"{name}.wq_a.weight", Place(f"{parameter}.wq_a.weight", 0, (rank, config.dim))
+        yield f"{name}.q_a_norm.weight", Place(f"{parameter}.q_a_norm.weight", 0, (rank,))
+    shape = config.n_heads * latent.head_dim, rank or config.dim
+    place = Place(f"{parameter}.{queries}.weight", 0, shape, (latent.head_dim, rope), rotates_last=True)
+    yield f"{name}.{queries}.weight", place
+    shape, key = (latent.cache_dim, config.dim), f"{parameter}.wkv_a_with_mqa.weight"
+    yield f"{name}.wkv_a_with_mqa.weight", Place(key, 0, shape, (latent.cache_dim, rope), rotates_last=True)
+    yield f"{name}.kv_a_norm.weight", Place(f"{parameter}.kv_a_norm.weight", 0, (latent.kv_lora_rank,))
+    n_rows = config.n_heads * (latent.qk_nope_head_dim + latent.v_head_dim)
+    yield f"{name}.wkv_b.weight", Place(f"{parameter}.wkv_b.weight", 0, (n_rows, latent.kv_lora_rank))
+    yield f"{name}.wo.weight", Place(f"{parameter}.wo.weight", 0, (config.dim, config.attended_dim))
 
 
 def _projection_places(

@@ -1,11 +1,12 @@
 """What one rank holds of a model: its layers, the sizes of its part of them, and its part of each tensor."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from model.config import ModelConfig, StageConfig
 from model.errors import OptionError
+from model.latent_config import LatentConfig
 from model.sharding.layout import SINGLE, Layout, Place
 from model.sharding.stages import ALIKE, StoredBits, stages
 
@@ -175,9 +176,24 @@ def _obstacles(config: ModelConfig, n: int, *, experts: bool) -> Iterator[str]:
         yield f"a vocabulary of {config.vocab_size} in parts of {VOCAB_MULTIPLE}"
 
 
+_OF_HEADS: Mapping[str, Callable[[LatentConfig], int]] = {
+    "wq": lambda latent: latent.head_dim,
+    "wq_b": lambda latent: latent.head_dim,
+    "wkv_b": lambda latent: latent.qk_nope_head_dim + latent.v_head_dim,
+    "wo": lambda latent: latent.v_head_dim,
+}
+"""The weights of latent attention that have a part for each head, and the sizes of these parts."""
+
+
 def _attention_part(shard: Shard, name: str) -> Part:
     whole, (n, rank) = shard.whole, (shard.place.layout.tensor, shard.place.tensor_rank)
     heads = _share(whole.n_heads, n, rank)
+    if whole.latent is not None:
+        if name not in _OF_HEADS:
+            return WHOLE
+        width = _OF_HEADS[name](whole.latent)
+        rows = range(heads.start * width, heads.stop * width)
+        return Part(columns=rows) if name == "wo" else Part(rows=rows)
     if name in ("wk", "wv"):
         # More ranks than heads: consecutive ranks hold the same head, which their heads of queries share.
         heads = _share(whole.n_kv_heads, n, rank) if n <= whole.n_kv_heads else _one(rank * whole.n_kv_heads // n)

@@ -16,6 +16,8 @@ from model.checkpoint.configs.fields import (
     size,
     tied_head,
 )
+from model.checkpoint.configs.latent import KEYS as LATENT
+from model.checkpoint.configs.latent import check_head_dim, read_latent
 from model.checkpoint.configs.vision import read_native_vision
 from model.checkpoint.files import read_json
 from model.config import ModelConfig, QueryTemperature, RopeScaling
@@ -30,7 +32,7 @@ SERVED = frozenset(
         *("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size", "norm_eps", "dtype"),
         *("rope_theta", "rope_fraction", "max_seq_len", "max_position_embeddings", "tied_embeddings", "model_type"),
         *("sliding_window", "_sliding_window", "yarn", "llama_4_scaling", "moe", "quantization", "quantization_config"),
-        "vision_encoder",
+        *("vision_encoder", *LATENT),
     )
 )
 """Keys that describe the network."""
@@ -49,10 +51,6 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
 }
 """Keys that may only have the values which describe what Noria does."""
 MISSING: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"),
-        "latent attention (Mistral Small 4, Mistral Large 3)",
-    ),
     "lora": "LoRA adapters",
 }
 """Keys of what Noria does not have. They may be null, as in Ministral 3's files."""
@@ -82,19 +80,25 @@ def read_params(directory: Path) -> ModelConfig:
     windows = _windows(raw, n_layers)
     scaling = _yarn(raw)
     shards = present_shards(directory)
+    latent, head_dim = read_latent(raw, FILE), optional_size(raw, "head_dim", FILE)
+    if latent is not None:
+        check_head_dim(latent, head_dim, FILE)
+        head_dim = latent.head_dim
     return ModelConfig(
-        family="mixtral" if experts else "mistral",
+        family="mistral4" if latent else "mixtral" if experts else "mistral",
         dim=dim,
         n_layers=n_layers,
         n_heads=n_heads,
         n_kv_heads=optional_size(raw, "n_kv_heads", FILE) or n_heads,
-        head_dim=optional_size(raw, "head_dim", FILE) or dim // n_heads,
+        head_dim=head_dim or dim // n_heads,
         hidden_dim=size(raw, "hidden_dim", FILE),
         vocab_size=size(raw, "vocab_size", FILE),
         norm_eps=number(raw, "norm_eps", FILE),
         rope_theta=positive(raw, "rope_theta", FILE, 10_000.0 if any(windows) else 1_000_000.0),
         rope_fraction=1.0 if raw.get("rope_fraction") is None else raw["rope_fraction"],
         rope_scaling=scaling,
+        rope_dim=latent.qk_rope_head_dim if latent else None,
+        latent=latent,
         query_temperature=_temperature(raw),
         max_position=_max_position(raw, scaling),
         windows=windows,

@@ -18,7 +18,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 SOURCES = (
     *("linear/linear.c", "attention/attention.c", "sample.c", "network.c", "step/step.c"),
-    *("linear/pack.c", "linear/experts.c"),
+    *("step/latent.c", "linear/pack.c", "linear/experts.c"),
 )
 INCLUDE = f"-I{HERE}"
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wno-psabi")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from model.kernels.cpu.build import suffix
 from model.kernels.cpu.low_rank import PackedRows
-from model.kernels.cpu.packed import PackedExperts, PackedWeights, block_format
+from model.kernels.cpu.packed import PackedExperts, PackedLatent, PackedWeights, block_format
 from model.kernels.cpu.records import (
     FLOAT_KINDS,
     FORMATS,
@@ -56,6 +56,7 @@ ARGUMENTS = {
     "pack_fp4": (_pointer, _integer, _integer, _pointer, _integer, _pointer, _integer),
     "experts": (_pointer, _pointer, _integer, _pointer, ctypes.c_float, _pointer, _pointer),
     "experts_scratch": (_pointer, _integer),
+    "latent_scratch": (_pointer, _integer, _integer),
     "step": (_pointer, _pointer, _pointer, _integer),
 }
 """Argument types of each kernel. Those that return something return a number."""
@@ -229,6 +230,10 @@ class Kernels:
     def experts_scratch(self, block: PackedExperts, n_rows: int) -> int:
         """Bytes of scratch memory of `experts` for the rows."""
         return int(self._call["experts_scratch"](ctypes.byref(block.record), n_rows))
+
+    def latent_scratch(self, latent: PackedLatent, n_rows: int) -> int:
+        """Bytes of scratch memory of the products around latent attention for the rows."""
+        return int(self._call["latent_scratch"](ctypes.byref(latent.record), latent.n_heads, n_rows))
 
     def plan(self, call: Any, spans: Tensor) -> None:
         """Divide the attention of `spans` [S, 5] int64 into tasks, and allocate the memory of these in `call`.

@@ -3,7 +3,7 @@
 #include "step/network.h"
 
 #define F(name) FIELD(layer, name)
-FIELDS(layer, F(attention_norm), F(ffn_norm), F(wqkv), F(wo), F(w13), F(w2), F(experts), F(cells), F(pool));
+FIELDS(layer, F(attention_norm), F(ffn_norm), F(wqkv), F(wo), F(w13), F(w2), F(experts), F(latent), F(cells), F(pool));
 #undef F
 
 CONSTANTS(targets, {"wqkv", WQKV}, {"wo", WO}, {"w13", W13}, {"w2", W2});
@@ -18,7 +18,7 @@ static int64_t macs(const weights *w) { return w->n_in * w->n_out; }
 static const ahead_t *look_ahead(ahead_t *a, const layer *l, const layer *next, const attention_call *pools) {
     const attention_call *c = pools + next->pool;
     int64_t n_bytes = 0;
-    if (l->experts || c->n_rows < 2 || c->n_rows >= MANY_ROWS) return 0;
+    if (l->experts || next->latent || c->n_rows < 2 || c->n_rows >= MANY_ROWS) return 0;
     a->attention = c, a->cells = next->cells, a->page_bytes = GLUE(page_bytes, VARIANT)(c);
     for (const task_t *t = c->tasks; t < c->tasks + c->n_tasks; t++) n_bytes += (t->end - t->block) * a->page_bytes;
     if (n_bytes < LEAST_AHEAD || n_bytes > noria_shared_cache() / 2) return 0;
@@ -28,7 +28,7 @@ static const ahead_t *look_ahead(ahead_t *a, const layer *l, const layer *next, 
 }
 
 void GLUE(network, VARIANT)(const layer *layers, int64_t n_layers, attention_call *pools, float *x, int64_t n_rows, float eps,
-                            float *gate_up, const lora_rows *runs, int64_t n_runs, void *scratch) {
+                            float *gate_up, const latent_rows *rows, const lora_rows *runs, int64_t n_runs, void *scratch) {
     cursor cursors[noria_thread_count()];
     ahead_t memory = {.cursors = cursors};
     const ahead_t *ahead = 0;
@@ -38,10 +38,12 @@ void GLUE(network, VARIANT)(const layer *layers, int64_t n_layers, attention_cal
         int64_t t = i * TARGETS;
         a->cells = l->cells;
 #define ADAPTED(target) runs, n_runs, t + target, ahead, scratch
-        GLUE(adapted, VARIANT)(l->wqkv, x, n_rows, NORMED, l->attention_norm, eps, (float *)a->qkv, 0, ADAPTED(WQKV));
+        if (l->latent) GLUE(latent_queries, VARIANT)(l->latent, x, l->attention_norm, eps, a, rows, scratch);
+        else GLUE(adapted, VARIANT)(l->wqkv, x, n_rows, NORMED, l->attention_norm, eps, (float *)a->qkv, 0, ADAPTED(WQKV));
         GLUE(attention, VARIANT)(a);
+        if (l->latent) GLUE(latent_values, VARIANT)(l->latent, a, rows, scratch);
         ahead = i + 1 < n_layers ? look_ahead(&memory, l, l + 1, pools) : 0;
-        GLUE(adapted, VARIANT)(l->wo, a->out, n_rows, PLAIN, 0, 0, x, 1, ADAPTED(WO));
+        GLUE(adapted, VARIANT)(l->wo, l->latent ? rows->values : a->out, n_rows, PLAIN, 0, 0, x, 1, ADAPTED(WO));
         if (l->experts) {
             GLUE(experts, VARIANT)(l->experts, x, n_rows, l->ffn_norm, eps, x, scratch);
             continue;

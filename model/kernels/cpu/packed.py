@@ -67,6 +67,35 @@ class PackedExperts:
         )
 
 
+class PackedLatent:
+    """The weights of latent attention, for the kernels. `norms` are those of queries, or None, and of latents.
+
+    `products` are wq_a, or None, wq_b and wkv_a; `absorb` and `values` have one for each head.
+    """
+
+    def __init__(
+        self,
+        norms: tuple[Tensor | None, Tensor],
+        products: tuple[PackedWeights | None, PackedWeights, PackedWeights],
+        absorb: Sequence[PackedWeights],
+        values: Sequence[PackedWeights],
+    ) -> None:
+        self.n_heads = len(absorb)
+        heads = [_pointers([part.record for part in parts]) for parts in (absorb, values)]
+        self._owners = (norms, products, absorb, values, heads)  # keep alive the memory that the record points to
+        wq_a, wq_b, wkv_a = (None if part is None else ctypes.addressof(part.record) for part in products)
+        q_norm, kv_norm = norms
+        self.record = struct("latent_t")(
+            q_a_norm=None if q_norm is None else floats("q_a_norm", q_norm),
+            kv_a_norm=floats("kv_a_norm", kv_norm),
+            wq_a=wq_a,
+            wq_b=wq_b,
+            wkv_a=wkv_a,
+            absorb=ctypes.addressof(heads[0]),
+            values=ctypes.addressof(heads[1]),
+        )
+
+
 def _pointers(records: Sequence[Any]) -> "ctypes.Array[Any]":
     addresses = (None if record is None else ctypes.addressof(record) for record in records)
     return (ctypes.c_void_p * len(records))(*addresses)

@@ -15,7 +15,7 @@ from model.kernels.cpu.build import library, suffix
 from model.kernels.groups import BLOCK_GROUP, INT8_GROUP
 from model.machine.device import name_of
 
-MAX_QUERIES, MAX_HEAD_DIM = 64, 512
+MAX_QUERIES, MAX_HEAD_DIM, MAX_KEY_DIM = 64, 512, 576
 """Limits of attention.c."""
 OUTPUTS = 16
 """Outputs of a projection that are stored together."""
@@ -78,6 +78,7 @@ CONSTANTS: Mapping[str, Mapping[str, int]] = {
         "PAGE_SIZE": PAGE_SIZE,
         "MAX_QUERIES": MAX_QUERIES,
         "MAX_HEAD_DIM": MAX_HEAD_DIM,
+        "MAX_KEY_DIM": MAX_KEY_DIM,
     },
     "refusals": {"NO_PAGE": NO_PAGE, "OUTSIDE": OUTSIDE, "NO_MEMORY": NO_MEMORY},
     "samples": {"NO_TOKEN": NO_TOKEN, "NOT_FINITE": NOT_FINITE},

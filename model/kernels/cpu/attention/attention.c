@@ -21,15 +21,15 @@ enum { MOST_EXPONENT = 8, QUERY = MAX_DIM + 16, AHEAD = 11 * 1024, KEYS = BLOCK 
 typedef attention_call call;
 #define F(name) FIELD(attention_call, name)
 FIELDS(attention_call, F(qkv), F(rotations), F(q_factors), F(out), F(parts), F(cells), F(slots), F(pages), F(tasks), F(joins),
-         F(n_rows), F(n_tasks), F(n_joins), F(n_heads), F(n_kv_heads), F(head_dim), F(window), F(kind), F(part_queries),
-         F(n_keys));
+         F(n_rows), F(n_tasks), F(n_joins), F(n_heads), F(n_kv_heads), F(head_dim), F(latent), F(window), F(kind),
+         F(part_queries), F(n_keys));
 #undef F
-CONSTANTS(limits, {"PAGE_SIZE", PAGE}, {"MAX_QUERIES", MAX_QUERIES}, {"MAX_HEAD_DIM", MAX_DIM});
+CONSTANTS(limits, {"PAGE_SIZE", PAGE}, {"MAX_QUERIES", MAX_QUERIES}, {"MAX_HEAD_DIM", MAX_VALUE}, {"MAX_KEY_DIM", MAX_DIM});
 CONSTANTS(cells, {"bfloat16", BF16}, {"float32", FLOAT32}, {"int8", INT8});
 
 typedef struct {
-    float q[MAX_QUERIES * QUERY], acc[MAX_QUERIES * MAX_DIM], joined[MAX_QUERIES * MAX_DIM], p[MAX_QUERIES * KEYS];
-    char some[2][PAGE * MAX_DIM * 2]; /* pages of which only a part is to be read */
+    float q[MAX_QUERIES * QUERY], acc[MAX_QUERIES * MAX_VALUE], joined[MAX_QUERIES * MAX_VALUE], p[MAX_QUERIES * KEYS];
+    char some[2][PAGE * MAX_VALUE * 2]; /* pages of which only a part is to be read, or the values of one in another layout */
     sums16 total[MAX_QUERIES];
     float most[MAX_QUERIES], joined_most[MAX_QUERIES], joined_total[MAX_QUERIES];
     float q_factor[MAX_QUERIES], p_factor[MAX_QUERIES * BLOCK];
@@ -45,13 +45,12 @@ INLINE void to_words(const int kind, const float *x, int n, float *words) {
     else if (words != x) memcpy(words, x, (size_t)n * 4);
 }
 
-/* Makes q the query m: rotated, and multiplied by the scale of scores and by `factor`. */
-INLINE void load_query(const int kind, const call *c, const float *q, const float *rotations, float factor, int m, int padded,
-                       state *s) {
-    const int dim = (int)c->head_dim;
-    const float scale = LOG2_E / sqrtf((float)dim) * factor;
+/* Makes q the query m of a row: rotated, and multiplied by the scale of scores and by the row's factor. */
+INLINE void load_query(const int kind, const call *c, const float *q, int64_t row, int m, state *s) {
+    const int dim = (int)c->head_dim, padded = round_up(dim);
+    const float scale = LOG2_E / sqrtf((float)dim) * (c->q_factors ? c->q_factors[row] : 1);
     float *x = s->q + m * QUERY;
-    rotate(q, rotations, x, dim / 2);
+    turn(c, q, row, x);
     for (int d = dim; d < padded; d++) x[d] = 0;
     for (int d = 0; d < padded; d += LANES) store(x + d, load(x + d) * splat(scale));
     if (kind == INT8) {
@@ -123,7 +122,7 @@ INLINE void weigh(const int kind, const int all, state *s, int m, int from, int 
 /* Prefetches the queries of a task. */
 INLINE void ask_for_rows(const call *c, int index) {
     const task_t *t = c->tasks + index / c->n_kv_heads;
-    const int64_t a_row = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim, some = c->n_heads / c->n_kv_heads * c->head_dim;
+    const int64_t a_row = row_floats(c), some = c->n_heads / c->n_kv_heads * c->head_dim;
     for (int64_t row = t->row; row < t->row + t->n_rows; row++)
         for (int64_t i = 0; i < some; i += 16) __builtin_prefetch(c->qkv + row * a_row + index % c->n_kv_heads * some + i, 0, 2);
 }
@@ -180,9 +179,10 @@ INLINE void score(const int kind, state *s, product_t k, int from, int many, int
 INLINE void add_values(const int kind, state *s, product_t v, int from, int many, range any, int dim, int padded) {
     const int each = kind == FLOAT32 ? 1 : 4, words = kind == BF16 ? 2 : 1; /* positions and words of a quad */
     v.a = s->p + from * KEYS, v.a_row = KEYS, v.a_page = words_of_page(kind);
-    v.y = s->acc + from * padded, v.y_stride = padded, v.rest = kind == BF16 ? any.last % 4 : 0;
+    v.y = s->acc + from * padded, v.y_stride = padded;
     v.stride = (kind == INT8 ? byte_width(dim) : dim) * 4;
     v.from = (int)most_of(v.from, any.first / PAGE), v.end = (int)least_of(v.end, (any.last - 1) / PAGE + 1);
+    v.rest = kind == BF16 ? (int)least_of(any.last, v.end * PAGE) % 4 : 0;
     for (int n = v.from; n < v.end; n++) {
         const range here = {(int)most_of(any.first - n * PAGE, 0), (int)least_of(any.last - n * PAGE, PAGE)};
         v.first[n] = here.first / each * words;
@@ -193,6 +193,18 @@ INLINE void add_values(const int kind, state *s, product_t v, int from, int many
     if (kind == INT8) multiply_value_bytes(&(bytes_t){v, s->p_factor + from * BLOCK, 0}, many, dim);
     else if (kind == PAIRS_BY_TILES) multiply_values_by_tiles(&v, many, dim);
     else multiply_values(kind, &v, many, dim);
+}
+
+/* The same where the values are the first channels of keys. They are brought to the layout of values page by page, which gives
+ * the same sums as all pages at once. */
+INLINE void add_latents(const int kind, const call *c, state *s, product_t v, int from, int many, range any, int padded) {
+    const int dim = (int)c->head_dim, latent = (int)c->latent;
+    product_t one = v;
+    for (int n = v.from; n < v.end; n++) {
+        if (n < any.first / PAGE || n * PAGE >= any.last) continue;
+        one.from = n, one.end = n + 1, one.b[n] = values_of(kind, v.b[n], dim, latent, s->some[0]);
+        add_values(kind, s, one, from, many, any, latent, padded);
+    }
 }
 
 /* Attends to pages from..end-1, all of one block, for those queries of a task that see any of them. `next` is the task
@@ -215,7 +227,7 @@ INLINE void attend_block(const int kind, const call *c, int index, int64_t from,
         int64_t b = from - t->block + i;
         char *here = nth_cell(c, kind, b < t->end - t->block ? index : next, b < t->end - t->block ? b : b - (t->end - t->block));
         int at = i < n ? i : i + n;
-        used[at] = here, used[at + (i < n ? n : BLOCK)] = here + half;
+        used[at] = here, used[at + (i < n ? n : BLOCK)] = c->latent ? here : here + half;
     }
     product_t keys = {.from = one, .end = one + n, .to_second = noria_prefetches_to_second()}, values = keys;
     for (int i = 0; i < n; i++) {
@@ -224,19 +236,19 @@ INLINE void attend_block(const int kind, const call *c, int index, int64_t from,
     }
     score(kind, s, keys, first, many, dim);
     range any = weigh_all(kind, c, t, s, first, many, from / BLOCK * KEYS, &values, padded);
-    add_values(kind, s, values, first, many, any, dim, padded);
+    if (c->latent) add_latents(kind, c, s, values, first, many, any, padded);
+    else add_values(kind, s, values, first, many, any, dim, padded);
 }
 
 INLINE void attend(const int kind, const call *c, int index, int next, state *s) {
     const task_t *t = c->tasks + index / c->n_kv_heads;
     const int dim = (int)c->head_dim, group = (int)(c->n_heads / c->n_kv_heads), head = (int)(index % c->n_kv_heads);
-    const int n = (int)t->n_rows * group, padded = round_up(dim);
+    const int n = (int)t->n_rows * group, padded = round_up((int)value_dim(c));
     ask_for_rows(c, next);
     if (kind == PAIRS_BY_TILES) configure_tiles((int)least_of(n, 16), 64); /* each task for itself: they are its thread's */
     for (int m = 0; m < n; m++) {
         int64_t row = t->row + m / group;
-        const float *q = c->qkv + (row * (c->n_heads + 2 * c->n_kv_heads) + head * group + m % group) * dim;
-        load_query(kind, c, q, c->rotations + row * dim, c->q_factors ? c->q_factors[row] : 1, m, padded, s);
+        load_query(kind, c, c->qkv + row * row_floats(c) + (head * group + m % group) * dim, row, m, s);
         s->joined_most[m] = -INFINITY;
         s->joined_total[m] = 0;
     }
@@ -273,7 +285,7 @@ static int bundle(const call *c) { return c->n_tasks < 4 * noria_thread_count() 
 /* Whole tiles have 32 channels. */
 static void attend_pairs(const call *c, int index, int next, state *s) {
 #if defined(AMX)
-    if (c->head_dim % 32 == 0) {
+    if (c->head_dim % 32 == 0 && c->latent % 32 == 0) {
         attend_by_tiles(c, index, next, s);
         return;
     }
@@ -292,7 +304,7 @@ static void attend_some(void *context, int number, int thread) {
 }
 
 int64_t GLUE(page_bytes, VARIANT)(const call *c) {
-    return 2 * c->n_kv_heads * half_bytes((int)c->kind, (int)c->head_dim);
+    return (c->latent ? 1 : 2 * c->n_kv_heads) * half_bytes((int)c->kind, (int)c->head_dim);
 }
 
 void EXPORT(attention)(const call *c) {

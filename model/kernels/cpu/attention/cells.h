@@ -7,6 +7,8 @@
  *           position follows the keys, and another one follows the values: the factors of their q. width is head_dim
  *           rounded up to a multiple of 16.
  *
+ * With latent attention a cell has only keys. Their first channels are the values, which `values_of` brings to the layout above.
+ *
  * With this layout q k' and p v are the same small product: rows of words (a float, a pair, a quad) that every query
  * multiplies.
  */
@@ -24,7 +26,8 @@
 
 /* PAIRS_BY_TILES: bfloat16 where the tile registers compute; its cells are those of BF16. */
 enum { BF16, FLOAT32, INT8, PAIRS_BY_TILES };
-enum { MAX_DIM = 512, UPPER = (int32_t)0xFFFF0000 };
+/* MAX_DIM, MAX_VALUE: channels at most of a key, and of a value. */
+enum { MAX_DIM = 576, MAX_VALUE = 512, UPPER = (int32_t)0xFFFF0000 };
 /* Whether queries and weights of `kind` are words of bfloat16 too: else floats, rounded to bfloat16. */
 INLINE int in_words(const int kind) { return kind == PAIRS_BY_TILES || (kind == BF16 && CHAINED); }
 
@@ -167,4 +170,23 @@ INLINE void store_quad(char *values, int dim, int within, const float *const *x)
             memcpy(to + d * 4, both, 4);
         }
     }
+}
+
+/* The layout of values of the first n channels of a page's keys of `dim` channels, made in `to`. */
+INLINE const char *values_of(const int kind, const char *keys, int dim, int n, char *to) {
+    const int width = byte_width(n);
+    for (int d = 0; kind == FLOAT32 && d < n; d++)
+        for (int i = 0; i < PAGE; i++) memcpy(to + (i * n + d) * 4, keys + (d * PAGE + i) * 4, 4);
+    for (int d = 0; kind == INT8 && d < width; d++)
+        for (int i = 0; i < PAGE; i++) to[(i / 4 * width + d) * 4 + i % 4] = (char)(keys[(d / 4 * PAGE + i) * 4 + d % 4] ^ 128);
+    if (kind == FLOAT32 || kind == INT8) return to;
+    for (int i = 0; i < PAGE; i++) {
+        const int place = place_of(i, PAGE);
+        const char *word = keys + i * 4;
+        for (int d = 0; d < n; d++) {
+            const int half = place_of(d, dim);
+            memcpy(to + (place / 2 * n + d) * 4 + place % 2 * 2, word + half / 2 * PAGE * 4 + half % 2 * 2, 2);
+        }
+    }
+    return to;
 }

@@ -62,7 +62,7 @@ int64_t EXPORT(plan)(attention_call *c, const span_t *spans, int64_t n, void *me
     task_t *tasks = take(&a, count.n * (int64_t)sizeof(task_t));
     task_t *pieces = cuts ? take(&a, count.pieces * (int64_t)sizeof(task_t)) : tasks;
     join_t *joins = take(&a, cuts * count.n * (int64_t)sizeof(join_t));
-    c->parts = take(&a, count.pieces * c->n_kv_heads * c->part_queries * part_floats(c->head_dim) * 4);
+    c->parts = take(&a, count.pieces * c->n_kv_heads * c->part_queries * part_floats(c) * 4);
     if (!memory) return a.used;
     place_tasks(c, spans, n, tasks);
     qsort(tasks, (size_t)count.n, sizeof(task_t), by_cost);

@@ -37,7 +37,7 @@ static void join(float *most, float *total, float *acc, float new_most, float ne
 
 /* The memory for the sums of query m of a part: most, total, acc. */
 static float *part(const attention_call *c, int64_t index, int head, int m) {
-    return c->parts + ((index * c->n_kv_heads + head) * c->part_queries + m) * part_floats(c->head_dim);
+    return c->parts + ((index * c->n_kv_heads + head) * c->part_queries + m) * part_floats(c);
 }
 
 static void leave(float *part, float most, float total, const float *acc, int padded) {
@@ -47,19 +47,20 @@ static void leave(float *part, float most, float total, const float *acc, int pa
 }
 
 static void finish(const attention_call *c, int64_t row, int head, float total, const float *acc) {
-    float *y = c->out + (row * c->n_heads + head) * c->head_dim;
+    const int dim = (int)value_dim(c);
+    float *y = c->out + (row * c->n_heads + head) * dim;
     int d = 0;
-    for (; d + LANES <= c->head_dim; d += LANES) store(y + d, load(acc + d) / splat(total));
-    for (; d < c->head_dim; d++) y[d] = acc[d] / total;
+    for (; d + LANES <= dim; d += LANES) store(y + d, load(acc + d) / splat(total));
+    for (; d < dim; d++) y[d] = acc[d] / total;
 }
 
 static void join_some(void *context, int task, int thread) {
     const attention_call *c = context;
     const join_t *t = c->joins + task / c->n_kv_heads;
     const int group = (int)(c->n_heads / c->n_kv_heads), head = (int)(task % c->n_kv_heads);
-    const int padded = round_up((int)c->head_dim);
+    const int padded = round_up((int)value_dim(c));
     for (int m = 0; m < t->n_rows * group; m++) {
-        float most = -INFINITY, total = 0, acc[MAX_DIM];
+        float most = -INFINITY, total = 0, acc[MAX_VALUE];
         for (int64_t i = t->first; i < t->first + t->n; i++) {
             const float *p = part(c, i, head, m);
             join(&most, &total, acc, p[0], p[1], p + 2, padded);

@@ -3,27 +3,32 @@
 #include "attention/cells.h"
 
 INLINE char *cell(const attention_call *c, const int kind, int64_t page, int head) {
-    return c->cells + (page * c->n_kv_heads + head) * 2 * half_bytes(kind, (int)c->head_dim);
+    const int64_t half = half_bytes(kind, (int)c->head_dim);
+    return c->cells + (c->latent ? page * half : (page * c->n_kv_heads + head) * 2 * half);
 }
 
 /* Rows of a task: few if the step has few, so that all threads share them. */
 INLINE int rows_a_write(const attention_call *c) { return c->n_rows < 64 ? 4 : 16; }
 
-static const float *value_of(const attention_call *c, int64_t row, int head) {
-    return c->qkv + (row * (c->n_heads + 2 * c->n_kv_heads) + c->n_heads + c->n_kv_heads + head) * c->head_dim;
+static const float *value_of(const attention_call *c, int64_t row, int head) { return key_of(c, row, (int)c->n_kv_heads + head); }
+
+/* Makes y the head x of a row with its last channels rotated. */
+INLINE void turn(const attention_call *c, const float *x, int64_t row, float *y) {
+    const int64_t still = c->latent, rope = rope_dim(c);
+    memcpy(y, x, (size_t)still * 4);
+    rotate(x + still, c->rotations + row * rope, y + still, (int)rope / 2);
 }
 
 INLINE void write_row(const int kind, const attention_call *c, int64_t row, int with_value) {
     const int dim = (int)c->head_dim, within = (int)(c->slots[row] % PAGE);
     float k[MAX_DIM];
-    const float *soon = value_of(c, row + 1 < c->n_rows ? row + 1 : row, -(int)c->n_kv_heads);
-    for (int i = 0; i < 2 * c->n_kv_heads * dim; i += 16) __builtin_prefetch(soon + i);
-    for (int head = 0; head < c->n_kv_heads; head++) {
-        const float *v = value_of(c, row, head);
-        rotate(v - c->n_kv_heads * dim, c->rotations + row * dim, k, dim / 2);
+    const float *soon = key_of(c, row + 1 < c->n_rows ? row + 1 : row, 0);
+    for (int i = 0; i < row_floats(c) - c->n_heads * dim; i += 16) __builtin_prefetch(soon + i);
+    for (int head = 0; head < (c->latent ? 1 : c->n_kv_heads); head++) {
+        turn(c, key_of(c, row, head), row, k);
         char *keys = cell(c, kind, c->slots[row] / PAGE, head);
         store_key(kind, keys, dim, within, k);
-        if (with_value) store_value(kind, keys + half_bytes(kind, dim), dim, within, v);
+        if (with_value) store_value(kind, keys + half_bytes(kind, dim), dim, within, value_of(c, row, head));
     }
 }
 
@@ -46,9 +51,10 @@ static void write_some(void *context, int task, int thread) {
     const int64_t each = rows_a_write(c);
     int64_t row = task * each, end = least_of(row + each, c->n_rows), written = row; /* rows before it have their values */
     for (; row < end; row++) {
-        if (c->kind == FLOAT32) write_row(FLOAT32, c, row, 1);
-        if (c->kind == INT8) write_row(INT8, c, row, 1);
+        if (c->kind == FLOAT32) write_row(FLOAT32, c, row, !c->latent);
+        if (c->kind == INT8) write_row(INT8, c, row, !c->latent);
         if (c->kind != BF16) continue;
+        if (c->latent) written = end;
         if (row >= written && is_quad(c, row, end)) {
             write_quad(c, row);
             written = row + 4;

@@ -112,7 +112,7 @@ INLINE char *activations(const call *c, int row, int step) {
 static void quantize_row(const call *c, int row, float *v) {
     static facts (*const apply_kind[])(const call *, const float *, float *) = {apply_PLAIN, apply_NORMED, apply_GATED};
     const int n = (int)c->w->n_in;
-    const float *x = c->x + (int64_t)(c->rows ? c->rows[row] : row) * n * (c->kind == GATED ? 2 : 1);
+    const float *x = c->x + (int64_t)(c->rows ? c->rows[row] : row) * c->x_stride;
     const facts f = apply_kind[c->kind](c, x, v);
     if (c->w->format == INT8) {
         to_levels(c, row, v, choose_scale(f.most, f.sum, n, c->kind == GATED ? GATED_MEANS : MEANS, c->scale + row));

@@ -8,7 +8,7 @@ enum { ROWS_A_TASK = 4, TASK_ROWS = 128 }; /* rows that a task converts, and tha
 #define ROW_TASKS(n_rows) (((n_rows) + ROWS_A_TASK - 1) / ROWS_A_TASK)
 
 /* One product. Its caller sets w, x, norm, rows, y, eps, kind, add and n_rows. Row i of x is `rows[i]`, or i itself without `rows`.
- * A single product without `rows` may have runs of rows with adapters.
+ * Rows of x and y are `x_stride` and `y_stride` floats apart: side by side for 0. A single product without `rows` may have runs of rows with adapters.
  *
  * For each row and group: bytes `q`, their `scale`, the start of integer sums (`zero`), and `total`, which is the scale
  * times the sum of the bytes. For NVFP4 each half of a group has its own start, and there is no `total`. For INT8 weights a row has one scale and one start, `high` bytes and `masks` (levels.h). For BF16
@@ -22,7 +22,7 @@ typedef struct {
     const lora_rows *runs;
     const ahead_t *ahead;
     float *y;
-    int64_t target;
+    int64_t target, x_stride, y_stride;
     float eps;
     int kind, add, n_rows, n_runs, group, n_groups, n_blocks, grain, n_grains;
     int8_t *q, *high;

@@ -88,6 +88,8 @@ static void prepare(call *c) {
     c->group = QUADS(format) * 4;
     c->n_groups = (int)((c->w->n_in + c->group - 1) / c->group);
     c->n_blocks = (int)((c->w->n_out + BLOCK - 1) / BLOCK);
+    if (!c->x_stride) c->x_stride = c->w->n_in * (c->kind == GATED ? 2 : 1);
+    if (!c->y_stride) c->y_stride = c->w->n_out;
     c->shape = chosen(c->w, c->n_rows);
     c->grain = balanced(c->n_blocks, TASK_BYTES / (c->n_groups * RECORD(format)), c->n_rows > 1 ? c->shape->blocks : 1);
     c->n_grains = (c->n_blocks + c->grain - 1) / c->grain;
@@ -132,7 +134,7 @@ void EXPORT(adapt)(const float *x, int64_t n_in, int64_t kind, const float *norm
                    int64_t n_out, const lora_rows *runs, int64_t n_runs) {
     weights w = {.n_in = n_in, .n_out = n_out};
     call c = {.w = &w, .x = x, .norm = norm, .y = y, .eps = eps, .kind = (int)kind, .n_rows = (int)n_rows, .runs = runs,
-              .n_runs = (int)n_runs};
+              .n_runs = (int)n_runs, .x_stride = n_in * (kind == GATED ? 2 : 1), .y_stride = n_out};
     const call *calls = &c;
     noria_parallel(prepare_some, &calls, shrink_tasks(&c));
     expand_all(&c);

@@ -37,7 +37,7 @@ INLINE vf add_channels(vf acc, vf x, const uint16_t *w) {
 }
 
 INLINE const float *lora_input(const call *c, const lora_rows *run, int64_t i) {
-    return c->x + run->rows[i] * c->w->n_in * (c->kind == GATED ? 2 : 1);
+    return c->x + run->rows[i] * c->x_stride;
 }
 
 /* Adds n channels to the sums of ROWS rows and LORA_TILE ranks. `x` are their factors, `a` the weights of channel 0. */
@@ -120,7 +120,7 @@ INLINE void expand_tile(const call *c, const int ROWS, const lora_rows *run, con
             totals[r][v] = add_pair(totals[r][v], load_int(b + v * WIDTH), (const float *)(u + r * l->rank * FACTOR), 1);
     UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int v = 0; v < VECTORS; v++) {
         int n = block * LORA_BLOCK + v * LANES, left = (int)c->w->n_out - n;
-        float *y = c->y + run->rows[i + r] * c->w->n_out + n;
+        float *y = c->y + run->rows[i + r] * c->y_stride + n;
         if (left >= LANES) {
             store(y, load(y) + totals[r][v]);
         } else if (left > 0) {

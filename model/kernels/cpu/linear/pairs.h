@@ -12,7 +12,7 @@ enum { ROWS_A_SQUARE = 32, BLOCKS_A_STRIP = 4 };
 /* Where results of a block are stored from a tile: no other block shares their memory, and nothing is added. Rows 4096 bytes
  * apart meet in one set of the cache: a store then takes eight times as long. */
 INLINE int stores_tiles(const call *c, int block) {
-    return !c->add && (block + 1) * BLOCK <= c->w->n_out && c->w->n_out * 4 % 4096;
+    return !c->add && (block + 1) * BLOCK <= c->w->n_out && c->y_stride * 4 % 4096;
 }
 
 static void finish_sums(const call *c, int R, int row, int block, float sums[][BLOCK]) {
@@ -25,7 +25,7 @@ static void finish_sums(const call *c, int R, int row, int block, float sums[][B
 
 /* A tile's results go to memory at once or to `sums`: reading what a tile has just stored is slow, so all are stored first. */
 #define STORE_RESULTS(t, row, block, sums) \
-    if (stores_tiles(c, block)) TILE_STORE(t, c->y + (row) * c->w->n_out + (block) * BLOCK, c->w->n_out * 4); \
+    if (stores_tiles(c, block)) TILE_STORE(t, c->y + (row) * c->y_stride + (block) * BLOCK, c->y_stride * 4); \
     else TILE_STORE(t, sums, 64);
 
 /* 32 rows and two blocks: each tile of activations and of weights is loaded for two products. */

@@ -97,8 +97,8 @@ enum { FAR_BYTES = 2 * 1024 * 1024 };
 /* Prefetches the results of a tile before it computes them: else its stores wait for memory. Inline, because a compiler may
  * drop calls of a function that only prefetches. */
 INLINE void ask_for_results(const call *c, const shape *s, int row, int block) {
-    const float *y = c->y + row * c->w->n_out + block * BLOCK;
-    for (int r = 0; r < s->rows; r++, y += c->w->n_out)
+    const float *y = c->y + row * c->y_stride + block * BLOCK;
+    for (int r = 0; r < s->rows; r++, y += c->y_stride)
         for (int b = 0; b < s->blocks; b++) __builtin_prefetch(y + b * BLOCK, 1, 3);
 }
 

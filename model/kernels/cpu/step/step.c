@@ -10,7 +10,7 @@ FIELDS(adapter_t, F(targets), F(rank));
 #undef F
 #define F(name) FIELD(network_t, name)
 FIELDS(network_t, F(embeddings), F(layers), F(pools), F(norm), F(head), F(n_layers), F(n_pools), F(n_positions), F(n_tokens),
-         F(dim), F(hidden_dim), F(n_heads), F(n_kv_heads), F(head_dim), F(kind), F(embedding_kind), F(eps));
+         F(dim), F(hidden_dim), F(n_heads), F(n_kv_heads), F(head_dim), F(latent), F(kind), F(embedding_kind), F(eps));
 #undef F
 #define F(name) FIELD(step_t, name)
 FIELDS(step_t, F(slices), F(tokens), F(pages), F(sampling), F(adapters), F(image_rows), F(images), F(x), F(sampled), F(n_slices),
@@ -41,6 +41,7 @@ typedef struct {
     pool_work *pools;
     int64_t *positions;
     float *qkv, *out, *gate_up, *states, *logits;
+    latent_rows latent;
     void *product;
     lora_rows *runs;
     int64_t *adapted;
@@ -52,13 +53,22 @@ static void take_pool(const work *w, int64_t p, arena *a) {
     pool_work *pool = w->pools + p;
     pool->call = (attention_call){
         .n_rows = w->n_rows, .n_heads = m->n_heads, .n_kv_heads = m->n_kv_heads, .head_dim = m->head_dim,
-        .window = m->pools[p].window, .kind = m->kind,
+        .latent = m->latent, .window = m->pools[p].window, .kind = m->kind,
     };
     place_spans(m, w->s, p, pool->spans);
     pool->slots = take(a, w->n_rows * 8);
-    pool->rotations = take_floats(a, w->n_rows * m->head_dim);
+    pool->rotations = take_floats(a, w->n_rows * (m->head_dim - m->latent));
     pool->q_factors = m->pools[p].q_factors ? take_floats(a, w->n_rows) : 0;
     pool->tasks = take(a, GLUE(plan, VARIANT)(&pool->call, pool->spans, w->s->n_slices, 0));
+}
+
+/* Memory for latent attention, which all layers have or none. */
+static void take_latent(work *w, arena *a) {
+    const latent_t *l = w->m->layers->latent;
+    if (!l) return;
+    w->latent = (latent_rows){take_floats(a, w->n_rows * rank_of(l)), take_floats(a, w->n_rows * l->wq_b->n_out),
+                              take_floats(a, w->n_rows * w->m->head_dim),
+                              take_floats(a, w->n_rows * w->m->n_heads * l->values[0]->n_out)};
 }
 
 /* Divides n_bytes of scratch memory. Returns the bytes that it should have, or as many as are needed to count more. */
@@ -67,10 +77,12 @@ static int64_t take_all(work *w, void *scratch, int64_t n_bytes) {
     arena a = {(uintptr_t)scratch, 0};
     for (int64_t p = 0; p < m->n_pools; p++) w->pools[p].spans = take(&a, w->s->n_slices * (int64_t)sizeof(span_t));
     if (a.used > n_bytes) return a.used;
-    int64_t q = m->n_heads * m->head_dim, samples = w->s->sampling ? w->n_samples : 0, rank = 0;
+    int64_t samples = w->s->sampling ? w->n_samples : 0, rank = 0;
     w->positions = take(&a, w->n_rows * 8);
-    w->qkv = take_floats(&a, w->n_rows * (q + 2 * m->n_kv_heads * m->head_dim));
-    w->out = take_floats(&a, w->n_rows * q);
+    const attention_call sizes = {.n_heads = m->n_heads, .n_kv_heads = m->n_kv_heads, .head_dim = m->head_dim, .latent = m->latent};
+    w->qkv = take_floats(&a, w->n_rows * row_floats(&sizes));
+    w->out = take_floats(&a, w->n_rows * m->n_heads * value_dim(&sizes));
+    take_latent(w, &a);
     w->gate_up = take_floats(&a, w->n_rows * 2 * m->hidden_dim);
     w->states = take_floats(&a, samples * m->dim);
     w->logits = samples ? take_floats(&a, least_of(samples, w->s->block_rows) * m->head->n_out) : 0;
@@ -124,8 +136,8 @@ static void look_up_some(void *context, int task, int thread) {
         int64_t position = w->positions[i];
         if (w->s->tokens) embed(m, w->s->tokens[i], w->s->x + i * m->dim);
         for (int64_t p = 0; p < m->n_pools; p++) {
-            const float *rotations = m->pools[p].rotations + position * m->head_dim;
-            memcpy(w->pools[p].rotations + i * m->head_dim, rotations, (size_t)m->head_dim * 4);
+            const int64_t rope = m->head_dim - m->latent;
+            memcpy(w->pools[p].rotations + i * rope, m->pools[p].rotations + position * rope, (size_t)rope * 4);
             if (w->pools[p].q_factors) w->pools[p].q_factors[i] = m->pools[p].q_factors[position];
         }
     }
@@ -201,6 +213,7 @@ int64_t EXPORT(step)(const network_t *m, const step_t *s, void *scratch, int64_t
     noria_parallel(look_up_some, &w, (int)((w.n_rows + ROWS_A_LOOKUP - 1) / ROWS_A_LOOKUP));
     place_images(m, s);
     int64_t n_runs = make_runs(&w, 0, 0, w.n_rows);
-    GLUE(network, VARIANT)(m->layers, m->n_layers, calls, s->x, w.n_rows, m->eps, w.gate_up, w.runs, n_runs, w.product);
+    GLUE(network, VARIANT)(m->layers, m->n_layers, calls, s->x, w.n_rows, m->eps, w.gate_up, &w.latent, w.runs, n_runs,
+                           w.product);
     return s->sampling ? sample_all(&w) : DONE;
 }

@@ -3,7 +3,7 @@
 #include "step/network.h"
 #include "step/sample.h"
 
-/* A pool of pages. `rotations` [n_positions, head_dim] and `q_factors` [n_positions], or null, are those of its layers.
+/* A pool of pages. `rotations` [n_positions, rope_dim] and `q_factors` [n_positions], or null, are those of its layers.
  * window 0 is full attention. */
 typedef struct {
     const float *rotations, *q_factors;
@@ -16,7 +16,7 @@ typedef struct {
     int64_t rank;
 } adapter_t;
 
-/* A network, or a stage of one, with its pages and its head. Nothing in it changes. `embeddings` [n_tokens, dim] are floats of
+/* A network, or a stage of one, with its pages and its head; `latent` is that of the attention. Nothing in it changes. `embeddings` [n_tokens, dim] are floats of
  * `embedding_kind`. A stage may have no `embeddings`, or no `norm` and `head`. `kind` is that of
  * the attention. */
 typedef struct {
@@ -25,7 +25,7 @@ typedef struct {
     const pool_t *pools;
     const float *norm;
     const weights *head;
-    int64_t n_layers, n_pools, n_positions, n_tokens, dim, hidden_dim, n_heads, n_kv_heads, head_dim, kind,
+    int64_t n_layers, n_pools, n_positions, n_tokens, dim, hidden_dim, n_heads, n_kv_heads, head_dim, latent, kind,
         embedding_kind;
     float eps;
 } network_t;

@@ -1,0 +1,127 @@
+"""Attention over latents: one key for all heads, whose first channels are the value, against float64 without pages."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from model.attention.base import Attention
+from model.attention.paged import PagedAttention
+from model.attention.rope import RopeRows
+from model.attention.sdpa import SdpaAttention
+from model.batch import PageTable, Slice, StepBatch
+from model.kernels.cpu import native
+from model.kernels.cpu.check import SEPARATE
+from model.kernels.cpu.functions import Kernels
+from model.latent_config import Heads
+from model.sampling_params import SamplingParams
+from model.step.packing import pack
+from tests.model.attention.attending import CPU, forget
+
+SMALL_4, LARGE_3 = Heads(32, 1, 320, 256), Heads(128, 1, 576, 512)
+ODD = [Heads(1, 1, 6, 2), Heads(3, 1, 14, 10), Heads(5, 1, 28, 20), Heads(8, 1, 96, 64), Heads(21, 1, 98, 90)]
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.int8: 5e-2}
+LENGTHS = (150, 41)
+
+
+class Case:
+    """Two sequences of random queries and keys, their rotations and the factors of their queries."""
+
+    def __init__(self, heads: Heads) -> None:
+        torch.manual_seed(heads.head_dim)
+        n = sum(LENGTHS)
+        self.heads = heads
+        self.qk = torch.randn(n, heads.n_heads + 1, heads.head_dim)
+        angles = torch.randn(n, heads.rope_dim // 2)
+        self.rope = RopeRows(torch.stack((angles.cos(), angles.sin()), dim=1), 1 + torch.rand(n))
+
+    def expected(self) -> Tensor:
+        """[n, n_heads, latent] in float64."""
+        cos, sin = self.rope.rotations[:, None].double().unbind(2)
+        still, turning = self.qk.double().tensor_split((self.heads.latent,), dim=2)
+        a, b = turning.chunk(2, dim=2)
+        x = torch.cat((still, a * cos - b * sin, b * cos + a * sin), dim=2)
+        assert self.rope.q_factors is not None
+        q, k = x[:, :-1] * self.rope.q_factors[:, None, None], x[:, -1]
+        parts = zip(q.split(LENGTHS), k.split(LENGTHS), strict=True)
+        return torch.cat([self._one(*part) for part in parts])
+
+    def _one(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = torch.einsum("qhd,kd->hqk", q, k) / self.heads.head_dim**0.5
+        hidden = torch.ones(len(k), len(k)).triu(1).bool()
+        return torch.einsum(
+            "hqk,kd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), k[:, : self.heads.latent]
+        )
+
+    def found(self, backend: Attention, dtype: torch.dtype, chunks: Sequence[int]) -> Tensor:
+        """All rows, computed in chunks of both sequences at once, in shuffled pages that nobody has written."""
+        size = backend.page_size
+        n_blocks = [-(-length // size) for length in LENGTHS]
+        pages = [part.tolist() for part in torch.randperm(sum(n_blocks)).split(n_blocks)]
+        cache = backend.allocate((sum(n_blocks), *self.heads[1:]), dtype, CPU)
+        forget(cache)
+        results: list[list[Tensor]] = [[], []]
+        done, step = [0, 0], 0
+        while done != list(LENGTHS):
+            stops = [min(length, at + chunks[step % len(chunks)]) for at, length in zip(done, LENGTHS, strict=True)]
+            parts = [(i, done[i], stops[i]) for i in range(2) if stops[i] > done[i]]
+            slices = tuple(
+                Slice(i, [0] * stop, LENGTHS[i], start, stop, (PageTable(0, tuple(pages[i])),), SamplingParams())
+                for i, start, stop in parts
+            )
+            offset = (0, LENGTHS[0])
+            rows = torch.cat([torch.arange(offset[i] + start, offset[i] + stop) for i, start, stop in parts])
+            (inputs,) = pack(StepBatch(slices), size, [None], CPU).pools
+            assert self.rope.q_factors is not None
+            rope = RopeRows(self.rope.rotations[rows], self.rope.q_factors[rows])
+            out = backend.attend(self.qk[rows], self.heads.n_heads, rope, cache, backend.prepare(inputs))
+            for (i, start, stop), part in zip(
+                parts, out.split([stop - start for _, start, stop in parts]), strict=True
+            ):
+                results[i].append(part)
+                done[i] = stop
+            step += 1
+        return torch.cat([torch.cat(part) for part in results])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("heads", [SMALL_4, *ODD], ids=str)
+def test_the_kernels_agree_with_float64(heads: Heads, dtype: torch.dtype, kernels: Kernels) -> None:
+    case = Case(heads)
+    found = case.found(PagedAttention(kernels), dtype, (64, 1, 7))
+    torch.testing.assert_close(found.double(), case.expected(), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+def test_the_widest_latents() -> None:
+    case = Case(LARGE_3)
+    found = case.found(PagedAttention(native.needed()), torch.bfloat16, (100,))
+    torch.testing.assert_close(found.double(), case.expected(), atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.parametrize("heads", [SMALL_4, ODD[2]], ids=str)
+def test_pytorch_agrees_with_float64(heads: Heads) -> None:
+    case = Case(heads)
+    for chunks in ((200,), (1,), (64, 1, 7)):
+        found = case.found(SdpaAttention(), torch.float32, chunks)
+        torch.testing.assert_close(found.double(), case.expected(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("heads", [SMALL_4, ODD[1], ODD[3], ODD[4]], ids=str)
+def test_a_row_has_the_same_bits(heads: Heads, dtype: torch.dtype, emulated: Kernels) -> None:
+    """In chunks of any size, in every variant that fuses additions, and with the tiles of AMX."""
+    case = Case(heads)
+    fused = [native.variant(name) for name in native.available() if name not in SEPARATE]
+    whole = case.found(PagedAttention(fused[0]), dtype, (200,))
+    for kernels in (*fused, emulated):
+        for chunks in ((1,), (7, 40)):
+            assert torch.equal(case.found(PagedAttention(kernels), dtype, chunks), whole), kernels.variant
+
+
+def test_sizes_that_the_kernels_do_not_serve() -> None:
+    assert PagedAttention.unfit(SMALL_4) is None
+    assert PagedAttention.unfit(LARGE_3) is None
+    why = PagedAttention.unfit(Heads(16, 1, 640, 512))
+    assert why is not None
+    assert "keys of up to 576" in why

@@ -1,0 +1,284 @@
+"""Networks with latent attention against transformers, in both formats, and what the compiled kernels promise of them."""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from model.attention.paged import PagedAttention
+from model.attention.rope import frequencies, temperatures
+from model.checkpoint.configs.latent import read_latent
+from model.checkpoint.families import read_config
+from model.config import QueryTemperature, Rope, RopeScaling
+from model.decide import Abilities, decide
+from model.errors import ModelError, OptionError
+from model.kernels.cpu import native
+from model.kernels.cpu.functions import Kernels
+from model.network import weights
+from model.options import RunnerOptions
+from model.sharding.layout import Layout
+from model.sharding.shard import shard_of
+from tests.model.attention.attending import SWIFT, make
+from tests.model.checkpoint.native_files import tensors_of
+from tests.model.driving import Driver, loaded
+from tests.model.network.latent_models import (
+    LLAMA_4,
+    ROPE,
+    SHAPE,
+    deepseek_v3,
+    logprobs,
+    mistral3,
+    mistral4,
+    native_params,
+    save_native,
+)
+from tests.model.network.oracles import TOKENS, rename
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "text": mistral4,
+    "text and images": mistral3,
+    "queries of full rank": lambda: mistral4(q_lora_rank=None),
+    "a latent of 256": lambda: mistral4(kv_lora_rank=256, qk_rope_head_dim=64, qk_nope_head_dim=64, v_head_dim=128),
+}
+SMALL_4 = RopeScaling("yarn", 128.0, 8192, mscale=1.0, mscale_all_dim=1.0)
+SIZES = {"q_lora_rank": 1024, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 128}
+
+
+def agree(directory: Path, backend: str, chunk: int | None, expected: Tensor) -> None:
+    found = Driver(loaded(directory), make(backend), shuffle=0).whole(TOKENS, chunk).log_softmax(-1)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_hugging_face_files(name: str, tmp_path: Path) -> None:
+    model = MODELS[name]()
+    model.save_pretrained(tmp_path)
+    for backend in SWIFT:
+        for chunk in (1, 7, None):
+            agree(tmp_path, backend, chunk, logprobs(model))
+
+
+def test_native_files(tmp_path: Path) -> None:
+    model = mistral4()
+    for backend in SWIFT:
+        for chunk in (1, 7, None):
+            agree(save_native(model, tmp_path), backend, chunk, logprobs(model))
+
+
+@pytest.mark.parametrize("rank", [32, None])
+def test_deepseek_v3_has_the_same_attention(rank: int | None, tmp_path: Path) -> None:
+    """Its layers are dense here; the native form says it as a model without `moe`."""
+    model = deepseek_v3(q_lora_rank=rank)
+    directory = save_native(model, tmp_path)
+    for chunk in (1, 7, None):
+        agree(directory, "sdpa", chunk, logprobs(model))
+
+
+def test_the_scale_of_native_files_obeys_apply_scale(tmp_path: Path) -> None:
+    """`false`: neither the scores nor the part that rotates is scaled."""
+    model = mistral4(rope_parameters={**ROPE, **LLAMA_4, "mscale": 0.0, "attention_factor": 1.0})
+    params = native_params(model.config)
+    directory = save_native(model, tmp_path, yarn=params["yarn"] | {"apply_scale": False})
+    agree(directory, "sdpa", None, logprobs(model))
+
+
+def test_both_scales_of_mistral_small_4() -> None:
+    """Trained with the first; transformers 5.23 and llama.cpp compute the second."""
+    latent = read_latent(SIZES, "config.json", SMALL_4)
+    assert latent is not None
+    assert latent.softmax_scale == pytest.approx(0.0883883, rel=1e-6)
+    assert latent.head_dim**-0.5 * latent.mscale == pytest.approx(0.194969, rel=1e-5)
+
+
+def test_the_scale_of_hugging_face_files(tmp_path: Path) -> None:
+    """Equal mscale and mscale_all_dim: base, unless --softmax-scale says yarn, which is what transformers computes."""
+    model = mistral4(rope_parameters={**ROPE, **LLAMA_4, "mscale_all_dim": 1.0})
+    model.save_pretrained(tmp_path)
+    config = read_config(tmp_path)
+    assert config.latent is not None
+    assert config.latent.softmax_scale == 20**-0.5
+    wanted = decide(config, "floats", None, options(softmax_scale="yarn"), Abilities("cpu")).config
+    assert wanted.latent is not None
+    assert wanted.latent.softmax_scale == pytest.approx(model.model.layers[0].self_attn.scaling)
+    dense = read_config(save_native(deepseek_v3(q_lora_rank=None), tmp_path / "other"))
+    assert dense.latent is not None
+    assert dense.latent.softmax_scale == 20**-0.5
+
+
+def options(**changes: Any) -> RunnerOptions:
+    return RunnerOptions(**{"model": "", **changes})
+
+
+def test_another_scale_is_refused_without_latent_attention(tmp_path: Path) -> None:
+    from tests.model.driving import tiny
+
+    with pytest.raises(OptionError, match="--softmax-scale yarn is for models with latent attention"):
+        decide(tiny(), "floats", None, options(softmax_scale="yarn"), Abilities("cpu"))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_float16_is_refused(device: str, tmp_path: Path) -> None:
+    mistral4().save_pretrained(tmp_path)
+    config = read_config(tmp_path)
+    with pytest.raises(OptionError, match="overflows float16"):
+        decide(config, "floats", None, options(dtype="float16"), Abilities(device))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rope_interleave": False}, "rope_interleave False; Noria supports True"),
+        ({"n_group": 2}, "n_group 2; Noria supports 1"),
+        ({"norm_topk_prob": False}, "norm_topk_prob False; Noria supports True"),
+        ({"kv_lora_rank": None}, "whole number of at least 1 in kv_lora_rank"),
+        ({"head_dim": 64}, "head_dim 64, but qk_nope_head_dim and qk_rope_head_dim are 12 and 8"),
+    ],
+)
+def test_refused_configurations(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    mistral4().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(ModelError, match=message):
+        read_config(tmp_path)
+
+
+def test_frequencies_and_temperatures_of_small_4() -> None:
+    """The values that two other implementations compute in float32."""
+    found = frequencies(Rope(10_000.0, 64, scaling=SMALL_4), 64)
+    expected = {0: "0x1p0", 1: "0x1.7ff222p-1", 12: "0x1.030dc6p-5", 13: "0x1.66df6cp-6", 18: "0x1.8f8aecp-9"}
+    expected |= {24: "0x1.60e2dap-14", 25: "0x1.892918p-18", 31: "0x1.17a8e4p-20"}
+    for lane, value in expected.items():
+        assert float(found[lane]) == pytest.approx(float.fromhex(value), rel=1e-6), lane
+    factors = temperatures(QueryTemperature(8192, 0.1), 1_048_576)
+    for position, factor in ((8191, 1.0), (8192, 1.069314718), (100_000, 1.256494999), (1_048_575, 1.485203028)):
+        assert float(factors[position]) == pytest.approx(factor, rel=1e-7)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tensor]:
+    """A native model whose widths suit all schemes, and its log probabilities."""
+    model = mistral4(v_head_dim=32, kv_lora_rank=64)
+    return save_native(model, tmp_path_factory.mktemp("native")), logprobs(model)
+
+
+COMPILED = {"int8": 0.1, "int4": 1.2, "bfloat16": 0.1}
+"""The mean difference of log probabilities at most, which the rounding of weights of this size explains."""
+
+
+@pytest.mark.parametrize("scheme", COMPILED)
+def test_the_compiled_step_computes_the_model(scheme: str, saved: tuple[Path, Tensor], kernels: Kernels) -> None:
+    directory, expected = saved
+    driver = Driver(loaded(directory, scheme), PagedAttention(kernels), shuffle=0)
+    driver.compile()
+    found = driver.whole(TOKENS).log_softmax(-1)
+    assert (found - expected).abs().mean() < COMPILED[scheme]
+
+
+@pytest.mark.parametrize("scheme", COMPILED)
+def test_the_compiled_step_has_the_same_bits(scheme: str, saved: tuple[Path, Tensor], kernels: Kernels) -> None:
+    """In chunks of any size, beside other sequences, and in pages in another order."""
+    model = loaded(saved[0], scheme)
+    alone = Driver(model, PagedAttention(kernels))
+    alone.compile()
+    whole = alone.whole(TOKENS)
+    for chunk in (1, 7, 33):
+        other = Driver(model, PagedAttention(kernels), shuffle=1)
+        other.compile()
+        assert torch.equal(other.whole(TOKENS, chunk), whole), chunk
+    packed = Driver(model, PagedAttention(kernels), shuffle=2)
+    packed.compile()
+    first, second = packed.start(TOKENS), packed.start(TOKENS[::-1])
+    rows = [packed.step([(second, 11), (first, 29)])[1], packed.step([(first, len(TOKENS) - 29), (second, 5)])[0]]
+    assert torch.equal(torch.cat(rows), whole)
+
+
+@pytest.mark.parametrize("scheme", COMPILED)
+def test_layer_by_layer_is_as_in_one_call(scheme: str, saved: tuple[Path, Tensor]) -> None:
+    """But for the rounding of the latent's norm, which PyTorch computes there."""
+    model, results = loaded(saved[0], scheme), []
+    for compiled in (False, True):
+        driver = Driver(model, PagedAttention(native.needed()))
+        if compiled:
+            driver.compile()
+        results.append(driver.whole(TOKENS, 9).log_softmax(-1))
+    assert (results[0] - results[1]).abs().mean() < 0.05
+
+
+def test_ranks_hold_parts_of_heads(tmp_path: Path) -> None:
+    """Two ranks: the low ranks and the latent are whole on each, heads are shared."""
+    mistral4().save_pretrained(tmp_path)
+    config = read_config(tmp_path)
+    shapes = [
+        {name: place.shape for name, place in weights.places(shard_of(config, Layout(tensor=2).place(rank)))}
+        for rank in range(2)
+    ]
+    assert shapes[0] == shapes[1]
+    own = {name.removeprefix("layers.0.attention."): shape for name, shape in shapes[0].items()}
+    assert own["wq_a.weight"] == (32, 64)
+    assert own["wq_b.weight"] == (2 * 20, 32)
+    assert own["wkv_a_with_mqa.weight"] == (48 + 8, 64)
+    assert own["wkv_b.weight"] == (2 * (12 + 24), 48)
+    assert own["wo.weight"] == (64, 2 * 24)
+
+
+def test_older_names_of_a_model_of_text_and_images(tmp_path: Path) -> None:
+    """transformers 5 writes `language_model.model.`, the published file has `model.language_model.`."""
+    model = mistral3()
+    model.save_pretrained(tmp_path)
+    names = set(tensors_of(tmp_path))
+    old = any(name.startswith("language_model.") for name in names)
+
+    def other(name: str) -> str:
+        if old and name.startswith("language_model.model."):
+            return "model.language_model." + name.removeprefix("language_model.model.")
+        if not old and name.startswith("model.language_model."):
+            return "language_model.model." + name.removeprefix("model.language_model.")
+        return name
+
+    rename(tmp_path, other)
+    agree(tmp_path, "sdpa", None, logprobs(model))
+
+
+def test_parameters_of_mistral_small_4_and_large_3(tmp_path: Path) -> None:
+    """The text weights and the cache of the published sizes: 118.97 and 673.4 billion, 320 and 576 values a token."""
+    config = mistral4().config
+    moe = native_params(config)["moe"]
+    small = native_params(config) | SIZES
+    small |= {"dim": 4096, "n_layers": 36, "n_heads": 32, "n_kv_heads": 32, "head_dim": 128, "hidden_dim": 12288}
+    small |= {"vocab_size": 131_072, "max_position_embeddings": 1_048_576}
+    small["moe"] = moe | {"num_experts": 128, "num_experts_per_tok": 4, "expert_hidden_dim": 2048}
+    small["moe"] |= {"first_k_dense_replace": 0}
+    large = small | {"dim": 7168, "n_layers": 61, "n_heads": 128, "n_kv_heads": 128, "head_dim": 192}
+    large |= {"hidden_dim": 16384, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128}
+    large["moe"] = small["moe"] | {"expert_hidden_dim": 4096, "first_k_dense_replace": 3}
+    for params, billions, values in ((small, 118.97, 320), (large, 673.4, 576)):
+        (tmp_path / "params.json").write_text(json.dumps(params))
+        found = read_config(tmp_path)
+        assert found.n_text_parameters / 1e9 == pytest.approx(billions, rel=1e-4)
+        assert found.heads.n_stored * found.heads.head_dim == values
+        assert shard_of(found).config == found
+
+
+def test_the_log_names_the_scale(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from model.checkpoint.open import open_checkpoint
+    from model.setup import choose
+
+    mistral4(rope_parameters={**ROPE, **LLAMA_4, "mscale_all_dim": 1.0}).save_pretrained(tmp_path)
+    with caplog.at_level(logging.INFO, "model"):
+        choose(open_checkpoint(tmp_path), options(model=str(tmp_path), device="cpu"))
+    assert "scores are scaled by 0.223607, 1 / sqrt(head_dim)" in caplog.text
+    assert "--softmax-scale yarn" in caplog.text
+
+
+def test_the_plan_counts_latents(tmp_path: Path) -> None:
+    from model.memory.plan import make_plan
+
+    config = mistral4(kv_lora_rank=256, qk_rope_head_dim=64, qk_nope_head_dim=64, v_head_dim=128)
+    config.save_pretrained(tmp_path)
+    plan = make_plan(tmp_path, options(model=str(tmp_path), device="cpu", dtype="bfloat16"), 2**30)
+    assert plan.token == SHAPE["num_hidden_layers"] * 640
