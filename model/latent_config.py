@@ -86,9 +86,7 @@ class LatentConfig:
             return used
         if self.scaled:
             return f"{used} {yarn}; without that: --softmax-scale base"
-        return (
-            f"{used}; transformers computes it {yarn}, unlike the native file of Mistral Small 4: --softmax-scale yarn"
-        )
+        return f"{used}; transformers scales them {yarn}, the native file of Mistral Small 4 not: --softmax-scale yarn"
 
     def n_parameters(self, dim: int, n_heads: int) -> int:
         """Number of weights of a layer's attention, its norms included."""

@@ -6,7 +6,7 @@ The one rule, whatever the backend: a query sees keys of the *same sequence* wit
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,30 @@ from model.attention.cache import LayerCache, layer_cache
 from model.attention.inputs import PoolInputs
 from model.attention.rope import RopeRows, rotate
 from model.latent_config import Heads
+
+
+class HeadsOfLatents(Protocol):
+    """The weights that lead from a latent [kv_lora_rank] to each head's key, without rotary positions, and value."""
+
+    value_dim: int
+    """Channels of a head's value."""
+
+    @property
+    def expands(self) -> bool:
+        """Whether there is `expand`."""
+        ...
+
+    def absorb(self, q: Tensor) -> Tensor:
+        """Queries without rotary positions in the channels of latents, [n, n_heads, qk_nope_head_dim] -> [.., rank]."""
+        ...
+
+    def values(self, latents: Tensor) -> Tensor:
+        """Values from sums of latents, [n, n_heads, kv_lora_rank] -> [n, n_heads, v_head_dim]."""
+        ...
+
+    def expand(self, latents: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys without rotary positions and values of S latents, [S, n_heads, qk_nope_head_dim and v_head_dim]."""
+        ...
 
 
 class Attention(ABC):
@@ -64,6 +88,18 @@ class Attention(ABC):
         qkv is [T, n_heads + 2 n_kv_heads, head_dim]. Returns [T, n_heads, head_dim] in its dtype. A cache with `shared`
         values has one key and no values in qkv, [T, n_heads + 1, head_dim], and the result is as wide as these values.
         """
+
+    def attend_latent(
+        self, q: Tensor, key: Tensor, heads: HeadsOfLatents, rope: RopeRows, cache: LayerCache, prepared: Any
+    ) -> Tensor:
+        """As `attend` with queries [T, n_heads, head_dim] and keys [T, latent and rope key]: [T, n_heads, v_head_dim].
+
+        In the absorbed form: no head's key or value is made.
+        """
+        n_rope = 2 * rope.rotations.shape[2]
+        q_nope, q_rope = q.split((q.shape[2] - n_rope, n_rope), dim=2)
+        qk = torch.cat((torch.cat((heads.absorb(q_nope), q_rope), dim=2), key[:, None]), dim=1)
+        return heads.values(self.attend(qk, q.shape[1], rope, cache, prepared))
 
 
 def rotated(qkv: Tensor, n_heads: int, rope: RopeRows, cache: LayerCache) -> tuple[Tensor, Tensor, Tensor]:

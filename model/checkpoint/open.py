@@ -9,6 +9,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from model.checkpoint.experts import split_experts
 from model.checkpoint.families import gguf_config, read_config
 from model.checkpoint.files import DTYPES, Shard, find_shards, fingerprint, layout, read_shard
 from model.checkpoint.gguf.open import GgufModel, open_gguf
@@ -113,35 +114,3 @@ def _check_weights(shard: Shard, rotation: str) -> None:
     for name, dtype in shard.dtypes.items():
         if canonical_name(name) is not None and dtype not in DTYPES:
             raise ModelError(f"the weight {short(name)} has dtype {short(dtype)}; Noria supports {', '.join(DTYPES)}")
-
-
-def split_experts(name: str, tensor: Tensor, n_experts: int) -> Iterator[tuple[str, Tensor]]:
-    """Native names and matrices. `name` has a star for the number of an expert, or else is that of the tensor itself.
-
-    Hugging Face has w1 and w3 as one "w13" [n_experts, 2 hidden_dim, dim], and w2 [n_experts, dim, hidden_dim]. The
-    first Mixtral has w1, w3 and the transposed w2 as [n_experts * hidden_dim, dim].
-    Raises ModelError for a tensor with another number of experts.
-    """
-    if "*" not in name:
-        yield name, tensor
-        return
-    found = _of_experts(tensor, n_experts, transposed=".w2." in name)
-    if len(found) != n_experts:
-        raise ModelError(f"tensor {name!r} has shape {list(tensor.shape)}, the configuration has {n_experts} experts")
-    for expert, matrix in enumerate(found):
-        own = name.replace("*", str(expert))
-        if ".w13." not in own:
-            yield own, matrix
-            continue
-        half = len(matrix) // 2
-        yield own.replace(".w13.", ".w1."), matrix[:half]
-        yield own.replace(".w13.", ".w3."), matrix[half:]
-
-
-def _of_experts(tensor: Tensor, n_experts: int, *, transposed: bool) -> list[Tensor]:
-    if tensor.dim() == 3:
-        return list(tensor)
-    if tensor.dim() != 2 or not n_experts or len(tensor) % n_experts:
-        return []
-    parts = tensor.chunk(n_experts)
-    return [part.T if transposed else part for part in parts]

@@ -1,7 +1,8 @@
 """Latent attention (MLA, section 2.1 of arXiv 2405.04434).
 
 The cache has a latent and a rope key for each position, which all heads share. In the absorbed form a head's key is
-never made: q k = q (U l) = (U' q) l, so that U' is applied to the query once and attention reads the latents.
+never made: q k = q (U l) = (U' q) l, so that U' is applied to the query once and attention reads the latents. The
+expanded form makes the keys and values of heads, which many queries of a slice then share; see sdpa.py.
 """
 
 from functools import cached_property
@@ -66,9 +67,19 @@ class Expansion(nn.Module):
     def __init__(self, latent: LatentConfig, n_heads: int, scheme: str) -> None:
         super().__init__()
         kind = CompiledHeadProducts if SCHEMES[scheme].compiled else HeadProducts
-        self._rows = (latent.qk_nope_head_dim, latent.v_head_dim)
+        self._rows, self.value_dim = (latent.qk_nope_head_dim, latent.v_head_dim), latent.v_head_dim
         self.absorb = kind(n_heads, latent.qk_nope_head_dim, latent.kv_lora_rank)
         self.values = kind(n_heads, latent.kv_lora_rank, latent.v_head_dim)
+
+    @property
+    def expands(self) -> bool:
+        """The kernels' layout has no other use than products of rows."""
+        return not self.absorb.packed
+
+    def expand(self, latents: Tensor) -> tuple[Tensor, Tensor]:
+        """See `HeadsOfLatents`."""
+        keys = torch.einsum("sc,hcn->shn", latents, self.absorb.weight)
+        return keys, torch.einsum("sc,hvc->shv", latents, self.values.weight)
 
     def take(self, rows: Matrix, dtype: torch.dtype, device: torch.device) -> None:
         """Use the checkpoint's matrix, [n_heads (qk_nope_head_dim + v_head_dim), kv_lora_rank]."""
@@ -87,7 +98,6 @@ class LatentAttention(nn.Module):
         super().__init__()
         assert config.latent is not None
         latent, self.n_heads = config.latent, config.n_heads
-        self._q_parts = (latent.qk_nope_head_dim, latent.qk_rope_head_dim)
         self._kv_parts = (latent.kv_lora_rank, latent.qk_rope_head_dim)
         width = config.n_heads * latent.head_dim
         if latent.q_lora_rank is None:
@@ -114,13 +124,10 @@ class LatentAttention(nn.Module):
     ) -> Tensor:
         """attention(norm(x)), or `onto` with it added in place. [T, dim] -> [T, dim]"""
         q = self._queries(x, norm).unflatten(1, (self.n_heads, -1))  # [T, n_heads, head_dim]
-        q_nope, q_rope = q.split(self._q_parts, dim=2)
-        q = torch.cat((self.wkv_b.absorb(q_nope), q_rope), dim=2)  # [T, n_heads, cache_dim]
         latent, k_rope = self.wkv_a_with_mqa(x, norm).split(self._kv_parts, dim=1)
         key = torch.cat((self.kv_a_norm(latent), k_rope), dim=1)  # [T, cache_dim]
-        qk = torch.cat((q, key[:, None]), dim=1)
-        attended = attention.attend(qk, self.n_heads, rope, cache, prepared)  # [T, n_heads, kv_lora_rank]
-        return self.wo(self.wkv_b.values(attended).flatten(1), onto=onto, adapters=uses.get("wo"))
+        attended = attention.attend_latent(q, key, self.wkv_b, rope, cache, prepared)  # [T, n_heads, v_head_dim]
+        return self.wo(attended.flatten(1), onto=onto, adapters=uses.get("wo"))
 
     def _queries(self, x: Tensor, norm: RMSNorm) -> Tensor:
         """[T, dim] -> [T, n_heads * head_dim]"""

@@ -4,6 +4,7 @@ A weight `X.weight` is one tensor, or several: `X.weight` with `X.weight_scale`,
 `X.scales`, and so on. They may lie in different files.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -47,6 +48,8 @@ _ROLES = {
 _UNUSED = {"qscale_act", "activation_scale", "input_scale", "input_zero_point", "output_scale", "q_scale", "k_scale"}
 _UNUSED |= {"input_global_scale", "v_scale", "kv_scale", "k_zero_point", "v_zero_point"}
 """Scales of activations, keys and values: each scheme and each cache computes its own."""
+_PACKED = re.compile(r"(.+\.experts\.(?:gate_up|down)_proj)(?:_(scale_inv|scale|activation_scale))?")
+"""A tensor of all experts, or its scales, as transformers writes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +183,9 @@ def _block_bits(weights: Sequence[StoredWeight], quantization: Quantization, *, 
 def _part_of(name: str) -> tuple[str | None, str]:
     """The native name of the weight to which a tensor belongs, None if nothing reads it; and its role there."""
     module, _, role = name.rpartition(".")
+    if (packed := _PACKED.fullmatch(name)) is not None:
+        module, role = packed[1], f"weight_{packed[2]}" if packed[2] else "weight"
+        return None if packed[2] == "activation_scale" else canonical_name(module), role
     if role in _UNUSED:
         return None, role
     if role == "bias" and is_vision(name):  # it is a weight of its own

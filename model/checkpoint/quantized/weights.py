@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from model.checkpoint.experts import named
 from model.checkpoint.matrices import Matrix
 from model.checkpoint.quantized.config import PACKED_BITS, Quantization
 from model.checkpoint.quantized.fp4 import Fp4Matrix
@@ -46,12 +47,34 @@ def matrices(
                 name = weight.values.path.name
                 raise ModelError(f"{name} cannot be read: {one_line(error)}; download it again") from error
             try:
-                matrix = stored_matrix(weight.form, tensors, quantization)
-                if keeps_blocks and isinstance(matrix, Tensor) and matrix.dim() == 2:
-                    matrix = QuantizedMatrix(matrix)
-                yield weight.name, matrix
+                for name, matrix in _named(weight, tensors, quantization):
+                    if keeps_blocks and isinstance(matrix, Tensor) and matrix.dim() == 2:
+                        matrix = QuantizedMatrix(matrix)
+                    if name not in skip:
+                        yield name, matrix
             except ValueError as error:
                 raise ModelError(f"the weight {weight.name!r} is damaged: {error}; download it again") from error
+
+
+def _named(weight: StoredWeight, tensors: Tensors, quantization: Quantization) -> Iterator[tuple[str, Matrix]]:
+    """The weight under its name, or one that holds those of all experts as matrices of their own."""
+    if "*" not in weight.name:
+        yield weight.name, stored_matrix(weight.form, tensors, quantization)
+        return
+    values = tensors[weight.form]
+    if any(tensor.dim() != 3 or len(tensor) != len(values) for tensor in tensors.values()):
+        shapes = [list(tensor.shape) for tensor in tensors.values()]
+        raise ValueError(f"its tensors have shapes {shapes}, expected one matrix of each for every expert")
+    for expert in range(len(values)):
+        own = {role: _of_halves(tensor[expert], values.shape[1], quantization) for role, tensor in tensors.items()}
+        yield from named(weight.name, expert, stored_matrix(weight.form, own, quantization))
+
+
+def _of_halves(table: Tensor, n_out: int, quantization: Quantization) -> Tensor:
+    """A scale for each of gate and up, [2, 1], as one for each output; any other table as it is."""
+    if quantization.block is None and list(table.shape) == [2, 1] and n_out > 2:
+        return table.repeat_interleave(n_out // 2, dim=0)
+    return table
 
 
 def _tensor(path: Path, name: str, opened: dict[Path, Any], stack: ExitStack) -> Tensor:

@@ -76,9 +76,8 @@ class Case:
             assert self.rope.q_factors is not None
             rope = RopeRows(self.rope.rotations[rows], self.rope.q_factors[rows])
             out = backend.attend(self.qk[rows], self.heads.n_heads, rope, cache, backend.prepare(inputs))
-            for (i, start, stop), part in zip(
-                parts, out.split([stop - start for _, start, stop in parts]), strict=True
-            ):
+            lengths = [stop - start for _, start, stop in parts]
+            for (i, _, stop), part in zip(parts, out.split(lengths), strict=True):
                 results[i].append(part)
                 done[i] = stop
             step += 1

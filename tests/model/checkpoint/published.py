@@ -16,8 +16,8 @@ Windows = Mapping[int | None, int]
 
 class Row(NamedTuple):
     """A file's name and fields, and what follows from them: parameters, bytes of keys and values of a token in
-    bfloat16 (4 * layers * key heads * head_dim), the layers with each window, the context, and the parameters of the
-    image encoder, 0 for a model of text."""
+    bfloat16 (4 * layers * key heads * head_dim; 2 * layers * (latent + rope key) with latent attention), the layers
+    with each window, the context, and the parameters of the image encoder, 0 for a model of text."""
 
     file: str
     config: Mapping[str, Any]
@@ -114,6 +114,44 @@ EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": N
 NEMO = {"head_dim": 128, "sliding_window": None, "rope_theta": 1e6}
 SMALL = {"head_dim": 128, "sliding_window": None, "rope_theta": 1e8}
 UNSCALED = {"mscale_all_dim": 1.0}
+LATENT = {"q_lora_rank": 1024, "kv_lora_rank": 256, "qk_rope_head_dim": 64, "qk_nope_head_dim": 64, "v_head_dim": 128}
+SMALL_4 = {
+    **LATENT,
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 2048,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 0,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+    "rope_interleave": True,
+    "rope_parameters": yarn(1e4, 128.0, 8192, **UNSCALED),
+}
+NATIVE_SMALL_4 = {
+    **LATENT,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 1_048_576,
+    "tied_embeddings": False,
+    "llama_4_scaling": {"original_max_position_embeddings": 8192, "beta": 0.1},
+    "yarn": {"factor": 128, "original_max_position_embeddings": 8192, "beta": 32, "alpha": 1, "apply_scale": False},
+    "moe": {
+        "expert_parallel": 1,
+        "expert_model_parallel": 1,
+        "route_every_n": 1,
+        "first_k_dense_replace": 0,
+        "num_experts": 128,
+        "num_experts_per_tok": 4,
+        "num_expert_groups": 1,
+        "num_expert_groups_per_tok": 1,
+        "routed_scale": 1.0,
+        "expert_hidden_dim": 2048,
+        "num_shared_experts": 1,
+    },
+    "vision_encoder": NATIVE_ENCODER,
+}
+"""The keys of the published params.json."""
 NATIVE_YARN = {"factor": 16, "original_max_position_embeddings": 16384, "beta": 32, "alpha": 1, "apply_scale": False}
 NATIVE_3B = {"yarn": NATIVE_YARN, "llama_4_scaling": {"original_max_position_embeddings": 16384, "beta": 0.1}}
 NATIVE_3B |= {"tied_embeddings": True, "max_position_embeddings": 262144, "vision_encoder": NATIVE_ENCODER}
@@ -184,6 +222,13 @@ ROWS: Mapping[str, Row] = {
     "Small 3.2, Devstral, Magistral": _config(
         *(23_572_403_200, 163840, full(40), 131072),
         with_images(hf("mistral", 5120, 40, 32, 8, 32768, 131072, 131072, **SMALL)),
+    ),
+    "Small 4": _config(
+        *(118_972_826_624, 23040, full(36), 1_048_576),
+        with_images(hf("mistral4", 4096, 36, 32, 32, 12288, 131072, 1_048_576, **SMALL_4)),
+    ),
+    "Small 4, native": _params(
+        *(118_972_826_624, 23040, full(36), 1_048_576), native(4096, 36, 32, 32, 12288, 131072, **NATIVE_SMALL_4)
     ),
     "Ministral 8B": _config(
         *(8_019_808_256, 147456, MINISTRAL_WINDOWS, 131072),

@@ -108,9 +108,8 @@ def test_rope_fraction(tmp_path: Path) -> None:
     [
         (
             {"model_type": "qwen2"},
-            "model_type 'qwen2'; Noria supports mistral, ministral, ministral3, mixtral, llama, mistral3, llava$",
+            "'qwen2'; Noria supports mistral, ministral, ministral3, mixtral, mistral4, llama, mistral3, llava$",
         ),
-        ({"model_type": "mistral4"}, r"'mistral4', which needs latent attention \(Mistral Small 4, .*: Noria has none"),
         ({"model_type": "mistral_large4"}, r"'mistral_large4', which needs latent attention \(Mistral Large 4\)"),
         ({"model_type": "voxtral"}, r"'voxtral', which needs an audio encoder \(Voxtral\): Noria has none"),
         ({"model_type": "mamba2"}, r"'mamba2', which needs a state space layer \(Codestral Mamba\)"),
@@ -215,7 +214,7 @@ REFUSED_EXPERTS = [
         ({"llama_4_scaling": {"beta": 0.1}}, "original_max_position_embeddings of the query temperature"),
         ({"model_type": "mamba"}, r"'mamba', which needs a state space layer \(Codestral Mamba\): Noria has none"),
         ({"model_type": "rwkv"}, "params.json has model_type 'rwkv'; Noria supports transformer"),
-        ({"kv_lora_rank": 512}, r"kv_lora_rank 512, which needs latent attention \(Mistral Small 4, Mistral Large 3\)"),
+        ({"kv_lora_rank": 512}, "params.json must have a whole number of at least 1 in qk_nope_head_dim, it has None"),
         ({"multimodal": {"whisper_model_args": {}}}, "whisper_model_args, which need an audio encoder"),
         ({"multimodal": "x"}, "params.json must have an object or null in multimodal, it has 'x'"),
         ({"head_dim": 0}, "params.json must have a whole number of at least 1 in head_dim, it has 0"),

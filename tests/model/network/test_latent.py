@@ -1,4 +1,4 @@
-"""Networks with latent attention against transformers, in both formats, and what the compiled kernels promise of them."""
+"""Networks with latent attention against transformers, in both formats, and the promises of the compiled kernels."""
 
 import json
 import logging
@@ -14,18 +14,22 @@ from model.attention.paged import PagedAttention
 from model.attention.rope import frequencies, temperatures
 from model.checkpoint.configs.latent import read_latent
 from model.checkpoint.families import read_config
+from model.checkpoint.open import open_checkpoint
 from model.config import QueryTemperature, Rope, RopeScaling
 from model.decide import Abilities, decide
 from model.errors import ModelError, OptionError
 from model.kernels.cpu import native
 from model.kernels.cpu.functions import Kernels
+from model.memory.plan import make_plan
 from model.network import weights
 from model.options import RunnerOptions
+from model.setup import choose
 from model.sharding.layout import Layout
 from model.sharding.shard import shard_of
 from tests.model.attention.attending import SWIFT, make
 from tests.model.checkpoint.native_files import tensors_of
-from tests.model.driving import Driver, loaded
+from tests.model.checkpoint.published import NATIVE_SMALL_4
+from tests.model.driving import Driver, loaded, tiny
 from tests.model.network.latent_models import (
     LLAMA_4,
     ROPE,
@@ -115,8 +119,6 @@ def options(**changes: Any) -> RunnerOptions:
 
 
 def test_another_scale_is_refused_without_latent_attention(tmp_path: Path) -> None:
-    from tests.model.driving import tiny
-
     with pytest.raises(OptionError, match="--softmax-scale yarn is for models with latent attention"):
         decide(tiny(), "floats", None, options(softmax_scale="yarn"), Abilities("cpu"))
 
@@ -244,30 +246,22 @@ def test_older_names_of_a_model_of_text_and_images(tmp_path: Path) -> None:
     agree(tmp_path, "sdpa", None, logprobs(model))
 
 
-def test_parameters_of_mistral_small_4_and_large_3(tmp_path: Path) -> None:
-    """The text weights and the cache of the published sizes: 118.97 and 673.4 billion, 320 and 576 values a token."""
-    config = mistral4().config
-    moe = native_params(config)["moe"]
-    small = native_params(config) | SIZES
-    small |= {"dim": 4096, "n_layers": 36, "n_heads": 32, "n_kv_heads": 32, "head_dim": 128, "hidden_dim": 12288}
-    small |= {"vocab_size": 131_072, "max_position_embeddings": 1_048_576}
-    small["moe"] = moe | {"num_experts": 128, "num_experts_per_tok": 4, "expert_hidden_dim": 2048}
-    small["moe"] |= {"first_k_dense_replace": 0}
-    large = small | {"dim": 7168, "n_layers": 61, "n_heads": 128, "n_kv_heads": 128, "head_dim": 192}
-    large |= {"hidden_dim": 16384, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128}
-    large["moe"] = small["moe"] | {"expert_hidden_dim": 4096, "first_k_dense_replace": 3}
-    for params, billions, values in ((small, 118.97, 320), (large, 673.4, 576)):
-        (tmp_path / "params.json").write_text(json.dumps(params))
-        found = read_config(tmp_path)
-        assert found.n_text_parameters / 1e9 == pytest.approx(billions, rel=1e-4)
-        assert found.heads.n_stored * found.heads.head_dim == values
-        assert shard_of(found).config == found
+def test_sizes_of_mistral_large_3(tmp_path: Path) -> None:
+    """673.4 billion text weights, and 576 values a token and layer."""
+    params = NATIVE_SMALL_4 | {"dim": 7168, "n_layers": 61, "n_heads": 128, "n_kv_heads": 128, "head_dim": 192}
+    params |= {"hidden_dim": 16384, "vocab_size": 131_072, "norm_eps": 1e-6, "max_position_embeddings": 294_912}
+    params |= {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128}
+    params["moe"] = params["moe"] | {"expert_hidden_dim": 4096, "first_k_dense_replace": 3}
+    del params["vision_encoder"]
+    (tmp_path / "params.json").write_text(json.dumps(params))
+    plan = make_plan(tmp_path, options(model=str(tmp_path), device="cuda"), 2**42)
+    assert (plan.parameters, plan.token, plan.context) == (673_421_089_792, 61 * 576 * 2, 294_912)
+    parts = make_plan(tmp_path, options(model=str(tmp_path), device="cuda", tensor_parallel_size=4), 2**42)
+    assert parts.token == plan.token, "every rank has the latents of all heads"
+    assert parts.weights < plan.weights / 3.9
 
 
 def test_the_log_names_the_scale(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from model.checkpoint.open import open_checkpoint
-    from model.setup import choose
-
     mistral4(rope_parameters={**ROPE, **LLAMA_4, "mscale_all_dim": 1.0}).save_pretrained(tmp_path)
     with caplog.at_level(logging.INFO, "model"):
         choose(open_checkpoint(tmp_path), options(model=str(tmp_path), device="cpu"))
@@ -276,8 +270,6 @@ def test_the_log_names_the_scale(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 
 
 def test_the_plan_counts_latents(tmp_path: Path) -> None:
-    from model.memory.plan import make_plan
-
     config = mistral4(kv_lora_rank=256, qk_rope_head_dim=64, qk_nope_head_dim=64, v_head_dim=128)
     config.save_pretrained(tmp_path)
     plan = make_plan(tmp_path, options(model=str(tmp_path), device="cpu", dtype="bfloat16"), 2**30)

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from model.checkpoint.open import split_experts
+from model.checkpoint.experts import split_experts
 from model.errors import ModelError
 from model.network import weights
 from model.network.transformer import Transformer
