@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from model.checkpoint.gguf.rope import read_rope
+from model.checkpoint.gguf.rope import read_latent_rope, read_rope
 from model.errors import ModelError, short
 
 EMBEDDINGS = "tok_embeddings.weight"
-ARCHITECTURES = ("llama", "mistral3")
+ARCHITECTURES = ("llama", "mistral3", "mistral4", "deepseek2")
+"""The last two have latent attention: llama.cpp writes Mistral Small 4 as either, Mistral Large 3 as deepseek2."""
 _OTHERS = {
-    "mistral4": "latent attention, as in Mistral Small 4",
-    "deepseek2": "latent attention, as in Mistral Large 3",
     "mamba2": "a state space model, as Codestral Mamba",
     "clip": "the vision or audio part of a model; name the file of its language model",
 }
@@ -31,6 +30,8 @@ _READ = (
     *("rope.dimension_count", "rope.freq_base", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor"),
     *("rope.scaling.attn_factor", "rope.scaling.original_context_length", "rope.scaling.yarn_log_multiplier"),
     *("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"),
+    *("attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla", "attention.value_length_mla"),
+    *("leading_dense_block_count", "expert_shared_count", "expert_weights_scale"),
 )
 _NEUTRAL: Mapping[str, tuple[float, ...]] = {
     "attention.causal": (1,),
@@ -44,13 +45,10 @@ _NEUTRAL: Mapping[str, tuple[float, ...]] = {
     "use_parallel_residual": (0,),
     "pooling_type": (0,),
     "nextn_predict_layers": (0,),
-    "leading_dense_block_count": (0,),
-    "expert_shared_count": (0,),
     "expert_group_count": (0, 1),
     "expert_group_used_count": (0, 1),
     "expert_gating_func": (1,),
     "expert_weights_norm": (1,),
-    "expert_weights_scale": (0, 1),
     "rope.scaling.yarn_ext_factor": (-1, 1),
     "rope.scaling.yarn_attn_factor": (1,),
 }
@@ -76,11 +74,12 @@ def hf_config(
     """
     values = _values(metadata)
     dim, n_layers, n_heads = (_whole(values, name) for name in ("embedding_length", "block_count", _HEADS))
-    head_dim = _head_dim(values, dim // n_heads)
+    latent = _latent(values) if "attention.kv_lora_rank" in values else None
+    head_dim = _head_dim(values, dim // n_heads) if latent is None else None
     config = {
         "hidden_act": "silu",
         "hidden_size": dim,
-        "intermediate_size": _hidden_dim(values),
+        "intermediate_size": _hidden_dim(values) if latent is None else _whole(values, "feed_forward_length"),
         "num_hidden_layers": n_layers,
         "num_attention_heads": n_heads,
         "num_key_value_heads": _whole(values, _KV_HEADS) if _KV_HEADS in values else n_heads,
@@ -88,13 +87,16 @@ def hf_config(
         "vocab_size": shapes[EMBEDDINGS][0],
         "max_position_embeddings": _whole(values, "context_length"),
         "rms_norm_eps": float(f"{values['attention.layer_norm_rms_epsilon']:.6g}"),
-        "rope_parameters": read_rope(values, head_dim, divisors),
+        "rope_parameters": read_latent_rope(values) if head_dim is None else read_rope(values, head_dim, divisors),
         "tie_word_embeddings": "output.weight" not in shapes,
         "bos_token_id": values.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": values.get("tokenizer.ggml.eos_token_id"),
         "dtype": dtype,
     }
     config |= _windows(values, n_layers)
+    if latent is not None:
+        return config | latent
+    _check_experts(values)
     if experts := values.get("expert_count"):
         config |= {"num_local_experts": experts, "num_experts_per_tok": values["expert_used_count"]}
     return config | _family(config)
@@ -175,6 +177,44 @@ def _head_dim(values: Mapping[str, Any], default: int) -> int:
     if abs(scale * head_dim**0.5 - 1) > 1e-5:
         raise ModelError(f"the GGUF file has {scale:.6g} in attention.scale; Noria supports {head_dim**-0.5:.6g}")
     return head_dim
+
+
+def _latent(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of latent attention and of its experts, as a mistral4 model has them.
+
+    The cache has one key of `key_length` and in it the latent; the lengths of the heads end with "_mla".
+    """
+    rank, rope_dim, head_dim = (
+        _whole(values, name) for name in ("attention.kv_lora_rank", "rope.dimension_count", "attention.key_length_mla")
+    )
+    if (length := values.get("attention.key_length")) != rank + rope_dim:
+        raise ModelError(f"the GGUF file has {short(length)} in attention.key_length, expected {rank + rope_dim}")
+    if not values.get("expert_weights_norm"):
+        raise ModelError("the GGUF file has no expert_weights_norm; Noria supports weights of experts that add up to 1")
+    return {
+        "model_type": "mistral4",
+        "architectures": ["Mistral4ForCausalLM"],
+        "head_dim": head_dim,
+        "num_key_value_heads": _whole(values, _HEADS),
+        "q_lora_rank": values.get("attention.q_lora_rank"),
+        "kv_lora_rank": rank,
+        "qk_rope_head_dim": rope_dim,
+        "qk_nope_head_dim": head_dim - rope_dim,
+        "v_head_dim": _whole(values, "attention.value_length_mla"),
+        "n_routed_experts": _whole(values, "expert_count"),
+        "num_experts_per_tok": _whole(values, "expert_used_count"),
+        "moe_intermediate_size": _whole(values, "expert_feed_forward_length"),
+        "n_shared_experts": values.get("expert_shared_count", 0),
+        "first_k_dense_replace": values.get("leading_dense_block_count", 0),
+        "routed_scaling_factor": values.get("expert_weights_scale") or 1.0,
+    }
+
+
+def _check_experts(values: Mapping[str, Any]) -> None:
+    """Raise ModelError for what experts beside grouped-query attention do not have here."""
+    for name, neutral in (("leading_dense_block_count", 0), ("expert_shared_count", 0), ("expert_weights_scale", 1)):
+        if values.get(name) not in (None, 0, neutral):
+            raise ModelError(f"the GGUF file has {short(values[name])} in {name}; Noria supports {neutral}")
 
 
 def _windows(values: Mapping[str, Any], n_layers: int) -> dict[str, Any]:

@@ -20,8 +20,9 @@ def entries(tensor: Entry, names: Names) -> Iterator[Entry]:
     if "*" not in name:
         yield replace(tensor, name=name)
         return
-    n_experts, *shape = tensor.shape
-    size = tensor.n_bytes // n_experts
-    for expert in range(n_experts):
-        where = tensor.offset + expert * size
-        yield Entry(name.replace("*", str(expert)), tensor.kind, tuple(shape), where, size, tensor.file)
+    n_experts, n_rows, *shape = tensor.shape
+    parts = [name.replace(".w13.", f".{part}.") for part in ("w1", "w3")] if ".w13." in name else [name]
+    own, size = (n_rows // len(parts), *shape), tensor.n_bytes // n_experts // len(parts)
+    for number, part in enumerate(parts * n_experts):
+        found = part.replace("*", str(number // len(parts)))
+        yield Entry(found, tensor.kind, own, tensor.offset + number * size, size, tensor.file)

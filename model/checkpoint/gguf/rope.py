@@ -27,6 +27,17 @@ def read_rope(values: Values, head_dim: int, divisors: Sequence[float]) -> dict[
     return parameters | _temperature(values)
 
 
+def read_latent_rope(values: Values) -> dict[str, Any]:
+    """`rope_parameters` of latent attention. llama.cpp writes a tenth of mscale_all_dim for it, and does not scale the
+    cosines: only the scale of scores depends on it.
+    """
+    parameters = {"rope_theta": values.get("rope.freq_base", 10_000.0), **_scaled(values), **_temperature(values)}
+    if parameters["rope_type"] != "yarn":
+        return parameters
+    all_dim = round(10 * values.get("rope.scaling.yarn_log_multiplier", 0.0), 6)
+    return parameters | {"mscale": all_dim, "mscale_all_dim": all_dim, "attention_factor": 1.0}
+
+
 def _share(rope_dim: int, head_dim: int) -> float:
     """The part of a head that rotates: head_dim times it, rounded down, is rope_dim."""
     share = rope_dim / head_dim

@@ -2,6 +2,7 @@
 
 import math
 import mmap
+import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -11,8 +12,11 @@ from torch import Tensor
 from model.checkpoint.block_matrix import BlockMatrix
 from model.checkpoint.gguf.blocks import AS_THEY_ARE, EncodedMatrix, as_they_are
 from model.checkpoint.gguf.index import FLOATS, Entry, Index
-from model.checkpoint.matrices import Matrix
+from model.checkpoint.matrices import Matrix, parts
 from model.errors import ModelError
+
+_HALF, _WHOLE = re.compile(r"\.w[kv]_b\."), ".wkv_b."
+"""Halves of a weight of latent attention, and the whole."""
 
 
 def read_weights(index: Index, skip: Collection[str]) -> Iterator[tuple[str, Matrix]]:
@@ -20,19 +24,35 @@ def read_weights(index: Index, skip: Collection[str]) -> Iterator[tuple[str, Mat
 
     What has more than two dimensions (the convolution of an image encoder) is never quantized.
     """
-    quantized = index.quantized
+    quantized, halves = index.quantized, dict[str, Tensor]()
     for number, path in enumerate(index.paths):
         file = _mapped(path)
         for entry in index.entries:
-            if entry.file != number or entry.name in skip:
+            if entry.file != number or _HALF.sub(_WHOLE, entry.name) in skip:
                 continue
             data = file[entry.offset : entry.offset + entry.n_bytes]
             if len(data) < entry.n_bytes:
                 raise ModelError(f"{path.name} is shorter than it was when it was opened; start again")
-            if entry.kind in FLOATS and (not quantized or len(entry.shape) != 2):
+            if _HALF.search(entry.name):
+                yield from _joined(entry, data, halves)
+            elif entry.kind in FLOATS and (not quantized or len(entry.shape) != 2):
                 yield entry.name, data.view(getattr(torch, FLOATS[entry.kind])).view(entry.shape)
             else:
                 yield entry.name, _matrix(entry, data)
+
+
+def _joined(entry: Entry, data: Tensor, halves: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The native matrix of both halves of latent attention's wkv_b, once the other half has come.
+
+    The keys of a head are transposed in the file: [n_heads, kv_lora_rank, qk_nope_head_dim].
+    """
+    name, is_key = _HALF.sub(_WHOLE, entry.name), ".wk_b." in entry.name
+    own = torch.cat([part.float() for part in parts(_matrix(entry, data))]).unflatten(0, (entry.shape[0], -1))
+    own = own.transpose(1, 2) if is_key else own
+    if (other := halves.pop(name, None)) is None:
+        halves[name] = own
+        return
+    yield name, torch.cat((own, other) if is_key else (other, own), dim=1).flatten(0, 1)
 
 
 def _mapped(path: Path) -> Tensor:

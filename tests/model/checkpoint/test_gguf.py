@@ -113,7 +113,7 @@ def test_what_is_not_supported_is_named(change: object, message: str, tmp_path: 
 
 
 def test_another_architecture_is_named(tmp_path: Path) -> None:
-    for name, why in (("qwen2", ""), ("mistral4", r" \(latent attention, as in Mistral Small 4\)")):
+    for name, why in (("qwen2", ""), ("mamba2", r" \(a state space model, as Codestral Mamba\)")):
         write(new_file(tmp_path / f"{name}.gguf", architecture=name))
         with pytest.raises(ModelError, match=f"architecture '{name}'{why}; Noria supports llama, mistral3"):
             model_files(tmp_path / f"{name}.gguf")

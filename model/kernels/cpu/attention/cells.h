@@ -172,21 +172,40 @@ INLINE void store_quad(char *values, int dim, int within, const float *const *x)
     }
 }
 
+/* The elements of a quad in the lower and in the upper half of word j. */
+#define LOWER(j) (CHAINED ? 2 + (j) : 2 * (j))
+#define UPPER_OF(j) (CHAINED ? (j) : 2 * (j) + 1)
+
+/* `values_of` for four channels of bfloat16, whose words of keys are two rows of `words`: of two positions that share a word of
+ * values, both halves of each word. */
+INLINE void turn_quad(const uint32_t *words, int n, char *to) {
+    uint32_t found[4][PAGE / 2];
+    UNROLL for (int j = 0; j < 2; j++)
+        for (int p = 0; p < PAGE / 2; p++) {
+            const uint32_t *quad = words + j * PAGE + p / 2 * 4, low = quad[LOWER(p % 2)], high = quad[UPPER_OF(p % 2)];
+            found[LOWER(j)][p] = (low & ~(uint32_t)UPPER) | high << 16;
+            found[UPPER_OF(j)][p] = low >> 16 | (high & (uint32_t)UPPER);
+        }
+    for (int p = 0; p < PAGE / 2; p++) {
+        const uint32_t four[4] = {found[0][p], found[1][p], found[2][p], found[3][p]};
+        memcpy(to + p * n * 4, four, 16);
+    }
+}
+
 /* The layout of values of the first n channels of a page's keys of `dim` channels, made in `to`. */
 INLINE const char *values_of(const int kind, const char *keys, int dim, int n, char *to) {
     const int width = byte_width(n);
-    for (int d = 0; kind == FLOAT32 && d < n; d++)
+    int d = 0;
+    for (; kind == FLOAT32 && d < n; d++)
         for (int i = 0; i < PAGE; i++) memcpy(to + (i * n + d) * 4, keys + (d * PAGE + i) * 4, 4);
-    for (int d = 0; kind == INT8 && d < width; d++)
+    for (; kind == INT8 && d < width; d++)
         for (int i = 0; i < PAGE; i++) to[(i / 4 * width + d) * 4 + i % 4] = (char)(keys[(d / 4 * PAGE + i) * 4 + d % 4] ^ 128);
     if (kind == FLOAT32 || kind == INT8) return to;
-    for (int i = 0; i < PAGE; i++) {
-        const int place = place_of(i, PAGE);
-        const char *word = keys + i * 4;
-        for (int d = 0; d < n; d++) {
-            const int half = place_of(d, dim);
-            memcpy(to + (place / 2 * n + d) * 4 + place % 2 * 2, word + half / 2 * PAGE * 4 + half % 2 * 2, 2);
+    for (; d + 4 <= n; d += 4) turn_quad((const uint32_t *)keys + d / 2 * PAGE, n, to + d * 4);
+    for (; d < n; d++)
+        for (int i = 0; i < PAGE; i++) {
+            const int half = place_of(d, dim), place = place_of(i, PAGE);
+            memcpy(to + (place / 2 * n + d) * 4 + place % 2 * 2, keys + (half / 2 * PAGE + i) * 4 + half % 2 * 2, 2);
         }
-    }
     return to;
 }
