@@ -69,7 +69,7 @@ def tensors(model: Any, joined: bool) -> dict[str, np.ndarray]:
 
 
 def save(model: Any, path: Path, architecture: str, kind: str = "F32", **changes: Any) -> Path:
-    """Write the model. Matrices are of this kind, and the model gets what they mean; the gate stays as it is."""
+    """Write the model. Matrices are of this kind; the gate stays as it is."""
     config, writer = model.config, GGUFWriter(path, architecture)
     rope = config.rope_parameters
     numbers = {
@@ -119,7 +119,6 @@ def save(model: Any, path: Path, architecture: str, kind: str = "F32", **changes
             writer.add_tensor(name, values)
             continue
         rows = quantize(values, GGMLQuantizationType[kind])
-        values[...] = dequantize(rows, GGMLQuantizationType[kind])
         writer.add_tensor(name, rows, raw_dtype=GGMLQuantizationType[kind])
     write(writer)
     return path
@@ -185,7 +184,7 @@ def reread(path: Path, model: Any) -> Any:
 
 
 def test_the_multiplier_of_yarn_does_not_scale_scores(tmp_path: Path) -> None:
-    """llama.cpp computes with m squared for a multiplier of 0.1; the model was trained without, as its native file says."""
+    """llama.cpp multiplies by m squared for a multiplier of 0.1; the model was trained without it."""
     latent = read_config(save(mistral4(rope_parameters=UNSCALED), tmp_path / "m.gguf", "deepseek2")).latent
     assert latent is not None
     assert latent.softmax_scale == 20**-0.5
