@@ -1,0 +1,100 @@
+"""The promises of test_promises.py for a model with latent attention: no bit depends on how a request is served."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from model.loading import create
+from model.step.runner import ModelRunner
+from service.engine.scheduling.scheduler import Scheduler
+from tests.e2e.served import GREEDY, SEEDED
+from tests.e2e.without_server import Answer, serve, serve_with
+from tests.model.network.latent_models import SHAPE, mistral4, save_native
+
+Load = Callable[..., ModelRunner]
+CACHE_DIM = 64 + 8
+
+
+def prompt(number: int, length: int) -> list[int]:
+    return [3 + (79 * number + 31 * i * i) % (SHAPE["vocab_size"] - 3) for i in range(length)]
+
+
+MINE = [(prompt(0, 90), GREEDY), (prompt(1, 37), SEEDED)]
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
+    model = mistral4(kv_lora_rank=64, v_head_dim=32, max_position_embeddings=256)
+    directory = save_native(model, tmp_path_factory.mktemp("latent"))
+
+    def made(**options: Any) -> ModelRunner:
+        chosen = {"max_model_len": 256, "cache_memory": 16 * 2**20, "device": "cpu", **options}
+        return create(lambda stage, done: None, model=str(directory), **chosen)
+
+    return made
+
+
+SERVED = [{"quantize": "int8"}, {"quantize": "int4"}, {"dtype": "bfloat16"}, {"quantize": "int8", "kv_dtype": "int8"}]
+
+
+@pytest.fixture(scope="module", params=SERVED, ids=lambda options: "-".join(options.values()))
+def options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return dict(request.param)
+
+
+@pytest.fixture(scope="module")
+def runner(options: dict[str, Any], load: Load) -> ModelRunner:
+    made = load(**options)
+    assert made.info.description["attention"] == "paged"
+    assert "arithmetic" in made.info.description, "one call computes a step"
+    return made
+
+
+@pytest.fixture(scope="module")
+def alone(runner: ModelRunner) -> list[Answer]:
+    return [serve(runner, [item])[0][0] for item in MINE]
+
+
+def test_packed_with_others(runner: ModelRunner, alone: list[Answer]) -> None:
+    others = [(prompt(2 + i, 3 + 9 * i), GREEDY) for i in range(16)]
+    answers, _ = serve(runner, [*others[:8], *MINE, *others[8:]])
+    assert answers[8:10] == alone
+
+
+@pytest.mark.parametrize("max_step_tokens", [7, 50])
+def test_in_other_chunks(runner: ModelRunner, alone: list[Answer], max_step_tokens: int) -> None:
+    assert serve(runner, MINE, max_step_tokens)[0] == alone
+
+
+def test_from_cached_pages(runner: ModelRunner, alone: list[Answer]) -> None:
+    scheduler = Scheduler(runner.info, max_sequences=8, max_step_tokens=512)
+    others = [(tokens[:n] + prompt(9, n), params) for n, (tokens, params) in zip((51, 20), MINE, strict=True)]
+    serve_with(scheduler, runner, others)
+    assert serve_with(scheduler, runner, MINE) == alone
+    assert serve_with(scheduler, runner, MINE) == alone
+    assert scheduler.stats().hit_tokens >= 51 + 20
+
+
+def test_with_speculation(runner: ModelRunner) -> None:
+    repeating = prompt(5, 12) * 4
+    plain = [(repeating, GREEDY), (repeating, SEEDED), *MINE]
+    plain = [(tokens, replace(params, max_tokens=24, prompt_lookup_num_tokens=0)) for tokens, params in plain]
+    guessing = [(tokens, replace(params, prompt_lookup_num_tokens=8)) for tokens, params in plain]
+    alone = [serve(runner, [item])[0][0] for item in plain]
+    answers, scheduler = serve(runner, guessing, max_step_tokens=50)
+    assert answers == alone
+    assert scheduler.stats().draft_tokens > 8
+
+
+def test_after_preemption(options: dict[str, Any], runner: ModelRunner, load: Load) -> None:
+    """There are five pages of 32 positions, with one key in each layer."""
+    key = CACHE_DIM * 2 if runner.info.description["kv_dtype"] == "bfloat16" else 80 + 4
+    cache = 5 * 32 * SHAPE["num_hidden_layers"] * key
+    small = load(**{**options, "max_model_len": 128, "cache_memory": cache, "prompt_lookup": "off"})
+    requests = [(prompt(20 + i, 52), replace(GREEDY, max_tokens=16, ignore_eos=True)) for i in range(2)]
+    requests.append((MINE[1][0], replace(SEEDED, ignore_eos=True)))
+    answers, scheduler = serve(small, requests)
+    assert scheduler.stats().preemptions > 0
+    assert answers == [serve(runner, [item])[0][0] for item in requests]
