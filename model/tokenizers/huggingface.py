@@ -10,6 +10,7 @@ from typing import Any
 import tokenizers
 from tokenizers import models
 
+from model.checkpoint.words import LLAMA3_WORDS
 from model.errors import ModelError, one_line
 from model.tokenizers.config import special_token, tokenizer_config
 from model.tokenizers.pieces import decode_pieces, readable
@@ -69,6 +70,23 @@ class HuggingFaceTokenizer:
     def decode(self, tokens: list[int], *, keep_control: bool = False) -> str:
         return decode_pieces(self, tokens, keep_control=keep_control)
 
+    @property
+    def doubt(self) -> str | None:
+        """A line about a pipeline that is known to be wrong, None for others.
+
+        transformers converted Mistral's tekken with the words of Llama 3 until November 2025 (its `fix_mistral_regex`).
+        """
+        if "[INST]" not in self.control or self._tokenizer.pre_tokenizer is None:
+            return None
+        steps = _described("pre_tokenizer", self._tokenizer.pre_tokenizer)
+        patterns = [step.get("pattern", {}).get("Regex") for step in steps.get("pretokenizers", [steps])]
+        if LLAMA3_WORDS not in patterns:
+            return None
+        return (
+            "the tokenizer divides a text into the words of Llama 3, and its model was trained with those of Mistral: "
+            "put the model's tekken.json beside tokenizer.json, or get a newer conversion"
+        )
+
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:
         """A copy that never produces control tokens from text.
@@ -92,12 +110,18 @@ class HuggingFaceTokenizer:
         return tokenizers.Tokenizer.from_str(json.dumps(spec))
 
 
+def _described(part: str, value: Any) -> dict[str, Any]:
+    """A part of a pipeline as it is in a file."""
+    bare = tokenizers.Tokenizer(models.BPE())  # its text has no vocabulary
+    setattr(bare, part, value)
+    state: dict[str, Any] = json.loads(bare.to_str())[part]
+    return state
+
+
 def _decoder_steps(tokenizer: tokenizers.Tokenizer) -> dict[str, dict[str, Any]]:
     if tokenizer.decoder is None:
         raise ModelError("tokenizer.json has no decoder; Noria supports byte-level and byte-fallback BPE")
-    bare = tokenizers.Tokenizer(models.BPE())  # its text has no vocabulary
-    bare.decoder = tokenizer.decoder
-    state = json.loads(bare.to_str())["decoder"]
+    state = _described("decoder", tokenizer.decoder)
     steps = {step["type"]: step for step in state.get("decoders", [state])}
     if unknown := [name for name in steps if name not in _DECODERS]:
         raise ModelError(f"tokenizer.json has decoder {unknown[0]!r}; Noria supports {', '.join(_DECODERS)}")

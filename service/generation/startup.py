@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -15,30 +16,34 @@ from model.checkpoint.digest import network_files, stamp
 from model.checkpoint.embedded import EMBEDDED, EMBEDDED_DESCRIPTION
 from model.checkpoint.families import read_config
 from model.checkpoint.generation_config import GenerationDefaults, read_generation
-from model.checkpoint.model_files import model_files
+from model.checkpoint.gguf.open import open_gguf
+from model.checkpoint.model_files import is_gguf, model_files
 from model.checkpoint.resolve import resolve, resolve_again
 from model.errors import ModelError, OptionError, ParameterError
 from model.options import RunnerOptions
 from model.sharding.layout import Layout
 from model.sharding.shard import check
 from model.tokenizers.base import Tokenizer
+from model.tokenizers.huggingface import HuggingFaceTokenizer
 from model.tokenizers.load import load_tokenizer
 from service.engine.client import EngineClient
 from service.generation.adapters import given_adapters
 from service.generation.request import ServedModel, longest_piece
 from service.settings import Settings
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class TextSide:
-    """What the service reads from a model's directory."""
+    """What the service reads from a model's directory. `doubts` are lines about its files, for the log."""
 
     tokenizer: Tokenizer
     chat: ChatFormat | None
     defaults: GenerationDefaults
     longest_piece: int
+    doubts: tuple[str, ...] = ()
 
 
 async def load_served(settings: Settings, client: EngineClient) -> ServedModel:
@@ -63,6 +68,8 @@ async def load_served(settings: Settings, client: EngineClient) -> ServedModel:
         text.cancel()
         network.cancel()
     assert client.info is not None
+    for doubt in side.doubts:
+        log.warning("%s", doubt)
     return ServedModel(
         settings.names,
         side.tokenizer,
@@ -91,7 +98,14 @@ def load_text_side(directory: Path, chat_template: Path | None) -> TextSide:
     chat = load_chat(files, tokenizer, _read(chat_template))
     if chat is not None and chat_template is not None:
         _try_template(chat, chat_template)
-    return TextSide(tokenizer, chat, read_generation(files, tokenizer.eos_id), longest_piece(tokenizer))
+    defaults = read_generation(files, tokenizer.eos_id)
+    return TextSide(tokenizer, chat, defaults, longest_piece(tokenizer), _doubts(directory, tokenizer))
+
+
+def _doubts(directory: Path, tokenizer: Tokenizer) -> tuple[str, ...]:
+    of_files = open_gguf(directory).doubts if is_gguf(directory) else ()
+    of_words = tokenizer.doubt if isinstance(tokenizer, HuggingFaceTokenizer) else None
+    return (*of_files, of_words) if of_words else of_files
 
 
 def _frozen(side: TextSide) -> TextSide:

@@ -124,18 +124,22 @@ def merged(kind: str, changes: Mapping[str, torch.Tensor]) -> Iterator[None]:
         model.load_state_dict(before)
 
 
-@pytest.fixture(scope="module", params=[("mistral3", pixtral.save_hf), ("llava", pixtral.save_native)])
+SAVED = [("mistral3", pixtral.save_hf), ("llava", pixtral.save_native), ("mistral3", pixtral.save_gguf)]
+
+
+@pytest.fixture(scope="module", params=SAVED)
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, LiveServer]]:
     kind: str
     save: Callable[[str, Path], Path]
     kind, save = request.param
-    directory = save(kind, tmp_path_factory.mktemp(kind))
+    directory = tmp_path_factory.mktemp(kind)
+    model = save(kind, directory)
     save_adapter(kind, directory / "adapter")
     make_key(directory / "key.pem")
     more = ("--lora", f"tuned={directory / 'adapter'}", "--receipt-key", str(directory / "key.pem"))
-    with serving(str(directory), "--quantize", "none", "--dtype", "float32", *more) as server:
+    with serving(str(model), "--quantize", "none", "--dtype", "float32", *more) as server:
         yield kind, server
 
 

@@ -234,11 +234,12 @@ def _add_text_metadata(writer: GGUFWriter) -> None:
     writer.add_rope_freq_base(TEXT["rope_theta"])
     writer.add_rope_dimension_count(TEXT["head_dim"])
     vocab = sorted(_tokenizer().get_vocab().items(), key=lambda item: item[1])
+    vocab[-1] = ("ab", VOCAB - 1)  # a file must have a merge; this was the last of the bytes, which no text has
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([name for name, _ in vocab])
     writer.add_token_types([TokenType.CONTROL if name in NAMES else TokenType.NORMAL for name, _ in vocab])
-    writer.add_token_merges([])
+    writer.add_token_merges(["a b"])
     writer.add_bos_token_id(NAMES.index("<s>"))
     writer.add_eos_token_id(NAMES.index("</s>"))
     writer.add_add_bos_token(True)

@@ -23,6 +23,7 @@ from model.checkpoint.gguf.entries import entries
 from model.checkpoint.gguf.index import Entry, Index
 from model.checkpoint.gguf.parts import find_parts
 from model.checkpoint.gguf.reader import read_parts
+from model.checkpoint.gguf.rope import wrong_conversions
 from model.checkpoint.gguf.tokenizer import Metadata, tokenizer_files
 from model.checkpoint.names import GGUF
 from model.errors import ModelError, one_line
@@ -34,14 +35,15 @@ DIVISORS = "rope_freqs.weight"
 class GgufModel:
     """A GGUF model of which only the headers have been read. `config` is its `config.json`.
 
-    `unused` has a line for each file beside it with the image encoder of another model.
+    `doubts` are lines about the files for their user: conversions that are known to be wrong, and files that are not
+    used.
     """
 
     index: Index
     metadata: Metadata
     config: dict[str, Any]
     encoder: Encoder | None = None
-    unused: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
 
     @property
     def files(self) -> tuple[tuple[Path, tuple[int, ...]], ...]:
@@ -72,7 +74,8 @@ def _opened(
         raise ModelError(f"{source.name} has no tensor 'token_embd.weight'; a model needs it")
     with _metadata_of(source):
         config = hf_config(file.metadata, shapes, _divisors(paths, file.tensors), index.dtype)
-    return GgufModel(index, file.metadata, config, *find_encoder(beside, config["hidden_size"]))
+    encoder, unused = find_encoder(beside, config["hidden_size"])
+    return GgufModel(index, file.metadata, config, encoder, (*wrong_conversions(source.name, file.metadata), *unused))
 
 
 def gguf_files(source: Path) -> Traversable:

@@ -1,7 +1,7 @@
 """RoPE in the metadata of a GGUF file, as `rope_parameters` of a `config.json`. No torch."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from model.errors import ModelError, short
@@ -122,3 +122,21 @@ def _temperature(values: Values) -> dict[str, Any]:
 
 
 _SCALINGS: Mapping[str, Callable[[Values], dict[str, Any]]] = {"none": _none, "linear": _linear, "yarn": _yarn}
+LONGEST_WITHOUT_YARN = 131_072
+"""The longest context of the models that the architecture `mistral3` has without YaRN: Small 3.1 and 3.2."""
+
+
+def wrong_conversions(name: str, metadata: Values) -> Iterator[str]:
+    """A line for each known fault of converters that the file of this name has.
+
+    The first converters for `mistral3` did not write YaRN, or not its scale, which the models of 2025 and 2026 have.
+    """
+    if metadata.get("general.architecture") != "mistral3":
+        return
+    values = {key.removeprefix("mistral3."): value for key, value in metadata.items()}
+    remedy = "the file was converted wrongly; get a newer one"
+    if _kind(values) == "yarn":
+        if "rope.scaling.yarn_log_multiplier" not in values:
+            yield f"{name} has YaRN without rope.scaling.yarn_log_multiplier: {remedy}"
+    elif values.get("context_length", 0) > LONGEST_WITHOUT_YARN or values.get("attention.temperature_scale"):
+        yield f"{name} has a context of {values.get('context_length')} tokens without the keys of YaRN: {remedy}"

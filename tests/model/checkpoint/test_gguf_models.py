@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from model.checkpoint.families import read_config
+from service.generation.startup import load_text_side
 from tests.model.checkpoint.gguf_files import SIZES, VOCAB, new_file, store
 from tests.model.driving import network
 
@@ -199,3 +200,30 @@ def test_the_scale_of_yarn_is_what_the_file_says(tmp_path: Path) -> None:
         assert scaling is not None
         assert scaling.magnitude == pytest.approx(scale, abs=1e-6)
         assert (scaling.beta_fast, scaling.beta_slow) == (4.0, 1.0)
+
+
+LONG_CONTEXT, SHORT_CONTEXT = 262_144, 131_072
+
+
+@pytest.mark.parametrize(
+    ("architecture", "metadata", "context", "fault"),
+    [
+        ("mistral3", yarn, LONG_CONTEXT, "has YaRN without rope.scaling.yarn_log_multiplier"),
+        ("mistral3", lambda _: None, LONG_CONTEXT, "has a context of 262144 tokens without the keys of YaRN"),
+        ("mistral3", lambda _: None, SHORT_CONTEXT, None),  # Small 3.2
+        ("mistral3", yarn_without_scale, LONG_CONTEXT, None),
+        ("mistral3", temperature, LONG_CONTEXT, None),
+        ("llama", yarn, LONG_CONTEXT, None),
+        ("llama", lambda _: None, LONG_CONTEXT, None),
+    ],
+)
+def test_conversions_that_are_known_to_be_wrong_are_named(
+    architecture: str, metadata: Callable[[GGUFWriter], None], context: int, fault: str | None, tmp_path: Path
+) -> None:
+    writer = new_file(tmp_path / "model.gguf", architecture)
+    writer.kv_data[0][f"{architecture}.context_length"].value = context
+    metadata(writer)
+    store(LlamaForCausalLM(LlamaConfig(**SIZES)), writer)
+    found = load_text_side(tmp_path / "model.gguf", None).doubts
+    remedy = "the file was converted wrongly; get a newer one"
+    assert found == (() if fault is None else (f"model.gguf {fault}: {remedy}",))

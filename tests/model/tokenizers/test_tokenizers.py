@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from model.checkpoint.resolve import resolve
+from model.checkpoint.words import LLAMA3_WORDS, TEKKEN_WORDS
 from model.errors import ModelError
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.huggingface import HuggingFaceTokenizer
 from model.tokenizers.load import load_tokenizer
 from tests.gguf_models import write_tokenizer
+from tests.model.tokenizers.kinds import trained
 
 ENCODING = {"add_bos": False, "parse_control": True}
 
@@ -138,3 +140,43 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     pieces = tokenizers.Tokenizer(models.BPE({"a": 0}, []))
     pieces.normalizer, pieces.decoder = normalizers.Lowercase(), decoders.WordPiece()
     assert "decoder 'WordPiece'" in _refused(tmp_path, lambda path: pieces.save(str(path / "tokenizer.json")))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "control", "doubtful"),
+    [(LLAMA3_WORDS, "[INST]", True), (TEKKEN_WORDS, "[INST]", False), (LLAMA3_WORDS, "<|eot_id|>", False)],
+)
+def test_the_old_words_of_mistrals_tokenizers_are_named(
+    pattern: str, control: str, doubtful: bool, tmp_path: Path
+) -> None:
+    pipeline = trained(pattern)
+    pipeline.add_special_tokens([AddedToken(control, special=True, normalized=False)])
+    pipeline.save(str(tmp_path / "tokenizer.json"))
+    doubt = HuggingFaceTokenizer.load(tmp_path).doubt
+    assert (doubt is not None) == doubtful
+    assert not doubtful or str(doubt).startswith("the tokenizer divides a text into the words of Llama 3")
+
+
+def test_a_tokenizer_that_transformers_has_fixed_is_not_named(tmp_path: Path) -> None:
+    """It takes vocabularies of more than 100,000 tokens for Mistral's. Llama's words divide "'The" after the T."""
+    pipeline = trained(LLAMA3_WORDS)
+    pipeline.model = models.BPE(_with_fillers(json.loads(pipeline.to_str())["model"]["vocab"]), [("T", "h")])
+    pipeline.add_special_tokens([AddedToken("[INST]", special=True, normalized=False)])
+    pipeline.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mistral3", "transformers_version": "4.50.0"}))
+    fixed = PreTrainedTokenizerFast.from_pretrained(tmp_path, fix_mistral_regex=True)
+    wrong = HuggingFaceTokenizer.load(tmp_path)
+    fixed.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    right, text = HuggingFaceTokenizer.load(tmp_path), "'The 12345 words"
+    assert (wrong.doubt is None, right.doubt) == (False, None)
+    assert right.encode(text, **ENCODING) == fixed.encode(text) != wrong.encode(text, **ENCODING)
+
+
+def _with_fillers(vocab: dict[str, int]) -> dict[str, int]:
+    names = ["Th", *(f"filler {number}" for number in range(100_000))]
+    return vocab | {name: token for token, name in enumerate(names, len(vocab)) if name not in vocab}
+
+
+def test_pipelines_without_words_are_not_named(byte_level: HuggingFaceTokenizer) -> None:
+    assert byte_level.doubt is None
+    assert _hostile().doubt is None

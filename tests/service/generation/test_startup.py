@@ -16,6 +16,7 @@ from service.generation.startup import load_served
 from service.settings import Settings
 from service.start import start_engine
 from tests.fakes import VOCAB, IntegerTokenizer, make_info
+from tests.model.checkpoint.gguf_files import new_file, write
 
 
 class Client:
@@ -122,3 +123,18 @@ def test_bad_generation_defaults_are_one_line(
 def test_good_generation_defaults_pass() -> None:
     served = serve((2, VOCAB - 1), temperature=1, top_p=0.9, top_k=50, min_p=0.0, repetition_penalty=1.1)
     assert served.max_prompt_bytes == 5 * 128  # "<end>" is the longest token
+
+
+def test_what_is_doubtful_about_a_models_files_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    writer = new_file(tmp_path / "model.gguf", "mistral3")
+    writer.add_attn_temperature_scale(0.1)
+    writer.add_attn_temperature_length(64)
+    write(writer)
+
+    class Ready(Client):
+        async def start(self, options: Any, renew: Any) -> None:
+            self.info = make_info()
+
+    load(Settings(model=str(tmp_path / "model.gguf")), Ready())
+    (record,) = (record for record in caplog.records if record.levelname == "WARNING")
+    assert record.message.startswith("model.gguf has a context of 128 tokens without the keys of YaRN: ")
