@@ -109,7 +109,7 @@ WRAPPERS: Mapping[str, str] = {"mistral3": "mistral", "llava": "llama"}
 
 _LATENT, _AUDIO = "latent attention", "an audio encoder"
 _MISSING: Mapping[str, str] = {
-    "mistral_large4": f"{_LATENT} (Mistral Large 4)",
+    "mistral_large4": "a sparse index of tokens, learned RoPE scales and caches shared by layers (Mistral Large 4)",
     "deepseek_v3": f"{_LATENT} (DeepSeek V3)",
     "voxtral": f"{_AUDIO} (Voxtral)",
     "voxtral_realtime": f"{_AUDIO} (Voxtral)",

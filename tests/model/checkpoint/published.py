@@ -2,7 +2,8 @@
 
 The numbers of parameters are those that the model cards give (Mistral 7B, Ministral 8B, Llama, SmolLM2), or round to
 what they give. They are of the text model alone: 3.4 and 8.5 billion for Ministral 3. The image encoder has 0.4
-billion more. The sizes of Mistral Medium 3.5 are of its shape only.
+billion more. The sizes of Mistral Medium 3.5 are of its shape only. So are those of Pixtral Large: its card gives the
+text model of Large 2, an encoder of 1 billion, and 124 billion for both.
 """
 
 import json
@@ -68,6 +69,11 @@ def with_images(text: Mapping[str, Any]) -> dict[str, Any]:
         "vision_config": {"model_type": "pixtral", **ENCODER, "head_dim": 64, "hidden_act": "silu"},
         "text_config": inner,
     }
+
+
+def llava_parameters(hidden: int, inner: int, layers: int, dim: int) -> int:
+    """Weights of an encoder with patches of 16 x 16 pixels, and of two projections without biases."""
+    return layers * (4 * hidden**2 + 3 * hidden * inner + 2 * hidden) + hidden * 769 + hidden * dim + dim**2
 
 
 def encoder_parameters(dim: int) -> int:
@@ -191,6 +197,19 @@ PIXTRAL = {
     },
 }
 """What its `vision_config` does not say is the default of transformers."""
+LARGE2 = hf("mistral", 12288, 88, 96, 8, 28672, 32768, 131072, **NEMO)
+PIXTRAL_LARGE = {
+    **PIXTRAL,
+    "multimodal_projector_bias": False,
+    "text_config": {**LARGE2, "rope_theta": 1e9},
+    "vision_config": {
+        **PIXTRAL["vision_config"],
+        "hidden_size": 1408,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 40,
+        "head_dim": 88,
+    },
+}
 ROWS: Mapping[str, Row] = {
     "Mistral 7B v0.1": _config(
         7_241_732_096,
@@ -215,6 +234,11 @@ ROWS: Mapping[str, Row] = {
         native(5120, 40, 32, 8, 14336, 131072, rope_theta=1e9, max_seq_len=131072, vision_encoder=NATIVE_PIXTRAL),
         *(12_247_782_400, 163840, full(40), 131072),
         encoder=434_957_312,
+    ),
+    "Large 2": _config(122_610_069_504, 360448, full(88), 131072, LARGE2),
+    "Pixtral Large shape": Row(
+        *("config.json", PIXTRAL_LARGE, 122_610_069_504, 360448, full(88), 131072),
+        encoder=llava_parameters(1408, 6144, 40, 12288),
     ),
     "Small 24B 2501": _config(
         23_572_403_200, 163840, full(40), 32768, hf("mistral", 5120, 40, 32, 8, 32768, 131072, 32768, **SMALL)

@@ -110,7 +110,11 @@ def test_rope_fraction(tmp_path: Path) -> None:
             {"model_type": "qwen2"},
             "'qwen2'; Noria supports mistral, ministral, ministral3, mixtral, mistral4, llama, mistral3, llava$",
         ),
-        ({"model_type": "mistral_large4"}, r"'mistral_large4', which needs latent attention \(Mistral Large 4\)"),
+        (
+            {"model_type": "mistral_large4"},
+            r"'mistral_large4', which needs a sparse index of tokens, learned RoPE scales and caches shared by layers "
+            r"\(Mistral Large 4\): Noria has none",
+        ),
         ({"model_type": "voxtral"}, r"'voxtral', which needs an audio encoder \(Voxtral\): Noria has none"),
         ({"model_type": "mamba2"}, r"'mamba2', which needs a state space layer \(Codestral Mamba\)"),
         ({"model_type": "pixtral"}, "'pixtral', which needs an image encoder without a text model"),

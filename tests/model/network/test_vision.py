@@ -114,6 +114,31 @@ def test_an_encoder_with_gelu(declared: dict[str, str], saved: Saved, tmp_path: 
         close(encoding.x, expected, share)
 
 
+@pytest.mark.parametrize("head_dim", [88, 104])
+def test_heads_of_other_sizes(head_dim: int, tmp_path: Path) -> None:
+    """104 as in Mistral Large 3, and another one that is no power of two.
+
+    With smaller weights than other models here: wide heads would make attention a choice that bfloat16 tips over.
+    """
+    config = LlavaConfig(
+        text_config={**pixtral.TEXT},
+        vision_config={**pixtral.VISION, "hidden_size": 2 * head_dim, "num_attention_heads": 2, "head_dim": head_dim}
+        | {"patch_size": 16, "image_size": 128, "initializer_range": 0.1},
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+    )
+    torch.manual_seed(0)
+    original = LlavaForConditionalGeneration(config).eval()
+    original.save_pretrained(tmp_path)
+    pixels = image(3, 5, 16)
+    with torch.no_grad():
+        theirs = original.model.vision_tower(pixel_values([pixels], 16), image_sizes=sizes([pixels]))
+    for scheme, share in (("none", 1e-5), ("bfloat16", 0.03)):
+        encoding = (ours := vision(tmp_path, scheme)).begin(pixels, 3, 5)
+        ours.advance(encoding, encoding.n_patches)
+        close(encoding.x, theirs.last_hidden_state[0], share)
+
+
 @pytest.mark.parametrize("form", ["native", "gguf"])
 @pytest.mark.parametrize("kind", pixtral.KINDS)
 def test_all_forms_have_the_same_bits(kind: str, form: str, saved: Saved) -> None:

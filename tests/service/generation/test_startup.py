@@ -44,6 +44,7 @@ def model(tmp_path: Path) -> Settings:
     """A model whose tokenizer is damaged."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     (tmp_path / "tokenizer.json").write_text("{")
+    (tmp_path / "model.safetensors").touch()
     return Settings(model=str(tmp_path))
 
 
