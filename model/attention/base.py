@@ -102,12 +102,14 @@ class Attention(ABC):
         return heads.values(self.attend(qk, q.shape[1], rope, cache, prepared))
 
 
-def rotated(qkv: Tensor, n_heads: int, rope: RopeRows, cache: LayerCache) -> tuple[Tensor, Tensor, Tensor]:
-    """Rotated q [T, n_heads, head_dim], k and v [T, n_kv_heads, head_dim] for a cache, in PyTorch.
+def rotated(
+    qkv: Tensor, n_heads: int, rope: RopeRows, dtype: torch.dtype, *, shared: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rotated q [T, n_heads, head_dim], k and v [T, n_kv_heads, head_dim] for a cache in `dtype`, in PyTorch.
 
-    Without values of their own, v has no heads.
+    If the values are `shared` with the keys, v has no heads.
     """
-    n_rotated, dtype = qkv.shape[1] if cache.shared else (qkv.shape[1] + n_heads) // 2, cache.k.dtype
+    n_rotated = qkv.shape[1] if shared else (qkv.shape[1] + n_heads) // 2
     dtype = dtype if dtype is not torch.float8_e4m3fn else qkv.dtype
     x = rotate(qkv[:, :n_rotated], rope.rotations)
     if rope.q_factors is not None:

@@ -50,7 +50,10 @@ class LayerCache:
 
 def layer_cache(halves: Sequence[Tensor], latent: int = 0) -> LayerCache:
     """The cache in this memory: keys and values, or with `latent` channels of values only keys."""
-    return LayerCache(halves[0], halves[0][..., :latent], shared=True) if latent else LayerCache(*halves)
+    if latent:
+        return LayerCache(halves[0], halves[0][..., :latent], shared=True)
+    k, v = halves
+    return LayerCache(k, v)
 
 
 class PagePools:

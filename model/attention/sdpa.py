@@ -49,7 +49,9 @@ class Part:
         k_nope, v = heads.expand(latents)
         k = torch.cat((k_nope, k_rope[:, None].expand(-1, k_nope.shape[1], -1)), dim=2)  # [S, n_heads, head_dim]
         out = scaled_dot_product_attention(
-            *(x.transpose(0, 1)[None] for x in (q, k, v)),
+            q.transpose(0, 1)[None],
+            k.transpose(0, 1)[None],
+            v.transpose(0, 1)[None],
             attn_mask=self.visible,
             is_causal=self.causal,
             scale=cache.k.shape[3] ** -0.5,  # the factors of queries make it the model's
@@ -75,7 +77,7 @@ class SdpaAttention(Attention):
         return Prepared(inputs.slots, [_part(*pair, inputs.window) for pair in zip(inputs.spans, slots, strict=True)])
 
     def attend(self, qkv: Tensor, n_heads: int, rope: RopeRows, cache: LayerCache, prepared: Prepared) -> Tensor:
-        q, k, v = rotated(qkv, n_heads, rope, cache)
+        q, k, v = rotated(qkv, n_heads, rope, cache.k.dtype, shared=cache.shared)
         cache.write(prepared.slots, k, v)
         return torch.cat([part.attend(q[part.rows], cache) for part in prepared.parts]).to(qkv.dtype)
 

@@ -104,7 +104,8 @@ class TritonAttention(Attention):
         """See `Attention.allocate`; only the strides differ."""
         n_pages, n_kv_heads, head_dim = shape
         sizes = (n_pages, n_kv_heads, self.page_size, head_dim)
-        return LayerCache(*(torch.empty(sizes, dtype=dtype, device=device).transpose(1, 2) for _ in range(2)))
+        k, v = (torch.empty(sizes, dtype=dtype, device=device).transpose(1, 2) for _ in range(2))
+        return LayerCache(k, v)
 
     def prepare(self, inputs: PoolInputs) -> Prepared:
         return Prepared(inputs, load_of(inputs.spans))

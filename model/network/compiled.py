@@ -193,8 +193,8 @@ def _parts(block: Block) -> list[Any]:
 def _layer(block: Block, k: Tensor, pool: int) -> Any:
     norms = {name: floats(name, getattr(block, name).weight) for name in ("attention_norm", "ffn_norm")}
     parts = _parts(block)
-    names = ("latent" if isinstance(parts[0], PackedLatent) else "wqkv", "wo")
-    names += ("w13", "w2") if len(parts) == 4 else ("experts",)
+    last = ("w13", "w2") if len(parts) == 4 else ("experts",)
+    names = ("latent" if isinstance(parts[0], PackedLatent) else "wqkv", "wo", *last)
     records = {name: ctypes.addressof(part.record) for name, part in zip(names, parts, strict=True)}
     return struct("layer")(cells=cells_at(k), pool=pool, **norms, **records)
 

@@ -141,8 +141,8 @@ class LatentAttention(nn.Module):
         first, q_norm, second = None, None, getattr(self, "wq", None)
         if second is None:
             first, q_norm, second = self.wq_a.packed, self.q_a_norm.weight, self.wq_b
-        products = second.packed, self.wkv_a_with_mqa.packed
+        queries, keys = second.packed, self.wkv_a_with_mqa.packed
         absorb, values = self.wkv_b.absorb.packed, self.wkv_b.values.packed
-        if not absorb or None in products:
+        if not absorb or queries is None or keys is None:
             return None
-        return PackedLatent((q_norm, self.kv_a_norm.weight), (first, *products), absorb, values)
+        return PackedLatent((q_norm, self.kv_a_norm.weight), (first, queries, keys), absorb, values)

@@ -79,8 +79,8 @@ def test_from_cached_pages(runner: ModelRunner, alone: list[Answer]) -> None:
 
 def test_with_speculation(runner: ModelRunner) -> None:
     repeating = prompt(5, 12) * 4
-    plain = [(repeating, GREEDY), (repeating, SEEDED), *MINE]
-    plain = [(tokens, replace(params, max_tokens=24, prompt_lookup_num_tokens=0)) for tokens, params in plain]
+    plain = [(repeating, GREEDY), (repeating, SEEDED), *MINE, *((prompt(n, 9) * 6, GREEDY) for n in range(6, 14))]
+    plain = [(tokens, replace(params, max_tokens=120, prompt_lookup_num_tokens=0)) for tokens, params in plain]
     guessing = [(tokens, replace(params, prompt_lookup_num_tokens=8)) for tokens, params in plain]
     alone = [serve(runner, [item])[0][0] for item in plain]
     answers, scheduler = serve(runner, guessing, max_step_tokens=50)

@@ -23,8 +23,8 @@ def read_latent(raw: Mapping[str, Any], file: str, scaling: RopeScaling | None =
         return None
     mscale = 1.0 if scaling is None else scaling.stretched(scaling.mscale_all_dim) ** 2
     return LatentConfig(
-        optional_size(found, "q_lora_rank", file),
-        *(size(found, key, file) for key in KEYS[1:]),
+        q_lora_rank=optional_size(found, "q_lora_rank", file),
+        **{key: size(found, key, file) for key in KEYS[1:]},
         mscale=mscale,
         scaled=scaling is not None and scaling.mscale != scaling.mscale_all_dim,
     )

@@ -56,13 +56,13 @@ SHAPE: Mapping[str, Any] = {
 
 def mistral4(**changes: Any) -> Any:
     """Mistral 4 as text alone."""
-    config = transformers.Mistral4Config(**{**SHAPE, "rope_parameters": {**ROPE, **LLAMA_4}, **changes})
+    config = transformers.Mistral4Config(**_sizes({**ROPE, **LLAMA_4}, changes))
     return filled(transformers.Mistral4ForCausalLM(config))
 
 
 def mistral3(**changes: Any) -> Any:
     """Mistral 4 beside an image encoder, as it is published."""
-    text = {**SHAPE, "model_type": "mistral4", "rope_parameters": {**ROPE, **LLAMA_4}, **changes}
+    text = {"model_type": "mistral4", **_sizes({**ROPE, **LLAMA_4}, changes)}
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     vision = {"model_type": "pixtral", **sizes, "image_size": 16, "patch_size": 8, "hidden_act": "silu"}
     config = transformers.Mistral3Config(text_config=text, vision_config=vision, tie_word_embeddings=False)
@@ -71,9 +71,14 @@ def mistral3(**changes: Any) -> Any:
 
 def deepseek_v3(**changes: Any) -> Any:
     """DeepSeek V3 without experts, whose router is another one."""
-    rope = {"rope_parameters": {**ROPE, "mscale": 0.0}, "first_k_dense_replace": SHAPE["num_hidden_layers"]}
-    config = transformers.DeepseekV3Config(**{**SHAPE, **rope, **changes})
+    sizes = _sizes({**ROPE, "mscale": 0.0}, {"first_k_dense_replace": SHAPE["num_hidden_layers"], **changes})
+    config = transformers.DeepseekV3Config(**sizes)
     return filled(transformers.DeepseekV3ForCausalLM(config))
+
+
+def _sizes(rope: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration's fields. transformers writes into the RoPE parameters that it is given."""
+    return {**SHAPE, **changes, "rope_parameters": dict(changes.get("rope_parameters", rope))}
 
 
 def filled(model: nn.Module) -> nn.Module:

@@ -168,17 +168,19 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tensor]:
     return save_native(model, tmp_path_factory.mktemp("native")), logprobs(model)
 
 
-COMPILED = {"int8": 0.1, "int4": 1.2, "bfloat16": 0.1}
-"""The mean difference of log probabilities at most, which the rounding of weights of this size explains."""
+COMPILED = ("int8", "int4", "bfloat16")
+ERROR = {"int8": 0.12, "bfloat16": 0.04}
+"""The mean difference of log probabilities at most. That of a Mistral of this size and weights is 0.09 and 0.025."""
 
 
-@pytest.mark.parametrize("scheme", COMPILED)
-def test_the_compiled_step_computes_the_model(scheme: str, saved: tuple[Path, Tensor], kernels: Kernels) -> None:
-    directory, expected = saved
-    driver = Driver(loaded(directory, scheme), PagedAttention(kernels), shuffle=0)
+@pytest.mark.parametrize("scheme", ERROR)
+def test_the_compiled_step_computes_the_model(scheme: str, tmp_path: Path, kernels: Kernels) -> None:
+    """Without experts, of which a rounded token may take others. int4: test_gguf_latent.py."""
+    model = deepseek_v3(v_head_dim=32, kv_lora_rank=64)
+    driver = Driver(loaded(save_native(model, tmp_path), scheme), PagedAttention(kernels), shuffle=0)
     driver.compile()
     found = driver.whole(TOKENS).log_softmax(-1)
-    assert (found - expected).abs().mean() < COMPILED[scheme]
+    assert (found - logprobs(model)).abs().mean() < ERROR[scheme]
 
 
 @pytest.mark.parametrize("scheme", COMPILED)
