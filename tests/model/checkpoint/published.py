@@ -180,7 +180,7 @@ def _ministral3(dim: int, layers: int, hidden: int, theta: float, *, tied: bool)
     return with_images(hf("ministral3", dim, layers, 32, 8, hidden, 131072, 262144, **more))
 
 
-PIXTRAL = {
+PIXTRAL: dict[str, Any] = {
     "model_type": "llava",
     "image_token_index": 10,
     "projector_hidden_act": "gelu",
