@@ -20,6 +20,12 @@ class Heads(NamedTuple):
     latent: int = 0
 
     @property
+    def cache_shape(self) -> tuple[int, ...]:
+        """The shape of the cache, as in `Attention.allocate`, without the number of pages."""
+        shape = self.n_kv_heads, self.head_dim
+        return (*shape, self.latent) if self.latent else shape
+
+    @property
     def value_dim(self) -> int:
         return self.latent or self.head_dim
 

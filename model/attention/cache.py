@@ -74,9 +74,8 @@ class PagePools:
 
         `layer` makes the cache of one layer from the shape of `Attention.allocate`.
         """
-        _, *shape = config.heads
         pool_of_layer = tuple(config.pool_windows.index(window) for window in config.windows)
-        layers = (layer((specs[i].n_pages, *shape)) for i in pool_of_layer)
+        layers = (layer((specs[i].n_pages, *config.heads.cache_shape)) for i in pool_of_layer)
         return cls(tuple(layers), pool_of_layer)
 
     def copy_pages(self, copies: Iterable[PageCopy]) -> None:

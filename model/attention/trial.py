@@ -52,7 +52,7 @@ def _attend(
 ) -> torch.Tensor:
     """The means of values that are all 1, [LONG + 1, query heads, width], for two sequences that begin."""
     size, n_pages = backend.page_size, -(-LONG // backend.page_size)
-    cache = backend.allocate((n_pages + 1, *heads[1:]), dtype, device)
+    cache = backend.allocate((n_pages + 1, *heads.cache_shape), dtype, device)
     spans = (Span(0, LONG, 0, 0, 0), Span(LONG, 1, 0, 0, n_pages))
     inputs = PoolInputs(
         window=None,

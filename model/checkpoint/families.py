@@ -39,7 +39,7 @@ class Family:
     `head_dim` None is hidden_size / num_attention_heads, `n_kv_heads` None is num_attention_heads. `windows` says what
     the family has: none whatever the file says, one for all layers, or one for the layers that `layer_types` names.
     `experts` are the keys of a sparse family, each with its field of ModelConfig. `latent` families have latent
-    attention. `only` are keys that may only have the values which describe what Noria does.
+    attention. `defaults` are values of other keys, `only` the values of keys which describe what Noria does.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Family:
     rope_parameters: Mapping[str, Any] | None = None
     windows: Literal["none", "one", "by type"] = "one"
     latent: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
@@ -98,6 +99,19 @@ FAMILIES: Mapping[str, Family] = {
                 "mscale": 1.0,
                 "mscale_all_dim": 1.0,
                 "llama_4_scaling_beta": 0.1,
+            },
+            defaults={
+                "q_lora_rank": 1024,
+                "kv_lora_rank": 256,
+                "qk_rope_head_dim": 64,
+                "qk_nope_head_dim": 64,
+                "v_head_dim": 128,
+                "n_routed_experts": 128,
+                "num_experts_per_tok": 4,
+                "moe_intermediate_size": 2048,
+                "n_shared_experts": 1,
+                "first_k_dense_replace": 0,
+                "routed_scaling_factor": 1.0,
             },
             only={"n_group": (1,), "topk_group": (1,), "norm_topk_prob": (True,), "rope_interleave": (True,)},
         ),
@@ -172,9 +186,10 @@ def text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _hf_config(whole: Mapping[str, Any], directory: Path | None, max_model_len: int | None) -> ModelConfig:
     """ModelConfig from a `config.json`, and from the headers of the weights in the directory if there are any."""
-    raw = text_config(whole)
-    family = _hf_family(raw)
-    if raw is not whole and family.name == "mistral":  # transformers takes it for ministral only where it stands alone
+    text = text_config(whole)
+    family, is_inner = _hf_family(text), text is not whole
+    raw = {**family.defaults, **text}
+    if is_inner and family.name == "mistral":  # transformers takes it for ministral only where it stands alone
         family = replace(family, windows="one")
     n_heads, dim = (size(raw, key, FILE) for key in ("num_attention_heads", "hidden_size"))
     n_layers = number_of_layers(raw, "num_hidden_layers", FILE)
@@ -209,7 +224,7 @@ def _hf_config(whole: Mapping[str, Any], directory: Path | None, max_model_len: 
         **{name: number(raw, key, FILE) for key, name in family.experts.items()},
         tied_head=tied_head(shards, bool(raw.get("tie_word_embeddings", False))),
         dtype=dtype_of(raw.get("dtype") or raw.get("torch_dtype"), shards),
-        vision=read_vision(whole, shards) if raw is not whole else None,
+        vision=read_vision(whole, shards) if is_inner else None,
     )
 
 

@@ -4,7 +4,7 @@ The metadata's keys are those of llama.cpp. A key that Noria does not know is an
 computation.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,13 @@ from model.checkpoint.gguf.rope import read_latent_rope, read_rope
 from model.errors import ModelError, short
 
 EMBEDDINGS = "tok_embeddings.weight"
-ARCHITECTURES = ("llama", "mistral3", "mistral4", "deepseek2")
-"""The last two have latent attention: llama.cpp writes Mistral Small 4 as either, Mistral Large 3 as deepseek2."""
+_LATENT = (
+    *("attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla", "attention.value_length_mla"),
+    *("leading_dense_block_count", "expert_shared_count", "expert_weights_scale"),
+)
+ARCHITECTURES: Mapping[str, tuple[str, ...]] = {"llama": (), "mistral3": (), "mistral4": _LATENT, "deepseek2": _LATENT}
+"""Architectures, and the keys that only they have. llama.cpp writes Mistral Small 4 as mistral4 from Hugging Face files,
+and as deepseek2 from native ones, as it writes Mistral Large 3."""
 _OTHERS = {
     "mamba2": "a state space model, as Codestral Mamba",
     "clip": "the vision or audio part of a model; name the file of its language model",
@@ -30,8 +35,6 @@ _READ = (
     *("rope.dimension_count", "rope.freq_base", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor"),
     *("rope.scaling.attn_factor", "rope.scaling.original_context_length", "rope.scaling.yarn_log_multiplier"),
     *("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"),
-    *("attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla", "attention.value_length_mla"),
-    *("leading_dense_block_count", "expert_shared_count", "expert_weights_scale"),
 )
 _NEUTRAL: Mapping[str, tuple[float, ...]] = {
     "attention.causal": (1,),
@@ -45,10 +48,13 @@ _NEUTRAL: Mapping[str, tuple[float, ...]] = {
     "use_parallel_residual": (0,),
     "pooling_type": (0,),
     "nextn_predict_layers": (0,),
+    "leading_dense_block_count": (0,),
+    "expert_shared_count": (0,),
     "expert_group_count": (0, 1),
     "expert_group_used_count": (0, 1),
     "expert_gating_func": (1,),
     "expert_weights_norm": (1,),
+    "expert_weights_scale": (0, 1),
     "rope.scaling.yarn_ext_factor": (-1, 1),
     "rope.scaling.yarn_attn_factor": (1,),
 }
@@ -96,7 +102,6 @@ def hf_config(
     config |= _windows(values, n_layers)
     if latent is not None:
         return config | latent
-    _check_experts(values)
     if experts := values.get("expert_count"):
         config |= {"num_local_experts": experts, "num_experts_per_tok": values["expert_used_count"]}
     return config | _family(config)
@@ -128,7 +133,7 @@ def _values(metadata: Mapping[str, Any]) -> dict[str, Any]:
     if kind != "model":
         raise ModelError(f"the GGUF file is of type {short(kind)}; Noria serves type model, name that file")
     architecture = metadata.get("general.architecture")
-    if architecture not in ARCHITECTURES:
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         why = f" ({_OTHERS[architecture]})" if architecture in _OTHERS else ""
         raise ModelError(
             f"the GGUF file has architecture {short(architecture)}{why}; Noria supports {', '.join(ARCHITECTURES)}"
@@ -136,11 +141,14 @@ def _values(metadata: Mapping[str, Any]) -> dict[str, Any]:
     own = {key for key in metadata if key.startswith(f"{architecture}.")}
     values = {key.removeprefix(f"{architecture}."): value for key, value in metadata.items()}
     for key in sorted(own):
-        _check_key(key.removeprefix(f"{architecture}."), metadata[key])
+        _check_key(key.removeprefix(f"{architecture}."), metadata[key], ARCHITECTURES[architecture])
     return values
 
 
-def _check_key(key: str, value: Any) -> None:
+def _check_key(key: str, value: Any, own: Collection[str]) -> None:
+    """Raise ModelError for a key that is not known, or neutral with another value. `own` are the architecture's."""
+    if key in own:
+        return
     if key in _NEUTRAL:
         if value not in _NEUTRAL[key]:
             supported = " or ".join(map(str, _NEUTRAL[key]))
@@ -208,13 +216,6 @@ def _latent(values: Mapping[str, Any]) -> dict[str, Any]:
         "first_k_dense_replace": values.get("leading_dense_block_count", 0),
         "routed_scaling_factor": values.get("expert_weights_scale") or 1.0,
     }
-
-
-def _check_experts(values: Mapping[str, Any]) -> None:
-    """Raise ModelError for what experts beside grouped-query attention do not have here."""
-    for name, neutral in (("leading_dense_block_count", 0), ("expert_shared_count", 0), ("expert_weights_scale", 1)):
-        if values.get(name) not in (None, 0, neutral):
-            raise ModelError(f"the GGUF file has {short(values[name])} in {name}; Noria supports {neutral}")
 
 
 def _windows(values: Mapping[str, Any], n_layers: int) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class Case:
         size = backend.page_size
         n_blocks = [-(-length // size) for length in LENGTHS]
         pages = [part.tolist() for part in torch.randperm(sum(n_blocks)).split(n_blocks)]
-        cache = backend.allocate((sum(n_blocks), *self.heads[1:]), dtype, CPU)
+        cache = backend.allocate((sum(n_blocks), *self.heads.cache_shape), dtype, CPU)
         forget(cache)
         results: list[list[Tensor]] = [[], []]
         done, step = [0, 0], 0

@@ -70,15 +70,16 @@ def test_silence_means_what_it_means_to_transformers(family: str, tmp_path: Path
     del raw["num_key_value_heads"]
     (tmp_path / "config.json").write_text(json.dumps(raw))
     theirs, mine = AutoConfig.from_pretrained(tmp_path), read_config(tmp_path)
-    assert mine.n_kv_heads == theirs.num_key_value_heads
+    assert mine.n_kv_heads == (8 if mine.latent else theirs.num_key_value_heads), "latents have one for each head"
     assert mine.rope_theta == theirs.rope_parameters["rope_theta"]
     assert set(mine.windows) == {getattr(theirs, "sliding_window", None)}
     assert mine.head_dim == (getattr(theirs, "head_dim", None) or 4)
     kind = theirs.rope_parameters["rope_type"]
     assert (mine.rope_scaling.kind if mine.rope_scaling else "default") == kind
     if kind == "yarn":
-        assert mine.rope_scaling == RopeScaling("yarn", 16.0, 16384, mscale=1.0, mscale_all_dim=1.0)
-        assert mine.query_temperature == QueryTemperature(16384, 0.1)
+        factor, original = {"ministral3": (16.0, 16384), "mistral4": (128.0, 8192)}[family]
+        assert mine.rope_scaling == RopeScaling("yarn", factor, original, mscale=1.0, mscale_all_dim=1.0)
+        assert mine.query_temperature == QueryTemperature(original, 0.1)
         expected = {**(FAMILIES[family].rope_parameters or {}), "beta_fast": 32, "beta_slow": 1}
         assert expected.items() <= theirs.rope_parameters.items()
 
