@@ -18,8 +18,8 @@ _LATENT = (
     *("leading_dense_block_count", "expert_shared_count", "expert_weights_scale"),
 )
 ARCHITECTURES: Mapping[str, tuple[str, ...]] = {"llama": (), "mistral3": (), "mistral4": _LATENT, "deepseek2": _LATENT}
-"""Architectures, and the keys that only they have. llama.cpp writes Mistral Small 4 as mistral4 from Hugging Face files,
-and as deepseek2 from native ones, as it writes Mistral Large 3."""
+"""Architectures, and the keys that only they have. llama.cpp writes Mistral Small 4 as mistral4 (from Hugging Face's
+files) or as deepseek2 (from native ones, as it writes Mistral Large 3)."""
 _OTHERS = {
     "mamba2": "a state space model, as Codestral Mamba",
     "clip": "the vision or audio part of a model; name the file of its language model",

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from model.batch import Slice
 from model.kernels.cpu import native
+from model.latent_config import LatentConfig
 from model.sampling_params import SamplingParams
 from model.sharding.layout import Layout
 from model.step.sampler import sample
 from tests.model.attention.attending import best
 from tests.model.driving import EXPERTS, Driver, checkpoint, loaded, tiny
 from tests.model.network import oracles, rank_cases
+from tests.model.network.latent_models import mistral4
 from tests.model.network.oracles import TOKENS
 from tests.model.network.ranks import Ranks
 
@@ -27,6 +29,7 @@ ALL: Mapping[str, tuple[Layout, ...]] = {
     "mistral": DENSE,
     "llama tied": DENSE,
     "mixtral": (*DENSE, *EXPERTS_WHOLE),
+    "mistral4": (*DENSE, *EXPERTS_WHOLE),
 }
 """Layouts of each kind of model. There are two heads of keys, and 4 ranks hold each of them twice."""
 PROMPT, OUTPUT = TOKENS[:20], 32
@@ -61,7 +64,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     @cache
     def made(kind: str) -> tuple[Path, list[int], Tensor]:
         directory = tmp_path_factory.mktemp("hf")
-        model = oracles.build(kind)
+        model = mistral4() if kind == "mistral4" else oracles.build(kind)
         model.save_pretrained(directory)
         with torch.no_grad():
             tokens = list(PROMPT)
@@ -88,6 +91,11 @@ def test_greedy_texts_and_logprobs_are_those_of_transformers(
 SPARSE = {**EXPERTS, "n_experts": 4, "expert_hidden_dim": 128}
 WIDE = {"dim": 64, "head_dim": 32, "hidden_dim": 256, "vocab_size": 96}
 """The schemes store groups of 32 or 64 channels, of which four ranks have whole ones each."""
+LATENT = {"latent": LatentConfig(64, 64, 24, 8, 32), "rope_dim": 8}
+
+
+def _kind(changes: Mapping[str, Any]) -> str:
+    return "latent" if "latent" in changes else "sparse" if changes else "dense"
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int4", "bfloat16"])
@@ -95,9 +103,10 @@ WIDE = {"dim": 64, "head_dim": 32, "hidden_dim": 256, "vocab_size": 96}
     ("experts", "layout"),
     [
         *(({}, layout) for layout in (Layout(2), Layout(4), Layout(2, 2))),
+        *((LATENT, layout) for layout in (Layout(2), Layout(2, 2))),
         *((SPARSE, layout) for layout in (Layout(4), Layout(4, experts=True), Layout(2, 2, experts=True))),
     ],
-    ids=lambda value: value.name if isinstance(value, Layout) else "sparse" if value else "dense",
+    ids=lambda value: value.name if isinstance(value, Layout) else _kind(value),
 )
 def test_the_bits_of_a_row_do_not_depend_on_others(
     ranks: Ranks, scheme: str, experts: Mapping[str, Any], layout: Layout
