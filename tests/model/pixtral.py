@@ -83,9 +83,12 @@ TEMPLATE = """\
 """The format of a `tekken.json` of version 7, without tools."""
 
 
-def mistral3() -> Any:
-    """As Mistral Small 3.1: patches of 14 pixels, a norm and a merge of 2 x 2 patches before the projections."""
-    vision = {**VISION, "patch_size": 14, "image_size": 140}
+def mistral3(**changes: Any) -> Any:
+    """As Mistral Small 3.1: patches of 14 pixels, a norm and a merge of 2 x 2 patches before the projections.
+
+    `changes` are of the encoder.
+    """
+    vision = {**VISION, "patch_size": 14, "image_size": 140, **changes}
     config = transformers.Mistral3Config(
         text_config={**TEXT},
         vision_config=vision,
