@@ -99,5 +99,8 @@ class LatentConfig:
         rank, q = self.q_lora_rank, n_heads * self.head_dim
         queries = dim * q if rank is None else dim * rank + rank + rank * q
         keys = dim * self.cache_dim + self.kv_lora_rank
-        heads = self.kv_lora_rank * (self.qk_nope_head_dim + self.v_head_dim) + self.v_head_dim * dim
-        return queries + keys + n_heads * heads
+        return queries + keys + self.n_expanding(n_heads) + n_heads * self.v_head_dim * dim
+
+    def n_expanding(self, n_heads: int) -> int:
+        """Number of weights of a layer's wkv_b, which makes keys and values of latents."""
+        return n_heads * self.kv_lora_rank * (self.qk_nope_head_dim + self.v_head_dim)

@@ -182,7 +182,10 @@ def weight_bytes(shard: Shard, scheme: Scheme, dtype: str, own_bits: OwnBits = N
     if has_head and (scheme.compiled or not config.tied_head):
         table_bits += bits.head
     layers = shard.n_layer_parameters + config.dim * has_head
-    return math.ceil((layers * bits.layers + shard.n_table_parameters * table_bits + bits.encoder) / 8)
+    wide = 0.0  # what the compiled kernels have in bfloat16 in any scheme
+    if config.latent is not None and scheme.compiled:
+        wide = config.n_layers * config.latent.n_expanding(config.n_heads) * (16 - bits.layers)
+    return math.ceil((layers * bits.layers + wide + shard.n_table_parameters * table_bits + bits.encoder) / 8)
 
 
 def adapter_bytes(config: ModelConfig, dtype: str) -> int:
