@@ -25,6 +25,7 @@ from model.linear.base import Projection
 from model.linear.floats import WeightsOnly
 from model.network import weights
 from model.network.compiled import CompiledNetwork, compiled_network
+from model.network.latent import HeadProducts
 from model.network.lora import Adapter, LowRank, Part, StepAdapters
 from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
@@ -241,6 +242,8 @@ def storages(model: Transformer) -> int:
     for part in model.modules():
         if isinstance(part, Projection) and part.packed is not None:
             found += [tensor for tensor in (part.packed.packed, part.packed.scales) if tensor is not None]
+        elif isinstance(part, HeadProducts):
+            found += [one.packed for one in part.packed]
         elif isinstance(part, WeightsOnly) and part.weights is not None:
             found += [part.weights.values, *part.weights.tables]
     memory = [tensor.untyped_storage() for tensor in found]

@@ -20,7 +20,9 @@ from model.decide import Abilities, decide
 from model.errors import ModelError, OptionError
 from model.kernels.cpu import native
 from model.kernels.cpu.functions import Kernels
+from model.linear.schemes import SCHEMES
 from model.memory.plan import make_plan
+from model.memory.sizes import weight_bytes
 from model.network import weights
 from model.options import RunnerOptions
 from model.setup import choose
@@ -29,7 +31,7 @@ from model.sharding.shard import shard_of
 from tests.model.attention.attending import SWIFT, make
 from tests.model.checkpoint.native_files import tensors_of
 from tests.model.checkpoint.published import NATIVE_SMALL_4
-from tests.model.driving import Driver, loaded, tiny
+from tests.model.driving import Driver, loaded, storages, tiny
 from tests.model.network.latent_models import (
     LLAMA_4,
     ROPE,
@@ -246,6 +248,16 @@ def test_older_names_of_a_model_of_text_and_images(tmp_path: Path) -> None:
 
     rename(tmp_path, other)
     agree(tmp_path, "sdpa", None, logprobs(model))
+
+
+@pytest.mark.parametrize("scheme", ["int8", "bfloat16"])
+def test_weights_take_what_the_plan_says(scheme: str, tmp_path: Path) -> None:
+    """But for the gates and norms, which are float32."""
+    sizes = {"q_lora_rank": 256, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 64}
+    model = mistral4(hidden_size=256, intermediate_size=512, moe_intermediate_size=128, **sizes)
+    directory = save_native(model, tmp_path)
+    planned = weight_bytes(shard_of(read_config(directory)), SCHEMES[scheme], "float32")
+    assert storages(loaded(directory, scheme)) == pytest.approx(planned, rel=0.02)
 
 
 def test_sizes_of_mistral_large_3(tmp_path: Path) -> None:
