@@ -73,6 +73,7 @@ class MemoryPlan:
     `scheme` is a value of --quantize, `stored` what most projections become, `checkpoint` how a quantized checkpoint
     stores them, else empty. `step` estimates what a step of `step_tokens` of `step_sequences` takes beside weights and
     cache, on a GPU with its context. `graphs` estimates what the CUDA graphs hold beside that, `cache` is for pages.
+    A step reads `read` bytes of the weights for one token: the memory's rate divided by them is the limit of its speed.
     `encoder` is the part of `weights` that the image encoder takes, `images` what the embeddings of `image_tokens`
     positions and the encoding of an image take; all are 0 for a model without.
     `adapter` is for a LoRA adapter of rank 16 on all projections, of which `adapters` may be in memory. The engine
@@ -87,6 +88,7 @@ class MemoryPlan:
     dtype: str
     kv_dtype: str
     weights: int
+    read: int
     encoder: int
     images: int
     image_tokens: int
@@ -176,6 +178,7 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
         dtype=dtype,
         kv_dtype=decision.cache.name,
         weights=largest.weights,
+        read=memory.read_bytes(largest.shard, scheme, dtype, own),
         encoder=encoder_bytes(sizes.config, scheme, dtype),
         images=images.n_bytes if images else 0,
         image_tokens=images.tokens if images else 0,

@@ -188,6 +188,17 @@ def weight_bytes(shard: Shard, scheme: Scheme, dtype: str, own_bits: OwnBits = N
     return math.ceil((layers * bits.layers + wide + shard.n_table_parameters * table_bits + bits.encoder) / 8)
 
 
+def read_bytes(shard: Shard, scheme: Scheme, dtype: str, own_bits: OwnBits = None) -> int:
+    """Bytes of weights that a step reads for one token: all of a rank's but embeddings, images and unused experts."""
+    config, bits = shard.config, stored_bits(shard.config, scheme, dtype, own_bits)
+    n_sparse = sum(map(config.is_sparse, range(config.n_layers)))
+    unused = max(0, len(shard.experts) - config.n_experts_per_token) * n_sparse * 3 * config.dim * config.expert_dim
+    table = 0.0
+    if shard.keeps_embeddings(quantizes_head=scheme.compiled) and (scheme.compiled or not config.tied_head):
+        table = shard.n_table_parameters * bits.embeddings
+    return weight_bytes(shard, scheme, dtype, own_bits) - int((unused * bits.layers + table + bits.encoder) / 8)
+
+
 def adapter_bytes(config: ModelConfig, dtype: str) -> int:
     """Bytes of a LoRA adapter of `ADAPTER_RANK`, in `dtype`, for all projections but the head and those of experts."""
     q, kv, dim = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim, config.dim

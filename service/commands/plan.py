@@ -85,6 +85,7 @@ def lines(plan: MemoryPlan, device: str) -> Iterator[tuple[str, str]]:
         yield "layout", f"{plan.layout}, {len(plan.ranks)} ranks; the sizes below are of the rank that needs most"
     part = "its part of " if in_group else ""
     yield "weights", f"{size(plan.weights)}, {part}{plan.parameters:,} in {plan.stored}"
+    yield "", f"about {size(plan.read)} of them are read for one token"
     if plan.checkpoint:
         yield "checkpoint", f"{plan.checkpoint}; served as {plan.stored}"
     if plan.encoder:

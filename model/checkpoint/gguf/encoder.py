@@ -48,9 +48,12 @@ class Encoder:
 
 
 def files_beside(source: Path) -> tuple[Path, ...]:
-    """The files in the folder of a GGUF model that may have its image encoder."""
-    files = source.parent.iterdir()
-    return tuple(sorted(path for path in files if is_projector(path.name) and path.is_file() and path != source))
+    """The files in the folder of a GGUF model that may have its image encoder; none if it cannot be listed."""
+    try:
+        files = [path for path in source.parent.iterdir() if is_projector(path.name) and path != source]
+        return tuple(sorted(path for path in files if path.is_file()))
+    except PermissionError:
+        return ()
 
 
 def find_encoder(files: Sequence[Path], dim: int) -> tuple[Encoder | None, tuple[str, ...]]:

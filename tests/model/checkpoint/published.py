@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.model.checkpoint.quantized_files import FORMS
+
 Windows = Mapping[int | None, int]
 """The number of layers with each window."""
 
@@ -253,6 +255,10 @@ ROWS: Mapping[str, Row] = {
     ),
     "Small 4, native": _params(
         *(118_972_826_624, 23040, full(36), 1_048_576), native(4096, 36, 32, 32, 12288, 131072, **NATIVE_SMALL_4)
+    ),
+    "Small 4, NVFP4": _params(
+        *(118_972_826_624, 23040, full(36), 1_048_576),
+        native(4096, 36, 32, 32, 12288, 131072, **NATIVE_SMALL_4, quantization_config=FORMS["native nvfp4"].config),
     ),
     "Ministral 8B": _config(
         *(8_019_808_256, 147456, MINISTRAL_WINDOWS, 131072),
