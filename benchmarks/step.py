@@ -2,10 +2,13 @@
 
 The parts are timed from outside, by wrapping their callables. For that, the layers are called part by part. In the
 server all of a step may be one call of the kernels, which the last lines show. The floor of a projection is the greater
-of two times. One reads its weights at the memory bandwidth, measured over a buffer as large as all weights. The other
-computes its multiply-adds at the best rate of any projection with 512 rows, whose results go to memory that was used
-before. The floor of attention reads the keys and values, or computes its multiply-adds at the same rate. The share is
-the floor of all parts, over the time of the step as served.
+of two times. One reads its weights at the memory bandwidth, measured over a buffer of up to 1 GiB.
+The other computes its multiply-adds at the best rate of any projection with 512 rows, whose results go to memory that
+was used before. Of experts those are read that the rows choose on the average. The floor of attention reads the keys
+and values, or computes its multiply-adds at the same rate. The share is the floor of all parts, over the time of the
+step as served.
+
+The model "small-4" has random weights, and the sizes of Mistral Small 4 with two layers.
 
 Long contexts: `--rows 1,8 --context 4096,8192`. Where context and decoded tokens are more than the model takes, the
 context is shorter, as the head of the column says.
@@ -29,33 +32,29 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 
-from benchmarks import engine, machine
+from benchmarks import engine, machine, random_weights
+from benchmarks.gpu.shapes import SMALL_4
 from model.checkpoint.resolve import EMBEDDED
 from model.config import ModelConfig
 from model.kernels.cpu import native
 from model.linear.base import Projection
+from model.loading import load_from
 from model.machine.host import choose_threads
+from model.network.latent import HeadProducts
+from model.network.moe import MoE
+from model.options import RunnerOptions
 from model.step import packing, sampler
 from model.step.runner import ModelRunner
 from service.engine.messages import Submit
 from service.engine.scheduling.scheduler import Scheduler
 
 CHUNK = 512
-PARTS = (
-    "plan",
-    "pack",
-    "embed, table, layers' Python",
-    "wqkv",
-    "attention",
-    "wo",
-    "w13",
-    "w2",
-    "head",
-    "sample",
-    "commit",
-)
+MOST_READ = 2**30
+"""Bytes over which the memory bandwidth is measured at most."""
+AROUND = ("plan", "pack", "embed, table, layers' Python", "attention", "sample", "commit")
+"""Parts of a step that are no products of weights."""
 
 
 class Clock:
@@ -88,33 +87,58 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """All projections of one name: their number, the bytes of their weights, inputs times outputs of one."""
+    """All products of one name: the bytes of their weights, and the multiply-adds of a row.
 
-    count: int
+    Among them are `n_expert_bytes` of experts, of which a row reads the share `chosen`.
+    """
+
     n_bytes: int
-    weights: int
+    macs: float
+    n_expert_bytes: int = 0
+    chosen: float = 0.0
+
+    def read(self, rows: int) -> float:
+        """Bytes that a step of so many rows reads, whose experts are independent."""
+        return self.n_bytes - self.n_expert_bytes * (1 - self.chosen) ** rows
 
 
-def projections(runner: ModelRunner) -> Iterator[tuple[str, Projection]]:
+def products(runner: ModelRunner) -> Iterator[tuple[str, Projection | HeadProducts | MoE]]:
+    """Products by the names of their parts. Experts are one, with their gate."""
+    blocks: list[str] = []
     for name, module in runner.head.model.named_modules():
-        if isinstance(module, Projection):
+        if name.startswith(tuple(blocks)):
+            continue
+        if isinstance(module, MoE):
+            blocks.append(f"{name}.")
+            yield "experts", module
+        elif isinstance(module, Projection | HeadProducts):
             yield name.rpartition(".")[2].replace("output", "head"), module
 
 
 def kinds(runner: ModelRunner) -> dict[str, Kind]:
-    config = runner.head.model.config
-    q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-    shapes = {
-        "wqkv": config.dim * (q + 2 * kv),
-        "wo": q * config.dim,
-        "w13": config.dim * 2 * config.hidden_dim,
-        "w2": config.hidden_dim * config.dim,
-        "head": config.dim * config.vocab_size,
-    }
-    found: dict[str, list[Projection]] = defaultdict(list)
-    for name, projection in projections(runner):
-        found[name].append(projection)
-    return {name: Kind(len(all_), n_bytes([vars(one) for one in all_]), shapes[name]) for name, all_ in found.items()}
+    found: dict[str, Kind] = {}
+    for name, product in products(runner):
+        one, before = kind_of(product), found.get(name, Kind(0, 0))
+        found[name] = Kind(
+            before.n_bytes + one.n_bytes, before.macs + one.macs, before.n_expert_bytes + one.n_expert_bytes, one.chosen
+        )
+    return found
+
+
+def kind_of(product: Projection | HeadProducts | MoE) -> Kind:
+    if isinstance(product, HeadProducts):
+        return Kind(n_bytes(vars(product)), sum(part.n_in * part.n_out for part in product.packed))
+    size, macs = sizes(product)
+    if isinstance(product, Projection):
+        return Kind(size, macs)
+    of_experts, chosen = sizes(product.experts), product.n_used / product.n_experts
+    return Kind(size, macs - (1 - chosen) * of_experts[1], of_experts[0], chosen)
+
+
+def sizes(module: nn.Module) -> tuple[int, int]:
+    """Bytes and numbers of the weights of all projections inside."""
+    found = [part for part in module.modules() if isinstance(part, Projection)]
+    return n_bytes([vars(part) for part in found]), sum(part.n_in * part.n_out for part in found)
 
 
 def n_bytes(value: Any) -> int:
@@ -146,25 +170,26 @@ def bandwidth(size: int, threads: int) -> float:
         return size / best(lambda: list(pool.map(lambda part: part.dot(part), parts)))
 
 
-def rate(runner: ModelRunner, shapes: dict[str, Kind]) -> float:
+def rate(runner: ModelRunner) -> float:
     """Multiply-adds/s, the best of the kinds of projection."""
-    config, dtype = runner.head.model.config, runner.head.model.norm.weight.dtype
-    widths = {"w2": config.hidden_dim, "wo": config.n_heads * config.head_dim}
-    found = []
-    for name, projection in dict(projections(runner)).items():
-        x = torch.randn(CHUNK, widths.get(name, config.dim)).to(dtype)
-        y = torch.zeros(CHUNK, projection.n_out).to(dtype)  # new memory would be cleared by the system, page by page
-        found.append(CHUNK * shapes[name].weights / best(lambda: projection(x, onto=y), 10))  # noqa: B023
+    dtype, found = runner.head.model.norm.weight.dtype, []
+    for product in dict(products(runner)).values():
+        if not isinstance(product, Projection):
+            continue
+        x = torch.randn(CHUNK, product.n_in).to(dtype)
+        y = torch.zeros(CHUNK, product.n_out).to(dtype)  # new memory would be cleared by the system, page by page
+        found.append(CHUNK * product.n_in * product.n_out / best(lambda: product(x, onto=y), 10))  # noqa: B023
     return max(found)
 
 
 def wrap(clock: Clock, runner: ModelRunner) -> None:
     clock.wrap(packing, "pack", "pack")
     clock.wrap(sampler, "sample", "sample")
-    clock.wrap(runner.head.model, "forward", PARTS[2])
-    for name, projection in projections(runner):
-        clock.wrap(projection, "forward", name)
-        clock.wrap(projection, "gated", name)
+    clock.wrap(runner.head.model, "forward", AROUND[2])
+    for name, product in products(runner):
+        clock.wrap(product, "forward", name)
+        if isinstance(product, Projection):
+            clock.wrap(product, "gated", name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +237,8 @@ def profile(runner: ModelRunner, clock: Clock, shape: Shape, n_steps: int) -> di
         runner.executor = served if number % 2 else layers
     runner.executor = served
     whole, by_part = map(fastest, counted)
-    return {part: mean(by_part, part) for part in (*PARTS, "step")} | {"served": mean(whole, "step")}
+    parts = (*AROUND, *dict(products(runner)), "step")
+    return {part: mean(by_part, part) for part in parts} | {"served": mean(whole, "step")}
 
 
 def fastest(steps: list[dict[str, float]]) -> list[dict[str, float]]:
@@ -243,16 +269,16 @@ class Floor:
         tokens = rows or length
         found = {
             name: max(
-                kind.n_bytes / self.bytes_per_second,
-                kind.count * kind.weights * ((rows or 1) if name == "head" else tokens) / self.macs_per_second,
+                kind.read(tokens) / self.bytes_per_second,
+                kind.macs * ((rows or 1) if name == "head" else tokens) / self.macs_per_second,
             )
             for name, kind in shapes.items()
         }
         slots = runner.info.pools[0].n_pages * runner.info.page_size
-        slot_bytes = n_bytes([[cache.k, cache.v] for cache in runner.pages.layers]) / slots
-        config = runner.head.model.config
+        slot_bytes = n_bytes([cache.halves for cache in runner.pages.layers]) / slots
+        config, heads = runner.head.model.config, runner.head.model.config.heads
         pairs = rows * n_keys(config, length) or sum(n_keys(config, n) for n in range(1, length + 1))
-        macs = pairs * config.n_heads * config.head_dim * 2
+        macs = pairs * heads.n_heads * (heads.head_dim + heads.value_dim)
         read = (rows or 1) * n_keys(config, length) * slot_bytes / config.n_layers
         found["attention"] = max(read / self.bytes_per_second, macs / self.macs_per_second)
         return found
@@ -271,14 +297,23 @@ def table(cases: dict[str, tuple[dict[str, float], dict[str, float]]]) -> Table:
     def cell(measured: float, least: float | None) -> str:
         return f"{1000 * measured:.2f} ({1000 * least:.2f})" if least else f"{1000 * measured:.2f}"
 
-    for part in PARTS:
+    parts = [part for part in next(iter(cases.values()))[0] if part not in ("step", "served")]
+    for part in parts:
         result.add_row(part, *(cell(found[part], floor.get(part)) for found, floor in cases.values()))
-    rest = [found["step"] - sum(found[part] for part in PARTS) for found, _ in cases.values()]
+    rest = [found["step"] - sum(found[part] for part in parts) for found, _ in cases.values()]
     result.add_row("rest", *(cell(value, None) for value in rest), end_section=True)
     result.add_row("step, part by part", *(cell(found["step"], None) for found, _ in cases.values()))
     result.add_row("step as served", *(cell(found["served"], sum(floor.values())) for found, floor in cases.values()))
     result.add_row("share", *(f"{sum(floor.values()) / found['served']:.0%}" for found, floor in cases.values()))
     return result
+
+
+def load(model: str, scheme: str) -> ModelRunner:
+    if model != "small-4":
+        return engine.load(model, **engine.SCHEMES[scheme])
+    options = {"model": model, "device": "cpu", "max_model_len": 16_384, "cache_memory": 2**28}
+    made = random_weights.checkpoint(SMALL_4, torch.device("cpu"))
+    return load_from(made, RunnerOptions(**(options | engine.SCHEMES[scheme])), lambda stage, done: None)
 
 
 def main() -> None:
@@ -291,10 +326,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the seconds of all parts and floors")
     args = parser.parse_args()
     threads = choose_threads()
-    runner = engine.load(args.model, **engine.SCHEMES[args.scheme])
+    runner = load(args.model, args.scheme)
     shapes = kinds(runner)
     size = sum(kind.n_bytes for kind in shapes.values())
-    floor = Floor(bandwidth(size, threads), rate(runner, shapes))
+    floor = Floor(bandwidth(min(size, MOST_READ), threads), rate(runner))
     clock = Clock()
     wrap(clock, runner)
     rows, contexts = (list(map(int, given.split(","))) for given in (args.rows, args.context))

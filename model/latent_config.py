@@ -35,6 +35,13 @@ class Heads(NamedTuple):
         return self.head_dim - self.latent
 
     @property
+    def n_groups(self) -> int:
+        """Groups of query heads that are computed apart: one for each key head, or up to 16 heads of a shared key."""
+        if not self.latent:
+            return self.n_kv_heads
+        return self.n_heads // max(size for size in range(1, 17) if self.n_heads % size == 0)
+
+    @property
     def n_stored(self) -> int:
         """Vectors of `head_dim` that the cache has for a position."""
         return 1 if self.latent else 2 * self.n_kv_heads

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from model.config import ModelConfig
+from model.latent_config import LatentConfig
 from model.linear.schemes import choose
 from model.vision_config import VisionConfig
 
@@ -26,6 +27,27 @@ MISTRAL_7B = ModelConfig(
 )
 TOWER = VisionConfig(1024, 24, 16, 64, 4096, patch_size=14, image_size=1540, merge=2, adapter_norm=True)
 """The image encoder of Mistral Small 3.1. Pixtral 12B has the same blocks, patches of 16 pixels and no merge."""
+SMALL_4 = ModelConfig(
+    family="mistral4",
+    dim=4096,
+    n_layers=2,
+    n_heads=32,
+    n_kv_heads=32,
+    head_dim=128,
+    hidden_dim=12_288,
+    vocab_size=131_072,
+    norm_eps=1e-6,
+    rope_theta=10_000.0,
+    rope_dim=64,
+    latent=LatentConfig(1024, 256, 64, 64, 128),
+    max_position=1_048_576,
+    windows=(None,) * 2,
+    n_experts=128,
+    n_experts_per_token=4,
+    expert_hidden_dim=2048,
+    n_shared_experts=1,
+)
+"""Two of the 36 layers of Mistral Small 4."""
 EXPERTS: dict[str, Any] = {"family": "mixtral", "n_experts": 8, "n_experts_per_token": 2}
 
 

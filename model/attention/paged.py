@@ -48,7 +48,7 @@ class PagedAttention(Attention):
 
     @classmethod
     def unfit(cls, heads: Heads) -> str | None:
-        head_dim, group = heads.head_dim, heads.n_heads // groups(heads)
+        head_dim, group = heads.head_dim, heads.n_heads // heads.n_groups
         widest = records.MAX_KEY_DIM if heads.latent else records.MAX_HEAD_DIM
         if head_dim <= widest and heads.value_dim <= records.MAX_HEAD_DIM and group <= records.MAX_QUERIES:
             return None
@@ -97,7 +97,7 @@ class PagedAttention(Attention):
             pages=records.pointer("pages", inputs.pages, torch.int64),
             n_rows=n_rows,
             n_heads=heads.n_heads,
-            n_kv_heads=groups(heads),
+            n_kv_heads=heads.n_groups,
             head_dim=heads.head_dim,
             latent=heads.latent,
             window=inputs.window or 0,
@@ -105,14 +105,6 @@ class PagedAttention(Attention):
         )
         self.kernels.plan(call, inputs.table)
         return call
-
-
-def groups(heads: Heads) -> int:
-    """Groups of query heads that are tasks of their own: one for each key head, or up to 16 heads of a shared key."""
-    if not heads.latent:
-        return heads.n_kv_heads
-    size = next(size for size in range(16, 0, -1) if heads.n_heads % size == 0)
-    return heads.n_heads // size
 
 
 def cells_at(k: Tensor) -> int:

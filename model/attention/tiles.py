@@ -24,10 +24,12 @@ BLOCK = 16 * 1024
 WHOLE = {
     (2, 128): (128, 64, 8),
     (2, 256): (64, 32, 4),
+    (2, 512): (32, 16, 8),
     (4, 64): (64, 32, 4),
     (4, 256): (16, 16, 4),
+    (4, 512): (16, 16, 8),
 }
-"""Rows, keys and warps of tiles of longer slices, by bytes of a multiplied value and greatest head_dim."""
+"""Rows, keys and warps of tiles of longer slices, by bytes of a multiplied value and greatest width of values."""
 
 WIDE = 128 * 1024
 """Bytes of shared memory for two blocks of 32 keys of the widest heads, and their queries."""
@@ -41,16 +43,26 @@ class Gpu(NamedTuple):
 
 
 class KernelHeads(NamedTuple):
-    """Sizes for which kernels are compiled: query heads, key heads, head_dim, and head_dim rounded up."""
+    """Sizes for which kernels are compiled: query heads, their groups, key heads, channels of keys and of values."""
 
     n_heads: int
+    n_groups: int
     n_kv: int
     width: int
-    padded: int
+    value: int
 
     @property
     def group(self) -> int:
-        return self.n_heads // self.n_kv
+        return self.n_heads // self.n_groups
+
+    @property
+    def padded(self) -> int:
+        return max(16, power(self.value))
+
+    @property
+    def turning(self) -> int:
+        """The channels of keys that values do not have, rounded up."""
+        return max(16, power(self.width - self.value))
 
     @property
     def members(self) -> int:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from model.attention.base import Attention
-from model.attention.cache import LayerCache
+from model.attention.cache import LayerCache, layer_cache
 from model.attention.inputs import PoolInputs
 from model.attention.rope import RopeRows
 from model.attention.tiles import (
@@ -40,7 +40,7 @@ from model.kernels import cuda as kernels
 from model.kernels.cuda.attention import ITEM
 from model.latent_config import Heads
 
-MAX_WIDTH, MAX_GROUP = 256, 128
+MAX_WIDTH, MAX_GROUP, MAX_LATENT, MAX_TURNING = 256, 128, 512, 64
 NO_WINDOW = 2**31 - 1
 WRITE_ROWS, JOIN_HEADS, JOIN_STAGES = 16, 4, 8
 """Heads that a program writes, of any tokens; heads that a program joins, of one token, and how it fetches ahead."""
@@ -98,22 +98,33 @@ class TritonAttention(Attention):
 
     @classmethod
     def unfit(cls, heads: Heads) -> str | None:
-        return "does not serve latent attention" if heads.latent else None
+        group = heads.n_heads // heads.n_groups
+        if heads.latent and not (heads.latent <= MAX_LATENT and heads.rope_dim <= MAX_TURNING):
+            return (
+                f"serves latents of up to {MAX_LATENT} values and {MAX_TURNING} rotary channels, the model has "
+                f"{heads.latent} and {heads.rope_dim}"
+            )
+        if not heads.latent and (heads.head_dim > MAX_WIDTH or group > MAX_GROUP):
+            return (
+                f"serves heads of up to {MAX_WIDTH} and groups of up to {MAX_GROUP} queries, the model has "
+                f"{heads.head_dim} and {group}"
+            )
+        return None
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> LayerCache:
         """See `Attention.allocate`; only the strides differ."""
-        n_pages, n_kv_heads, head_dim = shape
+        n_pages, n_kv_heads, head_dim, *latent = shape
         sizes = (n_pages, n_kv_heads, self.page_size, head_dim)
-        k, v = (torch.empty(sizes, dtype=dtype, device=device).transpose(1, 2) for _ in range(2))
-        return LayerCache(k, v)
+        halves = [torch.empty(sizes, dtype=dtype, device=device).transpose(1, 2) for _ in range(2 - any(latent))]
+        return layer_cache(halves, *latent)
 
     def prepare(self, inputs: PoolInputs) -> Prepared:
         return Prepared(inputs, load_of(inputs.spans))
 
     def attend(self, qkv: Tensor, n_heads: int, rope: RopeRows, cache: LayerCache, prepared: Prepared) -> Tensor:
-        heads = _heads(qkv.shape, n_heads)
+        heads = _heads(qkv.shape, n_heads, cache)
         q = self._store(qkv, heads, rope, cache, prepared)
-        out = torch.empty_like(q, dtype=qkv.dtype)
+        out = qkv.new_empty(len(q), n_heads, heads.value)
         if prepared.load.n_slices:
             self._short(q, cache, out, heads, prepared)
         if prepared.load.n_slices < len(prepared.inputs.numbers):
@@ -125,11 +136,11 @@ class TritonAttention(Attention):
         stored = cache.k.dtype
         dtype = qkv.dtype if stored.itemsize == 1 else stored
         q = qkv.new_empty((len(qkv), heads.n_heads, heads.width), dtype=dtype)
-        n_rows = len(qkv) * qkv.shape[1]
+        n_rows, still = len(qkv) * qkv.shape[1], heads.value if cache.shared else 0
         self._write[(-(-n_rows // self._write_rows),)](
             *(qkv, *rope, prepared.inputs.slots, q, cache.k, cache.v, n_rows),
-            *(rope.q_factors is not None, heads.n_heads, heads.n_kv, heads.width, power(heads.width // 2)),
-            *(self._write_rows, self.page_size),
+            *(rope.q_factors is not None, qkv.shape[1], heads.n_heads, heads.n_kv, heads.width, still),
+            *(power(max(1, still)), power((heads.width - still) // 2), self._write_rows, self.page_size),
         )
         return q
 
@@ -139,14 +150,14 @@ class TritonAttention(Attention):
         n_queries = tiles.queries(heads)
         n_tiles = -(-max_queries // n_queries)
         plan = prepared.plans.get(heads) or self._planned(heads, n_tiles, prepared)
-        self._parts[(len(plan.items) * n_tiles, heads.n_kv)](
+        self._parts[(len(plan.items) * n_tiles, heads.n_groups)](
             *(q, cache.k, cache.v, inputs.pages, plan.items, plan.tops, plan.sums, n_tiles, prepared.window),
-            *(_scale(heads), heads.n_kv, heads.group, heads.width, heads.padded, n_queries, heads.members),
-            *(tiles.keys, self.page_size, SPLIT, FAN, _multiplied(q.dtype)),
+            *(_scale(heads), heads.n_kv, heads.n_heads, heads.group, heads.width, heads.value, heads.padded),
+            *(heads.turning, n_queries, heads.members, tiles.keys, self.page_size, SPLIT, FAN, _multiplied(q.dtype)),
             **_options(tiles, fixed=True),
         )
         self._join[(len(inputs.table) * max_queries, -(-heads.n_heads // JOIN_HEADS))](
-            *(plan.tops, plan.sums, inputs.table, plan.firsts, out, max_queries, SHORT, heads.n_heads, heads.width),
+            *(plan.tops, plan.sums, inputs.table, plan.firsts, out, max_queries, SHORT, heads.n_heads, heads.value),
             *(heads.padded, JOIN_HEADS, SPLIT, FAN, JOIN_STAGES),
             enable_fp_fusion=False,
         )
@@ -154,12 +165,12 @@ class TritonAttention(Attention):
     def _planned(self, heads: KernelHeads, n_tiles: int, prepared: Prepared) -> Plan:
         """Plan the short slices of this step, on the device."""
         table = prepared.inputs.table
-        n_items, n_sums = bounds(prepared.load, self._gpu_of(table), heads.n_kv, n_tiles)
+        n_items, n_sums = bounds(prepared.load, self._gpu_of(table), heads.n_groups, n_tiles)
         plan = prepared.plans[heads] = Plan(
             table.new_empty((n_items, ITEM)),
             table.new_empty((len(table), 2), dtype=torch.int32),
             table.new_empty((n_sums, heads.n_heads, 2), dtype=torch.float32),
-            table.new_empty((n_sums, heads.n_heads, heads.width), dtype=torch.float32),
+            table.new_empty((n_sums, heads.n_heads, heads.value), dtype=torch.float32),
         )
         self._plan[(-(-n_items // PLAN_ITEMS),)](
             *(table, plan.firsts, plan.items, len(table), n_items, n_sums, SHORT, self.page_size, SPLIT, FAN),
@@ -171,10 +182,11 @@ class TritonAttention(Attention):
         inputs = prepared.inputs
         tiles = self._sizes("parts" if self._fixed else "whole", heads, q, cache)
         n_queries = tiles.queries(heads)
-        self._tiles[(len(q) // n_queries + len(inputs.table), heads.n_kv)](
+        self._tiles[(len(q) // n_queries + len(inputs.table), heads.n_groups)](
             *(q, cache.k, cache.v, inputs.pages, inputs.table, out, len(inputs.table)),
-            *(prepared.window, _scale(heads), SHORT, self._fixed, heads.n_kv, heads.group, heads.width),
-            *(heads.padded, n_queries, heads.members, tiles.keys, self.page_size, SPLIT, FAN, _multiplied(q.dtype)),
+            *(prepared.window, _scale(heads), SHORT, self._fixed, heads.n_kv, heads.n_heads, heads.group),
+            *(heads.width, heads.value, heads.padded, heads.turning, n_queries, heads.members, tiles.keys),
+            *(self.page_size, SPLIT, FAN, _multiplied(q.dtype)),
             **_options(tiles, fixed=self._fixed),
         )
 
@@ -194,15 +206,14 @@ def gpu_of(device: torch.device) -> Gpu:
     return Gpu((properties.major, properties.minor), properties.multi_processor_count)
 
 
-def _heads(shape: Sequence[int], n_heads: int) -> KernelHeads:
+def _heads(shape: Sequence[int], n_heads: int, cache: LayerCache) -> KernelHeads:
     _, n_all, width = shape
-    heads = KernelHeads(n_heads, (n_all - n_heads) // 2, width, max(16, power(width)))
-    if width > MAX_WIDTH or heads.group > MAX_GROUP:
-        raise OptionError(
-            f"--attention triton serves heads of up to {MAX_WIDTH} and groups of up to {MAX_GROUP} queries, "
-            f"the model has {width} and {heads.group}; use --attention sdpa"
-        )
-    return heads
+    heads = Heads(n_heads, (n_all - n_heads) // 2, width)
+    if cache.shared:
+        heads = Heads(n_heads, 1, width, cache.v.shape[3])
+    if (why := TritonAttention.unfit(heads)) is not None:
+        raise OptionError(f"--attention triton {why}; use --attention sdpa")
+    return KernelHeads(n_heads, heads.n_groups, heads.n_kv_heads, width, heads.value_dim)
 
 
 def _scale(heads: KernelHeads) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from model.attention.base import Attention
 from model.attention.cache import PagePools
-from model.attention.paged import PagedAttention, cells_at, groups
+from model.attention.paged import PagedAttention, cells_at
 from model.attention.rope import RopeTables
 from model.batch import Slice
 from model.kernels.cpu import records
@@ -131,7 +131,7 @@ class CompiledNetwork:
             dim=config.dim,
             hidden_dim=config.hidden_dim,
             n_heads=heads.n_heads,
-            n_kv_heads=groups(heads),
+            n_kv_heads=heads.n_groups,
             head_dim=heads.head_dim,
             latent=heads.latent,
             kind=records.CELL_KINDS[pools.layers[0].k.dtype],

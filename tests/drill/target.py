@@ -70,6 +70,16 @@ def _responses(folder: Path) -> tuple[list[str], dict[str, str]]:
     return [*SERVE], variables
 
 
+def _latent(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """It serves a small random model with latent attention and experts, and stores its pages in files."""
+    from tests.model.network.latent_models import mistral4, save_native  # they import torch
+    from tests.model.tokenizers.tekken_files import N_SPECIAL, SMALL, write_tekken
+
+    model = mistral4(vocab_size=SMALL + N_SPECIAL, kv_lora_rank=64, v_head_dim=32, max_position_embeddings=8192)
+    write_tekken(save_native(model, folder / "model"), "v15")
+    return [*SERVE, str(folder / "model")], {"NORIA_PREFIX_STORE": str(folder / "pages")}
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """How a server is started: `prepare` gives its command and variables for the server's own folder.
@@ -92,6 +102,7 @@ SETUPS = {
     "faulty runner": Setup(lambda folder: ([sys.executable, "-m", "tests.drill.faulty"], {})),
     "clock": Setup(_clock),
     "images": Setup(_images, model="images"),
+    "latent": Setup(_latent, model="latent"),
     "prefixes": Setup(lambda folder: ([*SERVE], {"NORIA_PREFIX_STORE": str(folder / "pages")})),
     "responses": Setup(_responses),
 }

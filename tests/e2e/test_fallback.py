@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from model.loading import create
 from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
 from model.tokenizers.load import load_tokenizer
@@ -13,6 +14,8 @@ from service.engine.scheduling.scheduler import Scheduler
 from tests.e2e.conftest import Load
 from tests.e2e.server import serving
 from tests.e2e.without_server import serve
+from tests.model.network.latent_models import logprobs, mistral4, save_native
+from tests.model.network.oracles import TOKENS
 
 PROMPT = [*range(100, 140)]
 SCORED = SamplingParams(max_tokens=0, prompt_logprobs=0)
@@ -38,6 +41,22 @@ def test_it_is_served_and_named(short_model: Path, runner: ModelRunner) -> None:
     assert choice["token_ids"] == [token]
     assert logprob is not None
     assert choice["logprobs"]["token_logprobs"] == [pytest.approx(logprob.logprob, abs=0.05)]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_latent_attention_is_served(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By PyTorch: the log probabilities are those of transformers."""
+    monkeypatch.setenv("NORIA_KERNELS", "torch")
+    model = mistral4()
+    options = {"model": str(save_native(model, tmp_path)), "device": "cpu", "cache_memory": 2**22, "dtype": dtype}
+    runner = create(lambda stage, done: None, **options)
+    assert (runner.info.description["kernels"], runner.info.description["attention"]) == ("torch", "sdpa")
+    expected = logprobs(model)[range(len(TOKENS) - 1), TOKENS[1:]]
+    for max_step_tokens in (7, 512):
+        (found,) = scores(runner, [TOKENS], max_step_tokens)
+        if dtype == "float32":
+            torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+        assert (found - expected).abs().mean() < 0.2  # a rounded token may take other experts
 
 
 def scores(runner: ModelRunner, prompts: list[list[int]], max_step_tokens: int) -> list[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from model.loading import create
 from model.step.runner import ModelRunner
 from service.engine.scheduling.scheduler import Scheduler
 from tests.e2e.served import GREEDY, SEEDED
+from tests.e2e.storing import Engine
 from tests.e2e.without_server import Answer, serve, serve_with
 from tests.model.network.latent_models import SHAPE, mistral4, save_native
 
@@ -82,6 +84,25 @@ def test_from_cached_pages(runner: ModelRunner, alone: list[Answer]) -> None:
     assert scheduler.stats().hit_tokens >= 51 + 20
 
 
+def test_from_pages_on_disk(options: dict[str, Any], runner: ModelRunner, load: Load, tmp_path: Path) -> None:
+    """In another engine. A file has a page of 32 keys in each layer, between its head and its hash."""
+    stored = {**options, "prefix_store": str(tmp_path)}
+    first = Engine(load(**stored))
+    alone = [first.serve([item], cache_salt="alone")[0][0] for item in MINE]
+    assert alone == [serve(runner, [item])[0][0] for item in MINE]
+    first.serve(MINE)
+    first.end()
+    sizes = {path.stat().st_size for path in tmp_path.rglob("*.page")}
+    assert sizes == {320 + 32 * SHAPE["num_hidden_layers"] * key_bytes(runner) + 32}
+    second = Engine(load(**stored, max_step_tokens=64, max_sequences=4))
+    assert second.serve(MINE) == (alone, 2 * 32 + 32)
+
+
+def key_bytes(runner: ModelRunner) -> int:
+    """Of a position and layer: 72 values, in int8 padded to 80 and with a scale."""
+    return CACHE_DIM * 2 if runner.info.description["kv_dtype"] == "bfloat16" else 80 + 4
+
+
 def test_with_speculation(runner: ModelRunner) -> None:
     repeating = prompt(5, 12) * 4
     plain = [(repeating, GREEDY), (repeating, SEEDED), *MINE, *((prompt(n, 9) * 6, GREEDY) for n in range(6, 14))]
@@ -95,8 +116,7 @@ def test_with_speculation(runner: ModelRunner) -> None:
 
 def test_after_preemption(options: dict[str, Any], runner: ModelRunner, load: Load) -> None:
     """There are five pages of 32 positions, with one key in each layer."""
-    key = CACHE_DIM * 2 if runner.info.description["kv_dtype"] == "bfloat16" else 80 + 4
-    cache = 5 * 32 * SHAPE["num_hidden_layers"] * key
+    cache = 5 * 32 * SHAPE["num_hidden_layers"] * key_bytes(runner)
     small = load(**{**options, "max_model_len": 128, "cache_memory": cache, "prompt_lookup": "off"})
     requests = [(prompt(20 + i, 52), replace(GREEDY, max_tokens=16, ignore_eos=True)) for i in range(2)]
     requests.append((MINE[1][0], replace(SEEDED, ignore_eos=True)))

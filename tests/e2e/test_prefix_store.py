@@ -4,64 +4,20 @@ The store is the one of the product, with its threads. An engine saves its pages
 of its steps and another size of the cache.
 """
 
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from model.loading import create
-from model.step.runner import ModelRunner
-from service.engine.messages import Submit
-from service.engine.prefixes.store import PrefixStore, open_store
-from service.engine.scheduling.scheduler import Scheduler
 from tests.e2e.conftest import Load
 from tests.e2e.served import GREEDY, SEEDED, SERVED, prompt
-from tests.e2e.without_server import Answer, Request
-from tests.waiting import PATIENCE
+from tests.e2e.storing import Engine
+from tests.e2e.without_server import Request
 
 PAGE = 32
 MINE: list[Request] = [(prompt(0, 90), GREEDY), (prompt(1, 37), SEEDED)]
 FROM_DISK = 2 * PAGE + PAGE
-
-
-class Engine:
-    """A runner with a scheduler and its store."""
-
-    def __init__(self, runner: ModelRunner) -> None:
-        self.runner = runner
-        self._moved = threading.Semaphore(0)
-        store = open_store(runner.info, runner.pages, self._moved.release)
-        assert store is not None
-        self.store: PrefixStore = store
-        self.scheduler = Scheduler(
-            runner.info,
-            max_sequences=8,
-            max_step_tokens=runner.info.max_step_tokens,
-            store=store,
-            adapter_name=runner.adapters.fingerprint,
-        )
-
-    def serve(self, requests: list[Request], **more: Any) -> tuple[list[Answer], int]:
-        """The answers, and the number of prompt tokens from the disk."""
-        answers: list[Answer] = [[] for _ in requests]
-        from_disk = 0
-        for number, (tokens, params) in enumerate(requests):
-            self.scheduler.submit(Submit(number, tokens, params, **more))
-        while self.scheduler.has_work:
-            batch = self.scheduler.plan()
-            if not batch:
-                assert self.scheduler.waits_for_files
-                assert self._moved.acquire(timeout=PATIENCE), "the store does not wake the loop"
-                continue
-            for update in self.scheduler.commit(self.runner.step(batch)):
-                answers[update.id] += zip(update.tokens, update.logprobs, strict=True)
-                from_disk += update.from_disk or 0
-        self.scheduler.check_idle()
-        return answers, from_disk
-
-    def end(self) -> None:
-        self.scheduler.save_pages(PATIENCE)
 
 
 @pytest.fixture(params=SERVED, ids=lambda options: "-".join(map(str, options.values())))

@@ -35,7 +35,7 @@ def test_every_slice_has_an_item_and_every_query_a_sum() -> None:
 
 
 @pytest.mark.parametrize("capability", SHARED_BYTES)
-@pytest.mark.parametrize("padded", [16, 64, 128, 256])
+@pytest.mark.parametrize("padded", [16, 64, 128, 256, 512])
 @pytest.mark.parametrize(("itemsize", "kv_itemsize"), [(2, 2), (2, 1), (4, 4), (4, 1)])
 def test_tiles_fit_and_fetch_ahead(capability: tuple[int, int], padded: int, itemsize: int, kv_itemsize: int) -> None:
     """Two blocks fetched ahead, and the queries, are within shared memory. Compilation says what else there is."""

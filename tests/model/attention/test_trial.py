@@ -21,8 +21,10 @@ BF16 = torch.bfloat16
 
 
 @pytest.mark.parametrize("name", ["triton", "sdpa", "paged"])
-@pytest.mark.parametrize(("heads", "dtype"), [((4, 2, 16), torch.float32), ((3, 1, 80), BF16)])
-def test_a_backend_that_works(name: str, heads: tuple[int, int, int], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("heads", "dtype"), [((4, 2, 16), torch.float32), ((3, 1, 80), BF16), ((6, 1, 40, 32), torch.float32)]
+)
+def test_a_backend_that_works(name: str, heads: tuple[int, ...], dtype: torch.dtype) -> None:
     activations = torch.float32 if name == "paged" else dtype
     trial.try_out(name, make(name), heads, dtype, activations, CPU)
 

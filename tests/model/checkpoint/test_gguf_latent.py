@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, RopeScalingType
 from gguf.quants import dequantize, quantize
 
 from model.checkpoint.families import read_config
@@ -36,6 +36,10 @@ NAMES = {
 GLOBAL = {"tok_embeddings": "token_embd", "norm": "output_norm", "output": "output"}
 UNSCALED = {**ROPE, **LLAMA_4, "mscale": 0.0, "attention_factor": 1.0}
 """What the native file says with `apply_scale: false`, for transformers."""
+FACTORS = {"Q4_K": ((0, 2e-4), (2, 1.5e-3)), "Q6_K": ((208, 7e-5),)}
+"""Bytes of the float16 factors in a block, and their sizes."""
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 256, "q_lora_rank": 256}
+WIDE |= {"kv_lora_rank": 256, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 64}
 WIDTHS = {"hidden_size": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32}
 
 
@@ -114,14 +118,37 @@ def save(model: Any, path: Path, architecture: str, kind: str = "F32", **changes
     if changes.get("norm", True):
         writer.add_expert_weights_norm(True)
     stored = tensors(model, joined=architecture == "mistral4")
+    random = np.random.default_rng(0)
     for name, values in stored.items():
-        if kind == "F32" or values.ndim == 1 or "ffn_gate_inp" in name:
+        own = kind_of(kind, name, values)
+        if own == "F32":
             writer.add_tensor(name, values)
             continue
-        rows = quantize(values, GGMLQuantizationType[kind])
-        writer.add_tensor(name, rows, raw_dtype=GGMLQuantizationType[kind])
+        rows = superblocks(own, values.shape, random) if own in FACTORS else quantize(values, GGMLQuantizationType[own])
+        writer.add_tensor(name, rows, raw_dtype=GGMLQuantizationType[own])
     write(writer)
     return path
+
+
+def kind_of(kind: str, name: str, values: np.ndarray) -> str:
+    """What llama-quantize writes: Q4_K_M mixes kinds, and has none of blocks of 256 where rows have other lengths."""
+    if values.ndim == 1 or "ffn_gate_inp" in name:
+        return "F32"
+    if kind != "Q4_K_M":
+        return kind
+    if values.shape[-1] % 256:
+        return "Q5_0"
+    return "Q6_K" if "ffn_down" in name or name == "output.weight" else "Q4_K"
+
+
+def superblocks(kind: str, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
+    """Random rows of a kind for which the package has no encoder: any bytes, and factors that suit a network."""
+    block, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    data = random.integers(0, 256, (*shape[:-1], shape[-1] // block, n_bytes), dtype=np.uint8)
+    for at, size in FACTORS[kind]:
+        factors = random.uniform(0.5 * size, 1.5 * size, data.shape[:-1]).astype(np.float16)
+        data[..., at : at + 2] = factors.view(np.uint8).reshape(*data.shape[:-1], 2)
+    return data.reshape(*shape[:-1], -1)
 
 
 @pytest.mark.parametrize("architecture", ["deepseek2", "mistral4"])
@@ -133,11 +160,13 @@ def test_log_probabilities_are_those_of_transformers(architecture: str, tmp_path
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+@pytest.mark.parametrize(("kind", "sizes"), [("Q8_0", WIDTHS), ("Q4_0", WIDTHS), ("Q4_K_M", WIDE)], ids=str)
 @pytest.mark.parametrize("scheme", ["none", "int4"])
-def test_quantized_files_mean_what_the_package_says(kind: str, scheme: str, tmp_path: Path) -> None:
+def test_quantized_files_mean_what_the_package_says(
+    kind: str, sizes: dict[str, int], scheme: str, tmp_path: Path
+) -> None:
     """int4 keeps the blocks; activations of 8 bits are its error."""
-    model = mistral4(rope_parameters=UNSCALED, **WIDTHS)
+    model = mistral4(rope_parameters=UNSCALED, **sizes)
     path = save(model, tmp_path / "m.gguf", "deepseek2", kind)
     with torch.no_grad():
         meant = reread(path, model)

@@ -30,7 +30,7 @@ from model.sharding.layout import Layout
 from model.sharding.shard import shard_of
 from tests.model.attention.attending import SWIFT, make
 from tests.model.checkpoint.native_files import tensors_of
-from tests.model.checkpoint.published import NATIVE_SMALL_4
+from tests.model.checkpoint.published import NATIVE_SMALL_4, written
 from tests.model.driving import Driver, loaded, storages, tiny
 from tests.model.network.latent_models import (
     LLAMA_4,
@@ -273,6 +273,17 @@ def test_sizes_of_mistral_large_3(tmp_path: Path) -> None:
     parts = make_plan(tmp_path, options(model=str(tmp_path), device="cuda", tensor_parallel_size=4), 2**42)
     assert parts.token == plan.token, "every rank has the latents of all heads"
     assert parts.weights < plan.weights / 3.9
+
+
+def test_the_first_of_four_ranks_of_small_4(tmp_path: Path) -> None:
+    """By hand, of a layer: the low ranks, latents, norms and the gate are whole, all else is a quarter. Each rank has
+    all latents, 640 bytes a token and layer."""
+    plan = make_plan(written("Small 4, native", tmp_path), options(device="cuda", tensor_parallel_size=4), 2**40)
+    whole = 4096 * (1024 + 320) + 1024 + 256 + 2 * 4096 + 128 * 4096
+    parts = 1024 * 4096 + 256 * 6144 + 4096 * 4096 + 129 * 3 * 4096 * 2048
+    tables = 2 * 131_072 * 4096 // 4
+    assert plan.weights == 2 * (36 * (whole + parts // 4) + tables + 4096) + plan.encoder
+    assert plan.token == 36 * 640
 
 
 def test_the_log_names_the_scale(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from model.checkpoint.adapters.open import open_adapter
 from model.checkpoint.open import open_checkpoint
 from model.config import ModelConfig
+from model.errors import ModelError
 from model.network.adapters import check_shapes, place
 from model.network.lora import Adapter
 from tests.model.checkpoint.adapter_files import ALL, ATTENTION, save_native, save_peft
 from tests.model.checkpoint.native_files import save_native as save_native_base
 from tests.model.driving import CPU, Driver, network
+from tests.model.network.latent_models import mistral4
 from tests.model.network.oracles import HEAD_DIM, TOKENS, WINDOW, llama, logprobs, mistral, mixtral
 
 
@@ -46,6 +48,7 @@ KINDS = {
     "mistral": lambda: mistral(sliding_window=WINDOW, intermediate_size=64),
     "tied": lambda: llama(tie_word_embeddings=True),
     "mixtral": lambda: mixtral(tie_word_embeddings=False),
+    "latent": mistral4,
 }
 
 
@@ -87,6 +90,7 @@ def agree(base: Base, adapter: Path, changes: Mapping[str, Tensor]) -> None:
         ("tied", ALL),
         ("tied", ("lm_head",)),
         ("mixtral", (*ATTENTION, "lm_head")),
+        ("latent", ("o_proj", "lm_head")),
     ],
     ids=str,
 )
@@ -94,6 +98,19 @@ def test_peft_equals_merged_weights(kind: str, targets: tuple[str, ...], bases: 
     changes = save_peft(tmp_path, {**bases[kind].weights}, targets)
     assert len({name.split(".")[-2] for name in changes}) == len(targets)
     agree(bases[kind], tmp_path, changes)
+
+
+@pytest.mark.parametrize("target", ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "up_proj"])
+def test_other_weights_of_latent_attention_and_its_experts_are_refused(target: str, bases: Any, tmp_path: Path) -> None:
+    save_peft(tmp_path, bases["latent"].weights, ["o_proj", target])
+    with pytest.raises(ModelError, match=rf"{target}.*not lora_A or lora_B of a known projection"):
+        read(tmp_path, bases["latent"].config)
+
+
+def test_an_adapter_of_another_attention_is_refused(bases: Any, tmp_path: Path) -> None:
+    save_peft(tmp_path, bases["mistral"].weights, ["q_proj"])
+    with pytest.raises(ModelError, match="the model has latent attention there; this is not the adapter's base"):
+        read(tmp_path, bases["latent"].config)
 
 
 def test_rank_stabilized_with_patterns(bases: Any, tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """Attention over pages of keys and values.
 
-The keys of a layer are [n_pages, N_KV, PAGE, WIDTH], and so are its values. A slice is a row of `PoolInputs.table`:
-`row`, `n_queries`, `start`, `first_key`, `page`. A tile has a row for each of QUERIES queries and HEADS query heads of
-a key head, of which HEADS_PER_KV are real.
+The keys of a layer are [n_pages, N_KV, PAGE, WIDTH], and so are its values. In latent attention there is one key head
+and no values: the first VALUE channels of a key are its value. Else VALUE is WIDTH. A slice is a row of
+`PoolInputs.table`: `row`, `n_queries`, `start`, `first_key`, `page`. A tile has a row for each of QUERIES queries and
+HEADS query heads, of which HEADS_PER_GROUP are real. They share a key head. In latent attention all groups share one.
 
 Keys are computed in blocks of KEYS. SPLIT keys are a part, FAN parts a group, FAN groups a section. All of them begin
 at fixed positions of the sequence. The origin of a slice is the start of the section of `first_key`. Keys are counted

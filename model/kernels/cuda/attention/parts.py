@@ -4,27 +4,30 @@ import triton
 import triton.language as tl
 
 from model.kernels.cuda import attention
-from model.kernels.cuda.attention.walk import fold, fold_up, in_groups, mean, nothing
+from model.kernels.cuda.attention.walk import fold, fold_up, in_groups, mean, nothing, queries
 
 ITEM = tl.constexpr(attention.ITEM)
 
 
 @triton.jit(do_not_specialize=["n_tiles"], do_not_specialize_on_alignment=["pages", "items"])
 def attend_parts(
-    q,  # [T, N_KV * HEADS_PER_KV, WIDTH]
+    q,  # [T, N_HEADS, WIDTH]
     keys,
     values,
     pages,
     items,  # [n_items, ITEM] int64
-    tops,  # [n_sums, N_KV * HEADS_PER_KV, 2] float32: top and total
-    parts,  # [n_sums, N_KV * HEADS_PER_KV, WIDTH] float32
+    tops,  # [n_sums, N_HEADS, 2] float32: top and total
+    parts,  # [n_sums, N_HEADS, VALUE] float32
     n_tiles,
     window,
     scale,
     N_KV: tl.constexpr,
-    HEADS_PER_KV: tl.constexpr,
+    N_HEADS: tl.constexpr,
+    HEADS_PER_GROUP: tl.constexpr,
     WIDTH: tl.constexpr,
+    VALUE: tl.constexpr,
     PADDED: tl.constexpr,
+    TURNING: tl.constexpr,
     QUERIES: tl.constexpr,
     HEADS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -33,9 +36,9 @@ def attend_parts(
     FAN: tl.constexpr,
     DOT: tl.constexpr,  # format of the factors of products
 ):
-    """Program (item and tile, key head): the sums over the keys of an item."""
+    """Program (item and tile, group of heads): the sums over the keys of an item."""
     item, query = (tl.program_id(0) // n_tiles).to(tl.int64), tl.program_id(0) % n_tiles * QUERIES
-    head = tl.program_id(1)
+    group = tl.program_id(1)
     items += item * ITEM
     n_queries = tl.load(items + 1).to(tl.int32)
     if query >= n_queries:
@@ -45,22 +48,21 @@ def attend_parts(
     low, high = tl.load(items + 5).to(tl.int32), tl.load(items + 6).to(tl.int32)
     rows, width = tl.arange(0, QUERIES * HEADS), tl.arange(0, PADDED)
     mine, member = query + rows // HEADS, rows % HEADS
-    known = (mine < n_queries) & (member < HEADS_PER_KV)
-    visible = known[:, None] & (width < WIDTH)[None, :]
-    heads = head * HEADS_PER_KV + member
-    at = ((row + mine) * (N_KV * HEADS_PER_KV) + heads)[:, None] * WIDTH + width[None, :]
-    query_heads = tl.load(q + at, mask=visible, other=0.0).to(DOT)  # [ROWS, PADDED]
+    known = (mine < n_queries) & (member < HEADS_PER_GROUP)
+    heads = group * HEADS_PER_GROUP + member
+    query_heads, turning = queries(q, (row + mine) * N_HEADS + heads, known, WIDTH, VALUE, PADDED, TURNING, DOT)
     seen = tl.maximum(offset, here + query - window + 1)  # the first key that the first query sees
     beyond = here + tl.minimum(query + QUERIES, n_queries)
     top, total, sums = in_groups(
-        query_heads, here + mine, pages, keys + head * (PAGE * WIDTH), values + head * (PAGE * WIDTH),
-        tl.maximum(low, seen), tl.minimum(high, beyond), window, scale,
-        N_KV, WIDTH, PADDED, KEYS, PAGE, SPLIT, FAN,
+        query_heads, turning, here + mine, pages, keys + group % N_KV * (PAGE * WIDTH),
+        values + group % N_KV * (PAGE * WIDTH), tl.maximum(low, seen), tl.minimum(high, beyond), window, scale,
+        N_KV, WIDTH, VALUE, PADDED, KEYS, PAGE, SPLIT, FAN,
     )  # fmt: skip
-    place = (tl.load(items + 7) + mine) * (N_KV * HEADS_PER_KV) + heads
+    place = (tl.load(items + 7) + mine) * N_HEADS + heads
     tl.store(tops + place * 2, top, mask=known)
     tl.store(tops + place * 2 + 1, total, mask=known)
-    tl.store(parts + place[:, None] * WIDTH + width[None, :], sums, mask=visible)
+    parts += place[:, None] * VALUE + width[None, :]
+    tl.store(parts, sums, mask=known[:, None] & (width < VALUE)[None, :])
 
 
 @triton.jit(do_not_specialize=["max_queries"], do_not_specialize_on_alignment=["table", "firsts"])
@@ -69,11 +71,11 @@ def join(
     parts,
     table,
     firsts,  # [S, 2] int32: the place of a slice's first sums, keys of an item
-    out,  # [T, N_HEADS, WIDTH]
+    out,  # [T, N_HEADS, VALUE]
     max_queries,
     SHORT: tl.constexpr,
     N_HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
+    VALUE: tl.constexpr,
     PADDED: tl.constexpr,
     HEADS: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -92,16 +94,16 @@ def join(
     before = (first_key - origin).to(tl.int32) // unit
     n_units = ((start - origin).to(tl.int32) + n_queries - 1) // unit - before + 1
     heads, width = tl.program_id(1) * HEADS + tl.arange(0, HEADS), tl.arange(0, PADDED)
-    known = (heads < N_HEADS)[:, None] & (width < WIDTH)[None, :]
+    known = (heads < N_HEADS)[:, None] & (width < VALUE)[None, :]
     group, section, every = nothing(HEADS, PADDED), nothing(HEADS, PADDED), nothing(HEADS, PADDED)
     for i in tl.range(0, n_units, num_stages=STAGES):
         place = (first + i * n_queries + query) * N_HEADS + heads
         part = (
             tl.load(tops + place * 2, mask=heads < N_HEADS, other=float("-inf")),
             tl.load(tops + place * 2 + 1, mask=heads < N_HEADS, other=0.0),
-            tl.load(parts + place[:, None] * WIDTH + width[None, :], mask=known, other=0.0),
+            tl.load(parts + place[:, None] * VALUE + width[None, :], mask=known, other=0.0),
         )
         group = fold(group, part)
         group, section, every = fold_up((before + i + 1) * unit, group, section, every, HEADS, PADDED, SPLIT, FAN)
-    at = ((row + query) * N_HEADS + heads)[:, None] * WIDTH + width[None, :]
+    at = ((row + query) * N_HEADS + heads)[:, None] * VALUE + width[None, :]
     tl.store(out + at, mean(fold(every, fold(section, group))).to(out.dtype.element_ty), mask=known)

@@ -75,9 +75,38 @@ def page_ids(pages, block, low, high, KEYS: tl.constexpr, PAGE: tl.constexpr):
 
 
 @triton.jit
+def _rows(values, at, held, WIDTH: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr):
+    """The vectors [n, PADDED] of WIDTH channels at `at` [n]; zeros, if MASKED, for those that are not `held`."""
+    width = tl.arange(0, PADDED)
+    at = at[:, None] + width[None, :]
+    if MASKED or PADDED != WIDTH:
+        rows = tl.load(values + at, mask=held[:, None] & (width < WIDTH)[None, :], other=0.0)
+    else:
+        rows = tl.load(values + at)
+    return rows
+
+
+@triton.jit
+def queries(
+    q,
+    at,  # [ROWS]: their places
+    known,  # [ROWS]
+    WIDTH: tl.constexpr,
+    VALUE: tl.constexpr,
+    PADDED: tl.constexpr,
+    TURNING: tl.constexpr,
+    DOT: tl.constexpr,  # format of the factors of products
+):
+    """Queries as `add_block` takes them: their first VALUE channels, and the others."""
+    first = _rows(q, at * WIDTH, known, VALUE, PADDED, True)
+    return first.to(DOT), _rows(q + VALUE, at * WIDTH, known, WIDTH - VALUE, TURNING, True).to(DOT)
+
+
+@triton.jit
 def add_block(
     before,  # sums
-    q,  # [ROWS, PADDED]
+    q,  # [ROWS, PADDED]: the first VALUE channels
+    turning,  # [ROWS, TURNING]: the others, in latent attention
     position,  # [ROWS], from the origin
     page,  # [KEYS]
     block,  # its first key
@@ -89,6 +118,7 @@ def add_block(
     scale,
     N_KV: tl.constexpr,
     WIDTH: tl.constexpr,
+    VALUE: tl.constexpr,
     PADDED: tl.constexpr,
     KEYS: tl.constexpr,
     PAGE: tl.constexpr,
@@ -96,16 +126,18 @@ def add_block(
 ):
     """The sums with those keys of a block that are in low..high-1. Unless MASKED, every row sees the whole block."""
     top, total, sums = before
-    width, key = tl.arange(0, PADDED), block + tl.arange(0, KEYS)
+    key = block + tl.arange(0, KEYS)
     held = (key >= low) & (key < high)
-    at = (page * (N_KV * PAGE) + key % PAGE)[:, None] * WIDTH + width[None, :]  # [KEYS, PADDED]
-    if MASKED or PADDED != WIDTH:
-        k = tl.load(keys + at, mask=held[:, None] & (width < WIDTH)[None, :], other=0.0)
-        v = tl.load(values + at, mask=held[:, None] & (width < WIDTH)[None, :], other=0.0)
+    at = (page * (N_KV * PAGE) + key % PAGE) * WIDTH
+    k = _rows(keys, at, held, VALUE, PADDED, MASKED)  # [KEYS, PADDED]
+    scores = tl.dot(q, tl.trans(_as(k, q.dtype)), input_precision="tf32x3")  # [ROWS, KEYS]
+    if VALUE == WIDTH:
+        v = _rows(values, at, held, VALUE, PADDED, MASKED)
     else:
-        k = tl.load(keys + at)
-        v = tl.load(values + at)
-    scores = tl.dot(q, tl.trans(_as(k, q.dtype)), input_precision="tf32x3") * scale  # [ROWS, KEYS]
+        v = k
+        rest = _rows(keys + VALUE, at, held, WIDTH - VALUE, turning.shape[1], MASKED)
+        scores = tl.dot(turning, tl.trans(_as(rest, q.dtype)), scores, input_precision="tf32x3")
+    scores *= scale
     if MASKED:
         distance = position[:, None] - key[None, :]
         scores = tl.where((distance >= 0) & (distance < window) & held[None, :], scores, float("-inf"))
@@ -121,6 +153,7 @@ def add_block(
 @triton.jit
 def in_groups(
     q,
+    turning,
     position,
     pages,
     keys,
@@ -131,6 +164,7 @@ def in_groups(
     scale,
     N_KV: tl.constexpr,
     WIDTH: tl.constexpr,
+    VALUE: tl.constexpr,
     PADDED: tl.constexpr,
     KEYS: tl.constexpr,
     PAGE: tl.constexpr,
@@ -145,8 +179,8 @@ def in_groups(
     page = page_ids(pages, first, low, high, KEYS, PAGE)
     for block in range(first, high, KEYS):
         part = add_block(
-            part, q, position, page, block, keys, values, low, high, window, scale,
-            N_KV, WIDTH, PADDED, KEYS, PAGE, True,
+            part, q, turning, position, page, block, keys, values, low, high, window, scale,
+            N_KV, WIDTH, VALUE, PADDED, KEYS, PAGE, True,
         )  # fmt: skip
         beyond = block + KEYS
         page = page_ids(pages, beyond, low, high, KEYS, PAGE)
@@ -159,6 +193,7 @@ def in_groups(
 def in_blocks(
     sums,
     q,
+    turning,
     position,
     pages,
     keys,
@@ -169,6 +204,7 @@ def in_blocks(
     scale,
     N_KV: tl.constexpr,
     WIDTH: tl.constexpr,
+    VALUE: tl.constexpr,
     PADDED: tl.constexpr,
     KEYS: tl.constexpr,
     PAGE: tl.constexpr,
@@ -179,8 +215,8 @@ def in_blocks(
     page = page_ids(pages, first, low, high, KEYS, PAGE)
     for block in range(first, high, KEYS):
         sums = add_block(
-            sums, q, position, page, block, keys, values, low, high, window, scale,
-            N_KV, WIDTH, PADDED, KEYS, PAGE, MASKED,
+            sums, q, turning, position, page, block, keys, values, low, high, window, scale,
+            N_KV, WIDTH, VALUE, PADDED, KEYS, PAGE, MASKED,
         )  # fmt: skip
         page = page_ids(pages, block + KEYS, low, high, KEYS, PAGE)
     return sums

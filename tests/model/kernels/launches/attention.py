@@ -8,6 +8,7 @@ from model.attention.rope import RopeRows
 from model.attention.tiles import Gpu
 from model.attention.triton import TritonAttention
 from model.batch import PageTable, Slice, StepBatch
+from model.latent_config import Heads
 from model.sampling_params import SamplingParams
 from model.step.packing import pack
 
@@ -31,6 +32,7 @@ def attention(
     dtype: torch.dtype,
     heads: tuple[int, int],
     width: int,
+    latent: int = 0,
     *,
     kv_dtype: torch.dtype | None = None,
     spans: tuple[tuple[int, int], ...] = (LONG, SHORT),
@@ -46,10 +48,11 @@ def attention(
             for start, stop in spans
         )
         (inputs,) = pack(StepBatch(slices), backend.page_size, [None], CPU).pools
-        cache = backend.allocate((4, heads[1], width), kv_dtype or dtype, CPU)
+        every = Heads(*heads, width, latent)
+        cache = backend.allocate((4, *every.cache_shape), kv_dtype or dtype, CPU)
         n = len(inputs.slots)
-        qkv = torch.empty(n, heads[0] + 2 * heads[1], width, dtype=dtype)
-        rope = RopeRows(torch.empty(n, 2, width // 2), torch.empty(n) if tempered else None)
+        qkv = torch.empty(n, every.n_heads + every.n_stored, width, dtype=dtype)
+        rope = RopeRows(torch.empty(n, 2, every.rope_dim // 2), torch.empty(n) if tempered else None)
         backend.attend(qkv, heads[0], rope, cache, backend.prepare(inputs))
 
     return launch
@@ -62,6 +65,9 @@ LAUNCHES: dict[str, tuple[Callable[[], None], tuple[int, ...]]] = {
     "attention, bfloat16, long": (attention(BF16, (32, 8), 128, spans=(LONG,)), (100,)),
     "attention, float32, odd group, wide odd head_dim": (attention(F32, (9, 3), 160), (86,)),
     "attention, float8": (attention(BF16, (32, 8), 128, kv_dtype=FP8, spans=(SHORT,)), (89,)),
+    "attention, latents of Small 4": (attention(BF16, (32, 1), 320, 256, tempered=True), (80, 89, 90)),
+    "attention, latents of Large 3": (attention(BF16, (128, 1), 576, 512, tempered=True), (89, 90)),
+    "attention, latents in float8": (attention(BF16, (32, 1), 320, 256, kv_dtype=FP8, deterministic=True), (90,)),
     "attention, deterministic": (attention(BF16, (32, 8), 128, deterministic=True, tempered=True), (90,)),
 }
 """The launched functions, and the compute capabilities, times ten, for which they are compiled."""
