@@ -93,13 +93,13 @@ class LatentConfig:
     @property
     def scale_words(self) -> str:
         """The scale of scores, for the log, and how to choose the other one."""
-        yarn = f"times {self.mscale:.5g}, which mscale_all_dim asks for"
+        yarn = f"times {self.mscale:.5g}"
         used = f"scores are scaled by {self.softmax_scale:.6g}, 1 / sqrt(head_dim)"
         if self.mscale == 1.0:
             return used
         if self.scaled:
-            return f"{used} {yarn}; without that: --softmax-scale base"
-        return f"{used}; transformers scales them {yarn}, the native file of Mistral Small 4 not: --softmax-scale yarn"
+            return f"{used} {yarn}, by YaRN; without that: --softmax-scale base"
+        return f"{used}; transformers scales those of Mistral Small 4 {yarn}, its native file not: --softmax-scale yarn"
 
     def n_parameters(self, dim: int, n_heads: int) -> int:
         """Number of weights of a layer's attention, its norms included."""

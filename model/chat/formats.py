@@ -3,6 +3,8 @@
 The content of a message is always plain text: the name of a control token in it never becomes that token.
 """
 
+import logging
+import re
 from collections.abc import Mapping, Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -17,6 +19,10 @@ from model.checkpoint.model_files import model_files
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.config import special_token, tokenizer_config
 from model.tokenizers.load import mistral_tokenizer_file
+
+log = logging.getLogger(__name__)
+_DATED = re.compile(r"replace\(\s*['\"]\{today\}")
+"""How a template fills in the date."""
 
 
 class ChatFormat(Protocol):
@@ -82,20 +88,34 @@ def load_chat(model: Traversable, tokenizer: Tokenizer, template: str | None = N
 
     The directory's template comes first, then a tokenizer file of Mistral's. In Hugging Face's layout the name
     `tokenizer.model` alone says nothing: models of other makers have such a file too.
+    A template that would tell the model `{today}` in place of a date, as that of Mistral Small 4, comes last.
     `template` is Jinja source that replaces the directory's. Raises ModelError for a template that is not valid Jinja.
     """
     directory = model_files(model)
     config = tokenizer_config(directory)
     sources = {"default": template} if template else _templates(directory, config)
+    file = _mistral_file(directory)
+    if file is not None and not template and _is_undated(sources.get("default", "")):
+        log.warning("the chat template has {today} where a date belongs: %s gives the format", file.name)
+        return MistralChat(file, tokenizer)
     if "default" in sources:
         ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
         named = {role: tokenizer.name(token) for role, token in ids.items() if token is not None}
         named |= {role: name for role in SPECIAL_TOKENS if (name := special_token(config, role))}
         return JinjaChat(sources["default"], tokenizer, named, sources.get("tool_use"))
+    return None if file is None else MistralChat(file, tokenizer)
+
+
+def _is_undated(source: str) -> bool:
+    return "{today}" in source and _DATED.search(source) is None
+
+
+def _mistral_file(directory: Traversable) -> Path | None:
+    """The tokenizer file from which mistral-common knows the format."""
     file = mistral_tokenizer_file(directory) if isinstance(directory, Path) else None
-    if file is not None and (file.name != "tokenizer.model" or layout(Path(str(directory))) == "native"):
-        return MistralChat(Path(str(file)), tokenizer)
-    return None
+    if file is None or (file.name == "tokenizer.model" and layout(Path(str(directory))) != "native"):
+        return None
+    return Path(str(file))
 
 
 def _templates(directory: Traversable, config: Mapping[str, Any]) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """ModelConfig from Mistral's params.json. Its keys are strict: one that is not known is an error, never ignored."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from model.checkpoint.configs.vision import read_native_vision
 from model.checkpoint.files import read_json
 from model.config import ModelConfig, QueryTemperature, RopeScaling
 from model.errors import ModelError, short
+from model.latent_config import LatentConfig
 
 FILE = "params.json"
 MAX_POSITION = 32_768
@@ -84,6 +86,8 @@ def read_params(directory: Path) -> ModelConfig:
     if latent is not None:
         check_head_dim(latent, head_dim, FILE)
         head_dim = latent.head_dim
+    if latent is not None and scaling is not None:
+        latent, scaling = _of_scores(latent, scaling)
     return ModelConfig(
         family="mistral4" if latent else "mixtral" if experts else "mistral",
         dim=dim,
@@ -186,6 +190,12 @@ def _yarn(raw: Mapping[str, Any]) -> RopeScaling | None:
         beta_slow=positive(yarn, "alpha", "yarn in params.json", 1.0),
         attention_factor=None if apply else 1.0,
     )
+
+
+def _of_scores(latent: LatentConfig, scaling: RopeScaling) -> tuple[LatentConfig, RopeScaling]:
+    """`apply_scale` of latent attention is for whole scores, as vLLM reads it, not for what rotates alone."""
+    applied = scaling.attention_factor is None
+    return replace(latent, mscale=scaling.stretched(1.0) ** 2, scaled=applied), replace(scaling, attention_factor=1.0)
 
 
 def _temperature(raw: Mapping[str, Any]) -> QueryTemperature | None:

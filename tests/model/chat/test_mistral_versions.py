@@ -393,6 +393,22 @@ def test_a_directory_in_hugging_faces_layout_speaks_it_too(file: str, tmp_path: 
     assert not isinstance(load_chat(tmp_path, load_tokenizer(tmp_path)), MistralChat)
 
 
+def test_a_template_with_a_place_for_a_date_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """That of Mistral Small 4 says `{today}` to the model. mistral-common has no default system prompt."""
+    write_directory(tmp_path, "tekken-v15")
+    system = "It is {today}, {yesterday} was the day before."
+    path = tmp_path / "chat_template.jinja"
+    path.write_text(f"{{{{ '{system}' }}}}{{{{ messages[0].content }}}}")
+    tokenizer = load_tokenizer(tmp_path)
+    chat = load_chat(tmp_path, tokenizer)
+    assert isinstance(chat, MistralChat)
+    assert "today" not in tokenizer.decode(chat.encode([{"role": "user", "content": "Hi"}]))
+    assert "tekken.json gives the format" in caplog.text
+    assert not isinstance(load_chat(tmp_path, tokenizer, path.read_text()), MistralChat), "it was asked for"
+    path.write_text(f"{{{{ '{system}'.replace('{{today}}', strftime_now('%d')) }}}}")
+    assert not isinstance(load_chat(tmp_path, tokenizer), MistralChat)
+
+
 def test_tokenizer_model_alone_says_nothing_in_hugging_faces_layout(tmp_path: Path) -> None:
     write_directory(tmp_path, "spm-v1")
     assert load_chat(tmp_path, load_tokenizer(tmp_path)) is not None

@@ -13,7 +13,7 @@ from model.checkpoint.families import read_config
 from model.errors import ModelError
 from tests.model.checkpoint.gguf_files import write
 from tests.model.driving import network
-from tests.model.network.latent_models import LLAMA_4, ROPE, logprobs, mistral4, native_tensors
+from tests.model.network.latent_models import logprobs, mistral4, native_tensors
 from tests.model.network.oracles import TOKENS
 
 NAMES = {
@@ -34,8 +34,6 @@ NAMES = {
     "shared_experts.w3": "ffn_up_shexp",
 }
 GLOBAL = {"tok_embeddings": "token_embd", "norm": "output_norm", "output": "output"}
-UNSCALED = {**ROPE, **LLAMA_4, "mscale": 0.0, "attention_factor": 1.0}
-"""What the native file says with `apply_scale: false`, for transformers."""
 FACTORS = {"Q4_K": ((0, 2e-4), (2, 1.5e-3)), "Q6_K": ((208, 7e-5),)}
 """Bytes of the float16 factors in a block, and their sizes."""
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 256, "q_lora_rank": 256}
@@ -153,7 +151,7 @@ def superblocks(kind: str, shape: tuple[int, ...], random: np.random.Generator) 
 
 @pytest.mark.parametrize("architecture", ["deepseek2", "mistral4"])
 def test_log_probabilities_are_those_of_transformers(architecture: str, tmp_path: Path) -> None:
-    model = mistral4(rope_parameters=UNSCALED)
+    model = mistral4()
     expected = logprobs(model)
     path = save(model, tmp_path / "m.gguf", architecture)
     found = network(path).whole(TOKENS).log_softmax(-1)
@@ -166,7 +164,7 @@ def test_quantized_files_mean_what_the_package_says(
     kind: str, sizes: dict[str, int], scheme: str, tmp_path: Path
 ) -> None:
     """int4 keeps the blocks; activations of 8 bits are its error."""
-    model = mistral4(rope_parameters=UNSCALED, **sizes)
+    model = mistral4(**sizes)
     path = save(model, tmp_path / "m.gguf", "deepseek2", kind)
     with torch.no_grad():
         meant = reread(path, model)
@@ -214,7 +212,7 @@ def reread(path: Path, model: Any) -> Any:
 
 def test_the_multiplier_of_yarn_does_not_scale_scores(tmp_path: Path) -> None:
     """llama.cpp multiplies by m squared for a multiplier of 0.1; the model was trained without it."""
-    latent = read_config(save(mistral4(rope_parameters=UNSCALED), tmp_path / "m.gguf", "deepseek2")).latent
+    latent = read_config(save(mistral4(), tmp_path / "m.gguf", "deepseek2")).latent
     assert latent is not None
     assert latent.softmax_scale == 20**-0.5
     assert latent.mscale == pytest.approx((1 + 0.1 * np.log(8)) ** 2)
@@ -222,6 +220,6 @@ def test_the_multiplier_of_yarn_does_not_scale_scores(tmp_path: Path) -> None:
 
 def test_experts_whose_weights_are_not_normed_are_refused(tmp_path: Path) -> None:
     """As in DeepSeek V2."""
-    path = save(mistral4(rope_parameters=UNSCALED), tmp_path / "m.gguf", "deepseek2", norm=False)
+    path = save(mistral4(), tmp_path / "m.gguf", "deepseek2", norm=False)
     with pytest.raises(ModelError, match="no expert_weights_norm"):
         read_config(path)

@@ -24,7 +24,9 @@ ROPE = {
     "beta_slow": 1.0,
     "mscale": 1.0,
     "mscale_all_dim": 0.0,
+    "attention_factor": 1.0,
 }
+"""Neither scores nor the channels that rotate are scaled, as in published native files."""
 LLAMA_4 = {"llama_4_scaling_beta": 0.4}
 SHAPE: Mapping[str, Any] = {
     "vocab_size": VOCAB,
@@ -71,7 +73,7 @@ def mistral3(**changes: Any) -> Any:
 
 def deepseek_v3(**changes: Any) -> Any:
     """DeepSeek V3 without experts, whose router is another one."""
-    sizes = _sizes({**ROPE, "mscale": 0.0}, {"first_k_dense_replace": SHAPE["num_hidden_layers"], **changes})
+    sizes = _sizes(ROPE, {"first_k_dense_replace": SHAPE["num_hidden_layers"], **changes})
     config = transformers.DeepseekV3Config(**sizes)
     return filled(transformers.DeepseekV3ForCausalLM(config))
 
@@ -146,7 +148,8 @@ def native_params(config: Any, **changes: Any) -> dict[str, Any]:
     rope = config.rope_parameters
     original = rope["original_max_position_embeddings"]
     yarn = {"factor": rope["factor"], "original_max_position_embeddings": original}
-    yarn |= {"beta": rope["beta_fast"], "alpha": rope["beta_slow"], "apply_scale": True}
+    yarn |= {"beta": rope["beta_fast"], "alpha": rope["beta_slow"]}
+    yarn["apply_scale"] = bool(rope["mscale_all_dim"])
     params = {
         "dim": config.hidden_size,
         "n_layers": config.num_hidden_layers,

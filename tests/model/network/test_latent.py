@@ -12,7 +12,6 @@ from torch import Tensor
 
 from model.attention.paged import PagedAttention
 from model.attention.rope import frequencies, temperatures
-from model.checkpoint.configs.latent import read_latent
 from model.checkpoint.families import read_config
 from model.checkpoint.open import open_checkpoint
 from model.config import QueryTemperature, Rope, RopeScaling
@@ -30,7 +29,7 @@ from model.sharding.layout import Layout
 from model.sharding.shard import shard_of
 from tests.model.attention.attending import SWIFT, make
 from tests.model.checkpoint.native_files import tensors_of
-from tests.model.checkpoint.published import NATIVE_SMALL_4, written
+from tests.model.checkpoint.published import NATIVE_SMALL_4, ROWS, written
 from tests.model.driving import Driver, loaded, storages, tiny
 from tests.model.network.latent_models import (
     LLAMA_4,
@@ -47,12 +46,12 @@ from tests.model.network.oracles import TOKENS, rename
 
 MODELS: dict[str, Callable[[], Any]] = {
     "text": mistral4,
+    "scaled where it rotates": lambda: mistral4(rope_parameters={**ROPE, **LLAMA_4, "attention_factor": None}),
     "text and images": mistral3,
     "queries of full rank": lambda: mistral4(q_lora_rank=None),
     "a latent of 256": lambda: mistral4(kv_lora_rank=256, qk_rope_head_dim=64, qk_nope_head_dim=64, v_head_dim=128),
 }
 SMALL_4 = RopeScaling("yarn", 128.0, 8192, mscale=1.0, mscale_all_dim=1.0)
-SIZES = {"q_lora_rank": 1024, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 128}
 
 
 def agree(directory: Path, backend: str, chunk: int | None, expected: Tensor) -> None:
@@ -86,19 +85,26 @@ def test_deepseek_v3_has_the_same_attention(rank: int | None, tmp_path: Path) ->
 
 
 def test_the_scale_of_native_files_obeys_apply_scale(tmp_path: Path) -> None:
-    """`false`: neither the scores nor the part that rotates is scaled."""
-    model = mistral4(rope_parameters={**ROPE, **LLAMA_4, "mscale": 0.0, "attention_factor": 1.0})
-    params = native_params(model.config)
-    directory = save_native(model, tmp_path, yarn=params["yarn"] | {"apply_scale": False})
-    agree(directory, "sdpa", None, logprobs(model))
+    """`true`, or nothing: scores are scaled as transformers scales them for mscale_all_dim 1. `false`: they are not."""
+    for applied, all_dim in ((False, 0.0), (True, 1.0)):
+        model = mistral4(rope_parameters={**ROPE, **LLAMA_4, "mscale_all_dim": all_dim})
+        directory = save_native(model, tmp_path / str(applied))
+        assert json.loads((directory / "params.json").read_text())["yarn"]["apply_scale"] is applied
+        agree(directory, "sdpa", None, logprobs(model))
+    yarn = native_params(model.config)["yarn"]
+    del yarn["apply_scale"]
+    agree(save_native(model, tmp_path / "silent", yarn=yarn), "sdpa", None, logprobs(model))
 
 
-def test_both_scales_of_mistral_small_4() -> None:
+def test_both_scales_of_mistral_small_4(tmp_path: Path) -> None:
     """Trained with the first; transformers 5.23 and llama.cpp compute the second."""
-    latent = read_latent(SIZES, "config.json", SMALL_4)
-    assert latent is not None
-    assert latent.softmax_scale == pytest.approx(0.0883883, rel=1e-6)
-    assert latent.head_dim**-0.5 * latent.mscale == pytest.approx(0.194969, rel=1e-5)
+    for name in ("Small 4", "Small 4, native"):
+        config, scales = read_config(written(name, tmp_path)), []
+        (tmp_path / ROWS[name].file).unlink()
+        for scale in ("auto", "base", "yarn"):
+            latent = decide(config, "floats", None, options(softmax_scale=scale), Abilities("cpu")).config.latent
+            scales.append(0.0 if latent is None else latent.softmax_scale)
+        assert scales == pytest.approx([0.0883883, 0.0883883, 0.194969], rel=1e-5), name
 
 
 def test_the_scale_of_hugging_face_files(tmp_path: Path) -> None:
