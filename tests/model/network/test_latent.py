@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -290,6 +291,22 @@ def test_the_first_of_four_ranks_of_small_4(tmp_path: Path) -> None:
     tables = 2 * 131_072 * 4096 // 4
     assert plan.weights == 2 * (36 * (whole + parts // 4) + tables + 4096) + plan.encoder
     assert plan.token == 36 * 640
+
+
+def test_tensors_of_small_4_are_those_of_its_published_file(tmp_path: Path) -> None:
+    """Its NVFP4 file has 56,313 tensors, 222 of them for images, and 70,801,959,560 bytes.
+
+    Each of 13,932 matrices of experts has codes, a scale of 16 weights, and two numbers, one of them in two bytes for
+    shared experts. All else is bfloat16.
+    """
+    found = weights.places(shard_of(read_config(written("Small 4, native", tmp_path))))
+    shapes = {name: place.shape for name, place in found}
+    experts = {name: math.prod(shape) for name, shape in shapes.items() if "experts." in name}
+    images = [name for name in shapes if name.startswith(("vision_", "patch_merger.", "pre_mm_"))]
+    assert (len(experts), len(images), len(shapes) + 3 * len(experts)) == (13_932, 222, 56_313)
+    n_bytes = sum(2 * math.prod(shape) for name, shape in shapes.items() if name not in experts)
+    n_bytes += sum(n // 2 + n // 16 + 4 + (2 if "shared" in name else 4) for name, n in experts.items())
+    assert n_bytes == 70_801_959_560
 
 
 def test_the_log_names_the_scale(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
