@@ -1,4 +1,4 @@
-"""Configurations with latent attention: sizes, both scales of scores, what is refused, plans, and the census of tensors."""
+"""Configurations with latent attention: both scales of scores, refusals, plans, the census of tensors."""
 
 import json
 import logging

@@ -93,16 +93,12 @@ def test_the_scale_of_hugging_face_files(tmp_path: Path) -> None:
     config = read_config(tmp_path)
     assert config.latent is not None
     assert config.latent.softmax_scale == 20**-0.5
-    wanted = decide(config, "floats", None, options(softmax_scale="yarn"), Abilities("cpu")).config
+    wanted = decide(config, "floats", None, RunnerOptions("", softmax_scale="yarn"), Abilities("cpu")).config
     assert wanted.latent is not None
     assert wanted.latent.softmax_scale == pytest.approx(model.model.layers[0].self_attn.scaling)
     dense = read_config(save_native(deepseek_v3(q_lora_rank=None), tmp_path / "other"))
     assert dense.latent is not None
     assert dense.latent.softmax_scale == 20**-0.5
-
-
-def options(**changes: Any) -> RunnerOptions:
-    return RunnerOptions(**{"model": "", **changes})
 
 
 @pytest.fixture(scope="module")
