@@ -237,8 +237,8 @@ def profile(runner: ModelRunner, clock: Clock, shape: Shape, n_steps: int) -> di
         runner.executor = served if number % 2 else layers
     runner.executor = served
     whole, by_part = map(fastest, counted)
-    parts = (*AROUND, *dict(products(runner)), "step")
-    return {part: mean(by_part, part) for part in parts} | {"served": mean(whole, "step")}
+    every = (*AROUND, *dict(products(runner)), "step")
+    return {part: mean(by_part, part) for part in every} | {"served": mean(whole, "step")}
 
 
 def fastest(steps: list[dict[str, float]]) -> list[dict[str, float]]:
@@ -311,9 +311,14 @@ def table(cases: dict[str, tuple[dict[str, float], dict[str, float]]]) -> Table:
 def load(model: str, scheme: str) -> ModelRunner:
     if model != "small-4":
         return engine.load(model, **engine.SCHEMES[scheme])
-    options = {"model": model, "device": "cpu", "max_model_len": 16_384, "cache_memory": 2**28}
+    options: dict[str, Any] = {
+        "device": "cpu",
+        "max_model_len": 16_384,
+        "cache_memory": 2**28,
+        **engine.SCHEMES[scheme],
+    }
     made = random_weights.checkpoint(SMALL_4, torch.device("cpu"))
-    return load_from(made, RunnerOptions(**(options | engine.SCHEMES[scheme])), lambda stage, done: None)
+    return load_from(made, RunnerOptions(model, **options), lambda stage, done: None)
 
 
 def main() -> None:

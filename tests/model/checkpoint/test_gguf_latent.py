@@ -158,7 +158,11 @@ def test_log_probabilities_are_those_of_transformers(architecture: str, tmp_path
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize(("kind", "sizes"), [("Q8_0", WIDTHS), ("Q4_0", WIDTHS), ("Q4_K_M", WIDE)], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [("Q8_0", WIDTHS), ("Q4_0", WIDTHS), ("Q4_K_M", WIDE)],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
 @pytest.mark.parametrize("scheme", ["none", "int4"])
 def test_quantized_files_mean_what_the_package_says(
     kind: str, sizes: dict[str, int], scheme: str, tmp_path: Path
