@@ -318,7 +318,7 @@ def load(model: str, scheme: str) -> ModelRunner:
         **engine.SCHEMES[scheme],
     }
     made = random_weights.checkpoint(SMALL_4, torch.device("cpu"))
-    return load_from(made, RunnerOptions(model, **options), lambda stage, done: None)
+    return load_from(made, RunnerOptions(model, **options, **engine.SCHEMES[scheme]), lambda stage, done: None)
 
 
 def main() -> None:

@@ -39,6 +39,7 @@ FACTORS = {"Q4_K": ((0, 2e-4), (2, 1.5e-3)), "Q6_K": ((208, 7e-5),)}
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 256, "q_lora_rank": 256}
 WIDE |= {"kv_lora_rank": 256, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 64}
 WIDTHS = {"hidden_size": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32}
+KINDS = [("Q8_0", WIDTHS), ("Q4_0", WIDTHS), ("Q4_K_M", WIDE)]
 
 
 def tensors(model: Any, joined: bool) -> dict[str, np.ndarray]:
@@ -158,11 +159,7 @@ def test_log_probabilities_are_those_of_transformers(architecture: str, tmp_path
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("kind", "sizes"),
-    [("Q8_0", WIDTHS), ("Q4_0", WIDTHS), ("Q4_K_M", WIDE)],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
+@pytest.mark.parametrize(("kind", "sizes"), KINDS, ids=[kind for kind, _ in KINDS])
 @pytest.mark.parametrize("scheme", ["none", "int4"])
 def test_quantized_files_mean_what_the_package_says(
     kind: str, sizes: dict[str, int], scheme: str, tmp_path: Path
