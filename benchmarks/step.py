@@ -311,12 +311,7 @@ def table(cases: dict[str, tuple[dict[str, float], dict[str, float]]]) -> Table:
 def load(model: str, scheme: str) -> ModelRunner:
     if model != "small-4":
         return engine.load(model, **engine.SCHEMES[scheme])
-    options: dict[str, Any] = {
-        "device": "cpu",
-        "max_model_len": 16_384,
-        "cache_memory": 2**28,
-        **engine.SCHEMES[scheme],
-    }
+    options: dict[str, Any] = {"device": "cpu", "max_model_len": 16_384, "cache_memory": 2**28}
     made = random_weights.checkpoint(SMALL_4, torch.device("cpu"))
     return load_from(made, RunnerOptions(model, **options, **engine.SCHEMES[scheme]), lambda stage, done: None)
 

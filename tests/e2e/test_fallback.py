@@ -52,7 +52,7 @@ def test_latent_attention_is_served(dtype: str, tmp_path: Path, monkeypatch: pyt
     runner = create(lambda stage, done: None, **options)
     assert (runner.info.description["kernels"], runner.info.description["attention"]) == ("torch", "sdpa")
     expected = logprobs(model)[range(len(TOKENS) - 1), TOKENS[1:]]
-    for max_step_tokens in (7, 512):
+    for max_step_tokens in (13, 512):
         (found,) = scores(runner, [TOKENS], max_step_tokens)
         if dtype == "float32":
             torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)

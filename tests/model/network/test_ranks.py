@@ -64,7 +64,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     @cache
     def made(kind: str) -> tuple[Path, list[int], Tensor]:
         directory = tmp_path_factory.mktemp("hf")
-        model = mistral4() if kind == "mistral4" else oracles.build(kind)
+        model = mistral4(n_routed_experts=8) if kind == "mistral4" else oracles.build(kind)
         model.save_pretrained(directory)
         with torch.no_grad():
             tokens = list(PROMPT)

@@ -61,11 +61,14 @@ static int64_t divide(block *b, void *scratch) {
     return a.used + widest * a_channel + (e->n_experts + 1) * ALIGNED;
 }
 
-/* Logits [n_experts] of a token, GATES experts at a time. Beyond the last expert the last one is computed again. */
-INLINE void score(const block *b, const float *x, float *logits) {
+/* A number that can be compared: NaN is the least. */
+INLINE float ordered(float x) { return x != x || x < -3e38f ? -3e38f : x > 3e38f ? 3e38f : x; }
+
+/* Logits of experts from..end-1 for a token, GATES experts at a time. Beyond the last expert the last one is computed again. */
+INLINE void score(const block *b, const float *x, float *logits, int from, int end) {
     int n = b->dim, n_experts = (int)b->e->n_experts;
     float factor = b->norm ? inverse_rms(x, n, b->eps) : 1;
-    for (int first = 0; first < n_experts; first += GATES) {
+    for (int first = from; first < end; first += GATES) {
         const float *gates[GATES];
         wide totals[GATES] = {0};
         for (int j = 0; j < GATES; j++) gates[j] = b->e->gate + least_of(first + j, n_experts - 1) * n;
@@ -76,12 +79,9 @@ INLINE void score(const block *b, const float *x, float *logits) {
                 if (b->norm) v = v * splat(factor) * load_row(b->norm, n, at);
                 UNROLL for (int j = 0; j < GATES; j++) totals[j].part[k] = fused(v, load_row(gates[j], n, at), totals[j].part[k]);
             }
-        for (int j = 0; j < GATES && first + j < n_experts; j++) logits[first + j] = sum_wide(totals[j]);
+        for (int j = 0; j < GATES && first + j < n_experts; j++) logits[first + j] = ordered(sum_wide(totals[j]));
     }
 }
-
-/* A number that can be compared: NaN is the least. */
-INLINE float ordered(float x) { return x != x || x < -3e38f ? -3e38f : x > 3e38f ? 3e38f : x; }
 
 /* Chooses the n_used greatest logits, of equals the first, and overwrites them. Their shares are the softmax over the
  * chosen, times routed_scale. That equals softmax over all experts, renormalised over the chosen. */
@@ -100,15 +100,23 @@ INLINE void choose_experts(const experts_t *e, float *logits, int32_t *chosen, f
     for (int k = 0; k < e->n_used; k++) shares[k] = shares[k] / total * e->routed_scale;
 }
 
-static void route_some(void *context, int task, int thread) {
+/* The number of tasks that share the logits of a row: several if there are fewer rows than threads would need. */
+INLINE int gate_tasks(const block *b) {
+    return ROW_TASKS(b->n_rows) < noria_thread_count() ? (int)(b->e->n_experts + 2 * GATES - 1) / (2 * GATES) : 1;
+}
+
+static void score_some(void *context, int task, int thread) {
     const block *b = context;
-    int64_t n_experts = b->e->n_experts, n_used = b->e->n_used;
-    for (int64_t row = task * ROWS_A_TASK; row < b->n_rows && row < (task + 1) * ROWS_A_TASK; row++) {
-        float *logits = b->logits + row * n_experts;
-        score(b, b->x + row * b->dim, logits);
-        for (int i = 0; i < n_experts; i++) logits[i] = ordered(logits[i]);
-        choose_experts(b->e, logits, b->chosen + row * n_used, b->shares + row * n_used);
-    }
+    const int64_t n_experts = b->e->n_experts, n = gate_tasks(b), each = n > 1 ? 2 * GATES : n_experts, from = task % n * each;
+    for (int64_t row = task / n * ROWS_A_TASK; row < b->n_rows && row < (task / n + 1) * ROWS_A_TASK; row++)
+        score(b, b->x + row * b->dim, b->logits + row * n_experts, (int)from, (int)least_of(from + each, n_experts));
+}
+
+static void choose_some(void *context, int task, int thread) {
+    const block *b = context;
+    const int64_t n_used = b->e->n_used;
+    for (int64_t row = task * ROWS_A_TASK; row < b->n_rows && row < (task + 1) * ROWS_A_TASK; row++)
+        choose_experts(b->e, b->logits + row * b->e->n_experts, b->chosen + row * n_used, b->shares + row * n_used);
 }
 
 /* Sorts the pairs by expert, in order of tokens. */
@@ -182,7 +190,8 @@ void EXPORT(experts)(const experts_t *e, const float *x, int64_t n_rows, const f
     int kind = norm ? NORMED : PLAIN, row_tasks = ROW_TASKS(b.n_rows);
     if (!n_rows) return;
     divide(&b, scratch);
-    noria_parallel(route_some, &b, row_tasks);
+    noria_parallel(score_some, &b, row_tasks * gate_tasks(&b));
+    noria_parallel(choose_some, &b, row_tasks);
     sort(&b);
     multiply_all(&b, e->w13, kind);
     if (e->shared_w13) GLUE(linear, VARIANT)(e->shared_w13, x, n_rows, kind, norm, eps, b.shared_gate_up, 0, b.rest);
