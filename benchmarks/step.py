@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -313,7 +314,8 @@ def load(model: str, scheme: str) -> ModelRunner:
         return engine.load(model, **engine.SCHEMES[scheme])
     options: dict[str, Any] = {"device": "cpu", "max_model_len": 16_384, "cache_memory": 2**28}
     made = random_weights.checkpoint(SMALL_4, torch.device("cpu"))
-    return load_from(made, RunnerOptions(model, **options, **engine.SCHEMES[scheme]), lambda stage, done: None)
+    with TemporaryDirectory() as empty:  # where a tokenizer is looked for
+        return load_from(made, RunnerOptions(empty, **options, **engine.SCHEMES[scheme]), lambda stage, done: None)
 
 
 def main() -> None:
