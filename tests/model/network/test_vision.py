@@ -96,19 +96,6 @@ def test_embeddings_are_those_of_transformers(kind: str, saved: Saved) -> None:
         close(ours(pixels, *size), expected, 1e-5)
 
 
-@pytest.mark.parametrize("scheme", ["none", "bfloat16"])
-def test_heads_of_mistral_large_3(scheme: str, tmp_path: Path) -> None:
-    """They have 104 channels, no power of two."""
-    torch.manual_seed(2)
-    theirs = pixtral.mistral3(hidden_size=208, num_attention_heads=2, head_dim=104).eval()
-    theirs.save_pretrained(tmp_path)
-    pixels = image(3, 5, 28)
-    with torch.no_grad():
-        values = pixel_values([pixels], 14)
-        found = theirs.model.get_image_features(values, image_sizes=sizes([pixels]), vision_feature_layer=-1)
-    close(vision(tmp_path, scheme)(pixels, 3, 5), found.pooler_output[0], 1e-5 if scheme == "none" else 0.05)
-
-
 @pytest.mark.parametrize("declared", [{"hidden_act": "gelu"}, {}], ids=str)
 def test_an_encoder_with_gelu(declared: dict[str, str], saved: Saved, tmp_path: Path) -> None:
     """Its hidden states are those of transformers, which takes gelu where no activation is named."""
