@@ -40,13 +40,13 @@ INLINE void unpack_group(const int FORMAT, const uint8_t *record, uint8_t to[8][
     }
 }
 
-INLINE void unpack_panel(const int FORMAT, const uint8_t *record, panel *p) {
+INLINE void unpack_panel(const int FORMAT, const uint8_t *record, int n_groups, panel *p) {
     if (FORMAT == Q4_K) decode_block(record, p->n_groups, p->tables[0][0]);
     for (int g = 0; g < p->n_groups; record += AFTER(FORMAT, g), g++) {
         unpack_group(FORMAT, record, p->weights[g]);
         if (FORMAT == Q4_K) continue;
         vf scale, minimum;
-        load_tables(FORMAT, record, g, 0, &scale, &minimum);
+        load_tables(FORMAT, record, p->first + g, n_groups, 0, &scale, &minimum);
         store(p->tables[g][0], scale);
         store(p->tables[g][1], minimum);
     }
@@ -55,11 +55,11 @@ INLINE void unpack_panel(const int FORMAT, const uint8_t *record, panel *p) {
 /* Unpacks the panel of block p->block that begins with group p->first. Its products will prefetch the next panel, as
  * far as it lies before `end`. */
 static void unpack_any(const call *c, panel *p, const uint8_t *end) {
-    const int64_t bytes = RECORD(c->w->format);
-    const uint8_t *record = c->w->packed + ((int64_t)p->block * c->n_groups + p->first) * bytes;
+    const int64_t bytes = RECORD(c->w->format), before = p->first * (IS_FP4(c->w->format) ? 256 : bytes);
+    const uint8_t *record = c->w->packed + (int64_t)p->block * c->n_groups * bytes + before;
     p->soon = record + p->n_groups * bytes;
     p->stop = end - p->soon < PANEL * bytes ? end : p->soon + PANEL * bytes;
-#define UNPACK(F) case F: unpack_panel(F, record, p); break;
+#define UNPACK(F) case F: unpack_panel(F, record, c->n_groups, p); break;
     switch (c->w->format) { UNPACK(Q8) UNPACK(Q8_MIN) UNPACK(Q4) UNPACK(Q4_MIN) UNPACK(Q4_K) UNPACK(NVFP4) UNPACK(MXFP4) }
 #undef UNPACK
 }

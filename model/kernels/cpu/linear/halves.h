@@ -32,7 +32,7 @@ INLINE void tile_halves(const call *c, const int R, const int C, int row, int bl
     const int32_t *zero = c->zero + 2 * first;
     vf totals[MOST_ROWS][MOST_BLOCKS * VECTORS];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) totals[r][v] = splat(0);
-    for (int g = 0; g < G; g++, record += RECORD(NVFP4), x += 32, zero += 2) {
+    for (int g = 0; g < G; g++, record += AFTER(NVFP4, g), x += 32, zero += 2) {
         vi acc[MOST_ROWS][MOST_BLOCKS * VECTORS];
         vf low[MOST_ROWS][MOST_BLOCKS * VECTORS];
         if (3 * R * V > REGISTERS) __asm__ volatile("" : : "r"(totals) : "memory"); /* totals stay in memory */
@@ -42,7 +42,7 @@ INLINE void tile_halves(const call *c, const int R, const int C, int row, int bl
         sum_half(1, R, C, acc, record, next, x, stride, zero, 2 * G, 0, 0);
         UNROLL for (int v = 0; v < V; v++) {
             vf low_scale, high_scale;
-            load_tables(NVFP4, record + v / VECTORS * next, g, v % VECTORS * LANES, &low_scale, &high_scale);
+            load_tables(NVFP4, record + v / VECTORS * next, g, G, v % VECTORS * LANES, &low_scale, &high_scale);
             UNROLL for (int r = 0; r < R; r++) {
                 vf both = add_halves(low[r][v], __builtin_convertvector(acc[r][v], vf), low_scale, high_scale);
                 totals[r][v] = fused(both, splat(scale[r * G + g]), totals[r][v]);

@@ -49,7 +49,7 @@ INLINE void slab(const call *c, const int FORMAT, int row, int block) {
         multiply_tiles(c->q + (first + g) * 32, (int64_t)G * 32, w, sums);
         UNROLL for (int v = 0; v < VECTORS; v++) {
             vf weight_scale, minimum;
-            load_tables(FORMAT, record, g, v * LANES, &weight_scale, &minimum);
+            load_tables(FORMAT, record, g, G, v * LANES, &weight_scale, &minimum);
             UNROLL for (int r = 0; r < TILE_ROWS; r++) {
                 int64_t at = first + r * G + g;
                 vi exact = load_int(sums[r] + v * LANES) + splat_int(c->zero[at]);

@@ -220,16 +220,14 @@ INLINE void pack_fp4_group(const uint8_t *from, uint8_t *to) {
 static void pack_fp4_outputs(void *context, int task, int thread) {
     const fp4_rows *c = context;
     const int64_t groups = c->w->n_in / GROUP, a_group = c->w->format == NVFP4 ? 2 : 1, block = c->first / OUTPUTS + task;
-    const int64_t bytes = OUTPUTS * (GROUP / 2 + a_group);
+    enum { CODES = OUTPUTS * GROUP / 2 };
     for (int64_t n = block * OUTPUTS; n < (block + 1) * OUTPUTS; n++) {
         const int64_t from = n - c->first, within = n % OUTPUTS;
         if (from < 0 || from >= c->n) continue;
         const uint8_t *codes = c->codes + from * c->code_stride, *scales = c->scales + from * c->scale_stride;
-        uint8_t *record = (uint8_t *)c->w->packed + block * groups * bytes;
-        for (int64_t g = 0; g < groups; g++, record += bytes, codes += GROUP / 2) {
-            pack_fp4_group(codes, record + within * 4);
-            for (int64_t i = 0; i < a_group; i++) record[GROUP / 2 * OUTPUTS + i * OUTPUTS + within] = *scales++;
-        }
+        uint8_t *to = (uint8_t *)c->w->packed + block * groups * (CODES + a_group * OUTPUTS);
+        for (int64_t g = 0; g < groups; g++) pack_fp4_group(codes + g * GROUP / 2, to + g * CODES + within * 4);
+        for (int64_t i = 0; i < groups * a_group; i++) to[groups * CODES + i * OUTPUTS + within] = scales[i];
     }
 }
 

@@ -19,8 +19,11 @@ enum { MOST_ROWS = 8, MOST_BLOCKS = 4 }; /* of a tile */
 #define RECORD(format) \
     (format == INT8 ? 1024 : format == BF16 ? 2048 : format == Q4_K ? SUPERBLOCK / IN_SUPERBLOCK \
      : (IS_NIBBLES(format) ? 256 : 512) + (HAS_MINIMA(format) ? 4 : format == MXFP4 ? 1 : 2) * BLOCK)
-/* Bytes from group g to the next: a superblock of Q4_K has the weights of its groups, then their tables. */
-#define AFTER(format, g) (format == Q4_K ? (g % IN_SUPERBLOCK < IN_SUPERBLOCK - 1 ? 256 : SUPERBLOCK - 7 * 256) : RECORD(format))
+/* Bytes from the weights of group g to the next ones: a superblock of Q4_K has the weights of its groups, then their tables, and a
+ * block of FP4 has the weights of all groups, which then begin with lines of the cache. */
+#define AFTER(format, g) \
+    (format == Q4_K  ? (g % IN_SUPERBLOCK < IN_SUPERBLOCK - 1 ? 256 : SUPERBLOCK - 7 * 256) \
+     : IS_FP4(format) ? 256 : RECORD(format))
 
 /* Steps of a group in `tile`, and the bytes of a block that one step reads. */
 #define STEPS(format) (IS_NIBBLES(format) ? 4 : format == BF16 ? 32 : QUADS(format))
@@ -103,17 +106,18 @@ static __attribute__((noinline)) void decode_block(const uint8_t *record, int n_
             }
 }
 
-/* Scales and minima of group g for LANES outputs from `lane`; of NVFP4 the scales of the lower half and of the upper one.
- * `record` has the weights of the group. */
-INLINE void load_tables(const int FORMAT, const uint8_t *record, int g, int lane, vf *scale, vf *minimum) {
+/* Scales and minima of group g of n_groups for LANES outputs from `lane`; of NVFP4 the scales of the lower half and of the upper
+ * one. `record` has the weights of the group. */
+INLINE void load_tables(const int FORMAT, const uint8_t *record, int g, int n_groups, int lane, vf *scale, vf *minimum) {
     if (FORMAT == Q4_K) {
         decode_tables(record + (IN_SUPERBLOCK - g % IN_SUPERBLOCK) * 256, g % IN_SUPERBLOCK, lane, scale, minimum);
         return;
     }
     *minimum = splat(0);
     if (IS_FP4(FORMAT)) {
-        *scale = FORMAT == MXFP4 ? load_e8m0(record + 256 + lane) : load_e4m3(record + 256 + lane);
-        if (FORMAT == NVFP4) *minimum = load_e4m3(record + 256 + BLOCK + lane);
+        const uint8_t *scales = record + (n_groups - g) * 256 + g * (RECORD(FORMAT) - 256) + lane;
+        *scale = FORMAT == MXFP4 ? load_e8m0(scales) : load_e4m3(scales);
+        if (FORMAT == NVFP4) *minimum = load_e4m3(scales + BLOCK);
         return;
     }
     const uint8_t *tables = record + (IS_NIBBLES(FORMAT) ? 256 : 512) + lane * 2;
@@ -158,7 +162,7 @@ INLINE void tile(const call *c, const int FORMAT, const int R, const int C, int 
                 const float *from = decoded + (v / VECTORS * G + g) * 2 * BLOCK + v % VECTORS * LANES;
                 weight_scale = load(from), minimum = load(from + BLOCK);
             } else {
-                load_tables(FORMAT, record + v / VECTORS * next, g, v % VECTORS * LANES, &weight_scale, &minimum);
+                load_tables(FORMAT, record + v / VECTORS * next, g, G, v % VECTORS * LANES, &weight_scale, &minimum);
             }
             UNROLL for (int r = 0; r < R; r++)
                 totals[r][v] = add_group(FORMAT, totals[r][v], acc[r][v], weight_scale, minimum, scale[r * G + g], total[r * G + g]);
