@@ -20,7 +20,7 @@ enum { MOST_ROWS = 8, MOST_BLOCKS = 4 }; /* of a tile */
     (format == INT8 ? 1024 : format == BF16 ? 2048 : format == Q4_K ? SUPERBLOCK / IN_SUPERBLOCK \
      : (IS_NIBBLES(format) ? 256 : 512) + (HAS_MINIMA(format) ? 4 : format == MXFP4 ? 1 : 2) * BLOCK)
 /* Bytes from the weights of group g to the next ones: a superblock of Q4_K has the weights of its groups, then their tables, and a
- * block of FP4 has the weights of all groups, which then begin with lines of the cache. */
+ * block of FP4 the weights of all groups, then their scales: no load of weights crosses a line of the cache. */
 #define AFTER(format, g) \
     (format == Q4_K  ? (g % IN_SUPERBLOCK < IN_SUPERBLOCK - 1 ? 256 : SUPERBLOCK - 7 * 256) \
      : IS_FP4(format) ? 256 : RECORD(format))
