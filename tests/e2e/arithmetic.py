@@ -7,10 +7,12 @@ import sys
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from model.loading import create
 from model.sampling_params import SamplingParams
+from tests.e2e.nvfp4_model import in_nvfp4
 from tests.e2e.served import COUNTING, GREEDY, prompt
 from tests.e2e.without_server import serve
 
@@ -18,6 +20,7 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "int8": {"quantize": "int8"},
     "int4": {"quantize": "int4"},
     "bfloat16": {"dtype": "bfloat16"},
+    "nvfp4": {},
 }
 SAMPLED = SamplingParams(temperature=1.5, seed=5, max_tokens=96)
 """At this temperature a token often depends on the last bits of the logits."""
@@ -34,7 +37,9 @@ REQUESTS = [
 def answer_hash(model: Path, scheme: str) -> str:
     """The hash of all tokens, with the kernels that the environment names."""
     options = {"max_model_len": 512, "cache_memory": 128 * 2**20, **SCHEMES[scheme]}
-    answers, _ = serve(create(lambda stage, done: None, model=str(model), device="cpu", **options), REQUESTS)
+    with TemporaryDirectory() as folder:
+        served = in_nvfp4(model, Path(folder)) if scheme == "nvfp4" else model
+        answers, _ = serve(create(lambda stage, done: None, model=str(served), device="cpu", **options), REQUESTS)
     tokens = [[token for token, _ in answer] for answer in answers]
     return sha256(repr(tokens).encode()).hexdigest()[:16]
 

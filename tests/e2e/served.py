@@ -16,7 +16,9 @@ SERVED: list[dict[str, Any]] = [
     {"quantize": "int8"},
     {"quantize": "int8", "kv_dtype": "int8"},
     {"dtype": "bfloat16"},
+    {"quantize": "int8", "weights": "nvfp4"},
 ]
+"""Options of `load_short`: "weights" names other weights than those of the file."""
 COUNTING = replace(SEEDED, repetition_penalty=1.2, presence_penalty=0.1, frequency_penalty=0.3)
 
 

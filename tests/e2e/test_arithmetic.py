@@ -16,7 +16,12 @@ from model.machine.host import KERNELS
 from tests.e2e.arithmetic import SCHEMES, answer_hash
 
 VERSION = 1
-ANSWERS = {"int8": "4eea7d5aaf2bfb74", "int4": "a69fe363d8c870d1", "bfloat16": "9bdfa50daf298c34"}
+ANSWERS = {
+    "int8": "4eea7d5aaf2bfb74",
+    "int4": "a69fe363d8c870d1",
+    "bfloat16": "9bdfa50daf298c34",
+    "nvfp4": "1b1f00603b1ca3d2",
+}
 FUSED = [name for name in native.available() if name not in check.SEPARATE and "avx2" in native.LEVELS]
 SEPARATE = [name for name in native.available() if name in check.SEPARATE]
 

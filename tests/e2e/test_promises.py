@@ -1,6 +1,6 @@
 """No bit of tokens or logprobs depends on how a request is served, on the first layers of the real network.
 
-The schemes are int8, a file's own blocks, and bfloat16. test_embedded.py tests the full depth over HTTP."""
+The schemes are int8, a file's own blocks, bfloat16 and NVFP4. test_embedded.py tests the full depth over HTTP."""
 
 from dataclasses import replace
 from typing import Any

@@ -4,19 +4,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
+from model.checkpoint.matrices import Matrix
+from model.checkpoint.quantized.fp4 import Fp4Matrix
 from model.loading import load_from
 from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
 from service.engine.scheduling.scheduler import Scheduler
 from tests.e2e.without_server import serve, serve_with
-from tests.model.driving import EXPERTS, checkpoint, tiny
+from tests.model.driving import EXPERTS, checkpoint, random_tensors, tiny
+from tests.model.fp4 import nearest
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, logprobs=3)
 SEEDED = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=12, logprobs=3)
 SIZES: dict[str, Any] = {**EXPERTS, "dim": 128, "hidden_dim": 192, "expert_hidden_dim": 96, "vocab_size": 512}
-SERVED: list[dict[str, Any]] = [{"quantize": "int8"}, {"quantize": "int4"}, {"dtype": "bfloat16"}]
+SERVED: list[dict[str, Any]] = [
+    {"quantize": "int8"},
+    {"quantize": "int4"},
+    {"dtype": "bfloat16"},
+    {"quantize": "int8", "experts": "nvfp4"},
+]
 
 
 @pytest.fixture(scope="module", params=SERVED, ids=lambda options: "-".join(options.values()))
@@ -24,8 +34,18 @@ def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """A dense layer, then three of experts, one of them with a window; nothing is read from the directory."""
     config = tiny((None, None, 40, None), **SIZES)
     directory: Path = tmp_path_factory.mktemp("sparse")
-    options = RunnerOptions(model=str(directory), device="cpu", max_model_len=256, **request.param)
-    return load_from(checkpoint(config), options, lambda stage, done: None)
+    chosen = {key: value for key, value in request.param.items() if key != "experts"}
+    tensors: list[tuple[str, Matrix]] = [*random_tensors(config)]
+    if "experts" in request.param:
+        tensors = [(name, in_nvfp4(matrix) if ".experts." in name else matrix) for name, matrix in tensors]
+    options = RunnerOptions(model=str(directory), device="cpu", max_model_len=256, **chosen)
+    return load_from(checkpoint(config, tensors), options, lambda stage, done: None)
+
+
+def in_nvfp4(matrix: Matrix) -> Fp4Matrix:
+    assert isinstance(matrix, Tensor)
+    codes, scales, divisor = nearest(matrix)
+    return Fp4Matrix(codes, scales.view(torch.uint8), 16, 1 / divisor)
 
 
 def prompt(number: int, length: int) -> list[int]:

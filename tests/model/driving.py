@@ -74,7 +74,7 @@ def random_tensors(config: ModelConfig, seed: int = 0) -> Iterator[tuple[str, Te
         yield name, 1 + 0.1 * tensor if name.endswith("norm.weight") else tensor
 
 
-def checkpoint(config: ModelConfig, tensors: Iterable[tuple[str, Tensor]] | None = None) -> Checkpoint:
+def checkpoint(config: ModelConfig, tensors: Iterable[tuple[str, Matrix]] | None = None) -> Checkpoint:
     """A checkpoint of these tensors, else of random weights, for `load_from`."""
 
     def read(skip: Collection[str]) -> Iterator[tuple[str, Matrix]]:

@@ -1,4 +1,4 @@
-"""4-bit floats from their definitions, in float64, one byte at a time. No decoder takes part."""
+"""4-bit floats from their definitions, in float64, one byte at a time; and weights in NVFP4. No decoder takes part."""
 
 from functools import cache
 
@@ -34,6 +34,8 @@ def meant(codes: Tensor, scales: Tensor, factor: float = 1.0) -> np.ndarray:
 
 
 GROUPS = {"nvfp4": 16, "mxfp4": 32}
+BETWEEN = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
+"""The middles between neighbouring magnitudes of a code."""
 
 
 def random_fp4(kind: str, n_out: int, n_in: int) -> tuple[Tensor, Tensor]:
@@ -42,3 +44,16 @@ def random_fp4(kind: str, n_out: int, n_in: int) -> tuple[Tensor, Tensor]:
     shape = n_out, n_in // GROUPS[kind]
     first, stop = (0, 127) if kind == "nvfp4" else (119, 135)
     return codes, torch.randint(first, stop, shape, dtype=torch.uint8)
+
+
+def nearest(weight: Tensor) -> tuple[Tensor, Tensor, float]:
+    """NVFP4 near a weight [n_out, n_in]: codes, scales in e4m3, and the number by which scales are to be divided.
+
+    The greatest magnitude of a group becomes 6, the greatest scale 448.
+    """
+    groups = weight.float().unflatten(1, (-1, 16))
+    divisor = 6 * 448 / float(weight.abs().max())
+    scales = (groups.abs().amax(dim=2) / 6 * divisor).to(torch.float8_e4m3fn)
+    steps = groups * divisor / scales.float().clamp(min=2**-9)[:, :, None]
+    codes = (torch.bucketize(steps.abs(), BETWEEN) + 8 * (steps < 0)).flatten(1).to(torch.uint8)
+    return codes[:, ::2] | codes[:, 1::2] << 4, scales, divisor
