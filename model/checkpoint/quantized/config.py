@@ -208,6 +208,8 @@ def _compressed(raw: Mapping[str, Any], where: str) -> Quantization:
         raise ModelError(f"{where} has sparse weights (format {short(sparsity)}); Noria supports dense ones")
     if raw.get("transform_config"):
         raise ModelError(f"{where} has a transform_config, rotations of activations; Noria does not compute them")
+    if raw.get("moe_sparsity_config"):
+        raise ModelError(f"{where} has a moe_sparsity_config, layers of fewer experts; Noria supports equal layers")
     groups = [group for group in (raw.get("config_groups") or {}).values() if group.get("weights")]
     if not groups:
         raise ModelError(f"{where} has no config_groups with weights; Noria needs one")
@@ -231,7 +233,7 @@ def _compressed_group(raw: Mapping[str, Any], where: str) -> Quantization:
         raise ModelError(f"{where} has strategy {short(strategy)}; Noria supports tensor, channel, group and block")
     bits = _bits(raw.get("num_bits", 8), where, "num_bits", PACKED_BITS)
     if floats and bits == 4:
-        return _fp4("compressed-tensors", raw.get("group_size"), where)
+        return _fp4(raw.get("group_size"), where)
     return Quantization(
         "compressed-tensors",
         bits,
@@ -243,20 +245,21 @@ def _compressed_group(raw: Mapping[str, Any], where: str) -> Quantization:
     )
 
 
-def _fp4(method: Literal["compressed-tensors", "modelopt"], group: Any, where: str) -> Quantization:
+def _fp4(group: Any, where: str) -> Quantization:
     if group not in (NVFP4_GROUP, MXFP4_GROUP):
         raise ModelError(
             f"{where} has 4-bit floats in groups of {short(group)}; Noria supports {NVFP4_GROUP} (NVFP4) and "
             f"{MXFP4_GROUP} (MXFP4)"
         )
-    return Quantization(method, 4, group, floats=True)
+    return Quantization("compressed-tensors", 4, group, floats=True)
 
 
 def _modelopt(raw: Mapping[str, Any], where: str) -> Quantization:
     """NVIDIA's ModelOpt, in `quantization_config` or in a file of its own."""
     algorithm = raw.get("quant_algo")
     if algorithm == "NVFP4":
-        return _fp4("modelopt", raw.get("group_size", NVFP4_GROUP), where)
+        _require(raw, where, "group_size", (NVFP4_GROUP,))
+        return Quantization("modelopt", 4, NVFP4_GROUP, floats=True)
     if algorithm != "FP8":
         raise ModelError(f"{where} has quant_algo {short(algorithm)}; Noria supports 'FP8' and 'NVFP4'")
     return Quantization("modelopt", floats=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from model.checkpoint.block_matrix import check_finite
-from model.kernels.groups import MXFP4_GROUP, NVFP4_GROUP
+from model.kernels.groups import NVFP4_GROUP
 
 VALUES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 """The magnitudes by the lower three bits of a code; the upper bit is the sign."""
@@ -45,10 +45,7 @@ class Fp4Matrix:
 
     def check(self) -> None:
         """Raise ValueError for a scale that is not finite, or negative."""
-        if self.group == MXFP4_GROUP:
-            if self.scales.eq(255).any():
-                raise ValueError("a scale is not finite")
-        elif self.scales.ge(127).any():
+        if self.scales.ge(127 if self.group == NVFP4_GROUP else 255).any():
             raise ValueError("a scale is not finite, or negative")
 
     def dequantize(self) -> Tensor:

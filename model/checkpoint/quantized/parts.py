@@ -42,9 +42,7 @@ FP4 = "U8"
 """The dtype of two 4-bit floats in a byte."""
 _NEEDED = {"weight_packed": ("weight_scale", "weight_shape"), "qweight": ("scales", "qzeros")}
 _VALUES = {"weight": (*DTYPES, "F8_E4M3", "I8", FP4), "weight_packed": (*_INTS, FP4), "qweight": _INTS}
-_ROLES = {
-    *(*_FORMS, *(role for forms in (_FORMS, _FP4_FORMS) for form in forms.values() for role in form)),
-}
+_ROLES = {*_FORMS, *(role for forms in (_FORMS, _FP4_FORMS) for form in forms.values() for role in form)}
 _UNUSED = {"qscale_act", "activation_scale", "input_scale", "input_zero_point", "output_scale", "q_scale", "k_scale"}
 _UNUSED |= {"input_global_scale", "v_scale", "kv_scale", "k_zero_point", "v_zero_point"}
 """Scales of activations, keys and values: each scheme and each cache computes its own."""

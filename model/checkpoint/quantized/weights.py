@@ -107,7 +107,9 @@ def _fp4(form: str, tensors: Tensors) -> Fp4Matrix:
     n_out, n_bytes = _two(tensors[form], form)
     scales = tensors["weight_scale"]
     group = MXFP4_GROUP if scales.dtype is torch.uint8 else NVFP4_GROUP
-    _expect(scales, [n_out, -(-n_bytes * 2 // group)], "weight_scale")
+    if n_bytes * 2 % group:
+        raise ValueError(f"its {form} has rows of {n_bytes * 2} values, expected a multiple of {group}")
+    _expect(scales, [n_out, n_bytes * 2 // group], "weight_scale")
     factor = _one(tensors, "weight_scale_2") / _one(tensors, "weight_global_scale")
     return Fp4Matrix(tensors[form], scales.view(torch.uint8), group, factor)
 

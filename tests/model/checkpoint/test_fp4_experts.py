@@ -97,10 +97,14 @@ def test_experts_stay_and_others_become_what_quantize_says(
     )
     runner = load_from(open_checkpoint(directory), options, lambda *_: None)
     model: Any = runner.head.model
-    for layer in model.layers:
-        assert FORMATS[layer.attention.wqkv.packed.record.format] == others
-        for expert in layer.feed_forward.experts:
-            assert {FORMATS[part.packed.record.format] for part in (expert.w13, expert.w2)} == {"nvfp4"}
+    assert {FORMATS[layer.attention.wqkv.packed.record.format] for layer in model.layers} == {others}
+    experts = [expert for layer in model.layers for expert in layer.feed_forward.experts]
+    kept = [part.packed for expert in experts for part in (expert.w13, expert.w2)]
+    assert {FORMATS[part.record.format] for part in kept} == {"nvfp4"}
+    planned = open_checkpoint(directory).own_bits
+    assert isinstance(planned, Fp4)
+    n_bytes = planned.bits / 8 * len(experts) * 3 * DIM * HIDDEN
+    assert sum(part.packed.nbytes + part.scales.nbytes for part in kept) == pytest.approx(n_bytes, rel=1e-12)
     plan = make_plan(directory, options, 2**30)
     scheme = "int4" if others == "q4_min" else others
     assert plan.stored == f"fp4, others as {scheme}"

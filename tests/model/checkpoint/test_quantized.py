@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model.checkpoint.open import open_checkpoint
+from model.checkpoint.quantized.config import Fp4
 from model.checkpoint.quantized.matrices import QuantizedMatrix
 from model.checkpoint.quantized.weights import stored_matrix
 from model.kernels.cpu import native, packed
@@ -20,7 +21,7 @@ from model.loading import load_from
 from model.memory.plan import make_plan
 from model.options import RunnerOptions
 from tests.model.attention.attending import best
-from tests.model.checkpoint.quantized_files import FORMS, VOCAB, matrix, quantization, save
+from tests.model.checkpoint.quantized_files import DIM, FORMS, VOCAB, matrix, quantization, save
 from tests.model.checkpoint.quantized_files import packed as packed_form
 from tests.model.driving import CPU, Driver, network, storages
 
@@ -100,6 +101,17 @@ def test_the_scale_of_a_whole_matrix_is_one_number_above_0(value: list[float]) -
         stored_matrix("weight_packed", parts, quantization(form))
 
 
+@pytest.mark.parametrize(("name", "group"), [("ct nvfp4", 16), ("ct mxfp4", 32), ("modelopt nvfp4", 16)])
+def test_rows_of_4_bit_floats_are_whole_groups(name: str, group: int) -> None:
+    form = FORMS[name]
+    parts, _ = form.make(np.random.default_rng(0), 16, 64)
+    role = next(iter(parts))
+    with pytest.raises(ValueError, match=f"its {role} has rows of 40 values, expected a multiple of {group}"):
+        stored_matrix(role, parts | {role: parts[role][:, :20]}, quantization(form))
+    with pytest.raises(ValueError, match=rf"its weight_scale has shape \[8, {64 // group}\], expected \[16, "):
+        stored_matrix(role, parts | {"weight_scale": parts["weight_scale"][:8]}, quantization(form))
+
+
 @pytest.mark.parametrize("name", ["native fp8", "fp8 tensor", "ct fp8 channel"])
 def test_fp8_stays_fp8_with_a_scale_an_output(name: str) -> None:
     found, wanted = matrix(name, 48, 256)
@@ -175,11 +187,14 @@ def test_a_cpu_serves_the_nearest_scheme_and_says_so(name: str, tmp_path: Path) 
     assert torch.equal(driver.whole(TOKENS, chunk=7), logits)
 
 
-@pytest.mark.parametrize("other", ["ct int8 packed g32", "ct fp8 channel"])
-def test_one_file_has_weights_of_4_and_of_8_bits(other: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("most", "other"),
+    [("ct int4 g32", "ct int8 packed g32"), ("ct int4 g32", "ct fp8 channel"), ("ct nvfp4", "ct fp8 channel")],
+)
+def test_one_file_has_weights_of_4_and_of_8_bits(most: str, other: str, tmp_path: Path) -> None:
     """Attention with 8 bits, the rest with 4, in two groups of compressed-tensors. Oracle: the dequantized weights."""
     form = {**FORMS, "ct int8 packed g32": packed_form(32, 8)}[other]
-    model, random = save("ct int4 g32", tmp_path), np.random.default_rng(1)
+    model, random = save(most, tmp_path), np.random.default_rng(1)
     stored = load_file(tmp_path / "model.safetensors")
     for name, parameter in model.named_parameters():
         if "self_attn" in name:
@@ -201,4 +216,8 @@ def test_one_file_has_weights_of_4_and_of_8_bits(other: str, tmp_path: Path) -> 
     own = sum(p.numel() for name, p in model.named_parameters() if "mlp" in name)
     total = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and "embed_tokens" not in name)
     bits = open_checkpoint(tmp_path).own_bits
-    assert bits == pytest.approx((4.5 * own + 8.5 * (total - own)) / total, rel=0.05)
+    if most == "ct nvfp4":
+        assert isinstance(bits, Fp4)
+        assert bits.share == own / (total - DIM * VOCAB)
+    else:
+        assert bits == pytest.approx((4.5 * own + 8.5 * (total - own)) / total, rel=0.05)
