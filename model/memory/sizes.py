@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from model.batch import PoolSpec, max_pages
-from model.checkpoint.quantized.config import OwnBits
+from model.checkpoint.quantized.config import Fp4, OwnBits
 from model.config import VALUE_BYTES, ModelConfig
 from model.decide import stored_bits
 from model.errors import MemoryLack, OptionError, size
@@ -184,7 +184,8 @@ def weight_bytes(shard: Shard, scheme: Scheme, dtype: str, own_bits: OwnBits = N
     layers = shard.n_layer_parameters + config.dim * has_head
     wide = 0.0  # what the compiled kernels have in bfloat16 in any scheme
     if config.latent is not None and scheme.compiled:
-        wide = config.n_layers * config.latent.n_expanding(config.n_heads) * (16 - bits.layers)
+        others = scheme.bits(config.dim, None if isinstance(own_bits, Fp4) else own_bits) or 16
+        wide = config.n_layers * config.latent.n_expanding(config.n_heads) * (16 - others)
     return math.ceil((layers * bits.layers + wide + shard.n_table_parameters * table_bits + bits.encoder) / 8)
 
 
