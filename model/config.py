@@ -323,8 +323,19 @@ class ModelConfig:
         attention = self.dim * self.head_dim * (2 * self.n_heads + 2 * self.n_kv_heads)
         if self.latent is not None:
             attention = self.latent.n_parameters(self.dim, self.n_heads)
-        experts = 3 * self.dim * (self.expert_dim * self.n_experts + self.shared_dim) + self.dim * self.n_experts
-        return attention + 2 * self.dim + (experts if self.is_sparse(layer) else 3 * self.dim * self.hidden_dim)
+        sparse = self._expert_parameters + self.dim * self.n_experts
+        return attention + 2 * self.dim + (sparse if self.is_sparse(layer) else 3 * self.dim * self.hidden_dim)
+
+    @property
+    def _expert_parameters(self) -> int:
+        """Number of weights of a sparse layer's experts, the shared ones too."""
+        return 3 * self.dim * (self.expert_dim * self.n_experts + self.shared_dim)
+
+    @property
+    def expert_share(self) -> float:
+        """The share of the layers' weights that experts have."""
+        layers = range(self.n_layers)
+        return sum(map(self.is_sparse, layers)) * self._expert_parameters / sum(map(self.layer_parameters, layers))
 
     @property
     def n_active_parameters(self) -> int:

@@ -194,10 +194,11 @@ def read_bytes(shard: Shard, scheme: Scheme, dtype: str, own_bits: OwnBits = Non
     config, bits = shard.config, stored_bits(shard.config, scheme, dtype, own_bits)
     n_sparse = sum(map(config.is_sparse, range(config.n_layers)))
     unused = max(0, len(shard.experts) - config.n_experts_per_token) * n_sparse * 3 * config.dim * config.expert_dim
+    unread = unused * (own_bits.bits if isinstance(own_bits, Fp4) and scheme.compiled else bits.layers)
     table = 0.0
     if shard.keeps_embeddings(quantizes_head=scheme.compiled) and (scheme.compiled or not config.tied_head):
         table = shard.n_table_parameters * bits.embeddings
-    return weight_bytes(shard, scheme, dtype, own_bits) - int((unused * bits.layers + table + bits.encoder) / 8)
+    return weight_bytes(shard, scheme, dtype, own_bits) - int((unread + table + bits.encoder) / 8)
 
 
 def adapter_bytes(config: ModelConfig, dtype: str) -> int:

@@ -43,3 +43,9 @@ def test_the_memory_is_the_least_that_holds_a_sequence(tmp_path: Path) -> None:
     gib = least_memory(directory, "int8")
     for memory, fits in ((gib, True), (gib - 1, False)):
         assert ((plan(directory, "int8", memory * GIB).served or 0) >= CONTEXT) == fits
+
+
+def test_experts_in_4_bit_floats_are_read_so(tmp_path: Path) -> None:
+    """Small 4 in MB a layer: 70.8 of experts in NVFP4, 56.1 of attention in bfloat16; then the head in int8."""
+    read = plan(written("Small 4, NVFP4", tmp_path), "int8", None).read
+    assert read == pytest.approx(36 * (70.8e6 + 56.1e6 / 2) + 131072 * 4096, rel=0.03)

@@ -91,9 +91,12 @@ class Quantization:
         return not self.ordered and not self.group % BLOCK_GROUP
 
     def bits_with_head(self, config: ModelConfig) -> OwnBits:
-        """Bits of own weights where all projections but the head are quantized; in blocks the head takes 8 bits."""
+        """Bits of own weights where all projections but the head are quantized; in blocks the head takes 8 bits.
+
+        In 4-bit floats published sparse models have their experts only.
+        """
         if self.kind == "fp4":
-            return Fp4(self.bits + 8 / self.group + 32 / config.dim)
+            return Fp4(self.bits + 8 / self.group + 32 / config.dim, config.expert_share if config.n_experts else 1.0)
         own, head = self.block_bits, config.vocab_size * config.dim
         others = config.n_text_parameters - head * (1 if config.tied_head else 2)
         return None if own is None else (own * others + OTHER_BITS * head) / (others + head)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from model.checkpoint.matrices import BlockMatrix, Matrix, cut
+from model.checkpoint.quantized.fp4 import Fp4Matrix
 from model.sharding.shard import Part
 from tests.model.checkpoint.gguf_files import KINDS, stored
 from tests.model.checkpoint.quantized_files import FORMS, matrix
@@ -40,7 +41,11 @@ def check(found: Matrix, wanted: Tensor, bounds: tuple[int, ...]) -> None:
 @every_cut
 @pytest.mark.parametrize("name", FORMS)
 def test_parts_of_quantized_safetensors(name: str, bounds: tuple[int, ...]) -> None:
-    check(*matrix(name, 64, 512), bounds)
+    found, wanted = matrix(name, 64, 512)
+    if isinstance(found, Fp4Matrix):  # float32 rounds the quotient of its scales
+        torch.testing.assert_close(found.dequantize(), wanted, rtol=2**-22, atol=0.0)
+        wanted = found.dequantize()
+    check(found, wanted, bounds)
 
 
 @every_cut
