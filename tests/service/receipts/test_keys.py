@@ -30,8 +30,7 @@ def test_the_command_makes_a_key_once_and_prints_its_public_part(tmp_path: Path)
 
 
 def _hex(base64: str) -> str:
-    done = subprocess.run(["base64", "--decode"], input=base64, capture_output=True, check=True, encoding="latin-1")
-    return done.stdout.encode("latin-1").hex()
+    return subprocess.run(["base64", "--decode"], input=base64.encode(), capture_output=True, check=True).stdout.hex()
 
 
 def test_openssl_makes_keys_too(tmp_path: Path) -> None:
