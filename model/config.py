@@ -269,12 +269,14 @@ class ModelConfig:
     def with_softmax_scale(self, name: str) -> "ModelConfig":
         """The same configuration with the scale of scores that --softmax-scale names: "base" or "yarn".
 
-        "auto" keeps its own. Raises OptionError for a model without latent attention.
+        "auto" keeps its own. Raises OptionError for a model that has only one scale.
         """
         if name == "auto":
             return self
         if self.latent is None:
             raise OptionError(f"--softmax-scale {name} is for models with latent attention; leave it out")
+        if name == "yarn" and self.latent.mscale == 1.0:
+            raise OptionError("--softmax-scale yarn: the model's files ask for no other scale than base; leave it out")
         return replace(self, latent=replace(self.latent, scaled=name == "yarn"))
 
     def with_window(self, window: int | None) -> "ModelConfig":

@@ -99,7 +99,7 @@ class LatentConfig:
             return used
         if self.scaled:
             return f"{used} {yarn}, by YaRN; without that: --softmax-scale base"
-        return f"{used}; transformers scales those of Mistral Small 4 {yarn}, its native file not: --softmax-scale yarn"
+        return f"{used}; transformers and llama.cpp scale them {yarn}: for that, --softmax-scale yarn"
 
     def n_parameters(self, dim: int, n_heads: int) -> int:
         """Number of weights of a layer's attention, its norms included."""

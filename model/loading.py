@@ -315,6 +315,7 @@ def _describe(setup: Setup, checkpoint: Checkpoint) -> dict[str, str | int]:
         "dtype": name_of(setup.dtype),
         "kv_dtype": name_of(setup.kv_dtype),
         "attention": setup.attention_name,
+        **({"softmax_scale": f"{latent.softmax_scale:.6g}"} if (latent := setup.config.latent) else {}),
         "quantize": setup.chosen.name,
         **({"layout": layout.name} if layout.size > 1 else {}),
         **({"checkpoint": f"{checkpoint.summary}; served as {stored}"} if checkpoint.summary else {}),

@@ -157,7 +157,8 @@ class RunnerOptions:
     softmax_scale: str = option(
         "auto",
         "Scale of attention scores in models with latent attention. base is 1 / sqrt(head_dim), yarn is that times the "
-        "factor of mscale_all_dim in config.json. auto is base if mscale and mscale_all_dim are equal.",
+        "factor that YaRN asks for. auto obeys apply_scale of params.json, and is base if mscale and mscale_all_dim of "
+        "config.json are equal.",
         choices=("auto", "base", "yarn"),
     )
     sliding_window: int | None = option(

@@ -30,12 +30,23 @@ class Part:
         grouped = q.unflatten(1, (len(k), -1)).permute(1, 2, 0, 3)  # [n_kv_heads, group, n, head_dim]
         if len(q) == 1:
             out = scaled_dot_product_attention(grouped.transpose(1, 2), k, v).transpose(1, 2)
+        elif cache.shared:  # heads become rows, because copies of the one key for each head take much memory
+            rows = grouped.flatten(1, 2)[:, None]  # [1, 1, n_heads * n, head_dim]
+            out = scaled_dot_product_attention(rows, k, v, attn_mask=self._mask(grouped.shape[1], len(q)))
+            out = out.unflatten(2, (grouped.shape[1], -1)).flatten(1, 2)
         else:
             shared = (-1, grouped.shape[1], -1, -1)
             out = scaled_dot_product_attention(
                 grouped, k.expand(shared), v.expand(shared), attn_mask=self.visible, is_causal=self.causal
             )
         return out.permute(2, 0, 1, 3).flatten(1, 2)
+
+    def _mask(self, n_heads: int, n: int) -> Tensor | None:
+        """What the rows of all heads see, [n_heads * n, S]; None for all keys."""
+        visible = self.visible
+        if self.causal:
+            visible = torch.ones(n, len(self.slots), dtype=torch.bool, device=self.slots.device).tril()
+        return None if visible is None else visible.repeat(n_heads, 1)
 
     def attend_latent(self, q: Tensor, cache: LayerCache, heads: HeadsOfLatents, n_rope: int) -> Tensor:
         """Rotated q [n, n_heads, head_dim] over latents -> [n, n_heads, v_head_dim], in the form that computes less."""

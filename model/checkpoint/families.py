@@ -269,7 +269,8 @@ def _hf_rope(raw: Mapping[str, Any], family: Family, head_dim: int, max_model_le
         raw = {**raw, "rope_parameters": family.rope_parameters}
     if family.latent:
         head_dim = size(raw, "qk_rope_head_dim", FILE)
-        raw = {**raw, "partial_rotary_factor": None, "rope_parameters": _whole(raw.get("rope_parameters"))}
+        raw = {**raw, "partial_rotary_factor": None}
+        raw |= {key: _whole(raw[key]) for key in ("rope_parameters", "rope_scaling") if key in raw}
     return read_rope(
         raw,
         default_theta=family.rope_theta,
@@ -281,7 +282,9 @@ def _hf_rope(raw: Mapping[str, Any], family: Family, head_dim: int, max_model_le
 
 def _whole(parameters: Any) -> Any:
     """RoPE parameters of which no part of a head is left out."""
-    return {**parameters, "partial_rotary_factor": None} if isinstance(parameters, dict) else parameters
+    if not isinstance(parameters, dict):
+        return parameters
+    return {key: value for key, value in parameters.items() if key != "partial_rotary_factor"}
 
 
 def _hf_windows(raw: Mapping[str, Any], family: Family, n_layers: int) -> tuple[int | None, ...]:

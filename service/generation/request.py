@@ -92,6 +92,7 @@ class ServedModel:
 def fingerprint(info: RunnerInfo, adapter: Adapter | None = None) -> str:
     """A name for all that answers depend on besides the request: version, scheme, and a hash of weights and backend."""
     about = {"version": version(), "max_model_len": str(info.max_model_len), **info.description}
+    about["windows"] = [pool.window for pool in info.pools]
     if adapter is not None:
         about |= {"adapter": adapter.name, "adapter_files": adapter.files}
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()

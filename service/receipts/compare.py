@@ -11,6 +11,7 @@ FACTS = {
     "weights": "the model's files are others",
     "adapter": "the adapter is another",
     "windows": "the attention windows are others",
+    "softmax_scale": "the scale of attention scores is another (--softmax-scale)",
     "images": "the images are others",
     "prompt": "the prompt has other tokens or images",
     "defaults": "the defaults of the server are others",

@@ -93,6 +93,7 @@ class ReceiptMaker:
             "weights": weights,
             "adapter": changed,
             "windows": [pool.window for pool in served.info.pools],
+            "softmax_scale": served.info.description.get("softmax_scale"),
             "arithmetic": arithmetic_of(served.info.description),
             "defaults": Defaults(
                 repetition_detection=str(served.repetition_detection or "off"), reasoning_budget=served.reasoning_budget

@@ -57,8 +57,9 @@ class Defaults(TypedDict):
 class Receipt(TypedDict):
     """The receipt of one choice. It holds hashes, and `content` only where the request asks for it.
 
-    `weights` is the SHA-256 of the model's files, `windows` are those of attention. `prompt` is the hash of all prompt
-    tokens and images, `request` that of the prompt, the sampling parameters and all else that decides the answer.
+    `weights` is the SHA-256 of the model's files, `windows` are those of attention, `softmax_scale` is that of latent
+    attention. `prompt` is the hash of all prompt tokens and images, `request` that of the prompt, the sampling
+    parameters and all else that decides the answer.
     `defaults` are those of the server. `seed` is that of the request, or the one that the server drew; `max_tokens`
     likewise. `choice` is the index of the choice among those of its prompt. `tokens` is the hash of all generated
     tokens, `marks` has four hexadecimal digits for each of them, which only who knows the prompt can compute. `text` is
@@ -74,6 +75,7 @@ class Receipt(TypedDict):
     weights: str
     adapter: AdapterNamed | None
     windows: list[Count | None]
+    softmax_scale: str | None
     arithmetic: Arithmetic
     prompt: str
     images: list[str]

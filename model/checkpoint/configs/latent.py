@@ -18,12 +18,12 @@ def read_latent(raw: Mapping[str, Any], file: str, scaling: RopeScaling | None =
     implementations disagree on whether it counts where mscale and mscale_all_dim are equal, as in Mistral Small 4. It
     was trained without it: the native file of the same model says `apply_scale: false`.
     """
-    found = {key: raw[key] for key in KEYS if raw.get(key)}
-    if not found:
+    found = {key: raw[key] for key in KEYS if raw.get(key) is not None}
+    if not any(found.values()):
         return None
     mscale = 1.0 if scaling is None else scaling.stretched(scaling.mscale_all_dim) ** 2
     return LatentConfig(
-        q_lora_rank=optional_size(found, "q_lora_rank", file),
+        q_lora_rank=optional_size(found, "q_lora_rank", file) if found.get("q_lora_rank") else None,
         **{key: size(found, key, file) for key in KEYS[1:]},
         mscale=mscale,
         scaled=scaling is not None and scaling.mscale != scaling.mscale_all_dim,

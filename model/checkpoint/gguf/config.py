@@ -93,7 +93,9 @@ def hf_config(
         "vocab_size": shapes[EMBEDDINGS][0],
         "max_position_embeddings": _whole(values, "context_length"),
         "rms_norm_eps": float(f"{values['attention.layer_norm_rms_epsilon']:.6g}"),
-        "rope_parameters": read_latent_rope(values) if head_dim is None else read_rope(values, head_dim, divisors),
+        "rope_parameters": read_latent_rope(values, divisors)
+        if head_dim is None
+        else read_rope(values, head_dim, divisors),
         "tie_word_embeddings": "output.weight" not in shapes,
         "bos_token_id": values.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": values.get("tokenizer.ggml.eos_token_id"),
@@ -197,6 +199,13 @@ def _latent(values: Mapping[str, Any]) -> dict[str, Any]:
     )
     if (length := values.get("attention.key_length")) != rank + rope_dim:
         raise ModelError(f"the GGUF file has {short(length)} in attention.key_length, expected {rank + rope_dim}")
+    for name, expected in {
+        "attention.value_length": rank,
+        "attention.sliding_window": 0,
+        "attention.scale": 0.0,
+    }.items():
+        if (found := values.get(name) or expected) != expected:
+            raise ModelError(f"the GGUF file has {short(found)} in {name}, expected {expected} with latent attention")
     if not values.get("expert_weights_norm"):
         raise ModelError("the GGUF file has no expert_weights_norm; Noria supports weights of experts that add up to 1")
     return {

@@ -27,10 +27,16 @@ def read_rope(values: Values, head_dim: int, divisors: Sequence[float]) -> dict[
     return parameters | _temperature(values)
 
 
-def read_latent_rope(values: Values) -> dict[str, Any]:
+def read_latent_rope(values: Values, divisors: Sequence[float]) -> dict[str, Any]:
     """`rope_parameters` of latent attention. llama.cpp writes a tenth of mscale_all_dim for it, and does not scale the
-    cosines: only the scale of scores depends on it.
+    cosines: only the scale of scores depends on it. Raises ModelError for what it does not write.
     """
+    if len(divisors):
+        raise ModelError("the GGUF file has rope_freqs.weight, which models with latent attention have not")
+    if (factor := values.get("rope.scaling.attn_factor", 1.0)) != 1.0:
+        raise ModelError(
+            f"the GGUF file has {short(factor)} in rope.scaling.attn_factor, expected 1.0 with latent attention"
+        )
     parameters = {"rope_theta": values.get("rope.freq_base", 10_000.0), **_scaled(values), **_temperature(values)}
     if parameters["rope_type"] != "yarn":
         return parameters

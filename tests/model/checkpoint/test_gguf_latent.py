@@ -111,12 +111,12 @@ def save(model: Any, path: Path, architecture: str, kind: str = "F32", **changes
     }
     for key, number in numbers.items():
         writer.add_uint32(f"{architecture}.{key}", number)
-    for key, value in floats.items():
+    for key, value in (floats | changes.get("floats", {})).items():
         writer.add_float32(f"{architecture}.{key}", value)
     writer.add_rope_scaling_type(RopeScalingType.YARN)
     if changes.get("norm", True):
         writer.add_expert_weights_norm(True)
-    stored = tensors(model, joined=architecture == "mistral4")
+    stored = tensors(model, joined=architecture == "mistral4") | changes.get("tensors", {})
     random = np.random.default_rng(0)
     for name, values in stored.items():
         own = kind_of(kind, name, values)
@@ -224,3 +224,17 @@ def test_experts_whose_weights_are_not_normed_are_refused(tmp_path: Path) -> Non
     path = save(mistral4(), tmp_path / "m.gguf", "deepseek2", norm=False)
     with pytest.raises(ModelError, match="no expert_weights_norm"):
         read_config(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"floats": {"rope.scaling.attn_factor": 2.0}}, "has 2.0 in rope.scaling.attn_factor, expected 1.0"),
+        ({"floats": {"attention.scale": 0.5}}, "has 0.5 in attention.scale"),
+        ({"floats": {"attention.sliding_window": 8.0}}, "has 8.0 in attention.sliding_window, expected 0"),
+        ({"tensors": {"rope_freqs.weight": np.ones(4, np.float32)}}, "has rope_freqs.weight, which"),
+    ],
+)
+def test_what_would_change_the_computation_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=message):
+        read_config(save(mistral4(), tmp_path / "m.gguf", "deepseek2", **changes))

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from model.checkpoint.open import open_checkpoint
 from model.config import QueryTemperature, Rope, RopeScaling
 from model.decide import Abilities, decide
 from model.errors import ModelError, OptionError
+from model.latent_config import LatentConfig
 from model.memory.plan import make_plan
 from model.network import weights
 from model.options import RunnerOptions
@@ -49,6 +51,23 @@ def test_both_scales_of_mistral_small_4(tmp_path: Path) -> None:
 def test_another_scale_is_refused_without_latent_attention(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="--softmax-scale yarn is for models with latent attention"):
         decide(tiny(), "floats", None, options(softmax_scale="yarn"), Abilities("cpu"))
+
+
+def test_a_scale_that_no_file_asks_for_is_refused() -> None:
+    latent = LatentConfig(None, 32, 16, 16, 16)
+    with pytest.raises(OptionError, match="--softmax-scale yarn: the model's files ask for no other scale"):
+        replace(tiny(), latent=latent).with_softmax_scale("yarn")
+
+
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+def test_the_share_of_a_head_that_rotates_may_be_said_twice(key: str, tmp_path: Path) -> None:
+    """transformers reads both keys alike."""
+    mistral4().save_pretrained(tmp_path)
+    wanted, path = read_config(tmp_path), tmp_path / "config.json"
+    raw = json.loads(path.read_text())
+    rope = raw.pop("rope_parameters") | {"partial_rotary_factor": 0.4}
+    path.write_text(json.dumps({**raw, key: rope, "rope_theta": rope["rope_theta"]}))
+    assert read_config(tmp_path) == wanted
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

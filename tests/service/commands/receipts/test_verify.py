@@ -77,6 +77,7 @@ CHANGES: dict[str, Any] = {
     "weights": "sha256:00",
     "adapter": {"name": "blue", "files": "sha256:00"},
     "windows": [7],
+    "softmax_scale": "0.5",
     "arithmetic": {
         "bits": "x86-1",
         "quantize": "",
