@@ -91,7 +91,7 @@ def test_every_load_is_one_that_noria_bench_sends(tmp_path: Path) -> None:
     with serving(fake) as url:
         for case, load in chosen("").items():
             rate = 50.0 if load.share else load.rate
-            report = send(url, "none", replace(load, rate=rate, share=None), 0.05, 1)
+            report = send(url, "none", replace(load, rate=rate, share=None), 0.5, 1)
             assert figures(case, load, report)
     lengths = {len(body["prompt"].split()) for body in fake.requests}
     assert {64, 512} < lengths
@@ -101,7 +101,7 @@ def test_every_load_is_one_that_noria_bench_sends(tmp_path: Path) -> None:
 
 def test_a_load_with_failures_is_not_a_measurement() -> None:
     with serving(FakeOpenAI(fails={3: 503})) as url, pytest.raises(RuntimeError, match="http_503"):
-        send(url, "none", Load(concurrency=1), 0.05, 1)
+        send(url, "none", Load(concurrency=1), 0.5, 1)
 
 
 def test_a_server_that_ends_says_why_and_leaves_no_process(tmp_path: Path) -> None:
