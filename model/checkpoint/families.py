@@ -113,7 +113,7 @@ FAMILIES: Mapping[str, Family] = {
                 "first_k_dense_replace": 0,
                 "routed_scaling_factor": 1.0,
             },
-            only={"n_group": (1,), "topk_group": (1,), "norm_topk_prob": (True,), "rope_interleave": (True,)},
+            only={"n_group": (1, None), "topk_group": (1, None), "norm_topk_prob": (True,), "rope_interleave": (True,)},
         ),
         Family("llama", n_kv_heads=None, windows="none"),
     )
@@ -245,7 +245,7 @@ def _hf_family(raw: Mapping[str, Any]) -> Family:
     if raw.get("hidden_act", "silu") not in ("silu", "swish"):
         raise ModelError(f"config.json has hidden_act {raw['hidden_act']!r}; Noria supports silu")
     for key, values in FAMILIES[kind].only.items():
-        if raw.get(key) is not None and raw[key] not in values:
+        if key in raw and raw[key] not in values:
             raise ModelError(f"config.json has {key} {short(raw[key])}; Noria supports {values[0]!r}")
     for key in _REFUSED:
         if raw.get(key):

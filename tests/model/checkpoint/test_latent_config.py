@@ -84,6 +84,7 @@ def test_float16_is_refused(device: str, tmp_path: Path) -> None:
         ({"rope_interleave": False}, "rope_interleave False; Noria supports True"),
         ({"n_group": 2}, "n_group 2; Noria supports 1"),
         ({"norm_topk_prob": False}, "norm_topk_prob False; Noria supports True"),
+        ({"norm_topk_prob": None}, "norm_topk_prob None; Noria supports True"),
         ({"kv_lora_rank": None}, "whole number of at least 1 in kv_lora_rank"),
         ({"head_dim": 64}, "head_dim 64, but qk_nope_head_dim and qk_rope_head_dim are 12 and 8"),
     ],
