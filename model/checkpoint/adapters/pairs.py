@@ -102,8 +102,8 @@ def _side(shard: Shard, name: str, side: Side | None) -> tuple[str, str]:
     if side is not None and side.weight is not None and _TARGET.fullmatch(side.weight):
         return side.weight, side.letter
     raise ModelError(
-        f"{file} has {short(name)}, which is not lora_A or lora_B of a known projection; Noria supports LoRA of the "
-        "projections of attention and feed-forward (q, k, v, o, gate, up, down) and of the output head"
+        f"{file} has {short(name)}, which is not lora_A or lora_B of a known projection; Noria supports LoRA of "
+        "attention (q, k, v, o; of latent attention o), of feed-forward (gate, up, down) and of the output head"
     )
 
 

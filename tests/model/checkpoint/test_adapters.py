@@ -155,7 +155,7 @@ def put(name: str, value: Tensor) -> Callable[[dict[str, Tensor]], Any]:
     return lambda tensors: tensors.update({name: value})
 
 
-UNKNOWN = "which is not lora_A or lora_B of a known projection; Noria supports LoRA of the projections of attention"
+UNKNOWN = "which is not lora_A or lora_B of a known projection; Noria supports LoRA of attention"
 OTHERS = (
     *(f"{Q}.lora_magnitude_vector", f"{Q}.lora_B.bias", "base_model.model.lm_head.weight"),
     *("base_model.model.model.embed_tokens.weight", f"{PREFIX}.block_sparse_moe.experts.0.w1.lora_A.weight"),
