@@ -25,6 +25,12 @@ EMULATED(__m512) emulated_max(__m512 a, __m512 b) { HALVES(__m512, __m256, _mm25
 EMULATED(__m512i) emulated_max_int(__m512i a, __m512i b) { HALVES(__m512i, __m256i, _mm256_max_epi32(OF(__m256i, a), OF(__m256i, b))) }
 EMULATED(__m512) emulated_from_half(__m256i x) { HALVES(__m512, __m256, _mm256_cvtph_ps(OF(__m128i, x))) }
 EMULATED(__m256i) emulated_to_half(__m512 x) { HALVES(__m256i, __m128i, _mm256_cvtps_ph(OF(__m256, x), _MM_FROUND_TO_NEAREST_INT)) }
+EMULATED(__m512i) emulated_shuffle(__m512i a, __m512i b) { HALVES(__m512i, __m256i, _mm256_shuffle_epi8(OF(__m256i, a), OF(__m256i, b))) }
+EMULATED(__m512i) emulated_broadcast(__m128i x) {
+    __m512i y;
+    for (int i = 0; i < 4; i++) ((__m128i *)&y)[i] = x;
+    return y;
+}
 EMULATED(__m512i) emulated_set(int x) { HALVES(__m512i, __m256i, _mm256_set1_epi32(x)) }
 
 /* Four products of unsigned and signed bytes a lane. */
@@ -107,6 +113,8 @@ EMULATED(float) emulated_greatest(__m512 x) {
 #define _mm512_cvtph_ps emulated_from_half
 #define _mm512_cvtps_ph(x, rounding) emulated_to_half(x)
 #define _mm512_set1_epi32 emulated_set
+#define _mm512_shuffle_epi8 emulated_shuffle
+#define _mm512_broadcast_i32x4 emulated_broadcast
 #define _mm512_dpbusd_epi32 emulated_dot
 #define _mm512_dpbf16_ps emulated_two_products
 #define _mm512_cvtneps_pbh emulated_round

@@ -88,9 +88,7 @@ INLINE vf load_e4m3(const void *p) {
 }
 /* LANES powers of two from their exponents in a byte each: 2^(e - 127), and 0 for e 0, which is below the normal range. */
 INLINE vf load_e8m0(const void *p) {
-#if defined(__AVX512VNNI__)
-    return (vf)_mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128(p)), 23);
-#elif defined(__AVX2__)
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
     return (vf)_mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p)), 23);
 #else
     typedef uint8_t bytes __attribute__((vector_size(WIDTH / 4)));
