@@ -36,8 +36,8 @@ class HeadsOfLatents(Protocol):
         """Values from sums of latents, [n, n_heads, kv_lora_rank] -> [n, n_heads, v_head_dim]."""
         ...
 
-    def expand(self, latents: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys without rotary positions and values of S latents, [S, n_heads, qk_nope_head_dim and v_head_dim]."""
+    def expand(self, latents: Tensor, heads: slice) -> tuple[Tensor, Tensor]:
+        """Keys without rotary positions and values of these heads, [S, heads, qk_nope_head_dim and v_head_dim]."""
         ...
 
 

@@ -13,6 +13,10 @@ from model.attention.inputs import PoolInputs, Span
 from model.attention.rope import RopeRows, rotate
 from model.batch import PAGE_SIZE
 
+PIECE = 2**25
+"""Values that the heads of latent attention make at once, unless one head makes more: keys and values of heads, scores
+and masks. They are 128 MiB in float32, of the 256 MiB that the estimate of a step has for logits, which come later."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -32,8 +36,10 @@ class Part:
             out = scaled_dot_product_attention(grouped.transpose(1, 2), k, v).transpose(1, 2)
         elif cache.shared:  # heads become rows, because copies of the one key for each head take much memory
             rows = grouped.flatten(1, 2)[:, None]  # [1, 1, n_heads * n, head_dim]
-            out = scaled_dot_product_attention(rows, k, v, attn_mask=self._mask(grouped.shape[1], len(q)))
-            out = out.unflatten(2, (grouped.shape[1], -1)).flatten(1, 2)
+            mask = self._mask(self._heads(grouped.shape[1], 2 * len(q)), len(q))
+            pieces = rows.split(len(mask), dim=2)
+            found = [scaled_dot_product_attention(x, k, v, attn_mask=mask[: x.shape[2]]) for x in pieces]
+            out = torch.cat(found, dim=2).unflatten(2, (grouped.shape[1], -1)).flatten(1, 2)
         else:
             shared = (-1, grouped.shape[1], -1, -1)
             out = scaled_dot_product_attention(
@@ -41,12 +47,16 @@ class Part:
             )
         return out.permute(2, 0, 1, 3).flatten(1, 2)
 
-    def _mask(self, n_heads: int, n: int) -> Tensor | None:
-        """What the rows of all heads see, [n_heads * n, S]; None for all keys."""
+    def _heads(self, n_heads: int, values: int) -> int:
+        """How many heads are computed at once, each of which makes so many values for a key."""
+        return min(n_heads, max(1, PIECE // (len(self.slots) * values)))
+
+    def _mask(self, n_heads: int, n: int) -> Tensor:
+        """What n > 1 rows of so many heads see, [n_heads * n, S]."""
         visible = self.visible
-        if self.causal:
+        if visible is None:
             visible = torch.ones(n, len(self.slots), dtype=torch.bool, device=self.slots.device).tril()
-        return None if visible is None else visible.repeat(n_heads, 1)
+        return visible.repeat(n_heads, 1)
 
     def attend_latent(self, q: Tensor, cache: LayerCache, heads: HeadsOfLatents, n_rope: int) -> Tensor:
         """Rotated q [n, n_heads, head_dim] over latents -> [n, n_heads, v_head_dim], in the form that computes less."""
@@ -55,18 +65,20 @@ class Part:
         if not heads.expands or not suits_expansion(len(q), latent, q_nope.shape[2], heads.value_dim):
             absorbed = torch.cat((heads.absorb(q_nope), q_rope), dim=2).to(cache.k.dtype)
             return heads.values(self.attend(absorbed, cache).to(dtype))
+        n_heads, head_dim = q.shape[1:]
         keys = cache.k.flatten(0, 2).index_select(0, self.slots).to(dtype)
+        size = self._heads(n_heads, q_nope.shape[2] + head_dim + heads.value_dim + len(q))
+        pieces = [slice(first, first + size) for first in range(0, n_heads, size)]
+        return torch.cat([self._expanded(q[:, piece], keys, latent, heads, piece) for piece in pieces], dim=1)
+
+    def _expanded(self, q: Tensor, keys: Tensor, latent: int, heads: HeadsOfLatents, piece: slice) -> Tensor:
+        """`attend_latent` for the queries q of a piece of the heads; keys [S, latent and rope key] are the cache's."""
         latents, k_rope = keys.tensor_split((latent,), dim=1)
-        k_nope, v = heads.expand(latents)
-        k = torch.cat((k_nope, k_rope[:, None].expand(-1, k_nope.shape[1], -1)), dim=2)  # [S, n_heads, head_dim]
-        out = scaled_dot_product_attention(
-            q.transpose(0, 1)[None],
-            k.transpose(0, 1)[None],
-            v.transpose(0, 1)[None],
-            attn_mask=self.visible,
-            is_causal=self.causal,
-            scale=cache.k.shape[3] ** -0.5,  # the factors of queries make it the model's
-        )
+        k_nope, v = heads.expand(latents, piece)
+        k = torch.cat((k_nope, k_rope[:, None].expand(-1, k_nope.shape[1], -1)), dim=2)  # [S, heads, head_dim]
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        scale = keys.shape[1] ** -0.5  # the factors of queries make it the model's
+        out = scaled_dot_product_attention(q, k, v, attn_mask=self.visible, is_causal=self.causal, scale=scale)
         return out[0].transpose(0, 1)
 
 

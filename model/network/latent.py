@@ -76,10 +76,10 @@ class Expansion(nn.Module):
         """The kernels' layout has no other use than products of rows."""
         return not self.absorb.packed
 
-    def expand(self, latents: Tensor) -> tuple[Tensor, Tensor]:
+    def expand(self, latents: Tensor, heads: slice) -> tuple[Tensor, Tensor]:
         """See `HeadsOfLatents`."""
-        keys = torch.einsum("sc,hcn->shn", latents, self.absorb.weight)
-        return keys, torch.einsum("sc,hvc->shv", latents, self.values.weight)
+        keys = torch.einsum("sc,hcn->shn", latents, self.absorb.weight[heads])
+        return keys, torch.einsum("sc,hvc->shv", latents, self.values.weight[heads])
 
     def take(self, rows: Matrix, dtype: torch.dtype, device: torch.device) -> None:
         """Use the checkpoint's matrix, [n_heads (qk_nope_head_dim + v_head_dim), kv_lora_rank]."""

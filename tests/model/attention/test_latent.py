@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from model.attention import sdpa
 from model.attention.base import Attention
 from model.attention.paged import PagedAttention
 from model.attention.rope import RopeRows
@@ -149,7 +150,7 @@ class Weights(nn.Module):
     def __init__(self, n_heads: int, nope: int, latent: int, value_dim: int, *, expands: bool) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.value_dim, self.expands = value_dim, expands
+        self.value_dim, self.expands, self.pieces = value_dim, expands, list[int]()
         self.keys, self.of_values = torch.randn(n_heads, latent, nope), torch.randn(n_heads, latent, value_dim)
 
     def absorb(self, q: Tensor) -> Tensor:
@@ -158,14 +159,21 @@ class Weights(nn.Module):
     def values(self, latents: Tensor) -> Tensor:
         return torch.einsum("thc,hcv->thv", latents, self.of_values)
 
-    def expand(self, latents: Tensor) -> tuple[Tensor, Tensor]:
-        keys = torch.einsum("sc,hcn->shn", latents, self.keys)
-        return keys, torch.einsum("sc,hcv->shv", latents, self.of_values)
+    def expand(self, latents: Tensor, heads: slice) -> tuple[Tensor, Tensor]:
+        keys = torch.einsum("sc,hcn->shn", latents, self.keys[heads])
+        self.pieces.append(keys.shape[1])
+        return keys, torch.einsum("sc,hcv->shv", latents, self.of_values[heads])
 
 
+@pytest.mark.parametrize(("piece", "pieces"), [(2**25, [3]), (2 * 60 * 120, [2, 1]), (1, [1, 1, 1])])
 @pytest.mark.parametrize("start", [0, 11])
-def test_both_forms_agree(start: int) -> None:
-    """Absorbed, and expanded as a long slice is; the first has no `expand` to call."""
+def test_both_forms_agree(start: int, piece: int, pieces: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Absorbed, and expanded as a long slice is; the first has no `expand` to call. Heads are computed in pieces.
+
+    A head makes at most 120 values for each of 60 keys: 12, 20 and 10 of keys and values and 49 or 60 scores; absorbed,
+    98 or 120 of scores and masks.
+    """
+    monkeypatch.setattr(sdpa, "PIECE", piece)
     torch.manual_seed(2)
     n, n_heads, nope, rope, latent, value_dim = 60, 3, 12, 8, 20, 10
     assert suits_expansion(n - start, latent, nope, value_dim)
@@ -181,6 +189,7 @@ def test_both_forms_agree(start: int) -> None:
             rows, prepared = slice(first, stop), backend.prepare(inputs)
             turned = RopeRows(rotations[rows], factors[rows])
             found = backend.attend_latent(q[rows], key[rows], heads, turned, cache, prepared)
+        assert heads.pieces == (pieces if expands else [])
         results.append(found)
     assert results[0].shape == (n - start, n_heads, value_dim)
     torch.testing.assert_close(*results, atol=1e-4, rtol=1e-4)

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.gpu.shapes import SMALL_4
+from model.attention import sdpa
 from model.attention.rope import RopeTables
 from model.config import QueryTemperature, Rope
 from model.errors import OptionError
@@ -106,6 +108,14 @@ def test_the_step_of_sparse_layers_is_not_underestimated() -> None:
         sizes = PoolSizes(SPARSE, page_size=4, head_bytes=32, max_step_tokens=n, max_sequences=8)
         logits = min(n, memory.LOGIT_VALUES // SPARSE.vocab_size) * SPARSE.vocab_size * 4 * memory.LOGIT_COPIES
         assert scratch <= sizes.step_bytes(4) - logits
+
+
+def test_the_step_of_latent_attention_in_pytorch_is_not_underestimated() -> None:
+    """What heads make at once takes no more than the logits, which come later."""
+    for value_bytes in (2, 4):
+        sizes = PoolSizes(SMALL_4, 32, 640, max_step_tokens=512, max_sequences=64)
+        beside = sizes.step_bytes(value_bytes) - sizes.block_bytes(512, value_bytes)
+        assert sdpa.PIECE * value_bytes <= beside
 
 
 def test_a_scheme_must_fit_the_experts_too() -> None:
