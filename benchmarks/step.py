@@ -10,8 +10,8 @@ step as served.
 
 The model "small-4" has random weights, and the sizes of Mistral Small 4 with two layers.
 
-Long contexts: `--rows 1,8 --context 4096,8192`. Where context and decoded tokens are more than the model takes, the
-context is shorter, as the head of the column says.
+Long contexts: `--rows 1,8 --context 4096,8192`, and before a chunk of a prompt `--before 0,4096`. Where context and new
+tokens are more than the model takes, the context is shorter, as the head of the column says.
 
 `--json FILE` writes the seconds of all parts and floors.
 """
@@ -195,7 +195,7 @@ def wrap(clock: Clock, runner: ModelRunner) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`rows` sequences that each decode after `length` tokens, `n_tokens` each; or (rows 0) chunks of `length`."""
+    """`rows` sequences that each decode after `length` tokens, `n_tokens` each; or (rows 0) chunks after `length`."""
 
     rows: int
     length: int
@@ -203,7 +203,18 @@ class Shape:
 
     @property
     def name(self) -> str:
-        return f"{self.rows} x {self.length}" if self.rows else f"chunk of {self.length}"
+        if self.rows:
+            return f"{self.rows} x {self.length}"
+        return f"chunk of {CHUNK}" + (f" after {self.length}" if self.length else "")
+
+    @property
+    def step_tokens(self) -> int:
+        return self.rows or CHUNK
+
+    @property
+    def seen(self) -> range:
+        """How many keys the rows of a sequence see, itself included, without a window."""
+        return range(self.length, self.length + 1) if self.rows else range(self.length + 1, self.length + CHUNK + 1)
 
 
 def decoding(rows: int, context: int, n_steps: int, most: int) -> Shape:
@@ -226,14 +237,14 @@ def profile(runner: ModelRunner, clock: Clock, shape: Shape, n_steps: int) -> di
     scheduler = engine.scheduler_for(runner, max(shape.rows, 1))
     clock.wrap(scheduler, "plan", "plan")
     clock.wrap(scheduler, "commit", "commit")
-    submit(runner, scheduler, shape.rows or 2 * n_steps, shape.length, shape.n_tokens)
+    submit(runner, scheduler, shape, n_steps)
     served, layers = runner.executor, engine.by_layer(runner)
     clock.wrap(layers._attention, "prepare", "attention")
     clock.wrap(layers._attention, "attend", "attention")
     counted: list[list[dict[str, float]]] = [[], []]
     for number, step in enumerate(engine.steps(runner, scheduler)):
         parts = clock.take() | {"step": step.seconds}
-        if step.batch.n_tokens == (shape.rows or shape.length):
+        if step.batch.n_tokens == shape.step_tokens and step.batch.slices[0].start >= shape.length:
             counted[number % 2].append(parts)
         runner.executor = served if number % 2 else layers
     runner.executor = served
@@ -251,10 +262,13 @@ def mean(steps: list[dict[str, float]], part: str) -> float:
     return statistics.fmean(parts.get(part, 0.0) for parts in steps)
 
 
-def submit(runner: ModelRunner, scheduler: Scheduler, count: int, length: int, n_tokens: int) -> None:
-    for number in range(count):
-        prompt = random.choices(range(100, runner.info.vocab_size - 100), k=length)
-        scheduler.submit(Submit(number, prompt, engine.greedy(n_tokens)))
+def submit(runner: ModelRunner, scheduler: Scheduler, shape: Shape, n_steps: int) -> None:
+    """Prompts of chunks share their context, which is computed once and then reused."""
+    tokens = range(100, runner.info.vocab_size - 100)
+    shared, own = ([], shape.length) if shape.rows else (random.choices(tokens, k=shape.length), CHUNK)
+    for number in range(shape.rows or 2 * n_steps):
+        prompt = [*shared, *random.choices(tokens, k=own)]
+        scheduler.submit(Submit(number, prompt, engine.greedy(shape.n_tokens)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,21 +280,19 @@ class Floor:
 
     def seconds(self, runner: ModelRunner, shapes: dict[str, Kind], shape: Shape) -> dict[str, float]:
         """The least seconds by part. A chunk needs one row of the head."""
-        rows, length = shape.rows, shape.length
-        tokens = rows or length
+        rows = shape.rows or 1
         found = {
             name: max(
-                kind.read(tokens) / self.bytes_per_second,
-                kind.macs * ((rows or 1) if name == "head" else tokens) / self.macs_per_second,
+                kind.read(shape.step_tokens) / self.bytes_per_second,
+                kind.macs * (rows if name == "head" else shape.step_tokens) / self.macs_per_second,
             )
             for name, kind in shapes.items()
         }
         slots = runner.info.pools[0].n_pages * runner.info.page_size
         slot_bytes = n_bytes([cache.halves for cache in runner.pages.layers]) / slots
         config, heads = runner.head.model.config, runner.head.model.config.heads
-        pairs = rows * n_keys(config, length) or sum(n_keys(config, n) for n in range(1, length + 1))
-        macs = pairs * heads.n_heads * (heads.head_dim + heads.value_dim)
-        read = (rows or 1) * n_keys(config, length) * slot_bytes / config.n_layers
+        macs = rows * sum(n_keys(config, n) for n in shape.seen) * heads.n_heads * (heads.head_dim + heads.value_dim)
+        read = rows * n_keys(config, shape.seen[-1]) * slot_bytes / config.n_layers
         found["attention"] = max(read / self.bytes_per_second, macs / self.macs_per_second)
         return found
 
@@ -312,7 +324,7 @@ def table(cases: dict[str, tuple[dict[str, float], dict[str, float]]]) -> Table:
 def load(model: str, scheme: str) -> ModelRunner:
     if model != "small-4":
         return engine.load(model, **engine.SCHEMES[scheme])
-    options: dict[str, Any] = {"device": "cpu", "max_model_len": 16_384, "cache_memory": 2**28}
+    options: dict[str, Any] = {"device": "cpu", "max_model_len": 32_768, "cache_memory": 2**28}
     options |= engine.SCHEMES[scheme]
     made = random_weights.checkpoint(SMALL_4, torch.device("cpu"))
     with TemporaryDirectory() as empty:  # where a tokenizer is looked for
@@ -325,6 +337,7 @@ def main() -> None:
     parser.add_argument("--scheme", choices=engine.SCHEMES, default="int8")
     parser.add_argument("--rows", default="1,8,32,64", help="decoding sequences of a step, comma-separated")
     parser.add_argument("--context", default="256", help="tokens before the decoded ones, comma-separated")
+    parser.add_argument("--before", default="0", help="tokens before the chunks of prompts, comma-separated")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the seconds of all parts and floors")
     args = parser.parse_args()
@@ -335,10 +348,12 @@ def main() -> None:
     macs_per_second = rate(runner)
     clock = Clock()
     wrap(clock, runner)
-    rows, contexts = (list(map(int, given.split(","))) for given in (args.rows, args.context))
+    rows, contexts, before_chunks = (
+        list(map(int, given.split(","))) for given in (args.rows, args.context, args.before)
+    )
     most = runner.info.max_model_len
     wanted = [decoding(n, context, args.steps, most) for context in contexts for n in rows]
-    wanted.append(Shape(0, CHUNK, 1))
+    wanted += [Shape(0, min(context, most - CHUNK - 1), 1) for context in before_chunks]
     console = Console(width=None if Console().is_terminal else 140)
     console.print(f"{', '.join(machine.instruction_sets())}; {threads} threads; {runner.info.description}")
     console.print(f"weights of projections {size / 2**20:.0f} MiB; {macs_per_second / 1e9:.0f} G multiply-adds/s")
