@@ -221,7 +221,7 @@ def _hf_config(whole: Mapping[str, Any], directory: Path | None, max_model_len: 
         latent=latent,
         max_position=rope.max_position,
         windows=windows,
-        **{name: number(raw, key, FILE) for key, name in family.experts.items()},
+        **_hf_experts(raw, family, n_layers),
         tied_head=tied_head(shards, bool(raw.get("tie_word_embeddings", False))),
         dtype=dtype_of(raw.get("dtype") or raw.get("torch_dtype"), shards),
         vision=read_vision(whole, shards) if is_inner else None,
@@ -252,6 +252,12 @@ def _hf_family(raw: Mapping[str, Any]) -> Family:
             value = "true" if raw[key] is True else short(raw[key])
             raise ModelError(f"config.json has {key} {value}; Noria supports models without it")
     return FAMILIES[kind]
+
+
+def _hf_experts(raw: Mapping[str, Any], family: Family, n_layers: int) -> dict[str, Any]:
+    """The fields of ModelConfig about experts; none if all layers are dense."""
+    found = {name: number(raw, key, FILE) for key, name in family.experts.items()}
+    return found if found.get("first_k_dense_replace", 0) < n_layers else {}
 
 
 def _hf_latent(raw: Mapping[str, Any], rope: RopeConfig) -> LatentConfig:

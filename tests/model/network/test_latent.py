@@ -26,6 +26,7 @@ from tests.model.driving import Driver, loaded, storages
 from tests.model.network.latent_models import (
     LLAMA_4,
     ROPE,
+    SHAPE,
     deepseek_v3,
     logprobs,
     mistral3,
@@ -40,6 +41,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "scaled where it rotates": lambda: mistral4(rope_parameters={**ROPE, **LLAMA_4, "attention_factor": None}),
     "text and images": mistral3,
     "queries of full rank": lambda: mistral4(q_lora_rank=None),
+    "dense layers": lambda: mistral4(first_k_dense_replace=SHAPE["num_hidden_layers"]),
     "a latent of 256": lambda: mistral4(kv_lora_rank=256, qk_rope_head_dim=64, qk_nope_head_dim=64, v_head_dim=128),
 }
 
