@@ -193,7 +193,7 @@ class ModelConfig:
     def _check_heads_and_experts(self) -> None:
         if self.n_heads % self.n_kv_heads:
             raise ModelError(f"n_heads ({self.n_heads}) must be a multiple of n_kv_heads ({self.n_kv_heads})")
-        if self.head_dim % 2:
+        if self.head_dim % 2 and self.latent is None:
             raise ModelError(f"head_dim must be even for rotary positions, the checkpoint has {self.head_dim}")
         if self.n_layers * max(1, self.n_experts) > MAX_BLOCKS:
             raise ModelError(f"{self.n_layers} layers of {self.n_experts} experts are more than {MAX_BLOCKS} blocks")

@@ -197,6 +197,11 @@ def _latent(values: Mapping[str, Any]) -> dict[str, Any]:
     rank, rope_dim, head_dim = (
         _whole(values, name) for name in ("attention.kv_lora_rank", "rope.dimension_count", "attention.key_length_mla")
     )
+    if head_dim <= rope_dim:
+        raise ModelError(
+            f"the GGUF file has {head_dim} in attention.key_length_mla, expected more than the {rope_dim} in "
+            "rope.dimension_count"
+        )
     if (length := values.get("attention.key_length")) != rank + rope_dim:
         raise ModelError(f"the GGUF file has {short(length)} in attention.key_length, expected {rank + rope_dim}")
     for name, expected in {

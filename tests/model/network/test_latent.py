@@ -41,6 +41,8 @@ MODELS: dict[str, Callable[[], Any]] = {
     "scaled where it rotates": lambda: mistral4(rope_parameters={**ROPE, **LLAMA_4, "attention_factor": None}),
     "text and images": mistral3,
     "queries of full rank": lambda: mistral4(q_lora_rank=None),
+    "odd heads": lambda: mistral4(qk_nope_head_dim=13, v_head_dim=23, kv_lora_rank=45, first_k_dense_replace=3),
+    "a channel that does not rotate": lambda: mistral4(qk_nope_head_dim=1),
     "dense layers": lambda: mistral4(first_k_dense_replace=SHAPE["num_hidden_layers"]),
     "a latent of 256": lambda: mistral4(kv_lora_rank=256, qk_rope_head_dim=64, qk_nope_head_dim=64, v_head_dim=128),
 }
@@ -115,10 +117,13 @@ ERROR = {"int8": 0.12, "bfloat16": 0.04}
 """The mean difference of log probabilities at most. That of a Mistral of this size and weights is 0.09 and 0.025."""
 
 
+@pytest.mark.parametrize("sizes", [{}, {"qk_nope_head_dim": 13, "v_head_dim": 23}], ids=["", "odd heads"])
 @pytest.mark.parametrize("scheme", ERROR)
-def test_the_compiled_step_computes_the_model(scheme: str, tmp_path: Path, kernels: Kernels) -> None:
+def test_the_compiled_step_computes_the_model(
+    scheme: str, sizes: dict[str, int], tmp_path: Path, kernels: Kernels
+) -> None:
     """Without experts, of which a rounded token may take others. int4: test_gguf_latent.py."""
-    model = deepseek_v3(v_head_dim=32, kv_lora_rank=64)
+    model = deepseek_v3(**{"v_head_dim": 32, "kv_lora_rank": 64, **sizes})
     driver = Driver(loaded(save_native(model, tmp_path), scheme), PagedAttention(kernels), shuffle=0)
     driver.compile()
     found = driver.whole(TOKENS).log_softmax(-1)
