@@ -52,6 +52,8 @@ VISION: Mapping[str, Any] = {
     "rope_theta": 10_000.0,
     "initializer_range": 0.2,
 }
+ENCODER = ("vision_tower.", "multi_modal_projector.")
+"""Prefixes of weights of the encoder in transformers."""
 TEMPLATE = """\
 {{- bos_token }}
 {%- for message in messages %}
@@ -161,12 +163,12 @@ def save_gguf(kind: str, directory: Path, encoder: str = "F32", text: str = "F32
     The result is the file of the text.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    _save_gguf_encoder(kind, directory / f"mmproj-model-{encoder}.gguf", encoder)
+    save_gguf_encoder(build(kind), directory / f"mmproj-model-{encoder}.gguf", encoder)
     source = directory / "model.gguf"
     writer = GGUFWriter(source, "llama")
     _add_text_metadata(writer)
     names = get_tensor_name_map(MODEL_ARCH.LLAMA, TEXT["num_hidden_layers"])
-    for name, tensor in _adjacent(kind).items():
+    for name, tensor in _adjacent(build(kind)).items():
         if (inner := name.removeprefix("model.").replace("language_model.", "model.")).startswith(
             ("model.", "lm_head")
         ):
@@ -175,8 +177,9 @@ def save_gguf(kind: str, directory: Path, encoder: str = "F32", text: str = "F32
     return source
 
 
-def _save_gguf_encoder(kind: str, path: Path, numbers: str) -> None:
-    config = build(kind).config
+def save_gguf_encoder(model: Any, path: Path, numbers: str = "F32") -> None:
+    """Write the encoder of a model of transformers, whose heads have 16 values."""
+    config = model.config
     vision = config.vision_config
     writer = GGUFWriter(path, "clip")
     writer.add_type("mmproj")
@@ -193,22 +196,22 @@ def _save_gguf_encoder(kind: str, path: Path, numbers: str) -> None:
     writer.add_vision_image_mean([0.48145466, 0.4578275, 0.40821073])
     writer.add_vision_image_std([0.26862954, 0.26130258, 0.27577711])
     writer.add_vision_use_silu(True)
-    if kind == "mistral3":
+    if config.model_type == "mistral3":
         writer.add_vision_spatial_merge_size(2)
     names = get_tensor_name_map(MODEL_ARCH.MMPROJ, 24)  # it numbers the projections as if they were layers
-    for name, tensor in _adjacent(kind).items():
-        if (inner := name.removeprefix("model.")).startswith(("vision_tower.", "multi_modal_projector.")):
+    for name, tensor in _adjacent(model).items():
+        if (inner := name.removeprefix("model.")).startswith(ENCODER):
             _add_tensor(writer, names.get_name(inner, try_suffixes=(".weight", ".bias")), tensor, numbers)
-    embeddings = build(kind).get_input_embeddings().weight.detach().numpy()
+    embeddings = model.get_input_embeddings().weight.detach().numpy()
     writer.add_tensor("v.token_embd.img_break", embeddings[IMG_BREAK])
     _write(writer)
 
 
-def _adjacent(kind: str) -> dict[str, Tensor]:
+def _adjacent(model: Any) -> dict[str, Tensor]:
     """All weights under the names of transformers; as in the converter, rows of q and k of a pair are adjacent."""
     return {
         name: half_to_adjacent(tensor, 16).contiguous() if name.endswith(("q_proj.weight", "k_proj.weight")) else tensor
-        for name, tensor in build(kind).state_dict().items()
+        for name, tensor in model.state_dict().items()
     }
 
 
@@ -258,8 +261,17 @@ def _write(writer: GGUFWriter) -> None:
 
 def native_tensors(kind: str) -> dict[str, Tensor]:
     """All weights of a model under Mistral's names; rows of q and k of a pair are adjacent."""
-    model, found = build(kind).state_dict(), {}
-    for name, tensor in model.items():
+    return _native(build(kind).state_dict())
+
+
+def native_encoder(model: Any) -> dict[str, Tensor]:
+    """The weights of the encoder of a model of transformers, as `native_tensors`."""
+    return _native({k: v for k, v in model.state_dict().items() if k.removeprefix("model.").startswith(ENCODER)})
+
+
+def _native(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    found = {}
+    for name, tensor in given.items():
         known = _native_name(name)
         rotated = known.endswith((".wq.weight", ".wk.weight"))
         found[known] = half_to_adjacent(tensor, 16).contiguous() if rotated else tensor
@@ -286,6 +298,12 @@ def _native_name(name: str) -> str:
 
 def _native_params(kind: str) -> dict[str, Any]:
     config = build(kind).config.to_dict()
+    text = native_params({**config["text_config"], "tie_word_embeddings": False})
+    return {**{key: value for key, value in text.items() if value is not None}, "vision_encoder": native_vision(config)}
+
+
+def native_vision(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`vision_encoder` of params.json, from a config.json."""
     theirs = config["vision_config"]
     vision = {
         "image_token_id": IMG,
@@ -301,11 +319,10 @@ def _native_params(kind: str) -> dict[str, Any]:
         "rope_theta": 10_000.0,
         "adapter_bias": config["multimodal_projector_bias"],
     }
-    if kind == "mistral3":
+    if config["model_type"] == "mistral3":
         vision |= {"max_image_size": theirs["image_size"], "mm_projector_id": "patch_merge", "spatial_merge_size": 2}
         vision |= {"add_pre_mm_projector_layer_norm": True}
-    text = native_params({**config["text_config"], "tie_word_embeddings": False})
-    return {**{key: value for key, value in text.items() if value is not None}, "vision_encoder": vision}
+    return vision
 
 
 def _tokenizer() -> Tokenizer:

@@ -62,13 +62,22 @@ def mistral4(**changes: Any) -> Any:
     return filled(transformers.Mistral4ForCausalLM(config))
 
 
-def mistral3(**changes: Any) -> Any:
+VISION = {"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+VISION |= {"num_attention_heads": 2, "image_size": 16, "patch_size": 8, "hidden_act": "silu"}
+
+
+def mistral3(vision: Mapping[str, Any] = VISION, **changes: Any) -> Any:
     """Mistral 4 beside an image encoder, as it is published."""
     text = {"model_type": "mistral4", **_sizes({**ROPE, **LLAMA_4}, changes)}
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    vision = {"model_type": "pixtral", **sizes, "image_size": 16, "patch_size": 8, "hidden_act": "silu"}
-    config = transformers.Mistral3Config(text_config=text, vision_config=vision, tie_word_embeddings=False)
+    config = transformers.Mistral3Config(text_config=text, vision_config=dict(vision), tie_word_embeddings=False)
     return filled(transformers.Mistral3ForConditionalGeneration(config))
+
+
+def text_of(model: Any) -> Any:
+    """The text model of a `mistral3`, with the same weights."""
+    text = transformers.Mistral4ForCausalLM(model.config.text_config)
+    text.model, text.lm_head = model.model.language_model, model.lm_head
+    return text.eval()
 
 
 def deepseek_v3(**changes: Any) -> Any:

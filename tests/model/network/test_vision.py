@@ -22,7 +22,7 @@ from model.network.transformer import Transformer
 from model.network.vision import encoder
 from model.network.vision.encoder import ImageEncoder
 from model.step.packing import pack
-from tests.model import pixtral
+from tests.model import latent_pixtral, pixtral
 from tests.model.attention.attending import best
 from tests.model.checkpoint import quantized_files
 from tests.model.driving import Driver, loaded
@@ -273,13 +273,26 @@ class Viewer(Driver):
 def test_log_probabilities_with_images_are_those_of_transformers(
     kind: str, form: str, chunk: int, saved: Saved
 ) -> None:
-    model = network(saved(kind, form))
+    agree(network(saved(kind, form)), pixtral.build(kind), chunk)
+
+
+@pytest.mark.parametrize("form", ["hf", "native", "gguf"])
+def test_log_probabilities_with_images_and_latent_attention(form: str, tmp_path: Path) -> None:
+    write = {"hf": latent_pixtral.save_hf, "native": latent_pixtral.save_native, "gguf": latent_pixtral.save_gguf}
+    model = network(write[form](tmp_path))
+    assert model.config.latent is not None
+    for chunk in (1000, 7):
+        agree(model, latent_pixtral.build(), chunk)
+
+
+def agree(model: Transformer, theirs: Any, chunk: int) -> None:
+    """For a prompt with two images, in chunks."""
     assert model.vision is not None
     grids, config = ((2, 3), (4, 1)), model.vision.config
     images = [image(*grid, config.token_side, seed) for seed, grid in enumerate(grids)]
     tokens = list(prompt(grids))
     with torch.no_grad():
-        expected = pixtral.build(kind)(
+        expected = theirs(
             input_ids=torch.tensor([tokens]),
             pixel_values=pixel_values(images, config.patch_size),
             image_sizes=torch.tensor(sizes(images)),
