@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from model.kernels.cpu.records import FORMATS
 from model.loading import create
 from model.step.runner import ModelRunner
 from service.engine.scheduling.scheduler import Scheduler
 from tests.e2e.served import GREEDY, SEEDED
 from tests.e2e.storing import Engine
 from tests.e2e.without_server import Answer, serve, serve_with
+from tests.model.network import latent_fp4
 from tests.model.network.latent_models import SHAPE, mistral4, save_native
 
 Load = Callable[..., ModelRunner]
@@ -34,16 +36,24 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
         for name, weight in model.named_parameters():
             if "o_proj" in name or "down_proj" in name:
                 weight *= 0.02
-    directory = save_native(model, tmp_path_factory.mktemp("latent"))
+        directories = {"": save_native(model, tmp_path_factory.mktemp("latent"))}
+        latent_fp4.round_experts(model)
+        directories["nvfp4"] = latent_fp4.save_native(model, tmp_path_factory.mktemp("nvfp4"))
 
-    def made(**options: Any) -> ModelRunner:
+    def made(experts: str = "", **options: Any) -> ModelRunner:
         chosen = {"max_model_len": 256, "cache_memory": 16 * 2**20, "device": "cpu", **options}
-        return create(lambda stage, done: None, model=str(directory), **chosen)
+        return create(lambda stage, done: None, model=str(directories[experts]), **chosen)
 
     return made
 
 
-SERVED = [{"quantize": "int8"}, {"quantize": "int4"}, {"dtype": "bfloat16"}, {"quantize": "int8", "kv_dtype": "int8"}]
+SERVED = [
+    {"quantize": "int8"},
+    {"quantize": "int4"},
+    {"dtype": "bfloat16"},
+    {"quantize": "int8", "kv_dtype": "int8"},
+    {"quantize": "int8", "experts": "nvfp4"},
+]
 
 
 @pytest.fixture(scope="module", params=SERVED, ids=lambda options: "-".join(options.values()))
@@ -56,7 +66,14 @@ def runner(options: dict[str, Any], load: Load) -> ModelRunner:
     made = load(**options)
     assert made.info.description["attention"] == "paged"
     assert "arithmetic" in made.info.description, "one call computes a step"
+    assert not options.get("experts") or "nvfp4" in formats(made)
     return made
+
+
+def formats(runner: ModelRunner) -> set[str]:
+    """In which the kernels have the weights of experts."""
+    sparse: Any = runner.head.model.layers[-1].feed_forward
+    return {FORMATS[part.packed.record.format] for expert in sparse.experts for part in (expert.w13, expert.w2)}
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +87,7 @@ def test_packed_with_others(runner: ModelRunner, alone: list[Answer]) -> None:
     assert answers[8:10] == alone
 
 
-@pytest.mark.parametrize("max_step_tokens", [7, 50])
+@pytest.mark.parametrize("max_step_tokens", [1, 7, 50])
 def test_in_other_chunks(runner: ModelRunner, alone: list[Answer], max_step_tokens: int) -> None:
     assert serve(runner, MINE, max_step_tokens)[0] == alone
 
