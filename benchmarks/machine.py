@@ -27,7 +27,7 @@ def describe(peers: Path | None) -> dict[str, Any]:
     versions = _versions()
     if peers is not None:
         homes = {"peers": peers, "vllm": peers / "vllm", "pace": peers / "pace"}
-        versions |= {name: _packages(home) for name, home in homes.items() if home.exists()}
+        versions |= {name: _packages(home) for name, home in homes.items() if (home / "bin").exists()}
     return {"machine": _hardware() | info, "versions": versions}
 
 

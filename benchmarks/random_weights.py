@@ -1,7 +1,13 @@
-"""Checkpoints of random weights: made on the device while the network reads them, or written to a file."""
+"""Checkpoints of random weights: made on the device while the network reads them, or written to a file.
 
+`python -m benchmarks.random_weights FOLDER` writes LATENT, 4 GB.
+"""
+
+import argparse
 import json
+import re
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -9,11 +15,25 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from benchmarks.gpu.shapes import SMALL_4
+from model.checkpoint.configs.latent import KEYS
+from model.checkpoint.configs.native import EXPERT_GROUPS, EXPERTS
 from model.checkpoint.open import Checkpoint
-from model.config import ModelConfig
+from model.config import ModelConfig, QueryTemperature
+from model.latent_config import LatentConfig
 from model.network import weights
 from model.network.lora import Adapter, LowRank, Part
 from model.sharding.shard import shard_of
+
+LATENT = replace(
+    SMALL_4,
+    vocab_size=32_768,
+    max_position=4096,
+    n_experts=32,
+    latent=LatentConfig(1024, 512, 64, 64, 128),
+    query_temperature=QueryTemperature(8192, 0.1),
+)
+"""Two layers like Small 4's, with fewer experts, and latents of the one size that vLLM's kernels for CPUs take."""
 
 
 def tensors(config: ModelConfig, device: torch.device, skip: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
@@ -35,14 +55,28 @@ def checkpoint(config: ModelConfig, device: torch.device) -> Checkpoint:
 
 
 def save(config: ModelConfig, device: torch.device, directory: Path) -> None:
-    """Write a checkpoint in Mistral's native format; all layers have the same window."""
-    names = ("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size", "norm_eps", "dtype")
-    params = {name: getattr(config, name) for name in names} | {"sliding_window": config.windows[0]}
-    if config.n_experts:
-        params["moe"] = {"num_experts": config.n_experts, "num_experts_per_tok": config.n_experts_per_token}
-    (directory / "params.json").write_text(json.dumps(params))
-    found = {name: tensor.cpu() for name, tensor in tensors(config, device)}
+    """Write a checkpoint in Mistral's native format, which vLLM reads too; all layers have the same window."""
+    (directory / "params.json").write_text(json.dumps(_params(config)))
+    found = {_native(name): tensor.cpu() for name, tensor in tensors(config, device)}
     save_file(found, directory / "consolidated.safetensors")
+
+
+def _params(config: ModelConfig) -> dict[str, object]:
+    names = ("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size", "norm_eps", "dtype")
+    params = {name: getattr(config, name) for name in (*names, "rope_theta")}
+    params |= {"sliding_window": config.windows[0], "max_position_embeddings": config.max_position}
+    if config.latent:
+        params |= {key: getattr(config.latent, key) for key in KEYS}
+    if heat := config.query_temperature:
+        params["llama_4_scaling"] = {"original_max_position_embeddings": heat.original_max_position, "beta": heat.beta}
+    if config.n_experts:
+        params["moe"] = {key: getattr(config, name) for key, name in EXPERTS.items()} | dict.fromkeys(EXPERT_GROUPS, 1)
+    return params
+
+
+def _native(name: str) -> str:
+    """The name of a weight in files since Mistral Large 3, the only one that vLLM knows."""
+    return re.sub(r"feed_forward\.(gate|experts|shared_experts)\.", r"\1.", name)
 
 
 def random_adapter(config: ModelConfig, rank: int, device: torch.device) -> Adapter:
@@ -65,3 +99,15 @@ def random_adapter(config: ModelConfig, rank: int, device: torch.device) -> Adap
             for _ in range(config.n_layers)
         )
     )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    folder.mkdir(parents=True, exist_ok=True)
+    save(LATENT, torch.device("cpu"), folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -24,7 +24,7 @@ from rich.progress import Progress
 
 from benchmarks import machine
 from benchmarks.peers import loads
-from benchmarks.peers.engines import Engine, Online, engines, engines_on
+from benchmarks.peers.engines import Engine, Online, engines, engines_on, engines_on_native
 from benchmarks.peers.loads import Measured
 from benchmarks.peers.results import Row, rows, table
 from benchmarks.workload import Workload
@@ -65,7 +65,9 @@ def arguments() -> argparse.Namespace:
     usual = Workload(choose_threads())
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=Path, help="folder of the peers; without it only Noria is measured")
-    parser.add_argument("--gguf", type=Path, help="measure only Noria and llama.cpp, offline, with this file's blocks")
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument("--gguf", type=Path, help="measure only Noria and llama.cpp, offline, with this file's blocks")
+    model.add_argument("--native", type=Path, help="measure only Noria and vLLM, offline, with a folder of this format")
     parser.add_argument("--repeat", type=int, default=5, help="rounds")
     parser.add_argument("--only", choices=("offline", "online"))
     parser.add_argument("--engines", default="", help="measure those whose name contains one of these, comma-separated")
@@ -102,7 +104,10 @@ def main() -> None:
     peers = args.peers and args.peers.resolve()
     work = Workload(args.threads, args.prefill, args.streams, args.prompt, args.tokens)
     online = Online(loads.chosen(args.loads, args.rates), args.seconds)
-    known = engines_on(args.gguf.resolve(), peers, work) if args.gguf else engines(peers, work, online)
+    other = args.gguf or args.native
+    known = engines(peers, work, online)
+    if other:
+        known = (engines_on if args.gguf else engines_on_native)(other.resolve(), peers, work)
     chosen = [engine for engine in known if _is_wanted(engine, args)]
     if not chosen:
         raise SystemExit("no engine is left to measure: see --engines, --only, --peers")
@@ -110,9 +115,9 @@ def main() -> None:
     about = {"started": started.isoformat(timespec="seconds"), "rounds": args.repeat, "workload": asdict(work)}
     if any(engine.online for engine in chosen):
         about["http"] = {"seconds": args.seconds, "loads": {case: asdict(load) for case, load in online.loads.items()}}
-    about["model"] = args.gguf.stem if args.gguf else EMBEDDED
+    about["model"] = other.stem if other else EMBEDDED
     about |= machine.describe(peers)
-    name = f"{started:%Y-%m-%d}-{machine.kind()}{f'-{args.gguf.stem}' if args.gguf else ''}.json"
+    name = f"{started:%Y-%m-%d}-{machine.kind()}{f'-{other.stem}' if other else ''}.json"
     file = args.output or RESULTS / name
     file.parent.mkdir(exist_ok=True)
     made: list[Row] = []

@@ -1,4 +1,4 @@
-"""All measured engines and servers, on the embedded model or on a GGUF file, and how each is run.
+"""All measured engines and servers, on the embedded model or on another one, and how each is run.
 
 Offline: Noria's engine, llama.cpp by its own tools, and OpenVINO GenAI, transformers, vLLM and PACE by a file each,
 which their own Python runs. Online: see servers.py.
@@ -68,6 +68,14 @@ def engines_on(file: Path, peers: Path | None, work: Workload) -> Iterator[Engin
         yield Engine("llama.cpp", "its own", "peer", False, partial(_llama, peers, file, work))
 
 
+def engines_on_native(folder: Path, peers: Path | None, work: Workload) -> Iterator[Engine]:
+    """The engines that run a checkpoint in Mistral's format."""
+    for name in ("bf16", "int8"):
+        yield _ours(name, OURS[name], str(folder), work)
+    if peers is not None:
+        yield _vllm("bf16", "16", peers / "vllm", folder, work)
+
+
 def _ours(scheme: str, bits: str, model: str, work: Workload) -> Engine:
     command = _module(Path(sys.executable), "engine", model, _json(work), scheme)
     return Engine(f"noria {scheme}", bits, "ours", False, partial(_json_of, command))
@@ -77,20 +85,26 @@ def _offline_peers(peers: Path, work: Workload) -> Iterator[Engine]:
     def peer(name: str, bits: str, measure: Callable[[], Measured]) -> Engine:
         return Engine(name, bits, "peer", False, measure)
 
-    def by_python(home: Path, module: str, model: Path, **environment: str) -> Callable[[], Measured]:
-        command = _module(home / "bin" / "python", f"peers.{module}", str(model), _json(work))
-        return partial(_json_of, command, environment)
-
     for name, bits in LLAMA.items():
         yield peer(f"llama.cpp {name}", bits, partial(_llama, peers, _file(peers, name), work))
-    yield peer("openvino", "8", by_python(peers, "openvino", _file(peers, "q8_0")))
-    yield peer("transformers", "16", by_python(peers, "transformers", _file(peers, "bf16")))
+    yield peer("openvino", "8", _by_python(peers, "openvino", _file(peers, "q8_0"), work))
+    yield peer("transformers", "16", _by_python(peers, "transformers", _file(peers, "bf16"), work))
     for name, (bits, folder) in VLLM.items():
-        home = peers / "vllm"
-        measure = by_python(home, "vllm", peers / "models" / folder, **vllm.environment(home, work.threads))
-        yield peer(f"vllm {name}", bits, measure)
-    measure = by_python(peers / "pace", "pace", peers / "models" / "smollm2-hf", **pace.environment(work.threads))
-    yield peer("pace", "16", measure)
+        yield _vllm(name, bits, peers / "vllm", peers / "models" / folder, work)
+    model, environment = peers / "models" / "smollm2-hf", pace.environment(work.threads)
+    yield peer("pace", "16", _by_python(peers / "pace", "pace", model, work, environment))
+
+
+def _vllm(name: str, bits: str, home: Path, model: Path, work: Workload) -> Engine:
+    measure = _by_python(home, "vllm", model, work, vllm.environment(home, work.threads))
+    return Engine(f"vllm {name}", bits, "peer", False, measure)
+
+
+def _by_python(
+    home: Path, module: str, model: Path, work: Workload, environment: Mapping[str, str] = {}
+) -> Callable[[], Measured]:
+    command = _module(home / "bin" / "python", f"peers.{module}", str(model), _json(work))
+    return partial(_json_of, command, environment)
 
 
 def _servers(peers: Path | None, work: Workload, online: Online) -> Iterator[Engine]:

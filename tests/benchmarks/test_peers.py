@@ -13,10 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import servers, w8a8
-from benchmarks.peers.engines import Engine, Online, engines, engines_on
+from benchmarks.peers.engines import Engine, Online, engines, engines_on, engines_on_native
 from benchmarks.peers.loads import LOADS, Load, chosen, figures, measure, send
 from benchmarks.peers.results import Row, figure, rows
+from benchmarks.random_weights import LATENT, save
 from benchmarks.workload import Workload
+from model.checkpoint.families import read_config
 from tests.service.commands.fake_openai import FakeOpenAI, serving
 from tests.waiting import ended, eventually
 
@@ -37,12 +39,41 @@ def test_flags_that_leave_nothing_are_refused(
 
 def test_every_program_that_measures_is_there(tmp_path: Path) -> None:
     online = Online(LOADS, 1.0)
-    known = [*engines(tmp_path, Workload(2), online), *engines_on(tmp_path / "x.gguf", tmp_path, Workload(2))]
+    work = Workload(2)
+    native = list(engines_on_native(tmp_path / "x", tmp_path, work))
+    assert [(engine.name, engine.bits) for engine in native] == [
+        ("noria bf16", "16"),
+        ("noria int8", "8"),
+        ("vllm bf16", "16"),
+    ]
+    known = [*engines(tmp_path, work, online), *engines_on(tmp_path / "x.gguf", tmp_path, work), *native]
     commands = [part for engine in known for part in getattr(engine.measure, "args", ()) if isinstance(part, list)]
     modules = {command[command.index("-m") + 1] for command in commands}
     expected = {"engine", "peers.without_http", "peers.transformers", "peers.vllm", "peers.pace"}
     assert modules >= {f"benchmarks.{name}" for name in expected}
     assert all(find_spec(name) for name in modules)
+
+
+def test_a_checkpoint_in_mistrals_format_is_measured_without_peers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(LATENT, dim=64, vocab_size=512, n_experts=6, hidden_dim=96, expert_hidden_dim=32)
+    save(config, torch.device("cpu"), tmp_path)
+    assert read_config(tmp_path) == config
+    parts = {f"{part}.weight" for part in ("gate", "experts.5.w1", "shared_experts.w2", "attention.wkv_a_with_mqa")}
+    assert {f"layers.1.{part}" for part in parts} < load_file(tmp_path / "consolidated.safetensors").keys()
+
+    flags = {"--native": tmp_path, "--repeat": 1, "--prefill": 8, "--streams": 2, "--prompt": 4, "--tokens": 4}
+    flags |= {"--threads": 2, "--output": tmp_path / "found.json"}
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setattr(sys, "argv", ["peers", *(str(part) for flag in flags.items() for part in flag)])
+    peers.main()
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["model"] == tmp_path.name
+    assert found["measured"].keys() == {"noria bf16", "noria int8"}
+    for speeds in found["measured"].values():
+        assert speeds.keys() == {"prefill 8", "decode 2"}
+        assert all(speed > 0 for (speed,) in speeds.values())
 
 
 def test_rows_compare_medians_at_equal_bits_best_first() -> None:
