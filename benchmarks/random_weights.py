@@ -1,6 +1,6 @@
 """Checkpoints of random weights: made on the device while the network reads them, or written to a file.
 
-`python -m benchmarks.random_weights FOLDER` writes LATENT, 4 GB.
+`python -m benchmarks.random_weights FOLDER` writes a checkpoint of LATENT, 4 GB.
 """
 
 import argparse

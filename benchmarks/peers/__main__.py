@@ -67,7 +67,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--peers", type=Path, help="folder of the peers; without it only Noria is measured")
     model = parser.add_mutually_exclusive_group()
     model.add_argument("--gguf", type=Path, help="measure only Noria and llama.cpp, offline, with this file's blocks")
-    model.add_argument("--native", type=Path, help="measure only Noria and vLLM, offline, with a folder of this format")
+    model.add_argument("--native", type=Path, help="measure only Noria and vLLM, offline, with this native folder")
     parser.add_argument("--repeat", type=int, default=5, help="rounds")
     parser.add_argument("--only", choices=("offline", "online"))
     parser.add_argument("--engines", default="", help="measure those whose name contains one of these, comma-separated")
