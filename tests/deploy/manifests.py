@@ -4,6 +4,7 @@ import functools
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,6 +18,7 @@ from service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy/kubernetes"
+NAMESPACE = yaml.safe_load((KUBERNETES / "namespace.yaml").read_text())
 PAGE = (ROOT / "docs/kubernetes.md").read_text()
 needs_kubectl = pytest.mark.skipif(
     shutil.which("kubectl") is None, reason="kubectl is not installed: it builds the overlays"
@@ -24,6 +26,7 @@ needs_kubectl = pytest.mark.skipif(
 
 CLOSING_SECONDS = 5
 """What docs/operations.md allows for connections to close after a drain."""
+INSTANCE = "app.kubernetes.io/instance"
 Object = dict[str, Any]
 Build = tuple[str, ...]
 """A folder to build, and the components to add."""
@@ -61,12 +64,17 @@ def of_kind(build: Build, kind: str) -> list[Object]:
     return [thing for thing in built(build) if thing["kind"] == kind]
 
 
+def of_instance(things: Sequence[Object], instance: str) -> list[Object]:
+    """The objects of one model."""
+    return [thing for thing in things if thing["metadata"].get("labels", {}).get(INSTANCE) == instance]
+
+
 def pod_templates(thing: Object) -> list[Object]:
     """The templates of pods with Noria that an object has, the first rank before the others."""
     spec = thing.get("spec", {})
     if thing["kind"] == "LeaderWorkerSet":
         return [spec["leaderWorkerTemplate"][name] for name in ("leaderTemplate", "workerTemplate")]
-    if thing["kind"] == "Deployment" and thing["metadata"]["name"] == "noria":
+    if thing["kind"] == "Deployment" and spec["template"]["metadata"]["labels"]["app.kubernetes.io/name"] == "noria":
         return [spec["template"]]
     return []
 

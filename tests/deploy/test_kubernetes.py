@@ -13,6 +13,7 @@ from tests.deploy.manifests import (
     BUILDS,
     CLOSING_SECONDS,
     KSERVE,
+    NAMESPACE,
     PAGE,
     ROOT,
     RUNNING,
@@ -23,6 +24,7 @@ from tests.deploy.manifests import (
     containers,
     kustomize,
     needs_kubectl,
+    of_instance,
     of_kind,
     parsed,
     pod_templates,
@@ -45,10 +47,10 @@ def test_objects_are_what_the_published_schemas_say(build: Build) -> None:
 
 @every_pod
 def test_objects_are_in_one_namespace_and_pods_are_restricted_there(build: Build) -> None:
-    (namespace,) = of_kind(build, "Namespace")
-    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
-    others = {thing["metadata"]["namespace"] for thing in built(build) if thing is not namespace}
-    assert others == {namespace["metadata"]["name"]}
+    validate(NAMESPACE)
+    assert NAMESPACE["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    assert {thing["metadata"]["namespace"] for thing in built(build)} == {NAMESPACE["metadata"]["name"]}
+    assert "kubectl apply -f deploy/kubernetes/namespace.yaml" in PAGE
 
 
 @every_build
@@ -199,25 +201,38 @@ def test_selectors_find_the_pods_they_mean(build: Build) -> None:
         assert all(selects(selector["matchLabels"], template) for template in (first, *others))
 
 
+def file_of_page(name: str) -> str:
+    """The text of an example that begins with a comment of its name."""
+    found = re.search(rf"    # {name}\n((?:    .*\n|\n)+)", PAGE)
+    assert found
+    return re.sub(r"^    ", "", found[1], flags=re.MULTILINE)
+
+
 def test_the_page_names_files_that_exist_and_builds_that_work(tmp_path: Path) -> None:
+    """The example of a model, and the same under another name."""
     named = set(re.findall(r"deploy/kubernetes[\w/.-]*", PAGE))
     assert all((ROOT / path.rstrip("/.")).exists() for path in named)
-    example = re.search(r"    # kustomization.yaml\n((?:    .*\n|\n)+)", PAGE)
-    assert example
-    text = re.sub(r"^    ", "", example[1], flags=re.MULTILINE)
     (tmp_path / "deploy").symlink_to(ROOT / "deploy")
-    (tmp_path / "kustomization.yaml").write_text(text)
+    model = file_of_page("nemo/kustomization.yaml")
+    for name in ("nemo", "tiny"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "kustomization.yaml").write_text(model.replace("nemo", name))
+    (tmp_path / "kustomization.yaml").write_text(file_of_page("kustomization.yaml"))
     things = kustomize(tmp_path)
     for thing in things:
         validate(thing)
-    (group,) = [thing for thing in things if thing["kind"] == "LeaderWorkerSet"]
-    (variables,) = [thing for thing in things if thing["kind"] == "ConfigMap" and "NORIA_MODEL" in thing["data"]]
-    assert "NORIA_MAX_SEQUENCES" in variables["data"]
-    assert configurations(group) == {variables["metadata"]["name"]}
-    (scaler,) = [thing for thing in things if thing["kind"] == "ScaledObject"]
-    target = scaler["spec"]["scaleTargetRef"]
-    assert any(
-        (thing["apiVersion"], thing["kind"], thing["metadata"]["name"])
-        == (target["apiVersion"], target["kind"], target["name"])
-        for thing in things
-    )
+    for name in ("nemo", "tiny"):
+        own = [thing for thing in things if thing["metadata"]["name"].startswith(f"noria-config-{name}-")]
+        (variables,) = own
+        assert "NORIA_MAX_SEQUENCES" in variables["data"]
+        (group,) = [thing for thing in things if thing["metadata"]["name"] == f"noria-sharded-{name}"]
+        assert configurations(group) == {variables["metadata"]["name"]}
+        (scaler,) = [thing for thing in of_instance(things, name) if thing["kind"] == "ScaledObject"]
+        assert scaler["spec"]["scaleTargetRef"] == {key: group[key] for key in ("apiVersion", "kind")} | {
+            "name": group["metadata"]["name"]
+        }
+        (route,) = [thing for thing in of_instance(things, name) if thing["kind"] == "HTTPRoute"]
+        (match,) = route["spec"]["rules"][0]["matches"]
+        assert match["headers"] == [
+            {"name": "X-Gateway-Model-Name", "value": variables["data"]["NORIA_SERVED_MODEL_NAME"]}
+        ]

@@ -19,6 +19,7 @@ from tests.deploy.manifests import (
     CPU,
     FULL,
     GPU,
+    INSTANCE,
     KSERVE,
     KUBERNETES,
     PAGE,
@@ -32,6 +33,7 @@ from tests.deploy.manifests import (
     containers,
     kustomize,
     needs_kubectl,
+    of_instance,
     of_kind,
     parsed,
     pod_templates,
@@ -41,7 +43,6 @@ from tests.deploy.manifests import (
 from tests.deploy.series import known_metrics
 
 pytestmark = [pytest.mark.tools, needs_kubectl]
-INSTANCE = "app.kubernetes.io/instance"
 
 
 def test_prometheus_finds_the_service_and_its_key() -> None:
@@ -103,38 +104,88 @@ def test_kserve_scales_by_the_pods_of_the_inference_service() -> None:
     assert f'pod=~"{service["metadata"]["name"]}-predictor-.+"' in query
 
 
-@pytest.mark.parametrize("overlay", ["cpu", "gpu", "sharded"])
-def test_another_model_is_scaled_and_selected_by_its_own_pods(overlay: str, tmp_path: Path) -> None:
-    """An overlay with a namespace and an instance of its own beneath the components."""
-    (tmp_path / "model").mkdir()
-    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
-    labels = [{"pairs": {INSTANCE: "mistral"}, "includeSelectors": True, "includeTemplates": True}]
-    model = {"namespace": "team", "labels": labels, "resources": [f"../deploy/kubernetes/overlays/{overlay}"]}
-    (tmp_path / "model/kustomization.yaml").write_text(yaml.safe_dump(model))
-    components = [f"deploy/kubernetes/components/{name}" for name in ("keda", "monitoring", "gateway")]
-    own = {"namespace": "team", "resources": ["model"], "components": components}
-    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(own))
-    things = kustomize(tmp_path)
+def models(folder: Path, overlay: str, scaler: str) -> tuple[Object, ...]:
+    """What a namespace `team` with two models has, as docs/kubernetes.md writes them."""
+    (folder / "deploy").symlink_to(ROOT / "deploy")
+    for name in MODELS:
+        (folder / name).mkdir()
+        model = {
+            "namespace": "team",
+            "nameSuffix": f"-{name}",
+            "labels": [{"pairs": {INSTANCE: name}, "includeSelectors": True, "includeTemplates": True}],
+            "resources": [f"../deploy/kubernetes/overlays/{overlay}"],
+            "components": [f"../deploy/kubernetes/components/{part}" for part in (scaler, "gateway")],
+            "transformers": ["../deploy/kubernetes/components/keda/query"],
+        }
+        (folder / name / "kustomization.yaml").write_text(yaml.safe_dump(model))
+    own = {"namespace": "team", "resources": [*MODELS], "components": ["deploy/kubernetes/components/monitoring"]}
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(own))
+    return kustomize(folder)
+
+
+MODELS = ("chat", "code")
+
+
+@pytest.mark.parametrize(
+    ("overlay", "scaler"), [("cpu", "keda"), ("cpu", "hpa"), ("gpu", "keda"), ("gpu", "hpa"), ("sharded", "keda")]
+)
+def test_models_in_a_namespace_share_no_pods(overlay: str, scaler: str, tmp_path: Path) -> None:
+    things = models(tmp_path, overlay, scaler)
     for thing in things:
         validate(thing)
-    asked = [
-        trigger["metadata"]["query"]
-        for thing in things
-        if thing["kind"] == "ScaledObject"
-        for trigger in thing["spec"]["triggers"]
-    ]
-    assert len(asked) == 3
-    assert all('{namespace="team", app_kubernetes_io_instance="mistral", job="noria"}' in query for query in asked)
-    (service,) = [found for found in things if (found["kind"], found["metadata"]["name"]) == ("Service", "noria")]
-    (monitor,) = [found for found in things if found["kind"] == "ServiceMonitor"]
+    for name, other in (MODELS, MODELS[::-1]):
+        own = of_instance(things, name)
+        found = {kind: [thing for thing in own if thing["kind"] == kind] for kind in {thing["kind"] for thing in own}}
+        own_pods, others = (
+            [template for thing in of_instance(things, instance) for template in pod_templates(thing)]
+            for instance in (name, other)
+        )
+        assert {"PodDisruptionBudget", "NetworkPolicy", "Service", "InferencePool"} <= set(found)
+        for selector in selectors(own):
+            assert any(selects(selector, template) for template in own_pods)
+            assert not any(selects(selector, template) for template in others)
+        for trigger in [trigger for thing in found.get("ScaledObject", ()) for trigger in thing["spec"]["triggers"]]:
+            assert (
+                f'{{namespace="team", app_kubernetes_io_instance="{name}", job="noria"}}'
+                in trigger["metadata"]["query"]
+            )
+        names = {(thing["kind"], thing["metadata"]["name"]) for thing in own}
+        assert all(text.endswith((f"-{name}", *(f"-{name}-{end}" for end in hashes(own)))) for _, text in names)
+        assert references(own) <= names | ({("Deployment", "noria")} if overlay == "sharded" else set())
+
+
+def hashes(things: Sequence[Object]) -> set[str]:
+    """What kustomize writes behind the names of ConfigMaps."""
+    return {thing["metadata"]["name"].rpartition("-")[2] for thing in things if thing["kind"] == "ConfigMap"}
+
+
+def references(things: Sequence[Object]) -> set[tuple[str, str]]:
+    """The kinds and names of what objects of other projects name: kustomize does not know these by itself."""
+    found = set()
+    for thing in things:
+        spec = thing.get("spec", {})
+        if "scaleTargetRef" in spec:
+            found.add((spec["scaleTargetRef"]["kind"], spec["scaleTargetRef"]["name"]))
+        if thing["kind"] == "InferencePool":
+            found.add(("Service", spec["endpointPickerRef"]["name"]))
+        if thing["kind"] == "HTTPRoute":
+            found |= {(end["kind"], end["name"]) for rule in spec["rules"] for end in rule["backendRefs"]}
+        if thing["kind"] == "Deployment" and "picker" in thing["metadata"]["name"]:
+            (picker,) = spec["template"]["spec"]["containers"]
+            (pool,) = [text.partition("=")[2] for text in picker["args"] if text.startswith("--pool-name=")]
+            values = {f"$({variable['name']})": variable.get("value") for variable in picker["env"]}
+            found.add(("InferencePool", values[pool]))
+    return found
+
+
+def test_one_monitor_finds_the_services_of_all_models(tmp_path: Path) -> None:
+    things = models(tmp_path, "cpu", "keda")
+    (monitor,) = [thing for thing in things if thing["kind"] == "ServiceMonitor"]
     assert monitor["spec"]["targetLabels"] == [INSTANCE]
-    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
-    own_pods = [template for thing in things for template in pod_templates(thing)]
-    others = pods((f"overlays/{overlay}",))
-    for selector in selectors(things):
-        assert selector[INSTANCE] == "mistral"
-        assert any(selects(selector, template) for template in own_pods)
-        assert not any(selects(selector, template) for template in others)
+    labels = monitor["spec"]["selector"]["matchLabels"]
+    services = [thing for thing in things if thing["kind"] == "Service"]
+    found = [thing["metadata"]["name"] for thing in services if labels.items() <= thing["metadata"]["labels"].items()]
+    assert found == [f"noria-{name}" for name in MODELS]
 
 
 def selectors(things: Sequence[Object]) -> list[dict[str, str]]:
