@@ -4,7 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +15,11 @@ from tests.e2e.server import free_port
 from tests.waiting import PATIENCE, eventually
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+ADDRESSES = ("127.0.0.1:8000", "127.0.0.1:8001", "127.0.0.1:8002")
+"""In the configurations: two servers of a model, and where a file has another model, one of that."""
+NJS = Path("/usr/lib/nginx/modules/ngx_http_js_module.so")
 NGINX = """
+{modules}
 user root;
 daemon off;
 pid {folder}/pid;
@@ -39,15 +43,21 @@ def configured(path: str, port: int, servers: Sequence[str]) -> str:
     text = (DEPLOY / path).read_text()
     assert "8080" in text
     text = text.replace("8080", str(port))
-    for own, other in zip(("127.0.0.1:8000", "127.0.0.1:8001"), servers, strict=True):
+    for own, other in zip(ADDRESSES, servers, strict=False):
         assert own in text
         text = text.replace(own, other)
     return text
 
 
 def nginx(folder: Path, text: str) -> list[str]:
+    modules = ""
+    if "js_import" in text:
+        shutil.copy(DEPLOY / "nginx/noria.js", folder)
+        if not NJS.exists():
+            pytest.skip("njs is not installed (scripts/setup-proxies, or on Debian: apt install libnginx-mod-http-js)")
+        modules = f"load_module {NJS};"
     (folder / "noria.conf").write_text(text)
-    (folder / "nginx.conf").write_text(NGINX.format(folder=folder))
+    (folder / "nginx.conf").write_text(NGINX.format(folder=folder, modules=modules))
     return ["nginx", "-p", str(folder), "-e", "stderr", "-c", str(folder / "nginx.conf")]
 
 
@@ -69,13 +79,15 @@ REPLICAS = ("nginx/replicas.conf", "haproxy/haproxy.cfg")
 
 
 @contextmanager
-def proxied(path: str, folder: Path, servers: Sequence[str]) -> Iterator[httpx.Client]:
-    """A client of the proxy with the configuration `path` before `servers`, each HOST:PORT."""
+def proxied(
+    path: str, folder: Path, servers: Sequence[str], edit: Callable[[str], str] = str
+) -> Iterator[httpx.Client]:
+    """A client of the proxy with the configuration `path`, as `edit` changes it, before `servers`, each HOST:PORT."""
     name = path.partition("/")[0]
     if shutil.which(name) is None:
         pytest.skip(f"{name} is not installed (scripts/setup-proxies, or on Debian: apt install {name})")
     port = free_port()
-    command = COMMANDS[name](folder, configured(path, port, servers))
+    command = COMMANDS[name](folder, edit(configured(path, port, servers)))
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "HOME": str(folder)})
     try:

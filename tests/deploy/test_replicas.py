@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.deploy.proxies import DEPLOY, REPLICAS, proxied
+from tests.deploy.proxies import REPLICAS, proxied
 from tests.e2e.server import LiveServer, serving
 from tests.service.live import Live, hurried, running
 from tests.waiting import PATIENCE, eventually
@@ -53,7 +53,7 @@ def test_conversations_stay_with_a_replica_until_it_drains(path: str, tmp_path: 
         before = homes(http)
         assert set(before.values()) == {"first", "second"}
         assert homes(http) == before
-        assert {asked(http, None)["model"] for _ in NAMES} == {"first", "second"}
+        assert {asked(http, None)["model"] for _ in 4 * NAMES} == {"first", "second"}
         own = next(name for name, home in before.items() if home == "first")
         body = {"prompt": "long", "max_tokens": 1000, "stream": True}
         with http.stream("POST", COMPLETIONS, json=body, headers={HEADER: own}) as response:
@@ -155,10 +155,3 @@ def test_a_replica_killed_under_load_costs_only_the_streams_that_had_begun(tmp_p
         second.kill()
         for load in loads:
             load.check(alone)
-
-
-def test_nginx_has_the_same_servers_with_and_without_a_conversation() -> None:
-    _, some, other = (DEPLOY / "nginx/replicas.conf").read_text().split("\nupstream ")
-    servers = [[line for line in part.splitlines() if line.startswith("    server ")] for part in (some, other)]
-    assert len(servers[0]) == 2
-    assert servers[0] == servers[1]
