@@ -194,6 +194,18 @@ def test_what_names_a_conversation_comes_before_what_only_resembles_it(
         assert len(set(homes)) == 1, rank
 
 
+def test_the_page_and_both_proxies_name_the_same_headers_in_the_same_order() -> None:
+    page = re.search(r"3\. a header of an agent: ([^.]+)\n4\. ", PAGE)
+    script = re.search(r"SESSIONS = \[(.+)\];", (DEPLOY / "nginx/noria.js").read_text())
+    assert page
+    assert script
+    rules = re.findall(r"set-var\(txn\.key\) req\.hdr\((.+)\)", (DEPLOY / "haproxy/haproxy.cfg").read_text())
+    last, *others = reversed(rules)
+    assert last == "x-conversation-id"
+    for found in (re.findall(r"`(.+?)`", page[1]), re.findall(r'"(.+?)"', script[1])):
+        assert [name.lower() for name in found] == others
+
+
 def overflows(path: str) -> bool:
     """Whether the installed proxy can try another replica after a 429: HAProxy since 3.0.4."""
     if not path.startswith("haproxy"):
