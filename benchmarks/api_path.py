@@ -82,20 +82,24 @@ def serve(profile: bool) -> None:
     from service.commands.server import create_server
     from service.engine.client import EngineClient
     from service.engine.supervision.process import EngineProcess
+    from service.hosting.entries import ModelEntry, read_entries
     from service.http.listening import listen
     from service.observe.metrics import Metrics
     from service.settings import Settings
 
     settings = Settings()
     with listen(settings.address[0], 0) as sock:
-        client = EngineClient(
-            lambda: EngineProcess("benchmarks.api_path:create"),
-            on_report=lambda report: metrics.observe_report(report),
-        )
-        metrics = Metrics(lambda: client.stats)
+        entries, metrics = read_entries(settings), Metrics()
+
+        def client_of(entry: ModelEntry) -> EngineClient:
+            of_model = metrics.of_model(entry.name)
+            return EngineClient(lambda: EngineProcess("benchmarks.api_path:create"), on_report=of_model.observe_report)
+
         logs.configure("json", "info")
         print(sock.getsockname()[1], flush=True)
-        server = create_server(settings, client, metrics, sock, Keys(settings.api_keys, settings.api_key_file))
+        server = create_server(
+            settings, entries, client_of, metrics, sock, Keys(settings.api_keys, settings.api_key_file)
+        )
         if not profile:
             server.run([sock])
             return

@@ -1,7 +1,7 @@
 """The application: its routes, middleware, model and engine."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,8 +16,8 @@ from service.access.browsers import BrowserRules
 from service.access.keys import Keys
 from service.access.record import Policies, RequestMiddleware
 from service.api import document, embeddings, lora, tokens
-from service.api.admission import Admission, State
 from service.api.anthropic import routes as anthropic
+from service.api.lanes import Lanes
 from service.api.ongoing import OngoingWork
 from service.api.openai import chat, completions, fim, models
 from service.api.operations import engine
@@ -26,19 +26,21 @@ from service.api.responses import compact
 from service.api.responses import routes as responses
 from service.api.responses.restart import compute_again, interrupted
 from service.api.routes import Route
+from service.api.state import Bodies, State
 from service.api.stored import conversations
 from service.api.stored import responses as stored
 from service.engine.client import EngineClient
 from service.errors.dialects import error_response
 from service.errors.hints import Hints
-from service.generation.request import ServedModel
+from service.hosting.drain import Drain
+from service.hosting.entries import ModelEntry
+from service.hosting.hosted import HostedModel, Loader
+from service.hosting.models import HostedModels
 from service.images.images import Images
 from service.observe.metrics import Metrics
 from service.observe.observer import Observer
-from service.observe.view.feed import Feed
 from service.observe.view.requests import LiveRequests
 from service.page.routes import PAGES, Page, start_at
-from service.receipts.maker import ReceiptMaker
 from service.schema.fields import declared_paths
 from service.settings import Settings
 from service.state.store import Store, opened
@@ -48,8 +50,8 @@ from service.structured.constraint import Grammars
 if TYPE_CHECKING:  # it needs packages that may be missing
     from service.observe.tracing import Tracing
 
-Loader = Callable[[Settings, EngineClient], Awaitable[ServedModel]]
-"""A function that loads the tokenizer and the network of `Settings.model`."""
+ClientOf = Callable[[ModelEntry], EngineClient]
+"""Makes the client of a model's engine. It reports to the metrics of the model."""
 RECORDED_BYTES = 2**26
 """Bytes of the events of streams that outlive their connections."""
 ROUTES: tuple[Route, ...] = (
@@ -76,6 +78,8 @@ ROUTES: tuple[Route, ...] = (
     embeddings.embeddings,
     models.models,
     models.model,
+    models.load,
+    models.unload,
     lora.load,
     lora.unload,
     tokens.tokenize,
@@ -97,7 +101,8 @@ ROUTES: tuple[Route, ...] = (
 
 def create_app(
     settings: Settings,
-    client: EngineClient,
+    entries: Sequence[ModelEntry],
+    client_of: ClientOf,
     measured: Metrics,
     keys: Keys,
     *,
@@ -106,25 +111,29 @@ def create_app(
     routes: tuple[Route, ...] = ROUTES,
     hosts: frozenset[str] | None = None,
 ) -> FastAPI:
-    """The ASGI application. It serves at once, and loads the model in the background.
+    """The ASGI application. It serves at once, and loads the models in the background.
 
-    It answers under the names `hosts` only; None: under any name.
+    `on_failed` is told why the only model will never be served. It answers under the names `hosts` only; None: under
+    any name.
     """
 
-    async def bring_up(admission: Admission, again: Iterable[tuple[str, Stored]]) -> None:
+    async def bring_up(models: HostedModels, again: Iterable[tuple[str, Stored]]) -> None:
         try:
-            admission.model = await load(settings, client)
-            measured.describe_model(admission.model.names[0], admission.model.info)
-            receipts.begin(admission.model)
-            await compute_again(app, again, keys.owner)
-            await client.supervised()
+            await models.bring_up(lambda: compute_again(app, again, keys.owner))
         except Exception as error:
             on_failed(error)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        state = app.state.noria = _state(settings, client, measured, receipts, store, observer)
-        bringing_up = bring_up(state.admission, await interrupted(state))
+        drain = Drain(settings.drain_timeout)
+
+        def host(entry: ModelEntry) -> HostedModel:
+            of_model = measured.of_model(entry.name)
+            return HostedModel(entry, client_of(entry), of_model, drain, load, lambda: models.note_change())
+
+        models = HostedModels(settings, entries, host, on_failed)
+        state = app.state.noria = _state(settings, models, drain, measured, store, observer)
+        bringing_up = bring_up(models, await interrupted(state))
         tasks = [asyncio.create_task(bringing_up), asyncio.create_task(measured.watch_event_loop())]
         yield
         for task in tasks:
@@ -136,7 +145,6 @@ def create_app(
 
     measured.await_keys(keys.names)
     tracing = _tracing(settings)
-    receipts = ReceiptMaker(settings)
     store = opened(settings)
     observer = Observer(measured, None if tracing is None else tracing.trace)
     app = FastAPI(
@@ -171,43 +179,34 @@ def create_app(
 
 
 def _state(
-    settings: Settings,
-    client: EngineClient,
-    measured: Metrics,
-    receipts: ReceiptMaker,
-    store: Store,
-    observer: Observer,
+    settings: Settings, models: HostedModels, drain: Drain, measured: Metrics, store: Store, observer: Observer
 ) -> State:
     """What the endpoints share. The metrics watch it."""
-    admission = Admission(settings, client)
-    measured.adapters.names = lambda: admission.adapters.numbered
-    measured.watch_backlog(lambda: admission.backlog.tokens.total)
     measured.watch_stored(lambda: store.use.n_stored)
     measured.watch_stored_bytes(lambda: store.use.n_bytes)
     restarted = measured.observe_helper_restart
     return State(
         settings,
-        client,
+        models,
+        drain,
+        Lanes(),
+        Bodies(settings.max_body_bytes),
         measured,
-        admission,
         Grammars(partial(restarted, "trial")),
         Images(settings.max_images, settings.max_image_pixels, partial(restarted, "images"), measured.observe_image),
-        Feed(client, measured, lambda: admission.status, admission.expired),
-        receipts,
-        LiveRequests(client),
+        LiveRequests(),
         store,
-        OngoingWork(observer.observing, admission.expired, RECORDED_BYTES),
+        OngoingWork(observer.observing, drain.expired, RECORDED_BYTES),
     )
 
 
 async def _close(state: State) -> None:
-    state.feed.close()
     await state.ongoing.close()
-    await state.client.close()
+    await state.models.close()
     await state.store.close()
     await state.grammars.close()
     await state.images.close()
-    state.admission.close()
+    state.work.close()
 
 
 def _tracing(settings: Settings) -> "Tracing | None":

@@ -1,26 +1,18 @@
-"""All options with which the service was started, frozen. Every option is declared once, here or in `RunnerOptions`.
+"""All options with which the service was started, frozen. Each is declared once, here or in a class above `Settings`.
 
 `commands/flags.py` reads the declarations. Imports here are light: `serve` needs them before it starts the engine.
 """
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
-from typing import Literal, get_args
 
-from model.chat.reasoning import STYLES
-from model.checkpoint.embedded import EMBEDDED_REPETITION
-from model.checkpoint.resolve import EMBEDDED, default_name
-from model.errors import OptionError, ParameterError, one_line, short
-from model.options import RunnerOptions, check_limits, flag_name, option
-from model.sampling_params import RepetitionDetection
+from model.errors import OptionError
+from model.options import option
+from service.model_settings import ModelSettings, check_file
 
 LEVELS = ("debug", "info", "warning", "error")
-ReasoningFormat = Literal["auto", "deepseek", "none", "mistral"]
-"""Where a chat has its thoughts."""
-MAX_ADAPTER_NAME = 256
-"""Characters of an adapter's name."""
 HOST, PORT = "127.0.0.1", 8000
 PROXIES = ("127.0.0.1", "::1")
 """The peers that are believed about clients, unless others are named."""
@@ -31,59 +23,31 @@ ROOT_PATH = re.compile(r"(/(?!\.)[A-Za-z0-9._~-]+)+")
 STORE_BOUNDS = {"memory": (2**26, 3600.0), "off": (0, 0.0)}
 FILE_BOUNDS = (2**30, 30 * 86400.0)
 """Bytes, and seconds since the last use, of the store of responses, and of one in a file."""
+BUDGET_SHARE = 0.9
+"""Default part of the free memory that several models may take."""
 MAX_SOCKET_PATH = 107
 """Bytes of a Unix socket's path (unix(7))."""
 
 
 @dataclass(frozen=True, slots=True)
-class Settings(RunnerOptions):
-    """The options of the runner and those of the service. None leaves the choice to the model or the machine."""
+class Settings(ModelSettings):
+    """The options of a model and those of the server. None leaves the choice to the model or the machine."""
 
-    model: str = option(
-        EMBEDDED,
-        "Model to serve: a directory, a .gguf file (the first of a split model), a hub name such as org/name or, for a "
-        f"GGUF file of one kind, org/name:Q4_K_M, or {EMBEDDED}, which is installed.",
-        is_argument=True,
-        in_plan=True,
-        group="Model",
+    more_models: tuple[str, ...] = option(
+        (), "More models to serve behind the same port.", unset="none", is_argument=True, is_typed=True, group="Model"
     )
-    revision: str | None = option(
-        None, "Branch, tag or commit of a hub model.", unset="the default branch", in_plan=True, group="Model"
-    )
-    served_model_name: tuple[str, ...] = option(
-        (), "Model id that clients use; repeat the flag for aliases.", unset="name of the hub model, folder or file"
-    )
-    chat_template: Path | None = option(None, "File with a Jinja chat template.", unset="the model's", group="Chat")
-    reasoning_style: str = option(
-        "auto",
-        "How the model marks its reasoning: tokens ([THINK]) or tags (<think>). none leaves it in the answer. "
-        "auto reads the tokenizer and the chat template.",
-        choices=("auto", *STYLES, "none"),
-    )
-    reasoning_format: str = option(
-        "auto",
-        "Where a chat has its thoughts, if neither the request nor the key says: auto and deepseek in "
-        "reasoning_content, mistral in chunks of the content, none in its text.",
-        choices=get_args(ReasoningFormat),
-    )
-    reasoning_budget: int | None = option(
+    models: Path | None = option(
         None,
-        "Tokens of a thought, if the request does not say. Then the thought ends with its sentence, and the answer "
-        "follows.",
-        unset="no limit",
-        least=0,
+        "TOML file with the models to serve, each with its own flags (docs/several-models.md). It is read again at "
+        "SIGHUP.",
+        unset="MODEL alone",
     )
-    lora: tuple[str, ...] = option(
-        (),
-        "LoRA adapter as NAME=PATH: requests with the model NAME use the adapter in the directory PATH. Repeat the "
-        "flag for more adapters.",
-        unset="none",
-        group="LoRA adapters",
-    )
-    lora_dir: Path | None = option(
+    memory_budget: int | None = option(
         None,
-        "Directory from which POST /v1/load_lora_adapter may load adapters while the server runs.",
-        unset="only --lora loads adapters",
+        "Memory that several models may take together, by the numbers of noria plan. A model that does not fit beside "
+        "the others is loaded when it is used, in the place of one that is not.",
+        unset=f"{BUDGET_SHARE:.0%} of the memory that is free at the start, of a GPU --gpu-memory-utilization",
+        is_size=True,
     )
     host: str | None = option(None, "Address to listen on.", unset=HOST, group="Network")
     port: int | None = option(None, "Port to listen on; 0 picks a free one.", unset=str(PORT), least=0, most=65535)
@@ -143,18 +107,9 @@ class Settings(RunnerOptions):
         "Accept fields that mean nothing here. The header x-noria-ignored and the log name them. Without this flag "
         "they are a 400.",
     )
-    max_queue: int = option(
-        256, "Number of requests that may wait while others run. The next one gets a 429.", least=0, group="Limits"
+    max_body_bytes: int = option(
+        8 * 2**20, "Size of the largest request body.", name="max_body", is_size=True, group="Limits"
     )
-    max_queue_tokens: int = option(
-        2**20, "Number of prompt tokens that may wait. While as many wait, the next request gets a 429.", least=1
-    )
-    max_queue_choices: int = option(
-        4096,
-        "Number of choices (`n` for each prompt) that may wait. While as many wait, the next request gets a 429.",
-        least=1,
-    )
-    max_body_bytes: int = option(8 * 2**20, "Size of the largest request body.", name="max_body", is_size=True)
     max_connections: int = option(
         4096,
         "Number of open connections, as far as descriptors allow. At the limit the server closes the one that has "
@@ -163,12 +118,6 @@ class Settings(RunnerOptions):
     )
     max_connections_per_address: int = option(
         2048, "Number of open connections of one client address. Behind a proxy all clients have its address.", least=1
-    )
-    repetition_detection: str | None = option(
-        None,
-        "End an answer that repeats itself, if the request does not say. MAX,MIN,COUNT: as soon as it ends with COUNT "
-        "copies of a pattern of MIN to MAX tokens. off: never.",
-        unset=f"{EMBEDDED_REPETITION} for {EMBEDDED}, otherwise off",
     )
     max_images: int = option(16, "Number of images in one request.", least=1, group="Images")
     max_image_pixels: int = option(
@@ -213,20 +162,6 @@ class Settings(RunnerOptions):
         group="Operation",
     )
     drain_timeout: float = option(30.0, "Seconds that running requests get to finish after SIGTERM.", least=0)
-    step_timeout: float = option(
-        60.0, "Seconds without progress after which a sequence counts as hung, and the engine is replaced.", least=1
-    )
-    spare_engine: bool = option(
-        True,
-        "Keep a second engine process ready. It loads the model when the first one dies. This saves a second or more, "
-        "and needs about 150 MB.",
-    )
-    on_engine_loss: str = option(
-        "continue",
-        "What the engine's end means for a stream that has begun. continue: the next engine goes on with it, as with "
-        "all other answers. error: it ends with an error.",
-        choices=("continue", "error"),
-    )
     receipts: bool = option(
         False,
         "Add a signed receipt to every answer, not only where a request asks for it (docs/state.md). It needs "
@@ -253,33 +188,14 @@ class Settings(RunnerOptions):
 
     def check(self) -> None:
         """Raise OptionError for options that cannot work, before anything is started."""
-        check_limits(self)
-        if self.max_sequences and self.max_step_tokens and self.max_sequences > self.max_step_tokens:
-            raise OptionError(
-                f"--max-sequences {self.max_sequences} is more than --max-step-tokens {self.max_step_tokens}: "
-                "each running sequence needs a token of every step; lower the one or raise the other"
-            )
-        for declared in fields(self):
-            value = getattr(self, declared.name)
-            if isinstance(value, tuple) and any(not item.strip() for item in value):
-                raise OptionError(f"{flag_name(declared)} must not be empty")
-        _check_file("--chat-template", self.chat_template)
+        ModelSettings.check(self)
         self._check_store()
-        self._check_prefixes()
-        _ = self.repetition
-        self._check_adapters()
-        self._check_sharding()
         self.level()
         self._check_place()
         self._check_tls()
         _check_receipts(self)
         if self.otlp_endpoint is not None:
             _check_collector(self.otlp_endpoint)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the model itself."""
-        return self.served_model_name or (default_name(self.model),)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -298,35 +214,6 @@ class Settings(RunnerOptions):
         return tuple(map(_network, names or PROXIES))
 
     @property
-    def repetition(self) -> RepetitionDetection | None:
-        """The default of `repetition_detection`. Raises OptionError."""
-        text = self.repetition_detection or (EMBEDDED_REPETITION if self.model == EMBEDDED else "off")
-        if text == "off":
-            return None
-        try:
-            sizes = [int(size) for size in text.split(",")]
-            return RepetitionDetection(*sizes)
-        except (ValueError, TypeError, ParameterError) as error:
-            why = f": {error}" if isinstance(error, ParameterError) else ""
-            raise OptionError(f"--repetition-detection must be MAX,MIN,COUNT or off, got {short(text)}{why}") from None
-
-    @property
-    def adapters_given(self) -> dict[str, Path]:
-        """The directories of the adapters of --lora, by name. Raises OptionError."""
-        found: dict[str, Path] = {}
-        for text in self.lora:
-            name, separator, path = text.partition("=")
-            if not separator or not path:
-                raise OptionError(f"--lora {text}: expected NAME=PATH")
-            if (problem := adapter_name_problem(name)) is not None:
-                raise OptionError(f"--lora {text}: {problem}")
-            if name in found or name in self.names:
-                whose = "another adapter" if name in found else "the model"
-                raise OptionError(f"--lora {text}: {name!r} is the name of {whose} already")
-            found[name] = Path(path).expanduser().absolute()
-        return found
-
-    @property
     def responses_bounds(self) -> tuple[int, float]:
         """Bytes of the store of responses, and seconds for which it keeps them."""
         size, seconds = STORE_BOUNDS.get(self.responses_store, FILE_BOUNDS)
@@ -343,34 +230,6 @@ class Settings(RunnerOptions):
             raise OptionError("--responses-store off cannot be used with --responses-store-size or -seconds")
         if self.finish_after_restart and self.responses_store in STORE_BOUNDS:
             raise OptionError(f"--finish-after-restart needs a file as --responses-store, got {self.responses_store}")
-
-    def _check_prefixes(self) -> None:
-        if self.prefix_store is None:
-            if self.prefix_store_size is not None:
-                raise OptionError("--prefix-store-size needs --prefix-store DIR")
-            return
-        try:
-            Path(self.prefix_store).mkdir(0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise OptionError(f"--prefix-store {self.prefix_store}: {one_line(error)}; expected a directory") from error
-
-    def _check_adapters(self) -> None:
-        for name, path in self.adapters_given.items():
-            if not path.exists():
-                raise OptionError(f"--lora {name}={path}: no such file or directory")
-        if self.lora_dir is not None and not self.lora_dir.is_dir():
-            raise OptionError(f"--lora-dir {self.lora_dir}: no such directory")
-
-    def _check_sharding(self) -> None:
-        for flag, value in (
-            ("--lora", self.lora),
-            ("--lora-dir", self.lora_dir),
-            ("--prefix-store", self.prefix_store),
-        ):
-            if value and self.layout.size > 1:
-                raise OptionError(
-                    f"{flag} cannot be used with a model that {self.layout.size} ranks share; serve it with one rank"
-                )
 
     def _check_place(self) -> None:
         """Raise OptionError for a wrong socket or prefix, or wrong proxies, names or origins."""
@@ -399,8 +258,8 @@ class Settings(RunnerOptions):
             return
         if self.ssl_certfile is None:
             raise OptionError("--ssl-keyfile needs --ssl-certfile")
-        _check_file("--ssl-certfile", self.ssl_certfile)
-        _check_file("--ssl-keyfile", self.ssl_keyfile)
+        check_file("--ssl-certfile", self.ssl_certfile)
+        check_file("--ssl-keyfile", self.ssl_keyfile)
         import ssl
 
         try:
@@ -420,15 +279,6 @@ class Settings(RunnerOptions):
         if level not in LEVELS:
             raise OptionError(f"--log-level-file {path}: must hold one of {', '.join(LEVELS)}, got {level[:40]!r}")
         return level
-
-
-def adapter_name_problem(name: str) -> str | None:
-    """Why an adapter cannot have this name; None if it can."""
-    if not name.strip() or not name.isprintable():
-        return f"the name of an adapter must be printable characters, got {name[:MAX_ADAPTER_NAME]!r}"
-    if len(name) > MAX_ADAPTER_NAME:
-        return f"the name of an adapter must have at most {MAX_ADAPTER_NAME} characters, got {len(name)}"
-    return None
 
 
 def _network(name: str) -> IPv4Network | IPv6Network:
@@ -478,9 +328,4 @@ def _check_collector(url: str) -> None:
 def _check_receipts(settings: Settings) -> None:
     if settings.receipts and settings.receipt_key is None:
         raise OptionError("--receipts needs --receipt-key FILE; noria receipts key FILE makes the file")
-    _check_file("--receipt-key", settings.receipt_key)
-
-
-def _check_file(flag: str, path: Path | None) -> None:
-    if path is not None and not path.is_file():
-        raise OptionError(f"{flag} {path}: no such file")
+    check_file("--receipt-key", settings.receipt_key)

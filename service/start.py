@@ -9,11 +9,11 @@ from service.settings import Settings
 if TYPE_CHECKING:  # slow imports
     from service.engine.client import EngineClient
     from service.engine.supervision.process import Launched
-    from service.observe.metrics import Metrics
+    from service.observe.model_metrics import ModelMetrics
 
 
 def start_engine(
-    settings: Settings, measured: Callable[[], "Metrics"], engine: "Launched | None" = None
+    settings: Settings, measured: Callable[[], "ModelMetrics"], engine: "Launched | None" = None
 ) -> "EngineClient":
     """The client of an engine process, which is `engine` or started now. The thread that started it must outlive it.
 
@@ -23,10 +23,22 @@ def start_engine(
     are configured. Raises NoriaError if the machine cannot start a process.
     """
     from service import logs
+
+    logs.configure(settings.log_format, settings.level())
+    client = new_client(settings, measured, engine)
+    if settings.layout.size == 1:
+        client.spawn()  # else `load_served` first sees whether the model fits the ranks
+    return client
+
+
+def new_client(
+    settings: Settings, measured: Callable[[], "ModelMetrics"], engine: "Launched | None" = None
+) -> "EngineClient":
+    """The client of an engine that is not started yet, or is the process `engine`. Otherwise as `start_engine`."""
+    from service import logs
     from service.engine.client import EngineClient
     from service.engine.supervision.process import NETWORK, EngineProcess, launch
 
-    logs.configure(settings.log_format, settings.level())
     n_ranks = settings.layout.size
     runner = f"model.ranks.start:starter:{n_ranks}" if n_ranks > 1 else f"{NETWORK}:create"
     launched = [] if engine is None else [engine]
@@ -35,8 +47,9 @@ def start_engine(
         start = launched.pop if launched else partial(launch, NETWORK)
         return EngineProcess(runner, (settings.log_format, logs.level()), start)
 
-    client = EngineClient(
+    return EngineClient(
         new_engine,
+        name=settings.names[0],
         step_timeout=settings.step_timeout,
         spare=settings.spare_engine,
         continues=settings.on_engine_loss == "continue",
@@ -45,6 +58,3 @@ def start_engine(
         on_restart=lambda: measured().observe_restart(),
         on_continue=lambda: measured().observe_continued(),
     )
-    if n_ranks == 1:
-        client.spawn()  # else `load_served` first sees whether the model fits the ranks
-    return client

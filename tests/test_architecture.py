@@ -34,13 +34,13 @@ MODEL_ROOMS = """
     network; step; setup; prefixes; warming; loading; ranks
 """
 SERVICE_ROOMS = """
-    settings; logs
+    model_settings; settings; logs
     engine; errors; helpers; http; access
-    schema; generation; receipts; images; structured; observe; state; start
+    schema; generation; receipts; images; structured; observe; state; hosting; start
     api; page; app; commands; cli; __main__
 """
 API_ROOMS = """
-    lanes, ongoing, queries; admission; reasoning; prompt; answering; routes; resuming
+    lanes, ongoing, queries; state; reasoning; prompt; answering; routes; resuming
     openai, anthropic, responses, embeddings, tokens, operations, lora, document; stored
 """
 ROOMS = {"model": MODEL_ROOMS, "service": SERVICE_ROOMS, "service.api": API_ROOMS}

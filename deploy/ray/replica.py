@@ -12,6 +12,7 @@ from service.app import create_app
 from service.engine.client import EngineClient
 from service.generation.request import ServedModel
 from service.generation.startup import load_served
+from service.hosting.entries import read_entries
 from service.observe.metrics import Metrics
 from service.settings import Settings
 from service.start import start_engine
@@ -28,8 +29,9 @@ class Replica:
         settings.check()
         self._settings = settings
         self._keys = Keys(settings.api_keys, settings.api_key_file)
-        self._client = start_engine(settings, lambda: self._measured)
-        self._measured = Metrics(lambda: self._client.stats)
+        (self._entry,) = read_entries(settings)
+        self._client = start_engine(settings, lambda: self._measured.of_model(self._entry.name))
+        self._measured = Metrics()
         self._exporting: asyncio.Task[None] | None = None
         self._decided = asyncio.Event()  # set when the model is loaded, and when it never will be
         self._failure: Exception | None = None
@@ -39,7 +41,13 @@ class Replica:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Ray after the constructor. Ray runs the application's lifespan, which loads the model."""
         app = create_app(
-            self._settings, self._client, self._measured, self._keys, load=self._load, on_failed=self._on_failed
+            self._settings,
+            [self._entry],
+            lambda entry: self._client,
+            self._measured,
+            self._keys,
+            load=self._load,
+            on_failed=self._on_failed,
         )
         app.add_middleware(ReplicaHeaders, replica=serve.get_replica_context().replica_id.unique_id)
         app.add_middleware(HoldWithoutEngine, client=self._client)

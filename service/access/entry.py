@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from model.errors import OptionError
-from service.settings import ReasoningFormat
+from service.model_settings import ReasoningFormat
 
 PRIORITIES = (-10, 10)
 """The lowest and the highest number that any request may send as its priority."""
@@ -23,6 +23,8 @@ LIMITS = {
     "priority": (PRIORITIES[0], 0),
 }
 """Fields of an entry that are whole numbers, with the lowest and the highest one."""
+OTHERS = ("loads_adapters", "loads_models", "models", "reasoning_format")
+"""Fields that an entry may leave out, and that are no numbers."""
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 
@@ -32,7 +34,8 @@ class Entry:
     """One API key as it is declared. `digest` is the SHA-256 hash of the key.
 
     None: no limit. `stored_bytes` and `stored_responses` limit what the store has of it. `priority` is the lowest
-    number that requests with the key may send. `loads_adapters`: they may load and unload LoRA adapters.
+    number that requests with the key may send. `loads_adapters`: they may load and unload LoRA adapters, with
+    `loads_models` models. They may use the models with one of the names `models`; None: all.
     `reasoning_format`: that of requests that do not say.
     """
 
@@ -43,6 +46,8 @@ class Entry:
     max_concurrent: int | None = None
     priority: int = 0
     loads_adapters: bool = False
+    loads_models: bool = False
+    models: frozenset[str] | None = None
     reasoning_format: str | None = None
     stored_bytes: int | None = None
     stored_responses: int | None = None
@@ -67,7 +72,11 @@ def read_entries(keys: Iterable[str], path: Path | None) -> list[Entry]:
             plain += _lines(path)
     unnamed = enumerate(dict.fromkeys(map(_hashed, plain)), start=1)
     return _distinct(
-        [*(Entry(f"key-{number}", digest, loads_adapters=True) for number, digest in unnamed), *named], path
+        [
+            *(Entry(f"key-{number}", digest, loads_adapters=True, loads_models=True) for number, digest in unnamed),
+            *named,
+        ],
+        path,
     )
 
 
@@ -113,12 +122,19 @@ def _entry(fields: Any) -> Entry:
     name = fields.get("name")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ValueError(f"name must be 1 to 64 letters, digits, '.', '_' or '-', got {name!r}")
-    if unknown := fields.keys() - {"name", "key", "sha256", "loads_adapters", "reasoning_format", *LIMITS}:
+    if unknown := fields.keys() - {"name", "key", "sha256", *OTHERS, *LIMITS}:
         raise ValueError(f"{name}: unknown field {min(unknown)!r}")
     try:
         limits = {field: _whole(field, fields[field]) for field in LIMITS if field in fields}
-        flag, format_ = _flag(fields, "loads_adapters"), _format(fields)
-        return Entry(name, _digest(fields), **limits, loads_adapters=flag, reasoning_format=format_)
+        return Entry(
+            name,
+            _digest(fields),
+            **limits,
+            loads_adapters=_flag(fields, "loads_adapters"),
+            loads_models=_flag(fields, "loads_models"),
+            models=_models(fields),
+            reasoning_format=_format(fields),
+        )
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
 
@@ -140,6 +156,15 @@ def _flag(fields: dict[str, Any], field: str) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"{field} must be true or false, got {value!r}")
     return value
+
+
+def _models(fields: dict[str, Any]) -> frozenset[str] | None:
+    names = fields.get("models")
+    if names is None:
+        return None
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name.strip() for name in names):
+        raise ValueError(f"models must be a list of names, got {names!r}")
+    return frozenset(names)
 
 
 def _format(fields: dict[str, Any]) -> str | None:

@@ -94,10 +94,10 @@ class RequestRecord:
     fields of the body that passed without effect, `refused` the one that a 400 names. `key` is None without keys too.
     `owner` is its key's identity: the key's name may later be that of another. Requests with the same `cache_owner`
     reuse each other's cached prompts. Times are in seconds. None: the request did not get that far.
-    For a request to the model: `model` is the name that it uses, `adapter` that of its LoRA adapter, `finishes` the
-    finish reason of each choice that ended, and `failure` the class of the error that ended it. `submitted` and
-    `last_token` are by perf_counter. `body` is kept only for a receipt that repeats it. `place` is that among the
-    requests in flight of the key, until it is closed.
+    For a request to a model: `model` is the name that it uses, `served` the model's first name, `adapter` that of its
+    LoRA adapter, `finishes` the finish reason of each choice that ended, and `failure` the class of the error that
+    ended it. `submitted` and `last_token` are by perf_counter. `body` is kept only for a receipt that repeats it.
+    `place` is that among the requests in flight of the key, until it is closed.
     """
 
     id: str
@@ -122,6 +122,7 @@ class RequestRecord:
     owner: str = ""
     shares_cache: bool = False
     model: str | None = None
+    served: str | None = None
     adapter: str | None = None
     streams: bool = False
     params: SamplingParams | None = None

@@ -13,14 +13,15 @@ from fastapi import Request
 from starlette.responses import Response
 
 from service.access.record import RequestRecord
-from service.api.admission import State
 from service.api.lanes import written
 from service.api.prompt import Make, on_thread
+from service.api.state import State, hosted
 from service.engine.messages import FINISHES
 from service.errors.errors import Cancelled, InvalidRequest
 from service.generation.choice import Delta, joined
 from service.generation.generation import Generation
 from service.generation.request import ModelRequest, ServedModel, Timings, Usage, late_request
+from service.hosting.hosted import HostedModel
 from service.http.sse import ClientGone, EventStream, Framing, Json, while_connected
 from service.receipts.maker import AnswerReceipts
 from service.receipts.receipt import Signed
@@ -73,7 +74,7 @@ async def answer(
         if body.stream:
             record.streams = True
             frames = stream_frames(generation, shape, receipts, save)
-            return EventStream(frames, stack.pop_all(), state.admission.expired, shape)
+            return EventStream(frames, stack.pop_all(), state.drain.expired, shape)
         return await whole_response(request, generation, shape.whole, receipts, save)
 
 
@@ -81,11 +82,11 @@ async def submit_signed(
     stack: ExitStack, request: Request, body: StreamBody, make: Make[ModelRequest]
 ) -> tuple[ServedModel, Generation, AnswerReceipts | None]:
     """As `submit`, for an answer that may have receipts, with those that it gets."""
-    state: State = request.app.state.noria
-    state.receipts.check(body.receipt)
-    served, generation = await submit(stack, request, body, make)
     record: RequestRecord = request.scope["noria.record"]
-    return served, generation, state.receipts.of_answer(body.receipt, served, generation, record)
+    receipts = hosted(request, body.model).receipts
+    receipts.check(body.receipt)
+    served, generation = await submit(stack, request, body, make)
+    return served, generation, receipts.of_answer(body.receipt, served, generation, record)
 
 
 async def submit(
@@ -99,12 +100,14 @@ async def submit(
     record.shares_cache = state.settings.cache_isolation == "none"
     if isinstance(body, GenerationBody):
         _check_priority(body.priority or 0, record)
-    served = stack.enter_context(state.admission.admitted(record, body.model))
+    model = hosted(request, body.model)
     live = stack.enter_context(state.requests.serving(record, has_reason=isinstance(body, GenerationBody)))
-    made = await while_connected(request.receive, state.admission.expired, _made(state, record, served, body, make))
+    live.waits_for = lambda: model.waits_for
+    served = await admit(stack, request, model, body.model)
+    made = await while_connected(request.receive, state.drain.expired, _made(state, record, served, body, make))
     log.debug("tokenized", extra={"fields": {"id": record.id}})
-    state.admission.check_backlog(record.tenant)  # others may have come while it was tokenized
-    generation = Generation(made, state.client, served.tokenizer, state.metrics, record, state.admission.backlog)
+    model.admission.check_backlog(record.tenant)  # others may have come while it was tokenized
+    generation = Generation(made, model.client, served.tokenizer, model.metrics, record, model.admission.backlog)
     live.begin(generation)
     record.params, record.n_choices = made.params, made.n_choices
     record.ignored += made.ignored
@@ -112,6 +115,20 @@ async def submit(
     record.submitted = generation.submitted
     record.charge_prompt(generation.usage.prompt)
     return served, stack.enter_context(_recorded(generation, record))
+
+
+async def admit(stack: ExitStack, request: Request, model: HostedModel, name: str | None) -> ServedModel:
+    """The model under a name that a request uses, once it is loaded. Closing the stack ends the admission.
+
+    Raises what `Admission.admitted` raises, and Unavailable if the model cannot be loaded.
+    """
+    state: State = request.app.state.noria
+    record: RequestRecord = request.scope["noria.record"]
+    record.served = model.name
+    with model.counted_waiting(record.tenant):
+        if model.waits_for is not None:
+            await while_connected(request.receive, state.drain.expired, state.models.until_loaded(model))
+        return stack.enter_context(model.admission.admitted(record, name))
 
 
 @contextmanager
@@ -173,7 +190,7 @@ async def whole_response(
     """The plain response, once every choice is complete."""
     state: State = request.app.state.noria
     collected = _collect(generation, receipts)
-    parts, signed = await while_connected(request.receive, state.admission.expired, collected)
+    parts, signed = await while_connected(request.receive, state.drain.expired, collected)
     timings = generation.timings()
 
     def answer() -> Json:
@@ -189,12 +206,12 @@ async def whole_response(
         return Response(orjson.dumps(whole), media_type="application/json")
 
     async def content() -> bytes:
-        whole = await state.admission.work.run(answer, size)
+        whole = await state.work.run(answer, size)
         if save is not None:
             await save([whole])
-        return await state.admission.work.run(lambda: written(whole), size)
+        return await state.work.run(lambda: written(whole), size)
 
-    written_whole = await while_connected(request.receive, state.admission.expired, content())
+    written_whole = await while_connected(request.receive, state.drain.expired, content())
     return Response(written_whole, media_type="application/json")
 
 
@@ -207,8 +224,9 @@ async def computed_response(request: Request, model: str | None, make: Make[Mapp
         answer = await make(state, record, served)
         return await on_thread(lambda served: written(answer))(state, record, served)
 
-    with state.admission.admitted(record, model) as served:
-        whole = await while_connected(request.receive, state.admission.expired, content(served))
+    with ExitStack() as stack:
+        served = await admit(stack, request, hosted(request, model), model)
+        whole = await while_connected(request.receive, state.drain.expired, content(served))
     return Response(whole, media_type="application/json")
 
 

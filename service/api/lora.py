@@ -13,12 +13,13 @@ from typing_extensions import TypedDict
 
 from model.errors import ModelError, quoted
 from service.access.record import RequestRecord
-from service.api.admission import State
 from service.api.routes import json_response, post
+from service.api.state import State, hosted
 from service.errors.errors import AdapterExists, Forbidden, InvalidRequest
+from service.hosting.hosted import HostedModel
 from service.http.sse import while_connected
-from service.schema.fields import Body, only
-from service.settings import MAX_ADAPTER_NAME, adapter_name_problem
+from service.model_settings import MAX_ADAPTER_NAME, adapter_name_problem
+from service.schema.fields import Body, only, optional
 
 MAX_PATH = 4096
 NAME = f"The adapter's name, the `model` of requests that use it: up to {MAX_ADAPTER_NAME} printable characters."
@@ -30,6 +31,7 @@ class UnloadBody(Body):
 
     harmless = only(lora_int_id=())
     lora_name: str = Field(description=NAME)
+    model: str | None = optional("The model that it changes, of several. Without it the first one.")
 
     def check(self) -> None:
         if (problem := adapter_name_problem(self.lora_name)) is not None:
@@ -74,13 +76,14 @@ async def load(request: Request, body: LoadBody) -> Response:
     It needs the flag `--lora-dir`. The answer comes once the adapter can serve.
     """
     state: State = request.app.state.noria
-    directory, served = _allowed(request), state.admission.require()
+    model = hosted(request, body.model)
+    directory, served = _allowed(request, model), model.admission.require()
     found = await asyncio.to_thread(path_inside, directory, body.lora_path)  # its disk may be slow
-    if body.lora_name in served.names:
+    if any(body.lora_name in other.names for other in state.models):
         raise AdapterExists(body.lora_name)
-    loading = state.admission.adapters.load(body.lora_name, found)
+    loading = model.admission.adapters.load(body.lora_name, found)
     try:
-        await while_connected(request.receive, state.admission.expired, loading)
+        await while_connected(request.receive, state.drain.expired, loading)
     except ModelError as error:
         raise InvalidRequest(str(error), param="lora_path", code="adapter_refused") from error
     _note(request, "adapter loaded", body.lora_name)
@@ -99,10 +102,9 @@ async def unload(request: Request, body: UnloadBody) -> Response:
 
     It needs the flag `--lora-dir`. New requests get a 404 at once, those that run with the adapter finish.
     """
-    state: State = request.app.state.noria
-    _allowed(request)
-    state.admission.require()
-    state.admission.adapters.unload(body.lora_name)
+    model = hosted(request, body.model)
+    _allowed(request, model)
+    model.admission.adapters.unload(body.lora_name)
     _note(request, "adapter unloaded", body.lora_name)
     answer: UnloadedAdapter = {"id": body.lora_name, "object": "lora.unloaded"}
     return json_response(answer)
@@ -112,13 +114,13 @@ def _note(request: Request, what: str, name: str) -> None:
     log.info(what, extra={"fields": {"adapter": name, "id": request.scope["noria.record"].id}})
 
 
-def _allowed(request: Request) -> Path:
+def _allowed(request: Request, model: HostedModel) -> Path:
     """The directory of --lora-dir. Raises InvalidRequest without one, Forbidden for a key that may not use it."""
     record: RequestRecord = request.scope["noria.record"]
     if record.key is not None and not record.key.entry.loads_adapters:
         message = f"the key {record.key.name} may not load adapters: its entry in --api-key-file needs loads_adapters"
         raise Forbidden(message, code="not_allowed")
-    directory: Path | None = request.app.state.noria.settings.lora_dir
+    directory: Path | None = model.entry.settings.lora_dir
     if directory is None:
         message = "this server loads adapters only at its start, with --lora: it was started without --lora-dir"
         raise InvalidRequest(message, code="no_lora_dir")

@@ -14,9 +14,9 @@ from model.image_spans import ImageSpan
 from model.sampling_params import check_ids
 from model.tokenizers.base import Tokenizer
 from service.access.record import MAX_IGNORED, RequestRecord
-from service.api.admission import State
 from service.api.lanes import SMALL_BYTES
 from service.api.reasoning import ReasoningOptions, ignored_reasoning, reasoning_of, reasoning_variables, with_thought
+from service.api.state import State
 from service.errors.errors import ContextExceeded, InvalidRequest
 from service.generation.request import ModelRequest, Prompt, ServedModel, sampling, submit_of
 from service.images.images import DecodedImage, Source, expanded, read_source, spans_after
@@ -87,7 +87,7 @@ def on_thread(work: Callable[[ServedModel], T]) -> Make[T]:
     """What gives the result of `work`, which a thread for long work does."""
 
     async def make(state: State, record: RequestRecord, served: ServedModel) -> T:
-        return await state.admission.work.run(lambda: work(served), record.body_bytes)
+        return await state.work.run(lambda: work(served), record.body_bytes)
 
     return make
 
@@ -106,7 +106,7 @@ def of_chat(chat: Callable[[], Chat], work: Callable[[Chat, ServedModel, Sequenc
         if made is not None:
             return made
         assert served.info.images is not None, "a model without images refuses them at once"
-        with state.admission.holding_body(record.sender) as take:  # it waits for images of others
+        with state.bodies.holding(record.sender) as take:  # it waits for images of others
             take(max(0, record.body_bytes - SMALL_BYTES))
             images = await state.images.decode(sources, served.info.images)
             return await on_thread(lambda served: work(asked, served, images))(state, record, served)

@@ -14,10 +14,10 @@ from starlette.responses import Response
 
 from model.errors import quoted
 from service.access.record import LAST, RequestRecord
-from service.api.admission import State
 from service.api.answering import Shape, answer, stream_frames, submit_signed
 from service.api.ongoing import Ongoing, detach
 from service.api.prompt import Make
+from service.api.state import State
 from service.errors.errors import InvalidRequest, NotStored
 from service.generation.request import ModelRequest, ServedModel
 from service.http.sse import KEEP_ALIVE, Framing
@@ -46,7 +46,7 @@ class Resumable:
     def read(self, record: RequestRecord, after: int) -> Response:
         """The answer to a request that reads the events after number `after`."""
         record.policy, record.streams = replace(record.policy, operation=None), True
-        return self.ongoing.stream(after, self._state.admission.expired, self._framing)
+        return self.ongoing.stream(after, self._state.drain.expired, self._framing)
 
     async def ended(self, failure: Exception | None) -> None:
         self.ongoing.recording.end(failure)

@@ -19,8 +19,8 @@ from typing_extensions import is_typeddict
 
 from model.errors import quoted
 from service.access.record import Policy, RequestRecord
-from service.api.admission import State
 from service.api.lanes import SMALL_BYTES
+from service.api.state import State
 from service.errors.errors import BodyTooLarge, HttpError, InvalidRequest
 from service.errors.refusals import invalid_body
 from service.http.sse import while_connected
@@ -124,7 +124,7 @@ async def read_body(request: Request, kind: type[B]) -> B:
     _check_headers(request)
     state: State = request.app.state.noria
     record: RequestRecord = request.scope["noria.record"]
-    with state.admission.holding_body(record.sender) as take:
+    with state.bodies.holding(record.sender) as take:
         content = await read_bytes(request, state.settings.max_body_bytes, take)
         content = content.removeprefix(codecs.BOM_UTF8)
         record.body_bytes = len(content)
@@ -132,8 +132,8 @@ async def read_body(request: Request, kind: type[B]) -> B:
         if len(content) <= SMALL_BYTES and sum(map(content.count, b'[{"')) <= SMALL_MARKS:
             body, record.ignored = _checked(content, kind, reading)
         else:
-            checked = state.admission.work.run(lambda: _checked(content, kind, reading), len(content))
-            body, record.ignored = await while_connected(request.receive, state.admission.expired, checked)
+            checked = state.work.run(lambda: _checked(content, kind, reading), len(content))
+            body, record.ignored = await while_connected(request.receive, state.drain.expired, checked)
         if isinstance(body, StreamBody) and body.receipt == "full":
             record.body = content
     return body

@@ -13,6 +13,7 @@ from model.tokenizers.base import Tokenizer
 from service.api.answering import computed_response
 from service.api.prompt import Chat, check_roles, conversation, encode_chat, encode_text, of_chat, on_thread
 from service.api.routes import HELLO, get, json_response, post
+from service.api.state import hosted
 from service.errors.errors import InvalidRequest
 from service.generation.request import ServedModel
 from service.images.images import DecodedImage
@@ -148,8 +149,10 @@ async def apply_template(request: Request, body: ApplyTemplateBody) -> Response:
 
 @get("/tokenizer_info", answer=TokenizerInfo)
 async def tokenizer_info(request: Request) -> Response:
-    """Describe the tokenizer, with its special tokens and the chat template"""
-    return json_response(info_of(request.app.state.noria.admission.require()))
+    """Describe the tokenizer of the first model, with its special tokens and the chat template"""
+    model = hosted(request, None)
+    await request.app.state.noria.models.until_loaded(model)
+    return json_response(info_of(model.admission.require()))
 
 
 def info_of(served: ServedModel) -> TokenizerInfo:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 from model.machine.host import check_addresses
 from model.ranks.world import check_size, from_environment
 from service.access.keys import Keys
+from service.hosting.entries import ModelEntry, read_entries
 from service.http.listening import listen, listen_at
 from service.settings import Settings
-from service.start import start_engine
+from service.start import new_client, start_engine
 
 if TYPE_CHECKING:  # slow imports
+    from service.engine.client import EngineClient
     from service.engine.supervision.process import Launched
 
 
@@ -37,14 +39,21 @@ def run(settings: Settings, engine: "Launched | None" = None) -> int:
         os.environ.pop("OTEL_PROPAGATORS", None)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server reloads at it
     keys = Keys(settings.api_keys, settings.api_key_file)
+    entries = read_entries(settings)
     with listen_for_requests(settings) as sock, listen_for_probes(settings) as health:
-        client = start_engine(settings, lambda: metrics, engine)
+        early = next((entry for entry in entries if entry.at_start), entries[0])
+        started = {early: start_engine(early.settings, lambda: metrics.of_model(early.name), engine)}
         from service.commands.server import create_server
         from service.observe.metrics import Metrics
 
-        metrics = Metrics(lambda: client.stats)
+        metrics = Metrics()
+
+        def client_of(entry: ModelEntry) -> "EngineClient":
+            of_model = metrics.of_model(entry.name)
+            return started.pop(entry, None) or new_client(entry.settings, lambda: of_model)
+
         progress = settings.log_format == "human" and sys.stderr.isatty()
-        server = create_server(settings, client, metrics, sock, keys, progress=progress, health=health)
+        server = create_server(settings, entries, client_of, metrics, sock, keys, progress=progress, health=health)
         server.run([sock])
     return int(server.failed)
 

@@ -2,6 +2,7 @@
 
 import logging
 import socket
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from model.errors import NoriaError
@@ -9,11 +10,13 @@ from service import logs
 from service.access.keys import Keys
 from service.api.operations import health as probes
 from service.api.routes import Route
-from service.app import ROUTES, Loader, create_app
+from service.app import ROUTES, ClientOf, create_app
 from service.commands.announcement import address, say, welcome
 from service.engine.client import EngineClient
 from service.generation.request import ServedModel
 from service.generation.startup import load_served
+from service.hosting.entries import ModelEntry, read_entries
+from service.hosting.hosted import Loader
 from service.http.connection.limits import Places, raise_descriptor_limit
 from service.http.health import HealthListener
 from service.http.listening import is_local
@@ -26,7 +29,8 @@ log = logging.getLogger("noria")
 
 def create_server(
     settings: Settings,
-    client: EngineClient,
+    entries: Sequence[ModelEntry],
+    client_of: ClientOf,
     measured: Metrics,
     sock: socket.socket,
     keys: Keys,
@@ -38,7 +42,8 @@ def create_server(
 ) -> Server:
     """A server of the application. It reports the progress and the end of loading on stderr.
 
-    `client` must report to `measured`. `sock` is the socket to serve on, `health` the one for probes alone.
+    `client_of` makes clients that report to `measured`. `sock` is the socket to serve on, `health` the one for probes
+    alone.
     """
     _warn_if_open(keys, sock)
 
@@ -62,7 +67,8 @@ def create_server(
 
     app = create_app(
         settings,
-        client,
+        entries,
+        client_of,
         measured,
         keys,
         load=load_and_announce,
@@ -78,13 +84,17 @@ def create_server(
         keys.reload()
         measured.await_keys(keys.names)
 
+    def reload_models() -> None:
+        app.state.noria.models.reload(read_entries(settings))
+
     places = Places(raise_descriptor_limit(settings.max_connections), settings.max_connections_per_address)
     measured.watch_connections(lambda: places.n_open)
     server = Server(
         app,
         settings,
-        drain=lambda: app.state.noria.admission.drain(),
-        reloads={"keys": reload_keys, "log level": lambda: logs.use_level(settings.level())},
+        drain=lambda: app.state.noria.drain.drain(),
+        reloads={"keys": reload_keys, "log level": lambda: logs.use_level(settings.level())}
+        | ({} if settings.models is None else {"models": reload_models}),
         places=places,
         on_refused=measured.observe_refused_connection,
         probes=None if health is None else HealthListener(health, probed),

@@ -9,6 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 from model.batch import RunnerInfo
@@ -38,13 +39,16 @@ from service.engine.supervision.supervisor import Supervisor
 
 log = logging.getLogger("noria.engine")
 
-EngineState = Literal["starting", "loading", "ready", "restarting", "failed", "stopped"]
+EngineState = Literal["unloaded", "starting", "loading", "ready", "restarting", "failed", "stopped"]
+
+ENDED = ("unloaded", "stopped")
+"""The states in which an engine was ended on purpose."""
 
 
 class EngineClient:
     """Submits sequences to whichever engine serves, and delivers their updates.
 
-    `stage` and `progress` (0..1) describe loading. `info` is set once the engine is ready. `adapters` are those that
+    `stage` and `progress` (0..1) describe loading, for which the log has the model's `name`. `info` is set once the engine is ready. `adapters` are those that
     every engine gets.
 
     An engine is replaced if it dies, if a signal stops it, if it sends nothing for `stall_timeout` seconds, or if a
@@ -56,6 +60,7 @@ class EngineClient:
         self,
         new_engine: Callable[[], EngineHandle],
         *,
+        name: str | None = None,
         step_timeout: float = 60.0,
         stall_timeout: float = 10.0,
         spare: bool = False,
@@ -65,6 +70,7 @@ class EngineClient:
         on_restart: Callable[[], None] = lambda: None,
         on_continue: Callable[[], None] = lambda: None,
     ) -> None:
+        self._name = name
         self.state: EngineState = "starting"
         self.stage = "starting"
         self.progress = 0.0
@@ -78,9 +84,9 @@ class EngineClient:
         self._next_id = 1
         self._submitted = Submitted(self._send, on_continue, continues=continues)
         self._looks: deque[asyncio.Future[Picture]] = deque()  # in the order of their pictures
-        self._supervisor = Supervisor(
-            new_engine, self._take, self._lose_engine, Patience(step_timeout, stall_timeout), has_spare=spare
-        )
+        patience = Patience(step_timeout, stall_timeout)
+        self._new_supervisor = partial(Supervisor, new_engine, self._take, self._lose_engine, patience, has_spare=spare)
+        self._supervisor = self._new_supervisor()
         self._supervision: asyncio.Task[None] | None = None
         self._decided = asyncio.Event()  # set while an engine serves, and when none will
 
@@ -96,17 +102,19 @@ class EngineClient:
     ) -> None:
         """Load the model with these runner options and wait until the engine serves. Raises NoriaError if it cannot.
 
+        After `unload` it may be called again. Adapters that are loaded by then are loaded into the next engine, too.
         `renew` gives the options of each later engine; without it they stay as they are, but for the adapters.
         """
         self.adapters.start(options.get("adapters", ()))
+        self._decided.clear()
 
         async def current() -> Mapping[str, Any]:
+            adapters = {"adapters": self.adapters.for_next_engine()}
             if self.info is None:
-                return options
+                return {**options, **adapters}
             # Clients know the longest sequence: the next engine must keep it.
             renewed = await renew() if renew is not None else options
-            kept = {"max_model_len": self.info.max_model_len, "adapters": self.adapters.for_next_engine()}
-            return {**renewed, **kept}
+            return {**renewed, **adapters, "max_model_len": self.info.max_model_len}
 
         self._supervision = asyncio.create_task(self._supervise(current), name="engine-supervisor")
         await self._decided.wait()
@@ -116,8 +124,8 @@ class EngineClient:
     async def _supervise(self, options: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
         try:
             await self._supervisor.run(options, self._on_restart)
-        finally:  # it has given up, or this service ends
-            self.state = "stopped" if self.state == "stopped" else "failed"
+        finally:  # it has given up, or the engine is no longer wanted
+            self.state = self.state if self.state in ENDED else "failed"
             self._submitted.fail()
             self._decided.set()
 
@@ -129,14 +137,14 @@ class EngineClient:
     async def serving(self) -> None:
         """Wait until an engine serves. Raises EngineUnavailable if none will."""
         while self.state != "ready":
-            if self.state in ("failed", "stopped"):
+            if self.state in ("failed", *ENDED):
                 raise EngineUnavailable(f"the engine is {self.state}")
             await self._decided.wait()
 
     def note(self, stage: str, progress: float) -> None:
         """Record how far loading is, for `/ready`, and log each stage once, whatever it counts."""
         if stage != "ready" and _words(stage) != _words(self.stage):
-            log.info("loading", extra={"fields": {"stage": stage}})
+            log.info("loading", extra={"fields": {"model": self._name, "stage": stage}})
         self.stage, self.progress = stage, progress
 
     def submit(self, prompt: list[int], params: SamplingParams, **options: Any) -> Mailbox:
@@ -189,7 +197,16 @@ class EngineClient:
 
     async def close(self) -> None:
         """End the engine; requests still running get EngineDied."""
-        self.state = "stopped"
+        await self._end("stopped")
+
+    async def unload(self) -> None:
+        """End the engine, or what is left of it after a failure: `start` may follow. No request should be running."""
+        await self._end("unloaded")
+        self._supervisor, self.info, self.stats = self._new_supervisor(), None, Stats()
+        self.stage, self.progress = "unloaded", 0.0
+
+    async def _end(self, state: Literal["stopped", "unloaded"]) -> None:
+        self.state = state
         self._submitted.fail()
         self._fail_answers()
         if self._supervision is not None:
@@ -240,7 +257,7 @@ class EngineClient:
 
     def _lose_engine(self) -> None:
         """The engine has ended: no request can be submitted until another one is ready."""
-        if self.info is not None and self.state != "stopped":
+        if self.info is not None and self.state not in ENDED:
             self.state = "restarting"
             self.note("restarting", 0.0)
         self.stats = Stats()

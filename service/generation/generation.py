@@ -85,6 +85,11 @@ class Generation:
     def request(self) -> ModelRequest:
         return self._request
 
+    @property
+    def client(self) -> EngineClient:
+        """The client of the engine that computes it."""
+        return self._client
+
     async def submit(self) -> None:
         """Send each prompt to the engine, once for all its choices. The event loop serves others after each prompt.
 

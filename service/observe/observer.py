@@ -81,6 +81,7 @@ class Observer:
             "client": record.client,
             "key": record.tenant or None,
             "user": record.user,
+            "model": record.served,
             "adapter": record.adapter,
             "prompt_tokens": record.prompt_tokens,
             "cached_tokens": record.cached_tokens,
@@ -99,15 +100,20 @@ class Observer:
         if not record.policy.generates:
             return
         record.outcome = record.outcome or outcome_of(status)
-        self._metrics.observe_request(record.outcome, seconds)
         if record.outcome == "error" and status == 200:
             self._metrics.observe_broken_stream()
         generated = record.generated_tokens or 0
-        if record.adapter is not None:
-            self._metrics.adapters.observe(record.adapter, record.outcome, generated)
         if record.key is not None:
             record.key.charge(generated)
-            self._metrics.observe_key(record.key.name, record.outcome, record.prompt_tokens or 0, generated)
+        if record.served is None:
+            self._metrics.observe_unnamed(record.outcome, record.tenant)
+            return
+        of_model = self._metrics.of_model(record.served)
+        of_model.observe_request(record.outcome, seconds)
+        if record.adapter is not None:
+            of_model.adapters.observe(record.adapter, record.outcome, generated)
+        if record.key is not None:
+            of_model.observe_key(record.key.name, record.outcome, record.prompt_tokens or 0, generated)
 
 
 def _report_long(record: RequestRecord) -> None:

@@ -28,39 +28,49 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 }
 """Metric -> vLLM's name, and the name in older versions. Each has the prefix `vllm:` there."""
 
+LABELS = {"outcome": "finished_reason", "model": "model_name"}
+
 
 class VllmNames(Collector):
     """The metrics of `registry` that vLLM has too, and the cache's size.
 
-    `served` gives the model's name and facts, or None before they are known: then there are no metrics.
+    `infos` gives how the models run that were loaded, by name. Of others there are no metrics.
     """
 
-    def __init__(self, registry: CollectorRegistry, served: Callable[[], tuple[str, RunnerInfo] | None]) -> None:
+    def __init__(self, registry: CollectorRegistry, infos: Callable[[], Mapping[str, RunnerInfo]]) -> None:
         self._registry = registry
-        self._served = served
+        self._infos = infos
 
     def collect(self) -> Iterator[Metric]:
-        if (served := self._served()) is None:
+        infos = self._infos()
+        if not infos:
             return
-        model, info = served
-        yield InfoMetricFamily("vllm:cache_config", "The KV cache: the largest pool of pages.", _cache(model, info))
+        cache = InfoMetricFamily(
+            "vllm:cache_config", "The KV cache: the largest pool of pages.", labels=["model_name", "engine"]
+        )
+        for model, info in infos.items():
+            cache.add_metric([model, "0"], _cache(info))
+        yield cache
         for family in self._registry.collect():
             for name in NAMES.get(family.name, ()):
                 renamed = Metric(f"vllm:{name}", family.documentation, family.type)
-                samples = [sample for sample in family.samples if sample.labels.get("outcome") != "refused"]
-                renamed.samples.extend(_renamed(sample, family.name, renamed.name, model) for sample in samples)
+                samples = [
+                    sample
+                    for sample in family.samples
+                    if sample.labels["model"] in infos and sample.labels.get("outcome") != "refused"
+                ]
+                renamed.samples.extend(_renamed(sample, family.name, renamed.name) for sample in samples)
                 yield renamed
 
 
-def _cache(model: str, info: RunnerInfo) -> dict[str, str]:
+def _cache(info: RunnerInfo) -> dict[str, str]:
     """The labels of `vllm:cache_config_info` that autoscalers read."""
     n_pages = max(pool.n_pages for pool in info.pools)
-    sizes = {"block_size": str(info.page_size), "num_gpu_blocks": str(n_pages)}
-    return {"model_name": model, "engine": "0", **sizes}
+    return {"block_size": str(info.page_size), "num_gpu_blocks": str(n_pages)}
 
 
-def _renamed(sample: Sample, before: str, after: str, model: str) -> Sample:
+def _renamed(sample: Sample, before: str, after: str) -> Sample:
     """The sample with vLLM's labels. Refused requests have none: vLLM counts what it has begun."""
-    labels = {{"outcome": "finished_reason"}.get(name, name): value for name, value in sample.labels.items()}
+    labels = {LABELS.get(name, name): value for name, value in sample.labels.items()}
     name = after + sample.name.removeprefix(before)
-    return sample._replace(name=name, labels={"model_name": model, "engine": "0", **labels})
+    return sample._replace(name=name, labels={**labels, "engine": "0"})

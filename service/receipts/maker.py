@@ -62,6 +62,10 @@ class ReceiptMaker:
         if self._always and served.source is not None:
             self._weights(served)
 
+    def forget(self) -> None:
+        """The model and its adapters are unloaded; their files may change before they are loaded again."""
+        self._digests.clear()
+
     def check(self, wanted: Wanted) -> None:
         """Raise InvalidRequest if a request wants receipts and the server has no key."""
         if wanted and self._key is None:

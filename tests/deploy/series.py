@@ -11,13 +11,17 @@ from tests.fakes import make_info
 def known_metrics() -> set[str]:
     """Every series that a scrape of a serving Noria can hold."""
     pools = (PoolPages(window=None, page_size=16, pages=3, held=1, shared=0, cached=1, free=1),)
-    metrics = Metrics(lambda: Stats(pools=pools))
-    metrics.observe_key("team", "stop", 1, 1)
-    metrics.observe_report(Report((), Stats()))
-    metrics.observe_beat(Beat(resident=1))
+    metrics = Metrics()
+    model = metrics.of_model("model")
+    model.stats = lambda: Stats(pools=pools)
+    model.observe_key("team", "stop", 1, 1)
+    model.observe_report(Report((), Stats()))
+    model.observe_beat(Beat(resident=1))
+    model.describe(make_info())
+    model.observe_load("ok")
+    model.observe_unload("idle")
+    model.adapters.names = lambda: {1: "sql"}
     metrics.observe_response("GET", "/", 200)
-    metrics.describe_model("model", make_info())
     metrics.fields.observe("team", "/v1/completions", ["seed"], "refused")
-    metrics.adapters.names = lambda: {1: "sql"}
     text = metrics.render().decode()
     return {re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}

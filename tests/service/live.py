@@ -24,6 +24,7 @@ from service.engine.client import EngineClient
 from service.generation.adapters import given_adapters
 from service.generation.request import ServedModel, longest_piece
 from service.generation.startup import marks_of
+from service.hosting.entries import ModelEntry, read_entries
 from service.http.connection import protocol
 from service.http.connection.limits import LIMITS, Limits
 from service.http.listening import listen, listen_at
@@ -137,14 +138,15 @@ class Live:
         return data
 
     def metric(self, name: str, **labels: str) -> float:
-        """One sample of /metrics."""
+        """A sample of /metrics, or the sum of those that differ in their model only."""
         from prometheus_client.parser import text_string_to_metric_families
 
-        for family in text_string_to_metric_families(self.http.get("/metrics").text):
-            for sample in family.samples:
-                if sample.name == name and sample.labels == labels:
-                    return sample.value
-        raise AssertionError(f"no sample {name} {labels}")
+        families = text_string_to_metric_families(self.http.get("/metrics").text)
+        samples = [sample for family in families for sample in family.samples if sample.name == name]
+        found = [sample.value for sample in samples if {"model": sample.labels.get("model"), **labels} == sample.labels]
+        found += [sample.value for sample in samples if sample.labels == labels and "model" not in labels]
+        assert found, f"no sample {name} {labels}"
+        return sum(found)
 
 
 @contextmanager
@@ -198,16 +200,22 @@ def running(
             source=None if source is None else (source, stamp(network_files(source))),
         )
 
-    client = EngineClient(
-        host,
-        step_timeout=settings.step_timeout,
-        continues=settings.on_engine_loss == "continue",
-        on_report=lambda report: metrics.observe_report(report),
-        on_beat=lambda beat: metrics.observe_beat(beat),
-        on_restart=lambda: metrics.observe_restart(),
-        on_continue=lambda: metrics.observe_continued(),
-    )
-    metrics = Metrics(lambda: client.stats)
+    clients: dict[str, EngineClient] = {}
+    metrics, entries = Metrics(), read_entries(settings)
+
+    def client_of(entry: ModelEntry) -> EngineClient:
+        of_model = metrics.of_model(entry.name)
+        clients[entry.name] = EngineClient(
+            host,
+            step_timeout=entry.settings.step_timeout,
+            continues=entry.settings.on_engine_loss == "continue",
+            on_report=of_model.observe_report,
+            on_beat=of_model.observe_beat,
+            on_restart=of_model.observe_restart,
+            on_continue=of_model.observe_continued,
+        )
+        return clients[entry.name]
+
     keys = Keys(settings.api_keys, settings.api_key_file)
     uds = settings.uds
     with (
@@ -216,13 +224,17 @@ def running(
     ):
         port = None if uds else sock.getsockname()[1]
         transport = httpx.HTTPTransport(uds=str(uds)) if uds else None
-        server = create_server(settings, client, metrics, sock, keys, load=load, routes=routes, health=health)
+        server = create_server(
+            settings, entries, client_of, metrics, sock, keys, load=load, routes=routes, health=health
+        )
         thread = threading.Thread(target=server.run, args=[[sock]])
         thread.start()
         try:
             scheme = "http" if settings.ssl_certfile is None else "https"
             url = f"{scheme}://127.0.0.1:{port}" if port else "http://localhost"
             with httpx.Client(base_url=url, timeout=PATIENCE, transport=transport, verify=False) as http:
+                eventually(lambda: settings.names[0] in clients, "the application has begun")
+                client = clients[settings.names[0]]
                 live = Live(server, client, keys, hosts, http, thread.is_alive)
                 eventually(lambda: client.state == wait and (wait != "ready" or ready(http)), wait)
                 yield live

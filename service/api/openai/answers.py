@@ -8,6 +8,7 @@ from typing_extensions import TypedDict
 
 from service.generation.finish import FINISHES
 from service.generation.request import Timings
+from service.hosting.hosted import ModelState
 from service.receipts.receipt import Signed
 from service.schema.fields import Json
 
@@ -173,33 +174,50 @@ class Capabilities(TypedDict):
     completion_fim: bool
 
 
-class ModelCard(TypedDict):
+class ModelStatus(TypedDict):
+    """Whether a model is loaded. `memory_bytes` is what it takes by its plan; null on a server with one model.
+
+    `stage` and `progress` (0 to 1) describe loading, `reason` is why it failed."""
+
+    state: ModelState
+    pinned: bool
+    memory_bytes: int | None
+    stage: NotRequired[str]
+    progress: NotRequired[float]
+    reason: NotRequired[str]
+
+
+class ModelFacts(TypedDict):
     """A model as vLLM, Mistral and Anthropic describe it, and how it is run. `type` is "model" for requests with the
     header `anthropic-version`, else "base": Mistral's clients read no other. `window`: of attention, in tokens; null is
     full attention, and a list has the windows of layers that differ. `defaults`: the sampling of a request that does
     not set it. `root` is the model itself. `adapters` are the ids of its LoRA adapters, whose `parent` it is.
-    `description` is what users should know of the model."""
+    `description` is what users should know of the model. A model that is not loaded has no facts of its files."""
 
     id: str
     object: Literal["model"]
     created: int
     type: Literal["base", "model"]
     display_name: str
-    description: str | None
+    description: NotRequired[str | None]
     created_at: str
     lifecycle: Literal["active"]
-    max_input_tokens: int
-    max_tokens: int
+    max_input_tokens: NotRequired[int]
+    max_tokens: NotRequired[int]
     owned_by: str
     root: str
     parent: str | None
-    max_model_len: int
-    max_context_length: int
-    window: int | list[int | None] | None
-    quantization: str | None
+    max_model_len: NotRequired[int]
+    max_context_length: NotRequired[int]
+    window: NotRequired[int | list[int | None] | None]
+    quantization: NotRequired[str | None]
     adapters: list[str]
-    defaults: dict[str, float]
-    capabilities: Capabilities
+    defaults: NotRequired[dict[str, float]]
+    capabilities: NotRequired[Capabilities]
+
+
+class ModelCard(ModelFacts, ModelStatus):
+    """A model, and whether it is loaded."""
 
 
 class ModelList(TypedDict):

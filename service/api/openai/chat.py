@@ -20,12 +20,13 @@ from service.api.prompt import Chat, chat_request, of_chat
 from service.api.reasoning import MAX_BUDGET, ReasoningOptions
 from service.api.resuming import answer_resumable
 from service.api.routes import HELLO, post
+from service.api.state import hosted
 from service.errors.errors import InvalidRequest
+from service.model_settings import ReasoningFormat
 from service.schema.conversation import Message, TemplateBody, plain_messages
 from service.schema.fields import MAX_ITEMS, Body, Items, limits_of, optional, ranged, synonym
 from service.schema.generation import CHAT_TOKENS, MAX_SALT, GenerationBody
 from service.schema.tools import MAX_TOOLS, AllowedCalls, OfferBody, allowed_calls
-from service.settings import ReasoningFormat
 from service.structured.call_style import style_of
 from service.structured.constraint import constraint
 
@@ -208,11 +209,11 @@ def _consistent(fields: Mapping[str, Any], said: Mapping[str, Any] = MappingProx
     return name, value
 
 
-def _default_format(request: Request) -> ReasoningFormat:
-    """The format of thoughts for a request that does not say: its key's, or the server's."""
+def _default_format(request: Request, model: str | None) -> ReasoningFormat:
+    """The format of thoughts for a request that does not say: its key's, or the model's."""
     record: RequestRecord = request.scope["noria.record"]
     own = record.key.entry.reasoning_format if record.key else None
-    return cast(ReasoningFormat, own or request.app.state.noria.settings.reasoning_format)
+    return cast(ReasoningFormat, own or hosted(request, model).entry.settings.reasoning_format)
 
 
 def _is_mistrals(request: Request) -> bool:
@@ -233,7 +234,7 @@ async def chat_completions(request: Request, body: ChatBody) -> Response:
 
     Without a token limit the answer may fill the context.
     """
-    body = body.model_copy(update={"reasoning_format": body.reasoning_format or _default_format(request)})
+    body = body.model_copy(update={"reasoning_format": body.reasoning_format or _default_format(request, body.model)})
     return await answer_resumable(
         request,
         body,

@@ -1,23 +1,28 @@
-"""`GET /v1/models` and `GET /v1/models/{name}`."""
+"""`GET /v1/models` and `GET /v1/models/{name}`, `POST /v1/models/load` and `/v1/models/unload`."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Literal
 
 from fastapi import Request
+from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from model.checkpoint.generation_config import SAMPLING
 from model.sampling_params import SamplingParams, declared
-from service.access.record import Policy
-from service.api.admission import State
-from service.api.openai.answers import ModelCard, ModelList
+from service.access.record import Policy, RequestRecord
+from service.api.openai.answers import ModelCard, ModelFacts, ModelList, ModelStatus
 from service.api.openai.completions import fills_gaps
-from service.api.routes import get, json_response
+from service.api.routes import get, json_response, post
+from service.api.state import State, hosted
 from service.errors.dialects import SHARED
+from service.errors.errors import Forbidden, InvalidRequest, ModelNotFound
 from service.generation.request import ServedModel
+from service.hosting.durations import parse_duration
+from service.hosting.hosted import HostedModel
+from service.http.sse import while_connected
+from service.schema.fields import Body, optional
 
 POLICY = Policy(SHARED)
 Type = Literal["base", "model"]
@@ -25,14 +30,16 @@ Type = Literal["base", "model"]
 
 @get("/v1/models", answer=ModelList, policy=POLICY)
 async def models(request: Request) -> Response:
-    """List the names of the served model, then its LoRA adapters
+    """List the names of the served models, each with its LoRA adapters
 
     The list and its entries have the fields of OpenAI's, vLLM's, Mistral's and Anthropic's API.
     """
     state: State = request.app.state.noria
-    served, adapters, kind = state.admission.require(), state.admission.adapters, _type(request)
-    cards = [card(served, name, adapters.names, kind) for name in served.names]
-    cards += [card(replace(served, adapter=adapter), adapter.name, kind=kind) for adapter in adapters]
+    record: RequestRecord = request.scope["noria.record"]
+    allowed = state.models.allowed(record.key)
+    cards = [card(model, name, _type(request)) for model in allowed for name in model.names]
+    if not cards:
+        raise ModelNotFound("", ())
     answer: ModelList = {
         "object": "list",
         "data": cards,
@@ -45,14 +52,83 @@ async def models(request: Request) -> Response:
 
 @get("/v1/models/{name:path}", answer=ModelCard, policy=POLICY)
 async def model(request: Request) -> Response:
-    """Describe the served model under one of its names, or a LoRA adapter"""
-    state: State = request.app.state.noria
+    """Describe a model under one of its names, or a LoRA adapter"""
     name = request.path_params["name"]
     if not name:  # /v1/models/
         raise HTTPException(404)
-    served = state.admission.require(name)
-    names = () if served.adapter else state.admission.adapters.names
-    return json_response(card(served, name, names, _type(request)))
+    return json_response(card(hosted(request, name), name, _type(request)))
+
+
+class ModelBody(Body):
+    """`POST /v1/models/unload`."""
+
+    model: str = Field(description="A name of the model.", min_length=1)
+
+
+class LoadBody(ModelBody):
+    """`POST /v1/models/load`."""
+
+    keep_alive: int | float | str | None = optional(
+        "How long the model stays loaded after its last request: seconds, 10m, or -1 for ever. Without it the model's "
+        "idle_unload remains."
+    )
+
+    def check(self) -> None:
+        if self.keep_alive is not None:
+            check_keep_alive(self.keep_alive)
+
+
+@post(
+    "/v1/models/load",
+    body=LoadBody,
+    request={"model": "chat", "keep_alive": "10m"},
+    answer=ModelCard,
+    policy=POLICY,
+)
+async def load(request: Request, body: LoadBody) -> Response:
+    """Load a model
+
+    The answer comes once the model serves. `GET /v1/models/{name}` tells how far loading is.
+    """
+    model = _managed(request, body.model)
+    if body.keep_alive is not None:
+        model.idle_seconds = check_keep_alive(body.keep_alive)
+    state: State = request.app.state.noria
+    await while_connected(request.receive, state.drain.expired, state.models.until_loaded(model))
+    return json_response(card(model, body.model, _type(request)))
+
+
+@post("/v1/models/unload", body=ModelBody, request={"model": "chat"}, answer=ModelCard, policy=POLICY)
+async def unload(request: Request, body: ModelBody) -> Response:
+    """Unload a model
+
+    Its running requests end first. The next request that names it loads it again.
+    """
+    model = _managed(request, body.model)
+    state: State = request.app.state.noria
+    await while_connected(request.receive, state.drain.expired, state.models.unload(model, "request"))
+    return json_response(card(model, body.model, _type(request)))
+
+
+def check_keep_alive(value: object) -> float | None:
+    """Seconds, or None for ever. Raises InvalidRequest."""
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise InvalidRequest(f"keep_alive {error}", param="keep_alive") from error
+
+
+def _managed(request: Request, name: str) -> HostedModel:
+    """The model of this name. Raises Forbidden for a key that may not load it, InvalidRequest on a server with one."""
+    record: RequestRecord = request.scope["noria.record"]
+    model = hosted(request, name)
+    if record.key is not None and not record.key.entry.loads_models:
+        message = f"the key {record.key.name} may not load models: its entry in --api-key-file needs loads_models"
+        raise Forbidden(message, code="not_allowed")
+    if not model.entry.on_demand:
+        message = "this server has one model, which stays loaded: start it with several models, or with --models"
+        raise InvalidRequest(message, param="model", code="one_model")
+    return model
 
 
 def _type(request: Request) -> Type:
@@ -60,7 +136,48 @@ def _type(request: Request) -> Type:
     return "model" if "anthropic-version" in request.headers else "base"
 
 
-def card(served: ServedModel, name: str, adapters: Sequence[str] = (), kind: Type = "base") -> ModelCard:
+def card(model: HostedModel, name: str, kind: Type = "base") -> ModelCard:
+    """The card of a model under one of its names, or of its adapter with this name.
+
+    Raises Unavailable while the only model of a server is loading.
+    """
+    if model.admission.model is not None or not model.entry.on_demand:
+        served = model.admission.require(name)
+        names = () if served.adapter else model.admission.adapters.names
+        return {**_facts(served, name, names, kind), **_state(model)}
+    adapter = model.admission.adapters.find(name)
+    created = model.created if adapter is None else adapter.created
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "type": kind,
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
+        "lifecycle": "active",
+        "owned_by": "noria",
+        "root": model.name,
+        "parent": None if adapter is None else model.name,
+        "adapters": [] if adapter else [*model.admission.adapters.names],
+        **_state(model),
+    }
+
+
+def _state(model: HostedModel) -> ModelStatus:
+    state = model.state
+    found: ModelStatus = {
+        "state": state,
+        "pinned": model.entry.pinned,
+        "memory_bytes": None if model.need is None else model.need.n_bytes,
+    }
+    if state == "loading":
+        found |= {"stage": model.client.stage, "progress": round(model.client.progress, 3)}
+    if state == "failed" and model.failure is not None:
+        found["reason"] = model.failure
+    return found
+
+
+def _facts(served: ServedModel, name: str, adapters: Sequence[str], kind: Type) -> ModelFacts:
     windows = [pool.window for pool in served.info.pools]
     created = served.created if served.adapter is None else served.adapter.created
     return {

@@ -9,8 +9,8 @@ from starlette.responses import Response
 
 from model.errors import quoted
 from service.access.record import Policy, RequestRecord
-from service.api.admission import State
 from service.api.routes import get, json_response
+from service.api.state import State, hosted
 from service.engine.mailbox import EngineDied, EngineUnavailable
 from service.engine.picture import Picture
 from service.errors.errors import InvalidRequest, RequestNotFound
@@ -36,7 +36,8 @@ async def request_facts(request: Request) -> Response:
             raise RequestNotFound(request_id)
         return json_response(ended_facts(record))
     picture = await _picture(state, found[-1])
-    return json_response(live_facts(found[-1], picture, state.admission.seconds_to_start, len(found)))
+    seconds = state.models.find(found[-1].record.served, None).admission.seconds_to_start
+    return json_response(live_facts(found[-1], picture, seconds, len(found)))
 
 
 @get(
@@ -70,7 +71,8 @@ async def _picture(state: State, live: LiveRequest) -> Picture:
     if live.generation is None:
         return Picture()
     try:
-        return await state.requests.look({choice.mailbox.id for choice in live.generation.choices})
+        sequences = {choice.mailbox.id for choice in live.generation.choices}
+        return await state.requests.look(live.generation.client, sequences)
     except (EngineUnavailable, EngineDied):
         return Picture()
 
@@ -79,14 +81,14 @@ async def _picture(state: State, live: LiveRequest) -> Picture:
 async def engine_events(request: Request) -> Response:
     """Send the state of the engine, at most ten times a second
 
-    Server-sent events named `engine`. They have no text, no token ids and no names of keys.
+    Server-sent events named `engine`, of the model in the query. They have no text, no token ids and no names of keys.
     """
-    state: State = request.app.state.noria
     record: RequestRecord = request.scope["noria.record"]
+    feed = hosted(request, request.query_params.get("model")).feed
     with ExitStack() as stack:
-        stack.enter_context(state.feed.listening(record.tenant))
+        stack.enter_context(feed.listening(record.tenant))
         never = asyncio.get_running_loop().create_future()  # the feed itself ends with the drain
-        return EventStream(state.feed.frames(), stack.pop_all(), never, state.feed.framing)
+        return EventStream(feed.frames(), stack.pop_all(), never, feed.framing)
 
 
 METRIC_NAMES = ("vllm",)

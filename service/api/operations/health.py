@@ -10,8 +10,8 @@ from typing_extensions import TypedDict
 
 from service import version
 from service.access.record import Policy
-from service.api.admission import State
 from service.api.routes import get, json_response
+from service.api.state import State
 
 METHODS = ("GET", "HEAD")
 PROBE = Policy(open=True, quiet=True)
@@ -39,7 +39,7 @@ class Readiness(Status):
 
 
 class Version(TypedDict):
-    """`engine` describes the model and how it is run; null while it is loading."""
+    """`engine` describes the first model and how it is run; null while it is not loaded."""
 
     version: str
     engine: dict[str, str | int] | None
@@ -48,19 +48,24 @@ class Version(TypedDict):
 
 def readiness(state: State) -> tuple[Readiness, int]:
     """The answer of `/ready`, and its status."""
-    if state.admission.ready:
-        return {"status": "ready"}, 200
-    report: Readiness = {"status": state.admission.status}
-    if not state.admission.draining:
-        report["stage"] = state.client.stage
-        report["progress"] = round(state.client.progress, 3)
+    status = _status(state)
+    if status == "ready":
+        return {"status": status}, 200
+    report: Readiness = {"status": status}
+    if not state.drain.draining:
+        client = next((model.client for model in state.models if model.state == "loading"), state.models.first.client)
+        report["stage"] = client.stage
+        report["progress"] = round(client.progress, 3)
     return report, 503
+
+
+def _status(state: State) -> str:
+    return "draining" if state.drain.draining else state.models.status
 
 
 def engine_health(state: State) -> tuple[Status, int]:
     """The answer of `/health`, and its status."""
-    healthy = state.admission.model is not None and state.client.state == "ready"
-    return {"status": state.admission.status}, 200 if healthy else 503
+    return {"status": _status(state)}, 200 if state.models.status == "ready" else 503
 
 
 def probed(state: State | None, path: str) -> tuple[int, bytes] | None:
@@ -112,9 +117,9 @@ async def ping(request: Request) -> Response:
 
 @get("/version", answer=Version)
 async def show_version(request: Request) -> Response:
-    """Show the version of the server and how it runs the model"""
+    """Show the version of the server and how it runs its first model"""
     state: State = request.app.state.noria
-    model = state.admission.model
+    model = state.models.first.admission.model
     answer: Version = {
         "version": version(),
         "engine": model.info.description if model else None,

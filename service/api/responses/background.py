@@ -48,7 +48,7 @@ class Background:
 
     def read(self, after: int) -> Response:
         """A stream of the events after number `after`, to the end of the response."""
-        return self.ongoing.stream(after, self._creation.state.admission.expired, self._shape)
+        return self.ongoing.stream(after, self._creation.state.drain.expired, self._shape)
 
     async def save(self, events: Sequence[Json]) -> None:
         """Store the complete response, with all its events."""
@@ -77,13 +77,13 @@ class Background:
 
     def _begins_again(self) -> bool:
         state = self._creation.state
-        return state.settings.finish_after_restart and state.admission.expired.done()
+        return state.settings.finish_after_restart and state.drain.expired.done()
 
     async def _replace(self, last: Sequence[Json]) -> bool:
         """Store the end, with all events up to the last ones. False: a client has deleted it, or the store is full."""
         state, recording, owner = self._creation.state, self.ongoing.recording, self._creation.owner
         frames = [] if recording.first else [*recording.frames, *map(self._shape.frame, last)]
-        events = await state.admission.work.run(lambda: zlib.compress(b"".join(frames), 1), sum(map(len, frames)))
+        events = await state.work.run(lambda: zlib.compress(b"".join(frames), 1), sum(map(len, frames)))
         stored = self._creation.stored(last[-1], events=events if frames else b"")
         try:
             return await state.store.run(Tables.put, owner, stored, only_running=True)

@@ -11,7 +11,6 @@ from fastapi import Request
 from starlette.responses import Response
 
 from service.access.record import Policy, RequestRecord
-from service.api.admission import State
 from service.api.answering import submit, whole_response
 from service.api.prompt import Chat, of_chat
 from service.api.responses.answers import CompactedResponse
@@ -21,6 +20,7 @@ from service.api.responses.items import SUMMARY, AnyItem, CompactionItem, InputM
 from service.api.responses.shape import usage_json
 from service.api.responses.truncation import fitted
 from service.api.routes import post
+from service.api.state import State
 from service.generation.choice import Delta
 from service.generation.request import ModelRequest, ServedModel, Timings, Usage
 from service.state.stored import new_id

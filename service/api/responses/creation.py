@@ -11,7 +11,6 @@ import orjson
 from fastapi import Request
 
 from service.access.record import RequestRecord
-from service.api.admission import State
 from service.api.prompt import Chat, chat_request, of_chat
 from service.api.responses.answers import RequestEcho
 from service.api.responses.body import ResponsesBody
@@ -19,6 +18,7 @@ from service.api.responses.history import History, history_of, stored_input, sto
 from service.api.responses.shape import ResponseShape
 from service.api.responses.tools import functions_of
 from service.api.responses.truncation import fitted
+from service.api.state import State
 from service.errors.errors import InvalidRequest, StoreFull, Unavailable
 from service.generation.request import ModelRequest, ServedModel
 from service.http.sse import Json

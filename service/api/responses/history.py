@@ -10,7 +10,6 @@ from pydantic import TypeAdapter
 
 from model.errors import quoted
 from service.access.record import RequestRecord
-from service.api.admission import State
 from service.api.responses.body import CompactBody, InputBody
 from service.api.responses.items import (
     ID_PREFIXES,
@@ -26,6 +25,7 @@ from service.api.responses.items import (
     OutputItem,
     ReasoningItem,
 )
+from service.api.state import State
 from service.errors.errors import InvalidRequest
 from service.schema.fields import Json
 from service.state.stored import PREFIXES, Owner, StoredItem, new_id
@@ -79,7 +79,7 @@ async def history_of(state: State, record: RequestRecord, body: InputBody | Comp
     referenced = await read_referenced(state, record, body.input or (), "input")
     history = History([item.value for item in earlier], referenced)
     record.body_bytes += history.n_bytes
-    with state.admission.holding_body(record.sender) as take:
+    with state.bodies.holding(record.sender) as take:
         take(history.n_bytes)
         yield history
 

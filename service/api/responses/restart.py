@@ -9,11 +9,11 @@ from fastapi import FastAPI, Request
 
 from service.access.keys import Key
 from service.access.record import Policy, RequestRecord
-from service.api.admission import State
 from service.api.ongoing import detach, never
 from service.api.responses.background import begin, ended_as, read_request
 from service.api.responses.body import ResponsesBody
 from service.api.responses.creation import Creation
+from service.api.state import State
 from service.errors.errors import ApiError, Unavailable, as_api_error
 from service.state.stored import Owner, Stored
 from service.state.tables import Tables
@@ -49,7 +49,7 @@ async def compute_again(app: FastAPI, found: Iterable[tuple[str, Stored]], find_
         try:
             await _compute_again(app, owner, find_key(owner), stored)
         except Exception as error:
-            if not state.admission.draining:  # else the next server computes it
+            if not state.drain.draining:  # else the next server computes it
                 await _mark_failed(state, owner, stored, as_api_error(error))
                 del state.ongoing.found[owner, stored.id]
 
@@ -63,7 +63,9 @@ async def _compute_again(app: FastAPI, owner: str, key: Key | None, stored: Stor
         raise Lost(", and does not know its key any more")
     fingerprint, sent = read_request(stored)
     body = ResponsesBody.model_validate_json(sent)
-    if fingerprint != state.admission.require(body.model).fingerprint:
+    hosted = state.models.find(body.model, key)
+    await state.models.until_loaded(hosted)
+    if fingerprint != hosted.admission.require(body.model).fingerprint:
         raise Lost(", and serves another model or version now")
     if body.conversation_id is not None:
         raise Lost(", and its conversation may have changed since")

@@ -6,7 +6,6 @@ from fastapi import Request
 from starlette.responses import Response
 
 from service.access.record import Policy, RequestRecord
-from service.api.admission import State
 from service.api.answering import answer, computed_response
 from service.api.prompt import Chat, encode_chat, of_chat
 from service.api.responses.answers import CountedInput, ResponseAnswer
@@ -17,6 +16,7 @@ from service.api.responses.history import history_of
 from service.api.responses.truncation import fitted
 from service.api.resuming import refuse_resume
 from service.api.routes import post
+from service.api.state import State
 from service.generation.request import ServedModel
 from service.images.images import DecodedImage
 

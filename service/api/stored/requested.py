@@ -5,7 +5,7 @@ from typing import Literal
 from fastapi import Request
 
 from service.access.record import RequestRecord
-from service.api.admission import State
+from service.api.state import State
 from service.errors.errors import InvalidRequest, NotStored
 from service.state.stored import PREFIXES, Owner, Stored
 from service.state.tables import Tables

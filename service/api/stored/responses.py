@@ -63,7 +63,7 @@ async def retrieve(request: Request) -> Response:
         return json_response(_whole(stored, included))
     if not stored.events:
         raise InvalidRequest(NO_EVENTS, param="stream")
-    events = await asked.state.admission.work.run(lambda: events_after(stored, after), len(stored.events))
+    events = await asked.state.work.run(lambda: events_after(stored, after), len(stored.events))
     return Response(events, headers={name.decode(): value.decode() for name, value in HEADERS})
 
 

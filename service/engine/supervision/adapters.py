@@ -31,12 +31,16 @@ class KeptAdapters:
 
     def __init__(self) -> None:
         self.lost: set[int] = set()
+        self._started = False
         self._kept: dict[int, Kept] = {}
         self._in_engine: set[int] = set()
         self._loads: dict[int, asyncio.Future[str]] = {}  # what engines are asked to read now
 
     def start(self, adapters: Iterable[tuple[int, str]]) -> None:
-        """Note what the first engine gets."""
+        """Note what the first engine gets. A second call does nothing: adapters outlive the model's engines."""
+        if self._started:
+            return
+        self._started = True
         self._kept = {number: Kept(path, files_state(Path(path))) for number, path in adapters}
         self._in_engine = set(self._kept)
 

@@ -17,7 +17,7 @@ from service.engine.messages import Stats
 from service.engine.picture import Picture, PoolPages, SequenceShape, StepRows
 from service.errors.errors import Overloaded
 from service.http.sse import PlainEvents
-from service.observe.metrics import Metrics
+from service.observe.model_metrics import ModelMetrics
 
 ServiceState = Literal[EngineState, "draining"]
 INTERVAL = 0.1
@@ -90,7 +90,11 @@ class Feed:
     """
 
     def __init__(
-        self, client: EngineClient, metrics: Metrics, status: Callable[[], ServiceState], ended: asyncio.Future[None]
+        self,
+        client: EngineClient,
+        metrics: ModelMetrics,
+        status: Callable[[], ServiceState],
+        ended: asyncio.Future[None],
     ) -> None:
         self.framing = EngineFraming()
         self._client = client

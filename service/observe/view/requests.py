@@ -5,7 +5,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from typing_extensions import TypedDict  # pydantic, which reads it, needs this one before Python 3.12
@@ -23,6 +23,8 @@ LOOK_INTERVAL = 0.05
 """The least number of seconds between two looks at the engine for the sake of single requests."""
 LOOK_SECONDS = 5.0
 """Seconds that a client waits for a look."""
+WaitReason = Literal[Reason, "loading", "memory"]
+"""Why a request waits: for the engine, until its model is loaded, or until there is memory to load it."""
 State = Literal["decode", "prompt", "waiting", "preempted", "preparing", "finished"]
 ORDER: tuple[str, ...] = get_args(State)
 """The state of a request is the first of these that one of its choices has."""
@@ -61,7 +63,7 @@ class RequestFacts(TypedDict):
     cached_tokens: int | None
     generated_tokens: int
     place: int | None
-    reason: Reason | None
+    reason: WaitReason | None
     start: Estimate | None
     outcome: str | None
     choices: list[ChoiceFacts]
@@ -80,13 +82,15 @@ class Cancellation(TypedDict):
 class LiveRequest:
     """A request in flight. `generation` is set once it is tokenized.
 
-    `has_reason`: its API has a finish reason for requests that are cut short. Others end with an error.
+    `has_reason`: its API has a finish reason for requests that are cut short. Others end with an error. `waits_for`
+    says what its model lacks.
     """
 
     record: RequestRecord
     has_reason: bool
     generation: Generation | None = None
     cancelled: bool = False
+    waits_for: Callable[[], WaitReason | None] = lambda: None
 
     def begin(self, generation: Generation) -> None:
         """Take the generation. If the request is cancelled already, so is the generation."""
@@ -104,12 +108,10 @@ class LiveRequest:
 class LiveRequests:
     """All requests in flight. A key finds its own only. Several may have the same id, which clients may choose."""
 
-    def __init__(self, client: EngineClient) -> None:
-        self._client = client
+    def __init__(self) -> None:
         self._live: dict[tuple[str, str], list[LiveRequest]] = {}
         self._ended: OrderedDict[tuple[str, str], RequestRecord] = OrderedDict()
-        self._ids: set[int] = set()
-        self._look: asyncio.Task[Picture] | None = None
+        self._looks: dict[EngineClient, Look] = {}
 
     @contextmanager
     def serving(self, record: RequestRecord, *, has_reason: bool) -> Iterator[LiveRequest]:
@@ -136,25 +138,36 @@ class LiveRequests:
         """The record of the latest request with this id that has ended, if it is remembered."""
         return self._ended.get((owner, request_id))
 
-    async def look(self, ids: Collection[int]) -> Picture:
-        """What the engine knows of these sequences, and of others. Many calls at a time are one look.
+    async def look(self, client: EngineClient, ids: Collection[int]) -> Picture:
+        """What the engine of a client knows of these sequences, and of others. Many calls at a time are one look.
 
         Raises EngineUnavailable, EngineDied or Unavailable.
         """
-        self._ids.update(ids)
-        if self._look is None:
-            self._look = asyncio.ensure_future(self._look_soon())
-            self._look.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody waits
+        if client not in self._looks:
+            look = self._looks[client] = Look()
+            look.task = asyncio.ensure_future(self._look_soon(client, look))
+            look.task.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody waits
+        look = self._looks[client]
+        look.ids.update(ids)
+        assert look.task is not None
         try:
-            return await asyncio.wait_for(asyncio.shield(self._look), LOOK_SECONDS)
+            return await asyncio.wait_for(asyncio.shield(look.task), LOOK_SECONDS)
         except TimeoutError:
             message = f"the engine is in a step that takes more than {LOOK_SECONDS:g} s; try again"
             raise Unavailable(message, "engine_busy") from None
 
-    async def _look_soon(self) -> Picture:
+    async def _look_soon(self, client: EngineClient, look: "Look") -> Picture:
         await asyncio.sleep(LOOK_INTERVAL)
-        ids, self._ids, self._look = self._ids, set(), None
-        return await self._client.look(sorted(ids))
+        del self._looks[client]
+        return await client.look(sorted(look.ids))
+
+
+@dataclass(slots=True)
+class Look:
+    """One look at an engine, and the sequences that it is for."""
+
+    ids: set[int] = field(default_factory=set)
+    task: asyncio.Task[Picture] | None = None
 
 
 def live_facts(live: LiveRequest, picture: Picture, seconds: Callable[[int], float], same_id: int) -> RequestFacts:
@@ -177,6 +190,8 @@ def live_facts(live: LiveRequest, picture: Picture, seconds: Callable[[int], flo
         facts["cached_tokens"] = generation.usage.cached if any(item.admitted for item in generation.choices) else None
     if first is not None:
         facts |= {"place": first["place"], "reason": first["reason"]}
+    else:
+        facts["reason"] = live.waits_for()
     start: Estimate | None = None if facts["place"] is None else {"seconds": round(seconds(facts["place"]), 3)}
     return facts | {"choices": choices, "start": start}
 

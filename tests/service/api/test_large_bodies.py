@@ -14,9 +14,9 @@ from typing import Any, get_args
 import httpx
 import pytest
 from pydantic import TypeAdapter, ValidationError
+from service.api.admission import LARGE_BODIES
 
 from model.errors import quoted
-from service.api.admission import LARGE_BODIES
 from service.api.lanes import SMALL_BYTES
 from service.api.openai.chat import ChatBody
 from service.api.openai.completions import CompletionBody

@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-
 from service.api.admission import FinishRate
+
 from tests.service.live import LONG, Live, begun, hurried, idle, remaining, running
 from tests.waiting import PATIENCE, eventually
 

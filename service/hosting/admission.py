@@ -1,33 +1,23 @@
-"""Admission of requests (queue bound, loading, draining), and the state that all endpoints share."""
+"""Admission of the requests to one model: queue bound, loading, draining."""
 
-import asyncio
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 from service.access.keys import Share
 from service.access.record import RequestRecord
-from service.api.lanes import Lanes
-from service.api.ongoing import OngoingWork
 from service.engine.client import EngineClient
 from service.errors.errors import ModelNotFound, Overloaded, Unavailable
 from service.generation.adapters import Adapters, given_adapters
 from service.generation.generation import Backlog
 from service.generation.request import ServedModel
-from service.images.images import Images
-from service.observe.metrics import Metrics
-from service.observe.view.feed import Feed, ServiceState
-from service.observe.view.requests import LiveRequests
-from service.receipts.maker import ReceiptMaker
+from service.hosting.drain import Drain
+from service.observe.view.feed import ServiceState
 from service.settings import Settings
-from service.state.store import Store
-from service.structured.constraint import Grammars
 
-LARGE_BODIES = 16
-"""As many of the largest bodies may be in memory while they are read and parsed."""
 RATE_SECONDS = 60.0
 """The window in which the rate of finished requests is measured."""
 RATE_SAMPLES = 1024
@@ -62,31 +52,26 @@ class FinishRate:
 
 
 class Admission:
-    """Decides on the event loop which requests the server takes.
+    """Decides on the event loop which requests a model takes.
 
-    `model` is set once it is loaded. `expired` is done at the end of a drain's time. `work` has the threads that parse
-    and tokenize requests. `backlog` is what waits for the engine; the requests themselves keep it. `bodies`
-    are the bytes of large bodies in memory, by sender. `adapters` are those that requests may name.
+    `model` is set while it is loaded. `backlog` is what waits for the engine; the requests themselves keep it.
+    `adapters` are those that requests may name. `on_idle` is called when no request is in flight any more.
     """
 
-    def __init__(self, settings: Settings, client: EngineClient) -> None:
+    def __init__(
+        self, settings: Settings, client: EngineClient, drain: Drain, on_idle: Callable[[], None] = lambda: None
+    ) -> None:
         self.model: ServedModel | None = None
         self.adapters = Adapters(client, given_adapters(settings))
         self._in_flight = Share()
         self.backlog = Backlog()
-        self.draining = False
-        self.expired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._drain = drain
+        self._on_idle = on_idle
         self._client = client
         self._max_queue = settings.max_queue
         self._max_tokens = settings.max_queue_tokens
         self._max_choices = settings.max_queue_choices
         self._rate = FinishRate()
-        self._drain_timeout = settings.drain_timeout
-        self.work = Lanes()
-        self.bodies = Share()
-        self._max_body_bytes = LARGE_BODIES * settings.max_body_bytes
 
     @property
     def in_flight(self) -> int:
@@ -94,14 +79,8 @@ class Admission:
         return self._in_flight.total
 
     @property
-    def ready(self) -> bool:
-        return self.model is not None and self._client.state == "ready" and not self.draining
-
-    @property
     def status(self) -> ServiceState:
-        """ "ready", or why not."""
-        if self.draining:
-            return "draining"
+        """ "ready", or why the engine does not serve."""
         return self._client.state if self.model is not None or self._client.state != "ready" else "loading"
 
     def require(self, name: str | None = None) -> ServedModel:
@@ -138,7 +117,7 @@ class Admission:
     @contextmanager
     def _counted(self, tenant: str) -> Iterator[None]:
         """Count a request of a tenant as in flight inside the context. Raises Overloaded or Unavailable."""
-        if self.draining:
+        if self._drain.draining:
             raise Unavailable("the server is shutting down", "shutting_down")
         if self.model is None or self._client.state != "ready":
             raise Unavailable(f"the engine is not ready ({self.status}); try again shortly", "engine_unavailable")
@@ -147,31 +126,14 @@ class Admission:
         if not self.in_flight:
             self._rate.begin()
         self._in_flight.add(tenant, 1)
-        self._idle.clear()
         try:
-            yield
+            with self._drain.in_flight():
+                yield
             self._rate.count()
         finally:
             self._in_flight.add(tenant, -1)
             if not self.in_flight:
-                self._idle.set()
-
-    @contextmanager
-    def holding_body(self, sender: str) -> Iterator[Callable[[int], None]]:
-        """Count what a large body holds inside the context. The function counts more bytes, and raises Overloaded."""
-        held = 0
-
-        def take(n_bytes: int) -> None:
-            nonlocal held
-            if n_bytes:
-                self._check("bytes of large bodies are in memory", self.bodies, sender, self._max_body_bytes, n_bytes)
-            held += n_bytes
-            self.bodies.add(sender, n_bytes)
-
-        try:
-            yield take
-        finally:
-            self.bodies.add(sender, -held)
+                self._on_idle()
 
     def check_backlog(self, tenant: str) -> None:
         """Raise Overloaded if as many tokens or choices wait as may. No request is too large for an empty queue."""
@@ -191,31 +153,3 @@ class Admission:
         running = 0 if self.model is None else self.model.info.max_sequences
         seconds = self._rate.seconds(max(1, self.in_flight - running))
         return min(max(1, math.ceil(seconds)), LONGEST_RETRY)
-
-    async def drain(self) -> None:
-        """Refuse new requests and wait for those in flight. Those that run longer get an error."""
-        self.draining = True
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), self._drain_timeout)
-        if not self.expired.done():
-            self.expired.set_result(None)
-
-    def close(self) -> None:
-        self.work.close()
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """The state that every endpoint can use, as `app.state.noria`."""
-
-    settings: Settings
-    client: EngineClient
-    metrics: Metrics
-    admission: Admission
-    grammars: Grammars
-    images: Images
-    feed: Feed
-    receipts: ReceiptMaker
-    requests: LiveRequests
-    store: Store
-    ongoing: OngoingWork

@@ -1,0 +1,79 @@
+"""The state that all endpoints share, and the bound on the bodies that they read."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from service.access.keys import Share
+from service.access.record import RequestRecord
+from service.api.lanes import Lanes
+from service.api.ongoing import OngoingWork
+from service.errors.errors import Overloaded
+from service.hosting.drain import Drain
+from service.hosting.hosted import HostedModel
+from service.hosting.models import HostedModels
+from service.images.images import Images
+from service.observe.metrics import Metrics
+from service.observe.view.requests import LiveRequests
+from service.settings import Settings
+from service.state.store import Store
+from service.structured.constraint import Grammars
+
+LARGE_BODIES = 16
+"""As many of the largest bodies may be in memory while they are read and parsed."""
+RETRY_SECONDS = 1
+
+
+class Bodies:
+    """The bytes of large bodies in memory, by sender. `max_bytes` is the limit of one body."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.held = Share()
+        self._limit = LARGE_BODIES * max_bytes
+
+    @contextmanager
+    def holding(self, sender: str) -> Iterator[Callable[[int], None]]:
+        """Count what a large body holds inside the context. The function counts more bytes, and raises Overloaded."""
+        held = 0
+
+        def take(n_bytes: int) -> None:
+            nonlocal held
+            if n_bytes and self.held.is_full(sender, self._limit, n_bytes):
+                what = "bytes of large bodies are in memory"
+                raise Overloaded(what, self.held.total, self._limit, RETRY_SECONDS)
+            held += n_bytes
+            self.held.add(sender, n_bytes)
+
+        try:
+            yield take
+        finally:
+            self.held.add(sender, -held)
+
+
+def hosted(request: Request, name: str | None) -> HostedModel:
+    """The model that a request names, with None the first that its key may use. Raises ModelNotFound."""
+    record: RequestRecord = request.scope["noria.record"]
+    state: State = request.app.state.noria
+    return state.models.find(name, record.key)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The state that every endpoint can use, as `app.state.noria`.
+
+    `work` has the threads that parse and tokenize requests.
+    """
+
+    settings: Settings
+    models: HostedModels
+    drain: Drain
+    work: Lanes
+    bodies: Bodies
+    metrics: Metrics
+    grammars: Grammars
+    images: Images
+    requests: LiveRequests
+    store: Store
+    ongoing: OngoingWork

@@ -1,0 +1,37 @@
+"""The end of a server's work: it refuses new requests, and waits for those in flight."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+
+class Drain:
+    """Counts the requests in flight of all models. `expired` is done at the end of a drain's time."""
+
+    def __init__(self, timeout: float) -> None:
+        self.draining = False
+        self.expired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._timeout = timeout
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @contextmanager
+    def in_flight(self) -> Iterator[None]:
+        """Count a request inside the context."""
+        self._in_flight += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._idle.set()
+
+    async def drain(self) -> None:
+        """Refuse new requests and wait for those in flight. Those that run longer get an error."""
+        self.draining = True
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), self._timeout)
+        if not self.expired.done():
+            self.expired.set_result(None)

@@ -1,0 +1,182 @@
+"""One model of a server: its engine, its admission, and whether it is loaded."""
+
+import asyncio
+import gc
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Literal
+
+from model.errors import NoriaError
+from service.access.keys import Share
+from service.engine.client import EngineClient
+from service.errors.errors import Overloaded, Unavailable
+from service.generation.request import ServedModel
+from service.hosting.admission import Admission
+from service.hosting.drain import Drain
+from service.hosting.entries import ModelEntry
+from service.hosting.memory import Need
+from service.observe.model_metrics import ModelMetrics
+from service.observe.view.feed import Feed, ServiceState
+from service.observe.view.requests import WaitReason
+from service.receipts.maker import ReceiptMaker
+from service.settings import Settings
+
+Loader = Callable[[Settings, EngineClient], Awaitable[ServedModel]]
+"""A function that loads the tokenizer and the network of `Settings.model`."""
+ModelState = Literal["unloaded", "loading", "ready", "restarting", "draining", "failed"]
+BACKOFF_SECONDS = (2.0, 60.0)
+"""Seconds after a failed load until the next one, which double each time, and the most of them."""
+
+
+class HostedModel:
+    """A model of the server. `need` is what it takes by its plan, None before the plan is made.
+
+    `reserved` is the part of the budget that it has, and it `lacks_memory` while it waits for one.
+    `waiting` counts requests that wait until it is loaded. `idle_seconds` as in its entry, until a client says another
+    number. `failure` is why the latest load failed. `on_idle` is called when no request is in flight any more.
+    """
+
+    def __init__(
+        self,
+        entry: ModelEntry,
+        client: EngineClient,
+        metrics: ModelMetrics,
+        drain: Drain,
+        load: Loader,
+        on_idle: Callable[[], None],
+    ) -> None:
+        self.entry = entry
+        self.client = client
+        self.metrics = metrics
+        self.admission = Admission(entry.settings, client, drain, self._note_idle)
+        self.receipts = ReceiptMaker(entry.settings)
+        self.feed = Feed(client, metrics, self._status, drain.expired)
+        self.need: Need | None = None
+        self.reserved = 0
+        self.lacks_memory = False
+        self.idle_seconds = entry.idle_seconds
+        self.failure: str | None = None
+        self.waiting = Share()
+        self.created = int(time.time())
+        self.last_used = time.monotonic()
+        self.loading: asyncio.Task[None] | None = None
+        self.unloading: asyncio.Task[None] | None = None
+        self._drain = drain
+        self._load = load
+        self._on_idle = on_idle
+        self._retry_at = 0.0
+        self._n_failures = 0
+        metrics.stats = lambda: client.stats
+        metrics.waiting = lambda: self.admission.backlog.tokens.total
+        metrics.memory = lambda: self.reserved
+        metrics.adapters.names = lambda: self.admission.adapters.numbered
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that requests may use."""
+        return (*self.entry.settings.names, *self.admission.adapters.names)
+
+    @property
+    def state(self) -> ModelState:
+        if self.unloading is not None:
+            return "draining"
+        if self.client.state == "restarting" and self.admission.model is not None:
+            return "restarting"
+        if self.admission.model is not None and self.client.state == "ready":
+            return "ready"
+        if self.loading is not None or self.client.state in ("loading", "ready"):
+            return "loading"
+        return "failed" if self.failure is not None else "unloaded"
+
+    @property
+    def waits_for(self) -> WaitReason | None:
+        """What its requests wait for before they are tokenized."""
+        if self.admission.model is not None:
+            return None
+        return "memory" if self.lacks_memory else "loading"
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request runs or waits, for the engine or until the model is loaded."""
+        return bool(self.admission.in_flight or self.waiting.total)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it has been idle for so long that it is to be unloaded."""
+        if self.idle_seconds is None or self.state != "ready" or self.busy:
+            return False
+        return time.monotonic() >= self.last_used + self.idle_seconds
+
+    @contextmanager
+    def counted_waiting(self, tenant: str) -> Iterator[None]:
+        """Count a request that needs the model inside the context, so that nobody unloads it. Raises Overloaded."""
+        limit = self.entry.settings.max_queue
+        if self.admission.model is None and self.waiting.is_full(tenant, limit):
+            what = f"requests wait until {self.name} is loaded"
+            raise Overloaded(what, self.waiting.total, limit, int(BACKOFF_SECONDS[0]))
+        self.waiting.add(tenant, 1)
+        try:
+            yield
+        finally:
+            self.waiting.add(tenant, -1)
+
+    async def load(self) -> None:
+        """Load the model and wait until it serves. Raises NoriaError."""
+        settings = self.entry.settings
+        if self.need is not None:
+            settings = replace(settings, cache_memory=self.need.cache)
+        try:
+            served = await self._load(settings, self.client)
+        except BaseException:
+            self.metrics.observe_load("error")
+            raise
+        self.metrics.describe(served.info)
+        self.metrics.observe_load("ok")
+        self.receipts.begin(served)
+        self.failure, self._n_failures = None, 0
+        self.last_used = time.monotonic()
+        self.admission.model = served
+
+    async def unload(self, reason: str) -> None:
+        """End the engine, and forget tokenizer and templates. Requests that come meanwhile load the model again."""
+        self.admission.model = None
+        await self.client.unload()
+        self.receipts.forget()
+        self.metrics.observe_unload(reason)
+        self.reserved = 0
+        gc.unfreeze()  # `load_served` has frozen the tokenizer
+        gc.collect()
+
+    async def fail(self, error: Exception) -> None:
+        """Give up the engine after an error that loading or supervision raised. The next load waits for a while."""
+        self.failure = str(error) if isinstance(error, NoriaError) else f"internal error: {type(error).__name__}"
+        self._n_failures += 1
+        least, most = BACKOFF_SECONDS
+        self._retry_at = time.monotonic() + min(least * 2 ** (self._n_failures - 1), most)
+        self.admission.model = None
+        await self.client.unload()
+        self.reserved = 0
+
+    def check_failure(self) -> None:
+        """Raise Unavailable if the latest load failed a moment ago."""
+        seconds = self._retry_at - time.monotonic()
+        if self.failure is not None and seconds > 0:
+            message = f"the model {self.name} could not be loaded: {self.failure}"
+            raise Unavailable(message, "model_failed", max(1, round(seconds)))
+
+    async def close(self) -> None:
+        self.feed.close()
+        await self.client.close()
+
+    def _status(self) -> ServiceState:
+        return "draining" if self._drain.draining else self.admission.status
+
+    def _note_idle(self) -> None:
+        self.last_used = time.monotonic()
+        self._on_idle()

@@ -1,0 +1,265 @@
+"""All models of a server: who finds them, and who of them is loaded when memory is not enough for all."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from service.access.keys import Key
+from service.errors.errors import ModelNotFound, Unavailable
+from service.generation.startup import in_thread
+from service.hosting.entries import ModelEntry
+from service.hosting.hosted import HostedModel
+from service.hosting.memory import Need, budget_of, need_of
+from service.observe.view.feed import ServiceState
+from service.settings import Settings
+
+log = logging.getLogger("noria.models")
+
+WATCH_SECONDS = 0.5
+"""Seconds between two looks at which models have been idle for long."""
+RETRY_SECONDS = 10
+Host = Callable[[ModelEntry], HostedModel]
+"""Makes a model that is not loaded yet."""
+NeedOf = Callable[[Settings, int, int], Need]
+
+
+class HostedModels:
+    """The models by their names. The first is meant where a request names none.
+
+    `budget` bounds the memory of loaded models together; None: it does not matter, because there is one model.
+    `on_failed` is called when a model that is not loaded on demand will never serve.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        entries: Iterable[ModelEntry],
+        host: Host,
+        on_failed: Callable[[Exception], None],
+        need: NeedOf = need_of,
+    ) -> None:
+        self._settings = settings
+        self._host = host
+        self._on_failed = on_failed
+        self._need_of = need
+        self._hosted = [host(entry) for entry in entries]
+        self._several = any(model.entry.on_demand for model in self._hosted)
+        self._started = False
+        self._budget: int | None = None
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __iter__(self) -> Iterator[HostedModel]:
+        return iter(self._hosted)
+
+    @property
+    def status(self) -> ServiceState:
+        """ "ready" once the models of the start are loaded; "failed" if none of all can be.
+
+        That of the only model, where it is not loaded on demand.
+        """
+        if not self._several:
+            return self.first.admission.status
+        if not self._started:
+            return "loading"
+        return "failed" if all(model.state == "failed" for model in self._hosted) else "ready"
+
+    @property
+    def first(self) -> HostedModel:
+        return self._hosted[0]
+
+    def allowed(self, key: Key | None) -> list[HostedModel]:
+        """The models that a key may use."""
+        names = None if key is None else key.entry.models
+        return [model for model in self._hosted if names is None or names & {*model.entry.settings.names}]
+
+    def find(self, name: str | None, key: Key | None) -> HostedModel:
+        """The model with this name, or with an adapter of this name. Raises ModelNotFound."""
+        allowed = self.allowed(key)
+        found = (model for model in allowed if name is None or name in model.names)
+        if (model := next(found, None)) is None:
+            raise ModelNotFound(name or "", tuple(name for model in allowed for name in model.names))
+        return model
+
+    async def until_loaded(self, model: HostedModel) -> None:
+        """Wait until a model serves, and load it if nobody does. Raises Unavailable where that fails or takes too long.
+
+        A model that is not loaded on demand is left as it is: its admission says what it lacks.
+        """
+        if model.admission.model is not None or not model.entry.on_demand:
+            return
+        seconds = model.entry.settings.load_timeout
+        try:
+            async with asyncio.timeout(seconds):
+                if model.unloading is not None:
+                    await asyncio.shield(model.unloading)
+                await asyncio.shield(self.begin_load(model))
+        except TimeoutError:
+            message = f"the model {model.name} is not loaded within {seconds:g} s ({model.client.stage})"
+            raise Unavailable(message, "model_loading", RETRY_SECONDS) from None
+
+    def begin_load(self, model: HostedModel) -> "asyncio.Task[None]":
+        """The task that loads a model, which may run already. It raises Unavailable."""
+        if model.loading is None:
+            model.check_failure()
+            model.loading = asyncio.create_task(self._load(model), name=f"load-{model.name}")
+            model.loading.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody waits
+        return model.loading
+
+    async def bring_up(self, loaded: Callable[[], Awaitable[None]]) -> None:
+        """Load the models that are loaded at the start, and watch for idle ones. `loaded` is awaited in between."""
+        if self._several:
+            self._budget = await in_thread(lambda: budget_of(self._settings))
+        for model in self._hosted:
+            if model.entry.at_start:
+                await self._load_at_start(model)
+        self._started = True
+        await loaded()
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            for model in self._hosted:
+                if model.is_due:
+                    self._spawn(self.unload(model, "idle"))
+
+    async def _load_at_start(self, model: HostedModel) -> None:
+        if not model.entry.on_demand:
+            await self.begin_load(model)
+            return
+        need = await self._plan(model)
+        if need is not None and self._budget is not None and self._reserved() + need.n_bytes > self._budget:
+            log.warning("the model does not fit beside the others, and is loaded when it is used", extra=_about(model))
+            return
+        with suppress(Unavailable):  # the log has it
+            await self.begin_load(model)
+
+    async def _load(self, model: HostedModel) -> None:
+        """Load a model, once there is memory for it. Raises Unavailable."""
+        try:
+            async with asyncio.timeout(model.entry.settings.load_timeout if model.entry.on_demand else None):
+                await self._reserve(model)
+                await model.load()
+        except Exception as error:
+            if not model.entry.on_demand:
+                raise
+            failure = error if str(error) else TimeoutError("it took longer than --load-timeout")
+            await self._fail(model, failure)
+            raise Unavailable(f"the model {model.name} could not be loaded: {model.failure}", "model_failed") from error
+        finally:
+            model.loading, model.lacks_memory = None, False
+            self.note_change()
+        self._spawn(self._supervise(model))
+
+    async def _supervise(self, model: HostedModel) -> None:
+        """Wait while the engine of a model is replaced whenever it ends. Then the model has failed."""
+        try:
+            await model.client.supervised()
+        except Exception as error:
+            if model.entry.on_demand:
+                await self._fail(model, error)
+            else:
+                self._on_failed(error)
+
+    async def _fail(self, model: HostedModel, error: Exception) -> None:
+        await model.fail(error)
+        log.error("the model cannot be served: %s", model.failure, extra=_about(model))
+        self.note_change()
+
+    async def _plan(self, model: HostedModel) -> Need | None:
+        """What a model needs, by its plan; None where it does not matter. Raises NoriaError if it cannot fit."""
+        budget = self._budget
+        if budget is not None and model.need is None:
+            settings, n_models = model.entry.settings, len(self._hosted)
+            model.need = await in_thread(lambda: self._need_of(settings, budget, n_models))
+        return model.need
+
+    async def _reserve(self, model: HostedModel) -> None:
+        """Reserve the memory of a model. Idle models are unloaded for it, the one that was used longest ago first.
+
+        It waits while all others are busy. Raises NoriaError or Unavailable if the memory can never be enough.
+        """
+        need = await self._plan(model)
+        if need is None or self._budget is None:
+            return
+        while self._reserved() + need.n_bytes > self._budget:
+            others = [other for other in self._hosted if other is not model and other.reserved]
+            pinned = sum(other.reserved for other in others if other.entry.pinned)
+            if need.n_bytes + pinned > self._budget:
+                what = f"{need.n_bytes:,} bytes, and pinned models leave {self._budget - pinned:,} of --memory-budget"
+                raise Unavailable(f"the model {model.name} needs {what}", "model_does_not_fit", RETRY_SECONDS)
+            idle = [other for other in others if not (other.entry.pinned or other.busy) and other.state == "ready"]
+            self._changed.clear()
+            if idle:
+                await self.unload(min(idle, key=lambda other: other.last_used), "memory")
+            else:
+                model.lacks_memory = True
+                model.client.note("waiting for memory", 0.0)
+                await self._changed.wait()
+        model.reserved = need.n_bytes
+
+    def _reserved(self) -> int:
+        return sum(model.reserved for model in self._hosted)
+
+    async def unload(self, model: HostedModel, reason: str) -> None:
+        """Unload a model once its running requests have ended; those that come meanwhile wait for the next load."""
+        if model.loading is not None:
+            with suppress(Exception):
+                await asyncio.shield(model.loading)
+        if model.unloading is None:
+            if model.admission.model is None:
+                return
+            model.unloading = asyncio.create_task(self._unload(model, reason), name=f"unload-{model.name}")
+        await asyncio.shield(model.unloading)
+
+    async def _unload(self, model: HostedModel, reason: str) -> None:
+        served, model.admission.model = model.admission.model, None
+        try:
+            while model.admission.in_flight:
+                self._changed.clear()
+                await self._changed.wait()
+            await model.unload(reason)
+            log.info("unloaded", extra=_about(model, reason=reason))
+        except BaseException:
+            model.admission.model = served
+            raise
+        finally:
+            model.unloading = None
+            self.note_change()
+
+    def reload(self, entries: Iterable[ModelEntry]) -> None:
+        """Serve these models from now on. One whose entry is the same stays as it is.
+
+        One that changed or is gone gets no new request, and is unloaded once those that run have ended.
+        """
+        before = {model.entry: model for model in self._hosted}
+        self._hosted = [before.pop(entry) if entry in before else self._host(entry) for entry in entries]
+        for model in before.values():
+            self._spawn(self._retire(model))
+        for model in self._hosted:
+            if model.entry.at_start and model.state == "unloaded":
+                self._spawn(self._load_at_start(model))
+
+    async def _retire(self, model: HostedModel) -> None:
+        await self.unload(model, "removed")
+        await model.close()
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(model.close() for model in self._hosted))
+
+    def note_change(self) -> None:
+        """Wake what waits until a model is idle, loaded or unloaded."""
+        self._changed.set()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _about(model: HostedModel, **more: str) -> dict[str, dict[str, str]]:
+    """What a line in the log has of a model."""
+    return {"fields": {"model": model.name, **more}}

@@ -1,0 +1,255 @@
+"""The metrics of models. Each series has the label `model`, the first name of its model."""
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.registry import Collector
+
+from model.batch import RunnerInfo
+from service.engine.messages import FINISHES, Beat, Report, Stats
+from service.observe.adapter_metrics import AdapterCounts, adapter_families
+from service.observe.histogram import Histogram
+
+LATENCY_BUCKETS = tuple(
+    milliseconds / 1000
+    for milliseconds in (
+        *(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 20, 25, 30, 40, 50, 75, 100, 150, 200, 300, 500, 750),
+        *(1_000, 1_500, 2_500, 5_000, 10_000, 20_000, 30_000, 60_000, 120_000, 300_000, 600_000),
+    )
+)
+STEP_BUCKETS = tuple(2.0**n for n in range(15))
+OUTCOMES = (*FINISHES, "error", "refused")
+DESCRIBED = ("family", "parameters", "quantize", "dtype", "kv_dtype", "attention", "device", "kernels")
+"""Labels of the model's info that `RunnerInfo.description` has."""
+COUNTERS = {
+    "preemptions": ("preemptions", "Sequences preempted, to be recomputed later."),
+    "queried_tokens": ("prefix_cache_queried_tokens", "Prompt tokens looked up in the prefix cache."),
+    "hit_tokens": ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache."),
+    "disk_tokens": ("prefix_cache_disk_tokens", "Prompt tokens of the hits that were read from --prefix-store."),
+    "pages_written": ("prefix_store_written_pages", "Pages that were written to --prefix-store."),
+    "pages_dropped": ("prefix_store_dropped_pages", "Pages that were not written: the disk was too slow, or failed."),
+    "draft_tokens": ("draft_tokens", "Draft tokens from prompt lookup."),
+    "accepted_draft_tokens": ("accepted_draft_tokens", "Draft tokens that the model accepted."),
+}
+"""Field of `Stats` -> metric."""
+TOTALS = (*COUNTERS, "grammar_restarts")
+"""Fields of `Stats` that count from the start of the engine."""
+Family = CounterMetricFamily | GaugeMetricFamily | InfoMetricFamily
+
+
+class Families:
+    """The counters and histograms that models share."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"noria_{name}", text, ["model", *labels], registry=registry)
+
+        def latency(name: str, text: str) -> Histogram:
+            return Histogram(registry, f"noria_{name}_seconds", text, LATENCY_BUCKETS)
+
+        self.requests = counter("requests", "Requests by outcome.", "outcome")
+        self.key_requests = counter(
+            "key_requests", "Requests by the name of their key, and by outcome.", "key", "outcome"
+        )
+        self.key_prompt_tokens = counter("key_prompt_tokens", "Prompt tokens of finished requests, by key.", "key")
+        self.key_generated_tokens = counter(
+            "key_generated_tokens", "Tokens generated in finished requests, by key.", "key"
+        )
+        self.thoughts = counter("reasoning_tokens", "Generated tokens of thoughts, with their marks.")
+        self.prompts = counter("prompt_tokens", "Prompt tokens of started requests.")
+        self.restarts = counter("engine_restarts", "Engines replaced after death or a hang.")
+        self.continued = counter("requests_continued", "Sequences that went on with another engine after theirs.")
+        self.loads = counter("model_loads", "Loads of a model, by outcome.", "outcome")
+        self.unloads = counter(
+            "model_unloads", "Models unloaded: idle, to free memory for another, or on request.", "reason"
+        )
+        self.step_tokens = Histogram(registry, "noria_step_tokens", "Tokens computed in one step.", STEP_BUCKETS)
+        self.queue = latency("queue", "Wait from submission to the first step of a sequence.")
+        self.first = latency("time_to_first_token", "From a request's arrival to its first token.")
+        self.between = latency("inter_token", "Between two tokens of one sequence.")
+        self.request = latency("request", "From a request's arrival to the end of its answer.")
+
+
+class ModelMetrics:
+    """What is counted of one model. `stats` gives its engine's latest statistics, which begin with the engine.
+
+    Counters are the sums of past engines, plus those of the present one. `waiting` gives the tokens of prompts that
+    wait, and `memory` the bytes that the model takes by its plan. `adapters` counts LoRA adapters.
+
+    Outcomes of requests: the finish reasons (the first of `FINISHES` that any choice has). "abort" also: the client
+    disconnected. "error": the server failed after admission. "refused": 4xx, or 503 before admission.
+    """
+
+    def __init__(self, name: str, families: Families, keys: Sequence[str]) -> None:
+        self.name = name
+        self.stats: Callable[[], Stats] = Stats
+        self.waiting: Callable[[], int] = int
+        self.memory: Callable[[], int] = int
+        self.info: RunnerInfo | None = None
+        self.adapters = AdapterCounts(OUTCOMES)
+        self.generated = 0
+        self.beat = Beat()
+        self._families = families
+        self._past: Tally[str] = Tally()
+        self._past_processor = 0.0
+        self._current = Stats()
+        self._step_tokens = families.step_tokens.of(name)
+        self._queue, self._first = families.queue.of(name), families.first.of(name)
+        self._between, self._request = families.between.of(name), families.request.of(name)
+        self.observe_queue, self.observe_first_token = self._queue.observe, self._first.observe
+        self.observe_thought = families.thoughts.labels(name).inc
+        self.observe_prompt = families.prompts.labels(name).inc
+        self.observe_continued = families.continued.labels(name).inc
+        self._restarts = families.restarts.labels(name)
+        for outcome in OUTCOMES:
+            families.requests.labels(name, outcome)
+        self.await_keys(keys)
+
+    def await_keys(self, names: Sequence[str]) -> None:
+        """Begin the series of these keys at 0, or leave them as they are."""
+        for key in names:
+            for outcome in OUTCOMES:
+                self._families.key_requests.labels(self.name, key, outcome)
+            self._families.key_prompt_tokens.labels(self.name, key)
+            self._families.key_generated_tokens.labels(self.name, key)
+
+    def describe(self, info: RunnerInfo) -> None:
+        """Report how the model runs."""
+        self.info = info
+        self.adapters.max_running = info.max_adapters
+
+    def observe_report(self, report: Report) -> None:
+        """Once a step."""
+        self._current = report.stats
+        if report.stats.step_tokens:
+            self._step_tokens.observe(report.stats.step_tokens)
+
+    def observe_beat(self, beat: Beat) -> None:
+        """Four times a second, of the engine that loads or serves."""
+        self.beat = beat
+
+    def end_engine(self) -> None:
+        """The engine has ended: what it counted is past."""
+        self._past_processor, self.beat = self._past_processor + self.beat.processor, Beat()
+        self._past.update({field: getattr(self._current, field) for field in TOTALS})
+        self._current = Stats()
+
+    def observe_restart(self) -> None:
+        self.end_engine()
+        self._restarts.inc()
+
+    def observe_load(self, outcome: str) -> None:
+        self._families.loads.labels(self.name, outcome).inc()
+
+    def observe_unload(self, reason: str) -> None:
+        self.end_engine()
+        self._families.unloads.labels(self.name, reason).inc()
+
+    @property
+    def processor(self) -> float:
+        """Seconds of processor time of all engines."""
+        return self._past_processor + self.beat.processor
+
+    @property
+    def latest_waits(self) -> tuple[float | None, float | None]:
+        """The latest wait for a first step, and for a first token, in seconds."""
+        return self._queue.latest, self._first.latest
+
+    def total(self, field: str) -> int:
+        """A counter of all engines."""
+        return self._past[field] + getattr(self._current, field)
+
+    def observe_tokens(self, n_tokens: int, seconds: float | None) -> None:
+        """`n_tokens` came together, `seconds` after the token before them (None: they begin their sequence)."""
+        self.generated += n_tokens
+        gaps, gap = (n_tokens - 1, 0.0) if seconds is None else (n_tokens, seconds / n_tokens)
+        self._between.observe(gap, gaps)
+
+    def observe_request(self, outcome: str, seconds: float) -> None:
+        self._families.requests.labels(self.name, outcome).inc()
+        if outcome != "refused":
+            self._request.observe(seconds)
+
+    def observe_key(self, key: str, outcome: str, prompt_tokens: int, generated_tokens: int) -> None:
+        """Once for each finished request that has a key."""
+        self._families.key_requests.labels(self.name, key, outcome).inc()
+        self._families.key_prompt_tokens.labels(self.name, key).inc(prompt_tokens)
+        self._families.key_generated_tokens.labels(self.name, key).inc(generated_tokens)
+
+
+class ModelsCollector(Collector):
+    """The engines' statistics, read when Prometheus asks: they cost a step nothing."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.models: dict[str, ModelMetrics] = {}
+        registry.register(self)
+
+    def collect(self) -> Iterator[Family]:
+        models = [*self.models.values()]
+        yield self._gauge("noria_requests_running", "Sequences being computed.", lambda m: m.stats().running)
+        yield self._gauge("noria_requests_waiting", "Sequences waiting to be computed.", lambda m: m.stats().waiting)
+        yield from _pages(models)
+        resident = [model for model in models if model.beat.resident is not None]
+        if resident:
+            family = GaugeMetricFamily(
+                "noria_engine_resident_memory_bytes",
+                "Memory of the engine process in RAM, mapped weights included.",
+                labels=["model"],
+            )
+            for model in resident:
+                family.add_metric([model.name], model.beat.resident or 0)
+            yield family
+        yield self._gauge(
+            "noria_model_memory_bytes", "Memory that a loaded model takes by its plan.", lambda m: m.memory()
+        )
+        yield self._gauge(
+            "noria_prompt_tokens_waiting", "Tokens of prompts that wait for their first step.", lambda m: m.waiting()
+        )
+        yield self._counter(
+            "noria_engine_cpu_seconds", "Processor time of the engine processes, of all threads.", lambda m: m.processor
+        )
+        yield self._counter("noria_generated_tokens", "Tokens generated.", lambda m: m.generated)
+        for field, (name, text) in COUNTERS.items():
+            yield self._counter(f"noria_{name}", text, lambda m: m.total(field))  # noqa: B023 - read at once
+        info = InfoMetricFamily("noria_model", "The served models and how they run.", labels=["model"])
+        for model in models:
+            if model.info is not None:
+                info.add_metric([model.name], _facts(model.info))
+        yield info
+        yield from adapter_families({model.name: (model.adapters, model.stats().adapters) for model in models})
+
+    def _gauge(self, name: str, text: str, value: Callable[[ModelMetrics], float]) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(name, text, labels=["model"])
+        for model in self.models.values():
+            family.add_metric([model.name], value(model))
+        return family
+
+    def _counter(self, name: str, text: str, value: Callable[[ModelMetrics], float]) -> CounterMetricFamily:
+        family = CounterMetricFamily(name, text, labels=["model"])
+        for model in self.models.values():
+            family.add_metric([model.name], value(model))
+        return family
+
+
+def _pages(models: Sequence[ModelMetrics]) -> Iterator[GaugeMetricFamily]:
+    pages = GaugeMetricFamily("noria_kv_pages", "Pages of the KV cache.", labels=["model", "window", "state"])
+    usage = GaugeMetricFamily("noria_kv_usage_ratio", "Share of held pages in the fullest pool.", labels=["model"])
+    for model in models:
+        shares = [0.0]
+        for pool in model.stats().pools:
+            window = "full" if pool.window is None else str(pool.window)
+            for state in ("held", "cached", "free"):
+                pages.add_metric([model.name, window, state], getattr(pool, state))
+            shares.append(pool.held / max(1, pool.held + pool.cached + pool.free))
+        usage.add_metric([model.name], max(shares))
+    yield pages
+    yield usage
+
+
+def _facts(info: RunnerInfo) -> dict[str, str]:
+    """The labels of `noria_model_info`."""
+    limits = {"context": info.max_model_len, "sequences": info.max_sequences, "step_tokens": info.max_step_tokens}
+    facts = {label: str(info.description.get(label, "")) for label in DESCRIBED}
+    return {**facts, **{label: str(limit) for label, limit in limits.items()}}
