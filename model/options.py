@@ -4,6 +4,7 @@
 and the table in the documentation from both.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, TypeVar
@@ -14,6 +15,9 @@ from model.linear.schemes import KV_DTYPES, QUANTIZE_NAMES
 from model.sharding.layout import Layout
 
 T = TypeVar("T")
+
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+SIZE = re.compile(r"(\d+(?:\.\d+)?) *([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 STEP_LIMITS = {"cpu": (64, 512), "cuda": (256, 2048)}
 """Default number of sequences and of tokens in a step. A step reads the weights once for all of them. On a CPU the
@@ -105,6 +109,14 @@ def grouped_flags(options: Any) -> Iterator[tuple[str, Field[Any], Flag]]:
 def flag_name(declared: Field[Any]) -> str:
     """The flag of a field: "--max-model-len" of `max_model_len`."""
     return "--" + (declared.metadata[Flag].name or declared.name).replace("_", "-")
+
+
+def read_size(text: str) -> int:
+    """Bytes: "4GiB", "512MiB", "1.5G" or a plain number; all units are powers of 1024. Raises ValueError."""
+    match = SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a size; write 4GiB, 512MiB or a number of bytes")
+    return int(float(match[1]) * UNITS[match[2].upper()])
 
 
 def check_limits(options: Any) -> None:

@@ -41,6 +41,7 @@ from service.observe.metrics import Metrics
 from service.observe.observer import Observer
 from service.observe.view.requests import LiveRequests
 from service.page.routes import PAGES, Page, start_at
+from service.receipts.keys import read_key
 from service.schema.fields import declared_paths
 from service.settings import Settings
 from service.state.store import Store, opened
@@ -129,7 +130,7 @@ def create_app(
 
         def host(entry: ModelEntry) -> HostedModel:
             of_model = measured.of_model(entry.name)
-            return HostedModel(entry, client_of(entry), of_model, drain, load, lambda: models.note_change())
+            return HostedModel(entry, client_of(entry), of_model, drain, load, lambda: models.note_change(), key)
 
         models = HostedModels(settings, entries, host, on_failed)
         state = app.state.noria = _state(settings, models, drain, measured, store, observer)
@@ -146,6 +147,7 @@ def create_app(
     measured.await_keys(keys.names)
     tracing = _tracing(settings)
     store = opened(settings)
+    key = None if settings.receipt_key is None else read_key(settings.receipt_key)
     observer = Observer(measured, None if tracing is None else tracing.trace)
     app = FastAPI(
         lifespan=lifespan,

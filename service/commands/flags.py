@@ -13,13 +13,11 @@ from typing import Annotated, Any, Literal, TypeVar, get_origin
 
 import typer
 
-from model.options import Flag, flag_name, grouped_flags
+from model.options import UNITS, Flag, flag_name, grouped_flags, read_size
 
 Options = TypeVar("Options")
 
 PREFIX = "NORIA_"
-UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-SIZE = re.compile(r"(\d+(?:\.\d+)?) *([KMGT]?)(?:i?B)?", re.IGNORECASE)
 KINDS = {
     "a whole number": re.compile("int_"),
     "true or false": re.compile("bool_"),
@@ -31,11 +29,11 @@ START, END = "<!-- flags: python -m service.commands.flags -->", "<!-- end of fl
 
 
 def parse_size(text: str) -> int:
-    """Bytes: "4GiB", "512MiB", "1.5G" or a plain number; all units are powers of 1024."""
-    match = SIZE.fullmatch(text.strip())
-    if match is None:
-        raise typer.BadParameter(f"{text!r} is not a size; write 4GiB, 512MiB or a number of bytes")
-    return int(float(match[1]) * UNITS[match[2].upper()])
+    """Bytes, as `read_size` reads them, from the command line."""
+    try:
+        return read_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def refusal(error: typer.BadParameter) -> str:

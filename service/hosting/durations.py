@@ -2,6 +2,8 @@
 
 import re
 
+from model.errors import quoted
+
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 MEANING = 'must be seconds, a text such as "10m" or "1h30m", or -1 for ever'
@@ -18,8 +20,8 @@ def parse_duration(value: object) -> float | None:
         elif parts and "".join(part[0] for part in parts) == text:
             seconds = sum(float(part[1]) * UNITS[part[2]] for part in parts)
         else:
-            raise ValueError(f"{MEANING}, got {value[:40]!r}")
+            raise ValueError(f"{MEANING}, got {quoted(value)}")
         return None if negative else seconds
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-        raise ValueError(f"{MEANING}, got {str(value)[:40]}")
+        raise ValueError(f"{MEANING}, got {quoted(value)}")
     return None if value < 0 else float(value)

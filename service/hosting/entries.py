@@ -9,7 +9,7 @@ from typing import Any
 
 from model.checkpoint.resolve import EMBEDDED
 from model.errors import OptionError, one_line, short
-from model.options import Flag, flag_name, flags
+from model.options import Flag, flag_name, flags, read_size
 from service.hosting.durations import parse_duration
 from service.model_settings import ModelSettings
 from service.settings import Settings
@@ -140,10 +140,8 @@ def _value(name: str, declared: Field[Any], flag: Flag, value: Any) -> Any:
     """The value of a flag. Raises ValueError."""
     from pydantic import TypeAdapter, ValidationError  # slow to import, and few servers read this
 
-    from service.commands.flags import parse_size
-
     if flag.is_size and isinstance(value, str):
-        return parse_size(value)
+        return read_size(value)
     if flag.choices and value not in flag.choices:
         raise ValueError(f"{name} must be one of {', '.join(flag.choices)}, got {value!r}")
     try:

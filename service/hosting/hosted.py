@@ -20,6 +20,7 @@ from service.hosting.memory import Need
 from service.observe.model_metrics import ModelMetrics
 from service.observe.view.feed import Feed, ServiceState
 from service.observe.view.requests import WaitReason
+from service.receipts.keys import SigningKey
 from service.receipts.maker import ReceiptMaker
 from service.settings import Settings
 
@@ -35,7 +36,7 @@ class HostedModel:
 
     `reserved` is the part of the budget that it has, and it `lacks_memory` while it waits for one.
     `waiting` counts requests that wait until it is loaded. `idle_seconds` as in its entry, until a client says another
-    number. `failure` is why the latest load failed. `on_idle` is called when no request is in flight any more.
+    number. Receipts are signed with `key`. `failure` is why the latest load failed. `on_idle` is called when no request is in flight any more.
     """
 
     def __init__(
@@ -46,12 +47,13 @@ class HostedModel:
         drain: Drain,
         load: Loader,
         on_idle: Callable[[], None],
+        key: SigningKey | None = None,
     ) -> None:
         self.entry = entry
         self.client = client
         self.metrics = metrics
         self.admission = Admission(entry.settings, client, drain, self._note_idle)
-        self.receipts = ReceiptMaker(entry.settings)
+        self.receipts = ReceiptMaker(key, always=entry.settings.receipts)
         self.feed = Feed(client, metrics, self._status, drain.expired)
         self.need: Need | None = None
         self.reserved = 0

@@ -18,7 +18,7 @@ from service.generation.generation import Generation
 from service.generation.request import ModelRequest, ServedModel
 from service.generation.startup import in_thread
 from service.receipts.arithmetic import arithmetic_of
-from service.receipts.keys import SigningKey, read_key
+from service.receipts.keys import SigningKey
 from service.receipts.receipt import (
     FORMAT,
     AdapterNamed,
@@ -32,7 +32,6 @@ from service.receipts.receipt import (
     signed_bytes,
     token_bytes,
 )
-from service.settings import Settings
 
 FilesOf = Callable[[Path], Sequence[Path]]
 Wanted = bool | Literal["full"] | None
@@ -47,14 +46,14 @@ class NoReceipt(ApiError):
 
 
 class ReceiptMaker:
-    """The key of `--receipt-key`, and the digests of files, each computed once, at the first receipt that needs it.
+    """The key of `--receipt-key`, and the digests of a model's files, each computed once, when a receipt needs it.
 
-    Raises OptionError for a key that cannot be used.
+    `always`: every answer gets a receipt.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._key = None if settings.receipt_key is None else read_key(settings.receipt_key)
-        self._always = settings.receipts
+    def __init__(self, key: SigningKey | None, *, always: bool) -> None:
+        self._key = key
+        self._always = always
         self._digests: dict[int, asyncio.Future[str]] = {}  # of adapters by number; 0 is the model
 
     def begin(self, served: ServedModel) -> None:
