@@ -14,15 +14,26 @@ from starlette.responses import Response
 
 from service.access.record import RequestRecord
 from service.api.lanes import written
+from service.api.ongoing import never
 from service.api.prompt import Make, on_thread
 from service.api.state import State, hosted
 from service.engine.messages import FINISHES
-from service.errors.errors import Cancelled, InvalidRequest
+from service.errors.dialects import Dialect
+from service.errors.errors import ApiError, Cancelled, InvalidRequest
 from service.generation.choice import Delta, joined
 from service.generation.generation import Generation
 from service.generation.request import ModelRequest, ServedModel, Timings, Usage, late_request
 from service.hosting.hosted import HostedModel
-from service.http.sse import ClientGone, EventStream, Framing, Json, while_connected
+from service.http.sse import (
+    ClientGone,
+    Comments,
+    EventStream,
+    Framing,
+    Json,
+    PlainEvents,
+    TypedEvents,
+    while_connected,
+)
 from service.receipts.maker import AnswerReceipts
 from service.receipts.receipt import Signed
 from service.schema.fields import ModelBody
@@ -65,9 +76,16 @@ async def answer(
     make_shape: Callable[[ServedModel, str], Shape],
     save: Save | None = None,
 ) -> Response:
-    """The response to a generation request. Raises every refusal before a status is sent."""
+    """The response to a generation request. Raises every refusal before a status is sent.
+
+    Of a stream whose model is not loaded yet, a refusal may come as an event: its signs of life begin while it waits.
+    """
     state: State = request.app.state.noria
     record: RequestRecord = request.scope["noria.record"]
+    if body.stream and hosted(request, body.model).waits_for is not None:
+        record.streams, framing, guard = True, LateFraming(record.policy.dialect), ExitStack()
+        frames = _late_frames(guard, request, body, make, make_shape, save, framing)
+        return EventStream(frames, guard, state.drain.expired, framing)
     with ExitStack() as stack:
         served, generation, receipts = await submit_signed(stack, request, body, make)
         shape = make_shape(served, body.model or served.names[0])
@@ -76,6 +94,45 @@ async def answer(
             frames = stream_frames(generation, shape, receipts, save)
             return EventStream(frames, stack.pop_all(), state.drain.expired, shape)
         return await whole_response(request, generation, shape.whole, receipts, save)
+
+
+class LateFraming:
+    """The framing of a stream whose `shape` is known once its model is loaded."""
+
+    done = b""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self.shape: Framing | None = None
+        self._dialect = dialect
+
+    def frame(self, data: Json) -> bytes:
+        if self.shape is not None:
+            return self.shape.frame(data)
+        return TypedEvents().frame(data) if "type" in data else PlainEvents().frame(data)
+
+    def failure(self, error: ApiError) -> Json:
+        return self._dialect.write(error) if self.shape is None else self.shape.failure(error)
+
+    def keep_alive(self) -> tuple[bytes, float]:
+        return Comments().keep_alive() if self.shape is None else self.shape.keep_alive()
+
+
+async def _late_frames(
+    guard: ExitStack,
+    request: Request,
+    body: StreamBody,
+    make: Make[ModelRequest],
+    make_shape: Callable[[ServedModel, str], Shape],
+    save: Save | None,
+    framing: LateFraming,
+) -> AsyncIterator[list[bytes]]:
+    """The frames of a stream, which wait for the model first. `guard` gets the admission."""
+    unread = Request(request.scope, receive=never)  # the stream itself sees a client that leaves
+    served, generation, receipts = await submit_signed(guard, unread, body, make)
+    framing.shape = shape = make_shape(served, body.model or served.names[0])
+    async for frames in stream_frames(generation, shape, receipts, save):
+        yield frames
+    yield [shape.done]
 
 
 async def submit_signed(

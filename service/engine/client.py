@@ -48,8 +48,8 @@ ENDED = ("unloaded", "stopped")
 class EngineClient:
     """Submits sequences to whichever engine serves, and delivers their updates.
 
-    `stage` and `progress` (0..1) describe loading, for which the log has the model's `name`. `info` is set once the engine is ready. `adapters` are those that
-    every engine gets.
+    `stage` and `progress` (0..1) describe loading, for which the log has the model's `name`. `info` is set once the
+    engine is ready. `adapters` are those that every engine gets.
 
     An engine is replaced if it dies, if a signal stops it, if it sends nothing for `stall_timeout` seconds, or if a
     sequence in it makes no progress for `step_timeout` seconds. With `spare`, another engine process stands ready.
