@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ from service.settings import Settings
 Loader = Callable[[Settings, EngineClient], Awaitable[ServedModel]]
 """A function that loads the tokenizer and the network of `Settings.model`."""
 ModelState = Literal["unloaded", "loading", "ready", "restarting", "draining", "failed"]
+FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s'\"/]+/)*")
+"""The folders of a path, which clients do not need to know."""
 BACKOFF_SECONDS = (2.0, 60.0)
 """Seconds after a failed load until the next one, which double each time, and the most of them."""
 
@@ -158,7 +161,8 @@ class HostedModel:
 
     async def fail(self, error: Exception) -> None:
         """Give up the engine after an error that loading or supervision raised. The next load waits for a while."""
-        self.failure = str(error) if isinstance(error, NoriaError) else f"internal error: {type(error).__name__}"
+        reason = str(error) if isinstance(error, NoriaError) else f"internal error: {type(error).__name__}"
+        self.failure = FOLDERS.sub("", reason)
         self._n_failures += 1
         least, most = BACKOFF_SECONDS
         self._retry_at = time.monotonic() + min(least * 2 ** (self._n_failures - 1), most)

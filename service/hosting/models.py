@@ -163,7 +163,7 @@ class HostedModels:
 
     async def _fail(self, model: HostedModel, error: Exception) -> None:
         await model.fail(error)
-        log.error("the model cannot be served: %s", model.failure, extra=_about(model))
+        log.error("the model cannot be served: %s", error, extra=_about(model))
         self.note_change()
 
     async def _plan(self, model: HostedModel) -> Need | None:

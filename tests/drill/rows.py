@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from tests.drill.attacks import bodies, connections, forms, generated, heads, protocol, queue, sites
-from tests.drill.faults import clock, deaths, images, latent, limits, prefixes, responses, steps, streams
+from tests.drill.faults import clock, deaths, images, latent, limits, models, prefixes, responses, steps, streams
 from tests.drill.row import LoneRow, Row
 
 FAMILIES: Mapping[str, Sequence[Row | LoneRow]] = {
@@ -24,4 +24,5 @@ FAMILIES: Mapping[str, Sequence[Row | LoneRow]] = {
     "Clock": clock.ROWS,
     "Pages on disk": prefixes.ROWS,
     "Stored responses": responses.ROWS,
+    "Several models": models.ROWS,
 }

@@ -80,6 +80,40 @@ def _latent(folder: Path) -> tuple[list[str], dict[str, str]]:
     return [*SERVE, str(folder / "model")], {"NORIA_PREFIX_STORE": str(folder / "pages")}
 
 
+OTHER, THIRD = "other", "third"
+"""The second and the third model of a server with several."""
+
+
+def _models(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """It serves the embedded model, the same with a shorter context, and a small random one that is loaded on demand.
+
+    It has no spare engines: the younger engine is that of the second model.
+    """
+    from tests.model.network.latent_models import mistral4, save_native  # they import torch
+    from tests.model.tokenizers.tekken_files import N_SPECIAL, SMALL, write_tekken
+
+    model = mistral4(vocab_size=SMALL + N_SPECIAL, kv_lora_rank=64, v_head_dim=32, max_position_embeddings=8192)
+    write_tekken(save_native(model, folder / THIRD), "v15")
+    (folder / "models.toml").write_text(
+        f"""
+        [[models]]
+        name = "{MODEL}"
+        source = "{MODEL}"
+        [[models]]
+        name = "{OTHER}"
+        source = "{MODEL}"
+        max-model-len = 1024
+        [[models]]
+        name = "{THIRD}"
+        source = "{folder / THIRD}"
+        load = "first-request"
+        max-model-len = 512
+        cache-memory = "16MiB"
+        """
+    )
+    return [*SERVE], {"NORIA_MODELS": str(folder / "models.toml"), "NORIA_SPARE_ENGINE": "false"}
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """How a server is started: `prepare` gives its command and variables for the server's own folder.
@@ -103,6 +137,7 @@ SETUPS = {
     "clock": Setup(_clock),
     "images": Setup(_images, model="images"),
     "latent": Setup(_latent, model="latent"),
+    "models": Setup(_models),
     "prefixes": Setup(lambda folder: ([*SERVE], {"NORIA_PREFIX_STORE": str(folder / "pages")})),
     "responses": Setup(_responses),
 }

@@ -1,7 +1,6 @@
 """A real `noria serve` process on a free loopback port, with the embedded model by default."""
 
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import openai
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.paced import PACE, slow
 from tests.waiting import PATIENCE, children, eventually
@@ -54,12 +54,12 @@ class LiveServer:
         return engine
 
     def metric(self, name: str, **labels: str) -> float:
-        """One sample of /metrics."""
-        wanted = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
-        sample = f"{name}{{{wanted}}}" if wanted else name
-        found = re.search(rf"^{re.escape(sample)} (\S+)$", self.http.get("/metrics").text, re.MULTILINE)
-        assert found, f"no sample {sample}"
-        return float(found[1])
+        """The sum of the samples of /metrics that have these labels."""
+        families = text_string_to_metric_families(self.http.get("/metrics").text)
+        samples = [sample for family in families for sample in family.samples if sample.name == name]
+        found = [sample.value for sample in samples if labels.items() <= sample.labels.items()]
+        assert found, f"no sample {name} {labels}"
+        return sum(found)
 
     def ready(self) -> bool:
         assert self.process.poll() is None, self.log
