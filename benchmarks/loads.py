@@ -31,7 +31,8 @@ def serving(models: list[str]) -> Iterator[httpx.Client]:
     """A server whose first model is the embedded one; the others are loaded at their first request."""
     with tempfile.TemporaryDirectory() as folder:
         entries = [f'[[models]]\nname = "first"\nsource = "{EMBEDDED}"\npin = true\ncache-memory = "64MiB"\n']
-        entries += [f'[[models]]\nname = "{name(item)}"\nsource = "{item}"\nload = "first-request"\n' for item in models]
+        more = '[[models]]\nname = "{}"\nsource = "{}"\nload = "first-request"\n'
+        entries += [more.format(name(item), item) for item in models]
         path = Path(folder) / "models.toml"
         path.write_text("\n".join(entries))
         with listen("127.0.0.1", 0) as sock:

@@ -183,7 +183,7 @@ async def admit(stack: ExitStack, request: Request, model: HostedModel, name: st
     record: RequestRecord = request.scope["noria.record"]
     record.served = model.name
     with model.counted_waiting(record.tenant):
-        if model.waits_for is not None:
+        while model.entry.on_demand and model.waits_for is not None:  # somebody may have unloaded it again
             await while_connected(request.receive, state.drain.expired, state.models.until_loaded(model))
         return stack.enter_context(model.admission.admitted(record, name))
 

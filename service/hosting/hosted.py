@@ -18,7 +18,7 @@ from service.hosting.admission import Admission
 from service.hosting.drain import Drain
 from service.hosting.entries import ModelEntry
 from service.hosting.memory import Need
-from service.observe.model_metrics import ModelMetrics
+from service.observe.model_metrics import ModelMetrics, Unload
 from service.observe.view.feed import Feed, ServiceState
 from service.observe.view.requests import WaitReason
 from service.receipts.keys import SigningKey
@@ -149,7 +149,7 @@ class HostedModel:
         self.last_used = time.monotonic()
         self.admission.model = served
 
-    async def unload(self, reason: str) -> None:
+    async def unload(self, reason: Unload) -> None:
         """End the engine, and forget tokenizer and templates. Requests that come meanwhile load the model again."""
         self.admission.model = None
         await self.client.unload()

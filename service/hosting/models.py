@@ -12,6 +12,7 @@ from service.generation.startup import in_thread
 from service.hosting.entries import ModelEntry
 from service.hosting.hosted import HostedModel
 from service.hosting.memory import Need, budget_of, need_of
+from service.observe.model_metrics import Unload
 from service.observe.view.feed import ServiceState
 from service.settings import Settings
 
@@ -201,7 +202,7 @@ class HostedModels:
     def _reserved(self) -> int:
         return sum(model.reserved for model in self._hosted)
 
-    async def unload(self, model: HostedModel, reason: str) -> None:
+    async def unload(self, model: HostedModel, reason: Unload) -> None:
         """Unload a model once its running requests have ended; those that come meanwhile wait for the next load."""
         if model.loading is not None:
             with suppress(Exception):
@@ -212,7 +213,7 @@ class HostedModels:
             model.unloading = asyncio.create_task(self._unload(model, reason), name=f"unload-{model.name}")
         await asyncio.shield(model.unloading)
 
-    async def _unload(self, model: HostedModel, reason: str) -> None:
+    async def _unload(self, model: HostedModel, reason: Unload) -> None:
         served, model.admission.model = model.admission.model, None
         try:
             while model.admission.in_flight:

@@ -2,6 +2,7 @@
 
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
@@ -36,6 +37,9 @@ COUNTERS = {
 """Field of `Stats` -> metric."""
 TOTALS = (*COUNTERS, "grammar_restarts")
 """Fields of `Stats` that count from the start of the engine."""
+Load = Literal["ok", "error"]
+Unload = Literal["idle", "memory", "request", "removed"]
+LOADS, UNLOADS = get_args(Load), get_args(Unload)
 Family = CounterMetricFamily | GaugeMetricFamily | InfoMetricFamily
 
 
@@ -105,6 +109,10 @@ class ModelMetrics:
         self._restarts = families.restarts.labels(name)
         for outcome in OUTCOMES:
             families.requests.labels(name, outcome)
+        for outcome in LOADS:
+            families.loads.labels(name, outcome)
+        for reason in UNLOADS:
+            families.unloads.labels(name, reason)
         self.await_keys(keys)
 
     def await_keys(self, names: Sequence[str]) -> None:
@@ -140,10 +148,10 @@ class ModelMetrics:
         self.end_engine()
         self._restarts.inc()
 
-    def observe_load(self, outcome: str) -> None:
+    def observe_load(self, outcome: Load) -> None:
         self._families.loads.labels(self.name, outcome).inc()
 
-    def observe_unload(self, reason: str) -> None:
+    def observe_unload(self, reason: Unload) -> None:
         self.end_engine()
         self._families.unloads.labels(self.name, reason).inc()
 
