@@ -156,8 +156,9 @@ class HostedModel:
         self.receipts.forget()
         self.metrics.observe_unload(reason)
         self.reserved = 0
-        gc.unfreeze()  # `load_served` has frozen the tokenizer
+        gc.unfreeze()  # `load_served` has frozen the text side of each model
         gc.collect()
+        gc.freeze()
 
     async def fail(self, error: Exception) -> None:
         """Give up the engine after an error that loading or supervision raised. The next load waits for a while."""
