@@ -35,7 +35,8 @@ from service.errors.hints import Hints
 from service.hosting.drain import Drain
 from service.hosting.entries import ModelEntry
 from service.hosting.hosted import HostedModel, Loader
-from service.hosting.models import HostedModels
+from service.hosting.memory import need_of
+from service.hosting.models import HostedModels, NeedOf
 from service.images.images import Images
 from service.observe.metrics import Metrics
 from service.observe.observer import Observer
@@ -111,11 +112,12 @@ def create_app(
     on_failed: Callable[[Exception], None],
     routes: tuple[Route, ...] = ROUTES,
     hosts: frozenset[str] | None = None,
+    need: NeedOf = need_of,
 ) -> FastAPI:
     """The ASGI application. It serves at once, and loads the models in the background.
 
     `on_failed` is told why the only model will never be served. It answers under the names `hosts` only; None: under
-    any name.
+    any name. `need` plans the memory of a model.
     """
 
     async def bring_up(models: HostedModels, again: Iterable[tuple[str, Stored]]) -> None:
@@ -132,7 +134,7 @@ def create_app(
             of_model = measured.of_model(entry.name)
             return HostedModel(entry, client_of(entry), of_model, drain, load, lambda: models.note_change(), key)
 
-        models = HostedModels(settings, entries, host, on_failed)
+        models = HostedModels(settings, entries, host, on_failed, need)
         state = app.state.noria = _state(settings, models, drain, measured, store, observer)
         bringing_up = bring_up(models, await interrupted(state))
         tasks = [asyncio.create_task(bringing_up), asyncio.create_task(measured.watch_event_loop())]

@@ -77,15 +77,18 @@ async def load(request: Request, body: LoadBody) -> Response:
     """
     state: State = request.app.state.noria
     model = hosted(request, body.model)
-    directory, served = _allowed(request, model), model.admission.require()
-    found = await asyncio.to_thread(path_inside, directory, body.lora_path)  # its disk may be slow
-    if any(body.lora_name in other.names for other in state.models):
-        raise AdapterExists(body.lora_name)
-    loading = model.admission.adapters.load(body.lora_name, found)
-    try:
-        await while_connected(request.receive, state.drain.expired, loading)
-    except ModelError as error:
-        raise InvalidRequest(str(error), param="lora_path", code="adapter_refused") from error
+    directory = _allowed(request, model)
+    with model.counted_waiting(request.scope["noria.record"].tenant):
+        await while_connected(request.receive, state.drain.expired, state.models.until_loaded(model))
+        served = model.admission.require()
+        found = await asyncio.to_thread(path_inside, directory, body.lora_path)  # its disk may be slow
+        if any(body.lora_name in other.names for other in state.models):
+            raise AdapterExists(body.lora_name)
+        loading = model.admission.adapters.load(body.lora_name, found)
+        try:
+            await while_connected(request.receive, state.drain.expired, loading)
+        except ModelError as error:
+            raise InvalidRequest(str(error), param="lora_path", code="adapter_refused") from error
     _note(request, "adapter loaded", body.lora_name)
     answer: LoadedAdapter = {"id": body.lora_name, "object": "lora.adapter", "parent": served.names[0]}
     return json_response(answer)

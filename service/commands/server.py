@@ -17,6 +17,8 @@ from service.generation.request import ServedModel
 from service.generation.startup import load_served
 from service.hosting.entries import ModelEntry, read_entries
 from service.hosting.hosted import Loader
+from service.hosting.memory import need_of
+from service.hosting.models import NeedOf
 from service.http.connection.limits import Places, raise_descriptor_limit
 from service.http.health import HealthListener
 from service.http.listening import is_local
@@ -39,11 +41,12 @@ def create_server(
     health: socket.socket | None = None,
     load: Loader = load_served,
     routes: tuple[Route, ...] = ROUTES,
+    need: NeedOf = need_of,
 ) -> Server:
     """A server of the application. It reports the progress and the end of loading on stderr.
 
     `client_of` makes clients that report to `measured`. `sock` is the socket to serve on, `health` the one for probes
-    alone.
+    alone. `load` loads a model, `need` plans its memory.
     """
     _warn_if_open(keys, sock)
 
@@ -75,6 +78,7 @@ def create_server(
         on_failed=on_failed,
         routes=routes,
         hosts=_hosts(settings, keys, sock),
+        need=need,
     )
 
     def probed(path: str) -> tuple[int, bytes] | None:

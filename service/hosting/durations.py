@@ -4,24 +4,26 @@ import re
 
 from model.errors import quoted
 
-UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
-MEANING = 'must be seconds, a text such as "10m" or "1h30m", or -1 for ever'
+TEXT = re.compile(rf"(-?)(\d+(?:\.\d+)?|(?:{PART.pattern})+)")
+MOST = 1e10
+"""Seconds of the longest duration, about 300 years."""
+MEANING = f'must be seconds (at most {MOST:.0e}), a text such as "10m" or "1h30m", or -1 for ever'
 
 
 def parse_duration(value: object) -> float | None:
     """Seconds; None stands for ever. Raises ValueError, whose text continues the name of the field."""
-    if isinstance(value, str):
-        text = value.strip()
-        negative, text = text.startswith("-"), text.removeprefix("-")
-        parts = [*PART.finditer(text)]
-        if re.fullmatch(r"\d+(\.\d+)?", text):
-            seconds = float(text)
-        elif parts and "".join(part[0] for part in parts) == text:
-            seconds = sum(float(part[1]) * UNITS[part[2]] for part in parts)
-        else:
-            raise ValueError(f"{MEANING}, got {quoted(value)}")
-        return None if negative else seconds
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+    seconds = _seconds(value) if isinstance(value, str) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds <= MOST:
         raise ValueError(f"{MEANING}, got {quoted(value)}")
-    return None if value < 0 else float(value)
+    return None if seconds < 0 else float(seconds)
+
+
+def _seconds(text: str) -> float | None:
+    """The number that a text stands for; None for another text."""
+    if (match := TEXT.fullmatch(text.strip())) is None:
+        return None
+    sign, number = match[1], match[2]
+    parts = PART.findall(number) or [(number, "")]
+    return sum(float(part) * UNITS[unit] for part, unit in parts) * (-1 if sign else 1)

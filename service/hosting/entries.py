@@ -48,10 +48,10 @@ def read_entries(settings: Settings) -> tuple[ModelEntry, ...]:
     if settings.models is None:
         sources = (settings.model, *settings.more_models)
         found = [ModelEntry(replace(settings, model=source), False, True) for source in sources]
+        for entry in found:
+            entry.settings.check()
     else:
         found = list(_read(settings.models, settings))
-    for entry in found:
-        entry.settings.check()
     _check_names(found)
     return tuple(found)
 
@@ -86,9 +86,11 @@ def _read(path: Path, settings: Settings) -> Iterator[ModelEntry]:
         name = fields.get("name") if isinstance(fields, dict) else None
         where = f"--models {path}: model {short(name) if isinstance(name, str) else number}"
         try:
-            yield _entry(fields, settings)
+            entry = _entry(fields, settings)
+            entry.settings.check()
         except (ValueError, OptionError) as error:
             raise OptionError(f"{where}: {error}") from error
+        yield entry
 
 
 def _entry(fields: Any, settings: Settings) -> ModelEntry:
@@ -97,6 +99,8 @@ def _entry(fields: Any, settings: Settings) -> ModelEntry:
         raise ValueError(f"expected fields, got {type(fields).__name__}")
     known = {flag_name(declared)[2:].replace("-", "_"): (declared, flag) for declared, flag in flags(ModelSettings)}
     given = {name.replace("-", "_"): value for name, value in fields.items()}
+    if twice := next((name for name in fields if "-" in name and name.replace("-", "_") in fields), None):
+        raise ValueError(f"{twice.replace('-', '_')} is given twice, with - and with _")
     names, source = _names(given)
     values = {
         known[name][0].name: _value(name, *_own(name, known), value) for name, value in given.items() if name not in OWN
@@ -117,11 +121,11 @@ def _names(given: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
     """The names of a model, and where it is. Without a name it has that of its source."""
     source, name, aliases = given.get("source"), given.get("name"), given.get("aliases", [])
     if not isinstance(source, str) or not source:
-        raise ValueError("source must name a model, as the argument MODEL does")
+        raise ValueError(f"source must name a model, as the argument MODEL does, got {source!r}")
     if name is not None and (not isinstance(name, str) or not name.strip()):
-        raise ValueError("name must be text that is not empty")
+        raise ValueError(f"name must be text that is not empty, got {name!r}")
     if not isinstance(aliases, list) or not all(isinstance(alias, str) and alias.strip() for alias in aliases):
-        raise ValueError("aliases must be a list of names")
+        raise ValueError(f"aliases must be a list of names, got {aliases!r}")
     if name is None and aliases:
         raise ValueError("aliases need a name beside them")
     return ((name, *aliases) if name else ()), source
@@ -141,7 +145,10 @@ def _value(name: str, declared: Field[Any], flag: Flag, value: Any) -> Any:
     from pydantic import TypeAdapter, ValidationError  # slow to import, and few servers read this
 
     if flag.is_size and isinstance(value, str):
-        return read_size(value)
+        try:
+            return read_size(value)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
     if flag.choices and value not in flag.choices:
         raise ValueError(f"{name} must be one of {', '.join(flag.choices)}, got {value!r}")
     try:

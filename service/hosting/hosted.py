@@ -113,6 +113,11 @@ class HostedModel:
         return bool(self.admission.in_flight or self.waiting.total)
 
     @property
+    def can_go(self) -> bool:
+        """Whether it may be unloaded for another model."""
+        return not (self.entry.pinned or self.busy) and self.state in ("ready", "restarting")
+
+    @property
     def is_due(self) -> bool:
         """Whether it has been idle for so long that it is to be unloaded."""
         if self.idle_seconds is None or self.state != "ready" or self.busy:
@@ -131,6 +136,8 @@ class HostedModel:
             yield
         finally:
             self.waiting.add(tenant, -1)
+            if not self.busy:
+                self._note_idle()
 
     async def load(self) -> None:
         """Load the model and wait until it serves. Raises NoriaError."""

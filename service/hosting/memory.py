@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from model.checkpoint.resolve import resolve
-from model.errors import OptionError
+from model.errors import MemoryLack
 from model.machine.gpu import gpu_memory
 from model.machine.host import free_memory
 from model.memory.plan import make_plan
@@ -34,8 +34,9 @@ def budget_of(settings: Settings) -> int:
 
 
 def need_of(settings: Settings, budget: int, n_models: int) -> Need:
-    """The memory of a model that shares `budget` bytes with others. Raises NoriaError if it cannot fit alone.
+    """The memory of a model that shares `budget` bytes with others. Raises NoriaError.
 
+    One that cannot fit alone is a MemoryLack.
     A KV cache without a given size takes its part of what a server with this model alone would give it.
     """
     device = "cuda" if settings.device != "cpu" and gpu_memory() is not None else "cpu"
@@ -43,7 +44,7 @@ def need_of(settings: Settings, budget: int, n_models: int) -> Need:
     options = replace(RunnerOptions(**runner_options(settings, directory)), device=device)
     plan = make_plan(directory, options, budget - ENGINE_BYTES)
     if reason := lack(plan, options):
-        raise OptionError(f"{settings.names[0]} does not fit into --memory-budget {budget}: {reason}")
+        raise MemoryLack(f"{settings.names[0]} does not fit into --memory-budget {budget}: {reason}")
     cache = options.cache_memory or (plan.cache or 0) // n_models
     adapters = plan.adapter * plan.adapters if settings.lora or settings.lora_dir else 0
     return Need(ENGINE_BYTES + plan.taken + plan.step + plan.graphs + adapters + cache, cache)

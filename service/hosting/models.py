@@ -6,12 +6,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
+from model.errors import MemoryLack, NoriaError
 from service.access.keys import Key
 from service.errors.errors import ModelNotFound, Unavailable
 from service.generation.startup import in_thread
 from service.hosting.entries import ModelEntry
 from service.hosting.hosted import HostedModel
-from service.hosting.memory import Need, budget_of, need_of
+from service.hosting.memory import Need, budget_of
 from service.observe.model_metrics import Unload
 from service.observe.view.feed import ServiceState
 from service.settings import Settings
@@ -24,13 +25,15 @@ RETRY_SECONDS = 10
 Host = Callable[[ModelEntry], HostedModel]
 """Makes a model that is not loaded yet."""
 NeedOf = Callable[[Settings, int, int], Need]
+"""Plans a model that shares the budget, in bytes, with so many models. Raises NoriaError if it cannot fit."""
 
 
 class HostedModels:
     """The models by their names. The first is meant where a request names none.
 
     `budget` bounds the memory of loaded models together; None: it does not matter, because there is one model.
-    `on_failed` is called when a model that is not loaded on demand will never serve.
+    `need` plans what each takes of it. `on_failed` is called when a model that is not loaded on demand will never
+    serve.
     """
 
     def __init__(
@@ -39,13 +42,14 @@ class HostedModels:
         entries: Iterable[ModelEntry],
         host: Host,
         on_failed: Callable[[Exception], None],
-        need: NeedOf = need_of,
+        need: NeedOf,
     ) -> None:
         self._settings = settings
         self._host = host
         self._on_failed = on_failed
         self._need_of = need
         self._hosted = [host(entry) for entry in entries]
+        self._retiring: set[HostedModel] = set()  # no request may name them any more
         self._several = any(model.entry.on_demand for model in self._hosted)
         self._started = False
         self._budget: int | None = None
@@ -91,6 +95,8 @@ class HostedModels:
         """
         if model.admission.model is not None or not model.entry.on_demand:
             return
+        if model in self._retiring:
+            raise Unavailable(f"the model {model.name} was changed; try again", "model_loading", RETRY_SECONDS)
         seconds = model.entry.settings.load_timeout
         try:
             async with asyncio.timeout(seconds):
@@ -127,13 +133,19 @@ class HostedModels:
     async def _load_at_start(self, model: HostedModel) -> None:
         if not model.entry.on_demand:
             await self.begin_load(model)
-            return
-        need = await self._plan(model)
-        if need is not None and self._budget is not None and self._reserved() + need.n_bytes > self._budget:
+        elif await self._fits(model):
+            with suppress(Unavailable):  # the log has it
+                await self.begin_load(model)
+        else:
             log.warning("the model does not fit beside the others, and is loaded when it is used", extra=_about(model))
-            return
-        with suppress(Unavailable):  # the log has it
-            await self.begin_load(model)
+
+    async def _fits(self, model: HostedModel) -> bool:
+        """Whether there is memory for a model beside the others. True if it has no plan: its load says why."""
+        try:
+            need = await self._plan(model)
+        except Exception:
+            return True
+        return need is None or self._budget is None or self._reserved() + need.n_bytes <= self._budget
 
     async def _load(self, model: HostedModel) -> None:
         """Load a model, once there is memory for it. Raises Unavailable."""
@@ -141,11 +153,14 @@ class HostedModels:
             async with asyncio.timeout(model.entry.settings.load_timeout if model.entry.on_demand else None):
                 await self._reserve(model)
                 await model.load()
+        except Unavailable as error:
+            log.warning("the model is not loaded: %s", error.message, extra=_about(model))
+            raise
         except Exception as error:
             if not model.entry.on_demand:
                 raise
-            failure = error if str(error) else TimeoutError("it took longer than --load-timeout")
-            await self._fail(model, failure)
+            late = NoriaError("it took longer than --load-timeout")
+            await self._fail(model, late if isinstance(error, TimeoutError) else error)
             raise Unavailable(f"the model {model.name} could not be loaded: {model.failure}", "model_failed") from error
         finally:
             model.loading, model.lacks_memory = None, False
@@ -168,17 +183,20 @@ class HostedModels:
         self.note_change()
 
     async def _plan(self, model: HostedModel) -> Need | None:
-        """What a model needs, by its plan; None where it does not matter. Raises NoriaError if it cannot fit."""
+        """What a model needs, by its plan; None where it does not matter. Raises Unavailable if it cannot fit."""
         budget = self._budget
         if budget is not None and model.need is None:
             settings, n_models = model.entry.settings, len(self._hosted)
-            model.need = await in_thread(lambda: self._need_of(settings, budget, n_models))
+            try:
+                model.need = await in_thread(lambda: self._need_of(settings, budget, n_models))
+            except MemoryLack as error:
+                raise Unavailable(str(error), "model_does_not_fit", RETRY_SECONDS) from error
         return model.need
 
     async def _reserve(self, model: HostedModel) -> None:
         """Reserve the memory of a model. Idle models are unloaded for it, the one that was used longest ago first.
 
-        It waits while all others are busy. Raises NoriaError or Unavailable if the memory can never be enough.
+        It waits while all others are busy. Raises Unavailable if the memory can never be enough.
         """
         need = await self._plan(model)
         if need is None or self._budget is None:
@@ -189,7 +207,7 @@ class HostedModels:
             if need.n_bytes + pinned > self._budget:
                 what = f"{need.n_bytes:,} bytes, and pinned models leave {self._budget - pinned:,} of --memory-budget"
                 raise Unavailable(f"the model {model.name} needs {what}", "model_does_not_fit", RETRY_SECONDS)
-            idle = [other for other in others if not (other.entry.pinned or other.busy) and other.state == "ready"]
+            idle = [other for other in others if other.can_go]
             self._changed.clear()
             if idle:
                 await self.unload(min(idle, key=lambda other: other.last_used), "memory")
@@ -200,7 +218,7 @@ class HostedModels:
         model.reserved = need.n_bytes
 
     def _reserved(self) -> int:
-        return sum(model.reserved for model in self._hosted)
+        return sum(model.reserved for model in (*self._hosted, *self._retiring))
 
     async def unload(self, model: HostedModel, reason: Unload) -> None:
         """Unload a model once its running requests have ended; those that come meanwhile wait for the next load."""
@@ -235,6 +253,7 @@ class HostedModels:
         """
         before = {model.entry: model for model in self._hosted}
         self._hosted = [before.pop(entry) if entry in before else self._host(entry) for entry in entries]
+        self._retiring |= {*before.values()}
         for model in before.values():
             self._spawn(self._retire(model))
         for model in self._hosted:
@@ -244,12 +263,15 @@ class HostedModels:
     async def _retire(self, model: HostedModel) -> None:
         await self.unload(model, "removed")
         await model.close()
+        self._retiring.discard(model)
 
     async def close(self) -> None:
-        for task in self._tasks:
+        models = (*self._hosted, *self._retiring)
+        tasks = {*self._tasks, *(task for model in models for task in (model.loading, model.unloading) if task)}
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(model.close() for model in self._hosted))
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(model.close() for model in models))
 
     def note_change(self) -> None:
         """Wake what waits until a model is idle, loaded or unloaded."""

@@ -67,7 +67,9 @@ class Families:
         self.continued = counter("requests_continued", "Sequences that went on with another engine after theirs.")
         self.loads = counter("model_loads", "Loads of a model, by outcome.", "outcome")
         self.unloads = counter(
-            "model_unloads", "Models unloaded: idle, to free memory for another, or on request.", "reason"
+            "model_unloads",
+            "Models unloaded: idle, to free memory for another, on request, or removed at SIGHUP.",
+            "reason",
         )
         self.step_tokens = Histogram(registry, "noria_step_tokens", "Tokens computed in one step.", STEP_BUCKETS)
         self.queue = latency("queue", "Wait from submission to the first step of a sequence.")

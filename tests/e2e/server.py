@@ -12,9 +12,9 @@ from pathlib import Path
 
 import httpx
 import openai
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.paced import PACE, slow
+from tests.samples import sample
 from tests.waiting import PATIENCE, children, eventually
 
 MODEL = "smollm2-135m-instruct"
@@ -54,12 +54,8 @@ class LiveServer:
         return engine
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of the samples of /metrics that have these labels."""
-        families = text_string_to_metric_families(self.http.get("/metrics").text)
-        samples = [sample for family in families for sample in family.samples if sample.name == name]
-        found = [sample.value for sample in samples if labels.items() <= sample.labels.items()]
-        assert found, f"no sample {name} {labels}"
-        return sum(found)
+        """A sample of /metrics, or the sum of those that differ in their model only."""
+        return sample(self.http.get("/metrics").text, name, **labels)
 
     def ready(self) -> bool:
         assert self.process.poll() is None, self.log

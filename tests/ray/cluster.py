@@ -17,6 +17,7 @@ from deploy.ray.app import build
 from deploy.ray.arguments import Arguments
 from tests.e2e.paced import PACE, slow
 from tests.e2e.server import MODEL, free_port
+from tests.samples import sample
 from tests.waiting import PATIENCE, ended, eventually
 
 APP = "noria"
@@ -60,17 +61,17 @@ class Cluster:
         eventually(lambda: self.states == {"RUNNING": n_replicas}, f"{n_replicas} replicas run")
         eventually(lambda: len(self.replicas) == n_replicas, "those that were stopped have ended")
 
-    def metrics(self, sample: str) -> dict[str, float]:
+    def metrics(self, name: str, **labels: str) -> dict[str, float]:
         """A sample of each replica that runs, from what it says now at /metrics, by the replica's id."""
         found: dict[str, float] = {}
         while len(found) < self.states["RUNNING"]:  # the proxy chooses who answers
             page = httpx.get(f"{self.url}/metrics", timeout=PATIENCE)
-            found[page.headers["x-noria-replica"]] = value(sample, page.text)
+            found[page.headers["x-noria-replica"]] = sample(page.text, name, **labels)
         return found
 
-    def metric(self, sample: str) -> float:
+    def metric(self, name: str, **labels: str) -> float:
         """The sum of a sample over the replicas that run."""
-        return sum(self.metrics(sample).values())
+        return sum(self.metrics(name, **labels).values())
 
     def replica_of(self, session: str) -> str:
         """The id of the replica that answers a request of a session."""
@@ -130,12 +131,6 @@ class Stream(threading.Thread):
         self.join(2 * PATIENCE)
         assert not self.is_alive(), "the stream neither ends nor fails"
         return self
-
-
-def value(sample: str, text: str) -> float:
-    """The value of a sample in Prometheus' text."""
-    (found,) = (line.removeprefix(f"{sample} ") for line in text.splitlines() if line.startswith(f"{sample} "))
-    return float(found)
 
 
 def engines(replica: int) -> list[int]:

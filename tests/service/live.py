@@ -25,6 +25,9 @@ from service.generation.adapters import given_adapters
 from service.generation.request import ServedModel, longest_piece
 from service.generation.startup import marks_of
 from service.hosting.entries import ModelEntry, read_entries
+from service.hosting.hosted import HostedModel
+from service.hosting.memory import Need
+from service.hosting.models import NeedOf
 from service.http.connection import protocol
 from service.http.connection.limits import LIMITS, Limits
 from service.http.listening import listen, listen_at
@@ -32,6 +35,7 @@ from service.http.server import Server
 from service.observe.metrics import Metrics
 from service.settings import Settings
 from tests.fakes import END, HURRY, EngineThread, IntegerTokenizer, next_token, shade
+from tests.samples import sample
 from tests.waiting import PATIENCE, eventually
 
 
@@ -93,9 +97,11 @@ class Live:
         hosts: list[EngineThread],
         http: httpx.Client,
         running: Callable[[], bool],
+        models_file: Path | None,
     ) -> None:
         self.server = server
         self.running = running
+        self._models_file = models_file
         self.engine = client
         self.keys = keys
         self.hosts = hosts
@@ -107,6 +113,22 @@ class Live:
     def state(self) -> Any:
         """What the application keeps for its handlers."""
         return self.server.config.app.state.noria  # type: ignore[union-attr]
+
+    def model(self, name: str) -> HostedModel:
+        return self.state.models.find(name, None)
+
+    def reload(self, models: str) -> None:
+        """Change the file of --models, and read it again as SIGHUP does."""
+        assert self._models_file is not None
+        self._models_file.write_text(models)
+        done = threading.Event()
+
+        def read() -> None:
+            self.server.reload()
+            done.set()
+
+        self.state.drain.expired.get_loop().call_soon_threadsafe(read)
+        assert done.wait(PATIENCE)
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         return self.http.post(path, json=body, **options)
@@ -139,14 +161,7 @@ class Live:
 
     def metric(self, name: str, **labels: str) -> float:
         """A sample of /metrics, or the sum of those that differ in their model only."""
-        from prometheus_client.parser import text_string_to_metric_families
-
-        families = text_string_to_metric_families(self.http.get("/metrics").text)
-        samples = [sample for family in families for sample in family.samples if sample.name == name]
-        found = [sample.value for sample in samples if {"model": sample.labels.get("model"), **labels} == sample.labels]
-        found += [sample.value for sample in samples if sample.labels == labels and "model" not in labels]
-        assert found, f"no sample {name} {labels}"
-        return sum(found)
+        return sample(self.http.get("/metrics").text, name, **labels)
 
 
 @contextmanager
@@ -161,15 +176,15 @@ def running(
     health: socket.socket | None = None,
     at: int = 0,
     source: Path | None = None,
+    need: NeedOf = lambda settings, budget, n_models: Need(1, 1),
     **options: Any,
 ) -> Iterator[Live]:
     """Serve with these Settings; `wait` is the engine state to wait for, `at` the port (0: any free one).
 
-    `source` is what receipts take for the model's file.
+    `source` is what receipts take for the model's file. `need` is the memory that each of several models takes.
     """
-    settings = Settings(
-        **{"model": "fake", "log_format": "json", "served_model_name": ("fake", "org/alias"), **options}
-    )
+    one = {} if "models" in options else {"model": "fake", "served_model_name": ("fake", "org/alias")}
+    settings = Settings(**{"log_format": "json", **one, **options})
     hosts: list[EngineThread] = []
 
     def host() -> EngineThread:
@@ -183,7 +198,7 @@ def running(
         await client.start({**options, **limits})
         assert client.info is not None
         defaults = GenerationDefaults((END,), sampling or {})
-        names = settings.served_model_name
+        names = settings.names
         tokens = tokenizer or IntegerTokenizer()
         format_: Any = FakeChat() if chat is True else chat or None
         marks = marks_of(settings, format_, tokens)
@@ -225,7 +240,7 @@ def running(
         port = None if uds else sock.getsockname()[1]
         transport = httpx.HTTPTransport(uds=str(uds)) if uds else None
         server = create_server(
-            settings, entries, client_of, metrics, sock, keys, load=load, routes=routes, health=health
+            settings, entries, client_of, metrics, sock, keys, load=load, routes=routes, health=health, need=need
         )
         thread = threading.Thread(target=server.run, args=[[sock]])
         thread.start()
@@ -233,10 +248,13 @@ def running(
             scheme = "http" if settings.ssl_certfile is None else "https"
             url = f"{scheme}://127.0.0.1:{port}" if port else "http://localhost"
             with httpx.Client(base_url=url, timeout=PATIENCE, transport=transport, verify=False) as http:
-                eventually(lambda: settings.names[0] in clients, "the application has begun")
-                client = clients[settings.names[0]]
-                live = Live(server, client, keys, hosts, http, thread.is_alive)
-                eventually(lambda: client.state == wait and (wait != "ready" or ready(http)), wait)
+                eventually(lambda: entries[0].name in clients, "the application has begun")
+                client = clients[entries[0].name]
+                live = Live(server, client, keys, hosts, http, thread.is_alive, settings.models)
+                if wait == "ready":
+                    eventually(lambda: ready(http), wait)
+                else:
+                    eventually(lambda: client.state == wait, wait)
                 yield live
         finally:
             server.should_exit = True

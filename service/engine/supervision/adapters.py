@@ -76,8 +76,8 @@ class KeptAdapters:
                 load.set_exception(error)
 
     def drop(self, number: int) -> None:
-        """Forget an adapter."""
-        del self._kept[number]
+        """Forget an adapter, which no engine may have had yet."""
+        self._kept.pop(number, None)
         self.lost.discard(number)
 
     def superfluous(self) -> set[int]:

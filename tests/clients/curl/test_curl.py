@@ -101,5 +101,5 @@ def test_one_that_gives_up_leaves_nothing_behind(is_aborted: Aborted) -> None:
         text = curl("--no-buffer", "--max-time", "1", CHAT, *body, code=OPERATION_TIMED_OUT)
     assert text.count("data: ") > 1
     deadline = time.monotonic() + PATIENCE
-    while "noria_requests_running 0.0" not in curl(f"{SERVER}/metrics"):
+    while f'noria_requests_running{{model="{MODEL}"}} 0.0' not in curl(f"{SERVER}/metrics"):
         assert time.monotonic() < deadline, "the request still runs"

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from service.api.admission import RATE_SAMPLES, FinishRate
 
 from service.access.keys import Share
+from service.hosting.admission import RATE_SAMPLES, FinishRate
 from tests.service.live import answer, begun, busy, idle, refused, running, sent
 from tests.waiting import eventually
 

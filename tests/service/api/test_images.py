@@ -450,7 +450,7 @@ def test_bodies_whose_images_wait_are_bounded(seeing: Live, monkeypatch: pytest.
         return await decode(self, *arguments)
 
     monkeypatch.setattr(Images, "decode", slow)
-    monkeypatch.setattr(state.admission, "_max_body_bytes", 3 * 100_000)
+    monkeypatch.setattr(state.bodies, "_limit", 3 * 100_000)
     padding = " " * (100_000 + SMALL_BYTES)  # white space in base64 counts too
     content = [{"type": "image_url", "image_url": {"url": URLS[0] + padding}}]
     body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
@@ -464,4 +464,4 @@ def test_bodies_whose_images_wait_are_bounded(seeing: Live, monkeypatch: pytest.
             assert [response.result().status_code for response in asked] == [200, 200]
     finally:
         waits.set()
-    assert state.admission.bodies.total == 0
+    assert state.bodies.held.total == 0

@@ -14,12 +14,12 @@ from typing import Any, get_args
 import httpx
 import pytest
 from pydantic import TypeAdapter, ValidationError
-from service.api.admission import LARGE_BODIES
 
 from model.errors import quoted
 from service.api.lanes import SMALL_BYTES
 from service.api.openai.chat import ChatBody
 from service.api.openai.completions import CompletionBody
+from service.api.state import LARGE_BODIES
 from service.api.tokens import DetokenizeBody, TokenizeBody
 from service.schema.conversation import Content
 from service.schema.fields import Prompts
@@ -192,11 +192,13 @@ def test_the_work_of_a_client_that_has_gone_is_dropped(pad: int) -> None:
     """Its text is never tokenized, and with a large body its fields are never checked."""
     tokenizer = Slow()
     with running(tokenizer=tokenizer) as live:
-        admission = live.state.admission
+        state = live.state
         with sent(live, "/tokenize", {"prompt": "wait"}, pad):
             eventually(lambda: tokenizer.texts == ["wait"], "the thread is busy")
             with sent(live, "/v1/completions", {"prompt": "gone"}, pad):
-                eventually(lambda: admission.bodies.total or admission.in_flight > 1, "the request waits")
+                eventually(
+                    lambda: state.bodies.held.total or state.models.first.admission.in_flight > 1, "the request waits"
+                )
             eventually(aborted(live, 1), "the server sees that the client has gone")
             tokenizer.may.set()
         assert live.complete(prompt="here", max_tokens=1)["choices"]
@@ -274,16 +276,16 @@ def test_large_bodies_of_one_sender_keep_no_other_out(keys: tuple[str, ...]) -> 
     fields = "".join(f"{name}: {value}\r\n" for name, value in slow.items())
     head = START + f"{fields}Content-Length: 200000\r\n\r\n".encode()
     with running(max_body_bytes=200_000, api_keys=keys) as live, contextlib.ExitStack() as stack:
-        admission = live.state.admission
+        held_now = live.state.bodies.held
         for _ in range(N_SLOW):
             stack.enter_context(connected(live)).sendall(head + b" " * BEGUN)
         held = N_SLOW * (BEGUN - SMALL_BYTES)
-        eventually(lambda: admission.bodies.total == held, "the bodies have arrived")
+        eventually(lambda: held_now.total == held, "the bodies have arrived")
         refusal = padded(live, **slow)
         assert (refusal.status_code, refusal.json()["error"]["code"]) == (429, "queue_full")
         assert f"the limit is {LIMIT};" in refusal.json()["error"]["message"]
         assert [padded(live, **other).status_code for _ in range(5)] == [200] * 5
         assert live.post("/v1/completions", {"prompt": "a", "max_tokens": 1}, headers=slow).status_code == 200
-        eventually(lambda: admission.bodies.total == held, "the slow ones are as before")
+        eventually(lambda: held_now.total == held, "the slow ones are as before")
         stack.close()
-        eventually(lambda: admission.bodies.total == 0, "nothing is held")
+        eventually(lambda: held_now.total == 0, "nothing is held")

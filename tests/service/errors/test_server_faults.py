@@ -58,14 +58,14 @@ REQUESTS: dict[str, Any] = {
 @pytest.mark.parametrize("path", REQUESTS)
 def test_a_thread_that_fails_is_never_a_4xx(live: Live, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokenizing raises what no client causes; the same request is served afterwards."""
-    admission = live.state.admission
+    work = live.state.work
     for error in (RESOURCES[0], MemoryError(), ValueError(), KeyError(), ModelError(), RecursionError(), EngineDied()):
 
         async def fail(work: object, size: int, error: Exception = error) -> None:
             raise error
 
         with monkeypatch.context() as patch:
-            patch.setattr(admission.work, "run", fail)
+            patch.setattr(work, "run", fail)
             assert live.post(path, REQUESTS[path]).status_code in (500, 503), repr(error)
     assert live.post(path, REQUESTS[path]).status_code == 200
 

@@ -185,7 +185,7 @@ def test_a_client_library_reads_over_the_signs_of_life(silent: Live) -> None:
 def test_a_client_that_leaves_in_the_silence_is_forgotten(silent: Live) -> None:
     with silent.http.stream("POST", COMPLETIONS, json={"prompt": "q" * 400, "stream": True}) as response:
         next(response.iter_lines())
-    eventually(lambda: not silent.state.admission.in_flight, "its place is free")
+    eventually(lambda: not silent.state.models.first.admission.in_flight, "its place is free")
     eventually(lambda: silent.metric("noria_requests_total", outcome="abort") == 1, "it is counted as gone")
 
 

@@ -225,7 +225,7 @@ def test_what_is_built_and_served(live: Live) -> None:
 
 def test_the_engine_process_in_the_metrics(live: Live) -> None:
     """The fake engine is a thread of this process."""
-    eventually(lambda: "noria_engine_resident_memory_bytes " in live.http.get("/metrics").text, "a beat")
+    eventually(lambda: 'noria_engine_resident_memory_bytes{model="fake"} ' in live.http.get("/metrics").text, "a beat")
     ours = resource.getrusage(resource.RUSAGE_SELF)
     assert 2**20 < live.metric("noria_engine_resident_memory_bytes") <= ours.ru_maxrss * 1024
     assert 0 < live.metric("noria_engine_cpu_seconds_total") <= time.process_time()
@@ -233,30 +233,35 @@ def test_the_engine_process_in_the_metrics(live: Live) -> None:
 
 def test_processor_time_never_falls() -> None:
     """A new engine counts from 0; the metric goes on, so that rate() sees no reset."""
-    metrics = Metrics(Stats)
-    metrics.observe_beat(Beat(0.0, 100, 7.5))
+    metrics = Metrics()
+    model = metrics.of_model("fake")
+    model.observe_beat(Beat(0.0, 100, 7.5))
     assert samples(metrics, "noria_engine_") == {"resident_memory_bytes": 100, "cpu_seconds_total": 7.5}
-    metrics.observe_restart()
+    model.observe_restart()
     assert samples(metrics, "noria_engine_") == {"cpu_seconds_total": 7.5, "restarts_total": 1}
-    metrics.observe_beat(Beat(0.0, None, 0.25))
-    metrics.observe_restart()
-    metrics.observe_beat(Beat(0.0, 200, 0.5))
+    model.observe_beat(Beat(0.0, None, 0.25))
+    model.observe_restart()
+    model.observe_beat(Beat(0.0, 200, 0.5))
     engine = samples(metrics, "noria_engine_")
     assert engine == {"resident_memory_bytes": 200, "cpu_seconds_total": 8.25, "restarts_total": 2}
 
 
 def samples(metrics: Metrics, prefix: str) -> dict[str, float]:
-    """Samples that have one value and are not 0, by the rest of their names."""
+    """Samples of the model "fake" that have one value and are not 0, by the rest of their names."""
     lines = [line for line in metrics.render().decode().splitlines() if line.startswith(prefix)]
-    values = {line.split()[0].removeprefix(prefix): float(line.split()[1]) for line in lines}
+    values = {
+        line.split()[0].removeprefix(prefix).removesuffix('{model="fake"}'): float(line.split()[1]) for line in lines
+    }
     return {name: value for name, value in values.items() if value and not name.endswith("_created")}
 
 
 @pytest.mark.parametrize("name", ["queue", "time_to_first_token", "inter_token", "request"])
 def test_latency_buckets_resolve_a_millisecond(name: str) -> None:
-    text = Metrics(Stats).render().decode()
+    metrics = Metrics()
+    metrics.of_model("fake")
+    text = metrics.render().decode()
     for milliseconds in range(1, 11):
-        assert f'noria_{name}_seconds_bucket{{le="{milliseconds / 1000}"}}' in text
+        assert f'noria_{name}_seconds_bucket{{le="{milliseconds / 1000}",model="fake"}}' in text
 
 
 def test_counters_survive_the_engine_and_windows_are_named() -> None:
@@ -269,31 +274,33 @@ def test_counters_survive_the_engine_and_windows_are_named() -> None:
         grammar_restarts=2,
         pools=(PoolPages(256, 16, 8, 3, 0, 1, 4), PoolPages(None, 16, 10, 1, 0, 0, 9)),
     )
-    metrics = Metrics(lambda: stats)
-    metrics.observe_report(Report((), stats))
-    metrics.observe_restart()
-    metrics.observe_report(Report((), Stats(preemptions=1, queried_tokens=5, hit_tokens=5, draft_tokens=1)))
+    metrics = Metrics()
+    model = metrics.of_model("fake")
+    model.stats = lambda: stats
+    model.observe_report(Report((), stats))
+    model.observe_restart()
+    model.observe_report(Report((), Stats(preemptions=1, queried_tokens=5, hit_tokens=5, draft_tokens=1)))
     metrics.observe_helper_restart("trial")
     lines = metrics.render().decode().splitlines()
     for line in (
-        "noria_preemptions_total 3.0",
-        "noria_prefix_cache_queried_tokens_total 15.0",
-        "noria_prefix_cache_hit_tokens_total 9.0",
-        "noria_draft_tokens_total 8.0",
-        "noria_accepted_draft_tokens_total 3.0",
-        "noria_engine_restarts_total 1.0",
+        'noria_preemptions_total{model="fake"} 3.0',
+        'noria_prefix_cache_queried_tokens_total{model="fake"} 15.0',
+        'noria_prefix_cache_hit_tokens_total{model="fake"} 9.0',
+        'noria_draft_tokens_total{model="fake"} 8.0',
+        'noria_accepted_draft_tokens_total{model="fake"} 3.0',
+        'noria_engine_restarts_total{model="fake"} 1.0',
         'noria_grammar_restarts_total{process="trial"} 1.0',
         'noria_grammar_restarts_total{process="follower"} 2.0',
-        'noria_kv_pages{state="held",window="256"} 3.0',
-        'noria_kv_pages{state="free",window="full"} 9.0',
-        "noria_kv_usage_ratio 0.375",
+        'noria_kv_pages{model="fake",state="held",window="256"} 3.0',
+        'noria_kv_pages{model="fake",state="free",window="full"} 9.0',
+        'noria_kv_usage_ratio{model="fake"} 0.375',
     ):
         assert line in lines
 
 
 def test_event_loop_lag_shows_a_blocked_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop's clock says that it stood still for 0.6 s, in the middle of a pause of 0.25 s."""
-    metrics = Metrics(Stats)
+    metrics = Metrics()
 
     async def block() -> None:
         loop, now = asyncio.get_running_loop(), [1000.0]

@@ -3,7 +3,6 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.engine.messages import Stats
 from service.observe.metrics import Metrics
 from tests.fakes import make_info
 from tests.service.live import Live, idle
@@ -42,26 +41,31 @@ def test_values_are_the_same(live: Live) -> None:
     eventually(idle(live), "it is idle")
     ours, theirs = (samples(live.http.get(f"/metrics{query}").text) for query in ("", "?names=vllm"))
     for name, (own, labels) in SAME.items():
-        assert theirs[name, frozenset((MODEL | labels).items())] == ours[own, frozenset(labels.items())], name
+        assert (
+            theirs[name, frozenset((MODEL | labels).items())]
+            == ours[own, frozenset(({"model": "fake"} | labels).items())]
+        ), name
     ended = {
         dict(labels)["finished_reason"]: value for (name, labels), value in theirs.items() if "_success_total" in name
     }
-    assert ended["length"] == ours["noria_requests_total", frozenset({("outcome", "length")})] >= 1
+    assert ended["length"] == ours["noria_requests_total", frozenset({("model", "fake"), ("outcome", "length")})] >= 1
     assert "refused" not in ended
     assert {name.partition(":")[0] for name, _ in theirs} == {"vllm"}
 
 
 def test_the_cache_has_its_size() -> None:
     """In vLLM, block_size times num_gpu_blocks is the number of tokens that fit."""
-    metrics = Metrics(Stats)
-    metrics.describe_model("fake", make_info(page_size=4, pools=((8, 16), (None, 64))))
+    metrics = Metrics()
+    metrics.of_model("fake").describe(make_info(page_size=4, pools=((8, 16), (None, 64))))
     found = samples(metrics.render(vllm=True).decode())
     labels = MODEL | {"block_size": "4", "num_gpu_blocks": "64"}
     assert found["vllm:cache_config_info", frozenset(labels.items())] == 1
 
 
 def test_there_is_nothing_before_the_model_is_known() -> None:
-    assert Metrics(Stats).render(vllm=True) == b""
+    metrics = Metrics()
+    metrics.of_model("fake")
+    assert metrics.render(vllm=True) == b""
 
 
 @pytest.mark.parametrize("names", ["sglang", "", "VLLM"])

@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from service.api.admission import FinishRate
 
+from service.hosting.admission import FinishRate
 from tests.service.live import LONG, Live, begun, hurried, idle, remaining, running
 from tests.waiting import PATIENCE, eventually
 
@@ -207,7 +207,7 @@ def test_the_estimate_is_the_place_divided_by_the_rate_of_finished_requests() ->
         rate = FinishRate(lambda: now)
         rate.count()
         rate.count()
-        live.state.admission._rate = rate
+        live.state.models.first.admission._rate = rate
         now += 6.0
         found = [facts(live, request_id) for request_id in ids]
         assert sorted((item["place"], item["start"]["seconds"]) for item in found) == [(1, 3.0), (2, 6.0), (3, 9.0)]
