@@ -186,6 +186,7 @@ def _state(
     settings: Settings, models: HostedModels, drain: Drain, measured: Metrics, store: Store, observer: Observer
 ) -> State:
     """What the endpoints share. The metrics watch it."""
+    measured.watch_ready(lambda: models.status == "ready" and not drain.draining)
     measured.watch_stored(lambda: store.use.n_stored)
     measured.watch_stored_bytes(lambda: store.use.n_bytes)
     restarted = measured.observe_helper_restart

@@ -136,10 +136,11 @@ def table(options: type) -> str:
 
 
 def _row(field: Field[Any], flag: Flag) -> str:
-    name = "MODEL" if flag.is_argument else flag_name(field)
+    name = field.name.upper() if flag.is_argument else flag_name(field)
     choices = f" One of {', '.join(flag.choices)}." if flag.choices else ""
     limits = f" {flag.limits.capitalize()}." if flag.limits else ""
-    cells = (f"`{name}`", f"`{variable(field)}`", flag.help + choices + limits, _default(field.default, flag))
+    source = "" if flag.is_typed else f"`{variable(field)}`"
+    cells = (f"`{name}`", source, flag.help + choices + limits, _default(field.default, flag))
     return f"| {' | '.join(cells)} | {'yes' if flag.in_plan else ''} |"
 
 

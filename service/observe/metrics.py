@@ -68,6 +68,7 @@ class Metrics:
             registry=registry,
             buckets=LATENCY_BUCKETS,
         ).observe
+        self.watch_ready = Gauge("noria_ready", "1 while the server takes requests.", registry=registry).set_function
         self.watch_connections = Gauge("noria_connections", "Open connections.", registry=registry).set_function
         self.watch_stored = Gauge(
             "noria_responses_stored", "Responses and conversations in --responses-store.", registry=registry

@@ -10,6 +10,15 @@ from tests.fakes import make_info
 
 def known_metrics() -> set[str]:
     """Every series that a scrape of a serving Noria can hold."""
+    return {re.split(r"[{ ]", line)[0] for line in _scrape()}
+
+
+def model_metrics() -> set[str]:
+    """Those of which each model has its own."""
+    return {line.partition("{")[0] for line in _scrape() if 'model="model"' in line}
+
+
+def _scrape() -> list[str]:
     pools = (PoolPages(window=None, page_size=16, pages=3, held=1, shared=0, cached=1, free=1),)
     metrics = Metrics()
     model = metrics.of_model("model")
@@ -23,5 +32,4 @@ def known_metrics() -> set[str]:
     model.adapters.names = lambda: {1: "sql"}
     metrics.observe_response("GET", "/", 200)
     metrics.fields.observe("team", "/v1/completions", ["seed"], "refused")
-    text = metrics.render().decode()
-    return {re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
+    return [line for line in metrics.render().decode().splitlines() if not line.startswith("#")]

@@ -11,9 +11,8 @@ import pytest
 import yaml
 
 from service.app import ROUTES
-from service.engine.messages import Stats
 from service.observe.metrics import Metrics
-from tests.deploy.series import known_metrics
+from tests.deploy.series import known_metrics, model_metrics
 
 pytestmark = pytest.mark.tools
 
@@ -39,8 +38,12 @@ def recorded() -> set[str]:
     return {rule["record"] for rule in rules() if "record" in rule}
 
 
+def dashboard_targets() -> list[dict[str, Any]]:
+    return [target for panel in DASHBOARD["panels"] for target in panel["targets"]]
+
+
 def dashboard_expressions() -> list[str]:
-    return [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+    return [target["expr"] for target in dashboard_targets()]
 
 
 @pytest.mark.parametrize("expression", [*dashboard_expressions(), *(rule["expr"] for rule in rules())])
@@ -49,6 +52,23 @@ def test_every_expression_asks_for_metrics_that_exist(expression: str) -> None:
     used |= set(RECORDED.findall(expression))
     assert used
     assert used <= known_metrics() | recorded() | {"up", "vector"}
+
+
+@pytest.mark.parametrize("target", dashboard_targets(), ids=lambda target: target["expr"])
+def test_a_panel_shows_each_model(target: dict[str, Any]) -> None:
+    """Those that the variable chooses, by their names; panels of keys have the sums."""
+    if set(METRIC.findall(target["expr"])) & model_metrics():
+        assert 'model=~"$model"' in target["expr"]
+        is_sum = "{{key}}" in target["legendFormat"]
+        assert is_sum or target.get("format") == "table" or target["legendFormat"].startswith("{{model}} ")
+        assert is_sum or "by (" not in target["expr"] or "by (model" in target["expr"]
+
+
+@pytest.mark.parametrize("alert", [rule["alert"] for rule in rules("alerts.yml")])
+def test_an_alert_names_its_model(alert: str) -> None:
+    (rule,) = (rule for rule in rules("alerts.yml") if rule["alert"] == alert)
+    of_model = set(METRIC.findall(rule["expr"])) & model_metrics()
+    assert ("$labels.model" in rule["annotations"]["summary"]) == bool(of_model or "noria:slo_good" in rule["expr"])
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
@@ -74,8 +94,7 @@ def test_panels_have_their_own_ids_and_the_provisioned_source() -> None:
     assert len(set(ids)) == len(ids)
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in DASHBOARD["panels"]]
     assert len(set(places)) == len(places)
-    queries = [target for panel in DASHBOARD["panels"] for target in panel["targets"]]
-    assert {query["datasource"]["uid"] for query in [*queries, *DASHBOARD["panels"]]} == {sources[0]["uid"]}
+    assert {query["datasource"]["uid"] for query in [*dashboard_targets(), *DASHBOARD["panels"]]} == {sources[0]["uid"]}
 
 
 promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
@@ -104,11 +123,13 @@ def dashboard_text() -> str:
 
 
 def test_objectives_are_limits_of_buckets() -> None:
-    text = Metrics(Stats).render().decode()
+    metrics = Metrics()
+    metrics.of_model("m")
+    text = metrics.render().decode()
     limits = [found for rule in rules("objectives.yml") for found in LIMIT.findall(rule["expr"])]
     assert len(limits) == 6
     for name, limit in limits:
-        assert f'{name}{{le="{limit}"}}' in text
+        assert f'{name}{{le="{limit}",model="m"}}' in text
 
 
 def test_the_page_names_what_the_log_leaves_out() -> None:
@@ -149,7 +170,10 @@ def test_promtool_takes_the_scrape_configuration(tmp_path: Path) -> None:
 @promtool
 def test_promtool_takes_the_dashboards_expressions(tmp_path: Path) -> None:
     records = [
-        {"record": f"panel:{n}", "expr": expression.replace("$__rate_interval", "1m").replace("$instance", ".*")}
+        {
+            "record": f"panel:{n}",
+            "expr": expression.replace("$__rate_interval", "1m").replace("$instance", ".*").replace("$model", ".*"),
+        }
         for n, expression in enumerate(dashboard_expressions())
     ]
     path = tmp_path / "rules.yml"

@@ -144,7 +144,7 @@ def card(model: HostedModel, name: str, kind: Type = "base") -> ModelCard:
     if model.admission.model is not None or not model.entry.on_demand:
         served = model.admission.require(name)
         names = () if served.adapter else model.admission.adapters.names
-        return {**_facts(served, name, names, kind), **_state(model)}
+        return {**facts(served, name, names, kind), **_state(model)}
     adapter = model.admission.adapters.find(name)
     created = model.created if adapter is None else adapter.created
     return {
@@ -177,7 +177,8 @@ def _state(model: HostedModel) -> ModelStatus:
     return found
 
 
-def _facts(served: ServedModel, name: str, adapters: Sequence[str], kind: Type) -> ModelFacts:
+def facts(served: ServedModel, name: str, adapters: Sequence[str], kind: Type) -> ModelFacts:
+    """What the card of a loaded model has of its files, under one of its names or as the adapter that it has."""
     windows = [pool.window for pool in served.info.pools]
     created = served.created if served.adapter is None else served.adapter.created
     return {

@@ -52,8 +52,10 @@ CURLS = [parsed(found) for found in CURL.findall(API)]
 
 
 @pytest.fixture(scope="module")
-def live() -> Iterator[Live]:
-    with running(model="slow", served_model_name=("smollm2-135m-instruct",)) as started:
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    models = tmp_path_factory.mktemp("models") / "models.toml"
+    models.write_text('[[models]]\nname = "smollm2-135m-instruct"\nsource = "slow"\n')
+    with running(models=models) as started:
         yield started
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from model.chat.reasoning import STYLES
 from model.checkpoint.generation_config import GenerationDefaults
-from service.api.openai.models import card
+from service.api.openai.models import facts
 from service.generation.request import ServedModel
 from tests.fakes import IntegerTokenizer, make_info
 from tests.service.live import FakeChat, running
@@ -36,4 +36,4 @@ def test_the_defaults_are_the_models_own_and_then_the_servers() -> None:
 def test_capabilities_are_those_of_the_model(chat: FakeChat | None, more: tuple[str, ...]) -> None:
     marks = STYLES["tags"] if chat and chat.reasoning_style else None
     served = ServedModel(("m",), IntegerTokenizer(), chat, GenerationDefaults(), 1, make_info(), marks)
-    assert {name for name, has in card(served, "m")["capabilities"].items() if has} == {*more}
+    assert {name for name, has in facts(served, "m", (), "base")["capabilities"].items() if has} == {*more}

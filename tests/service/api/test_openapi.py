@@ -17,10 +17,12 @@ from tests.service.live import Live, running
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """A server that may load the adapter of the examples, which only they use."""
+    """A server that may load the adapter and the other model of the examples, which only they use."""
     directory = tmp_path_factory.mktemp("adapters")
     (directory / "sql").mkdir()
-    with running(lora_dir=directory) as server:
+    models = directory / "models.toml"
+    models.write_text("".join(f'[[models]]\nname = "{name}"\nsource = "fake"\n' for name in ("fake", "chat")))
+    with running(models=models, lora_dir=directory) as server:
         yield server
 
 
@@ -109,8 +111,9 @@ def test_references_lead_somewhere(described: dict[str, Any]) -> None:
 @pytest.mark.parametrize("route", POSTED, ids=lambda route: route.path)
 def test_examples_of_requests_are_answered(live: Live, route: Route, schemas: dict[str, Any]) -> None:
     request = {"tokens": [104]} if route.path == "/detokenize" else route.request  # the fake knows no others
-    request = request and {**request, **({"model": "fake"} if "model" in request else {})}
-    if "unload" in route.path:
+    of_models = route.path in ("/v1/models/load", "/v1/models/unload")
+    request = request and {**request, **({"model": "fake"} if "model" in request and not of_models else {})}
+    if route.path == "/v1/unload_lora_adapter":
         live.post("/v1/load_lora_adapter", {"lora_name": "sql", "lora_path": "sql"})
     path = route.path
     if "{id}" in path:

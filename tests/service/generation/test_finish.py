@@ -17,7 +17,7 @@ from service.engine.scheduling.sequence import END_RULES
 from service.generation.choice import Delta
 from service.generation.finish import CALLS, FINISHES
 from service.generation.request import Usage
-from service.observe.metrics import OUTCOMES
+from service.observe.model_metrics import OUTCOMES
 
 PAGE = Path(service.__file__).parent / "page/assets/chat/ending.js"
 COMPLETE = {"stop", "tool_calls"}

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from model.checkpoint.generation_config import GenerationDefaults
-from service.api.openai.models import card
+from service.api.openai.models import facts
 from service.generation.request import ServedModel, fingerprint
 from tests.fakes import IntegerTokenizer, make_info
 from tests.service.live import Live, answer, busy, hurried, running
@@ -77,7 +77,7 @@ def test_a_models_card_says_how_it_is_run() -> None:
     info = make_info(pools=((8, 64),))
     info.description["quantize"] = "int8"
     served = ServedModel(("fake",), IntegerTokenizer(), None, GenerationDefaults(), 1, info)
-    found = card(served, "fake")
+    found = facts(served, "fake", (), "base")
     assert (found["window"], found["quantization"], found["parent"], found["adapters"]) == (
         8,
         "int8",
@@ -85,10 +85,8 @@ def test_a_models_card_says_how_it_is_run() -> None:
         [],
     )
     mixed = make_info(pools=((8, 64), (None, 64)))
-    assert card(ServedModel(("fake",), IntegerTokenizer(), None, GenerationDefaults(), 1, mixed), "fake")["window"] == [
-        8,
-        None,
-    ]
+    served = ServedModel(("fake",), IntegerTokenizer(), None, GenerationDefaults(), 1, mixed)
+    assert facts(served, "fake", (), "base")["window"] == [8, None]
 
 
 def test_progress_of_a_long_prompt() -> None:

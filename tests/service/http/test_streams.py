@@ -12,7 +12,7 @@ from prometheus_client import Histogram as TheirHistogram
 
 from service.http.connection.protocol import Connection
 from service.http.sse import EventStream, PlainEvents
-from service.observe.metrics import Histogram
+from service.observe.histogram import Histogram
 from tests.service.live import Live, answer
 from tests.waiting import eventually
 
@@ -93,10 +93,10 @@ def test_a_client_that_lags_gets_its_tokens_in_one_frame(live: Live) -> None:
 def test_the_histogram_shows_what_the_librarys_own_does() -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     histogram = Histogram(ours, "x_seconds", "Text.", (0.1, 0.5, 2.0))
-    their_histogram = TheirHistogram("x_seconds", "Text.", buckets=(0.1, 0.5, 2.0), registry=theirs)
-    for value, times in ((0.05, 1), (0.1, 2), (0.3, 1), (2.0, 1), (9.0, 3)):
-        histogram.observe(value, times)
+    their_histogram = TheirHistogram("x_seconds", "Text.", ["model"], buckets=(0.1, 0.5, 2.0), registry=theirs)
+    for model, value, times in (("a", 0.05, 1), ("a", 0.1, 2), ("b", 0.3, 1), ("a", 2.0, 1), ("b", 9.0, 3)):
+        histogram.of(model).observe(value, times)
         for _ in range(times):
-            their_histogram.observe(value)
+            their_histogram.labels(model).observe(value)
     expected = [line for line in generate_latest(theirs).decode().splitlines() if "_created" not in line]
     assert generate_latest(ours).decode().splitlines() == expected

@@ -46,7 +46,7 @@ def until(events: Events, condition: Any) -> dict[str, Any]:
 
 
 def feed_of(live: Live) -> Feed:
-    return live.state.feed
+    return live.state.models.first.feed
 
 
 def test_a_request_is_shown_as_a_shape() -> None:
