@@ -40,14 +40,15 @@ class Rest:
 
 
 def gauges(target: Target) -> dict[str, float]:
-    """The gauges that are zero at rest: requests that run or wait, and held pages."""
+    """The gauges that are zero at rest, of all models together: requests that run or wait, and held pages."""
     response = fetch("GET", target.url + "/metrics", headers=target.headers, timeout=10).raise_for_status()
-    found = {}
+    found: dict[str, float] = {}
     for family in text_string_to_metric_families(response.text):
         for sample in family.samples:
             held = sample.name == "noria_kv_pages" and sample.labels["state"] == "held"
             if held or sample.name in ("noria_requests_running", "noria_requests_waiting"):
-                found[sample.name.removeprefix("noria_") + (" held" if held else "")] = sample.value
+                name = sample.name.removeprefix("noria_") + (" held" if held else "")
+                found[name] = found.get(name, 0.0) + sample.value
     return found
 
 

@@ -13,7 +13,7 @@ import httpx
 from model.errors import MemoryLack
 from service.hosting.memory import Need
 from service.settings import Settings
-from tests.service.live import Live, running
+from tests.service.live import Live, answer, remaining, running
 from tests.waiting import PATIENCE
 
 Entries = Mapping[str, Mapping[str, Any]]
@@ -77,3 +77,19 @@ def posted(live: Live, path: str, body: Mapping[str, Any], **headers: str) -> It
     yield future
     thread.join(PATIENCE)
     assert not thread.is_alive(), f"no answer from {path}"
+
+
+def ends_whole(lines: Iterator[str], n: int) -> bool:
+    """Whether a stream of LONG that has begun ends as the whole answer does."""
+    *chunks, done = remaining(lines)
+    text = "".join(json.loads(chunk)["choices"][0]["text"] for chunk in chunks)
+    return done == "[DONE]" and len(text) > n // 2 and answer("long", n).endswith(text)
+
+
+def facts(live: Live, request_id: str) -> dict[str, Any]:
+    return live.http.get(f"/v1/requests/{request_id}").json()
+
+
+def waits(live: Live, request_id: str, reason: str) -> bool:
+    found = facts(live, request_id)
+    return (found.get("state"), found.get("reason")) == ("preparing", reason)

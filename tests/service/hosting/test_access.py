@@ -1,0 +1,56 @@
+"""Keys that may use some of several models."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from service.access.keys import Keys
+from tests.service.hosting.serving import serving, states
+from tests.service.live import USER
+
+COMPLETIONS = "/v1/completions"
+LOAD = "/v1/models/load"
+UNLOAD = "/v1/models/unload"
+
+
+def test_keys_see_and_use_only_their_models(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    keys: list[dict[str, Any]] = [
+        {"name": "one", "key": "1", "models": ["small"]},
+        {"name": "all", "key": "2", "loads_models": True},
+        {"name": "none", "key": "3", "models": []},
+    ]
+    path.write_text(json.dumps({"keys": keys}))
+    entries = {"a": {}, "b": {"aliases": ["small"]}}
+    one, all_, none = ({"authorization": f"Bearer {number}"} for number in "123")
+    with serving(tmp_path, entries, api_key_file=path) as live:
+        assert set(states(live, **one)) == {"b", "small"}
+        assert set(states(live, **all_)) == {"a", "b", "small"}
+        body = {"prompt": "hi", "max_tokens": 3}
+        for name in ("a", "nobody"):
+            for found in (
+                live.post(COMPLETIONS, {**body, "model": name}, headers=one),
+                live.post("/v1/chat/completions", {"messages": USER, "model": name}, headers=one),
+                live.post("/tokenize", {"prompt": "hi", "model": name}, headers=one),
+                live.post(LOAD, {"model": name}, headers=one),
+                live.http.get(f"/v1/models/{name}", headers=one),
+                live.http.get("/v1/engine/events", params={"model": name}, headers=one),
+            ):
+                message = f'the model "{name}" does not exist here; served: b, small'
+                error = found.json()["error"]
+                assert (found.status_code, error["code"], error["message"]) == (404, "model_not_found", message)
+        assert live.post(COMPLETIONS, body, headers=one).json()["model"] == "b", "the first that it may use"
+        assert live.post(COMPLETIONS, body, headers=all_).json()["model"] == "a"
+        for path_, sent in ((LOAD, {"model": "b"}), (UNLOAD, {"model": "b"})):
+            response = live.post(path_, sent, headers=one)
+            assert (response.status_code, response.json()["error"]["code"]) == (403, "not_allowed")
+        assert live.post(UNLOAD, {"model": "b"}, headers=all_).status_code == 200
+        assert live.post(COMPLETIONS, body, headers=none).status_code == 404
+        assert live.http.get("/v1/models", headers=none).status_code in (200, 404)
+
+
+def test_the_models_of_a_key_are_those_of_its_entry(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text('[[keys]]\nname = "one"\nkey = "1"\nmodels = ["a", "b"]\nloads_models = true\n')
+    (entry,) = (key.entry for key in [Keys((), path).find("1")] if key is not None)
+    assert (entry.models, entry.loads_models, entry.loads_adapters) == (frozenset("ab"), True, False)

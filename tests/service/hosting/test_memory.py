@@ -1,0 +1,101 @@
+"""The memory of several models: who makes place, who stays, and who waits."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.service.hosting.serving import LATE, count, ends_whole, posted, said, serving, states, waits
+from tests.service.live import answer, begun, hurried, idle
+from tests.waiting import PATIENCE, eventually
+
+COMPLETIONS = "/v1/completions"
+
+
+def test_the_model_that_was_used_longest_ago_makes_place(tmp_path: Path) -> None:
+    with serving(tmp_path, dict.fromkeys("abc", LATE), memory_budget=2) as live:
+        for name in "aba":
+            said(live, name)
+        eventually(idle(live), "they are idle")
+        assert said(live, "c") == answer("hi", 5)
+        assert states(live) == {"a": "ready", "b": "unloaded", "c": "ready"}
+        assert [count(live, "unloads", model=name, reason="memory") for name in "abc"] == [0, 1, 0]
+        assert live.metric("noria_model_memory_bytes") == 2
+
+
+def test_several_models_make_place_for_a_large_one(tmp_path: Path) -> None:
+    with serving(tmp_path, dict.fromkeys("abc", LATE), {"c": 3}, memory_budget=4) as live:
+        for name in "abc":
+            assert said(live, name) == answer("hi", 5)
+        assert states(live)["c"] == "ready"
+        assert list(states(live).values()).count("ready") == 2
+
+
+def test_what_does_not_fit_at_the_start_is_loaded_when_it_is_used(tmp_path: Path) -> None:
+    with serving(tmp_path, {"a": {}, "b": {}, "c": {}}, memory_budget=2) as live:
+        assert states(live) == {"a": "ready", "b": "ready", "c": "unloaded"}
+        assert said(live, "c") == answer("hi", 5)
+
+
+def test_a_request_waits_for_memory_until_another_model_is_idle(tmp_path: Path) -> None:
+    """Neither the busy model nor the pinned one makes place."""
+    entries = {"a": {"pin": True}, "b": {"source": "slow"}, "c": LATE}
+    with serving(tmp_path, entries, memory_budget=2) as live, ExitStack() as stack:
+        lines = stack.enter_context(begun(live, model="b", max_tokens=300))
+        body = {"model": "c", "prompt": "hi", "max_tokens": 5}
+        waiting = stack.enter_context(posted(live, COMPLETIONS, body, **{"x-request-id": "patient"}))
+        eventually(lambda: waits(live, "patient", "memory"), "it waits for memory")
+        card = live.http.get("/v1/models/c").json()
+        assert (card["state"], card["stage"]) == ("loading", "waiting for memory")
+        assert states(live) == {"a": "ready", "b": "ready", "c": "loading"}
+        with hurried():
+            assert ends_whole(lines, 300)
+            assert waiting.result(PATIENCE).json()["choices"][0]["text"] == answer("hi", 5)
+        assert states(live) == {"a": "ready", "b": "unloaded", "c": "ready"}
+        assert [count(live, "unloads", model=name, reason="memory") for name in "abc"] == [0, 1, 0]
+
+
+def test_a_model_whose_engine_is_replaced_makes_place_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.engine.supervision.supervisor.backoff", lambda failures: 3600.0)
+    with serving(tmp_path, {"a": {}, "b": LATE}, memory_budget=1) as live:
+        live.hosts[0].kill()
+        eventually(lambda: states(live)["a"] == "restarting", "its engine is gone")
+        assert said(live, "b") == answer("hi", 5)
+        assert states(live) == {"a": "unloaded", "b": "ready"}
+
+
+def test_a_request_that_is_refused_after_a_load_leaves_its_model_idle(tmp_path: Path) -> None:
+    """Another model waits for the memory meanwhile."""
+    entries = {"a": {"source": "large", **LATE}, "b": LATE}
+    with serving(tmp_path, entries, memory_budget=1) as live, ExitStack() as stack:
+        first = stack.enter_context(posted(live, COMPLETIONS, {"model": "a", "prompt": "x" * 9000, "max_tokens": 1}))
+        eventually(lambda: live.model("a").waiting.total == 1, "it waits for the load")
+        second = stack.enter_context(posted(live, COMPLETIONS, {"model": "b", "prompt": "hi", "max_tokens": 5}))
+        eventually(lambda: states(live)["b"] == "loading", "the other one waits for memory")
+        with hurried():
+            assert first.result(PATIENCE).status_code == 400
+            assert second.result(PATIENCE).status_code == 200
+
+
+def test_a_model_that_can_never_fit_is_refused(tmp_path: Path) -> None:
+    with serving(tmp_path, {"a": {}, "b": LATE, "c": {"pin": True}}, {"b": 9, "c": 2}, memory_budget=4) as live:
+        for _ in range(2):
+            response = live.post(COMPLETIONS, {"model": "b", "prompt": "hi"})
+            error = response.json()["error"]
+            assert (response.status_code, error["code"]) == (503, "model_does_not_fit")
+            assert int(response.headers["retry-after"]) >= 1
+            assert all(word in error["message"] for word in ("b", "9", "--memory-budget", "4"))
+        assert states(live)["b"] != "loading"
+        assert [said(live, name) for name in "ac"] == [answer("hi", 5)] * 2
+
+
+def test_a_model_that_does_not_fit_beside_pinned_ones_is_refused(tmp_path: Path) -> None:
+    entries = {"a": {"pin": True}, "b": LATE, "c": {}}
+    with serving(tmp_path, entries, {"a": 2, "b": 3}, memory_budget=4) as live:
+        response = live.post(COMPLETIONS, {"model": "b", "prompt": "hi"})
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (503, "model_does_not_fit")
+        assert int(response.headers["retry-after"]) >= 1
+        assert all(word in error["message"] for word in ("b", "3", "pinned models leave 2", "--memory-budget"))
+        assert states(live) == {"a": "ready", "b": "unloaded", "c": "ready"}
+        assert [count(live, "loads", model="b", outcome=outcome) for outcome in ("ok", "error")] == [0, 0]

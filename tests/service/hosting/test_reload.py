@@ -1,0 +1,78 @@
+"""SIGHUP: the file of --models is read again."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.service.hosting.serving import LATE, count, ends_whole, posted, said, serving, states, toml, waits
+from tests.service.live import answer, begun, hurried, idle, refused
+from tests.waiting import PATIENCE, eventually
+
+COMPLETIONS = "/v1/completions"
+
+
+def test_sighup_adds_removes_changes_and_keeps_models(tmp_path: Path) -> None:
+    entries: dict[str, dict[str, Any]] = {
+        "kept": {"source": "slow"},
+        "changed": {"max_model_len": 40},
+        "removed": {"source": "slow"},
+    }
+    with serving(tmp_path, entries) as live, ExitStack() as stack:
+        kept, removed = live.model("kept"), live.model("removed")
+        streams = [stack.enter_context(begun(live, model=name, max_tokens=300)) for name in ("kept", "removed")]
+        entries |= {"changed": {"max_model_len": 80}, "added": {}, "late": {**LATE}}
+        del entries["removed"]
+        live.reload(toml(entries))
+        ready = {"kept": "ready", "changed": "ready", "added": "ready", "late": "unloaded"}
+        eventually(lambda: states(live) == ready, "they are loaded")
+        assert live.model("kept") is kept
+        assert count(live, "loads", model="kept", outcome="ok") == 1
+        assert live.http.get("/v1/models/changed").json()["max_model_len"] == 80
+        assert [said(live, name) for name in ("changed", "added", "late")] == [answer("hi", 5)] * 3
+        assert refused(live, COMPLETIONS, {"model": "removed", "prompt": "hi"}, 404)["code"] == "model_not_found"
+        with hurried():
+            assert [ends_whole(lines, 300) for lines in streams] == [True, True]
+        eventually(lambda: removed.client.state == "stopped", "the one that is gone is closed")
+        eventually(idle(live), "nothing runs")
+
+
+def test_a_file_with_a_mistake_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with serving(tmp_path, {"a": {}, "b": {}}) as live:
+        before = [live.model(name) for name in "ab"]
+        for text in ("[[models]\n", toml({"a": {"max_model_len": 0}}), toml({"a": {"aliases": ["a"]}}), ""):
+            caplog.clear()
+            live.reload(text)
+            assert "reload: no change of the models: " in caplog.text
+        assert [live.model(name) for name in "ab"] == before
+        assert states(live) == {"a": "ready", "b": "ready"}
+
+
+def test_a_model_that_changes_while_it_is_busy_waits_for_its_own_memory(tmp_path: Path) -> None:
+    """The budget holds while the old one finishes its requests."""
+    with serving(tmp_path, {"a": {"source": "slow"}}, memory_budget=1) as live, ExitStack() as stack:
+        lines = stack.enter_context(begun(live, model="a", max_tokens=300))
+        live.reload(toml({"a": {"source": "slow", "max_model_len": 99}}))
+        waiting = stack.enter_context(
+            posted(live, COMPLETIONS, {"model": "a", "prompt": "hi", "max_tokens": 5}, **{"x-request-id": "new"})
+        )
+        eventually(lambda: waits(live, "new", "memory"), "it waits for memory")
+        with hurried():
+            assert ends_whole(lines, 300)
+            assert waiting.result(PATIENCE).json()["choices"][0]["text"] == answer("hi", 5)
+        assert live.http.get("/v1/models/a").json()["max_model_len"] == 99
+
+
+def test_a_request_that_waits_for_a_model_that_is_removed_gets_a_404(tmp_path: Path) -> None:
+    entries = {"a": {"source": "large", **LATE}, "b": {}}
+    with serving(tmp_path, entries) as live, ExitStack() as stack:
+        waiting = stack.enter_context(posted(live, COMPLETIONS, {"model": "a", "prompt": "hi"}))
+        eventually(lambda: live.model("a").waiting.total == 1, "it waits")
+        removed = live.model("a")
+        live.reload(toml({"b": {}}))
+        with hurried():
+            reply = waiting.result(PATIENCE)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
+        eventually(lambda: removed.client.state == "stopped", "it is closed")
+        assert states(live) == {"b": "ready"}
