@@ -44,11 +44,11 @@ def test_the_formats_of_the_file_are_equal(tmp_path: Path) -> None:
     toml, lines = tmp_path / "keys.toml", tmp_path / "keys"
     toml.write_text(
         f'[[keys]]\nname = "team.a"\nsha256 = "{HASH.upper()}"\nrequests_per_minute = 5\npriority = -3\n'
-        'loads_adapters = true\nreasoning_format = "mistral"\n'
+        'loads_adapters = true\nreasoning_format = "mistral"\nloads_models = true\nmodels = ["b", "a"]\n'
         '[[keys]]\nname = "b"\nkey = "plain"\n'
     )
     entries = [{"name": "team.a", "key": "secret", "requests_per_minute": 5, "priority": -3, "loads_adapters": True}]
-    entries[0]["reasoning_format"] = "mistral"
+    entries[0] |= {"reasoning_format": "mistral", "loads_models": True, "models": ["a", "b"]}
     entries += [{"name": "b", "sha256": sha256(b"plain").hexdigest()}]
     assert read_entries([], toml) == read_entries([], written(tmp_path / "keys.json", *entries))
     assert read_entries([], toml)[0] == Entry(
@@ -57,6 +57,8 @@ def test_the_formats_of_the_file_are_equal(tmp_path: Path) -> None:
         requests_per_minute=5,
         priority=-3,
         loads_adapters=True,
+        loads_models=True,
+        models=frozenset(("a", "b")),
         reasoning_format="mistral",
     )
     lines.write_text("three\n\n four \nthree\n")
@@ -92,6 +94,10 @@ A = {"name": "a", "sha256": HASH}
         ({"keys": [A | {"priority": -11}]}, ["a:", "priority", "-10", "-11"]),
         ({"keys": [A | {"priority": None}]}, ["a:", "priority", "None"]),
         ({"keys": [A | {"loads_adapters": 1}]}, ["a:", "loads_adapters", "true or false", "1"]),
+        ({"keys": [A | {"loads_models": "yes"}]}, ["a:", "loads_models", "true or false", "yes"]),
+        ({"keys": [A | {"models": "chat"}]}, ["a:", "models", "list of names", "'chat'"]),
+        ({"keys": [A | {"models": []}]}, ["a:", "models", "list of names", "[]"]),
+        ({"keys": [A | {"models": ["chat", 1]}]}, ["a:", "models", "list of names", "1"]),
         ({"keys": [A | {"reasoning_format": "xml"}]}, ["a:", "reasoning_format", "mistral", "xml"]),
         ({"keys": [A | {"key": "x"}]}, ["a:", "either sha256 or key"]),
         ({"keys": [{"name": "a"}]}, ["a:", "either sha256 or key"]),
