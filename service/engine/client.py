@@ -106,6 +106,7 @@ class EngineClient:
         `renew` gives the options of each later engine; without it they stay as they are, but for the adapters.
         """
         self.adapters.start(options.get("adapters", ()))
+        self.state = "starting"
         self._decided.clear()
 
         async def current() -> Mapping[str, Any]:
@@ -224,6 +225,8 @@ class EngineClient:
             engine.send(message)
 
     def _take(self, message: FromEngine) -> None:
+        if self.state in ENDED:  # what an engine says while it ends
+            return
         if isinstance(message, Report):
             self._deliver(message)
         elif isinstance(message, Beat):

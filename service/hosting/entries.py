@@ -102,9 +102,10 @@ def _entry(fields: Any, settings: Settings) -> ModelEntry:
     if twice := next((name for name in fields if "-" in name and name.replace("-", "_") in fields), None):
         raise ValueError(f"{twice.replace('-', '_')} is given twice, with - and with _")
     names, source = _names(given)
-    values = {
-        known[name][0].name: _value(name, *_own(name, known), value) for name, value in given.items() if name not in OWN
-    }
+    values = {}
+    for name in given.keys() - OWN:
+        declared, flag = _own(name, known)
+        values[declared.name] = _value(name, declared, flag, given[name])
     load = given.get("load", LOADS[0])
     if load not in LOADS:
         raise ValueError(f"load must be one of {', '.join(LOADS)}, got {load!r}")

@@ -25,10 +25,10 @@ def _scrape() -> list[str]:
     model.stats = lambda: Stats(pools=pools)
     model.observe_key("team", "stop", 1, 1)
     model.observe_report(Report((), Stats()))
-    model.observe_beat(Beat(resident=1))
-    model.describe(make_info())
     model.observe_load("ok")
     model.observe_unload("idle")
+    model.observe_beat(Beat(resident=1))
+    model.describe(make_info())
     model.adapters.names = lambda: {1: "sql"}
     metrics.observe_response("GET", "/", 200)
     metrics.fields.observe("team", "/v1/completions", ["seed"], "refused")

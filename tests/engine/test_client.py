@@ -18,7 +18,7 @@ from service.engine.mailbox import EngineUnavailable
 from service.engine.supervision.process import EngineHandle
 from tests.engine.driving import expected
 from tests.engine.hosting import OPTIONS, PARAMS, Hosts, collect, process, thread, until, with_client
-from tests.fakes import WAITING, EngineThread, FakeRunner
+from tests.fakes import HURRY, WAITING, EngineThread, FakeRunner
 from tests.waiting import ended, eventually
 
 
@@ -68,6 +68,30 @@ def test_a_grammar_that_cannot_be_prepared_does_not_keep_its_sequence(
             assert await collect(client.submit([4, 5], constrained)) == expected([4, 5], constrained)
 
     with_client(thread, body)
+
+
+def test_an_engine_that_is_unloaded_while_it_loads_stays_unloaded() -> None:
+    """Whatever it says while it ends. Another one may follow."""
+
+    async def main() -> None:
+        client = EngineClient(thread)
+        loading = asyncio.create_task(client.start({**OPTIONS, "model": "large"}))
+        await until(lambda: client.state == "loading")
+        unloading = asyncio.create_task(client.unload())
+        await until(lambda: client.state == "unloaded")
+        HURRY.set()
+        await asyncio.gather(loading, unloading)
+        assert (client.state, client.stage, client.info) == ("unloaded", "unloaded", None)
+        with pytest.raises(EngineUnavailable):
+            client.submit([1, 2, 3], PARAMS)
+        await client.start(OPTIONS)
+        assert await collect(client.submit([1, 2, 3], PARAMS)) == expected([1, 2, 3], PARAMS)
+        await client.close()
+
+    try:
+        asyncio.run(main())
+    finally:
+        HURRY.clear()
 
 
 def test_closing_a_mailbox_aborts_the_sequence() -> None:

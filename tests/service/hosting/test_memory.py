@@ -41,7 +41,7 @@ def test_a_request_waits_for_memory_until_another_model_is_idle(tmp_path: Path) 
     """Neither the busy model nor the pinned one makes place."""
     entries = {"a": {"pin": True}, "b": {"source": "slow"}, "c": LATE}
     with serving(tmp_path, entries, memory_budget=2) as live, ExitStack() as stack:
-        lines = stack.enter_context(begun(live, model="b", max_tokens=300))
+        lines = stack.enter_context(begun(live, model="b", max_tokens=1000))
         body = {"model": "c", "prompt": "hi", "max_tokens": 5}
         waiting = stack.enter_context(posted(live, COMPLETIONS, body, **{"x-request-id": "patient"}))
         eventually(lambda: waits(live, "patient", "memory"), "it waits for memory")
@@ -49,7 +49,7 @@ def test_a_request_waits_for_memory_until_another_model_is_idle(tmp_path: Path) 
         assert (card["state"], card["stage"]) == ("loading", "waiting for memory")
         assert states(live) == {"a": "ready", "b": "ready", "c": "loading"}
         with hurried():
-            assert ends_whole(lines, 300)
+            assert ends_whole(lines, 1000)
             assert waiting.result(PATIENCE).json()["choices"][0]["text"] == answer("hi", 5)
         assert states(live) == {"a": "ready", "b": "unloaded", "c": "ready"}
         assert [count(live, "unloads", model=name, reason="memory") for name in "abc"] == [0, 1, 0]

@@ -160,14 +160,14 @@ def test_a_server_with_one_model_neither_loads_nor_unloads() -> None:
 
 def test_an_unload_waits_for_running_requests_and_the_next_request_loads_again(tmp_path: Path) -> None:
     with serving(tmp_path, {"a": {"source": "slow"}}) as live, ExitStack() as stack:
-        lines = stack.enter_context(begun(live, model="a", max_tokens=300))
+        lines = stack.enter_context(begun(live, model="a", max_tokens=1000))
         unloading = stack.enter_context(posted(live, UNLOAD, {"model": "a"}))
         eventually(lambda: states(live) == {"a": "draining"}, "it waits")
         later = stack.enter_context(posted(live, COMPLETIONS, {"model": "a", "prompt": "hi", "max_tokens": 5}))
         eventually(lambda: live.model("a").waiting.total == 1, "a request comes meanwhile")
         assert not unloading.done()
         with hurried():
-            assert ends_whole(lines, 300)
+            assert ends_whole(lines, 1000)
             assert unloading.result(PATIENCE).status_code == 200
             assert later.result(PATIENCE).json()["choices"][0]["text"] == answer("hi", 5)
         assert (count(live, "loads", model="a", outcome="ok"), count(live, "unloads", model="a", reason="request")) == (

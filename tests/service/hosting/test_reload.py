@@ -21,7 +21,7 @@ def test_sighup_adds_removes_changes_and_keeps_models(tmp_path: Path) -> None:
     }
     with serving(tmp_path, entries) as live, ExitStack() as stack:
         kept, removed = live.model("kept"), live.model("removed")
-        streams = [stack.enter_context(begun(live, model=name, max_tokens=300)) for name in ("kept", "removed")]
+        streams = [stack.enter_context(begun(live, model=name, max_tokens=1000)) for name in ("kept", "removed")]
         entries |= {"changed": {"max_model_len": 80}, "added": {}, "late": {**LATE}}
         del entries["removed"]
         live.reload(toml(entries))
@@ -33,7 +33,7 @@ def test_sighup_adds_removes_changes_and_keeps_models(tmp_path: Path) -> None:
         assert [said(live, name) for name in ("changed", "added", "late")] == [answer("hi", 5)] * 3
         assert refused(live, COMPLETIONS, {"model": "removed", "prompt": "hi"}, 404)["code"] == "model_not_found"
         with hurried():
-            assert [ends_whole(lines, 300) for lines in streams] == [True, True]
+            assert [ends_whole(lines, 1000) for lines in streams] == [True, True]
         eventually(lambda: removed.client.state == "stopped", "the one that is gone is closed")
         eventually(idle(live), "nothing runs")
 
@@ -52,27 +52,29 @@ def test_a_file_with_a_mistake_changes_nothing(tmp_path: Path, caplog: pytest.Lo
 def test_a_model_that_changes_while_it_is_busy_waits_for_its_own_memory(tmp_path: Path) -> None:
     """The budget holds while the old one finishes its requests."""
     with serving(tmp_path, {"a": {"source": "slow"}}, memory_budget=1) as live, ExitStack() as stack:
-        lines = stack.enter_context(begun(live, model="a", max_tokens=300))
+        lines = stack.enter_context(begun(live, model="a", max_tokens=1000))
         live.reload(toml({"a": {"source": "slow", "max_model_len": 99}}))
         waiting = stack.enter_context(
             posted(live, COMPLETIONS, {"model": "a", "prompt": "hi", "max_tokens": 5}, **{"x-request-id": "new"})
         )
         eventually(lambda: waits(live, "new", "memory"), "it waits for memory")
         with hurried():
-            assert ends_whole(lines, 300)
+            assert ends_whole(lines, 1000)
             assert waiting.result(PATIENCE).json()["choices"][0]["text"] == answer("hi", 5)
         assert live.http.get("/v1/models/a").json()["max_model_len"] == 99
 
 
-def test_a_request_that_waits_for_a_model_that_is_removed_gets_a_404(tmp_path: Path) -> None:
+def test_a_request_that_waits_for_a_model_that_is_removed_is_answered(tmp_path: Path) -> None:
+    """By its load, which ends first, or with a refusal that says why; the next one gets a 404."""
     entries = {"a": {"source": "large", **LATE}, "b": {}}
     with serving(tmp_path, entries) as live, ExitStack() as stack:
-        waiting = stack.enter_context(posted(live, COMPLETIONS, {"model": "a", "prompt": "hi"}))
+        waiting = stack.enter_context(posted(live, COMPLETIONS, {"model": "a", "prompt": "hi", "max_tokens": 5}))
         eventually(lambda: live.model("a").waiting.total == 1, "it waits")
         removed = live.model("a")
         live.reload(toml({"b": {}}))
         with hurried():
             reply = waiting.result(PATIENCE)
-        assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
+        assert reply.status_code == 200 or "was changed" in reply.json()["error"]["message"], reply.text
+        assert refused(live, COMPLETIONS, {"model": "a", "prompt": "hi"}, 404)["code"] == "model_not_found"
         eventually(lambda: removed.client.state == "stopped", "it is closed")
         assert states(live) == {"b": "ready"}
