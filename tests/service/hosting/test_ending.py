@@ -55,7 +55,9 @@ def test_a_server_that_stops_while_models_load_and_wait_ends_in_peace(
     with ending, caplog.at_level(logging.ERROR), serving(tmp_path, entries, memory_budget=2, drain_timeout=0.1) as live:
         with ExitStack() as stack:
             stack.enter_context(begun(live, model="c", max_tokens=3000))
-            asked = [stack.enter_context(posted(live, COMPLETIONS, {"model": name, "prompt": "hi"})) for name in "ab"]
+            asked = [stack.enter_context(posted(live, COMPLETIONS, {"model": "a", "prompt": "hi"}))]
+            eventually(lambda: live.model("a").reserved, "it has memory, and loads")
+            asked.append(stack.enter_context(posted(live, COMPLETIONS, {"model": "b", "prompt": "hi"})))
             eventually(lambda: live.model("b").lacks_memory, "it waits for memory, while the others load and serve")
             live.state.drain.expired.get_loop().call_soon_threadsafe(live.server.handle_exit, signal.SIGTERM, None)
             replies = [future.result(PATIENCE) for future in asked]
