@@ -7,6 +7,7 @@ from ray import serve
 
 from deploy.ray.metrics import RayMetrics
 from deploy.ray.middleware import HoldWithoutEngine, ReplicaHeaders
+from model.errors import OptionError
 from service.access.keys import Keys
 from service.app import create_app
 from service.engine.client import EngineClient
@@ -29,7 +30,9 @@ class Replica:
         settings.check()
         self._settings = settings
         self._keys = Keys(settings.api_keys, settings.api_key_file)
-        (self._entry,) = read_entries(settings)
+        self._entry, *others = read_entries(settings)
+        if others:
+            raise OptionError("a replica of Ray serves one model: deploy an application for each")
         self._client = start_engine(settings, lambda: self._measured.of_model(self._entry.name))
         self._measured = Metrics()
         self._exporting: asyncio.Task[None] | None = None

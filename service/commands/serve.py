@@ -7,6 +7,7 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
+from model.errors import OptionError
 from model.machine.host import check_addresses
 from model.ranks.world import check_size, from_environment
 from service.access.keys import Keys
@@ -40,6 +41,8 @@ def run(settings: Settings, engine: "Launched | None" = None) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server reloads at it
     keys = Keys(settings.api_keys, settings.api_key_file)
     entries = read_entries(settings)
+    if world is not None and len(entries) > 1:
+        raise OptionError("several models cannot be served by ranks of torchrun: serve each with its own command")
     with listen_for_requests(settings) as sock, listen_for_probes(settings) as health:
         early = next((entry for entry in entries if entry.at_start), entries[0])
         started = {early: start_engine(early.settings, lambda: metrics.of_model(early.name), engine)}

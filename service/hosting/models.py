@@ -117,8 +117,6 @@ class HostedModels:
 
     async def bring_up(self, loaded: Callable[[], Awaitable[None]]) -> None:
         """Load the models that are loaded at the start, and watch for idle ones. `loaded` is awaited in between."""
-        if self._several:
-            self._budget = await in_thread(lambda: budget_of(self._settings))
         for model in self._hosted:
             if model.entry.at_start:
                 await self._load_at_start(model)
@@ -184,6 +182,8 @@ class HostedModels:
 
     async def _plan(self, model: HostedModel) -> Need | None:
         """What a model needs, by its plan; None where it does not matter. Raises Unavailable if it cannot fit."""
+        if self._several and self._budget is None:
+            self._budget = await in_thread(lambda: budget_of(self._settings))
         budget = self._budget
         if budget is not None and model.need is None:
             settings, n_models = model.entry.settings, len(self._hosted)
