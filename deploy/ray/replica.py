@@ -16,7 +16,7 @@ from service.generation.startup import load_served
 from service.hosting.entries import read_entries
 from service.observe.metrics import Metrics
 from service.settings import Settings
-from service.start import start_engine
+from service.start import Engines
 
 
 class Replica:
@@ -33,7 +33,7 @@ class Replica:
         self._entry, *others = read_entries(settings)
         if others:
             raise OptionError("a replica of Ray serves one model: deploy an application for each")
-        self._client = start_engine(settings, lambda: self._measured.of_model(self._entry.name))
+        self._client = Engines(settings).start(settings, lambda: self._measured.of_model(self._entry.name))
         self._measured = Metrics()
         self._exporting: asyncio.Task[None] | None = None
         self._decided = asyncio.Event()  # set when the model is loaded, and when it never will be

@@ -14,7 +14,7 @@ from service.access.keys import Keys
 from service.hosting.entries import ModelEntry, read_entries
 from service.http.listening import listen, listen_at
 from service.settings import Settings
-from service.start import new_client, start_engine
+from service.start import Engines
 
 if TYPE_CHECKING:  # slow imports
     from service.engine.client import EngineClient
@@ -45,7 +45,8 @@ def run(settings: Settings, engine: "Launched | None" = None) -> int:
         raise OptionError("several models cannot be served by ranks of torchrun: serve each with its own command")
     with listen_for_requests(settings) as sock, listen_for_probes(settings) as health:
         early = next((entry for entry in entries if entry.at_start), entries[0])
-        started = {early: start_engine(early.settings, lambda: metrics.of_model(early.name), engine)}
+        engines = Engines(settings, engine)
+        started = {early: engines.start(early.settings, lambda: metrics.of_model(early.name))}
         from service.commands.server import create_server
         from service.observe.metrics import Metrics
 
@@ -53,7 +54,7 @@ def run(settings: Settings, engine: "Launched | None" = None) -> int:
 
         def client_of(entry: ModelEntry) -> "EngineClient":
             of_model = metrics.of_model(entry.name)
-            return started.pop(entry, None) or new_client(entry.settings, lambda: of_model)
+            return started.pop(entry, None) or engines.client(entry.settings, lambda: of_model)
 
         progress = settings.log_format == "human" and sys.stderr.isatty()
         server = create_server(settings, entries, client_of, metrics, sock, keys, progress=progress, health=health)

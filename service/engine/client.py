@@ -35,6 +35,7 @@ from service.engine.submitted import Submitted
 from service.engine.supervision.adapters import KeptAdapters
 from service.engine.supervision.connection import Patience
 from service.engine.supervision.process import EngineHandle
+from service.engine.supervision.spare import Spare
 from service.engine.supervision.supervisor import Supervisor
 
 log = logging.getLogger("noria.engine")
@@ -52,7 +53,8 @@ class EngineClient:
     engine is ready. `adapters` are those that every engine gets.
 
     An engine is replaced if it dies, if a signal stops it, if it sends nothing for `stall_timeout` seconds, or if a
-    sequence in it makes no progress for `step_timeout` seconds. With `spare`, another engine process stands ready.
+    sequence in it makes no progress for `step_timeout` seconds. `spare` keeps another engine process
+    ready, also for the clients of other models.
     Sequences go on with the next engine. Without `continues`, only those do of which the client has nothing.
     """
 
@@ -63,7 +65,7 @@ class EngineClient:
         name: str | None = None,
         step_timeout: float = 60.0,
         stall_timeout: float = 10.0,
-        spare: bool = False,
+        spare: Spare | None = None,
         continues: bool = True,
         on_report: Callable[[Report], None] = lambda report: None,
         on_beat: Callable[[Beat], None] = lambda beat: None,
@@ -84,8 +86,9 @@ class EngineClient:
         self._next_id = 1
         self._submitted = Submitted(self._send, on_continue, continues=continues)
         self._looks: deque[asyncio.Future[Picture]] = deque()  # in the order of their pictures
+        self._spare = spare
         patience = Patience(step_timeout, stall_timeout)
-        self._new_supervisor = partial(Supervisor, new_engine, self._take, self._lose_engine, patience, has_spare=spare)
+        self._new_supervisor = partial(Supervisor, new_engine, self._take, self._lose_engine, patience, spare)
         self._supervisor = self._new_supervisor()
         self._supervision: asyncio.Task[None] | None = None
         self._decided = asyncio.Event()  # set while an engine serves, and when none will
@@ -197,8 +200,10 @@ class EngineClient:
             self._send(UnloadAdapter(number))
 
     async def close(self) -> None:
-        """End the engine; requests still running get EngineDied."""
+        """End the engine and the spare one; requests still running get EngineDied."""
         await self._end("stopped")
+        if self._spare is not None:
+            await self._spare.close()
 
     async def unload(self) -> None:
         """End the engine, or what is left of it after a failure: `start` may follow. No request should be running."""

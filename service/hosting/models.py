@@ -95,7 +95,7 @@ class HostedModels:
         """
         if model.admission.model is not None or not model.entry.on_demand:
             return
-        if model in self._retiring:
+        if model.removed:
             raise Unavailable(f"the model {model.name} was changed; try again", "model_loading", RETRY_SECONDS)
         seconds = model.entry.settings.load_timeout
         try:
@@ -255,6 +255,7 @@ class HostedModels:
         self._hosted = [before.pop(entry) if entry in before else self._host(entry) for entry in entries]
         self._retiring |= {*before.values()}
         for model in before.values():
+            model.removed = True
             self._spawn(self._retire(model))
         for model in self._hosted:
             if model.entry.at_start and model.state == "unloaded":
@@ -262,7 +263,8 @@ class HostedModels:
 
     async def _retire(self, model: HostedModel) -> None:
         await self.unload(model, "removed")
-        await model.close()
+        model.feed.close()
+        await model.client.unload()  # an engine that never loaded it, too; the spare one is for all models
         self._retiring.discard(model)
 
     async def close(self) -> None:

@@ -199,7 +199,7 @@ def test_the_engine_and_its_spare_die_with_their_parent_even_when_stopped() -> N
         "from tests.engine.hosting import Hosts, OPTIONS, process, standing_by\n"
         "async def main():\n"
         "    spare.AFTER_SECONDS, hosts = 0.0, Hosts(process)\n"
-        "    await EngineClient(hosts, stall_timeout=60, spare=True).start(OPTIONS)\n"
+        "    await EngineClient(hosts, stall_timeout=60, spare=spare.Spare(hosts)).start(OPTIONS)\n"
         "    await standing_by(hosts, 1)\n"
         "    for number in (0, 1):\n"
         "        if sys.argv[1] == 'stopped': os.kill(hosts.pid(number), signal.SIGSTOP)\n"

@@ -27,7 +27,7 @@ def backoff(failures: int) -> float:
 class Spare:
     """At most one spare engine. One that ends is replaced, each time later."""
 
-    def __init__(self, new_engine: Callable[[], EngineHandle], patience: Patience) -> None:
+    def __init__(self, new_engine: Callable[[], EngineHandle], patience: Patience = Patience()) -> None:  # noqa: B008 - a tuple
         self._new_engine = new_engine
         self._patience = patience
         self._connection: EngineConnection | None = None

@@ -35,7 +35,7 @@ class Supervisor:
 
     If the first engine cannot load the model, nothing will. A later engine that ends is replaced until one serves
     again, or `MAX_FAILED_LOADS` have failed in a row. An engine that the machine cannot even start is tried again
-    without end. With `has_spare` the next engine has imported everything before it is needed.
+    without end. The engine in `spare` has imported everything before it is needed.
     """
 
     def __init__(
@@ -44,14 +44,13 @@ class Supervisor:
         take: Callable[[FromEngine], None],
         on_end: Callable[[], None],
         patience: Patience,
-        *,
-        has_spare: bool,
+        spare: Spare | None,
     ) -> None:
         self._new_engine = new_engine
         self._take = take
         self._on_end = on_end
         self._patience = patience
-        self._spare = Spare(new_engine, patience) if has_spare else None
+        self._spare = spare
         self._next: EngineConnection | None = None
         self.current: EngineConnection | None = None
 
@@ -84,11 +83,9 @@ class Supervisor:
             await asyncio.sleep(backoff(failures))
 
     async def close(self) -> None:
-        """End every engine, once `run` has ended."""
+        """End every engine but the spare one, once `run` has ended."""
         for connection in filter(None, (self._next, self.current)):
             await connection.stop()
-        if self._spare is not None:
-            await self._spare.close()
 
     async def _run_engine(self, options: Callable[[], Awaitable[Options]]) -> "Ending":
         """Run one engine from its start to its end. An error in this code must not end the supervision."""

@@ -9,6 +9,7 @@ from model.errors import NoriaError
 from service.engine.client import EngineClient
 from service.engine.mailbox import EngineDied, EngineUnavailable
 from service.engine.supervision import spare, supervisor
+from service.engine.supervision.spare import Spare
 from tests.engine.driving import expected
 from tests.engine.hosting import OPTIONS, PARAMS, Hosts, collect, process, thread, until
 from tests.faults import descriptors, failing
@@ -44,7 +45,7 @@ async def run(client: EngineClient, hosts: Hosts) -> None:
 async def happens(kind: str, code: int, n: int) -> bool:
     """Whether the Nth call of this kind has failed in a run: then the run was served, or ended in a clear error."""
     hosts = Hosts(process if kind in IN_PROCESSES else thread)
-    client = EngineClient(hosts, spare=kind == "open")
+    client = EngineClient(hosts, spare=Spare(hosts) if kind == "open" else None)
     with failing(kind, code, n) as fault:
         try:
             await run(client, hosts)

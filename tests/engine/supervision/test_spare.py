@@ -9,7 +9,7 @@ import pytest
 from service.engine.client import EngineClient
 from service.engine.supervision import spare
 from service.engine.supervision.connection import EngineConnection
-from service.engine.supervision.spare import LONGEST_SECONDS, backoff
+from service.engine.supervision.spare import LONGEST_SECONDS, Spare, backoff
 from tests.engine.driving import expected
 from tests.engine.hosting import PARAMS, Hosts, collect, process, standing_by, thread, until, with_client
 from tests.waiting import ended, named
@@ -33,7 +33,7 @@ def test_the_spare_takes_over_and_another_one_follows() -> None:
         await standing_by(hosts, 2)
         assert len(hosts.made) == 3
 
-    with_client(hosts, body, spare=True, on_restart=lambda: restarts.append(1))
+    with_client(hosts, body, spare=Spare(hosts), on_restart=lambda: restarts.append(1))
     assert restarts == [1]
     assert all(ended(hosts.pid(number)) for number in range(3))
 
@@ -49,7 +49,7 @@ def test_a_spare_that_dies_or_stops_is_replaced_and_nothing_restarts(number: sig
         assert client.state == "ready"
         assert await collect(client.submit([1], PARAMS)) == expected([1], PARAMS)
 
-    with_client(hosts, body, spare=True, on_restart=lambda: restarts.append(1))
+    with_client(hosts, body, spare=Spare(hosts), on_restart=lambda: restarts.append(1))
     assert restarts == []
     assert ended(hosts.pid(1))
 

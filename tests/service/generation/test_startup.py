@@ -14,7 +14,7 @@ from service.engine.client import EngineClient
 from service.generation.request import ServedModel, longest_piece
 from service.generation.startup import load_served
 from service.settings import Settings
-from service.start import start_engine
+from service.start import Engines
 from tests.fakes import VOCAB, IntegerTokenizer, make_info
 from tests.model.checkpoint.gguf_files import new_file, write
 
@@ -89,7 +89,7 @@ def test_ranks_that_cannot_share_the_model_do_not_start(flags: dict[str, Any], m
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EngineClient, "spawn", lambda client: spawned.append(client))
         patch.setattr("service.logs.configure", lambda *_: None)  # it would last for the tests that follow
-        start_engine(settings, lambda: None)  # type: ignore[arg-type,return-value]
+        Engines(settings).start(settings, lambda: None)  # type: ignore[arg-type,return-value]
     assert len(spawned) == (settings.layout.size == 1)
 
 

@@ -34,7 +34,7 @@ def test_sighup_adds_removes_changes_and_keeps_models(tmp_path: Path) -> None:
         assert refused(live, COMPLETIONS, {"model": "removed", "prompt": "hi"}, 404)["code"] == "model_not_found"
         with hurried():
             assert [ends_whole(lines, 1000) for lines in streams] == [True, True]
-        eventually(lambda: removed.client.state == "stopped", "the one that is gone is closed")
+        eventually(lambda: removed.client.state == "unloaded" and not live.state.models._retiring, "the one that is gone is closed")
         eventually(idle(live), "nothing runs")
 
 
@@ -76,5 +76,5 @@ def test_a_request_that_waits_for_a_model_that_is_removed_is_answered(tmp_path: 
             reply = waiting.result(PATIENCE)
         assert reply.status_code == 200 or "was changed" in reply.json()["error"]["message"], reply.text
         assert refused(live, COMPLETIONS, {"model": "a", "prompt": "hi"}, 404)["code"] == "model_not_found"
-        eventually(lambda: removed.client.state == "stopped", "it is closed")
+        eventually(lambda: removed.client.state == "unloaded" and not live.state.models._retiring, "it is closed")
         assert states(live) == {"b": "ready"}
