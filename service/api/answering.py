@@ -159,7 +159,7 @@ async def submit(
         _check_priority(body.priority or 0, record)
     model = hosted(request, body.model)
     live = stack.enter_context(state.requests.serving(record, has_reason=isinstance(body, GenerationBody)))
-    live.waits_for = lambda: model.waits_for
+    live.waits_for, live.seconds_to_start = lambda: model.waits_for, model.admission.seconds_to_start
     served = await admit(stack, request, model, body.model)
     made = await while_connected(request.receive, state.drain.expired, _made(state, record, served, body, make))
     log.debug("tokenized", extra={"fields": {"id": record.id}})

@@ -36,8 +36,7 @@ async def request_facts(request: Request) -> Response:
             raise RequestNotFound(request_id)
         return json_response(ended_facts(record))
     picture = await _picture(state, found[-1])
-    seconds = state.models.find(found[-1].record.served, None).admission.seconds_to_start
-    return json_response(live_facts(found[-1], picture, seconds, len(found)))
+    return json_response(live_facts(found[-1], picture, len(found)))
 
 
 @get(

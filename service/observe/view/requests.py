@@ -83,7 +83,7 @@ class LiveRequest:
     """A request in flight. `generation` is set once it is tokenized.
 
     `has_reason`: its API has a finish reason for requests that are cut short. Others end with an error. `waits_for`
-    says what its model lacks.
+    says what its model lacks. `seconds_to_start` estimates when the sequence at a place of its model's queue starts.
     """
 
     record: RequestRecord
@@ -91,6 +91,7 @@ class LiveRequest:
     generation: Generation | None = None
     cancelled: bool = False
     waits_for: Callable[[], WaitReason | None] = lambda: None
+    seconds_to_start: Callable[[int], float] = lambda place: 0.0
 
     def begin(self, generation: Generation) -> None:
         """Take the generation. If the request is cancelled already, so is the generation."""
@@ -170,11 +171,8 @@ class Look:
     task: asyncio.Task[Picture] | None = None
 
 
-def live_facts(live: LiveRequest, picture: Picture, seconds: Callable[[int], float], same_id: int) -> RequestFacts:
-    """Return the facts of a request; `picture` has its sequences in the engine.
-
-    `seconds` estimates when the sequence at a place of the queue starts.
-    """
+def live_facts(live: LiveRequest, picture: Picture, same_id: int) -> RequestFacts:
+    """Return the facts of a request; `picture` has its sequences in the engine."""
     generation = live.generation
     found, places = {item.id: item for item in picture.sequences}, dict(picture.places)
     choices = [
@@ -192,7 +190,8 @@ def live_facts(live: LiveRequest, picture: Picture, seconds: Callable[[int], flo
         facts |= {"place": first["place"], "reason": first["reason"]}
     else:
         facts["reason"] = live.waits_for()
-    start: Estimate | None = None if facts["place"] is None else {"seconds": round(seconds(facts["place"]), 3)}
+    place = facts["place"]
+    start: Estimate | None = None if place is None else {"seconds": round(live.seconds_to_start(place), 3)}
     return facts | {"choices": choices, "start": start}
 
 

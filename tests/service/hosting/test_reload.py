@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.service.hosting.serving import LATE, count, ends_whole, posted, said, serving, states, toml, waits
+from tests.service.hosting.serving import LATE, count, ends_whole, facts, posted, said, serving, states, toml, waits
 from tests.service.live import answer, begun, hurried, idle, refused
 from tests.waiting import PATIENCE, eventually
 
@@ -22,12 +22,17 @@ def test_sighup_adds_removes_changes_and_keeps_models(tmp_path: Path) -> None:
     with serving(tmp_path, entries) as live, ExitStack() as stack:
         kept, removed = live.model("kept"), live.model("removed")
         streams = [stack.enter_context(begun(live, model=name, max_tokens=1000)) for name in ("kept", "removed")]
+        live.http.headers["x-request-id"] = "known"
+        stack.enter_context(begun(live, model="removed"))
+        del live.http.headers["x-request-id"]
         entries |= {"changed": {"max_model_len": 80}, "added": {}, "late": {**LATE}}
         del entries["removed"]
         live.reload(toml(entries))
         ready = {"kept": "ready", "changed": "ready", "added": "ready", "late": "unloaded"}
         eventually(lambda: states(live) == ready, "they are loaded")
         assert live.model("kept") is kept
+        assert facts(live, "known")["state"] in ("prompt", "decode"), "a client still sees its request"
+        live.http.delete("/v1/requests/known")
         assert count(live, "loads", model="kept", outcome="ok") == 1
         assert live.http.get("/v1/models/changed").json()["max_model_len"] == 80
         assert [said(live, name) for name in ("changed", "added", "late")] == [answer("hi", 5)] * 3
