@@ -49,6 +49,7 @@ def create_server(
     alone. `load` loads a model, `need` plans its memory.
     """
     _warn_if_open(keys, sock)
+    url = address(settings, None if sock.family == socket.AF_UNIX else sock.getsockname()[1])
 
     def on_failed(error: Exception) -> None:
         if isinstance(error, NoriaError):
@@ -61,7 +62,6 @@ def create_server(
     async def load_and_announce(settings: Settings, client: EngineClient) -> ServedModel:
         with _shown(client) if progress else nullcontext():
             served = await load(settings, client)
-        url = address(settings, None if sock.family == socket.AF_UNIX else sock.getsockname()[1])
         log.info("ready", extra={"fields": {"model": served.names[0], "url": url, **served.info.description}})
         if settings.log_format == "human":
             unused_gpu = served.info.description.get("unused_gpu")

@@ -177,7 +177,8 @@ class HostedModels:
 
     async def _fail(self, model: HostedModel, error: Exception) -> None:
         await model.fail(error)
-        log.error("the model cannot be served: %s", error, extra=_about(model))
+        unexpected = None if isinstance(error, NoriaError) else error
+        log.error("the model cannot be served: %s", error, extra=_about(model), exc_info=unexpected)
         self.note_change()
 
     async def _plan(self, model: HostedModel) -> Need | None:

@@ -90,12 +90,13 @@ def test_without_the_package_the_start_says_what_to_install(tmp_path: Path) -> N
 from pathlib import Path
 from model.errors import OptionError
 from service.receipts.keys import has_signed, make_key, read_key
-from service.receipts.maker import ReceiptMaker
+from service.access.keys import Keys
+from service.app import create_app  # it does without
+from service.observe.metrics import Metrics
 from service.settings import Settings
-import service.app  # it does without
 key = Path({str(tmp_path / "key.pem")!r})
 for attempt in (
-    lambda: ReceiptMaker(Settings(receipt_key=key)),
+    lambda: create_app(Settings(receipt_key=key), (), None, Metrics(), Keys((), None), load=None, on_failed=None),
     lambda: read_key(key),
     lambda: make_key(Path({str(tmp_path / "new.pem")!r})),
     lambda: has_signed("", b"", ""),
