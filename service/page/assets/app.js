@@ -3,6 +3,7 @@
 import { mount as mountChat } from "./chat/view.js";
 import { mount as mountDocs } from "./docs/view.js";
 import { askForKey } from "./key.js";
+import { drawMenu } from "./menu.js";
 import { Model } from "./model.js";
 import { Server } from "./server.js";
 import { setUpTheme } from "./theme.js";
@@ -38,9 +39,11 @@ const server = new Server((message) => {
   byId("key-button").hidden = false;
   return askForKey(message);
 });
-const model = new Model(server, (text) => {
-  byId("model").textContent = text;
-});
+const tell = (text) => {
+  const line = byId("model");
+  if (line.textContent !== text) line.textContent = text; // a screen reader reads what changes
+};
+const model = new Model(server, tell, () => drawMenu(byId("models"), model));
 const connect = () => model.renewed().catch(() => {}); // the header tells why
 
 byId("key-button").hidden = !server.key;

@@ -6,3 +6,10 @@ export function can(card, what) {
   if (Array.isArray(capabilities)) return capabilities.includes(what);
   return capabilities?.[what] ?? null;
 }
+
+const STATES = { unloaded: "not loaded", draining: "unloading" };
+
+/** The state of a model in words; of one that has failed, with the reason. */
+export function stateOf({ state, reason }) {
+  return state === "failed" && reason ? `failed: ${reason}` : (STATES[state] ?? state);
+}

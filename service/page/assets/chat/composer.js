@@ -64,7 +64,9 @@ export class Composer extends Component {
 
   async add(files) {
     const { view, card } = this.props;
-    if (!can(card, "vision")) return view.tell("This model takes no images.");
+    if (!can(card, "vision")) {
+      return view.tell(card.capabilities ? "This model takes no images." : "The model is not loaded yet.");
+    }
     const added = [];
     for (const file of files) {
       if (!TYPES.includes(file.type)) view.tell(`${file.name}: expected an image (PNG, JPEG, WebP or GIF).`);

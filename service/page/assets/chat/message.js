@@ -7,7 +7,7 @@ import { Tokens } from "../tokens.js";
 import { versions } from "./conversation.js";
 import { costOf, endingOf } from "./ending.js";
 import { Markdown } from "./markdown.js";
-import { endpointOf } from "./request.js";
+import { endpointOf, modelOf } from "./request.js";
 
 const NAMES = { user: "You", assistant: "Answer", tool: "Result of a tool" };
 
@@ -15,7 +15,7 @@ const isWritten = ({ state }) => ["waiting", "writing"].includes(state);
 
 /**
  * A message. `last`: whether the branch ends with it; `scores`: whether tokens are coloured; `n`: how many alternatives
- * it has; `running`: whether an answer of the conversation is written.
+ * it has; `running`: whether an answer of the conversation is written; `named`: whether answers show their model.
  */
 export class Message extends Component {
   foot = createRef();
@@ -118,11 +118,12 @@ function Switch({ node, view }) {
 }
 
 /** The parts of an answer: thought, text or tokens, calls, and how it ended. */
-function Answer({ node, view, running, last, scores }) {
+function Answer({ node, view, running, last, scores, named }) {
   const ending = endingOf(node, running, last);
   const run = { Continue: () => view.goOn(node), Retry: () => view.retry(node) };
   const notice = node.notice || (node.state === "waiting" && "Waiting for the first token.");
   return html`
+    ${named && html`<div class="label">${modelOf(node)}</div>`}
     <details class="thought" hidden=${!node.thought}>
       <summary>${node.state === "writing" && !node.content ? "Thinking…" : "Thought"}</summary>
       ${node.thought && html`<${Text} text=${node.thought} />`}

@@ -90,6 +90,9 @@ function continuedJson({ content, thought }) {
   return { role: "assistant", content: [{ type: "thinking", thinking: thought, closed: false }] };
 }
 
+/** The model that a node's request named. */
+export const modelOf = ({ sent }) => sent?.fields?.model;
+
 const isEmpty = (node) => node.role === "assistant" && !node.content && !node.calls?.length;
 
 /** The endpoint (code.js) that a node's request went to. */

@@ -46,10 +46,10 @@ async function askModel({ model, bodyOf, ...run }) {
     await ask({ ...run, body });
   };
   try {
-    await askOne(model.card(), true);
+    await askOne(model.loaded(), true);
   } catch (error) {
-    if (isGone(error)) await askOne(model.renewed(), true);
-    else if (error.param === "max_tokens") await askOne(model.card(), false);
+    if (isGone(error)) await askOne(model.renewed().then(() => model.loaded()), true);
+    else if (error.param === "max_tokens") await askOne(model.loaded(), false);
     else throw error;
   }
 }

@@ -3,6 +3,7 @@
 import { Component, createRef, html } from "../html.js";
 import { pathTo, versions } from "./conversation.js";
 import { Message } from "./message.js";
+import { modelOf } from "./request.js";
 
 const NEAR = 48; // pixels from the bottom that count as being there
 const EXAMPLES = [
@@ -47,6 +48,7 @@ export class Thread extends Component {
   render({ view, running }) {
     const path = pathTo(view.conversation);
     const all = versions(view.conversation);
+    const models = new Set(Array.from(view.conversation.nodes.values(), modelOf).filter(Boolean));
     return html`<div class="thread">
       <div class="scroller" tabindex="-1" ref=${this.scroller} onscroll=${() => this.look()}>
         <div class="empty" hidden=${path.length > 0}>
@@ -59,7 +61,8 @@ export class Thread extends Component {
         <div class="messages" role="log" aria-label="Conversation" aria-live="off" ref=${this.list}>
           ${path.map((node) => {
             const more = { node, view, running, scores: view.head.scores, last: view.head.leaf === node.id };
-            return html`<${Message} key=${node.id} n=${all.get(node.parent).length} ...${more} />`;
+            const n = all.get(node.parent).length;
+            return html`<${Message} key=${node.id} n=${n} named=${models.size > 1} ...${more} />`;
           })}
         </div>
       </div>

@@ -112,7 +112,9 @@ class View {
   async #know(card) {
     this.card = card;
     try {
-      this.fields = await readFields(this.server, "/v1/chat/completions", NAMES, card);
+      const fields = await readFields(this.server, "/v1/chat/completions", NAMES, card);
+      if (card !== this.card) return; // another model is chosen by now
+      this.fields = fields;
       this.draw();
     } catch (error) {
       this.tell(`The parameters cannot be shown: ${error.message}`);

@@ -9,6 +9,12 @@ const JSON_TYPE = "application/json";
 
 const bodyOf = ({ requestBody }) => requestBody?.content[JSON_TYPE] ?? null;
 
+/** The example of a body. It names the chosen model where there are several. */
+function exampleOf(described, { schema, example = {} }, { menu, chosen }) {
+  const { properties = {} } = resolve(described, schema).schema;
+  return menu.length && "model" in properties ? { ...example, model: chosen.id } : example;
+}
+
 /** What the search reads. */
 export function textOf(described, method, path, operation) {
   const body = bodyOf(operation);
@@ -17,7 +23,7 @@ export function textOf(described, method, path, operation) {
   return [method, path, summary, description, ...Object.keys(properties)].join(" ").toLowerCase();
 }
 
-export function Operation({ id, described, server, method, path, operation, hidden }) {
+export function Operation({ id, described, server, model, method, path, operation, hidden }) {
   const { description, summary, responses } = operation;
   const body = bodyOf(operation);
   const title = html`<span class="method ${method}">${method.toUpperCase()}</span> <h3>${path}</h3>${" "}
@@ -25,7 +31,7 @@ export function Operation({ id, described, server, method, path, operation, hidd
   return html`<${Lazy} id=${id} class="operation" hidden=${hidden} title=${title}>${() => html`
     ${description && html`<p>${prose(description)}</p>`}
     <h4>Try it</h4>
-    <${Trial} ...${{ server, method, path, operation, body }} />
+    <${Trial} example=${body && exampleOf(described, body, model)} ...${{ server, method, path, operation }} />
     ${body && html`<h4>Body</h4><${Fields} described=${described} schema=${resolve(described, body.schema).schema} />`}
     <h4>Answers</h4>
     <dl class="fields">

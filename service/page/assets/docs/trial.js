@@ -63,7 +63,7 @@ export class Trial extends Component {
     this.setState(({ answer }) => ({ answer: (answer + text).slice(0, MOST_SHOWN) }));
   }
 
-  render({ path, operation, body }, { status, answer }) {
+  render({ path, operation, example }, { status, answer }) {
     const id = operation.operationId;
     const named = (operation.parameters ?? []).filter((parameter) => parameter.in === "path");
     return html`<form class="trial" onsubmit=${this.submit}>
@@ -72,10 +72,10 @@ export class Trial extends Component {
           <input id="${id}-${name}" name=${name} autocomplete="off" required />`,
       )}
       ${
-        body &&
+        example &&
         html`<label for="${id}-body">Body, as JSON</label>
           <textarea id="${id}-body" class="mono" spellcheck=${false} rows="6" ref=${this.input}
-            defaultValue=${JSON.stringify(body.example ?? {}, null, 2)}></textarea>`
+            defaultValue=${JSON.stringify(example, null, 2)}></textarea>`
       }
       <div class="send">
         <button type="submit" class="main">${this.abort ? "Stop" : "Send"}</button>

@@ -16,7 +16,7 @@ function operationsOf(described) {
   );
 }
 
-function Docs({ described, server, operations }) {
+function Docs({ described, server, model, operations }) {
   const [words, search] = useState([]);
   const matches = ({ text }) => words.every((word) => text.includes(word));
   const { title, summary, version } = described.info;
@@ -28,7 +28,7 @@ function Docs({ described, server, operations }) {
       <label for="search">Search</label>
       <input id="search" type="search" autocomplete="off" placeholder="a path, a field, a word" oninput=${oninput} />
     </div>
-    ${operations.map((one) => html`<${Operation} ...${{ ...one, described, server, hidden: !matches(one) }} />`)}
+    ${operations.map((one) => html`<${Operation} ...${{ ...one, described, server, model, hidden: !matches(one) }} />`)}
     <p hidden=${operations.some(matches)}>Nothing matches.</p>
   </div>`;
 }
@@ -41,7 +41,7 @@ export function mount(root, { server, model }) {
     begun = true;
     try {
       const described = await server.json("openapi.json");
-      render(html`<${Docs} described=${described} server=${server} operations=${operationsOf(described)} />`, root);
+      render(html`<${Docs} ...${{ described, server, model }} operations=${operationsOf(described)} />`, root);
       open();
     } catch (error) {
       begun = false;

@@ -9,10 +9,21 @@ const LONGEST_WAIT_MS = 8000;
 export class Feed {
   #shown = false;
   #abort = null;
+  #model = null;
 
   constructor(server, take, warn) {
     Object.assign(this, { server, take, warn });
     document.addEventListener("visibilitychange", () => this.follow());
+  }
+
+  /** Show the engine of the model with this name; null: of the server's first. */
+  of(model) {
+    if (model !== this.#model) {
+      this.#abort?.abort();
+      this.#abort = null;
+    }
+    this.#model = model;
+    this.follow();
   }
 
   /** Begin or end: there are pictures while the view is shown and the tab is in front. */
@@ -30,10 +41,11 @@ export class Feed {
 
   async #run(signal) {
     let wait = FIRST_WAIT_MS;
+    const path = `v1/engine/events${this.#model ? `?model=${encodeURIComponent(this.#model)}` : ""}`;
     while (!signal.aborted) {
       let lost = "The server has ended the feed.";
       try {
-        for await (const { data } of this.server.events("v1/engine/events", { signal })) {
+        for await (const { data } of this.server.events(path, { signal })) {
           if (signal.aborted) return;
           wait = FIRST_WAIT_MS;
           this.take(JSON.parse(data));

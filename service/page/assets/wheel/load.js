@@ -1,6 +1,7 @@
 // Load for a newcomer: a few prompts that begin alike, so that the wheel turns. They go in one request: a browser opens
 // six connections to a server, for all of its tabs.
 
+const CONTEXT = 512; // where the model's card does not say
 const MOST = 240; // tokens of an answer
 const LEAST = 40; // a model may have nothing to say to a prompt, and the wheel would not turn
 // The same beginning for all, longer than a page of 32 tokens: they share it.
@@ -31,13 +32,13 @@ export class Load {
     return this.#abort !== null;
   }
 
-  /** Send all prompts. Resolves when all answers have ended. */
-  async send(context) {
+  /** Send all prompts to the model of a card. Resolves when all answers have ended. */
+  async send({ id: model, max_model_len: context = CONTEXT }) {
     this.#abort = new AbortController();
     this.failure = "";
     this.onCount(PROMPTS.length);
     try {
-      await this.#complete(Math.min(MOST, context >> 1));
+      await this.#complete(model, Math.min(MOST, context >> 1));
     } catch (error) {
       if (error.name !== "AbortError") this.failure = `The load failed: ${error.message}`;
     }
@@ -49,9 +50,9 @@ export class Load {
     this.#abort?.abort();
   }
 
-  async #complete(most) {
+  async #complete(model, most) {
     const prompt = PROMPTS.map((text) => OPENING + text);
-    const body = { prompt, max_tokens: most, min_tokens: Math.min(LEAST, most), stream: true };
+    const body = { model, prompt, max_tokens: most, min_tokens: Math.min(LEAST, most), stream: true };
     const { signal } = this.#abort;
     let left = PROMPTS.length;
     for await (const { data } of this.server.events("v1/completions", { method: "POST", body, signal })) {

@@ -13,7 +13,6 @@ import { Chart, PARTS, Steps } from "./steps.js";
 import { Table } from "./table.js";
 import { Tiles } from "./tiles.js";
 
-const CONTEXT = 512; // where the model's card has not come yet
 const INVITATION = "Sends eight prompts, so that you see the wheel turn.";
 const TABLE_MS = 1000; // a table that changes ten times a second cannot be read
 const NOTHING = { sequences: [], waiting: 0 };
@@ -31,7 +30,7 @@ class Wheel {
   wheels = createRef();
   frame = 0;
   timer = 0; // of the table
-  context = CONTEXT;
+  card = {}; // of the model, once it is known
   warning = ["", ""]; // level, text
   loading = 0; // answers of the load that have not ended
   pools = [];
@@ -43,16 +42,23 @@ class Wheel {
     this.show({});
     const warn = (text) => this.show({ warning: ["bad", text] });
     this.feed = new Feed(server, (picture) => this.take(picture), warn);
-    model.follow((card) => {
-      this.context = card.max_model_len ?? CONTEXT;
-      this.feed.follow(); // a key that was missing is there now
-    });
+    model.follow((card) => this.follow(card, model.menu.length > 0));
     this.palette = new Palette(root);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
       this.palette = new Palette(root);
       this.paint();
     });
     new ResizeObserver(() => this.paint()).observe(this.wheels.current);
+  }
+
+  /** Show the engine of a model. Where there is one model, its feed perhaps waited for a key. */
+  follow(card, isOneOfSeveral) {
+    if (isOneOfSeveral && card.root !== this.card.root) {
+      Object.assign(this, { rings: new Rings(), steps: new Steps(), pools: [], tabled: NOTHING });
+      this.show({ picture: undefined });
+    }
+    this.card = card;
+    this.feed.of(isOneOfSeveral ? card.root : null);
   }
 
   take(picture) {
@@ -69,7 +75,7 @@ class Wheel {
 
   toggleLoad() {
     if (this.load.active) this.load.stop();
-    else this.load.send(this.context);
+    else this.load.send(this.card);
   }
 
   /** Change what the page shows, but for the rings. */
