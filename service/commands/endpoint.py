@@ -55,18 +55,32 @@ def refusal(response: httpx.Response) -> str:
 
 def find_model(client: httpx.Client, model: str | None) -> str:
     """`model`, or the first model that the server lists. Raises OptionError without a server or without a model."""
+    response = _models(client)
+    return model or next(iter(_cards(client, response)))
+
+
+def list_models(client: httpx.Client) -> dict[str, dict[str, Any]]:
+    """The cards of the models that the server lists, by their ids. Raises OptionError as `find_model` does."""
+    return _cards(client, _models(client))
+
+
+def _models(client: httpx.Client) -> httpx.Response:
     try:
-        response = client.get("/v1/models")
+        return client.get("/v1/models")
     except httpx.TransportError as error:
         raise OptionError(f"cannot connect to {client.base_url} ({error}); is the server running?") from error
-    if model:
-        return model
+
+
+def _cards(client: httpx.Client, response: httpx.Response) -> dict[str, dict[str, Any]]:
     if not response.is_success:
         raise OptionError(f"/v1/models answered {response.status_code}: {error_message(response.content)}")
     try:
-        return str(response.json()["data"][0]["id"])
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise OptionError(f"{client.base_url} lists no model at /v1/models; is it an OpenAI endpoint?") from error
+        cards = {str(card["id"]): dict(card) for card in response.json()["data"]}
+    except (ValueError, KeyError, TypeError):
+        cards = {}
+    if not cards:
+        raise OptionError(f"{client.base_url} lists no model at /v1/models; is it an OpenAI endpoint?")
+    return cards
 
 
 def is_noria(client: httpx.Client, model: str) -> bool:

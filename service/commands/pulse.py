@@ -37,7 +37,11 @@ def shown(title: str, report: Report, *, seconds: float = SECONDS) -> Iterator[N
 
 
 def _draw(title: str, report: Report, ended: threading.Event, console: Console, seconds: float) -> None:
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}", markup=False))
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[text]}", markup=False),
+    )
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(title, total=1.0, text="")
         while not ended.wait(REFRESH_SECONDS):

@@ -70,9 +70,12 @@ def _talk(conversation: Conversation) -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # not every terminal shows all characters of an answer
     if sys.stdin.isatty():
+        from service.commands.chat.models import switch
         from service.commands.chat.terminal import Chat
 
         conversation.shows_progress = is_noria(conversation.client, conversation.model)
+        if conversation.shows_progress:
+            switch(conversation, conversation.model)  # perhaps it is not loaded
         Chat(conversation).run()
     else:
         _answer_pipe(conversation)

@@ -12,6 +12,8 @@ from prompt_toolkit.document import Document
 
 from model.errors import OptionError, one_line
 from service.commands.chat.conversation import Conversation, check_messages
+from service.commands.chat.models import described, switch
+from service.commands.endpoint import list_models
 
 MAX_IMAGE_BYTES = 5 * 2**20
 IMAGE_TYPES = {
@@ -79,8 +81,15 @@ class Slash:
         return command.run(self, argument.strip())
 
     def words(self) -> Completer:
-        """What Tab completes: commands, the fields of `/set` and names of files."""
-        return Words({"set": WordCompleter([*OFFERED]), "image": FILES, "save": FILES, "load": FILES})
+        """What Tab completes: commands, the fields of `/set`, models and names of files."""
+        models = WordCompleter(self._models, WORD=True)
+        return Words({"set": WordCompleter([*OFFERED]), "model": models, "image": FILES, "save": FILES, "load": FILES})
+
+    def _models(self) -> list[str]:
+        try:
+            return [*list_models(self._chat.client)]
+        except OptionError:
+            return []
 
     def help(self, _: str) -> Outcome:
         width = max(len(command.usage) for command in COMMANDS.values())
@@ -103,6 +112,12 @@ class Slash:
         if argument:
             self._chat.system = None if argument == "none" else argument
         return Outcome(f"system message: {shown(self._chat.system or 'none')}")
+
+    def model(self, argument: str) -> Outcome:
+        if not argument:
+            return Outcome(described(self._chat.client, self._chat.model))
+        switch(self._chat, argument)
+        return Outcome(f"{argument} answers from now on")
 
     def save(self, argument: str) -> Outcome:
         path, messages = _path("/save", argument), self._chat.history()
@@ -201,6 +216,7 @@ COMMANDS = {
     "help": Command("/help", "show this list", Slash.help),
     "set": Command("/set [FIELD [VALUE]]", "show or change sampling fields; the value default resets", Slash.set),
     "system": Command("/system [TEXT]", "show or replace the system message; none removes it", Slash.system),
+    "model": Command("/model [NAME]", "list the models, or go on with another one", Slash.model),
     "retry": Command("/retry", "answer the last message again", Slash.retry),
     "image": Command("/image FILE", "send an image with the next message", Slash.image),
     "save": Command("/save FILE", "write the conversation as JSON messages", Slash.save),

@@ -1,6 +1,7 @@
 """What the commands do with files, images and the fields of other servers; no terminal is needed."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from model.errors import OptionError
 from service.commands.chat.conversation import Conversation, End, Piece
 from service.commands.chat.slash import Slash
 from tests.service.commands.fake_openai import FakeOpenAI, serving
+from tests.service.hosting.serving import LATE, states
+from tests.service.hosting.serving import serving as serving_models
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -96,6 +100,49 @@ def test_a_place_that_is_no_file_is_one_line(place: str, chat: Conversation) -> 
     for command in ("save", "load"):
         with pytest.raises(OptionError, match=r"no user no-such-user|cannot be (read|written)|not a regular file"):
             Slash(chat).obey(f"/{command} {place}")
+
+
+def test_models_their_states_and_the_switch(tmp_path: Path) -> None:
+    entries = {"small": {}, "late": {"source": "recite", **LATE}, "bad": {"source": "broken"}}
+    with serving_models(tmp_path, entries) as live:
+        chat = Conversation(live.http, "small", None, {})
+        slash = Slash(chat)
+        reason = live.http.get("/v1/models/bad").json()["reason"]
+        listed = slash.obey("/model").text.splitlines()
+        assert listed == ["* small  ready", "  late   unloaded", f"  bad    failed: {reason}"]
+        with pytest.raises(OptionError, match=r"^no model smal; the server has small, late, bad$"):
+            slash.obey("/model smal")
+        with pytest.raises(OptionError, match=f"^the model bad could not be loaded: {re.escape(reason)}"):
+            slash.obey("/model bad")
+        assert chat.model == "small"
+        assert slash.obey("/model late").text == "late answers from now on"
+        assert states(live)["late"] == "ready"
+        chat.say("Hi")
+        assert "".join(event.text for event in chat.answer() if isinstance(event, Piece)) == "Hi"
+        assert slash.obey("/model").text.splitlines()[1] == "* late   ready"
+
+
+def test_a_key_that_may_not_load_models_leaves_it_to_the_message(tmp_path: Path) -> None:
+    (tmp_path / "keys.toml").write_text('[[keys]]\nname = "guest"\nkey = "guest-key"\n')
+    entries = {"small": {}, "late": {"source": "recite", **LATE}}
+    with serving_models(tmp_path, entries, api_key_file=tmp_path / "keys.toml") as live:
+        headers = {"Authorization": "Bearer guest-key"}
+        with httpx.Client(base_url=live.url, headers=headers, timeout=PATIENCE) as client:
+            chat = Conversation(client, "small", None, {})
+            assert Slash(chat).obey("/model late").text == "late answers from now on"
+            assert states(live, **headers)["late"] == "unloaded"
+            chat.say("Hi")
+            assert "".join(event.text for event in chat.answer() if isinstance(event, Piece)) == "Hi"
+
+
+def test_models_of_other_servers_have_no_state(fake: FakeOpenAI, chat: Conversation) -> None:
+    fake.models = ("fake-1", "org/second")
+    slash = Slash(chat)
+    assert slash.obey("/model").text == "* fake-1\n  org/second"
+    slash.obey("/model org/second")
+    chat.say("Hi")
+    list(chat.answer())
+    assert fake.requests[0]["model"] == "org/second"
 
 
 def test_a_system_message_of_parts_is_shown_as_json(chat: Conversation) -> None:

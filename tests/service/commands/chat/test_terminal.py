@@ -7,7 +7,9 @@ from pathlib import Path
 
 from tests.service.commands.chat.pseudo_terminal import ALT_ENTER, CTRL_C, CTRL_D, ENTER, UP, terminal
 from tests.service.commands.fake_openai import FakeOpenAI, serving
-from tests.service.live import running
+from tests.service.hosting.serving import LATE, states
+from tests.service.hosting.serving import serving as serving_models
+from tests.service.live import answer, hurried, running
 from tests.waiting import PATIENCE
 
 BRIEF = ("Yes", ".")
@@ -189,6 +191,43 @@ def test_commands(tmp_path: Path) -> None:
     assert [message["role"] for message in json.loads(saved.read_text())] == ["system", "user", "assistant"]
 
 
+def test_the_model_is_switched_inside_a_conversation(tmp_path: Path) -> None:
+    entries = {"small": {"source": "recite"}, "late": {"source": "large", **LATE}}
+    with serving_models(tmp_path, entries) as live, terminal("--url", live.url, "--max-tokens", "8") as chat:
+        chat.says("small is ready. /help lists the commands, Ctrl-D ends the chat.")
+        chat.send("Hello")
+        chat.says("> Hello", "Hello")
+        chat.send("/model")
+        chat.says("> /model", "* small  ready", "  late   unloaded")
+        chat.send("/model late")
+        chat.shows("loading late...")
+        chat.shows("loading weights 50%")
+        with hurried():
+            chat.says("> /model late", "late answers from now on")  # the progress is erased
+        chat.send("Again")
+        chat.says("> Again", answer("u:Hello;a:Hello;u:Again;a:", 8), "[cut at max_tokens 8]")
+
+
+def test_ctrl_c_while_a_model_loads_leaves_the_chat_as_it_was(tmp_path: Path) -> None:
+    entries = {"small": {"source": "recite"}, "late": {"source": "large", **LATE}}
+    with serving_models(tmp_path, entries) as live, terminal("--url", live.url) as chat:
+        chat.send("/model late")
+        chat.shows("loading late...")
+        chat.type(CTRL_C)
+        chat.send("Still here?")
+        chat.says("> Still here?", "Still here?")
+        with hurried():
+            pass
+
+
+def test_a_chat_with_a_model_that_is_not_loaded_begins_once_it_is(tmp_path: Path) -> None:
+    with serving_models(tmp_path, {"late": {"source": "recite", **LATE}, "small": {}}) as live:
+        assert states(live)["late"] == "unloaded"
+        with terminal("--url", live.url) as chat:
+            chat.says("late is ready. /help lists the commands, Ctrl-D ends the chat.")
+            assert states(live)["late"] == "ready"
+
+
 def test_a_dumb_terminal_gets_no_control_sequences() -> None:
     fake = FakeOpenAI(pieces=BRIEF, thoughts=("Hm",))
     with serving(fake) as url, terminal("--url", url, kind="dumb") as chat:
@@ -201,7 +240,12 @@ def test_a_dumb_terminal_gets_no_control_sequences() -> None:
 def test_tab_completes_begun_commands_fields_and_files(tmp_path: Path) -> None:
     (tmp_path / "talk.json").write_text("[]")
     with serving(FakeOpenAI()) as url, terminal("--url", url) as chat:
-        for begun, whole in (("/he", "/help"), ("/set repetition", "/set repetition_penalty"), ("/sy", "/system")):
+        for begun, whole in (
+            ("/he", "/help"),
+            ("/set repetition", "/set repetition_penalty"),
+            ("/sy", "/system"),
+            ("/model fa", "/model fake-1"),
+        ):
             chat.prompts()
             chat.type(f"{begun}\t")
             chat.shows(f"> {whole}")

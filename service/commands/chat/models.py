@@ -1,0 +1,66 @@
+"""The models of a chat's server: how far each is, and how the chat gets another one."""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import httpx
+
+from model.errors import OptionError, one_line
+from service.commands.chat.conversation import Conversation, clean
+from service.commands.endpoint import CARD_SECONDS, list_models, refusal
+from service.commands.pulse import shown, stage
+
+Card = Mapping[str, Any]
+
+UNREADY = ("unloaded", "loading", "draining", "failed")
+"""The states of a model that answers only once it is loaded. Other servers tell no state: their models are ready."""
+
+
+def described(client: httpx.Client, current: str) -> str:
+    """The models of the server, a line each, with a mark before the current one. Raises OptionError."""
+    cards = list_models(client)
+    width = max(len(name) for name in cards)
+    lines = (f"{'*' if name == current else ' '} {name:{width}}  {_state(card)}" for name, card in cards.items())
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _state(card: Card) -> str:
+    state = card.get("state", "")
+    if state == "loading":
+        return f"{state}: {_stage(card)[1]}"
+    return f"{state}: {card['reason']}" if state == "failed" and "reason" in card else str(state)
+
+
+def _stage(card: Card) -> tuple[float, str]:
+    """The part that is loaded, 0..1, and its stage."""
+    done = card.get("progress", 0.0)
+    return done, stage(card["stage"], done) if "stage" in card else ""
+
+
+def switch(conversation: Conversation, name: str) -> None:
+    """Let the model `name` answer from now on, once it is loaded. Raises OptionError for one that cannot be."""
+    cards = list_models(conversation.client)
+    if name not in cards:
+        raise OptionError(f"no model {name}; the server has {', '.join(cards)}")
+    if cards[name].get("state") in UNREADY:
+        _load(conversation.client, name)
+    conversation.model = name
+
+
+def _load(client: httpx.Client, name: str) -> None:
+    """Wait until a model is loaded, and show how far it is. For a key that may not load it the next message does."""
+
+    def report() -> tuple[float, str]:
+        try:
+            return _stage(client.get(f"/v1/models/{name}", timeout=CARD_SECONDS).json())
+        except (httpx.HTTPError, ValueError):
+            return 0.0, ""
+
+    try:
+        with shown(clean(f"loading {name}..."), report):
+            response = client.post("/v1/models/load", json={"model": name})
+    except httpx.RequestError as error:
+        raise OptionError(f"the connection broke: {one_line(error)}") from error
+    if not response.is_success and response.status_code != HTTPStatus.FORBIDDEN:
+        raise OptionError(refusal(response))
