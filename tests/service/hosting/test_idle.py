@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.service.hosting.serving import LATE, count, ends_whole, said, serving, states
-from tests.service.live import answer, begun, refused
+from tests.service.live import answer, begun, hurried, refused
 from tests.waiting import eventually
 
 LOAD = "/v1/models/load"
@@ -15,8 +15,11 @@ LOAD = "/v1/models/load"
 def test_an_idle_model_is_unloaded_and_a_busy_one_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.hosting.models.WATCH_SECONDS", 0.01)
     with serving(tmp_path, {"a": {"source": "slow", "idle_unload": 0, **LATE}, "b": {}}) as live:
-        with begun(live, model="a", max_tokens=60) as lines:
-            assert ends_whole(lines, 60), "many looks at it, and it goes on"
+        with begun(live, model="a", max_tokens=1000) as lines:
+            assert [said(live, "a") for _ in range(3)] == [answer("hi", 5)] * 3
+            assert (states(live)["a"], count(live, "loads", model="a", outcome="ok")) == ("ready", 1)
+            with hurried():
+                assert ends_whole(lines, 1000)
         eventually(lambda: states(live) == {"a": "unloaded", "b": "ready"}, "then it is idle")
         assert count(live, "unloads", model="a", reason="idle") == 1
         assert said(live, "a") == answer("hi", 5)
