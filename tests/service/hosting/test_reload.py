@@ -39,7 +39,8 @@ def test_sighup_adds_removes_changes_and_keeps_models(tmp_path: Path) -> None:
         assert refused(live, COMPLETIONS, {"model": "removed", "prompt": "hi"}, 404)["code"] == "model_not_found"
         with hurried():
             assert [ends_whole(lines, 1000) for lines in streams] == [True, True]
-        eventually(lambda: removed.client.state == "unloaded" and not live.state.models._retiring, "the one that is gone is closed")
+        gone = live.state.models._retiring
+        eventually(lambda: removed.client.state == "unloaded" and not gone, "the one that is gone is closed")
         eventually(idle(live), "nothing runs")
 
 
