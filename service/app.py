@@ -18,6 +18,8 @@ from service.access.record import Policies, RequestMiddleware
 from service.api import document, embeddings, lora, tokens
 from service.api.anthropic import routes as anthropic
 from service.api.lanes import Lanes
+from service.api.ollama import embed, generation, refused
+from service.api.ollama import models as ollama
 from service.api.ongoing import OngoingWork
 from service.api.openai import chat, completions, fim, models
 from service.api.operations import engine
@@ -82,6 +84,15 @@ ROUTES: tuple[Route, ...] = (
     models.model,
     models.load,
     models.unload,
+    generation.chat,
+    generation.generate,
+    embed.embed,
+    embed.embeddings,
+    ollama.tags,
+    ollama.ps,
+    ollama.show,
+    ollama.show_version,
+    *refused.REFUSED,
     lora.load,
     lora.unload,
     tokens.tokenize,

@@ -41,7 +41,7 @@ SERVICE_ROOMS = """
 """
 API_ROOMS = """
     lanes, ongoing, queries; state; reasoning; prompt; answering; routes; resuming
-    openai, anthropic, responses, embeddings, tokens, operations, lora, document; stored
+    openai, anthropic, responses, embeddings, tokens, operations, lora, document; stored, ollama
 """
 ROOMS = {"model": MODEL_ROOMS, "service": SERVICE_ROOMS, "service.api": API_ROOMS}
 """Folders and files in the order of imports: each may import those before it, but none beside it (after a comma)."""

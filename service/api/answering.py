@@ -75,15 +75,17 @@ async def answer(
     make: Make[ModelRequest],
     make_shape: Callable[[ServedModel, str], Shape],
     save: Save | None = None,
+    first: Framing | None = None,
 ) -> Response:
     """The response to a generation request. Raises every refusal before a status is sent.
 
     Of a stream whose model is not loaded yet, a refusal may come as an event: its signs of life begin while it waits.
+    `first` is the framing until then, where it is not that of events.
     """
     state: State = request.app.state.noria
     record: RequestRecord = request.scope["noria.record"]
     if body.stream and hosted(request, body.model).waits_for is not None:
-        record.streams, framing, guard = True, LateFraming(record.policy.dialect), ExitStack()
+        record.streams, framing, guard = True, LateFraming(record.policy.dialect, first), ExitStack()
         frames = _late_frames(guard, request, body, make, make_shape, save, framing)
         return EventStream(frames, guard, state.drain.expired, framing)
     with ExitStack() as stack:
@@ -97,12 +99,12 @@ async def answer(
 
 
 class LateFraming:
-    """The framing of a stream whose `shape` is known once its model is loaded."""
+    """The framing of a stream whose `shape` is known once its model is loaded; `first` is that before."""
 
     done = b""
 
-    def __init__(self, dialect: Dialect) -> None:
-        self.shape: Framing | None = None
+    def __init__(self, dialect: Dialect, first: Framing | None) -> None:
+        self.shape = first
         self._dialect = dialect
 
     def frame(self, data: Json) -> bytes:

@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 
 from service import version
 from service.api.routes import Route, get
+from service.errors.dialects import EVENTS
 from service.errors.statuses import FINAL, STATUSES
 
 Json = dict[str, Any]
@@ -107,7 +108,8 @@ def _security(route: Route) -> list[Json]:
 def _answers(route: Route, schemas: Mapping[Any, Json]) -> Json:
     content: Json = {route.media_type: {"schema": schemas[route.answer]}}
     if route.streams:
-        content["text/event-stream"] = {"schema": EVENT}
+        media_type = route.policy.dialect.stream
+        content[media_type] = {"schema": EVENT if media_type == EVENTS else schemas[route.answer]}
     named = (
         "x-request-id",
         *(("x-queue-ms",) if route.policy.generates else ()),

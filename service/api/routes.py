@@ -21,6 +21,7 @@ from model.errors import quoted
 from service.access.record import Policy, RequestRecord
 from service.api.lanes import SMALL_BYTES
 from service.api.state import State
+from service.errors.dialects import EVENTS
 from service.errors.errors import BodyTooLarge, HttpError, InvalidRequest
 from service.errors.refusals import invalid_body
 from service.http.sse import while_connected
@@ -68,12 +69,12 @@ class Route:
     @property
     def media_type(self) -> str:
         if self.endless:
-            return "text/event-stream"
+            return EVENTS
         return "text/plain" if self.answer is str else "application/json"
 
     @property
     def streams(self) -> bool:
-        """Whether a request may ask for server-sent events."""
+        """Whether a request may ask for a stream."""
         return self.body is not None and "stream" in self.body.model_fields
 
 

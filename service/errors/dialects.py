@@ -38,16 +38,27 @@ class AnthropicError(TypedDict):
     error: AnthropicErrorObject
 
 
+class OllamaError(TypedDict):
+    """The description of an error, in the shape of Ollama's API."""
+
+    error: str
+
+
+EVENTS, LINES = "text/event-stream", "application/x-ndjson"
+"""The media types of streams."""
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """One API's conventions. `write` returns the JSON of an error, whose type is `answer`.
 
-    A key may be in `key_header`, and is always accepted in `Authorization`.
+    A key may be in `key_header`, and is always accepted in `Authorization`. `stream` is the media type of its streams.
     """
 
     write: Callable[[ApiError], Any]
     answer: type
     key_header: str | None = None
+    stream: str = EVENTS
 
 
 def _openai(error: ApiError) -> OpenAIError:
@@ -60,6 +71,10 @@ def _anthropic(error: ApiError) -> AnthropicError:
     if error.param == "thread":  # Anthropic's tool runner then continues without threads
         about["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     return {"type": "error", "error": about}
+
+
+def _ollama(error: ApiError) -> OllamaError:
+    return {"error": error.message}
 
 
 def _exceeded(error: ContextExceeded) -> str:
@@ -75,6 +90,7 @@ def _exceeded(error: ContextExceeded) -> str:
 
 OPENAI = Dialect(_openai, OpenAIError)
 ANTHROPIC = Dialect(_anthropic, AnthropicError, key_header="x-api-key")
+OLLAMA = Dialect(_ollama, OllamaError, stream=LINES)
 SHARED = replace(OPENAI, key_header=ANTHROPIC.key_header)
 """OpenAI's conventions, on endpoints that Anthropic's clients call too."""
 

@@ -11,12 +11,6 @@ from service.errors.wording import MAX_MEANT_CHARS, meant
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 OTHERS: Mapping[str, str] = {
-    "/api/chat": CHAT,  # Ollama
-    "/api/generate": COMPLETIONS,
-    "/api/embed": "/v1/embeddings",
-    "/api/embeddings": "/v1/embeddings",
-    "/api/tags": "/v1/models",
-    "/api/version": "/version",
     "/completion": COMPLETIONS,  # llama.cpp
     "/infill": COMPLETIONS,
     "/embedding": "/v1/embeddings",

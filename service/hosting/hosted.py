@@ -38,9 +38,9 @@ class HostedModel:
     """A model of the server. `need` is what it takes by its plan, None before the plan is made.
 
     `reserved` is the part of the budget that it has, and it `lacks_memory` while it waits for one. `waiting` counts
-    requests that wait until it is loaded. `idle_seconds` is as in its entry, until a client says another number. A
-    model that is `removed` takes no new request. `failure` is why the latest load failed. `on_idle` is called when no
-    request is in flight any more. Receipts are signed with `key`.
+    requests that wait until it is loaded. `idle_seconds` is as in its entry, until a client says another number, which
+    holds until the model is unloaded. A model that is `removed` takes no new request. `failure` is why the latest load
+    failed. `on_idle` is called when no request is in flight any more. Receipts are signed with `key`.
     """
 
     def __init__(

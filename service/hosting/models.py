@@ -234,6 +234,7 @@ class HostedModels:
 
     async def _unload(self, model: HostedModel, reason: Unload) -> None:
         served, model.admission.model = model.admission.model, None
+        model.idle_seconds = model.entry.idle_seconds
         try:
             while model.admission.in_flight:
                 self._changed.clear()

@@ -9,12 +9,11 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from service.errors.dialects import OPENAI, error_response
+from service.errors.dialects import OLLAMA, OPENAI, Dialect, error_response
 from service.errors.errors import ApiError, Unavailable, as_api_error
 from service.http.connection.flow import Deadline
 
 HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
@@ -79,6 +78,22 @@ class TypedEvents(Comments):
         return b"event: %b\ndata: %b\n\n" % (data["type"].encode(), orjson.dumps(data))
 
 
+class Lines:
+    """Lines of JSON, without names and marks. A space before a line is no content, and clients read lines alone."""
+
+    __slots__ = ()
+    done = b""
+
+    def frame(self, data: Json) -> bytes:
+        return orjson.dumps(data) + b"\n"
+
+    def failure(self, error: ApiError) -> Json:
+        return OLLAMA.write(error)
+
+    def keep_alive(self) -> tuple[bytes, float]:
+        return b" ", KEEP_ALIVE_SECONDS
+
+
 async def while_connected(receive: Receive, expired: asyncio.Future[None], work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`. Raises ClientGone when the client disconnects, Unavailable when `expired` is done.
 
@@ -124,8 +139,11 @@ class EventStream(Response):
         self._expired = expired
         self._framing = framing
         self._started = False
+        self._media_type = b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        dialect: Dialect = scope["noria.record"].policy.dialect
+        self._media_type = dialect.stream.encode()
         try:
             with self._guard:
                 await while_connected(receive, self._expired, self._send_all(send, scope["noria.send"]))
@@ -136,7 +154,6 @@ class EventStream(Response):
                 event = self._framing.failure(as_api_error(error))
                 await self._send(send, self._framing.frame(event), more=False)
             else:
-                dialect = scope["noria.record"].policy.dialect
                 await error_response(error, dialect)(scope, receive, send)
 
     async def _send_all(self, send: Send, send_directly: Send) -> None:
@@ -169,5 +186,6 @@ class EventStream(Response):
     async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
         if not self._started:
             self._started = True
-            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            headers = [(b"content-type", b"%b; charset=utf-8" % self._media_type), *HEADERS]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": more})

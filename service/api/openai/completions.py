@@ -24,7 +24,7 @@ from service.generation.request import ModelRequest, Prompt, ServedModel, sampli
 from service.generation.text import TextStream
 from service.schema.fields import MAX_PROMPTS, Prompts, TokenIds, check_prompts, listed, optional
 from service.schema.generation import MAX_CHOICES, GenerationBody
-from service.structured.constraint import constraint
+from service.structured.constraint import Constraint, constraint
 
 DEFAULT_MAX_TOKENS = 16
 MAX_SEQUENCES = 1024
@@ -38,6 +38,7 @@ class GapBody(GenerationBody):
     harmless = HARMLESS_COMPLETION
     default_max_tokens: ClassVar[int | None] = None
     """None: what the prompt leaves of the context."""
+    max_tokens_field: ClassVar[str] = "max_tokens"
     suffix: str | None = optional(
         "The text after the answer: the model fills the gap between `prompt` and `suffix`. It needs a model with the "
         "tokens `[SUFFIX]` and `[PREFIX]`."
@@ -59,6 +60,11 @@ class GapBody(GenerationBody):
     @property
     def prompts(self) -> list[str] | list[TokenIds]:
         raise NotImplementedError
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """The structured output. Raises InvalidRequest."""
+        return constraint(self)
 
     def check(self) -> None:
         super().check()
@@ -169,7 +175,7 @@ def completion_request(body: GapBody, served: ServedModel) -> ModelRequest:
     """The engine's request. Raises ParameterError or InvalidRequest. It tokenizes: not for the event loop."""
     given: int | None = body.agreed("max_tokens")
     max_tokens, n_logprobs = body.default_max_tokens if given is None else given, body.n_logprobs
-    grammar, fields = enforceable(constraint(body), served)
+    grammar, fields = enforceable(body.constraint, served)
     encoded = [_encoded(prompt, body, 1 if max_tokens is None else max_tokens, served) for prompt in body.prompts]
     ranked = body.n_generated > body.n_choices
     scored = (body.n_prompt_logprobs, n_logprobs if body.echoes else None)
@@ -212,7 +218,7 @@ def _encoded(prompt: str | list[int], body: GapBody, max_tokens: int, served: Se
     whole = _spelled(prompt, body.suffix, served) if isinstance(prompt, str) else prompt
     n_begin = n_begin_tokens(whole, served.tokenizer) if isinstance(prompt, str) else 0
     tokens = truncated(whole, n_begin, body.truncate_prompt_tokens, max_tokens, served)
-    check_prompt(tokens, max_tokens, served)
+    check_prompt(tokens, max_tokens, served, limit_param=body.max_tokens_field)
     return Encoded(tokens, n_begin, prompt if isinstance(prompt, str) and len(tokens) == len(whole) else None)
 
 

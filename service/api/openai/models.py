@@ -120,15 +120,24 @@ def check_keep_alive(value: object) -> float | None:
 
 def _managed(request: Request, name: str) -> HostedModel:
     """The model of this name. Raises Forbidden for a key that may not load it, InvalidRequest on a server with one."""
-    record: RequestRecord = request.scope["noria.record"]
     model = hosted(request, name)
-    if record.key is not None and not record.key.entry.loads_models:
-        message = f"the key {record.key.name} may not load models: its entry in --api-key-file needs loads_models"
-        raise Forbidden(message, code="not_allowed")
+    check_may_load(request.scope["noria.record"])
     if not model.entry.on_demand:
         message = "this server has one model, which stays loaded: start it with several models, or with --models"
         raise InvalidRequest(message, param="model", code="one_model")
     return model
+
+
+def check_may_load(record: RequestRecord) -> None:
+    """Raise Forbidden if the key may not load and unload models."""
+    if not may_load(record):
+        message = f"the key {record.tenant} may not load models: its entry in --api-key-file needs loads_models"
+        raise Forbidden(message, code="not_allowed")
+
+
+def may_load(record: RequestRecord) -> bool:
+    """Whether the key may load and unload models."""
+    return record.key is None or record.key.entry.loads_models
 
 
 def _type(request: Request) -> Type:

@@ -13,9 +13,12 @@ export const City = z.object({ city: z.string().max(12), days: z.number().int().
 
 const PATIENCE = 60_000; // milliseconds
 
-async function metric(sample) {
+/** The sum of a metric's samples with these labels, and whatever model. */
+async function metric(name, labels = "") {
   const lines = (await (await fetch(`${SERVER}/metrics`)).text()).split("\n");
-  return Number(lines.find((line) => line.startsWith(`${sample} `)).split(" ")[1]);
+  const found = lines.filter((line) => line.startsWith(`${name}{`) && line.includes(labels));
+  assert(found.length, `no sample of ${name}`);
+  return found.reduce((sum, line) => sum + Number(line.slice(line.lastIndexOf("}") + 1).trim().split(" ")[0]), 0);
 }
 
 async function eventually(condition, what) {
@@ -33,7 +36,7 @@ export const isRunning = () => eventually(running, "a request runs");
 
 /** Runs `leave`, which starts a long answer and leaves it, and waits until the server has aborted the request. */
 export async function isAborted(leave) {
-  const aborted = () => metric('noria_requests_total{outcome="abort"}');
+  const aborted = () => metric("noria_requests_total", 'outcome="abort"');
   await eventually(async () => !(await running()), "the server is idle");
   const before = await aborted();
   const pace = process.env.PACE_OF_STEPS;

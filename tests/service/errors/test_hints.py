@@ -16,12 +16,13 @@ HINTS = Hints(SERVED)
 MEANT = {
     CHAT: """/chat/completions /v1/v1/chat/completions /v1/chat/completions/chat/completions /v1/chat/completion
         /v1/chat/completions/ //v1//chat/completions /V1/Chat/Completions /openai/v1/chat/completions
-        /v2/chat/completions /v1/chatcompletions /api/chat""",
-    "/v1/completions": "/api/generate /completion /completions /v1/completion /v1/v1/completions",
+        /v2/chat/completions /v1/chatcompletions""",
+    "/v1/completions": "/completion /completions /v1/completion /v1/v1/completions",
     "/v1/messages": "/messages /v1/message /v1/v1/messages",
     "/v1/messages/count_tokens": "/v1/messages/count-tokens",
-    "/v1/models": "/models /v1/model /api/tags /v1 /v1/",
+    "/v1/models": "/models /v1/model /v1 /v1/",
     "/v1/responses": "/v1/response",
+    "/api/chat": "/v1/api/chat /api/chat/",
     "/v1/embeddings": "/embeddings",
     "/tokenize": "/v1/tokenize",
     "/health": "/healthz",

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client import Histogram as TheirHistogram
 
+from service.access.record import Policy, RequestRecord
 from service.http.connection.protocol import Connection
 from service.http.sse import EventStream, PlainEvents
 from service.observe.histogram import Histogram
@@ -52,7 +53,8 @@ def test_no_comment_comes_between_the_pieces_of_an_event(monkeypatch: pytest.Mon
 
     async def main() -> None:
         stream = EventStream(events(), nullcontext(), asyncio.get_running_loop().create_future(), PlainEvents())
-        await stream({"noria.send": send}, asyncio.get_running_loop().create_future, send)  # type: ignore[arg-type]
+        scope = {"noria.send": send, "noria.record": RequestRecord("1", "GET", "/", None, Policy())}
+        await stream(scope, asyncio.get_running_loop().create_future, send)  # type: ignore[arg-type]
 
     asyncio.run(main())
     assert b": kee" in written

@@ -1,0 +1,159 @@
+"""Answers of Ollama's API, as types. Durations are in nanoseconds."""
+
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from service.generation.request import Timings
+from service.receipts.receipt import Signed
+from service.schema.fields import Json
+
+
+class TokenChance(TypedDict):
+    """`bytes` is empty for a control token."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenChances(TokenChance):
+    top_logprobs: list[TokenChance]
+
+
+class AnswerHead(TypedDict):
+    model: str
+    created_at: str
+    done: bool
+
+
+class Ending(TypedDict):
+    """What the last line of a stream has, and the whole answer. `load_duration` is the wait for the model.
+
+    `done_reason` is "load" or "unload" for a request without a prompt.
+    """
+
+    done_reason: NotRequired[Literal["stop", "length", "load", "unload"]]
+    total_duration: NotRequired[int]
+    load_duration: NotRequired[int]
+    prompt_eval_count: NotRequired[int]
+    prompt_eval_duration: NotRequired[int]
+    eval_count: NotRequired[int]
+    eval_duration: NotRequired[int]
+    timings: NotRequired[Timings]
+
+
+class AnswerLine(AnswerHead, Ending, Signed):
+    """What the lines of chats and of other generations have in common."""
+
+    logprobs: NotRequired[list[TokenChances]]
+
+
+class MadeFunction(TypedDict):
+    index: int
+    name: str
+    arguments: Json
+
+
+class MadeCall(TypedDict):
+    id: str
+    function: MadeFunction
+
+
+class ChatContent(TypedDict):
+    role: Literal["assistant"]
+    content: str
+    thinking: NotRequired[str]
+    tool_calls: NotRequired[list[MadeCall]]
+
+
+class ChatAnswer(AnswerLine):
+    """The answer of `POST /api/chat`, and each line of its stream."""
+
+    message: ChatContent
+
+
+class GeneratedAnswer(AnswerLine):
+    """The answer of `POST /api/generate`, and each line of its stream."""
+
+    response: str
+    thinking: NotRequired[str]
+
+
+class Embedded(TypedDict):
+    """The answer of `POST /api/embed`."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class EmbeddedOne(TypedDict):
+    """The answer of `POST /api/embeddings`."""
+
+    embedding: list[float]
+
+
+class ModelDetails(TypedDict):
+    """What a model's files say. The texts are empty for a model that is not loaded."""
+
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class ModelName(TypedDict):
+    """A model. `size` is that of its files in bytes; 0: it is not loaded. `digest` names the model, not its weights."""
+
+    name: str
+    model: str
+    size: int
+    digest: str
+    details: ModelDetails
+
+
+class ListedModel(ModelName):
+    modified_at: str
+
+
+class Tags(TypedDict):
+    """The answer of `GET /api/tags`."""
+
+    models: list[ListedModel]
+
+
+class LoadedModel(ModelName):
+    """A loaded model. `size_vram` is the memory that is reserved for it; 0 on a server with one model."""
+
+    expires_at: str
+    size_vram: int
+    context_length: int
+
+
+class LoadedModels(TypedDict):
+    """The answer of `GET /api/ps`."""
+
+    models: list[LoadedModel]
+
+
+class ShownModel(TypedDict):
+    """The answer of `POST /api/show`. `parameters` are the model's own defaults, a line for each."""
+
+    modified_at: str
+    template: str
+    parameters: str
+    details: ModelDetails
+    model_info: Json
+    capabilities: list[str]
+
+
+class ApiVersion(TypedDict):
+    """`version` is that of Ollama's API, which clients compare. `noria` is the server's own."""
+
+    version: str
+    noria: str

@@ -1,0 +1,103 @@
+"""`POST /api/embed` and the older `/api/embeddings`."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Annotated, cast
+
+from fastapi import Request
+from pydantic import Field
+from starlette.responses import Response
+
+from service.access.record import Policy, RequestRecord
+from service.api.answering import submit, whole_response
+from service.api.embeddings import EmbeddingsBody, EmbeddingShape, embeddings_request
+from service.api.ollama.answers import Embedded, EmbeddedOne
+from service.api.ollama.keeping import found_model, keep, load_or_unload, note_ignored
+from service.api.ollama.options import KeepingBody
+from service.api.ollama.shape import Clock
+from service.api.prompt import on_thread
+from service.api.routes import json_response, post
+from service.errors.dialects import OLLAMA
+from service.generation.choice import Delta
+from service.generation.request import ModelRequest, ServedModel, Timings, Usage
+from service.schema.fields import MAX_PROMPTS, Items, Json, expect, only, optional
+
+Inputs = Annotated[str | Items[str], expect("a string or a list of strings")]
+POLICY = Policy(OLLAMA, operation="embeddings")
+
+
+class OneBody(KeepingBody):
+    """The request body of `POST /api/embeddings`."""
+
+    noticed = only(**KeepingBody.noticed, options=())
+    prompt: str | None = optional("The text.")
+
+
+class EmbedBody(KeepingBody):
+    """The request body of `POST /api/embed`."""
+
+    noticed = OneBody.noticed
+    input: Inputs = Field(description=f"A string, or up to {MAX_PROMPTS} of them.")
+    truncate: bool | None = optional("false: refuse texts that do not fit the context. Default: true, cut their ends.")
+    dimensions: int | None = optional(
+        "The number of values in an embedding. It must equal the model's own.", ge=1, le=2**31 - 1
+    )
+
+    def request(self, served: ServedModel) -> ModelRequest:
+        """The engine's request. It tokenizes: not for the event loop. Raises InvalidRequest."""
+        texts = [self.input] if isinstance(self.input, str) else self.input
+        items = texts if self.truncate is False else [_cut(text, served) for text in texts]
+        return embeddings_request(EmbeddingsBody.model_construct(input=items, dimensions=self.dimensions), served)
+
+
+@post("/api/embed", body=EmbedBody, request={"input": "A noria."}, answer=Embedded, policy=POLICY)
+async def embed(request: Request, body: EmbedBody) -> Response:
+    """Embed one or more texts, in Ollama's API
+
+    An embedding is the mean of the hidden states of a text, scaled to length 1.
+    """
+    return await _embedded(request, body, lambda vectors, more: {"embeddings": vectors, **more})
+
+
+@post("/api/embeddings", body=OneBody, request={"prompt": "A noria."}, answer=EmbeddedOne, policy=POLICY)
+async def embeddings(request: Request, body: OneBody) -> Response:
+    """Embed one text, in Ollama's older API"""
+    kept = {name: getattr(body, name) for name in KeepingBody.model_fields}
+    asked = EmbedBody.model_construct(None, input=body.prompt or "", **kept)
+    return await _embedded(request, asked, lambda vectors, more: {"embedding": vectors[0] if vectors else []})
+
+
+async def _embedded(request: Request, body: EmbedBody, write: Callable[[list[list[float]], Json], Json]) -> Response:
+    """The embeddings of some texts, and other facts, as `write` writes them. Without texts the model is loaded."""
+    record: RequestRecord = request.scope["noria.record"]
+    name, model = found_model(request, body.model)
+    clock = Clock(record.started, record.started)
+
+    def answer(vectors: list[list[float]], usage: Usage) -> Json:
+        counts = {"prompt_eval_count": usage.prompt}
+        return write(vectors, {"model": body.model or model.name, **clock.durations(), **counts})
+
+    if not body.input:
+        await load_or_unload(request, name, model, body)
+        return json_response(answer([], Usage()))
+    note_ignored(record, model, body)
+
+    def made(served: ServedModel) -> ModelRequest:
+        clock.loaded = time.perf_counter()
+        return body.request(served)
+
+    def written(parts: Sequence[Delta], usage: Usage, timings: Timings) -> Json:
+        data = EmbeddingShape("", False).whole(parts, usage, timings)["data"]
+        return answer([cast("list[float]", item["embedding"]) for item in data], usage)
+
+    with ExitStack() as stack:
+        _, generation = await submit(stack, request, body.model_copy(update={"model": name}), on_thread(made))
+        keep(record, model, body)
+        return await whole_response(request, generation, written)
+
+
+def _cut(text: str, served: ServedModel) -> list[int]:
+    """The tokens of a text, as many as fit the context."""
+    most = text.encode()[: served.max_prompt_bytes].decode(errors="ignore")
+    return served.tokenizer.encode(most, add_bos=True, parse_control=True)[: served.info.max_model_len]

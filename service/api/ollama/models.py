@@ -1,0 +1,229 @@
+"""The models as Ollama's API lists and shows them: `/api/tags`, `/api/ps`, `/api/show`, and `/api/version`."""
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+from fastapi import Request
+from starlette.responses import Response
+
+from model.checkpoint.digest import network_files
+from model.checkpoint.families import read_config
+from model.checkpoint.model_files import is_gguf
+from model.checkpoint.resolve import resolve
+from model.config import ModelConfig
+from model.errors import ModelError
+from service import version
+from service.access.record import Policy, RequestRecord
+from service.api.ollama.answers import (
+    ApiVersion,
+    ListedModel,
+    LoadedModel,
+    LoadedModels,
+    ModelDetails,
+    ModelName,
+    ShownModel,
+    Tags,
+)
+from service.api.ollama.keeping import found_model
+from service.api.ollama.shape import rfc3339
+from service.api.openai.completions import fills_gaps
+from service.api.routes import get, json_response, post
+from service.api.state import State
+from service.errors.dialects import OLLAMA
+from service.errors.errors import InvalidRequest, Unavailable
+from service.generation.request import ServedModel
+from service.generation.startup import TextSide, in_thread, load_text_side, marks_of
+from service.hosting.hosted import HostedModel
+from service.schema.fields import Body, Json, only, optional
+
+API = "0.12.11"
+"""The version of Ollama with these routes and fields. Clients refuse servers that say an older one."""
+POLICY = Policy(OLLAMA)
+FOREVER = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+"""When a model expires that stays loaded."""
+NAMES = {"repetition_penalty": "repeat_penalty"}
+"""Sampling parameters that have another name in Ollama."""
+
+
+class Facts(NamedTuple):
+    """What a model's files say, and how it is served: its format, its context in tokens, the width of an embedding."""
+
+    family: str = ""
+    format: str = ""
+    n_parameters: int = 0
+    n_bytes: int = 0
+    quantization: str = ""
+    context: int = 0
+    width: int = 0
+
+    @property
+    def details(self) -> ModelDetails:
+        millions = self.n_parameters / 1e6
+        size = f"{millions / 1000:.1f}B" if millions >= 1000 else f"{millions:.2f}M"
+        return {
+            "parent_model": "",
+            "format": self.format,
+            "family": self.family,
+            "families": [self.family] if self.family else [],
+            "parameter_size": size if self.n_parameters else "",
+            "quantization_level": self.quantization,
+        }
+
+    @property
+    def info(self) -> Json:
+        family = self.family or "unknown"
+        return {
+            "general.architecture": family,
+            "general.parameter_count": self.n_parameters,
+            f"{family}.context_length": self.context,
+            f"{family}.embedding_length": self.width,
+        }
+
+
+@lru_cache(maxsize=64)
+def _of_files(source: Path, stamp: str) -> Facts:
+    """The facts of loaded files with this stamp. Raises ModelError or OSError."""
+    facts = _of_config(source, read_config(source))
+    return facts._replace(n_bytes=sum(path.stat().st_size for path in network_files(source)))
+
+
+def _of_config(source: Path, config: ModelConfig) -> Facts:
+    format_ = "gguf" if is_gguf(source) else "safetensors"
+    return Facts(config.family, format_, config.n_parameters, context=config.max_position, width=config.dim)
+
+
+def _of_served(served: ServedModel) -> Facts:
+    try:
+        facts = Facts() if served.source is None else _of_files(*served.source)
+    except (ModelError, OSError):  # its files have gone since it was loaded
+        facts = Facts()
+    info, scheme = served.info, str(served.info.description.get("quantize", ""))
+    return facts._replace(quantization=scheme, context=info.max_model_len, width=info.dim)
+
+
+class ShowBody(Body):
+    """The request body of `POST /api/show`."""
+
+    harmless = only(system=("",), template=("",), options=({},))
+    noticed = only(verbose=(True, False))
+    model: str | None = optional("A name of the model.")
+    name: str | None = optional("Another name of `model`.")
+
+    def check(self) -> None:
+        if not (self.model or self.name):
+            raise InvalidRequest("model is required", param="model")
+
+
+@get("/api/version", answer=ApiVersion, policy=POLICY)
+async def show_version(request: Request) -> Response:
+    """Show the version of Ollama's API that these routes follow"""
+    answer: ApiVersion = {"version": API, "noria": version()}
+    return json_response(answer)
+
+
+@get("/api/tags", answer=Tags, policy=POLICY)
+async def tags(request: Request) -> Response:
+    """List the models, loaded or not, with their LoRA adapters, in Ollama's API"""
+    answer: Tags = {"models": await in_thread(lambda: [*_listed(request)])}
+    return json_response(answer)
+
+
+@get("/api/ps", answer=LoadedModels, policy=POLICY)
+async def ps(request: Request) -> Response:
+    """List the loaded models, in Ollama's API"""
+    answer: LoadedModels = {"models": await in_thread(lambda: [*_loaded(request)])}
+    return json_response(answer)
+
+
+@post("/api/show", body=ShowBody, request={"model": "smollm2-135m-instruct"}, answer=ShownModel, policy=POLICY)
+async def show(request: Request, body: ShowBody) -> Response:
+    """Show what a model can do, in Ollama's API
+
+    The files of a model that is not loaded are read for it.
+    """
+    name, model = found_model(request, body.model or body.name)
+    if model.admission.model is None and model.entry.on_demand:
+        return json_response(await in_thread(lambda: _unloaded(model)))
+    served = model.admission.require(name)
+    thinks, sees = served.reasoning is not None, bool(served.image_roles)
+    return json_response(await in_thread(lambda: _shown(model, served, _of_served(served), thinks=thinks, sees=sees)))
+
+
+def _unloaded(model: HostedModel) -> ShownModel:
+    """The answer for a model that is not loaded, from its files. Raises Unavailable if they cannot be read."""
+    settings = model.entry.settings
+    try:
+        source = resolve(settings.model, revision=settings.revision, weights=False)
+        config = read_config(source, max_model_len=settings.max_model_len)
+        side = load_text_side(source, settings.chat_template)
+    except (ModelError, OSError) as error:
+        raise Unavailable(f"the files of {model.name} cannot be read: {error}", "model_failed") from error
+    thinks, sees = marks_of(settings, side.chat, side.tokenizer) is not None, config.vision is not None
+    return _shown(model, side, _of_config(source, config), thinks=thinks, sees=sees)
+
+
+def _shown(model: HostedModel, side: TextSide | ServedModel, facts: Facts, *, thinks: bool, sees: bool) -> ShownModel:
+    """The answer of `/api/show`."""
+    values = {NAMES.get(name, name): value for name, value in side.defaults.sampling.items()}
+    capabilities = {
+        "completion": True,
+        "tools": side.chat is not None,
+        "insert": fills_gaps(side.tokenizer),
+        "vision": sees,
+        "thinking": thinks,
+        "embedding": True,
+    }
+    return {
+        "modified_at": _modified(model),
+        "template": (side.chat and side.chat.source) or "",
+        "parameters": "\n".join(f"{name} {value}" for name, value in {"num_ctx": facts.context, **values}.items()),
+        "details": facts.details,
+        "model_info": facts.info,
+        "capabilities": [name for name, has in capabilities.items() if has],
+    }
+
+
+def _models(request: Request) -> list[HostedModel]:
+    record: RequestRecord = request.scope["noria.record"]
+    state: State = request.app.state.noria
+    return state.models.allowed(record.key)
+
+
+def _listed(request: Request) -> Iterator[ListedModel]:
+    for model in _models(request):
+        for name in model.names:
+            yield {**_name(model, name), "modified_at": _modified(model)}
+
+
+def _loaded(request: Request) -> Iterator[LoadedModel]:
+    for model in _models(request):
+        if (served := model.admission.model) is not None:
+            yield {
+                **_name(model, model.name),
+                "expires_at": rfc3339(_expiry(model)),
+                "size_vram": model.reserved,
+                "context_length": served.info.max_model_len,
+            }
+
+
+def _expiry(model: HostedModel) -> datetime:
+    if model.idle_seconds is None:
+        return FOREVER
+    idle = 0.0 if model.busy else time.monotonic() - model.last_used
+    return datetime.now(UTC) + timedelta(seconds=max(0.0, model.idle_seconds - idle))
+
+
+def _modified(model: HostedModel) -> str:
+    return rfc3339(datetime.fromtimestamp(model.created, UTC))
+
+
+def _name(model: HostedModel, name: str) -> ModelName:
+    served, settings = model.admission.model, model.entry.settings
+    facts = Facts() if served is None else _of_served(served)
+    digest = sha256(f"{settings.model}\n{settings.revision}\n{name}".encode()).hexdigest()
+    return {"name": name, "model": name, "size": facts.n_bytes, "digest": digest, "details": facts.details}

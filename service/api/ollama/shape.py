@@ -1,0 +1,155 @@
+"""The answers of Ollama's API: lines of JSON, of which the last has counts and durations, or one object with all."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import cast
+
+from model.tokenizers.base import Tokenizer
+from service.api.ollama.answers import AnswerHead, MadeCall, TokenChance, TokenChances
+from service.generation.choice import LEAST_LOGPROB, Delta, Scored
+from service.generation.request import Timings, Usage
+from service.http.sse import Json, Lines
+from service.structured.call_reader import CallDelta, CallReader, pieces_of
+
+
+def head(model: str, *, done: bool) -> AnswerHead:
+    return {"model": model, "created_at": rfc3339(datetime.now(UTC)), "done": done}
+
+
+def rfc3339(at: datetime) -> str:
+    """A time in UTC as Go writes it."""
+    return at.isoformat().replace("+00:00", "Z")
+
+
+def nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+@dataclass(slots=True)
+class Clock:
+    """When a request came, and when its model was loaded, by perf_counter."""
+
+    started: float
+    loaded: float
+
+    def durations(self) -> Json:
+        total, loading = time.perf_counter() - self.started, self.loaded - self.started
+        return {"total_duration": nanoseconds(total), "load_duration": nanoseconds(loading)}
+
+
+@dataclass(slots=True)
+class AnswerShape(Lines):
+    """Writes lines of an answer. With a `reader` the text may contain tool calls; each is sent once it is whole.
+
+    `tokenizer` is None without logprobs.
+    """
+
+    model: str
+    clock: Clock
+    tokenizer: Tokenizer | None = None
+    reader: CallReader | None = None
+    _begun: list[CallDelta] = field(default_factory=list)  # the pieces of a call that may not be whole
+    _n_calls: int = 0
+
+    def content(self, text: str, thought: str, calls: list[MadeCall]) -> Json:
+        """The fields of the content of a line."""
+        raise NotImplementedError
+
+    def opening(self, index: int, usage: Usage) -> list[Json]:
+        return []
+
+    def chunks(self, index: int, delta: Delta, usage: Usage) -> list[Json]:
+        """A line with the content, if there is any, and at the end the last one, without content."""
+        text, calls = self._read(delta)
+        lines: list[Json] = []
+        if text or delta.thought or calls or delta.scored:
+            lines.append({**head(self.model, done=False), **self.content(text, delta.thought, calls)})
+            lines[-1] |= self._scores(delta.scored)
+        if delta.finish is not None:
+            lines.append({**head(self.model, done=True), **self.content("", "", []), **_counts(delta, usage)})
+        return lines
+
+    def closing(self, usage: Usage) -> list[Json]:
+        return []
+
+    def frame(self, data: Json) -> bytes:
+        return Lines.frame(self, data | self._durations(data["timings"]) if "timings" in data else data)
+
+    def whole(self, parts: Sequence[Delta], usage: Usage, timings: Timings) -> Json:
+        (delta,) = parts
+        text, calls = self._read(delta)
+        answer = {**head(self.model, done=True), **self.content(text, delta.thought, calls), **_counts(delta, usage)}
+        return answer | self._scores(delta.scored) | self._durations(timings) | {"timings": timings}
+
+    def _durations(self, timings: Timings) -> Json:
+        prompt, answer = timings["prompt_ms"] / 1000, timings["predicted_ms"] / 1000
+        spent = {"prompt_eval_duration": nanoseconds(prompt), "eval_duration": nanoseconds(answer)}
+        return self.clock.durations() | spent
+
+    def _read(self, delta: Delta) -> tuple[str, list[MadeCall]]:
+        """The text of a delta, and the calls that it completes. A call that was cut short is left out."""
+        final = delta.finish is not None
+        text, calls = "", []
+        for piece in pieces_of(self.reader, delta.text, final=final):
+            if isinstance(piece, str):
+                text += piece
+            else:
+                calls += self._ended() if piece.name is not None else []
+                self._begun.append(piece)
+        if final:
+            calls += self._ended()
+        return text, calls
+
+    def _ended(self) -> list[MadeCall]:
+        """The call whose pieces have come, if it is whole."""
+        pieces, self._begun = self._begun, []
+        try:
+            arguments = json.loads("".join(piece.arguments for piece in pieces))
+        except ValueError:
+            return []
+        function = {"index": self._n_calls, "name": pieces[0].name, "arguments": arguments}
+        self._n_calls += 1
+        return [cast("MadeCall", {"id": pieces[0].id, "function": function})]
+
+    def _scores(self, scored: Sequence[Scored]) -> Json:
+        if self.tokenizer is None:
+            return {}
+        return {"logprobs": [_with_top(item, self.tokenizer) for item in scored]}
+
+
+class ChatShape(AnswerShape):
+    """Writes the lines of `POST /api/chat`."""
+
+    __slots__ = ()
+
+    def content(self, text: str, thought: str, calls: list[MadeCall]) -> Json:
+        some = {"thinking": thought, "tool_calls": calls}
+        known = {name: value for name, value in some.items() if value}
+        return {"message": {"role": "assistant", "content": text, **known}}
+
+
+class GeneratedShape(AnswerShape):
+    """Writes the lines of `POST /api/generate`."""
+
+    __slots__ = ()
+
+    def content(self, text: str, thought: str, calls: list[MadeCall]) -> Json:
+        return {"response": text, **({"thinking": thought} if thought else {})}
+
+
+def _counts(delta: Delta, usage: Usage) -> Json:
+    reason = "length" if delta.finish == "length" else "stop"
+    return {"done_reason": reason, "prompt_eval_count": usage.prompt, "eval_count": usage.completion}
+
+
+def _with_top(item: Scored, tokenizer: Tokenizer) -> TokenChances:
+    top = [_score(token, logprob, tokenizer) for token, logprob in item.top]
+    return {**_score(item.token, item.logprob or 0.0, tokenizer), "top_logprobs": top}
+
+
+def _score(token: int, logprob: float, tokenizer: Tokenizer) -> TokenChance:
+    piece = list(tokenizer.piece(token) or b"")
+    return {"token": tokenizer.name(token), "logprob": max(logprob, LEAST_LOGPROB), "bytes": piece}
