@@ -121,10 +121,12 @@ FAMILIES: Mapping[str, Family] = {
 WRAPPERS: Mapping[str, str] = {"mistral3": "mistral", "llava": "llama"}
 """Models of text and images, each with the family of its text if `text_config` names none. Pixtral 12B is a llava."""
 
-_LATENT, _AUDIO = "latent attention", "an audio encoder"
+_AUDIO = "an audio encoder"
+_LARGE_4 = "a sparse index of tokens, learned RoPE scales and caches shared by layers (Mistral Large 4)"
 _MISSING: Mapping[str, str] = {
-    "mistral_large4": "a sparse index of tokens, learned RoPE scales and caches shared by layers (Mistral Large 4)",
-    "deepseek_v3": f"{_LATENT} (DeepSeek V3)",
+    "mistral_large4": _LARGE_4,
+    "mistral_large4_text": _LARGE_4,
+    "deepseek_v3": "a sigmoid router with a correction bias and groups of experts (DeepSeek V3)",
     "voxtral": f"{_AUDIO} (Voxtral)",
     "voxtral_realtime": f"{_AUDIO} (Voxtral)",
     "mamba": "a state space layer (Mamba)",

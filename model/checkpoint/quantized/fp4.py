@@ -10,6 +10,10 @@ from model.kernels.groups import NVFP4_GROUP
 
 VALUES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 """The magnitudes by the lower three bits of a code; the upper bit is the sign."""
+LARGEST_NVFP4 = 6.0 * 448.0
+"""The largest value before the factor."""
+LARGEST_EXPONENT = 252
+"""That of MXFP4 with which 6 is still a float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +48,12 @@ class Fp4Matrix:
         return replace(self, codes=self.codes[:, first // 2 : stop // 2], scales=scales)
 
     def check(self) -> None:
-        """Raise ValueError for a scale that is not finite, or negative."""
-        if self.scales.ge(127 if self.group == NVFP4_GROUP else 255).any():
-            raise ValueError("a scale is not finite, or negative")
+        """Raise ValueError for a scale that is not finite, or negative, or with which a value is not finite."""
+        is_nvfp4 = self.group == NVFP4_GROUP
+        if self.scales.ge(127 if is_nvfp4 else LARGEST_EXPONENT + 1).any():
+            raise ValueError("a scale is not finite, or negative, or too large")
+        if is_nvfp4 and self.factor * LARGEST_NVFP4 > torch.finfo(torch.float32).max:
+            raise ValueError(f"its global factor {self.factor:.3g} is too large")
 
     def dequantize(self) -> Tensor:
         """float32 [n_out, n_in]. Only the product with `factor` is rounded. Raises ValueError as `check` does."""

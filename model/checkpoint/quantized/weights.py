@@ -111,7 +111,9 @@ def _fp4(form: str, tensors: Tensors) -> Fp4Matrix:
         raise ValueError(f"its {form} has rows of {n_bytes * 2} values, expected a multiple of {group}")
     _expect(scales, [n_out, n_bytes * 2 // group], "weight_scale")
     factor = _one(tensors, "weight_scale_2") / _one(tensors, "weight_global_scale")
-    return Fp4Matrix(tensors[form], scales.view(torch.uint8), group, factor)
+    matrix = Fp4Matrix(tensors[form], scales.view(torch.uint8), group, factor)
+    matrix.check()  # later, halves that are packed together have one name
+    return matrix
 
 
 def _one(tensors: Tensors, role: str) -> float:

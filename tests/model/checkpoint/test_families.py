@@ -115,6 +115,8 @@ def test_rope_fraction(tmp_path: Path) -> None:
             {"model_type": "mistral_large4"},
             "'mistral_large4', which needs a sparse index .*, learned RoPE scales and caches .*: Noria has none",
         ),
+        ({"model_type": "mistral_large4_text"}, "'mistral_large4_text', which needs a sparse index .*: Noria has none"),
+        ({"model_type": "deepseek_v3"}, "'deepseek_v3', which needs a sigmoid router with a correction bias"),
         ({"model_type": "voxtral"}, r"'voxtral', which needs an audio encoder \(Voxtral\): Noria has none"),
         ({"model_type": "mamba2"}, r"'mamba2', which needs a state space layer \(Codestral Mamba\)"),
         ({"model_type": "pixtral"}, "'pixtral', which needs an image encoder without a text model"),

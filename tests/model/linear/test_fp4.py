@@ -1,5 +1,7 @@
 """Projections that get rows in 4-bit floats: they stay as they are, or become what the scheme makes of others."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -102,7 +104,9 @@ def test_parts_of_the_channels_stay_as_they_are(kind: str) -> None:
     assert torch.equal(odd, found.dequantize()[:, 40:120])
 
 
-@pytest.mark.parametrize(("kind", "byte"), [("nvfp4", 0x7F), ("nvfp4", 0x81), ("nvfp4", 0xFF), ("mxfp4", 0xFF)])
+@pytest.mark.parametrize(
+    ("kind", "byte"), [("nvfp4", 0x7F), ("nvfp4", 0x81), ("nvfp4", 0xFF), ("mxfp4", 0xFD), ("mxfp4", 0xFF)]
+)
 def test_damaged_scales_are_refused(kind: str, byte: int) -> None:
     found = matrix(kind, 16, 64)
     found.scales[3, 1] = byte
@@ -110,3 +114,17 @@ def test_damaged_scales_are_refused(kind: str, byte: int) -> None:
         made("int8", 64, (0, found))
     with pytest.raises(ValueError, match="a scale is not finite"):
         found.dequantize()
+
+
+@pytest.mark.parametrize("factor", [3.3e35, 1e39])
+def test_a_factor_with_which_values_are_not_finite_is_refused(factor: float) -> None:
+    found = replace(matrix("nvfp4", 16, 64), factor=factor)
+    for use in (lambda: made("int8", 64, (0, found)), found.dequantize):
+        with pytest.raises(ValueError, match=r"its global factor .* is too large"):
+            use()
+
+
+def test_the_largest_exponent_is_a_number() -> None:
+    found = matrix("mxfp4", 16, 64)
+    found.scales[:] = 252
+    assert found.dequantize().isfinite().all()
