@@ -129,7 +129,9 @@ def _temperature(values: Values) -> dict[str, Any]:
 
 _SCALINGS: Mapping[str, Callable[[Values], dict[str, Any]]] = {"none": _none, "linear": _linear, "yarn": _yarn}
 LONGEST_WITHOUT_YARN = 131_072
-"""The longest context of the models that the architecture `mistral3` has without YaRN: Small 3.1 and 3.2."""
+"""The longest context of the models of these architectures without YaRN: Small 3.1 and 3.2."""
+WITH_YARN = ("mistral3", "mistral4", "deepseek2")
+"""The architectures whose long models have YaRN."""
 
 
 def wrong_conversions(name: str, metadata: Values) -> Iterator[str]:
@@ -137,12 +139,12 @@ def wrong_conversions(name: str, metadata: Values) -> Iterator[str]:
 
     The first converters for `mistral3` did not write YaRN, or not its scale, which the models of 2025 and 2026 have.
     """
-    if metadata.get("general.architecture") != "mistral3":
+    if (architecture := metadata.get("general.architecture")) not in WITH_YARN:
         return
-    values = {key.removeprefix("mistral3."): value for key, value in metadata.items()}
+    values = {key.removeprefix(f"{architecture}."): value for key, value in metadata.items()}
     remedy = "the file was converted wrongly; get a newer one"
     if _kind(values) == "yarn":
-        if "rope.scaling.yarn_log_multiplier" not in values:
+        if architecture == "mistral3" and "rope.scaling.yarn_log_multiplier" not in values:
             yield f"{name} has YaRN without rope.scaling.yarn_log_multiplier: {remedy}"
     elif values.get("context_length", 0) > LONGEST_WITHOUT_YARN or values.get("attention.temperature_scale"):
         yield f"{name} has a context of {values.get('context_length')} tokens without the keys of YaRN: {remedy}"

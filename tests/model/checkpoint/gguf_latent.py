@@ -103,7 +103,7 @@ def save(model: Any, path: Path, architecture: str, kind: str = "F32", **changes
         writer.add_uint32(f"{architecture}.{key}", number)
     for key, value in (floats | changes.get("floats", {})).items():
         writer.add_float32(f"{architecture}.{key}", value)
-    writer.add_rope_scaling_type(RopeScalingType.YARN)
+    writer.add_rope_scaling_type(changes.get("scaling", RopeScalingType.YARN))
     if changes.get("norm", True):
         writer.add_expert_weights_norm(True)
     stored = tensors(model, joined=architecture == "mistral4") | changes.get("tensors", {})

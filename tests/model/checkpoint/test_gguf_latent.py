@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf import RopeScalingType
 from gguf.quants import dequantize
 
 from model.checkpoint.families import read_config
+from model.checkpoint.gguf.open import open_gguf
 from model.errors import ModelError
 from tests.model.checkpoint.gguf_latent import save
 from tests.model.driving import network
@@ -43,6 +45,15 @@ def test_quantized_files_mean_what_the_package_says(
     found = network(path, scheme).whole(TOKENS).log_softmax(-1)
     difference = (found - logprobs(meant)).abs()
     assert difference.max() < 1e-4 if scheme == "none" else difference.mean() < 0.15
+
+
+@pytest.mark.parametrize("architecture", ["deepseek2", "mistral4"])
+def test_a_long_context_without_yarn_is_named(architecture: str, tmp_path: Path) -> None:
+    long = {"numbers": {"context_length": 1_048_576}}
+    path = save(mistral4(), tmp_path / "m.gguf", architecture, scaling=RopeScalingType.NONE, **long)
+    (doubt,) = open_gguf(path).doubts
+    assert doubt.startswith("m.gguf has a context of 1048576 tokens without the keys of YaRN: ")
+    assert not open_gguf(save(mistral4(), tmp_path / "right.gguf", architecture, **long)).doubts
 
 
 def reread(path: Path, model: Any) -> Any:
