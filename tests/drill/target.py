@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from model.machine.host import free_memory
 from tests.drill.processes import Process, send, tree
 from tests.drill.row import Broken, NotPossible
 from tests.e2e.server import MODEL, LiveServer, free_port
@@ -80,14 +81,15 @@ def _latent(folder: Path) -> tuple[list[str], dict[str, str]]:
     return [*SERVE, str(folder / "model")], {"NORIA_PREFIX_STORE": str(folder / "pages")}
 
 
-OTHER, THIRD = "other", "third"
-"""The second and the third model of a server with several."""
+OTHER, THIRD, LARGE = "other", "third", "large"
+"""The models of a server with several, besides the first."""
 
 
 def _models(folder: Path) -> tuple[list[str], dict[str, str]]:
-    """It serves the embedded model, the same with a shorter context, and a small random one that is loaded on demand.
+    """It serves the embedded model, the same with a shorter context, and two small random ones that load on demand.
 
-    It has no spare engines: the younger engine is that of the second model.
+    The KV cache of the last takes half of the memory. There are no spare engines: the younger engine is that of the
+    second model.
     """
     from tests.model.network.latent_models import mistral4, save_native  # they import torch
     from tests.model.tokenizers.tekken_files import N_SPECIAL, SMALL, write_tekken
@@ -109,6 +111,12 @@ def _models(folder: Path) -> tuple[list[str], dict[str, str]]:
         load = "first-request"
         max-model-len = 512
         cache-memory = "16MiB"
+        [[models]]
+        name = "{LARGE}"
+        source = "{folder / THIRD}"
+        load = "first-request"
+        max-model-len = 512
+        cache-memory = "{free_memory() // 2}"
         """
     )
     return [*SERVE], {"NORIA_MODELS": str(folder / "models.toml"), "NORIA_SPARE_ENGINE": "false"}

@@ -48,7 +48,9 @@ class ChoiceFacts(TypedDict):
 
 
 class RequestFacts(TypedDict):
-    """One request. `place` and `reason` are those of its first choice that waits, if none is computed.
+    """One request, and the name by which it calls its model.
+
+    `place` and `reason` are those of its first choice that waits, if none is computed.
 
     `start` is the place divided by the rate at which requests finish; null without a place. `outcome` comes
     with the end. `same_id` counts the key's requests in flight with this id, of which this is the newest.
@@ -57,6 +59,7 @@ class RequestFacts(TypedDict):
     id: str
     object: Literal["request"]
     path: str
+    model: str | None
     state: State
     age_seconds: float
     prompt_tokens: int | None
@@ -204,6 +207,7 @@ def _facts(record: RequestRecord, state: State, same_id: int) -> RequestFacts:
         "id": record.id,
         "object": "request",
         "path": record.path,
+        "model": record.model or record.served,
         "state": state,
         "age_seconds": round(time.perf_counter() - record.started, 3),
         "prompt_tokens": record.prompt_tokens,

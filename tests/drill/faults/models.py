@@ -1,6 +1,8 @@
 """Several models: one dies, loads, goes or comes while another one serves."""
 
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,13 +12,14 @@ from itertools import pairwise
 
 import httpx
 
+from model.machine.host import free_memory
 from tests.drill.canary import COMPLETIONS, GREEDY, PROMPT, Answer, Question, ask
 from tests.drill.faults.deaths import LOAD
 from tests.drill.processes import send
 from tests.drill.row import MIB, Promise, Row, check
 from tests.drill.soak import GROWTH_COUNT, GROWTH_MEMORY, measure, slope
 from tests.drill.stage import Stage
-from tests.drill.target import OTHER, THIRD
+from tests.drill.target import LARGE, OTHER, THIRD
 from tests.drill.wire import fetch
 
 LATE_SECONDS = 1.0
@@ -145,6 +148,28 @@ def vanished(stage: Stage) -> str:
     return found.text[:120]
 
 
+EATER = "import sys; held = bytearray(int(sys.argv[1])); held[::4096] = b'x' * len(held[::4096]); print(); input()"
+"""A program that takes memory, page by page, and keeps it until its input ends."""
+
+
+def neighbour(stage: Stage) -> str:
+    """Ask for a model that fits by its plan, while another process has taken the memory for it; then once more."""
+    n_bytes = free_memory() * 6 // 10
+    command = [sys.executable, "-c", EATER, str(n_bytes)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as eater:
+        assert eater.stdout is not None
+        eater.stdout.readline()
+        found = ask(stage.target.url, question(LARGE))
+        eater.communicate()
+    check(found.status == 503 and "could not be loaded" in found.text, f"{found.status}: {found.text}")
+    deadline = time.monotonic() + LOAD_SECONDS
+    while (again := ask(stage.target.url, question(LARGE))).status != 200 and time.monotonic() < deadline:
+        time.sleep(0.25)
+    check(again.status == 200, f"{again.status}: {again.text}")
+    unload(stage, LARGE)
+    return found.text[:160]
+
+
 def loads(times: int, stage: Stage) -> str:
     """Load and unload a model many times, and look at the slopes of the second half."""
     samples: list[tuple[float, float, float]] = []
@@ -171,6 +196,7 @@ ROWS = tuple(
         ("a model is loaded under load", "eight requests for it load it once", loaded_in_a_storm, LOAD),
         ("loads, unloads and requests of one model at once", "all succeed", races, 1),
         ("the files of a model are gone", "a 503 with the reason, and answers once they are back", vanished, 1),
+        ("another process takes the memory of a model", "a 503 with the reason, and answers later", neighbour, 1),
         (f"{N_LOADS} loads and unloads", "memory, descriptors and threads stay", partial(loads, N_LOADS), 1),
     )
 )

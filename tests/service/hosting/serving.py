@@ -92,4 +92,4 @@ def facts(live: Live, request_id: str) -> dict[str, Any]:
 
 def waits(live: Live, request_id: str, reason: str) -> bool:
     found = facts(live, request_id)
-    return (found.get("state"), found.get("reason")) == ("preparing", reason)
+    return (found.get("state"), found.get("reason"), bool(found.get("model"))) == ("preparing", reason, True)

@@ -68,7 +68,7 @@ def test_a_request_is_followed_from_the_queue_to_its_end() -> None:
             assert (found["state"], found["place"], found["reason"]) == ("waiting", 1, "sequences")
             assert (found["prompt_tokens"], found["generated_tokens"], found["cached_tokens"]) == (4, 0, None)
             assert found["start"]["seconds"] > 0
-            assert found["same_id"] == 1
+            assert (found["same_id"], found["model"]) == (1, "fake")
             assert cancel(live, "mine").json() == {"id": "mine", "object": "request.cancelled", "cancelled": 1}
             assert response().json()["choices"][0] == {
                 "index": 0,
