@@ -127,3 +127,19 @@ def test_answers_of_models_that_come_and_go(
         states = [card["state"] for card in server.http.get("/v1/models").json()["data"]]
         assert states.count("ready") <= 2
         assert server.metric("noria_model_memory_bytes") < sum(needs)
+
+
+def test_pages_on_disk_survive_an_unload(models: Mapping[str, tuple[str, int]], tmp_path: Path) -> None:
+    flags = ("--models", file_of(models, tmp_path, "first-request"), "--prefix-store", str(tmp_path / "pages"))
+    body = {"model": "long", "prompt": "The wheel turns. " * 60, "max_tokens": 8, "temperature": 0}
+    with serving(*flags) as server:
+
+        def ask() -> tuple[str, int]:
+            reply = server.http.post("/v1/completions", json=body).raise_for_status().json()
+            return reply["choices"][0]["text"], reply["timings"]["cache_disk_n"]
+
+        first, none = ask()
+        server.http.post("/v1/models/unload", json={"model": "long"}).raise_for_status()
+        again, from_disk = ask()
+    assert (again, none) == (first, 0)
+    assert from_disk >= 128
