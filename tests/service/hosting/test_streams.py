@@ -1,0 +1,56 @@
+"""Streams of a model that is not loaded yet: signs of life, then the answer, or the error as an event."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.service.hosting.serving import LATE, serving
+from tests.service.live import USER, answer, hurried
+from tests.waiting import PATIENCE
+
+SECONDS = 0.05
+CHAT = {"messages": USER, "max_tokens": 4, "stream": True}
+STREAMS = [
+    ("/v1/completions", {"prompt": "hi", "max_tokens": 4, "stream": True}, "data: [DONE]"),
+    ("/v1/chat/completions", CHAT, "data: [DONE]"),
+    ("/v1/messages", CHAT, 'data: {"type":"message_stop"'),
+]
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.http.sse.KEEP_ALIVE_SECONDS", SECONDS)
+
+
+@pytest.mark.parametrize(("path", "body", "last"), STREAMS)
+def test_a_stream_begins_while_its_model_loads(path: str, body: dict[str, object], last: str, tmp_path: Path) -> None:
+    with serving(tmp_path, {"a": {}, "b": {"source": "large", **LATE}}) as live:
+        with (
+            httpx.Client(base_url=live.url, timeout=PATIENCE) as http,
+            http.stream("POST", path, json={**body, "model": "b"}) as response,
+        ):
+            assert response.status_code == 200
+            lines = response.iter_lines()
+            assert next(lines) == ": keep-alive"
+            assert live.http.get("/v1/models/b").json()["state"] == "loading"
+            with hurried():
+                rest = [line for line in lines if line and line != ": keep-alive"]
+        prompt = "hi" if path == "/v1/completions" else "u:hi;a:"
+        assert answer(prompt, 4)[0] in "".join(rest)
+        assert rest[-1].startswith(last)
+
+
+@pytest.mark.parametrize(("path", "body", "last"), STREAMS)
+def test_a_load_that_fails_after_the_status_is_an_event(
+    path: str, body: dict[str, object], last: str, tmp_path: Path
+) -> None:
+    entries = {"a": {}, "b": {"source": "large", "load_timeout": 1, **LATE}}
+    with ExitStack() as ending, serving(tmp_path, entries) as live:
+        response = live.post(path, {**body, "model": "b"})
+        ending.enter_context(hurried())  # the thread of the load would finish that first
+        assert response.status_code == 200
+        assert "b is not loaded within 1 s" in response.text or "could not be loaded" in response.text
+        assert "[DONE]" not in response.text
+        assert '"error"' in response.text
