@@ -88,16 +88,20 @@ def load_chat(model: Traversable, tokenizer: Tokenizer, template: str | None = N
 
     The directory's template comes first, then a tokenizer file of Mistral's. In Hugging Face's layout the name
     `tokenizer.model` alone says nothing: models of other makers have such a file too.
-    A template that would tell the model `{today}` in place of a date, as that of Mistral Small 4, comes last.
+    A template that would tell the model `{today}` in place of a date, as that of Mistral Small 4, comes last. The log
+    names it.
     `template` is Jinja source that replaces the directory's. Raises ModelError for a template that is not valid Jinja.
     """
     directory = model_files(model)
     config = tokenizer_config(directory)
     sources = {"default": template} if template else _templates(directory, config)
     file = _mistral_file(directory)
-    if file is not None and not template and _is_undated(sources.get("default", "")):
-        log.warning("the chat template has {today} where a date belongs: %s gives the format", file.name)
-        return MistralChat(file, tokenizer)
+    if _is_undated(sources.get("default", "")):
+        better = None if template else file
+        what = f"{better.name} gives the format" if better else "the model reads that; --chat-template names another"
+        log.warning("the chat template has {today} where a date belongs: %s", what)
+        if better is not None:
+            return MistralChat(better, tokenizer)
     if "default" in sources:
         ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
         named = {role: tokenizer.name(token) for role, token in ids.items() if token is not None}

@@ -405,8 +405,11 @@ def test_a_template_with_a_place_for_a_date_is_not_used(tmp_path: Path, caplog: 
     assert "today" not in tokenizer.decode(chat.encode([{"role": "user", "content": "Hi"}]))
     assert "tekken.json gives the format" in caplog.text
     assert not isinstance(load_chat(tmp_path, tokenizer, path.read_text()), MistralChat), "it was asked for"
+    assert "the model reads that; --chat-template names another" in caplog.text
+    caplog.clear()
     path.write_text(f"{{{{ '{system}'.replace('{{today}}', strftime_now('%d')) }}}}")
     assert not isinstance(load_chat(tmp_path, tokenizer), MistralChat)
+    assert not caplog.text
 
 
 def test_tokenizer_model_alone_says_nothing_in_hugging_faces_layout(tmp_path: Path) -> None:
