@@ -16,6 +16,8 @@ from model.sampling_params import RepetitionDetection
 
 ReasoningFormat = Literal["auto", "deepseek", "none", "mistral"]
 """Where a chat has its thoughts."""
+LOAD_TIMEOUT = 600.0
+"""Default seconds for which requests wait for a model."""
 MAX_ADAPTER_NAME = 256
 """Characters of an adapter's name."""
 
@@ -95,8 +97,8 @@ class ModelSettings(RunnerOptions):
     )
     spare_engine: bool = option(
         True,
-        "Keep a second engine process ready. It loads the model when the first one dies. This saves a second or more, "
-        "and needs about 150 MB.",
+        "Keep one more engine process ready, for all models. It loads the model of one that dies. This saves a second "
+        "or more, and needs about 150 MB.",
     )
     on_engine_loss: str = option(
         "continue",
@@ -104,9 +106,10 @@ class ModelSettings(RunnerOptions):
         "all other answers. error: it ends with an error.",
         choices=("continue", "error"),
     )
-    load_timeout: float = option(
-        600.0,
+    load_timeout: float | None = option(
+        None,
         "Seconds for which requests wait for a model that is not loaded yet, where a server has several.",
+        unset=f"{LOAD_TIMEOUT:g}",
         least=1,
     )
 

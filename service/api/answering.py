@@ -101,11 +101,13 @@ async def answer(
 class LateFraming:
     """The framing of a stream whose `shape` is known once its model is loaded; `first` is that before."""
 
-    done = b""
-
     def __init__(self, dialect: Dialect, first: Framing | None) -> None:
         self.shape = first
         self._dialect = dialect
+
+    @property
+    def done(self) -> bytes:
+        return b"" if self.shape is None else self.shape.done
 
     def frame(self, data: Json) -> bytes:
         if self.shape is not None:
@@ -134,7 +136,6 @@ async def _late_frames(
     framing.shape = shape = make_shape(served, body.model or served.names[0])
     async for frames in stream_frames(generation, shape, receipts, save):
         yield frames
-    yield [shape.done]
 
 
 async def submit_signed(

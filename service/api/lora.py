@@ -82,7 +82,7 @@ async def load(request: Request, body: LoadBody) -> Response:
         await while_connected(request.receive, state.drain.expired, state.models.until_loaded(model))
         served = model.admission.require()
         found = await asyncio.to_thread(path_inside, directory, body.lora_path)  # its disk may be slow
-        if any(body.lora_name in other.names for other in state.models):
+        if any(other.has(body.lora_name) for other in state.models):
             raise AdapterExists(body.lora_name)
         loading = model.admission.adapters.load(body.lora_name, found)
         try:

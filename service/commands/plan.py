@@ -11,14 +11,14 @@ from rich.table import Table
 
 from model.checkpoint.resolve import resolve
 from model.errors import OptionError
-from model.machine.gpu import driver, gpu_memory
-from model.machine.host import free_memory
+from model.machine.gpu import driver
 from model.memory.plan import MemoryPlan, make_plan
 from model.memory.remedies import lack, remedies
 from model.memory.sizes import ADAPTER_RANK, size
 from model.options import RunnerOptions
 from service.commands.flags import parse_size
 from service.generation.startup import runner_options
+from service.hosting.memory import device_of
 from service.settings import Settings
 
 LEAST_BARE = 2**20
@@ -37,7 +37,7 @@ def show(settings: Settings, total: int | None, *, as_json: bool) -> None:
 
     Without a device it is this machine's, and without `total` its memory. Raises NoriaError, also if nothing fits.
     """
-    device, own = _device(settings.device)
+    device, own = device_of(settings.device)
     settings = replace(settings, device=device)
     settings.check()
     directory = resolve(settings.model, revision=settings.revision, weights=False)
@@ -51,15 +51,6 @@ def show(settings: Settings, total: int | None, *, as_json: bool) -> None:
         _print(made, f"{device}{_whose(device) if total is None and own else ''}")
     if reason:
         raise OptionError(f"nothing fits: {reason}; enough would be {', or '.join(ways)}")
-
-
-def _device(wanted: str) -> tuple[str, int | None]:
-    """The device to plan for, and the memory that this machine has there: of a GPU all, of a CPU what is free."""
-    if wanted != "cpu":
-        gpu = gpu_memory()
-        if gpu is not None or wanted == "cuda":
-            return "cuda", gpu
-    return "cpu", free_memory()
 
 
 def _whose(device: str) -> str:

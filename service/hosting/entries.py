@@ -43,6 +43,9 @@ class ModelEntry:
 def read_entries(settings: Settings) -> tuple[ModelEntry, ...]:
     """The models of a server, the first of which is meant where a request names none. Raises OptionError."""
     if settings.models is None and not settings.more_models:
+        if settings.memory_budget is not None or settings.load_timeout is not None:
+            flag = "--load-timeout" if settings.memory_budget is None else "--memory-budget"
+            raise OptionError(f"{flag} needs several models: name more of them, or a file with --models")
         return (ModelEntry(settings),)
     _check_several(settings)
     if settings.models is None:

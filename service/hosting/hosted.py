@@ -18,6 +18,7 @@ from service.hosting.admission import Admission
 from service.hosting.drain import Drain
 from service.hosting.entries import ModelEntry
 from service.hosting.memory import Need
+from service.model_settings import LOAD_TIMEOUT
 from service.observe.model_metrics import ModelMetrics, Unload
 from service.observe.view.feed import Feed, ServiceState
 from service.observe.view.requests import WaitReason
@@ -37,7 +38,7 @@ BACKOFF_SECONDS = (2.0, 60.0)
 class HostedModel:
     """A model of the server. `need` is what it takes by its plan, None before the plan is made.
 
-    `reserved` is the part of the budget that it has, and it `lacks_memory` while it waits for one. `waiting` counts
+    `reserved` is the part of the budget that it has, and it `waits_for_memory` until it has one. `waiting` counts
     requests that wait until it is loaded. `idle_seconds` is as in its entry, until a client says another number, which
     holds until the model is unloaded. A model that is `removed` takes no new request. `failure` is why the latest load
     failed. `on_idle` is called when no request is in flight any more. Receipts are signed with `key`.
@@ -61,7 +62,7 @@ class HostedModel:
         self.feed = Feed(client, metrics, self._status, drain.expired)
         self.need: Need | None = None
         self.reserved = 0
-        self.lacks_memory = False
+        self.waits_for_memory = False
         self.removed = False
         self.idle_seconds = entry.idle_seconds
         self.failure: str | None = None
@@ -85,9 +86,17 @@ class HostedModel:
         return self.entry.name
 
     @property
+    def load_timeout(self) -> float:
+        return self.entry.settings.load_timeout or LOAD_TIMEOUT
+
+    @property
     def names(self) -> tuple[str, ...]:
         """All names that requests may use."""
         return (*self.entry.settings.names, *self.admission.adapters.names)
+
+    def has(self, name: str) -> bool:
+        """Whether requests may use this name."""
+        return name in self.entry.settings.names or self.admission.adapters.find(name) is not None
 
     @property
     def state(self) -> ModelState:
@@ -106,7 +115,7 @@ class HostedModel:
         """What its requests wait for before they are tokenized."""
         if self.admission.model is not None:
             return None
-        return "memory" if self.lacks_memory else "loading"
+        return "memory" if self.waits_for_memory else "loading"
 
     @property
     def busy(self) -> bool:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from model.checkpoint.resolve import resolve
-from model.errors import MemoryLack
+from model.errors import MemoryLack, OptionError
 from model.machine.gpu import gpu_memory
 from model.machine.host import free_memory
 from model.memory.plan import make_plan
@@ -24,13 +24,24 @@ class Need:
     cache: int
 
 
+def device_of(wanted: str) -> tuple[str, int | None]:
+    """The device to plan for, and the memory that this machine has there: of a GPU all, of a CPU what is free."""
+    if wanted != "cpu":
+        gpu = gpu_memory()
+        if gpu is not None or wanted == "cuda":
+            return "cuda", gpu
+    return "cpu", free_memory()
+
+
 def budget_of(settings: Settings) -> int:
     """The bytes that all models may take together. Raises OptionError if the machine does not say what it has."""
     if settings.memory_budget is not None:
         return settings.memory_budget
-    if settings.device != "cpu" and (gpu := gpu_memory()) is not None:
-        return int(gpu * (settings.gpu_memory_utilization or GPU_UTILIZATION))
-    return int(free_memory() * BUDGET_SHARE)
+    device, memory = device_of(settings.device)
+    if memory is None:
+        raise OptionError("the memory of the GPU is not known here: give several models a --memory-budget")
+    share = BUDGET_SHARE if device == "cpu" else settings.gpu_memory_utilization or GPU_UTILIZATION
+    return int(memory * share)
 
 
 def need_of(settings: Settings, budget: int, n_models: int) -> Need:
@@ -39,9 +50,8 @@ def need_of(settings: Settings, budget: int, n_models: int) -> Need:
     One that cannot fit alone is a MemoryLack.
     A KV cache without a given size takes its part of what a server with this model alone would give it.
     """
-    device = "cuda" if settings.device != "cpu" and gpu_memory() is not None else "cpu"
     directory = resolve(settings.model, revision=settings.revision, weights=False)
-    options = replace(RunnerOptions(**runner_options(settings, directory)), device=device)
+    options = replace(RunnerOptions(**runner_options(settings, directory)), device=device_of(settings.device)[0])
     plan = make_plan(directory, options, budget - ENGINE_BYTES)
     if reason := lack(plan, options):
         raise MemoryLack(f"{settings.names[0]} does not fit into --memory-budget {budget}: {reason}")

@@ -83,7 +83,7 @@ class HostedModels:
     def find(self, name: str | None, key: Key | None) -> HostedModel:
         """The model with this name, or with an adapter of this name. Raises ModelNotFound."""
         allowed = self.allowed(key)
-        found = (model for model in allowed if name is None or name in model.names)
+        found = (model for model in allowed if name is None or model.has(name))
         if (model := next(found, None)) is None:
             raise ModelNotFound(name or "", tuple(name for model in allowed for name in model.names))
         return model
@@ -91,13 +91,13 @@ class HostedModels:
     async def until_loaded(self, model: HostedModel) -> None:
         """Wait until a model serves, and load it if nobody does. Raises Unavailable where that fails or takes too long.
 
-        A model that is not loaded on demand is left as it is: its admission says what it lacks.
+        A model that is not loaded on demand is left as it is: its admission refuses the request.
         """
         if model.admission.model is not None or not model.entry.on_demand:
             return
         if model.removed:
             raise Unavailable(f"the model {model.name} was changed; try again", "model_loading", RETRY_SECONDS)
-        seconds = model.entry.settings.load_timeout
+        seconds = model.load_timeout
         try:
             async with asyncio.timeout(seconds):
                 if model.unloading is not None:
@@ -148,7 +148,7 @@ class HostedModels:
     async def _load(self, model: HostedModel) -> None:
         """Load a model, once there is memory for it. Raises Unavailable."""
         try:
-            async with asyncio.timeout(model.entry.settings.load_timeout if model.entry.on_demand else None):
+            async with asyncio.timeout(model.load_timeout if model.entry.on_demand else None):
                 await self._reserve(model)
                 await model.load()
         except Unavailable as error:
@@ -161,7 +161,7 @@ class HostedModels:
             await self._fail(model, late if isinstance(error, TimeoutError) else error)
             raise Unavailable(f"the model {model.name} could not be loaded: {model.failure}", "model_failed") from error
         finally:
-            model.loading, model.lacks_memory = None, False
+            model.loading, model.waits_for_memory = None, False
             self.note_change()
         self._spawn(self._supervise(model))
 
@@ -213,7 +213,7 @@ class HostedModels:
             if idle:
                 await self.unload(min(idle, key=lambda other: other.last_used), "memory")
             else:
-                model.lacks_memory = True
+                model.waits_for_memory = True
                 model.client.note("waiting for memory", 0.0)
                 await self._changed.wait()
         model.reserved = need.n_bytes

@@ -33,7 +33,8 @@ class ClientGone(Exception):
 class Framing(Protocol):
     """The format of an endpoint's events. `done` ends a stream."""
 
-    done: bytes
+    @property
+    def done(self) -> bytes: ...
 
     def frame(self, data: Json) -> bytes: ...
 

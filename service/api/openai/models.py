@@ -156,6 +156,12 @@ def card(model: HostedModel, name: str, kind: Type = "base") -> ModelCard:
         return {**facts(served, name, names, kind), **_state(model)}
     adapter = model.admission.adapters.find(name)
     created = model.created if adapter is None else adapter.created
+    parent, adapters = (model.name, ()) if adapter else (None, model.admission.adapters.names)
+    return {**_named(name, created, kind, model.name, parent, adapters), **_state(model)}
+
+
+def _named(name: str, created: int, kind: Type, root: str, parent: str | None, adapters: Sequence[str]) -> ModelFacts:
+    """What the cards of all models have."""
     return {
         "id": name,
         "object": "model",
@@ -165,10 +171,9 @@ def card(model: HostedModel, name: str, kind: Type = "base") -> ModelCard:
         "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
         "lifecycle": "active",
         "owned_by": "noria",
-        "root": model.name,
-        "parent": None if adapter is None else model.name,
-        "adapters": [] if adapter else [*model.admission.adapters.names],
-        **_state(model),
+        "root": root,
+        "parent": parent,
+        "adapters": [*adapters],
     }
 
 
@@ -189,26 +194,17 @@ def _state(model: HostedModel) -> ModelStatus:
 def facts(served: ServedModel, name: str, adapters: Sequence[str], kind: Type) -> ModelFacts:
     """What the card of a loaded model has of its files, under one of its names or as the adapter that it has."""
     windows = [pool.window for pool in served.info.pools]
-    created = served.created if served.adapter is None else served.adapter.created
+    root = served.names[0]
+    created, parent = (served.adapter.created, root) if served.adapter else (served.created, None)
     return {
-        "id": name,
-        "object": "model",
-        "created": created,
-        "type": kind,
-        "display_name": name,
+        **_named(name, created, kind, root, parent, adapters),
         "description": served.description,
-        "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
-        "lifecycle": "active",
         "max_input_tokens": served.info.max_model_len,
         "max_tokens": served.info.max_model_len,
-        "owned_by": "noria",
-        "root": served.names[0],
-        "parent": None if served.adapter is None else served.names[0],
         "max_model_len": served.info.max_model_len,
         "max_context_length": served.info.max_model_len,
         "window": windows[0] if len(windows) == 1 else windows,
         "quantization": served.info.description.get("quantize"),
-        "adapters": [*adapters],
         "defaults": sampling_defaults(served),
         "capabilities": {
             "chat": served.chat is not None,

@@ -86,7 +86,8 @@ class LiveRequest:
     """A request in flight. `generation` is set once it is tokenized.
 
     `has_reason`: its API has a finish reason for requests that are cut short. Others end with an error. `waits_for`
-    says what its model lacks. `seconds_to_start` estimates when the sequence at a place of its model's queue starts.
+    says why its model does not take it yet. `seconds_to_start` estimates when the sequence at a place of its model's
+    queue starts.
     """
 
     record: RequestRecord

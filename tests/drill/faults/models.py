@@ -53,6 +53,15 @@ def answered(stage: Stage, model: str, alone: str) -> Answer:
     return found
 
 
+def answered_again(stage: Stage, model: str) -> None:
+    """Wait until a model that could not be loaded answers, and unload it. Raises Broken if it does not in time."""
+    deadline = time.monotonic() + LOAD_SECONDS
+    while (again := ask(stage.target.url, question(model))).status != 200 and time.monotonic() < deadline:
+        time.sleep(0.25)
+    check(again.status == 200, f"{again.status}: {again.text}")
+    unload(stage, model)
+
+
 @contextmanager
 def stream_of_first(stage: Stage) -> Iterator[list[float]]:
     """A long stream of the first model, and the times of its events. It ends with the block."""
@@ -140,11 +149,7 @@ def vanished(stage: Stage) -> str:
     aside.rename(folder)
     check(found.status == 503 and "could not be loaded" in found.text, f"{found.status}: {found.text}")
     check(str(folder.parent) not in found.text, f"the error tells a path: {found.text}")
-    deadline = time.monotonic() + LOAD_SECONDS
-    while (again := ask(stage.target.url, question(THIRD))).status != 200 and time.monotonic() < deadline:
-        time.sleep(0.25)
-    check(again.status == 200, f"{again.status}: {again.text}")
-    unload(stage, THIRD)
+    answered_again(stage, THIRD)
     return found.text[:120]
 
 
@@ -162,11 +167,7 @@ def neighbour(stage: Stage) -> str:
         found = ask(stage.target.url, question(LARGE))
         eater.communicate()
     check(found.status == 503 and "could not be loaded" in found.text, f"{found.status}: {found.text}")
-    deadline = time.monotonic() + LOAD_SECONDS
-    while (again := ask(stage.target.url, question(LARGE))).status != 200 and time.monotonic() < deadline:
-        time.sleep(0.25)
-    check(again.status == 200, f"{again.status}: {again.text}")
-    unload(stage, LARGE)
+    answered_again(stage, LARGE)
     return found.text[:160]
 
 

@@ -34,7 +34,7 @@ def test_a_line_for_each_rank(tmp_path: Path) -> None:
 
 
 def test_the_driver_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "gpu_memory", lambda: 24 * 2**30)
+    monkeypatch.setattr("service.hosting.memory.gpu_memory", lambda: 24 * 2**30)
     monkeypatch.setattr(command, "driver", lambda: "580.65.06")
     assert "cuda of this machine with driver 580.65.06, 24.00 GiB" in plan(tmp_path).output
     assert "driver" not in plan(tmp_path, "--memory", "80GiB").output

@@ -58,7 +58,7 @@ def test_a_server_that_stops_while_models_load_and_wait_ends_in_peace(
             asked = [stack.enter_context(posted(live, COMPLETIONS, {"model": "a", "prompt": "hi"}))]
             eventually(lambda: live.model("a").reserved, "it has memory, and loads")
             asked.append(stack.enter_context(posted(live, COMPLETIONS, {"model": "b", "prompt": "hi"})))
-            eventually(lambda: live.model("b").lacks_memory, "it waits for memory, while the others load and serve")
+            eventually(lambda: live.model("b").waits_for_memory, "it waits for memory, while the others load and serve")
             live.state.drain.expired.get_loop().call_soon_threadsafe(live.server.handle_exit, signal.SIGTERM, None)
             replies = [future.result(PATIENCE) for future in asked]
             assert [reply.json()["error"]["code"] for reply in replies] == ["shutting_down"] * 2

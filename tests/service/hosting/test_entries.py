@@ -1,12 +1,14 @@
 """The models of a server: from its arguments, and from the file of --models, whose mistakes are named."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from model.checkpoint.resolve import EMBEDDED
 from model.errors import OptionError
 from service.hosting.entries import ModelEntry, read_entries
+from service.hosting.memory import budget_of
 from service.settings import Settings
 
 
@@ -220,3 +222,18 @@ def test_one_source_under_two_names(path: Path) -> None:
         f'[[models]]\nname = "{name}"\nsource = "org/a"\nmax_model_len = {n}\n' for name, n in (("a", 1), ("b", 2))
     )
     assert [(entry.name, entry.settings.max_model_len) for entry in entries(path, text)] == [("a", 1), ("b", 2)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"), [({"memory_budget": 2**30}, "--memory-budget"), ({"load_timeout": 9.0}, "--load-timeout")]
+)
+def test_a_flag_of_several_models_is_refused_with_one(flags: dict[str, Any], name: str) -> None:
+    with pytest.raises(OptionError, match=f"^{name} needs several models"):
+        read_entries(Settings(**flags))
+    assert len(read_entries(Settings(more_models=("/other",), **flags))) == 2
+
+
+def test_a_gpu_of_unknown_memory_needs_a_budget() -> None:
+    with pytest.raises(OptionError, match="--memory-budget"):
+        budget_of(Settings(device="cuda"))
+    assert budget_of(Settings(device="cuda", memory_budget=5)) == 5
