@@ -42,7 +42,7 @@ def by_layer(runner: ModelRunner) -> TorchExecutor:
     model, device = runner.head.model, runner.head.device
     attention = choose("auto", device, runner.pages.layers[0].k.dtype, kernels=runner.head.kernels)[1]
     tables = RopeTables.build(model.config, runner.info.max_model_len, device)
-    return TorchExecutor(model, attention, runner.pages, tables, runner.info, runner._images, runner.head)
+    return TorchExecutor(model, attention, runner.pages, tables, runner.info, runner._media, runner.head)
 
 
 def scheduler_for(runner: ModelRunner, max_sequences: int = MAX_SEQUENCES) -> Scheduler:

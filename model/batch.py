@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from model.image_spans import ImageFormat, ImageWork, PlacedImage
+from model.media import AudioFormat, ImageFormat, MediaWork, PlacedMedia
 from model.sampling_params import SamplingParams
 from model.token_counts import TokenCounts
 
@@ -42,7 +42,7 @@ class Slice(NamedTuple):
     `tables` has one entry for each pool, in the order of `RunnerInfo.pools`. It has a page for position `stop - 1`.
     `choice` is the number of the sequence among the choices of its request. The seed, the choice and the output index
     fix the noise with which a token is sampled.
-    `images` are those whose spans overlap `start..stop-1`; each is encoded when the slice is computed.
+    `media` are those whose spans overlap `start..stop-1`; each is encoded when the slice is computed.
     `adapter` is the number of the LoRA adapter that the request uses, 0 for none.
     `counts` belong to the sequence, whose slices share them. Without, penalties count all tokens anew.
     """
@@ -56,7 +56,7 @@ class Slice(NamedTuple):
     params: SamplingParams
     choice: int = 0
     n_draft: int = 0
-    images: tuple[PlacedImage, ...] = ()
+    media: tuple[PlacedMedia, ...] = ()
     adapter: int = 0
     counts: TokenCounts | None = None
 
@@ -91,13 +91,14 @@ class PageCopy(NamedTuple):
 class StepBatch:
     """All slices of one step. No sequence is in it twice.
 
-    `images` is the work on images that comes before the slices. `forgotten` are numbers of images whose embeddings, or
-    whose unfinished work, nobody will need: the runner releases them first. `copies` come before all slices, one after
-    the other, once, and also if the step then fails: slices may write to a source, and a source may be a later target.
+    `media` is the encoder's work, which comes before the slices. `forgotten` are numbers of media items whose
+    embeddings, or whose unfinished work, nobody will need: the runner releases them first. `copies` come before all
+    slices, one after the other, once, and also if the step then fails: slices may write to a source, and a source may
+    be a later target.
     """
 
     slices: tuple[Slice, ...]
-    images: tuple[ImageWork, ...] = ()
+    media: tuple[MediaWork, ...] = ()
     forgotten: tuple[int, ...] = ()
     copies: tuple[PageCopy, ...] = ()
 
@@ -118,7 +119,7 @@ class StepBatch:
 
     def __bool__(self) -> bool:
         """Whether there is anything to do."""
-        return bool(self.slices or self.images or self.forgotten or self.copies)
+        return bool(self.slices or self.media or self.forgotten or self.copies)
 
 
 class TokenLogprob(NamedTuple):
@@ -163,11 +164,11 @@ class SliceOutput(NamedTuple):
 class StepOutput:
     """The results of a step: one `SliceOutput` for each slice, in order.
 
-    `image_faults` says for the number of an image why it could not be encoded; sequences that need it end.
+    `media_faults` says for the number of a media item why it could not be encoded; sequences that need it end.
     """
 
     slices: tuple[SliceOutput, ...]
-    image_faults: Mapping[int, str] = field(default_factory=dict)
+    media_faults: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +210,9 @@ class RunnerInfo:
     `description` is for people: texts and numbers on backend, dtype, device, scheme. The log and `/version` report it.
     A step may have `max_sequences` slices and `max_step_tokens` tokens: memory is reserved for as many.
     With `runs_ahead`, a step may be launched while the step before it runs. Its slices may then end in UNKNOWN.
-    `images` is None for a model without an image encoder. The embeddings of encoded images may fill `image_tokens`
-    positions. Running sequences may use `max_adapters` LoRA adapters at a time.
+    `images` is None for a model without an image encoder, `audio` for one without an audio encoder. The embeddings of
+    all that is encoded may fill `media_tokens` positions. Running sequences may use `max_adapters` LoRA adapters at a
+    time.
     With a `pipeline` of several stages, as many steps or more may be in flight, each over other sequences.
     Chunks of prompts aim at `target_first_token` seconds until a request's first token, and at `target_inter_token`
     between two tokens of the sequences that decode; 0 is no target.
@@ -228,7 +230,8 @@ class RunnerInfo:
     description: dict[str, Any]
     runs_ahead: bool = False
     images: ImageFormat | None = None
-    image_tokens: int = 0
+    audio: AudioFormat | None = None
+    media_tokens: int = 0
     max_adapters: int = 0
     pipeline: int = 1
     target_first_token: float = 0.0
@@ -237,13 +240,18 @@ class RunnerInfo:
     prompt_lookup_num_tokens: int = 0
     prefixes: PrefixFiles | None = None
 
+    @property
+    def media(self) -> ImageFormat | AudioFormat | None:
+        """What the encoder reads, if there is one."""
+        return self.images or self.audio
+
 
 class StepTooLarge(MemoryError):
-    """A step does not fit into memory; fewer tokens may. The work on its images is done, but for `image_faults`."""
+    """A step does not fit into memory; fewer tokens may. The work of its encoder is done, but for `media_faults`."""
 
-    def __init__(self, image_faults: Mapping[int, str] = MappingProxyType({})) -> None:
+    def __init__(self, media_faults: Mapping[int, str] = MappingProxyType({})) -> None:
         super().__init__("a step does not fit into memory")
-        self.image_faults = image_faults
+        self.media_faults = media_faults
 
 
 class Adapters(Protocol):

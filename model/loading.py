@@ -25,9 +25,10 @@ from model.machine.device import choose_device, free_bytes, name_of, of_memory, 
 from model.machine.gpu import driver
 from model.machine.helper import First
 from model.machine.host import return_free_memory
+from model.media import AudioFormat, ImageFormat
 from model.memory import profile
 from model.memory import sizes as memory
-from model.memory.images import check_images
+from model.memory.media import check_media
 from model.network import weights
 from model.network.adapters import AdapterStore, count_values, read_adapter
 from model.network.compiled import compiled_network
@@ -40,8 +41,8 @@ from model.step.executors import Executor
 from model.step.executors.compiled import CompiledExecutor
 from model.step.executors.torch import TorchExecutor
 from model.step.head import Head, SplitHead
-from model.step.images import Images
 from model.step.masks import Masks
+from model.step.media import Media
 from model.step.runner import ModelRunner
 from model.warming import warm
 
@@ -144,9 +145,9 @@ def size(setup: Setup, own_bits: OwnBits, gpu: profile.CudaMemory | None, reserv
     where = "the GPU" if device.type == "cuda" else "this machine" if n_local == 1 else f"each of {n_local} ranks here"
     memory.check_weights(setup.shard, needed, stored_as(setup.scheme, dtype, own_bits), free, where)
     free -= needed
-    if setup.images is not None:
-        check_images(setup.images, free, where)
-        free -= setup.images.n_bytes
+    if setup.media is not None:
+        check_media(setup.media, free, where)
+        free -= setup.media.n_bytes
     if gpu is not None:
         budget = memory.gpu_budget(gpu.total, gpu.total - free, options.gpu_memory_utilization)
         return Sizes(pools.length(options.max_model_len, budget, free - budget), budget)
@@ -229,12 +230,13 @@ def _runner(
     layout = setup.shard.place.layout
     pools = PagePools.allocate(config, specs, lambda shape: backend.allocate(shape, setup.kv_dtype, device))
     tables = RopeTables.build(config, length, device)
-    images = Images(model.vision)
+    media = Media(model.vision)
     head = (SplitHead if model.splits_layers else Head)(model, adapters, (masks.step,), setup.kernels)
     compiled = compiled_network(model, backend, pools, tables, head.block_rows)
     if compiled and setup.kernels is not None:
         description |= {"arithmetic": native.arithmetic(setup.kernels)}
     first, between = setup.targets
+    format_ = setup.media.format if setup.media else None
     info = RunnerInfo(
         backend.page_size,
         specs,
@@ -245,8 +247,9 @@ def _runner(
         limits.max_step_tokens,
         description,
         device.type == "cuda" and layout.size == 1,
-        setup.images.format if setup.images else None,
-        setup.images.tokens if setup.images else 0,
+        images=format_ if isinstance(format_, ImageFormat) else None,
+        audio=format_ if isinstance(format_, AudioFormat) else None,
+        media_tokens=setup.media.tokens if setup.media else 0,
         max_adapters=setup.options.max_loras,
         pipeline=layout.pipeline,
         target_first_token=first,
@@ -256,11 +259,11 @@ def _runner(
         prefixes=prefixes,
     )
     executor: Executor = (
-        TorchExecutor(model, backend, pools, tables, info, images, head)
+        TorchExecutor(model, backend, pools, tables, info, media, head)
         if compiled is None
-        else CompiledExecutor(compiled, images, head)
+        else CompiledExecutor(compiled, media, head)
     )
-    return runner(executor, head, pools, info, masks, images)
+    return runner(executor, head, pools, info, masks, media)
 
 
 def _reserved(setup: Setup) -> int:
@@ -282,7 +285,7 @@ def _measure(setup: Setup, upper: Sizes, gpu: profile.CudaMemory, build: profile
     """
     options, pools = setup.options, setup.pool_sizes
     budget = profile.cache_budget(pools, *upper, options.gpu_memory_utilization, gpu, build)
-    budget = max(0, budget - (setup.images.n_bytes if setup.images else 0))  # no image is encoded while it measures
+    budget = max(0, budget - (setup.media.n_bytes if setup.media else 0))  # nothing is encoded while it measures
     budget = max(0, budget - reserved - setup.graph_bytes(upper.length))  # nor is a graph captured
     fits = pools.length(options.max_model_len, budget, upper.length * pools.position_bytes)
     return Sizes(min(upper.length, fits), budget)

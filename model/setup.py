@@ -17,7 +17,7 @@ from model.linear.schemes import Scheme
 from model.machine.device import DTYPES, choose_device, name_of, native_formats, unused_gpu
 from model.machine.host import choose_threads
 from model.memory import sizes as memory
-from model.memory.images import ImageSizes, image_sizes
+from model.memory.media import MediaSizes, media_sizes
 from model.network.kernels import try_out as try_products
 from model.options import RunnerOptions
 from model.sharding.layout import SINGLE, Place
@@ -48,7 +48,7 @@ class Setup:
     kernels: Kernels | None
     shard: Shard
     pool_sizes: memory.PoolSizes
-    images: ImageSizes | None
+    media: MediaSizes | None
     targets: tuple[float, float]
 
     @property
@@ -97,9 +97,9 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE
         try_products(made.scheme, own.dim, activations, device)
     targets = options.target_seconds(device.type)
     sizes = memory.pool_sizes(own, options, device.type, made.dtype, backend.page_size)
-    images = image_sizes(shard.whole, options, activations.itemsize) if place.is_first else None
+    media = media_sizes(shard.whole, options, activations.itemsize) if place.is_first else None
     formats = made.chosen, made.scheme, DTYPES[made.dtype], activations, kv_dtype
-    return Setup(options, device, *formats, backend_name, backend, kernels, shard, sizes, images, targets)
+    return Setup(options, device, *formats, backend_name, backend, kernels, shard, sizes, media, targets)
 
 
 def _use_threads(threads: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from model.batch import PageTable, Runner, RunnerInfo, Slice, StepBatch
 from model.checkpoint.files import Progress
 from model.errors import ModelError
-from model.image_spans import ImageWork
+from model.media import MediaWork
 from model.network.adapters import blank
 from model.network.kernels import kernel_errors, row_counts
 from model.network.transformer import Transformer
@@ -43,9 +43,9 @@ def warm(runner: ModelRunner, setup: Setup, progress: Progress) -> None:
 
 
 def first_steps(runner: Runner) -> None:
-    """Compute a text and encode an image. Raises ModelError if that does not work."""
+    """Compute a text and encode a media item. Raises ModelError if that does not work."""
     _first_text(runner)
-    _first_image(runner)
+    _first_media(runner)
 
 
 def compile_all(runner: Runner, model: Transformer, progress: Progress) -> None:
@@ -127,13 +127,13 @@ def _first_text(runner: Runner) -> None:
             raise ModelError("the model's logits are not finite; download it again, or choose --dtype float32")
 
 
-def _first_image(runner: Runner) -> None:
-    """Encode the smallest image. Raises ModelError if the encoder does not work."""
-    if (form := runner.info.images) is None:
+def _first_media(runner: Runner) -> None:
+    """Encode the smallest image, or silence. Raises ModelError if the encoder does not work."""
+    if (form := runner.info.media) is None:
         return
-    n_patches = form.n_patches(1, 1)
-    work = ImageWork(0, 1, 1, bytes(form.n_bytes(1, 1)), 0, n_patches, n_patches)
-    faults = runner.launch(StepBatch((), images=(work,)))().image_faults
-    runner.launch(StepBatch((), forgotten=(work.image,)))()
+    n_patches = form.n_patches(*form.smallest)
+    work = MediaWork(0, *form.smallest, bytes(form.n_bytes(*form.smallest)), 0, n_patches, n_patches)
+    faults = runner.launch(StepBatch((), media=(work,)))().media_faults
+    runner.launch(StepBatch((), forgotten=(work.number,)))()
     if faults:
-        raise ModelError(f"no image can be encoded: {faults[work.image]}")
+        raise ModelError(f"the encoder does not work: {faults[work.number]}")

@@ -21,7 +21,7 @@ from model.batch import (
     TokenLogprob,
 )
 from model.errors import ModelError
-from model.image_spans import ImageFormat
+from model.media import ImageFormat
 from model.options import STEP_LIMITS, RunnerOptions
 from model.sampling_params import SamplingParams
 from model.tokenizers.pieces import decode_pieces
@@ -358,7 +358,7 @@ def create_fake(progress: Callable[[str, float], None], **options: object) -> Fa
     limits = RunnerOptions("", max_sequences=options["max_sequences"], max_step_tokens=options["max_step_tokens"])  # type: ignore[arg-type]
     info = make_info(page_size=16, pools=((None, 512),), max_model_len=length, limits=limits.step_limits("cpu"))
     if model == "images":
-        info = replace(info, images=IMAGES, image_tokens=64)
+        info = replace(info, images=IMAGES, media_tokens=64)
     words = str(model).split()
     runner = FakeRunner(info, 0.02 if "slow" in words else 0.0, SAYS.get(words[-1], next_token))
     for number, path in options.get("adapters", ()):  # type: ignore[attr-defined]

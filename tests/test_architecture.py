@@ -15,7 +15,7 @@ from tests.uninstalled import uninstalled
 
 ROOT = Path(__file__).parents[1]
 ENGINE_MAY_USE = {"model.batch", "model.sampling_params", "model.token_counts", "model.config", "model.errors"}
-ENGINE_MAY_USE |= {"model.image_spans", "model.ranges", "model.version", "model.vision_config", "model.latent_config"}
+ENGINE_MAY_USE |= {"model.media", "model.ranges", "model.version", "model.vision_config", "model.latent_config"}
 ENGINE_MAY_USE |= {"service.logs"}  # the format of the log, standard library only
 ENGINE_MAY_USE |= {f"model.machine.{name}" for name in ("child", "frames", "records")}
 MODEL_MAY_NEED = {"torch", "numpy", "safetensors", "sentencepiece", "tokenizers"}
@@ -26,7 +26,7 @@ PILLOW = [ROOT / f"model/images/{name}.py" for name in ("decode", "process")]
 
 
 MODEL_ROOMS = """
-    errors; version; sampling_params; image_spans; token_counts; batch; ranges; vision_config; latent_config; config
+    errors; version; sampling_params; media; token_counts; batch; ranges; vision_config; latent_config; config
     sharding
     machine; images; kernels; checkpoint; linear; attention
     options; decide; memory

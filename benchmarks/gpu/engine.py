@@ -18,8 +18,8 @@ from benchmarks.random_weights import checkpoint
 from model.batch import StepBatch, StepOutput
 from model.checkpoint.files import Progress
 from model.config import ModelConfig
-from model.image_spans import ImageWork
 from model.loading import load_from
+from model.media import MediaWork
 from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
@@ -256,17 +256,17 @@ def between(seen: Sequence[Seen], settled: int, steps: int) -> list[Seen]:
     return [one for one in seen if settled <= one.launched <= settled + steps]
 
 
-def image(runner: ModelRunner, side: int) -> ImageWork:
+def image(runner: ModelRunner, side: int) -> MediaWork:
     """The work of encoding a square image of about `side` pixels, all of it in one step."""
     form = runner.info.images
     assert form is not None, "the network has no image encoder"
     n = -(-side // form.token_side)
     pixels = random.Random(side).randbytes(form.n_bytes(n, n))
-    return ImageWork(0, n, n, pixels, 0, form.n_patches(n, n), form.n_patches(n, n))
+    return MediaWork(0, n, n, pixels, 0, form.n_patches(n, n), form.n_patches(n, n))
 
 
-def encode(runner: ModelRunner, work: ImageWork) -> None:
+def encode(runner: ModelRunner, work: MediaWork) -> None:
     """Encode an image and forget it. Raises an error for one that cannot be encoded."""
-    if faults := runner.launch(StepBatch((), images=(work,)))().image_faults:
-        raise RuntimeError(faults[work.image])
-    runner.launch(StepBatch((), forgotten=(work.image,)))()
+    if faults := runner.launch(StepBatch((), media=(work,)))().media_faults:
+        raise RuntimeError(faults[work.number])
+    runner.launch(StepBatch((), forgotten=(work.number,)))()

@@ -58,11 +58,11 @@ class PackedInputs:
     """A step as tensors: `tokens` [T], `positions` [T], one entry for each pool, and the rows that need logits.
 
     After each of `sample_rows` [D] a token is sampled; the rows of draft tokens are among them.
-    `images`: rows [N] that have embeddings [N, dim] of images in place of those of their tokens, and these embeddings.
+    `embedded`: rows [N] that have embeddings [N, dim] of images or audio in place of their tokens', and these.
     """
 
     tokens: Tensor
     positions: Tensor
     pools: tuple[PoolInputs, ...]
     sample_rows: Tensor
-    images: tuple[Tensor, Tensor] | None = None
+    embedded: tuple[Tensor, Tensor] | None = None

@@ -3,9 +3,9 @@
 from dataclasses import asdict
 
 from model.errors import ImageError
-from model.image_spans import ImageFormat
 from model.images.sizes import Pixels
 from model.machine.helper import ONE_ARENA, First, HelperProcess
+from model.media import ImageFormat
 
 
 class ImageProcess(HelperProcess):

@@ -17,8 +17,8 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from model.errors import ImageError, one_line
-from model.image_spans import ImageFormat
 from model.images.sizes import Pixels, grid
+from model.media import ImageFormat
 
 FORMATS = [plugin.format for plugin in (PngImageFile, JpegImageFile, WebPImageFile, GifImageFile)]
 DEEP = "I;16"

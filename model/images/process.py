@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from model.errors import ImageError
-from model.image_spans import ImageFormat
 from model.images.decode import decode
 from model.machine.frames import receive, send
 from model.machine.host import return_free_memory
 from model.machine.limits import Timer, limit_memory, run
+from model.media import ImageFormat
 
 
 class TimeLimit(NamedTuple):

@@ -3,7 +3,7 @@
 from math import floor
 from typing import NamedTuple
 
-from model.image_spans import ImageFormat
+from model.media import ImageFormat
 
 
 class Pixels(NamedTuple):

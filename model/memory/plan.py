@@ -15,7 +15,7 @@ from model.config import VALUE_BYTES, ModelConfig
 from model.decide import Decision, decide, encoder_bytes, planned
 from model.linear import schemes
 from model.memory import sizes as memory
-from model.memory.images import ImageSizes, image_sizes
+from model.memory.media import MediaSizes, media_sizes
 from model.memory.sizes import PoolSizes
 from model.options import RunnerOptions
 from model.sharding.layout import Place
@@ -74,8 +74,8 @@ class MemoryPlan:
     stores them, else empty. `step` estimates what a step of `step_tokens` of `step_sequences` takes beside weights and
     cache, on a GPU with its context. `graphs` estimates what the CUDA graphs hold beside that, `cache` is for pages.
     A step reads `read` bytes of the weights for one token: the memory's rate divided by them is the limit of its speed.
-    `encoder` is the part of `weights` that the image encoder takes, `images` what the embeddings of `image_tokens`
-    positions and the encoding of an image take; all are 0 for a model without.
+    `encoder` is the part of `weights` that the image encoder takes, `media` what the embeddings of `media_tokens`
+    positions and the encoding of one item take; all are 0 for a model without.
     `adapter` is for a LoRA adapter of rank 16 on all projections, of which `adapters` may be in memory. The engine
     reserves memory for them only if it starts with one.
     `context` is the longest sequence by the model or by --max-model-len, `served` the longest that fits.
@@ -90,8 +90,8 @@ class MemoryPlan:
     weights: int
     read: int
     encoder: int
-    images: int
-    image_tokens: int
+    media: int
+    media_tokens: int
     token: int
     step: int
     step_tokens: int
@@ -112,7 +112,7 @@ class MemoryPlan:
     @property
     def taken(self) -> int:
         """Bytes of weights and images."""
-        return self.weights + self.images
+        return self.weights + self.media
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +122,13 @@ class _Rank:
     shard: Shard
     sizes: PoolSizes
     weights: int
-    images: ImageSizes | None
+    media: MediaSizes | None
     step: int
     graphs: int
 
     @property
     def taken(self) -> int:
-        return self.weights + (self.images.n_bytes if self.images else 0)
+        return self.weights + (self.media.n_bytes if self.media else 0)
 
     @property
     def token(self) -> int:
@@ -169,7 +169,7 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
     largest, cache = max(
         zip(ranks, caches, strict=True), key=lambda pair: pair[0].taken + pair[0].sizes.bytes_for(context)
     )
-    sizes, images, specs = largest.sizes, largest.images, _specs(ranks, caches, served)
+    sizes, media, specs = largest.sizes, largest.media, _specs(ranks, caches, served)
     return MemoryPlan(
         parameters=config.n_parameters,
         scheme=decision.chosen.quantize,
@@ -180,8 +180,8 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
         weights=largest.weights,
         read=memory.read_bytes(largest.shard, scheme, dtype, own),
         encoder=encoder_bytes(sizes.config, scheme, dtype),
-        images=images.n_bytes if images else 0,
-        image_tokens=images.tokens if images else 0,
+        media=media.n_bytes if media else 0,
+        media_tokens=media.tokens if media else 0,
         token=largest.token,
         step=largest.step,
         step_tokens=sizes.max_step_tokens,
@@ -206,12 +206,12 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
 def _rank(decision: Decision, place: Place, options: RunnerOptions, own: OwnBits, context: int) -> _Rank:
     shard, value_bytes = decision.shard(place), VALUE_BYTES[decision.activations]
     sizes = memory.pool_sizes(shard.config, options, options.device, decision.dtype, PAGE_SIZE)
-    images = image_sizes(shard.whole, options, value_bytes) if shard.place.is_first else None
+    media = media_sizes(shard.whole, options, value_bytes) if shard.place.is_first else None
     step = sizes.step_bytes(value_bytes) + memory.CONTEXT_BYTES * (options.device == "cuda")
     captures = options.device == "cuda" and options.layout.size == 1
     graphs = sizes.graph_bytes(context, value_bytes) if captures else 0
     weights = memory.weight_bytes(shard, decision.scheme, decision.dtype, own)
-    return _Rank(shard, sizes, weights, images, step, graphs)
+    return _Rank(shard, sizes, weights, media, step, graphs)
 
 
 def _caches(

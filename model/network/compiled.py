@@ -61,12 +61,13 @@ class CompiledNetwork:
         counts: Sequence[int],
         sampling: NDArray[np.void] | None,
         adapters: Sequence[Adapter | None] = (),
-        images: tuple[Tensor, Tensor] | None = None,
+        embedded: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Hidden states [T, dim] after the last layer, and a token for each of the last `counts[i]` rows of slice i.
 
         `sampling` has a row for each of these tokens; without it none is sampled. `adapters` has one for each slice.
-        `images` are rows [n] and their embeddings [n, dim]. A stage of a pipeline receives its input.
+        `embedded` are rows [n] and the embeddings [n, dim] of images or audio in them. A stage of a pipeline receives
+        its input.
         Raises ValueError for what the network or a table of pages does not have, MemoryError without memory to sample.
         """
         n_rows = sum([item.stop - item.start for item in slices])
@@ -82,7 +83,7 @@ class CompiledNetwork:
         entries = (adapter * len(targets))(
             *(adapter(targets=ctypes.addressof(one.records), rank=one.rank) for one in targets)
         )
-        rows, values = (None, None) if images is None else (images[0], images[1].float().contiguous())
+        rows, values = (None, None) if embedded is None else (embedded[0], embedded[1].float().contiguous())
         n_samples = 0 if sampling is None else len(sampling)
         sampled = torch.empty(n_samples, dtype=torch.int64, device="cpu")
         step = struct("step_t")(
@@ -91,13 +92,13 @@ class CompiledNetwork:
             pages=pages.buffer_info()[0],
             sampling=None if sampling is None else sampling.ctypes.data,
             adapters=ctypes.addressof(entries),
-            image_rows=None if rows is None else records.pointer("image_rows", rows, torch.int64),
-            images=None if values is None else floats("images", values),
+            embedded_rows=None if rows is None else records.pointer("embedded_rows", rows, torch.int64),
+            embedded=None if values is None else floats("embedded", values),
             x=floats("x", x),
             sampled=records.pointer("sampled", sampled, torch.int64),
             n_slices=len(slices),
             n_adapters=len(targets),
-            n_image_rows=0 if rows is None else len(rows),
+            n_embedded_rows=0 if rows is None else len(rows),
             block_rows=self._block_rows,
             product_bytes=self._scratch_bytes(n_rows, n_samples),
         )

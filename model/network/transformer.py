@@ -190,10 +190,10 @@ class Transformer(nn.Module):
             self.group.send(x)
 
     def _embed(self, inputs: PackedInputs) -> Tensor:
-        """Embeddings of tokens and images, [T, dim]."""
+        """Embeddings of tokens, images and audio, [T, dim]."""
         x = self._look_up(inputs.tokens).to(self.dtype)
-        if inputs.images is not None:
-            rows, values = inputs.images
+        if inputs.embedded is not None:
+            rows, values = inputs.embedded
             x[rows] = values.to(x.dtype)
         return x
 

@@ -26,8 +26,8 @@ from model.sharding.layout import Place
 from model.step.ahead import LastTokens
 from model.step.executors import Executor
 from model.step.head import Head
-from model.step.images import FAULT, Images
 from model.step.masks import Masks
+from model.step.media import FAULT, Media
 from model.step.runner import Started, collect, fault_of, start
 
 Identity = Mapping[str, str | int]
@@ -52,13 +52,13 @@ class PartRunner:
         pools: PagePools,
         info: RunnerInfo,
         masks: Masks,
-        images: Images,
+        media: Media,
     ) -> None:
         self.group, self.head, self.info = group, head, info
-        self._place, self._executor, self.pages, self._masks, self._images = place, executor, pools, masks, images
+        self._place, self._executor, self.pages, self._masks, self._media = place, executor, pools, masks, media
         self._before = LastTokens.of((), (), head.device)
-        self.image_faults: Mapping[int, str] = {}
-        """Images that could not be encoded in the latest step, by number, as all ranks of the first stage know them."""
+        self.media_faults: Mapping[int, str] = {}
+        """Media that could not be encoded in the latest step, by number, as all ranks of the first stage know them."""
 
     @property
     def grammar_restarts(self) -> int:
@@ -74,31 +74,31 @@ class PartRunner:
 
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
-        """Start a step. Slices whose image cannot be encoded are computed without it: other ranks need not know."""
+        """Start a step. Slices whose media cannot be encoded are computed without: other ranks need not know."""
         self.pages.copy_pages(batch.copies)
-        self.image_faults = self._update_images(batch)
-        batch = StepBatch(tuple(map(self._with_sound_images, batch.slices)))
+        self.media_faults = self._update_media(batch)
+        batch = StepBatch(tuple(map(self._with_sound_media, batch.slices)))
         if not batch.slices:
             return partial(StepOutput, ())
         if self._place.samples:
             self._masks.start([item.samples for item in batch.slices if item.params.grammar is not None])
         return partial(self._finish, batch, start(self._executor, batch, self._before))
 
-    def _update_images(self, batch: StepBatch) -> dict[int, str]:
-        """The faults of images, by number. What fails on one rank, for want of memory, is a fault on all."""
-        if not (self._place.is_first and (batch.images or batch.forgotten)):
+    def _update_media(self, batch: StepBatch) -> dict[int, str]:
+        """The faults of media items, by number. What fails on one rank, for want of memory, is a fault on all."""
+        if not (self._place.is_first and (batch.media or batch.forgotten)):
             return {}
-        own = self._images.update(batch)
-        failed = torch.tensor([[work.image in own] for work in batch.images], dtype=torch.float32)
-        counts = self.group.sum(failed.to(self.head.device)).flatten().tolist() if batch.images else ()
-        faults = [work.image for work, count in zip(batch.images, counts, strict=True) if count]
+        own = self._media.update(batch)
+        failed = torch.tensor([[work.number in own] for work in batch.media], dtype=torch.float32)
+        counts = self.group.sum(failed.to(self.head.device)).flatten().tolist() if batch.media else ()
+        faults = [work.number for work, count in zip(batch.media, counts, strict=True) if count]
         for number in faults:
-            self._images.drop(number)
+            self._media.drop(number)
         return {number: own.get(number, FAULT) for number in faults}
 
-    def _with_sound_images(self, item: Slice) -> Slice:
-        sound = self._place.is_first and fault_of(item, self.image_faults, {}) is None
-        return item if sound else item._replace(images=())
+    def _with_sound_media(self, item: Slice) -> Slice:
+        sound = self._place.is_first and fault_of(item, self.media_faults, {}) is None
+        return item if sound else item._replace(media=())
 
     @torch.inference_mode()
     def _finish(self, batch: StepBatch, started: Started) -> StepOutput:

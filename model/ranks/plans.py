@@ -1,7 +1,7 @@
 """Steps as rank 0 sends them to the other ranks: JSON that tells of each sequence only what is new.
 
 A rank remembers the tokens and the page tables of the sequences that it has seen in the last `REMEMBERED` steps. Both
-sides count the steps, and so forget the same sequences without a word. Pixels of images follow the JSON as bytes.
+sides count the steps, and so forget the same sequences without a word. The encoder's inputs follow the JSON as bytes.
 """
 
 from array import array
@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from model.batch import PageCopy, PageTable, Slice, StepBatch
-from model.image_spans import ImageWork, PlacedImage
 from model.machine import records
+from model.media import MediaWork, PlacedMedia
 from model.sampling_params import SamplingParams
 from model.token_counts import TokenCounts
 
 REMEMBERED = 64
 """A sequence of which that many steps have nothing is sent anew: it has ended, waits, or was preempted."""
 
-_params, _image, _work = map(records.record, (SamplingParams, PlacedImage, ImageWork))
+_params, _placed, _work = map(records.record, (SamplingParams, PlacedMedia, MediaWork))
 NO_PAGES = PageTable(0, array("q"))
 
 
@@ -56,11 +56,11 @@ class PlanWriter:
         self._memory = Memory()
 
     def write(self, batch: StepBatch) -> tuple[list[Any], bytes]:
-        """A plan and the pixels behind it."""
+        """A plan and the bytes for the encoder behind it."""
         self._memory.begin_step()
-        works = [[*records.row(work)[:3], len(work.pixels), *records.row(work)[4:]] for work in batch.images]
+        works = [[*records.row(work)[:3], len(work.inputs), *records.row(work)[4:]] for work in batch.media]
         plan = [[self._slice(item) for item in batch.slices], works, batch.forgotten, batch.copies]
-        return plan, b"".join(work.pixels for work in batch.images)
+        return plan, b"".join(work.inputs for work in batch.media)
 
     def _slice(self, item: Slice) -> list[Any]:
         constants = (item.n_prompt, item.params, item.choice, item.adapter)
@@ -73,7 +73,7 @@ class PlanWriter:
         before = known.tables or (NO_PAGES,) * len(item.tables)
         tables = [_difference(*pair) for pair in zip(before, item.tables, strict=True)]
         known.n_tokens, known.step, known.tables = n_final, self._memory.step, item.tables
-        own = [item.sequence_id, item.start, item.stop, item.n_draft, list(news), tables, item.images]
+        own = [item.sequence_id, item.start, item.stop, item.n_draft, list(news), tables, item.media]
         return [*own, constants] if anew else own
 
 
@@ -86,15 +86,15 @@ class PlanReader:
     def __init__(self) -> None:
         self._memory = Memory()
 
-    def read(self, plan: list[Any], pixels: bytes) -> StepBatch:
+    def read(self, plan: list[Any], inputs: bytes) -> StepBatch:
         """The batch of a plan. Raises KeyError for a plan out of order."""
         self._memory.begin_step()
         slices, works, forgotten, copies = plan
         copied = tuple(PageCopy(*copy) for copy in copies)
-        return StepBatch(tuple(map(self._slice, slices)), tuple(_works(works, pixels)), tuple(forgotten), copied)
+        return StepBatch(tuple(map(self._slice, slices)), tuple(_works(works, inputs)), tuple(forgotten), copied)
 
     def _slice(self, row: list[Any]) -> Slice:
-        number, start, stop, n_draft, news, tables, images, *anew = row
+        number, start, stop, n_draft, news, tables, media, *anew = row
         if anew:
             n_prompt, params, *others = anew[0]
             self._memory.sequences[number] = Known((n_prompt, _params(params), *others))
@@ -105,9 +105,9 @@ class PlanReader:
         known.n_tokens, known.step = len(known.tokens) - n_draft, self._memory.step
         known.tables = tuple(_applied(*pair) for pair in zip(before, tables, strict=True))
         n_prompt, parameters, choice, adapter = known.constants
-        placed = tuple(map(_image, images))
+        placed = tuple(map(_placed, media))
         item = Slice(number, known.tokens, n_prompt, start, stop, known.tables, parameters, choice)
-        return item._replace(n_draft=n_draft, images=placed, adapter=adapter, counts=known.counts)
+        return item._replace(n_draft=n_draft, media=placed, adapter=adapter, counts=known.counts)
 
 
 def _difference(before: PageTable, after: PageTable) -> list[Any]:
@@ -129,11 +129,11 @@ def _applied(before: PageTable, difference: list[Any]) -> PageTable:
     return PageTable(first_block, array("q", (*kept, *news)))
 
 
-def _works(rows: list[list[Any]], pixels: bytes) -> Iterator[ImageWork]:
-    """Each row has the number of bytes in place of the pixels. A rank that encodes no images gets no bytes."""
+def _works(rows: list[list[Any]], inputs: bytes) -> Iterator[MediaWork]:
+    """Each row has the number of bytes in their place. A rank without the encoder gets none."""
     place = 0
     for row in rows:
         n_bytes = row[3]
-        row[3] = memoryview(pixels)[place : place + n_bytes]
+        row[3] = memoryview(inputs)[place : place + n_bytes]
         place += n_bytes
         yield _work(row)

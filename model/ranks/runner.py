@@ -52,7 +52,7 @@ class ParallelRunner:
         self._writer = PlanWriter()
         self._grammar_restarts = 0
         later = (other for other in self._layout.places() if not other.is_first)
-        self._without_images = frozenset(other.rank for other in later)
+        self._without_encoder = frozenset(other.rank for other in later)
         self._heads = [other.rank for other in self._layout.places() if other.tensor_rank == 0 and not other.is_first]
 
     @property
@@ -82,15 +82,15 @@ class ParallelRunner:
 
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
         """Start a step on all ranks. An error ends them all, because they cannot agree otherwise."""
-        plan, pixels = self._writer.write(batch)
+        plan, inputs = self._writer.write(batch)
         without = packed("plan", plan)
-        self._followers.send_plan(packed("plan", plan, pixels) if pixels else without, self._without_images, without)
+        self._followers.send_plan(packed("plan", plan, inputs) if inputs else without, self._without_encoder, without)
         finish = self._guarded(partial(self._own.launch, batch))
         if self._samples:
             finish = partial(self._guarded, finish)
         elif batch.slices:
             finish = self._read
-        return partial(_with_faults, finish, batch, faults) if (faults := self._own.image_faults) else finish
+        return partial(_with_faults, finish, batch, faults) if (faults := self._own.media_faults) else finish
 
     def watch(self, lost: Callable[[str], None]) -> None:
         self._followers.watch(lost)
@@ -114,8 +114,8 @@ class ParallelRunner:
             self._followers.end(error)
 
 
-def _with_faults(finish: Callable[[], StepOutput], batch: StepBatch, images: Mapping[int, str]) -> StepOutput:
-    """The output of `finish`, but for slices whose image has a fault: they were computed without it."""
-    faults = (fault_of(item, images, {}) for item in batch.slices)
+def _with_faults(finish: Callable[[], StepOutput], batch: StepBatch, media: Mapping[int, str]) -> StepOutput:
+    """The output of `finish`, but for slices whose media item has a fault: they were computed without it."""
+    faults = (fault_of(item, media, {}) for item in batch.slices)
     pairs = zip(finish().slices, faults, strict=True)
-    return StepOutput(tuple(output if fault is None else SliceOutput(fault=fault) for output, fault in pairs), images)
+    return StepOutput(tuple(output if fault is None else SliceOutput(fault=fault) for output, fault in pairs), media)

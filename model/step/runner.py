@@ -17,8 +17,8 @@ from model.step import packing, retry, sampler, scoring
 from model.step.ahead import LastTokens
 from model.step.executors import Executor, Views
 from model.step.head import Head
-from model.step.images import Images
 from model.step.masks import Masks
+from model.step.media import Media
 
 REPORTS = frozenset({"logprobs", "prompt_logprobs", "embed"})
 """Parameters whose results the runner adds to those of a slice."""
@@ -76,12 +76,12 @@ class ModelRunner:
     """A loaded model: the `model.batch.Runner` of one process. `executor` says how it computes a step."""
 
     def __init__(
-        self, executor: Executor, head: Head, pools: PagePools, info: RunnerInfo, masks: Masks, images: Images
+        self, executor: Executor, head: Head, pools: PagePools, info: RunnerInfo, masks: Masks, media: Media
     ) -> None:
         if missing := sampler.unimplemented((masks.step,), REPORTS):
             raise NotImplementedError(f"no sampling step and no report implements {', '.join(sorted(missing))}")
         self.executor, self.info, self.adapters = executor, info, head.adapters
-        self.head, self.pages, self._masks, self._images = head, pools, masks, images
+        self.head, self.pages, self._masks, self._media = head, pools, masks, media
         self._last = LastTokens.of((), (), head.device)
 
     @property
@@ -103,19 +103,19 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
-        """Start a step; see `Runner`. Slices whose image or adapter has a fault are left out, and end with it."""
+        """Start a step; see `Runner`. Slices whose media item or adapter has a fault are left out, and end with it."""
         self.pages.copy_pages(batch.copies)
-        images = self._images.update(batch)
+        media = self._media.update(batch)
         adapters = self.adapters.begin_step({item.adapter for item in batch.slices} - {0})
-        if batch.slices and not (images or adapters or batch.images or batch.forgotten):
+        if batch.slices and not (media or adapters or batch.media or batch.forgotten):
             return self._launch(batch)
-        faults = [fault_of(item, images, adapters) for item in batch.slices]
+        faults = [fault_of(item, media, adapters) for item in batch.slices]
         sound = tuple(item for item, fault in zip(batch.slices, faults, strict=True) if fault is None)
         try:
             finish = self._launch(StepBatch(sound)) if sound else partial(StepOutput, ())
         except StepTooLarge:
-            raise StepTooLarge(images) from None
-        return finish if len(sound) == len(faults) and not images else partial(_with_faults, finish, faults, images)
+            raise StepTooLarge(media) from None
+        return finish if len(sound) == len(faults) and not media else partial(_with_faults, finish, faults, media)
 
     def _launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
         """Start a step. One that fails is computed at once, its slices apart. Masks of grammars are requested once."""
@@ -155,19 +155,19 @@ class ModelRunner:
         return self.executor.idle()
 
 
-def fault_of(item: Slice, images: Mapping[int, str], adapters: Mapping[int, str]) -> str | None:
-    """The fault of an image or of the adapter that the slice needs, by their numbers; None if there is none."""
-    found = (images[image.image] for image in item.images if image.image in images)
+def fault_of(item: Slice, media: Mapping[int, str], adapters: Mapping[int, str]) -> str | None:
+    """The fault of a media item or of the adapter that the slice needs, by their numbers; None if there is none."""
+    found = (media[placed.number] for placed in item.media if placed.number in media)
     return next(found, adapters.get(item.adapter))
 
 
 def _with_faults(
-    finish: Callable[[], StepOutput], faults: Sequence[str | None], images: Mapping[int, str]
+    finish: Callable[[], StepOutput], faults: Sequence[str | None], media: Mapping[int, str]
 ) -> StepOutput:
-    """The output of `finish`, which has the slices without a fault, with all slices, and the faults of images."""
+    """The output of `finish`, which has the slices without a fault, with all slices, and the faults of media items."""
     computed = iter(finish().slices)
     slices = (next(computed) if fault is None else SliceOutput(fault=fault) for fault in faults)
-    return StepOutput(tuple(slices), images)
+    return StepOutput(tuple(slices), media)
 
 
 def _finite(output: SliceOutput) -> bool:

@@ -10,7 +10,7 @@ from model.chat.images import refused_image
 from model.chat.reasoning import EFFORT, PARTS, THOUGHT
 from model.chat.schema import SCHEMA
 from model.errors import ParameterError
-from model.image_spans import ImageSpan
+from model.media import MediaSpan
 from model.sampling_params import check_ids
 from model.tokenizers.base import Tokenizer
 from service.access.record import MAX_IGNORED, RequestRecord
@@ -28,7 +28,7 @@ from service.structured.call_style import call_constraint, explained, style_of
 from service.structured.constraint import Constraint
 
 T = TypeVar("T")
-Encoded = tuple[list[int], tuple[ImageSpan, ...]]
+Encoded = tuple[list[int], tuple[MediaSpan, ...]]
 """The tokens of a prompt, and the places of its images."""
 Make = Callable[[State, RequestRecord, ServedModel], Coroutine[Any, Any, T]]
 """What makes something of an admitted request for a model."""

@@ -137,13 +137,13 @@ class EngineLoop:
         self._waits_for_files = not batch and not self._flights and self._scheduler.waits_for_files
         if batch:
             if log.isEnabledFor(logging.DEBUG):
-                counts = batch.n_tokens, len(batch.slices), len(batch.images)
-                log.debug("a step computes %d tokens of %d sequences, and encodes %d images", *counts)
+                counts = batch.n_tokens, len(batch.slices), len(batch.media)
+                log.debug("a step computes %d tokens of %d sequences, and encodes %d media items", *counts)
             try:
                 self._flights.append(Flight(batch, batch.n_tokens, launched, self._runner.launch(batch)))
             except StepTooLarge as error:
                 log.warning("%d tokens of a step do not fit into memory: they are planned again", batch.n_tokens)
-                return self._scheduler.retract(batch.n_tokens, error.image_faults)
+                return self._scheduler.retract(batch.n_tokens, error.media_faults)
             except Exception as error:
                 failed_before, updates = self._failed_steps, []
                 while self._flights:
@@ -170,7 +170,7 @@ class EngineLoop:
         self._landed = flight.n_tokens
         if output is not None and flight.n_tokens:
             self._steps.note(flight.batch, flight.n_tokens, self._landed_at - max(before, flight.launched))
-        if output is not None and not (output.image_faults or any(item.fault for item in output.slices)):
+        if output is not None and not (output.media_faults or any(item.fault for item in output.slices)):
             self._note_cost(flight, before)  # what has a fault may not have been computed
         return updates
 
@@ -190,9 +190,9 @@ class EngineLoop:
             self._scheduler.prompts.cost.note(n_tokens - n_prompt, n_prompt, n_pairs, seconds)
 
     def _encoded(self, flights: Iterable[Flight]) -> float:
-        """The work on images in these steps, in tokens that take as long."""
-        n_patches = sum(work.stop - work.start for flight in flights for work in flight.batch.images)
-        form = self._runner.info.images
+        """The work of the encoder in these steps, in tokens that take as long."""
+        n_patches = sum(work.stop - work.start for flight in flights for work in flight.batch.media)
+        form = self._runner.info.media
         return n_patches / form.patches_per_token if form else 0
 
     def _count(self, batch: StepBatch, output: StepOutput, reported: bool) -> None:
@@ -202,13 +202,13 @@ class EngineLoop:
         count. Neither does the step after a broken one. It was launched already, is as broken, and reports nothing.
         """
         with_adapters = bool(batch.slices) and all(item.adapter for item in batch.slices)
-        encoded = len(batch.images) > len(output.image_faults)
+        encoded = len(batch.media) > len(output.media_faults)
         if encoded or any(item.fault != BROKEN_NUMBERS for item in output.slices):
             self._failed_steps = 0
         elif reported and not with_adapters:
             self._failed_steps += 1
         if self._failed_steps >= MAX_FAILED_STEPS:
-            reason = next(iter(output.image_faults.values()), BROKEN_NUMBERS)
+            reason = next(iter(output.media_faults.values()), BROKEN_NUMBERS)
             raise RuntimeError(f"{MAX_FAILED_STEPS} steps in a row failed for every sequence: {reason}")
 
     def _fail(self, error: Exception, n_tokens: int) -> list[Update]:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast, get_args
 
 from model.batch import RunnerInfo, TokenLogprob
-from model.image_spans import ImageSpan
 from model.machine import frames, records
+from model.media import MediaSpan
 from model.sampling_params import SamplingParams
 from service.engine.picture import Picture, PoolPages
 
@@ -42,10 +42,10 @@ class Submit:
 
     No other sequence of this engine has one of these ids. Of the waiting sequences those with the lowest `priority` are
     admitted first, in fair shares for each `tenant` (the name of an API key). Only sequences with the same
-    `cache_owner` share encoded images, and pages only if they have the same `cache_salt`, too. `images` are the images
-    of the prompt in the order of their places, and `pixels` the bytes of all of them, one after another
-    (`ImageWork.pixels`); on the wire these follow the JSON. `adapter` is the number of a loaded LoRA adapter, 0 for
-    none. With `n` 1 the sequence may go on after the `output` that another engine has computed; of its prompt,
+    `cache_owner` share encoded media, and pages only if they have the same `cache_salt`, too. `media` are the images or
+    the chunks of audio of the prompt in the order of their places, and `inputs` the bytes of all of them, one after
+    another (`MediaWork.inputs`); on the wire these follow the JSON. `adapter` is the number of a loaded LoRA adapter,
+    0 for none. With `n` 1 the sequence may go on after the `output` that another engine has computed; of its prompt,
     `n_scored` log probabilities are known.
     """
 
@@ -57,12 +57,12 @@ class Submit:
     cache_salt: str = ""
     n: int = 1
     tenant: str = ""
-    images: tuple[ImageSpan, ...] = ()
+    media: tuple[MediaSpan, ...] = ()
     adapter: int = 0
     cache_owner: str = ""
     output: list[int] = field(default_factory=list)
     n_scored: int = 0
-    pixels: bytes = field(default=b"", repr=False)
+    inputs: bytes = field(default=b"", repr=False)
 
     @property
     def ids(self) -> range:
@@ -265,7 +265,7 @@ def to_json(message: ToEngine | FromEngine) -> str:
 
 def data_of(message: ToEngine | FromEngine) -> bytes:
     """The bytes that follow a message's JSON on the wire."""
-    return message.pixels if isinstance(message, Submit) else b""
+    return message.inputs if isinstance(message, Submit) else b""
 
 
 def from_json(value: list[Any], data: bytes = b"") -> ToEngine | FromEngine:

@@ -16,7 +16,7 @@ from model.chat.formats import ChatFormat
 from model.chat.reasoning import Marks
 from model.checkpoint.generation_config import GenerationDefaults
 from model.errors import ModelError, ParameterError
-from model.image_spans import ImageSpan
+from model.media import MediaSpan
 from model.sampling_params import RepetitionDetection, SamplingParams, check_ids
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.pieces import encode_inner
@@ -201,8 +201,8 @@ def submit_of(
     params: SamplingParams,
     body: GenerationBody,
     served: ServedModel,
-    images: tuple[ImageSpan, ...] = (),
-    pixels: bytes = b"",
+    media: tuple[MediaSpan, ...] = (),
+    inputs: bytes = b"",
     n: int | None = None,
 ) -> Submit:
     """The engine's message for one prompt. `n` are the choices to compute, if not those of the body."""
@@ -213,9 +213,9 @@ def submit_of(
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         n=n or body.n_choices,
-        images=images,
+        media=media,
         adapter=served.adapter_number,
-        pixels=pixels,
+        inputs=inputs,
     )
 
 
@@ -242,7 +242,7 @@ class Usage:
     @classmethod
     def of(cls, prompts: Sequence[Prompt]) -> Self:
         """Before the first token of the answer."""
-        spans = [span for prompt in prompts for span in prompt.submit.images]
+        spans = [span for prompt in prompts for span in prompt.submit.media]
         return cls(
             prompt=sum(len(prompt.tokens) for prompt in prompts), images=sum(span.stop - span.start for span in spans)
         )

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from model.chat.images import ImageTokens
 from model.errors import ImageError, quoted
-from model.image_spans import ImageFormat, ImageSpan
 from model.images.client import ImageProcess
+from model.media import ImageFormat, MediaSpan
 from service.errors.errors import InvalidRequest
 from service.generation.request import ServedModel
 from service.helpers import HelperThread, LimitsExceeded, Recent
@@ -217,7 +217,7 @@ def _refusal(source: Source, problem: str) -> InvalidRequest:
 
 def expanded(
     tokens: list[int], images: Sequence[DecodedImage], served: ServedModel, param: str
-) -> tuple[list[int], tuple[ImageSpan, ...]]:
+) -> tuple[list[int], tuple[MediaSpan, ...]]:
     """The prompt with the rows of each image in place of its token `[IMG]`, and the places of the images.
 
     Raises InvalidRequest, naming `param`, if the chat format has not written one token for each image.
@@ -230,19 +230,19 @@ def expanded(
         message = f"{param} cannot be written: the model's chat format has places for {found} of {len(images)} images"
         raise InvalidRequest(message, param=param)
     whole: list[int] = []
-    spans: list[ImageSpan] = []
+    spans: list[MediaSpan] = []
     done = 0
     for image in images:
         place = tokens.index(ids.image, done)
         whole += tokens[done:place]
-        spans.append(ImageSpan(len(whole), image.rows, image.columns, image.digest))
+        spans.append(MediaSpan(len(whole), image.rows, image.columns, image.digest))
         whole += ([ids.image] * image.columns + [ids.row_break]) * image.rows
         whole[-1] = ids.end
         done = place + 1
     return whole + tokens[done:], tuple(spans)
 
 
-def spans_after(spans: tuple[ImageSpan, ...], n_begin: int, n_cut: int) -> tuple[ImageSpan, ...]:
+def spans_after(spans: tuple[MediaSpan, ...], n_begin: int, n_cut: int) -> tuple[MediaSpan, ...]:
     """The images of a prompt that loses `n_cut` tokens after its first `n_begin`. Images among those are left out.
 
     Raises InvalidRequest for a cut inside an image.

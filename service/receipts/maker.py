@@ -165,7 +165,7 @@ class AnswerReceipts:
         made: dict[str, Any] = {
             **about,
             "prompt": digest(prompt),
-            "images": [span.digest for span in choice.prompt.submit.images],
+            "images": [span.digest for span in choice.prompt.submit.media],
             "request": request_digest(request, digest(prompt), number, about["adapter"]),
             "choice": number,
             "finish": self._finishes[choice],

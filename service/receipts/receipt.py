@@ -111,7 +111,7 @@ def token_bytes(tokens: Sequence[int]) -> bytes:
 
 def prompt_bytes(prompt: Prompt) -> bytes:
     """All that the prompt consists of: the tokens, and places and digests of images."""
-    return canonical({"tokens": prompt.tokens, "images": [asdict(span) for span in prompt.submit.images]})
+    return canonical({"tokens": prompt.tokens, "images": [asdict(span) for span in prompt.submit.media]})
 
 
 def request_digest(request: ModelRequest, prompt: str, choice: int, adapter: AdapterNamed | None) -> str:

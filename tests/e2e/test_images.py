@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from model.batch import PoolSpec
-from model.image_spans import ImageSpan
 from model.loading import create
+from model.media import MediaSpan
 from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
 from service.engine.client import EngineClient
@@ -37,11 +37,11 @@ class Prompt(NamedTuple):
     """The fields of a request that depend on its images."""
 
     prompt: list[int]
-    images: tuple[ImageSpan, ...]
-    pixels: bytes
+    media: tuple[MediaSpan, ...]
+    inputs: bytes
 
     def submit(self, number: int, params: SamplingParams) -> Submit:
-        return Submit(number, self.prompt, params, images=self.images, pixels=self.pixels)
+        return Submit(number, self.prompt, params, media=self.media, inputs=self.inputs)
 
 
 def image(rows: int, columns: int, seed: int, side: int) -> Tensor:
@@ -58,7 +58,7 @@ def ask(side: int, *parts: int | tuple[int, int, int]) -> Prompt:
             tokens += [40 + (7 * part + n * n) % 200 for n in range(part)]
             continue
         rows, columns, _ = part
-        spans.append(ImageSpan(len(tokens), rows, columns, repr(part)))
+        spans.append(MediaSpan(len(tokens), rows, columns, repr(part)))
         for row in range(rows):
             tokens += [*[IMG] * columns, IMG_BREAK if row < rows - 1 else IMG_END]
         pixels += image(*part, side).numpy().tobytes()
@@ -155,7 +155,7 @@ def test_from_cached_pages(served: Served, alone: list[Answer]) -> None:
 
 def test_after_preemption_with_a_store_of_one_image(served: Served) -> None:
     requests = [replace(item, params=replace(item.params, max_tokens=30)) for item in served.requests()]
-    info = replace(served.runner.info, pools=(PoolSpec(None, 5),), max_model_len=160, image_tokens=12)
+    info = replace(served.runner.info, pools=(PoolSpec(None, 5),), max_model_len=160, media_tokens=12)
     scheduler = Scheduler(info, max_sequences=8, max_step_tokens=24)
     answers = answers_to(scheduler, served.runner, requests)
     assert scheduler.stats().preemptions > 0

@@ -113,7 +113,7 @@ class Drive:
         self._planned.append((batch, copied(batch)))
         self.check(batch)
         if self.lack and batch.n_tokens > self.info.max_sequences and self.lack.random() < 0.3:
-            faults = self.runner.step(replace(batch, slices=())).image_faults
+            faults = self.runner.step(replace(batch, slices=())).media_faults
             self._take(self.scheduler.retract(batch.n_tokens, faults))
         elif batch:
             self.flights.append((batch, self.runner.launch(batch)))

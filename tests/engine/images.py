@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from model.batch import RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput
-from model.image_spans import ImageFormat, ImageSpan, ImageWork, PlacedImage
+from model.media import ImageFormat, MediaSpan, MediaWork, PlacedMedia
 from model.sampling_params import SamplingParams
 from tests.engine.driving import Drive
 from tests.fakes import AheadRunner, FakeRunner, PipelineRunner, Say, make_info, next_token
@@ -18,8 +18,8 @@ BAD = b"\x63"
 FAULT = SliceOutput(fault="its image could not be encoded")
 
 
-def info_with_images(*, image_tokens: int = 64, image_format: ImageFormat = FORMAT, **more: Any) -> RunnerInfo:
-    return replace(make_info(**more), images=image_format, image_tokens=image_tokens)
+def info_with_images(*, media_tokens: int = 64, image_format: ImageFormat = FORMAT, **more: Any) -> RunnerInfo:
+    return replace(make_info(**more), images=image_format, media_tokens=media_tokens)
 
 
 @dataclass(frozen=True)
@@ -48,18 +48,18 @@ class ImagePrompt(NamedTuple):
     """The fields of a Submit."""
 
     prompt: list[int]
-    images: tuple[ImageSpan, ...]
-    pixels: bytes
+    media: tuple[MediaSpan, ...]
+    inputs: bytes
 
 
 def prompt_of(*parts: int | list[int] | Picture) -> ImagePrompt:
     """A prompt of tokens and images, in this order."""
     tokens: list[int] = []
-    spans: list[ImageSpan] = []
+    spans: list[MediaSpan] = []
     pixels = b""
     for part in parts:
         if isinstance(part, Picture):
-            spans.append(ImageSpan(len(tokens), part.rows, part.columns, part.digest))
+            spans.append(MediaSpan(len(tokens), part.rows, part.columns, part.digest))
             tokens += part.tokens
             pixels += part.pixels
         else:
@@ -78,50 +78,50 @@ class ImageRunner(FakeRunner):
     def __init__(self, info: RunnerInfo, step_seconds: float = 0.0, say: Say = next_token) -> None:
         super().__init__(info, step_seconds, say)
         self.prompts: dict[int, ImagePrompt] = {}
-        self.done: dict[int, ImageWork] = {}  # the latest work on each image that is not forgotten
+        self.done: dict[int, MediaWork] = {}  # the latest work on each image that is not forgotten
         self.n_patches = 0  # of all work
         self._numbers: set[int] = set()
 
     def step(self, batch: StepBatch) -> StepOutput:
         for number in batch.forgotten:
             self.done.pop(number, None)
-        faults = {work.image: "the image is bad" for work in batch.images if self._encode(work)}
-        sound = [item for item in batch.slices if not any(placed.image in faults for placed in item.images)]
+        faults = {work.number: "the image is bad" for work in batch.media if self._encode(work)}
+        sound = [item for item in batch.slices if not any(placed.number in faults for placed in item.media)]
         outputs = iter(super().step(replace(batch, slices=tuple(sound))).slices)
         self.steps[-1] = batch
         return StepOutput(tuple(next(outputs) if item in sound else FAULT for item in batch.slices), faults)
 
-    def _encode(self, work: ImageWork) -> bool:
+    def _encode(self, work: MediaWork) -> bool:
         """Do a part of an image; returns whether it is a bad one."""
         assert self.info.images is not None
-        before = self.done.get(work.image)
+        before = self.done.get(work.number)
         assert (before.stop if before else 0) == work.start < work.stop <= work.n_patches
-        assert before or work.image not in self._numbers, "a number is used again"
+        assert before or work.number not in self._numbers, "a number is used again"
         assert work.n_patches == work.rows * work.columns * self.info.images.merge**2
-        assert len(work.pixels) == work.n_patches * self.info.images.patch_size**2 * 3
-        self._numbers.add(work.image)
-        self.done[work.image] = work
+        assert len(work.inputs) == work.n_patches * self.info.images.patch_size**2 * 3
+        self._numbers.add(work.number)
+        self.done[work.number] = work
         self.n_patches += work.stop - work.start
-        assert sum(item.rows * item.columns for item in self.done.values()) <= self.info.image_tokens
+        assert sum(item.rows * item.columns for item in self.done.values()) <= self.info.media_tokens
         assert sum(item.stop < item.n_patches for item in self.done.values()) <= 1
-        return bytes(work.pixels[:1]) == BAD
+        return bytes(work.inputs[:1]) == BAD
 
     def _embedded(self, item: Slice, position: int) -> int:
-        for placed in item.images:
+        for placed in item.media:
             if placed.span.start <= position < placed.span.stop:
-                work = self.done[placed.image]
+                work = self.done[placed.number]
                 assert work.stop == work.n_patches, "an image is read before it is encoded"
-                assert bytes(work.pixels[:1]) != BAD, "an image is read that could not be encoded"
-                return _at(placed, work.pixels[0], position, item.tokens[position])
+                assert bytes(work.inputs[:1]) != BAD, "an image is read that could not be encoded"
+                return _at(placed, work.inputs[0], position, item.tokens[position])
         return item.tokens[position]
 
     def _wanted(self, item: Slice, position: int) -> int:
         prompt = self.prompts.get(item.sequence_id)
         first = 0
-        for span in prompt.images if prompt else ():
+        for span in prompt.media if prompt else ():
             if span.start <= position < span.stop:
                 assert prompt is not None
-                return _at(PlacedImage(0, span), prompt.pixels[first], position, item.tokens[position])
+                return _at(PlacedMedia(0, span), prompt.inputs[first], position, item.tokens[position])
             first += span.n_embeddings * FORMAT.token_side**2 * 3
         return item.tokens[position]
 
@@ -134,7 +134,7 @@ class AheadImages(AheadRunner, ImageRunner):
     pass
 
 
-def _at(placed: PlacedImage, color: int, position: int, token: int) -> int:
+def _at(placed: PlacedMedia, color: int, position: int, token: int) -> int:
     row, column = divmod(position - placed.span.start, placed.span.columns + 1)
     return token if column == placed.span.columns else value(color, row * placed.span.columns + column)
 
@@ -151,15 +151,15 @@ class ImageDrive(Drive):
 
     def ask(self, sequence_id: int, prompt: ImagePrompt, params: SamplingParams, **more: Any) -> None:
         self.runner.prompts[sequence_id] = prompt
-        self.submit(sequence_id, prompt.prompt, params, images=prompt.images, pixels=prompt.pixels, **more)
+        self.submit(sequence_id, prompt.prompt, params, media=prompt.media, inputs=prompt.inputs, **more)
 
     def step(self) -> StepBatch:
         batch = super().step()
-        self.scheduler._images.check()
+        self.scheduler._media.check()
         return batch
 
 
 def shape(batch: StepBatch) -> tuple[Sequence[tuple[int, int, int]], Sequence[tuple[int, int, int]]]:
     """The slices (sequence, start, stop) and the work on images (number, start, stop) of a step."""
     slices = [(item.sequence_id, item.start, item.stop) for item in batch.slices]
-    return slices, [(work.image, work.start, work.stop) for work in batch.images]
+    return slices, [(work.number, work.start, work.stop) for work in batch.media]

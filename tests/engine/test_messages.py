@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from model.batch import TokenLogprob
-from model.image_spans import ImageFormat, ImageSpan
+from model.media import ImageFormat, MediaSpan
 from model.sampling_params import SamplingParams
 from service.engine.mailbox import merge
 from service.engine.messages import (
@@ -42,7 +42,7 @@ UPDATE = Update(3, (7, 8), (SCORED,), (SCORED, SCORED), "stop", 4, 0.5, "why", 9
         LoadModel({"model": "m", "dtype": "auto"}, 60.0),
         Submit(1, [1, 2], SamplingParams(stop=("a",), logit_bias=((3, -1.5),), stop_token_ids=(2,), logprobs=2), 5),
         Submit(2, [1], SamplingParams(allowed_token_ids=(3, 4), bad_words=((5,), (6, 7))), 0, -3, "salt", 128, "a.b"),
-        Submit(3, [1] * 6, SamplingParams(), images=(ImageSpan(0, 2, 2, "d"),), adapter=2, pixels=bytes(range(256))),
+        Submit(3, [1] * 6, SamplingParams(), media=(MediaSpan(0, 2, 2, "d"),), adapter=2, inputs=bytes(range(256))),
         Abort(1),
         LoadAdapter(1, "/adapters/a"),
         UnloadAdapter(1),
@@ -52,7 +52,7 @@ UPDATE = Update(3, (7, 8), (SCORED,), (SCORED, SCORED), "stop", 4, 0.5, "why", 9
         Stop(),
         Loading("loading weights", 0.25),
         Ready(make_info(pools=((None, 4), (16, 8)))),
-        Ready(replace(make_info(), images=ImageFormat(14, 2, 1540, 3), image_tokens=9, max_adapters=4)),
+        Ready(replace(make_info(), images=ImageFormat(14, 2, 1540, 3), media_tokens=9, max_adapters=4)),
         Failed("no"),
         Beat(),
         Beat(0.5, 2**30, 12.25),

@@ -114,7 +114,7 @@ def test_who_awaits_an_image_leaves_the_turn_to_others() -> None:
 
     The other waits for its image, and has waited longest. It may not take the step's share of two tokens.
     """
-    drive = ImageDrive(replace(info_with_images(image_tokens=8, pools=((None, 100),)), pipeline=4), max_step_tokens=10)
+    drive = ImageDrive(replace(info_with_images(media_tokens=8, pools=((None, 100),)), pipeline=4), max_step_tokens=10)
     one, other = prompt_of([5], Picture(1, 8, b"\1")), prompt_of([6, 6], Picture(1, 6, b"\2"))
     for number, prompt in enumerate((one, other)):
         drive.ask(number, prompt, SamplingParams(max_tokens=2))

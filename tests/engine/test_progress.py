@@ -157,11 +157,11 @@ def test_encoding_an_image_is_measured_too(monkeypatch: pytest.MonkeyPatch) -> N
 
     async def body(client: EngineClient) -> None:
         runner.prompts[1] = prompt
-        answer = await collect(client.submit(prompt.prompt, params, images=prompt.images, pixels=prompt.pixels))
+        answer = await collect(client.submit(prompt.prompt, params, media=prompt.media, inputs=prompt.inputs))
         assert answer == expected(prompt.prompt, params)
 
     with_client(Hosts(lambda: thread("create_images")), body, step_timeout=4.0)
-    work = [image.stop - image.start for step in runner.steps for image in step.images]
+    work = [image.stop - image.start for step in runner.steps for image in step.media]
     assert work[0] == info.images.patches_per_token
     assert len(work) < 6
 

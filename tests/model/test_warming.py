@@ -11,10 +11,10 @@ from torch import Tensor
 from model import decide, loading, warming
 from model.batch import PoolSpec, RunnerInfo, StepBatch
 from model.errors import OptionError
-from model.image_spans import ImageWork
 from model.linear import schemes
 from model.linear.floats import WeightsOnly
 from model.linear.schemes import SCHEMES
+from model.media import MediaWork
 from model.network import weights
 from model.network.adapters import Adapter, blank
 from model.network.moe import MoE
@@ -129,11 +129,11 @@ def serve(runner: ModelRunner) -> None:
     whole = blank(runner.head.model)
     runner.adapters.hold(1, whole)
     runner.adapters.hold(2, smaller(whole))
-    if (form := runner.info.images) is not None:
+    if (form := runner.info.media) is not None:
         for number, sides in enumerate([(1, 1), (3, 5), (16, 16)]):
             n_patches = form.n_patches(*sides)
-            work = ImageWork(number, *sides, bytes(form.n_bytes(*sides)), 0, n_patches, n_patches)
-            assert not runner.step(StepBatch((), images=(work,))).image_faults
+            work = MediaWork(number, *sides, bytes(form.n_bytes(*sides)), 0, n_patches, n_patches)
+            assert not runner.step(StepBatch((), media=(work,))).media_faults
     client = Client(runner, requests(), max_sequences=24, max_step_tokens=600)
     assert set(client.finished.values()) == {"length"}
 

@@ -12,7 +12,7 @@ from model.step import packing, sampler
 from model.step.ahead import LastTokens
 from model.step.executors import Views
 from model.step.head import Head
-from model.step.images import Images
+from model.step.media import Media
 from model.step.sampler import Sampled
 
 CPU = torch.device("cpu")
@@ -21,8 +21,8 @@ CPU = torch.device("cpu")
 class CompiledExecutor:
     """The `Executor` whose kernels compute all layers, and sample where no request needs PyTorch for it."""
 
-    def __init__(self, network: CompiledNetwork, images: Images, head: Head) -> None:
-        self._network, self._images, self._head = network, images, head
+    def __init__(self, network: CompiledNetwork, media: Media, head: Head) -> None:
+        self._network, self._media, self._head = network, media, head
 
     def start(self, batch: StepBatch, views: Views, before: LastTokens) -> tuple[Tensor, Sequence[Sampled]]:
         """See `Executor`."""
@@ -31,8 +31,8 @@ class CompiledExecutor:
         compiled = sampler.compiled_rows(flat) if has_head else None
         sampling = compiled and compiled.rows
         adapters = [self._head.adapters.get(item.adapter) if item.adapter else None for item in batch.slices]
-        images = self._images.place(batch, CPU)
-        hidden, tokens = self._network.step(batch.slices, list(map(len, views)), sampling, adapters, images)
+        embedded = self._media.place(batch, CPU)
+        hidden, tokens = self._network.step(batch.slices, list(map(len, views)), sampling, adapters, embedded)
         if compiled is not None:
             return hidden, [Sampled(tokens, {}, None)]
         if not has_head:

@@ -218,4 +218,4 @@ def only_decodes(batch: StepBatch, views: Views) -> bool:
     """
     if not batch.n_tokens == sum(map(len, views)) == len(batch.slices):
         return False
-    return not any(item.images or item.adapter or item.scores_prompt for item in batch.slices)
+    return not any(item.media or item.adapter or item.scores_prompt for item in batch.slices)

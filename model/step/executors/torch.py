@@ -18,7 +18,7 @@ from model.step import packing
 from model.step.ahead import LastTokens, resolve
 from model.step.executors import Views
 from model.step.head import Head
-from model.step.images import Images
+from model.step.media import Media
 from model.step.sampler import Sampled
 
 
@@ -32,12 +32,12 @@ class TorchExecutor:
         pools: PagePools,
         tables: RopeTables,
         info: RunnerInfo,
-        images: Images,
+        media: Media,
         head: Head,
     ) -> None:
         self.model, self.info, self.head = model, info, head
         self.device = tables.device
-        self._attention, self._pools, self._tables, self._images = attention, pools, tables, images
+        self._attention, self._pools, self._tables, self._media = attention, pools, tables, media
         self._windows = [pool.window for pool in info.pools]
 
     def start(self, batch: StepBatch, views: Views, before: LastTokens) -> tuple[Tensor, Sequence[Sampled]]:
@@ -56,7 +56,7 @@ class TorchExecutor:
     def pack(self, batch: StepBatch, before: LastTokens, device: torch.device) -> PackedInputs:
         """The step as tensors on `device`."""
         inputs = packing.pack(batch, self.info.page_size, self._windows, device, before.rows)
-        return replace(inputs, images=self._images.place(batch, device))
+        return replace(inputs, embedded=self._media.place(batch, device))
 
     def hidden(self, inputs: PackedInputs, last_tokens: Tensor, adapters: StepAdapters | None = None) -> Tensor:
         """Hidden states [T, dim] before the last norm; `last_tokens` [M] are those that the step before sampled."""

@@ -6,7 +6,7 @@
     DIR/FINGERPRINT/NAME-POOL.page
 
 A file is a head, the bytes of the page, and the SHA-256 of both. The head has all that a reader expects: format,
-fingerprint, pool, the name of the page before, tokens and images. So a reader compares the head with its own, byte by
+fingerprint, pool, the name of the page before, tokens and media. So a reader compares the head with its own, byte by
 byte, and then the hash. A file that differs anywhere is removed. It gets its name when it is complete.
 """
 

@@ -2,7 +2,7 @@
 
 A page is *held* (sequences use it), *cached* (no sequence uses it, but its content may be reused; the least recently
 used page is evicted first) or *free*. The name of a full page is a chained hash of all tokens up to its end, so that
-equal names mean equal keys and values; the digests of the images that start in a page are part of its name. The last
+equal names mean equal keys and values; the digests of the media that start in a page are part of its name. The last
 page of a sequence that ended has a name by fewer tokens: others may copy it, and nobody shares it. Salt, owner and
 LoRA adapter seed the chain: a request with another salt, owner or adapter never finds these pages.
 """
@@ -34,18 +34,18 @@ def chain_seed(salt: str, adapter: str = "", owner: str = "") -> bytes:
     return seed.digest()
 
 
-def page_content(tokens: Sequence[int], images: Sequence[tuple[int, str]] = ()) -> bytes:
-    """The tokens of a page, and the images that start in it, as bytes; the arguments are those of `page_name`."""
-    return array("q", tokens).tobytes() + (repr([*images]).encode() if images else b"")
+def page_content(tokens: Sequence[int], media: Sequence[tuple[int, str]] = ()) -> bytes:
+    """The tokens of a page, and the media that start in it, as bytes; the arguments are those of `page_name`."""
+    return array("q", tokens).tobytes() + (repr([*media]).encode() if media else b"")
 
 
-def page_name(parent: bytes, tokens: Sequence[int], images: Sequence[tuple[int, str]] = ()) -> bytes:
+def page_name(parent: bytes, tokens: Sequence[int], media: Sequence[tuple[int, str]] = ()) -> bytes:
     """Name of the page that holds `tokens` and follows the page named `parent` (a first page: `chain_seed`).
 
-    `images` are the images that start in the page: the place of the first token in the page, and the digest. Pages of
-    one engine have equally many tokens, so that no token can be taken for a part of an image.
+    `media` are the media that start in the page: the place of the first token in the page, and the digest. Pages of
+    one engine have equally many tokens, so that no token can be taken for a part of a media item.
     """
-    return blake2b(page_content(tokens, images), key=parent, digest_size=NAME_BYTES).digest()
+    return blake2b(page_content(tokens, media), key=parent, digest_size=NAME_BYTES).digest()
 
 
 class PagePool:

@@ -152,7 +152,7 @@ class Trail:
     def alike(self, sequence: Sequence, block: int) -> tuple[int, bytes]:
         """The page in all pools that begins with most tokens of this block: with how many, and its name.
 
-        The last known token does not count. A page in which an image starts is not found: a number stands for it here.
+        The last known token does not count. A page in which media start is not found: a number stands for them here.
         """
         parent = sequence.parent(block)
         tokens = self._tokens(sequence, block, len(sequence.tokens) - 1)
@@ -170,9 +170,9 @@ class Trail:
         return "window" if any(found) and all(full) else "evicted"
 
     def _tokens(self, sequence: Sequence, block: int, end: int) -> list[int]:
-        """The tokens of a block before position `end`. A number from its digest stands for the first of an image."""
+        """The tokens of a block before position `end`. A number from its digest stands for the first of aan item."""
         tokens = sequence.tokens[block * self._page_size : min((block + 1) * self._page_size, end)]
-        for place, digest in sequence.image_starts(block):
+        for place, digest in sequence.media_starts(block):
             if place < len(tokens):
                 tokens[place] = -1 - crc32(digest.encode()) // 2
         return tokens

@@ -22,13 +22,13 @@ class PromptLookup:
     The place is that with the longest match before it, of two or more tokens. Without one, it is the place behind the
     draft token that was just rejected, as in a copy with one word changed. Otherwise there is no draft: of those after
     one repeated token, 1 in 17 was accepted. Draft tokens that were never computed are compared as well, because that
-    costs nothing. O(1) a token. No draft has the token `image`, which stands for embeddings in a prompt: what followed
-    it there follows it in no answer.
+    costs nothing. O(1) a token. No draft has the token `placeholder`, which stands for embeddings in a prompt: what
+    followed it there follows it in no answer.
     """
 
-    def __init__(self, image: int | None = None) -> None:
+    def __init__(self, placeholder: int | None = None) -> None:
         self.acceptances = list(FIRST_ACCEPTANCES)  # chance that a draft token is accepted if all before it are
-        self._image = image
+        self._placeholder = placeholder
         self._after_pair: dict[tuple[int, int], int] = {}  # two tokens -> the position after their latest occurrence
         self._earlier = [0, 0]  # for a position: that after the occurrence of its two tokens before; 0 is none
         self._source = 0  # where the latest draft comes from
@@ -47,8 +47,8 @@ class PromptLookup:
         self._source, matched = self._find(tokens)
         self._behind = 0
         followed = tokens[self._source : self._source + n_tokens] if self._source else []
-        if self._image in followed:
-            followed = followed[: followed.index(self._image)]
+        if self._placeholder in followed:
+            followed = followed[: followed.index(self._placeholder)]
             n_tokens = len(followed)
         self._draft = list(islice(cycle(followed), n_tokens))
         lengths = range(matched, matched + len(self._draft))
@@ -64,11 +64,11 @@ class PromptLookup:
         self._draft, self._levels = [], []
 
     def _index(self, tokens: Sequence[int]) -> None:
-        """Note what stands before each position of `tokens` that is new. Nothing is noted before an image."""
+        """Note what stands before each position of `tokens` that is new. Nothing is noted before the placeholder."""
         for end in range(len(self._earlier), len(tokens)):
             pair = tokens[end - 2], tokens[end - 1]
             self._earlier.append(self._after_pair.get(pair, 0))
-            if tokens[end] != self._image:
+            if tokens[end] != self._placeholder:
                 self._after_pair[pair] = end
 
     def _find(self, tokens: Sequence[int]) -> tuple[int, int]:

@@ -211,16 +211,16 @@ class Running(dict[Sequence, None]):
         for item in self:
             if item in waiting:
                 continue
-            awaits_image = item.computed < item.images.end  # or may, if it is evicted
-            (unfinished if awaits_image or item.length - item.computed > 1 else decoding).append(item)
+            awaits_media = item.computed < item.media.end  # or may, if it is evicted
+            (unfinished if awaits_media or item.length - item.computed > 1 else decoding).append(item)
         ready = [item for item in decoding if item.length > item.computed and not item.complete]
         share = -(-len(decoding) // depth)
         if share < len(ready):
             ready = sorted(ready, key=lambda item: item.last_step)[:share]
         return ready + unfinished
 
-    def holding(self, images: Collection[int]) -> list[Sequence]:
-        """Those that hold one of the images with these numbers."""
-        if not images:  # spares the walk through all sequences in every step
+    def holding(self, media: Collection[int]) -> list[Sequence]:
+        """Those that hold one of the media with these numbers."""
+        if not media:  # spares the walk through all sequences in every step
             return []
-        return [item for item in self if any(number in images for number in item.images.held)]
+        return [item for item in self if any(number in media for number in item.media.held)]

@@ -2,7 +2,7 @@
 
 A step computes up to `max_step_tokens` tokens. First come the sequences that decode, one token each, then prompt
 chunks, the oldest sequence first. Beside sequences that decode `PromptBudget` limits them. A chunk ends before an image
-that is not encoded; work on that image then takes its budget. Then the scheduler admits sequences from the waiting
+or audio that is not encoded; work on that then takes its budget. Then the scheduler admits sequences from the waiting
 queue, which shares the engine fairly between tenants and bounds the LoRA adapters of a step. Draft tokens take what is
 left. When pages run out, the scheduler preempts the youngest sequence: it releases the pages, keeps the
 tokens and puts the sequence back into the queue at its old place.
@@ -26,7 +26,7 @@ from service.engine.budget import PromptBudget, StepLimit, prompt_work
 from service.engine.messages import Stats, Submit, Update
 from service.engine.picture import Reason
 from service.engine.prefixes.store import PrefixStore
-from service.engine.scheduling.images import ImageStore
+from service.engine.scheduling.media import MediaStore
 from service.engine.scheduling.pages import PagePool
 from service.engine.scheduling.prefix import Trail, awaits_page, copy_part, fits, reuse
 from service.engine.scheduling.prompt_lookup import DraftBudget
@@ -70,7 +70,7 @@ class Scheduler:
             self._stored.pools if self._stored else tuple(PagePool(spec, info.page_size) for spec in info.pools)
         )
         self._adapter_name = adapter_name
-        self._images = ImageStore(info)
+        self._media = MediaStore(info)
         self._trail = Trail(self.pools)
         self.advanced: list[int] = []
         self.prompts = prompts or PromptBudget()
@@ -114,7 +114,7 @@ class Scheduler:
         length = len(request.prompt) + request.params.max_tokens
         if not request.prompt or length > self._max_model_len:
             raise ValueError(f"prompt and max_tokens must be 1..{self._max_model_len} tokens together, got {length}")
-        self._images.check_prompt(request)
+        self._media.check_prompt(request)
         self._adapters.check(request.adapter)
         if self._draft_tokens and request.params.prompt_lookup_num_tokens is None:
             params = replace(request.params, prompt_lookup_num_tokens=self._draft_tokens)
@@ -122,7 +122,7 @@ class Scheduler:
         now = self._clock()
         name = self._adapter_name(request.adapter) if request.adapter else ""
         for index in range(request.n):
-            sequence = Sequence(request, index, self.pools, self._images, now, next(self._numbers), name)
+            sequence = Sequence(request, index, self.pools, self._media, now, next(self._numbers), name)
             self._sequences[sequence.id] = sequence
             self._queue.add(sequence)
 
@@ -156,7 +156,7 @@ class Scheduler:
             step.budget = max(step.budget, self._most_tokens() - (budget - step.budget))
             pays = DraftBudget(len(step.sampling), self.prompts.cost.fixed_rows)
             step.add_drafts(pays, len(self._in_flight()))
-        step.images = self._images.take()
+        step.media = self._media.take()
         if batch := step.batch():
             self._planned.append(step)
             step.assume_computed()
@@ -184,8 +184,8 @@ class Scheduler:
         step = self._planned.popleft()
         self._n_committed += 1
         self._limit.count()
-        self._images.land(step.images)
-        updates = self._fail_images(output.image_faults)
+        self._media.land(step.media)
+        updates = self._fail_media(output.media_faults)
         generated: Counter[tuple[int, str]] = Counter()  # tokens by priority and tenant
         for (sequence, (start, stop)), result in zip(step.parts.items(), output.slices, strict=True):
             if start < sequence.n_prompt or stop > start + 1:
@@ -203,13 +203,13 @@ class Scheduler:
             self._totals["draft_tokens"] += len(draft)
             for table in sequence.tables:
                 table.shrink(sequence.computed)
-        self.advanced = [item.id for item in (*step.parts, *self._behind_images(step))]
+        self.advanced = [item.id for item in (*step.parts, *self._behind_media(step))]
         return updates
 
-    def retract(self, n_tokens: int, image_faults: Mapping[int, str]) -> list[Update]:
+    def retract(self, n_tokens: int, media_faults: Mapping[int, str]) -> list[Update]:
         """Take back the latest plan, of so many tokens, which did not fit into memory. The next plans are smaller.
 
-        Its work on images is done, but for these faults.
+        Its work on media is done, but for these faults.
         """
         step = self._planned.pop()
         for sequence, (start, _) in step.parts.items():
@@ -217,8 +217,8 @@ class Scheduler:
             for table in sequence.tables:
                 table.shrink(start)
         self._limit.lower(n_tokens)
-        self._images.land(step.images)
-        return self._fail_images(image_faults)
+        self._media.land(step.media)
+        return self._fail_media(media_faults)
 
     def fail_steps(self) -> list[Update]:
         """End the sequences of all planned steps, which were not computed, with an error. The others stay."""
@@ -227,7 +227,7 @@ class Scheduler:
         self._planned.clear()
         for sequence in failed:
             self._forget(sequence)
-        self._images.fail(encoded)
+        self._media.fail(encoded)
         return [Update(sequence.id, finish="error") for sequence in failed]
 
     def stats(self, step_tokens: int = 0) -> Stats:
@@ -252,12 +252,12 @@ class Scheduler:
         )
 
     def check_idle(self) -> None:
-        """Raise AssertionError unless pages and images add up and, if no work is left, none of them is held."""
+        """Raise AssertionError unless pages and media add up and, if no work is left, none of them is held."""
         for pool in self.pools:
             pool.check()
             assert self.has_work or pool.stats.held == 0, f"{pool.stats.held} pages are held by no sequence"
-        self._images.check()
-        assert self.has_work or self._images.n_held == 0, f"{self._images.n_held} images are held by no sequence"
+        self._media.check()
+        assert self.has_work or self._media.n_held == 0, f"{self._media.n_held} media are held by no sequence"
 
     def save_pages(self, seconds: float | None = None) -> None:
         """Save some of the pages that are not on disk; with `seconds` all of them, in so many seconds at most."""
@@ -304,10 +304,10 @@ class Scheduler:
         return {item: None for step in self._planned for item in step.parts if item.id in self._sequences}
 
     def _extend(self, sequence: Sequence, step: Step) -> None:
-        """Add the sequence's next tokens to the step, as many as budget, images and pages allow."""
+        """Add the sequence's next tokens to the step, as many as budget, media and pages allow."""
         limit = sequence.uncomputed
-        if sequence.images.spans and (sequence.computed < sequence.images.end or sequence.images.in_flight):
-            limit, cost = sequence.images.plan(sequence.computed, min(limit, step.budget), step.budget)
+        if sequence.media.spans and (sequence.computed < sequence.media.end or sequence.media.in_flight):
+            limit, cost = sequence.media.plan(sequence.computed, min(limit, step.budget), step.budget)
             step.budget -= cost
             self._queue.charge(sequence, prompt=cost)
             if not limit:
@@ -333,18 +333,18 @@ class Scheduler:
             table.grow(sequence.computed + n_tokens)
         return n_tokens
 
-    def _behind_images(self, step: Step) -> list[Sequence]:
-        """The prompts that wait for images in this step. They stand still, however long it takes, and are not stuck."""
-        return self._running.unfinished if step.images.work or step.images.waits else []
+    def _behind_media(self, step: Step) -> list[Sequence]:
+        """The prompts that wait for media in this step. They stand still, however long it takes, and are not stuck."""
+        return self._running.unfinished if step.media.work or step.media.waits else []
 
-    def _fail_images(self, faults: Mapping[int, str]) -> list[Update]:
-        """End the sequences that need an image that could not be encoded."""
+    def _fail_media(self, faults: Mapping[int, str]) -> list[Update]:
+        """End the sequences that need a media item that could not be encoded."""
         updates = []
         for sequence in self._running.holding(faults):
-            fault = next(faults[number] for number in sequence.images.held if number in faults)
+            fault = next(faults[number] for number in sequence.media.held if number in faults)
             self._forget(sequence)
             updates.append(Update(sequence.id, finish="error", fault=fault))
-        self._images.fail(faults)
+        self._media.fail(faults)
         return updates
 
     def _forget(self, sequence: Sequence) -> None:
@@ -427,7 +427,7 @@ class Scheduler:
             sequence.withdraw()
         self._forget(sequence)
         if result.fault == BROKEN_NUMBERS:
-            self._images.withdraw(sequence.images.spans)
+            self._media.withdraw(sequence.media.spans)
         return Update(sequence.id, finish="error", failure=result.failure, fault=result.fault)
 
     def _advance(self, sequence: Sequence, start: int, stop: int, result: SliceOutput) -> Update | None:

@@ -1,4 +1,4 @@
-"""One sequence: its tokens and images, how far they are computed, the pages of their keys and values, and its end."""
+"""One sequence: its tokens and media, how far they are computed, the pages of their keys and values, and its end."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
@@ -9,7 +9,7 @@ from model.batch import SliceOutput, TokenLogprob
 from model.sampling_params import PARAMETERS, SamplingParams, Stage
 from model.token_counts import TokenCounts
 from service.engine.messages import CacheMiss, Submit, Update
-from service.engine.scheduling.images import ImageStore, ImageTable
+from service.engine.scheduling.media import MediaStore, MediaTable
 from service.engine.scheduling.pages import PagePool, Table, chain_seed, page_content, page_name
 from service.engine.scheduling.prompt_lookup import PromptLookup
 from service.engine.scheduling.repetition import Repetition
@@ -29,7 +29,7 @@ class Sequence:
         submit: Submit,
         index: int,
         pools: Items[PagePool],
-        images: ImageStore,
+        media: MediaStore,
         arrived: float,
         number: int,
         adapter_name: str = "",
@@ -60,9 +60,9 @@ class Sequence:
         self.queued: float | None = 0.0 if submit.output else None
         self.tables = tuple(Table(pool) for pool in pools)
         self._rolling = [table for table in self.tables if table.pool.window is not None]
-        self.images = ImageTable(images, submit)
-        image = submit.prompt[submit.images[0].start] if submit.images else None
-        self.lookup = PromptLookup(image) if submit.params.prompt_lookup_num_tokens else None
+        self.media = MediaTable(media, submit)
+        placeholder = submit.prompt[submit.media[0].start] if submit.media else None
+        self.lookup = PromptLookup(placeholder) if submit.params.prompt_lookup_num_tokens else None
         wanted = submit.params.repetition_detection
         self.repetition = None if wanted is None else Repetition(wanted, submit.output)
         self.pooled: tuple[float, ...] = ()
@@ -86,18 +86,18 @@ class Sequence:
         for block in range(len(self._names), n_blocks):
             parent = self._names[-1] if self._names else self._seed
             tokens = self.tokens[block * size : (block + 1) * size]
-            self._names.append(page_name(parent, tokens, self.image_starts(block)))
+            self._names.append(page_name(parent, tokens, self.media_starts(block)))
         return self._names[:n_blocks]
 
     def content(self, block: int) -> bytes:
         """What the name of a full page is the hash of, beside `parent`."""
         tokens = self.tokens[block * self._page_size : (block + 1) * self._page_size]
-        return page_content(tokens, self.image_starts(block))
+        return page_content(tokens, self.media_starts(block))
 
-    def image_starts(self, block: int) -> Items[tuple[int, str]]:
-        """The images that start in a block: places in the block, and digests."""
+    def media_starts(self, block: int) -> Items[tuple[int, str]]:
+        """The media that start in a block: places in the block, and digests."""
         first = block * self._page_size
-        starts = ((span.start - first, span.digest) for span in self.images.spans)
+        starts = ((span.start - first, span.digest) for span in self.media.spans)
         return [(place, digest) for place, digest in starts if 0 <= place < self._page_size]
 
     def parent(self, block: int) -> bytes:
@@ -159,15 +159,15 @@ class Sequence:
                     table.pool.name(table.pages[block - table.first_block], names[block])
         for table in self._rolling:
             table.roll(stop)
-        if self.images.spans:
-            self.images.roll(stop)
+        if self.media.spans:
+            self.media.roll(stop)
         return range(full_before, full) if full > full_before else None
 
     def keep(self) -> None:
         """Name the last page, which is not full, by what is computed of it. It ends: nobody will write to the page."""
         self.computed = self.landed
         block, n_tokens = divmod(self.landed, self._page_size)
-        if n_tokens and not self.image_starts(block):
+        if n_tokens and not self.media_starts(block):
             name = page_name(self.parent(block), self.tokens[self.landed - n_tokens : self.landed])
             for table in self.tables:
                 table.pool.name(table.pages[block - table.first_block], name)
@@ -234,10 +234,10 @@ class Sequence:
                 table.pool.forget(name)
 
     def reset(self) -> None:
-        """Release all pages and encoded images. The tokens stay, and will be computed again."""
+        """Release all pages and encoded media. The tokens stay, and will be computed again."""
         for table in self.tables:
             table.clear()
-        self.images.clear()
+        self.media.clear()
         self.computed = 0
         self.pooled = ()
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence as Items
 from typing import overload
 
 from model.batch import UNKNOWN, PageCopy, Slice, StepBatch
-from service.engine.scheduling.images import ImagePlan
+from service.engine.scheduling.media import MediaPlan
 from service.engine.scheduling.prompt_lookup import DraftBudget
 from service.engine.scheduling.sequence import Sequence
 
@@ -49,20 +49,20 @@ class Snapshot(Items[int]):
 class Step:
     """A planned step: `parts` has first and end position of each sequence, `drafts` the draft tokens after them.
 
-    `images` is its work on images, once all is planned. `copies` are the pages to copy before.
+    `media` is its work on media, once all is planned. `copies` are the pages to copy before.
     """
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.parts: dict[Sequence, tuple[int, int]] = {}
         self.drafts: dict[Sequence, list[int]] = {}
-        self.images = ImagePlan((), (), waits=False)
+        self.media = MediaPlan((), (), waits=False)
         self.copies: list[PageCopy] = []
 
     @property
     def encoded(self) -> frozenset[int]:
-        """Numbers of the images on which there is work."""
-        return frozenset(work.image for work in self.images.work)
+        """Numbers of the media on which there is work."""
+        return frozenset(work.number for work in self.media.work)
 
     @property
     def sampling(self) -> list[Sequence]:
@@ -73,7 +73,7 @@ class Step:
     def batch(self) -> StepBatch:
         """The step as the runner gets it."""
         slices = (_slice(sequence, stop, self.drafts.get(sequence, ())) for sequence, (_, stop) in self.parts.items())
-        return StepBatch(tuple(slices), self.images.work, self.images.forgotten, tuple(self.copies))
+        return StepBatch(tuple(slices), self.media.work, self.media.forgotten, tuple(self.copies))
 
     def add(self, sequence: Sequence, n_tokens: int) -> None:
         self.parts[sequence] = (sequence.computed, sequence.computed + n_tokens)
@@ -123,7 +123,7 @@ def _slice(sequence: Sequence, stop: int, draft: Items[int]) -> Slice:
         sequence.params,
         sequence.choice,
         len(draft),
-        sequence.images.placed(sequence.computed, stop) if sequence.images.spans else (),
+        sequence.media.placed(sequence.computed, stop) if sequence.media.spans else (),
         sequence.adapter,
         sequence.counts,
     )

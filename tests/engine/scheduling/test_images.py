@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.image_spans import ImageSpan
+from model.media import MediaSpan
 from model.sampling_params import SamplingParams
 from service.engine.messages import CacheMiss, Submit
-from service.engine.scheduling.images import ImageStore
+from service.engine.scheduling.media import MediaStore
 from service.engine.scheduling.pages import page_name
 from tests.engine.driving import Client, expected
 from tests.engine.images import (
@@ -31,8 +31,8 @@ RED, BLUE = Picture(2, 3, b"\x01"), Picture(2, 3, b"\x02")
 """8 positions, 6 embeddings, 24 patches: 8 tokens of work."""
 
 
-def drive(*, image_tokens: int = 64, pages: int = 64, max_step_tokens: int = 8, **more: Any) -> ImageDrive:
-    info = info_with_images(image_tokens=image_tokens, pools=((None, pages),), max_model_len=more.pop("length", 128))
+def drive(*, media_tokens: int = 64, pages: int = 64, max_step_tokens: int = 8, **more: Any) -> ImageDrive:
+    info = info_with_images(media_tokens=media_tokens, pools=((None, pages),), max_model_len=more.pop("length", 128))
     return ImageDrive(info, max_step_tokens=max_step_tokens, **more)
 
 
@@ -78,7 +78,7 @@ def test_each_owner_has_an_image_encoded() -> None:
 
 def test_an_image_in_cached_pages_is_not_encoded_again() -> None:
     """Though its embeddings are evicted: the store has place for one image."""
-    engine = drive(image_tokens=6, max_step_tokens=64)
+    engine = drive(media_tokens=6, max_step_tokens=64)
     first, other = prompt_of([1], RED, [2, 3, 4]), prompt_of([1], BLUE, [2, 3, 4])
     for number, prompt in enumerate((first, other, first)):
         engine.ask(number, prompt, PARAMS)
@@ -125,7 +125,7 @@ def test_no_draft_has_tokens_of_an_image() -> None:
 
 def test_an_image_that_others_use_all_the_time_gives_way_to_the_one_that_waits() -> None:
     """Each step of 20 tokens ends inside of RED, so that somebody always holds it. The large image has no place."""
-    engine = drive(image_tokens=9, max_step_tokens=20)
+    engine = drive(media_tokens=9, max_step_tokens=20)
     for number in range(8):
         prompt = prompt_of(Picture(3, 3, b"\x02") if number == 1 else RED, [4])
         engine.ask(number, prompt, SamplingParams(max_tokens=1), cache_salt=str(number))
@@ -134,8 +134,8 @@ def test_an_image_that_others_use_all_the_time_gives_way_to_the_one_that_waits()
 
 
 def test_an_unfinished_image_is_forgotten_with_its_last_holder() -> None:
-    store = ImageStore(info_with_images())
-    span, pixels = prompt_of(RED).images[0], memoryview(RED.pixels)
+    store = MediaStore(info_with_images())
+    span, pixels = prompt_of(RED).media[0], memoryview(RED.pixels)
     first, second = store.hold(span, pixels), store.hold(span, pixels)
     assert first is second is not None
     assert store.advance(first, 3) == 3
@@ -178,23 +178,23 @@ def test_a_failed_step_ends_those_who_need_its_images() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"images": (ImageSpan(1, 9, 9, "large"),)}, "64 embeddings, got 81"),
-        ({"images": (ImageSpan(1, 2, 3, "a"), ImageSpan(8, 2, 3, "b"))}, "must follow one another in 99 tokens"),
-        ({"images": (ImageSpan(92, 2, 3, "a"),)}, "must follow one another in 99 tokens"),
-        ({"images": (ImageSpan(1, 0, 3, "a"),)}, "must follow one another in 99 tokens"),
-        ({"pixels": bytes(71)}, "72 bytes of pixels, got 71"),
-        ({"images": ()}, "0 bytes of pixels, got 72"),
+        ({"media": (MediaSpan(1, 9, 9, "large"),)}, "64 embeddings, got 81"),
+        ({"media": (MediaSpan(1, 2, 3, "a"), MediaSpan(8, 2, 3, "b"))}, "must follow one another in 99 tokens"),
+        ({"media": (MediaSpan(92, 2, 3, "a"),)}, "must follow one another in 99 tokens"),
+        ({"media": (MediaSpan(1, 0, 3, "a"),)}, "must follow one another in 99 tokens"),
+        ({"inputs": bytes(71)}, "72 bytes of inputs, got 71"),
+        ({"media": ()}, "0 bytes of inputs, got 72"),
     ],
 )
 def test_images_that_can_never_be_encoded_are_refused(change: dict[str, Any], message: str) -> None:
-    request = Submit(1, [IMG] * 99, PARAMS, images=(ImageSpan(1, 2, 3, "a"),), pixels=bytes(72))
+    request = Submit(1, [IMG] * 99, PARAMS, media=(MediaSpan(1, 2, 3, "a"),), inputs=bytes(72))
     with pytest.raises(ValueError, match=message):
         drive().scheduler.submit(replace(request, **change))
 
 
 def test_a_model_of_text_refuses_images() -> None:
     engine = ImageDrive(make_info())
-    with pytest.raises(ValueError, match="no image encoder"):
+    with pytest.raises(ValueError, match="the model has no encoder"):
         engine.ask(1, prompt_of(RED), PARAMS)
 
 
@@ -222,12 +222,12 @@ def test_prompts_behind_an_image_are_not_stuck() -> None:
 
 
 def test_steps_follow_one_with_images_but_nobody_reads_an_image_that_may_be_bad() -> None:
-    runner = AheadImages(info_with_images(image_tokens=6))
+    runner = AheadImages(info_with_images(media_tokens=6))
     prompts = {number: prompt_of([number], RED if number % 2 else BLUE, [4] * number) for number in range(1, 6)}
     params = SamplingParams(max_tokens=12)
     runner.prompts |= prompts
     submits = [
-        Submit(number, item.prompt, params, images=item.images, pixels=item.pixels) for number, item in prompts.items()
+        Submit(number, item.prompt, params, media=item.media, inputs=item.inputs) for number, item in prompts.items()
     ]
     script = [[], *([item] for item in submits)]
     client = Client(runner, [*script, *[[]] * 12])
@@ -238,14 +238,14 @@ def test_steps_follow_one_with_images_but_nobody_reads_an_image_that_may_be_bad(
 @pytest.mark.parametrize("evicted", [False, True])
 def test_nobody_continues_behind_an_image_before_its_step_is_read(evicted: bool) -> None:
     """Of the second request an end token alone is to be computed, but the image before it may be gone."""
-    engine = drive(image_tokens=6, max_step_tokens=64)
+    engine = drive(media_tokens=6, max_step_tokens=64)
     for number, picture in enumerate((RED, BLUE) if evicted else (RED,)):
         engine.ask(number, prompt_of([1], picture), PARAMS)
         engine.run()
     engine.ask(2, prompt_of([1], RED), PARAMS)
     batch = engine.scheduler.plan()
     assert [(item.start, item.stop) for item in batch.slices] == [(8, 9)]
-    assert bool(batch.images) == evicted
+    assert bool(batch.media) == evicted
     assert engine.scheduler.assume()
     assert bool(engine.scheduler.plan()) is not evicted
 
@@ -285,7 +285,7 @@ def loads(draw: st.DrawFn) -> tuple[ImageDrive, list[Request]]:
     if window := draw(st.sampled_from([0, 2, 9])):
         pools.append((window, n_pages))
     info = info_with_images(
-        image_tokens=draw(st.integers(9, 30)), page_size=page_size, pools=pools, max_model_len=longest
+        media_tokens=draw(st.integers(9, 30)), page_size=page_size, pools=pools, max_model_len=longest
     )
     info = replace(info, pipeline=pipeline, runs_ahead=ahead, max_sequences=3, copies_pages=draw(st.booleans()))
     order = draw(st.none() | st.randoms()) if info.pipeline > 1 or ahead else None

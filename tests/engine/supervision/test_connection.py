@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from model.image_spans import ImageSpan
+from model.media import MediaSpan
 from model.sampling_params import SamplingParams
 from service.engine.messages import (
     PIECE,
@@ -84,7 +84,7 @@ def test_nothing_is_taken_after_a_fault() -> None:
 
 def test_a_message_with_many_pixels_keeps_its_place_and_lets_the_loop_run() -> None:
     """The engine reads nothing at first. Then it gets all messages, in order, while the loop goes on."""
-    large = Submit(2, [1], SamplingParams(), images=(ImageSpan(0, 2, 2, "d"),), pixels=bytes(range(256)) * 2**15)
+    large = Submit(2, [1], SamplingParams(), media=(MediaSpan(0, 2, 2, "d"),), inputs=bytes(range(256)) * 2**15)
     sent: list[ToEngine] = [Abort(1), large, Abort(2)]
 
     async def main() -> None:

@@ -7,9 +7,9 @@ import pytest
 from PIL import Image, ImageOps
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
-from model.image_spans import ImageFormat
 from model.images.decode import decode
 from model.images.sizes import Pixels
+from model.media import ImageFormat
 from tests.model.images.files import COLOUR, GREY, GREY_ALPHA, PALETTE, chunk, noise, png, saved
 
 FORMAT = ImageFormat(patch_size=2, merge=2, longest_side=64)

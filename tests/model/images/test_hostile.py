@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from model.errors import ImageError
-from model.image_spans import ImageFormat
 from model.images.decode import decode
+from model.media import ImageFormat
 from tests.model.images.files import END, SIGNATURE, chunk, gif, header, noise, png, progressive, saved, webp
 
 FORMAT = ImageFormat(patch_size=2, merge=2, longest_side=64)

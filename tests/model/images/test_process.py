@@ -8,12 +8,12 @@ from unittest import mock
 import pytest
 
 from model.errors import ImageError
-from model.image_spans import ImageFormat
 from model.images.client import ImageProcess
 from model.images.decode import decode
 from model.images.process import LONG, SHORT, limited
 from model.machine.helper import ProcessLost
 from model.machine.limits import Timer
+from model.media import ImageFormat
 from tests.model.images.files import END, header, noise, progressive, saved, texts, webp
 
 FORMAT = ImageFormat(patch_size=14, merge=2, longest_side=1540)

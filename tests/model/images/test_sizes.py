@@ -4,8 +4,8 @@ import pytest
 from transformers.image_utils import ChannelDimension
 from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
 
-from model.image_spans import ImageFormat
 from model.images.sizes import grid
+from model.media import ImageFormat
 
 PIXTRAL = ImageFormat(patch_size=16, merge=1, longest_side=1024)
 SMALL_3_1 = ImageFormat(patch_size=14, merge=2, longest_side=1540)

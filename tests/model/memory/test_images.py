@@ -8,8 +8,8 @@ import pytest
 from model import loading
 from model.checkpoint.families import read_config
 from model.errors import OptionError
-from model.image_spans import ImageFormat
-from model.memory.images import image_sizes
+from model.media import ImageFormat
+from model.memory.media import media_sizes
 from model.memory.plan import make_plan
 from model.options import RunnerOptions
 from tests.model import pixtral
@@ -41,7 +41,7 @@ def options(**values: Any) -> RunnerOptions:
 def test_published_models(
     name: str, value_bytes: int, expected: ImageFormat, tokens: int, encoding: int, tmp_path: Path
 ) -> None:
-    sizes = image_sizes(read_config(written(name, tmp_path)), options(), value_bytes)
+    sizes = media_sizes(read_config(written(name, tmp_path)), options(), value_bytes)
     assert sizes is not None
     assert (sizes.format, sizes.tokens, sizes.encoding) == (expected, tokens, encoding)
     assert 0 <= 256 * MIB - sizes.cache < 5120 * value_bytes
@@ -57,7 +57,7 @@ def test_patches_of_a_token_by_hand(tmp_path: Path) -> None:
     assert config.n_active_parameters == token
     assert config.vision is not None
     patch = config.vision.n_parameters(3072) + 24 * 2 * 12_100 * 1024
-    sizes = image_sizes(config, options(), 2)
+    sizes = media_sizes(config, options(), 2)
     assert sizes is not None
     assert sizes.format.patches_per_token == round(token / patch) == 3
 
@@ -65,21 +65,21 @@ def test_patches_of_a_token_by_hand(tmp_path: Path) -> None:
 def test_the_memory_of_embeddings_may_be_chosen(tmp_path: Path) -> None:
     config = read_config(written("Ministral 3 8B", tmp_path))
     largest = 55 * 55 * 4096 * 2
-    sizes = image_sizes(config, options(image_cache_memory=largest), 2)
+    sizes = media_sizes(config, options(image_cache_memory=largest), 2)
     assert sizes is not None
     assert (sizes.tokens, sizes.cache) == (3025, largest)
     with pytest.raises(
         OptionError, match=r"--image-cache-memory .* is less than the embeddings of one image of 1540 x 1540"
     ):
-        image_sizes(config, options(image_cache_memory=largest - 1), 2)
+        media_sizes(config, options(image_cache_memory=largest - 1), 2)
     with pytest.raises(OptionError, match="--image-cache-memory needs a model with an image encoder"):
-        image_sizes(tiny(), options(image_cache_memory=largest), 2)
-    assert image_sizes(tiny(), options(), 2) is None
+        media_sizes(tiny(), options(image_cache_memory=largest), 2)
+    assert media_sizes(tiny(), options(), 2) is None
 
 
 def test_two_large_images_fit_by_default(tmp_path: Path) -> None:
     """Medium 3.5's embeddings have 12,288 values: two images take 2 * 3025 * 12,288 * 4 bytes, more than 256 MiB."""
-    sizes = image_sizes(read_config(written("Medium 3.5 shape", tmp_path)), options(), 4)
+    sizes = media_sizes(read_config(written("Medium 3.5 shape", tmp_path)), options(), 4)
     assert sizes is not None
     assert (sizes.tokens, sizes.cache) == (6050, 2 * 3025 * 12_288 * 4)
 
@@ -96,14 +96,14 @@ def test_the_runner_does_as_planned(
         lambda *_: None, **{**values, "model": str(directory), "device": "cpu", "image_cache_memory": MIB}
     )
     plan = make_plan(directory, requested, 32 * MIB)
-    assert (runner.info.image_tokens, plan.image_tokens) == (MIB // (64 * 4),) * 2
+    assert (runner.info.media_tokens, plan.media_tokens) == (MIB // (64 * 4),) * 2
     assert runner.info.images == ImageFormat(*((14, 2, 140) if kind == "mistral3" else (16, 1, 128)), 1)
     assert [(pool.window, pool.n_pages) for pool in plan.pools] == [
         (pool.window, pool.n_pages) for pool in runner.info.pools
     ]
     assert 0 < plan.encoder < plan.weights
     assert storages(runner.head.model) == pytest.approx(plan.weights, rel=0.1)
-    monkeypatch.setattr(loading, "free_bytes", lambda _: plan.weights + plan.images - 1)
+    monkeypatch.setattr(loading, "free_bytes", lambda _: plan.weights + plan.media - 1)
     with pytest.raises(OptionError, match=r"images need .* beside the weights, this machine has .* free"):
         loading.create(
             lambda *_: None, **{**values, "model": str(directory), "device": "cpu", "image_cache_memory": MIB}

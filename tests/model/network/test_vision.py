@@ -264,7 +264,7 @@ class Viewer(Driver):
         rows = [row for row, token in enumerate(sequence.tokens[item.start : item.stop]) if token == IMG]
         packed = pack(StepBatch((item,)), self.attention.page_size, self.windows, self.device)
         values = self.embeddings[before : before + len(rows)]
-        return replace(packed, images=(torch.tensor(rows, dtype=torch.int64), values))
+        return replace(packed, embedded=(torch.tensor(rows, dtype=torch.int64), values))
 
 
 @pytest.mark.parametrize("chunk", [1000, 7])

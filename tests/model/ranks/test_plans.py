@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from model.batch import PageCopy, PageTable, Slice, StepBatch
-from model.image_spans import ImageSpan, ImageWork, PlacedImage
 from model.machine import records
+from model.media import MediaSpan, MediaWork, PlacedMedia
 from model.ranks import plans
 from model.ranks.plans import PlanReader, PlanWriter
 from model.sampling_params import SamplingParams
@@ -38,7 +38,7 @@ def plain(batch: StepBatch) -> StepBatch:
     for item in batch.slices:
         tables = tuple(PageTable(table.first_block, list(table.pages)) for table in item.tables)
         slices.append(item._replace(tokens=list(item.tokens), tables=tables, counts=None))
-    works = tuple(replace(work, pixels=bytes(work.pixels)) for work in batch.images)
+    works = tuple(replace(work, inputs=bytes(work.inputs)) for work in batch.media)
     return StepBatch(tuple(slices), works, batch.forgotten, batch.copies)
 
 
@@ -57,11 +57,11 @@ def steps(draw: st.DrawFn) -> list[StepBatch]:
             tables[sequence] = [draw(changed(table)) for table in tables.get(sequence, [PageTable(0, [])] * 2)]
             draft = draw(st.lists(st.integers(0, 99), max_size=2))
             known = [*tokens[sequence], *draft]
-            images = (PlacedImage(5, ImageSpan(0, 2, 3, "digest")),) if draw(st.booleans()) else ()
+            images = (PlacedMedia(5, MediaSpan(0, 2, 3, "digest")),) if draw(st.booleans()) else ()
             item = Slice(sequence, known, 1, len(known) - 1, len(known), tuple(tables[sequence]), PARAMS[sequence % 3])
-            slices.append(item._replace(n_draft=len(draft), images=images, choice=sequence))
+            slices.append(item._replace(n_draft=len(draft), media=images, choice=sequence))
         pixels = draw(st.lists(st.binary(max_size=5), max_size=2))
-        works = tuple(ImageWork(place, 1, 2, data, 0, 4, 4) for place, data in enumerate(pixels))
+        works = tuple(MediaWork(place, 1, 2, data, 0, 4, 4) for place, data in enumerate(pixels))
         copies = draw(st.lists(st.builds(PageCopy, number, number, number), max_size=2))
         batches.append(StepBatch(tuple(slices), works, tuple(draw(st.lists(number, max_size=2))), tuple(copies)))
     return batches

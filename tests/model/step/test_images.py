@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from model.batch import PageTable, Slice, StepBatch, StepTooLarge
-from model.image_spans import ImageSpan, ImageWork, PlacedImage
 from model.loading import create
+from model.media import MediaSpan, MediaWork, PlacedMedia
 from model.sampling_params import SamplingParams
-from model.step import images
+from model.step import media
 from model.step.executors.graphs import only_decodes
 from model.step.runner import ModelRunner
 from tests.model import pixtral
 from tests.model.pixtral import IMG, IMG_BREAK, IMG_END
 
 TOKENS = [1, 3, IMG, IMG, IMG_BREAK, IMG, IMG, IMG_END, 50, 4]
-SPAN = ImageSpan(2, 2, 2, "d")
+SPAN = MediaSpan(2, 2, 2, "d")
 N_PATCHES, N_BYTES = 16, 4 * 28 * 28 * 3
 PARAMS = SamplingParams(temperature=0.0, max_tokens=4, logprobs=0)
 
@@ -31,30 +31,30 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
     return create(lambda stage, done: None, model=str(model), **options)
 
 
-def work(number: int, start: int = 0, stop: int = N_PATCHES, color: int = 7) -> ImageWork:
-    return ImageWork(number, 2, 2, bytes([color]) * N_BYTES, start, stop, N_PATCHES)
+def work(number: int, start: int = 0, stop: int = N_PATCHES, color: int = 7) -> MediaWork:
+    return MediaWork(number, 2, 2, bytes([color]) * N_BYTES, start, stop, N_PATCHES)
 
 
 def item(sequence_id: int, *numbers: int, start: int = 0, stop: int = len(TOKENS)) -> Slice:
-    placed = tuple(PlacedImage(number, SPAN) for number in numbers)
-    return Slice(sequence_id, TOKENS, len(TOKENS), start, stop, (PageTable(0, (sequence_id,)),), PARAMS, images=placed)
+    placed = tuple(PlacedMedia(number, SPAN) for number in numbers)
+    return Slice(sequence_id, TOKENS, len(TOKENS), start, stop, (PageTable(0, (sequence_id,)),), PARAMS, media=placed)
 
 
-def ran(runner: ModelRunner, slices: Sequence[Slice], *works: ImageWork) -> list[Any]:
+def ran(runner: ModelRunner, slices: Sequence[Slice], *works: MediaWork) -> list[Any]:
     output = runner.step(StepBatch(tuple(slices), works))
-    assert not output.image_faults
+    assert not output.media_faults
     return [(result.tokens, result.logprobs) for result in output.slices]
 
 
 def test_rows_and_embeddings_of_a_step_by_hand() -> None:
     """The worked example of `_parts`, behind a slice of 5 tokens; and an end token alone."""
-    placed = (PlacedImage(4, ImageSpan(10, 2, 3, "d")),)
+    placed = (PlacedMedia(4, MediaSpan(10, 2, 3, "d")),)
     tokens, tables = [0] * 20, (PageTable(0, (0,)),)
     first = Slice(1, tokens, 20, 0, 5, tables, PARAMS)
-    second = Slice(2, tokens, 20, 12, 17, tables, PARAMS, images=placed)
-    third = Slice(3, tokens, 20, 17, 19, tables, PARAMS, images=placed)
+    second = Slice(2, tokens, 20, 12, 17, tables, PARAMS, media=placed)
+    third = Slice(3, tokens, 20, 17, 19, tables, PARAMS, media=placed)
     found = [
-        (number, [*rows], [*entries]) for number, rows, entries in images._parts(StepBatch((first, second, third)))
+        (number, [*rows], [*entries]) for number, rows, entries in media._parts(StepBatch((first, second, third)))
     ]
     assert found == [(4, [5, 7, 8, 9], [2, 3, 4, 5]), (4, [], [])]
 
@@ -73,28 +73,28 @@ def test_work_in_parts_gives_what_the_whole_gives(runner: ModelRunner) -> None:
 
 def test_an_image_with_a_fault_ends_those_who_read_it(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     sound = ran(runner, [item(1, 11), item(2)], work(11))
-    begin = runner._images._encoder.begin  # type: ignore[union-attr]
+    begin = runner._media._encoder.begin  # type: ignore[union-attr]
 
     def fail(pixels: torch.Tensor, rows: int, columns: int) -> Any:
         if pixels[0, 0, 0] == 9:
             raise RuntimeError("bad")
         return begin(pixels, rows, columns)
 
-    monkeypatch.setattr(runner._images._encoder, "begin", fail)
+    monkeypatch.setattr(runner._media._encoder, "begin", fail)
     batch = StepBatch((item(0, 12), item(1, 13), item(2)), (work(12, color=9), work(13)))
     output = runner.step(batch)
-    fault = "the engine could not encode an image of this request (RuntimeError)"
-    assert output.image_faults == {12: fault}
+    fault = f"{media.FAULT} (RuntimeError)"
+    assert output.media_faults == {12: fault}
     assert output.slices[0].fault == fault
     assert [(result.tokens, result.logprobs) for result in output.slices[1:]] == sound
-    assert runner.step(StepBatch((), (work(14, color=9),))).image_faults == {14: fault}
+    assert runner.step(StepBatch((), (work(14, color=9),))).media_faults == {14: fault}
 
 
 def test_an_image_for_which_memory_runs_out_is_tried_once_more(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = ran(runner, [item(0, 21)], work(21))
-    advance, failures = runner._images._encoder.advance, [1, 1]  # type: ignore[union-attr]
+    advance, failures = runner._media._encoder.advance, [1, 1]  # type: ignore[union-attr]
 
     def fail(*args: Any) -> None:
         if failures:
@@ -102,8 +102,8 @@ def test_an_image_for_which_memory_runs_out_is_tried_once_more(
             raise torch.OutOfMemoryError("no memory")
         advance(*args)
 
-    monkeypatch.setattr(runner._images._encoder, "advance", fail)
-    assert 22 in runner.step(StepBatch((), (work(22),))).image_faults
+    monkeypatch.setattr(runner._media._encoder, "advance", fail)
+    assert 22 in runner.step(StepBatch((), (work(22),))).media_faults
     failures.append(1)
     assert ran(runner, [item(0, 23)], work(23)) == plain
 
@@ -111,13 +111,13 @@ def test_an_image_for_which_memory_runs_out_is_tried_once_more(
 def test_slices_that_are_computed_apart_encode_once(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second slice reads an image that nobody has encoded: it ends alone, whatever its place."""
     plain = ran(runner, [item(0, 31)], work(31))
-    calls, advance = [], runner._images._advance
+    calls, advance = [], runner._media._advance
 
-    def counted(part: ImageWork) -> None:
-        calls.append(part.image)
+    def counted(part: MediaWork) -> None:
+        calls.append(part.number)
         advance(part)
 
-    monkeypatch.setattr(runner._images, "_advance", counted)
+    monkeypatch.setattr(runner._media, "_advance", counted)
     output = runner.step(StepBatch((item(0, 32), item(1, 99), item(2)), (work(32),)))
     assert [(result.tokens, result.logprobs) for result in output.slices[:1]] == plain
     assert [result.fault is None for result in output.slices] == [True, False, True]
@@ -129,23 +129,23 @@ def test_a_step_that_does_not_fit_has_done_its_images_and_says_which_failed(
 ) -> None:
     """The scheduler plans the tokens again, but sends no image a second time."""
     sound = ran(runner, [item(1, 71), item(2)], work(71))
-    begin = runner._images._encoder.begin  # type: ignore[union-attr]
+    begin = runner._media._encoder.begin  # type: ignore[union-attr]
 
     def fail(*args: Any) -> None:
         raise torch.OutOfMemoryError("no memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner._images._encoder, "begin", lambda *args: fail() if args[0][0, 0, 0] == 9 else begin(*args))
+        patch.setattr(runner._media._encoder, "begin", lambda *args: fail() if args[0][0, 0, 0] == 9 else begin(*args))
         patch.setattr(runner, "info", replace(runner.info, max_sequences=2))
         patch.setattr(runner.executor, "start", fail)
         with pytest.raises(StepTooLarge) as raised:
             runner.launch(StepBatch((item(0, 72), item(1, 73), item(2)), (work(72, color=9), work(73))))
-    assert [*raised.value.image_faults] == [72]
+    assert [*raised.value.media_faults] == [72]
     assert ran(runner, [item(1, 73), item(2)]) == sound
 
 
 def test_what_is_forgotten_is_released(runner: ModelRunner) -> None:
-    store = runner._images
+    store = runner._media
     runner.step(StepBatch((), (work(41), work(42, 0, 3))))
     assert 41 in store._embeddings
     assert 42 in store._encodings
@@ -160,4 +160,4 @@ def test_no_graph_computes_an_image_or_an_adapter() -> None:
 
 
 def test_warming_up_leaves_no_image(runner: ModelRunner) -> None:
-    assert not {0} & (runner._images._embeddings.keys() | runner._images._encodings.keys())
+    assert not {0} & (runner._media._embeddings.keys() | runner._media._encodings.keys())

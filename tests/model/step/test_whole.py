@@ -128,7 +128,7 @@ def test_adapters_and_images_are_those_of_the_parts(
     ]
     plain = [runner.step(StepBatch(tuple(item._replace(adapter=0) for item in batch.slices))) for batch in batches]
     images = torch.tensor([0, 3, 5, 71]), torch.randn(4, runner.info.dim)
-    monkeypatch.setattr(runner._images, "place", lambda batch, device: images if batch is batches[0] else None)
+    monkeypatch.setattr(runner._media, "place", lambda batch, device: images if batch is batches[0] else None)
     whole, parts = both(runner, batches, monkeypatch)
     assert whole == parts
     assert whole[0] != plain[0]

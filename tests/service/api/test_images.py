@@ -14,7 +14,7 @@ from PIL import Image
 
 from model.chat.conversation import checked
 from model.checkpoint.generation_config import GenerationDefaults
-from model.image_spans import ImageSpan
+from model.media import MediaSpan
 from service.api.anthropic.context import Draft, edited
 from service.api.anthropic.routes import MessagesBody
 from service.api.lanes import SMALL_BYTES
@@ -197,9 +197,9 @@ def test_tokens_are_counted(seeing: Live) -> None:
 def test_the_request_has_the_places_and_the_pixels() -> None:
     sent = prompt_of(ChatBody.model_validate({**CHAT_BODY, "max_tokens": 4}), served(ImageChat()), A, B).submit
     assert sent.prompt == PROMPT
-    assert sent.images == (ImageSpan(6, 2, 3, "a"), ImageSpan(18, 1, 1, "b"))
-    assert [sent.prompt[span.start : span.stop] for span in sent.images] == [WIDE_ROWS, SMALL_ROWS]
-    assert sent.pixels == b"aaaaaab"
+    assert sent.media == (MediaSpan(6, 2, 3, "a"), MediaSpan(18, 1, 1, "b"))
+    assert [sent.prompt[span.start : span.stop] for span in sent.media] == [WIDE_ROWS, SMALL_ROWS]
+    assert sent.inputs == b"aaaaaab"
 
 
 def test_results_of_tools_may_have_images() -> None:
@@ -310,13 +310,13 @@ def test_a_prompt_may_lose_whole_images() -> None:
     """The first image has the tokens 6 to 13, the second 18 and 19."""
     whole = truncated(len(PROMPT) - 6).submit
     assert whole.prompt == PROMPT[6:]
-    assert [span.start for span in whole.images] == [0, 12]
-    assert whole.pixels == b"aaaaaab"
+    assert [span.start for span in whole.media] == [0, 12]
+    assert whole.inputs == b"aaaaaab"
     one = truncated(len(PROMPT) - 14).submit
-    assert one.images == (ImageSpan(4, 1, 1, "b"),)
-    assert one.pixels == b"b"
+    assert one.media == (MediaSpan(4, 1, 1, "b"),)
+    assert one.inputs == b"b"
     none = truncated(4).submit
-    assert (none.prompt, none.images, none.pixels) == (PROMPT[-4:], (), b"")
+    assert (none.prompt, none.media, none.inputs) == (PROMPT[-4:], (), b"")
 
 
 @pytest.mark.parametrize("n_cut", [7, 13, 19])
@@ -328,8 +328,8 @@ def test_no_prompt_begins_in_an_image(n_cut: int) -> None:
 
 def test_begin_tokens_stay() -> None:
     """Worked by hand: of 1, 2, 3 and an image at 3..4 the cut leaves the begin token 1 and the image."""
-    spans = (ImageSpan(3, 1, 1, "x"),)
-    assert spans_after(spans, 1, 2) == (ImageSpan(1, 1, 1, "x"),)
+    spans = (MediaSpan(3, 1, 1, "x"),)
+    assert spans_after(spans, 1, 2) == (MediaSpan(1, 1, 1, "x"),)
     with pytest.raises(InvalidRequest, match="the image has the tokens 3 to 4"):
         spans_after(spans, 1, 3)
 

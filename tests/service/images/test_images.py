@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import pytest
 from PIL import Image
 
-from model.image_spans import ImageFormat
 from model.machine import helper
+from model.media import ImageFormat
 from service.errors.errors import ApiError, InvalidRequest, Unavailable
 from service.helpers import LimitsExceeded, Recent
 from service.images.images import REQUESTS, DecodedImage, Decoder, Images, Source, read_base64, read_source

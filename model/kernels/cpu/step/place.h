@@ -40,8 +40,8 @@ static int count(const network_t *m, const step_t *s, int64_t *n_rows, int64_t *
     }
     for (int64_t row = 0; s->tokens && row < *n_rows; row++)
         if (s->tokens[row] < 0 || s->tokens[row] >= m->n_tokens) return OUTSIDE;
-    for (int64_t i = 0; i < s->n_image_rows; i++)
-        if (s->image_rows[i] < 0 || s->image_rows[i] >= *n_rows) return OUTSIDE;
+    for (int64_t i = 0; i < s->n_embedded_rows; i++)
+        if (s->embedded_rows[i] < 0 || s->embedded_rows[i] >= *n_rows) return OUTSIDE;
     return DONE;
 }
 

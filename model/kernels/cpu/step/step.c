@@ -13,8 +13,8 @@ FIELDS(network_t, F(embeddings), F(layers), F(pools), F(norm), F(head), F(n_laye
          F(dim), F(hidden_dim), F(n_heads), F(n_kv_heads), F(head_dim), F(latent), F(kind), F(embedding_kind), F(eps));
 #undef F
 #define F(name) FIELD(step_t, name)
-FIELDS(step_t, F(slices), F(tokens), F(pages), F(sampling), F(adapters), F(image_rows), F(images), F(x), F(sampled), F(n_slices),
-         F(n_adapters), F(n_image_rows), F(block_rows), F(product_bytes));
+FIELDS(step_t, F(slices), F(tokens), F(pages), F(sampling), F(adapters), F(embedded_rows), F(embedded), F(x), F(sampled), F(n_slices),
+         F(n_adapters), F(n_embedded_rows), F(block_rows), F(product_bytes));
 #undef F
 
 CONSTANTS(refusals, {"NO_PAGE", NO_PAGE}, {"OUTSIDE", OUTSIDE}, {"NO_MEMORY", NO_MEMORY});
@@ -143,10 +143,10 @@ static void look_up_some(void *context, int task, int thread) {
     }
 }
 
-/* Puts the embeddings of images into their rows. */
+/* Puts the embeddings of images and audio into their rows. */
 static void place_images(const network_t *m, const step_t *s) {
-    for (int64_t i = 0; i < s->n_image_rows; i++)
-        memcpy(s->x + s->image_rows[i] * m->dim, s->images + i * m->dim, (size_t)m->dim * 4);
+    for (int64_t i = 0; i < s->n_embedded_rows; i++)
+        memcpy(s->x + s->embedded_rows[i] * m->dim, s->embedded + i * m->dim, (size_t)m->dim * 4);
 }
 
 /* Makes the runs of n rows from `first` on: of the rows of the layers, or of those that are `sampled`. Returns their number. */

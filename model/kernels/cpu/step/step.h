@@ -33,17 +33,17 @@ typedef struct {
 /* A step. A slice is a row of `slices`: start, stop, the number of its last rows after which a token is sampled, and the index
  * of its adapter, or -1; then for each pool the first block of its table and the number of its pages. `pages` are those of all
  * slices in the first pool, then those in the second. `tokens` are those of all rows; null: x has the inputs of the layers.
- * Rows `image_rows` get the embeddings `images` [n_image_rows, dim] in place of those of their tokens. `sampling` has an entry
+ * Rows `embedded_rows` get the embeddings `embedded` [n_embedded_rows, dim] in place of those of their tokens. `sampling` has an entry
  * for each token to sample, or is null: then none is. Logits are computed for `block_rows` rows at once. */
 typedef struct {
     const int64_t *slices, *tokens, *pages;
     const params *sampling;
     const adapter_t *adapters;
-    const int64_t *image_rows;
-    const float *images;
+    const int64_t *embedded_rows;
+    const float *embedded;
     float *x;         /* hidden states [rows, dim] after the last layer */
     int64_t *sampled; /* tokens, as `sample` gives them */
-    int64_t n_slices, n_adapters, n_image_rows, block_rows, product_bytes; /* the scratch of the widest product */
+    int64_t n_slices, n_adapters, n_embedded_rows, block_rows, product_bytes; /* the scratch of the widest product */
 } step_t;
 
 /* What `step` returns if it did nothing: a slice has no page; a token, position, adapter or row of an image does not exist; or,

@@ -4,19 +4,19 @@ from dataclasses import dataclass
 
 from model.config import ModelConfig
 from model.errors import MemoryLack, OptionError, size
-from model.image_spans import ImageFormat
+from model.media import AudioFormat, ImageFormat
 from model.options import IMAGE_CACHE, LEAST_IMAGES, RunnerOptions
 from model.vision_config import VisionConfig
 
 
 @dataclass(frozen=True, slots=True)
-class ImageSizes:
+class MediaSizes:
     """Sizes of one model and its options: the embeddings of encoded images may fill `tokens` positions.
 
     They take `cache` bytes. The encoding of the largest image takes `encoding` bytes until it is complete.
     """
 
-    format: ImageFormat
+    format: ImageFormat | AudioFormat
     tokens: int
     cache: int
     encoding: int
@@ -26,7 +26,7 @@ class ImageSizes:
         return self.cache + self.encoding
 
 
-def image_sizes(config: ModelConfig, options: RunnerOptions, value_bytes: int) -> ImageSizes | None:
+def media_sizes(config: ModelConfig, options: RunnerOptions, value_bytes: int) -> MediaSizes | None:
     """The sizes for values of `value_bytes`; None for a model without an image encoder.
 
     Raises OptionError for a --image-cache-memory that holds no image, or without images to keep.
@@ -44,17 +44,17 @@ def image_sizes(config: ModelConfig, options: RunnerOptions, value_bytes: int) -
             f"{config.vision.image_size} x {config.vision.image_size} pixels, {size(largest)}"
         )
     tokens = (max(IMAGE_CACHE, LEAST_IMAGES * largest) if wanted is None else wanted) // token_bytes
-    return ImageSizes(
+    return MediaSizes(
         _format(config, config.vision), tokens, tokens * token_bytes, _encoding(config.vision, value_bytes)
     )
 
 
-def check_images(images: ImageSizes, free: int, where: str) -> None:
-    """Raise MemoryLack if images take more than the `free` bytes."""
-    if images.n_bytes > free:
+def check_media(media: MediaSizes, free: int, where: str) -> None:
+    """Raise MemoryLack if they take more than the `free` bytes."""
+    if media.n_bytes > free:
         raise MemoryLack(
-            f"images need {size(images.n_bytes)} beside the weights, {where} has {size(free)} free; choose a smaller "
-            "--image-cache-memory or a smaller model"
+            f"{media.format.what} need {size(media.n_bytes)} beside the weights, {where} has {size(free)} free; choose "
+            "a smaller --image-cache-memory or a smaller model"
         )
 
 
