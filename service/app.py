@@ -1,7 +1,7 @@
 """The application: its routes, middleware, model and engine."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -48,7 +48,6 @@ from service.receipts.keys import read_key
 from service.schema.fields import declared_paths
 from service.settings import Settings
 from service.state.store import Store, opened
-from service.state.stored import Stored
 from service.structured.constraint import Grammars
 
 if TYPE_CHECKING:  # it needs packages that may be missing
@@ -130,38 +129,26 @@ def create_app(
     `on_failed` is told why the only model will never be served. It answers under the names `hosts` only; None: under
     any name. `need` plans the memory of a model.
     """
-
-    async def bring_up(models: HostedModels, again: Iterable[tuple[str, Stored]]) -> None:
-        try:
-            await models.bring_up(lambda: compute_again(app, again, keys.owner))
-        except Exception as error:
-            on_failed(error)
+    tracing = _tracing(settings)
+    observer = Observer(measured, None if tracing is None else tracing.trace)
+    store = opened(settings)
+    key = None if settings.receipt_key is None else read_key(settings.receipt_key)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         drain = Drain(settings.drain_timeout)
 
-        def host(entry: ModelEntry) -> HostedModel:
-            of_model = measured.of_model(entry.name)
-            return HostedModel(entry, client_of(entry), of_model, drain, load, lambda: models.note_change(), key)
+        def host(entry: ModelEntry, on_idle: Callable[[], None]) -> HostedModel:
+            return HostedModel(entry, client_of(entry), measured.of_model(entry.name), drain, load, on_idle, key)
 
-        models = HostedModels(settings, entries, host, on_failed, need)
-        state = app.state.noria = _state(settings, models, drain, measured, store, observer)
-        bringing_up = bring_up(models, await interrupted(state))
-        tasks = [asyncio.create_task(bringing_up), asyncio.create_task(measured.watch_event_loop())]
-        yield
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        hosted = HostedModels(settings, entries, host, on_failed, need)
+        state = app.state.noria = _state(settings, hosted, drain, measured, store, observer)
+        async with _brought_up(app, keys, on_failed):
+            yield
         await _close(state)
         if tracing is not None:
             await asyncio.to_thread(tracing.close)
 
-    measured.await_keys(keys.names)
-    tracing = _tracing(settings)
-    store = opened(settings)
-    key = None if settings.receipt_key is None else read_key(settings.receipt_key)
-    observer = Observer(measured, None if tracing is None else tracing.trace)
     app = FastAPI(
         lifespan=lifespan,
         openapi_url=None,
@@ -170,10 +157,7 @@ def create_app(
         telemetry={"auto_configure": False, "tracing": False, "metrics": False, "logs": False},
     )
     app.state.routes = routes
-    for route in routes:
-        if route.body is not None:
-            measured.await_responses(route.methods, route.path)
-            measured.fields.declared |= frozenset(declared_paths(route.body))
+    _await_series(measured, keys, routes)
     app.add_middleware(
         RequestMiddleware,
         keys=keys,
@@ -181,16 +165,49 @@ def create_app(
         browsers=BrowserRules(hosts, settings.cors_origins),
         observing=observer.observing,
     )
-    if settings.cors_origins:  # outermost: a preflight carries no key
+    _allow_origins(app, settings.cors_origins)
+    return app
+
+
+@asynccontextmanager
+async def _brought_up(app: FastAPI, keys: Keys, on_failed: Callable[[Exception], None]) -> AsyncIterator[None]:
+    """Load and watch the models inside the context. The responses that a restart interrupted are computed again."""
+    state: State = app.state.noria
+    again = await interrupted(state)
+
+    async def bring_up() -> None:
+        try:
+            await state.models.bring_up(lambda: compute_again(app, again, keys.owner))
+        except Exception as error:
+            on_failed(error)
+
+    tasks = [asyncio.create_task(bring_up()), asyncio.create_task(state.metrics.watch_event_loop())]
+    yield
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _await_series(measured: Metrics, keys: Keys, routes: tuple[Route, ...]) -> None:
+    """Begin the series of all keys and of all routes with a body, and declare the fields that bodies may have."""
+    measured.await_keys(keys.names)
+    for route in routes:
+        if route.body is not None:
+            measured.await_responses(route.methods, route.path)
+            measured.fields.declared |= frozenset(declared_paths(route.body))
+
+
+def _allow_origins(app: FastAPI, origins: Sequence[str]) -> None:
+    """Let pages of these origins call the API. This is the outermost middleware: a preflight carries no key."""
+    if origins:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=settings.cors_origins,
+            allow_origins=origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             allow_private_network=True,
             expose_headers=["x-request-id", "x-queue-ms", "x-noria-ignored", "x-should-retry", "retry-after"],
         )
-    return app
 
 
 def _state(

@@ -97,8 +97,8 @@ class ModelSettings(RunnerOptions):
     )
     spare_engine: bool = option(
         True,
-        "Keep one more engine process ready, for all models. It loads the model of one that dies. This saves a second "
-        "or more, and needs about 150 MB.",
+        "Keep one more engine process ready, for all models. When an engine dies, it loads the model of that engine. "
+        "This saves a second or more, and needs about 150 MB.",
     )
     on_engine_loss: str = option(
         "continue",

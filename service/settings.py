@@ -45,7 +45,7 @@ class Settings(ModelSettings):
     memory_budget: int | None = option(
         None,
         "Memory that several models may take together, by the numbers of noria plan. A model that does not fit beside "
-        "the others is loaded when it is used, in the place of one that is not.",
+        "the others is loaded when it is used, in the place of an idle one.",
         unset=f"{BUDGET_SHARE:.0%} of the memory that is free at the start, of a GPU --gpu-memory-utilization",
         is_size=True,
     )

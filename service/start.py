@@ -14,9 +14,9 @@ if TYPE_CHECKING:  # slow imports
 
 
 class Engines:
-    """Makes the clients of a server's engines. Engines of one number of ranks have one spare engine together.
+    """Makes the clients of a server's engines, and configures the logs. Engines of as many ranks share a spare one.
 
-    `launched` is a process that imports already, for the first of them. Logs are configured.
+    `launched` is a process that imports already; the first engine gets it.
     """
 
     def __init__(self, settings: Settings, launched: "Launched | None" = None) -> None:

@@ -79,8 +79,8 @@ async def answer(
 ) -> Response:
     """The response to a generation request. Raises every refusal before a status is sent.
 
-    Of a stream whose model is not loaded yet, a refusal may come as an event: its signs of life begin while it waits.
-    `first` is the framing until then, where it is not that of events.
+    If the model of a stream is not loaded yet, a refusal may come as an event, because signs of life are sent while the
+    stream waits. `first` is the framing until the model is loaded, where it is not that of events.
     """
     state: State = request.app.state.noria
     record: RequestRecord = request.scope["noria.record"]
@@ -99,7 +99,7 @@ async def answer(
 
 
 class LateFraming:
-    """The framing of a stream whose `shape` is known once its model is loaded; `first` is that before."""
+    """Frames a stream by `first`, and by its `shape` once the model is loaded."""
 
     def __init__(self, dialect: Dialect, first: Framing | None) -> None:
         self.shape = first

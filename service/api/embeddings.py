@@ -1,9 +1,9 @@
 """`POST /v1/embeddings`: prompts whose hidden states are pooled. The vectors have length 1."""
 
-import base64
 import math
 import struct
 import uuid
+from base64 import b64encode
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -114,7 +114,7 @@ class EmbeddingShape:
             "id": f"embd-{uuid.uuid4().hex}",
             "object": "list",
             "data": [
-                {"object": "embedding", "index": index, "embedding": self._written(delta.embedding)}
+                {"object": "embedding", "index": index, "embedding": unit_vector(delta.embedding, self.base64)}
                 for index, delta in enumerate(parts)
             ],
             "model": self.model,
@@ -122,17 +122,18 @@ class EmbeddingShape:
             "timings": timings,
         }
 
-    def _written(self, embedding: Sequence[float]) -> list[float] | str:
-        """The vector; both encodings hold the same float32 values.
 
-        orjson encodes each list at once. A thousand Python lists of numbers would block the interpreter later.
-        """
-        length = math.hypot(*embedding) or 1.0
-        layout = f"<{len(embedding)}f"
-        data = struct.pack(layout, *(value / length for value in embedding))
-        if self.base64:
-            return base64.b64encode(data).decode()
-        return cast("list[float]", orjson.Fragment(orjson.dumps(struct.unpack(layout, data))))
+def unit_vector(embedding: Sequence[float], base64: bool = False) -> list[float] | str:
+    """An embedding scaled to length 1, as JSON or in base64; both hold the same float32 values.
+
+    orjson encodes each list at once. A thousand Python lists of numbers would block the interpreter later.
+    """
+    length = math.hypot(*embedding) or 1.0
+    layout = f"<{len(embedding)}f"
+    data = struct.pack(layout, *(value / length for value in embedding))
+    if base64:
+        return b64encode(data).decode()
+    return cast("list[float]", orjson.Fragment(orjson.dumps(struct.unpack(layout, data))))
 
 
 @post(

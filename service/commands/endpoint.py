@@ -2,6 +2,7 @@
 
 import json
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -83,10 +84,15 @@ def _cards(client: httpx.Client, response: httpx.Response) -> dict[str, dict[str
     return cards
 
 
+def read_card(client: httpx.Client, model: str) -> Any:
+    """Return the card of one model. Raises httpx.HTTPError, or ValueError for an answer that is not JSON."""
+    return client.get(f"/v1/models/{quote(model)}", timeout=CARD_SECONDS).json()
+
+
 def is_noria(client: httpx.Client, model: str) -> bool:
     """Whether the server is Noria, by the card of its model."""
     try:
-        return bool(client.get(f"/v1/models/{model}", timeout=CARD_SECONDS).json()["owned_by"] == "noria")
+        return bool(read_card(client, model)["owned_by"] == "noria")
     except (httpx.HTTPError, ValueError, LookupError, TypeError):
         return False
 

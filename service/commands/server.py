@@ -2,8 +2,11 @@
 
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
+from fastapi import FastAPI
 
 from model.errors import NoriaError
 from service import logs
@@ -52,21 +55,8 @@ def create_server(
     url = address(settings, None if sock.family == socket.AF_UNIX else sock.getsockname()[1])
 
     def on_failed(error: Exception) -> None:
-        if isinstance(error, NoriaError):
-            say(f"noria: {error}")
-        else:
-            log.error("internal error in what loads and watches the engine", exc_info=error)
-            say(f"noria: the model cannot be served: {type(error).__name__}: {error}")
+        _tell(error)
         server.fail()
-
-    async def load_and_announce(settings: Settings, client: EngineClient) -> ServedModel:
-        with _shown(client) if progress else nullcontext():
-            served = await load(settings, client)
-        log.info("ready", extra={"fields": {"model": served.names[0], "url": url, **served.info.description}})
-        if settings.log_format == "human":
-            unused_gpu = served.info.description.get("unused_gpu")
-            say(welcome(served.names[0], url, chat=served.chat is not None, key=bool(keys), unused_gpu=unused_gpu))
-        return served
 
     app = create_app(
         settings,
@@ -74,15 +64,52 @@ def create_server(
         client_of,
         measured,
         keys,
-        load=load_and_announce,
+        load=_announced(load, url, key=bool(keys), progress=progress),
         on_failed=on_failed,
         routes=routes,
         hosts=_hosts(settings, keys, sock),
         need=need,
     )
+    places = Places(raise_descriptor_limit(settings.max_connections), settings.max_connections_per_address)
+    measured.watch_connections(lambda: places.n_open)
+    server = Server(
+        app,
+        settings,
+        drain=lambda: app.state.noria.drain.drain(),
+        reloads=_reloads(app, settings, measured, keys),
+        places=places,
+        on_refused=measured.observe_refused_connection,
+        probes=None if health is None else HealthListener(health, partial(_probed, app)),
+    )
+    return server
 
-    def probed(path: str) -> tuple[int, bytes] | None:
-        return probes.probed(getattr(app.state, "noria", None), path)  # None before the lifespan begins
+
+def _tell(error: Exception) -> None:
+    """Say on stderr why the only model will never be served."""
+    if isinstance(error, NoriaError):
+        say(f"noria: {error}")
+    else:
+        log.error("internal error in what loads and watches the engine", exc_info=error)
+        say(f"noria: the model cannot be served: {type(error).__name__}: {error}")
+
+
+def _announced(load: Loader, url: str, *, key: bool, progress: bool) -> Loader:
+    """A function that loads a model by `load`, and announces it. `key`: clients need one."""
+
+    async def load_and_announce(settings: Settings, client: EngineClient) -> ServedModel:
+        with _shown(client) if progress else nullcontext():
+            served = await load(settings, client)
+        log.info("ready", extra={"fields": {"model": served.names[0], "url": url, **served.info.description}})
+        if settings.log_format == "human":
+            unused_gpu = served.info.description.get("unused_gpu")
+            say(welcome(served.names[0], url, chat=served.chat is not None, key=key, unused_gpu=unused_gpu))
+        return served
+
+    return load_and_announce
+
+
+def _reloads(app: FastAPI, settings: Settings, measured: Metrics, keys: Keys) -> dict[str, Callable[[], None]]:
+    """What is read again at SIGHUP, by its name."""
 
     def reload_keys() -> None:
         keys.reload()
@@ -91,19 +118,13 @@ def create_server(
     def reload_models() -> None:
         app.state.noria.models.reload(read_entries(settings))
 
-    places = Places(raise_descriptor_limit(settings.max_connections), settings.max_connections_per_address)
-    measured.watch_connections(lambda: places.n_open)
-    server = Server(
-        app,
-        settings,
-        drain=lambda: app.state.noria.drain.drain(),
-        reloads={"keys": reload_keys, "log level": lambda: logs.use_level(settings.level())}
-        | ({} if settings.models is None else {"models": reload_models}),
-        places=places,
-        on_refused=measured.observe_refused_connection,
-        probes=None if health is None else HealthListener(health, probed),
-    )
-    return server
+    reloads = {"keys": reload_keys, "log level": lambda: logs.use_level(settings.level())}
+    return reloads if settings.models is None else {**reloads, "models": reload_models}
+
+
+def _probed(app: FastAPI, path: str) -> tuple[int, bytes] | None:
+    """The answer of a probe. The state is None before the lifespan begins."""
+    return probes.probed(getattr(app.state, "noria", None), path)
 
 
 def _shown(client: EngineClient) -> AbstractContextManager[None]:

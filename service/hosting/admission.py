@@ -54,7 +54,7 @@ class FinishRate:
 class Admission:
     """Decides on the event loop which requests a model takes.
 
-    `model` is set while it is loaded. `backlog` is what waits for the engine; the requests themselves keep it.
+    `model` is set while it is loaded. `backlog` counts what waits for the engine; the requests themselves update it.
     `adapters` are those that requests may name. `on_idle` is called when no request is in flight any more.
     """
 

@@ -16,7 +16,7 @@ from service.settings import Settings
 
 LOADS = ("start", "first-request")
 OWN = ("name", "source", "aliases", "pin", "load", "idle_unload", "ttl")
-"""Fields of an entry that are no flags. `ttl` is the name that others have for `idle_unload`."""
+"""Fields of an entry that are no flags. `ttl` is another name of `idle_unload`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class ModelEntry:
 
     `pinned`: no other model takes its memory. `on_demand`: requests wait until it is loaded, as they do where there are
     several; a server with one model refuses them meanwhile. `at_start`: it is loaded before a request names it.
-    `idle_seconds`: so long after its last request it is unloaded; None: never.
+    `idle_seconds`: it is unloaded this long after its last request; None: never.
     """
 
     settings: Settings
@@ -41,7 +41,7 @@ class ModelEntry:
 
 
 def read_entries(settings: Settings) -> tuple[ModelEntry, ...]:
-    """The models of a server, the first of which is meant where a request names none. Raises OptionError."""
+    """Return the models of a server. A request that names none means the first. Raises OptionError."""
     if settings.models is None and not settings.more_models:
         if settings.memory_budget is not None or settings.load_timeout is not None:
             flag = "--load-timeout" if settings.memory_budget is None else "--memory-budget"
@@ -122,7 +122,7 @@ def _entry(fields: Any, settings: Settings) -> ModelEntry:
 
 
 def _names(given: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
-    """The names of a model, and where it is. Without a name it has that of its source."""
+    """Return the names of a model, and its source. Without a name it has that of its source."""
     source, name, aliases = given.get("source"), given.get("name"), given.get("aliases", [])
     if not isinstance(source, str) or not source:
         raise ValueError(f"source must name a model, as the argument MODEL does, got {source!r}")

@@ -31,17 +31,25 @@ Loader = Callable[[Settings, EngineClient], Awaitable[ServedModel]]
 ModelState = Literal["unloaded", "loading", "ready", "restarting", "draining", "failed"]
 FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s'\"/]+/)*")
 """The folders of a path, which clients do not need to know."""
+RETRY_SECONDS = 10
+"""Seconds after which a client may try again where nobody knows how long a model takes."""
 BACKOFF_SECONDS = (2.0, 60.0)
-"""Seconds after a failed load until the next one, which double each time, and the most of them."""
+"""Seconds from a failed load to the next attempt: after the first failure, and at most. Each failure doubles them."""
+
+
+def public_reason(error: Exception) -> str:
+    """What clients may read of an error: no folders of the server, and only the type of an unexpected one."""
+    reason = str(error) if isinstance(error, NoriaError) else f"internal error: {type(error).__name__}"
+    return FOLDERS.sub("", reason)
 
 
 class HostedModel:
-    """A model of the server. `need` is what it takes by its plan, None before the plan is made.
+    """A model of the server. `need` is the memory that it takes by its plan, None before the plan is made.
 
     `reserved` is the part of the budget that it has, and it `waits_for_memory` until it has one. `waiting` counts
-    requests that wait until it is loaded. `idle_seconds` is as in its entry, until a client says another number, which
-    holds until the model is unloaded. A model that is `removed` takes no new request. `failure` is why the latest load
-    failed. `on_idle` is called when no request is in flight any more. Receipts are signed with `key`.
+    requests that wait until it is loaded. `idle_seconds` is that of its entry, until a client says another number; that
+    number holds until the model is unloaded. A model that is `removed` takes no new request. `failure` says why the
+    latest load failed. `on_idle` is called when no request is in flight any more. Receipts are signed with `key`.
     """
 
     def __init__(
@@ -179,17 +187,19 @@ class HostedModel:
 
     async def fail(self, error: Exception) -> None:
         """Give up the engine after an error that loading or supervision raised. The next load waits for a while."""
-        reason = str(error) if isinstance(error, NoriaError) else f"internal error: {type(error).__name__}"
-        self.failure = FOLDERS.sub("", reason)
+        self.failure = public_reason(error)
         self._n_failures += 1
         least, most = BACKOFF_SECONDS
         self._retry_at = time.monotonic() + min(least * 2 ** (self._n_failures - 1), most)
         self.admission.model = None
+        self.idle_seconds = self.entry.idle_seconds
         await self.client.unload()
         self.reserved = 0
 
-    def check_failure(self) -> None:
-        """Raise Unavailable if the latest load failed a moment ago."""
+    def check_loadable(self) -> None:
+        """Raise Unavailable if the model was removed, or if the latest load failed a moment ago."""
+        if self.removed:
+            raise Unavailable(f"the model {self.name} was changed; try again", "model_loading", RETRY_SECONDS)
         seconds = self._retry_at - time.monotonic()
         if self.failure is not None and seconds > 0:
             message = f"the model {self.name} could not be loaded: {self.failure}"

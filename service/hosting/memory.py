@@ -25,7 +25,7 @@ class Need:
 
 
 def device_of(wanted: str) -> tuple[str, int | None]:
-    """The device to plan for, and the memory that this machine has there: of a GPU all, of a CPU what is free."""
+    """Return the device to plan for, and its memory in bytes: all of a GPU, what is free for a CPU (None: unknown)."""
     if wanted != "cpu":
         gpu = gpu_memory()
         if gpu is not None or wanted == "cuda":
@@ -45,10 +45,10 @@ def budget_of(settings: Settings) -> int:
 
 
 def need_of(settings: Settings, budget: int, n_models: int) -> Need:
-    """The memory of a model that shares `budget` bytes with others. Raises NoriaError.
+    """Return the memory of a model that shares `budget` bytes with others.
 
-    One that cannot fit alone is a MemoryLack.
-    A KV cache without a given size takes its part of what a server with this model alone would give it.
+    Its KV cache, if the options give no size, gets one of `n_models` parts of what it would get if the model were
+    alone. Raises NoriaError, which is MemoryLack for a model that does not even fit alone.
     """
     directory = resolve(settings.model, revision=settings.revision, weights=False)
     options = replace(RunnerOptions(**runner_options(settings, directory)), device=device_of(settings.device)[0])

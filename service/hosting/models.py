@@ -1,9 +1,10 @@
-"""All models of a server: who finds them, and who of them is loaded when memory is not enough for all."""
+"""Finds the models of a server by their names, and decides which are loaded where memory is not enough for all."""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 from model.errors import MemoryLack, NoriaError
@@ -11,7 +12,7 @@ from service.access.keys import Key
 from service.errors.errors import ModelNotFound, Unavailable
 from service.generation.startup import in_thread
 from service.hosting.entries import ModelEntry
-from service.hosting.hosted import HostedModel
+from service.hosting.hosted import RETRY_SECONDS, HostedModel
 from service.hosting.memory import Need, budget_of
 from service.observe.model_metrics import Unload
 from service.observe.view.feed import ServiceState
@@ -21,18 +22,16 @@ log = logging.getLogger("noria.models")
 
 WATCH_SECONDS = 0.5
 """Seconds between two looks at which models have been idle for long."""
-RETRY_SECONDS = 10
-Host = Callable[[ModelEntry], HostedModel]
-"""Makes a model that is not loaded yet."""
+Host = Callable[[ModelEntry, Callable[[], None]], HostedModel]
+"""Makes a model that is not loaded yet. It calls the function when no request of it is in flight any more."""
 NeedOf = Callable[[Settings, int, int], Need]
 """Plans a model that shares the budget, in bytes, with so many models. Raises NoriaError if it cannot fit."""
 
 
 class HostedModels:
-    """The models by their names. The first is meant where a request names none.
+    """The models by their names. A request that names none means the first.
 
-    `budget` bounds the memory of loaded models together; None: it does not matter, because there is one model.
-    `need` plans what each takes of it. `on_failed` is called when a model that is not loaded on demand will never
+    `need` plans the memory of a model. `on_failed` is called when a model that is not loaded on demand will never
     serve.
     """
 
@@ -45,12 +44,13 @@ class HostedModels:
         need: NeedOf,
     ) -> None:
         self._settings = settings
-        self._host = host
+        self._host = lambda entry: host(entry, self.note_change)
         self._on_failed = on_failed
         self._need_of = need
-        self._hosted = [host(entry) for entry in entries]
+        self._hosted = [self._host(entry) for entry in entries]
         self._retiring: set[HostedModel] = set()  # no request may name them any more
         self._several = any(model.entry.on_demand for model in self._hosted)
+        self._starting = asyncio.Lock()
         self._started = False
         self._budget: int | None = None
         self._changed = asyncio.Event()
@@ -61,9 +61,9 @@ class HostedModels:
 
     @property
     def status(self) -> ServiceState:
-        """ "ready" once the models of the start are loaded; "failed" if none of all can be.
+        """ "ready" once the models of the start are loaded, "failed" if no model can be loaded.
 
-        That of the only model, where it is not loaded on demand.
+        A server with one model that is not loaded on demand has the status of that model.
         """
         if not self._several:
             return self.first.admission.status
@@ -81,10 +81,11 @@ class HostedModels:
         return [model for model in self._hosted if names is None or names & {*model.entry.settings.names}]
 
     def find(self, name: str | None, key: Key | None) -> HostedModel:
-        """The model with this name, or with an adapter of this name. Raises ModelNotFound."""
+        """The model with this name, else the one with an adapter of this name. Raises ModelNotFound."""
         allowed = self.allowed(key)
-        found = (model for model in allowed if name is None or model.has(name))
-        if (model := next(found, None)) is None:
+        own = (model for model in allowed if name is None or name in model.entry.settings.names)
+        adapted = (model for model in allowed if name is not None and model.has(name))
+        if (model := next(chain(own, adapted), None)) is None:
             raise ModelNotFound(name or "", tuple(name for model in allowed for name in model.names))
         return model
 
@@ -95,8 +96,6 @@ class HostedModels:
         """
         if model.admission.model is not None or not model.entry.on_demand:
             return
-        if model.removed:
-            raise Unavailable(f"the model {model.name} was changed; try again", "model_loading", RETRY_SECONDS)
         seconds = model.load_timeout
         try:
             async with asyncio.timeout(seconds):
@@ -104,22 +103,20 @@ class HostedModels:
                     await asyncio.shield(model.unloading)
                 await asyncio.shield(self.begin_load(model))
         except TimeoutError:
-            message = f"the model {model.name} is not loaded within {seconds:g} s ({model.client.stage})"
+            message = f"the model {model.name} was not loaded within {seconds:g} s ({model.client.stage})"
             raise Unavailable(message, "model_loading", RETRY_SECONDS) from None
 
     def begin_load(self, model: HostedModel) -> "asyncio.Task[None]":
-        """The task that loads a model, which may run already. It raises Unavailable."""
+        """Return the task that loads a model, and begin it if nobody has. Both raise Unavailable."""
+        model.check_loadable()
         if model.loading is None:
-            model.check_failure()
             model.loading = asyncio.create_task(self._load(model), name=f"load-{model.name}")
             model.loading.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody waits
         return model.loading
 
     async def bring_up(self, loaded: Callable[[], Awaitable[None]]) -> None:
         """Load the models that are loaded at the start, and watch for idle ones. `loaded` is awaited in between."""
-        for model in self._hosted:
-            if model.entry.at_start:
-                await self._load_at_start(model)
+        await self._load_those_at_start()
         self._started = True
         await loaded()
         while True:
@@ -128,12 +125,19 @@ class HostedModels:
                 if model.is_due:
                     self._spawn(self.unload(model, "idle"))
 
+    async def _load_those_at_start(self) -> None:
+        """Load them one after the other, because each must fit beside those before it."""
+        async with self._starting:
+            for model in self._hosted:
+                if model.entry.at_start and model.admission.model is None and model.failure is None:
+                    await self._load_at_start(model)
+
     async def _load_at_start(self, model: HostedModel) -> None:
         if not model.entry.on_demand:
             await self.begin_load(model)
         elif await self._fits(model):
             with suppress(Unavailable):  # the log has it
-                await self.begin_load(model)
+                await self.until_loaded(model)
         else:
             log.warning("the model does not fit beside the others, and is loaded when it is used", extra=_about(model))
 
@@ -143,7 +147,8 @@ class HostedModels:
             need = await self._plan(model)
         except Exception:
             return True
-        return need is None or self._budget is None or self._reserved() + need.n_bytes <= self._budget
+        others = self._reserved() - model.reserved
+        return need is None or self._budget is None or others + need.n_bytes <= self._budget
 
     async def _load(self, model: HostedModel) -> None:
         """Load a model, once there is memory for it. Raises Unavailable."""
@@ -166,7 +171,7 @@ class HostedModels:
         self._spawn(self._supervise(model))
 
     async def _supervise(self, model: HostedModel) -> None:
-        """Wait while the engine of a model is replaced whenever it ends. Then the model has failed."""
+        """Wait as long as an engine of the model serves or is replaced. Then the model has failed."""
         try:
             await model.client.supervised()
         except Exception as error:
@@ -182,7 +187,7 @@ class HostedModels:
         self.note_change()
 
     async def _plan(self, model: HostedModel) -> Need | None:
-        """What a model needs, by its plan; None where it does not matter. Raises Unavailable if it cannot fit."""
+        """Return what a model needs by its plan, None on a server with one. Raises Unavailable if it cannot fit."""
         if self._several and self._budget is None:
             self._budget = await in_thread(lambda: budget_of(self._settings))
         budget = self._budget
@@ -203,6 +208,7 @@ class HostedModels:
         if need is None or self._budget is None:
             return
         while self._reserved() + need.n_bytes > self._budget:
+            model.check_loadable()
             others = [other for other in self._hosted if other is not model and other.reserved]
             pinned = sum(other.reserved for other in others if other.entry.pinned)
             if need.n_bytes + pinned > self._budget:
@@ -259,9 +265,8 @@ class HostedModels:
         for model in before.values():
             model.removed = True
             self._spawn(self._retire(model))
-        for model in self._hosted:
-            if model.entry.at_start and model.state == "unloaded":
-                self._spawn(self._load_at_start(model))
+        self._spawn(self._load_those_at_start())
+        self.note_change()  # a model that waits for memory may be removed
 
     async def _retire(self, model: HostedModel) -> None:
         await self.unload(model, "removed")
@@ -288,5 +293,5 @@ class HostedModels:
 
 
 def _about(model: HostedModel, **more: str) -> dict[str, dict[str, str]]:
-    """What a line in the log has of a model."""
+    """Return the fields of a log line about a model."""
     return {"fields": {"model": model.name, **more}}

@@ -11,7 +11,7 @@ from prometheus_client.utils import floatToGoString
 
 
 class Series:
-    """What was observed of one model. An observation takes less than a microsecond."""
+    """Counts the observations of one model. Each takes less than a microsecond."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds

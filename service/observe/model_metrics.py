@@ -79,10 +79,10 @@ class Families:
 
 
 class ModelMetrics:
-    """What is counted of one model. `stats` gives its engine's latest statistics, which begin with the engine.
+    """Counts what one model does. `stats` gives the latest statistics of its engine, which count from its start.
 
     Counters are the sums of past engines, plus those of the present one. `waiting` gives the tokens of prompts that
-    wait, and `memory` the bytes that the model takes by its plan. `adapters` counts LoRA adapters.
+    wait, and `memory` the bytes that the model takes by its plan. `adapters` counts requests by LoRA adapter.
 
     Outcomes of requests: the finish reasons (the first of `FINISHES` that any choice has). "abort" also: the client
     disconnected. "error": the server failed after admission. "refused": 4xx, or 503 before admission.
@@ -131,13 +131,13 @@ class ModelMetrics:
         self.adapters.max_running = info.max_adapters
 
     def observe_report(self, report: Report) -> None:
-        """Once a step."""
+        """Take the report of a step."""
         self._current = report.stats
         if report.stats.step_tokens:
             self._step_tokens.observe(report.stats.step_tokens)
 
     def observe_beat(self, beat: Beat) -> None:
-        """Four times a second, of the engine that loads or serves."""
+        """Take a beat of the engine that loads or serves, four times a second."""
         self.beat = beat
 
     def end_engine(self) -> None:
@@ -183,14 +183,14 @@ class ModelMetrics:
             self._request.observe(seconds)
 
     def observe_key(self, key: str, outcome: str, prompt_tokens: int, generated_tokens: int) -> None:
-        """Once for each finished request that has a key."""
+        """Count a finished request that has a key."""
         self._families.key_requests.labels(self.name, key, outcome).inc()
         self._families.key_prompt_tokens.labels(self.name, key).inc(prompt_tokens)
         self._families.key_generated_tokens.labels(self.name, key).inc(generated_tokens)
 
 
 class ModelsCollector(Collector):
-    """The engines' statistics, read when Prometheus asks: they cost a step nothing."""
+    """Reads the engines' statistics when Prometheus asks: they cost a step nothing."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.models: dict[str, ModelMetrics] = {}

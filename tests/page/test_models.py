@@ -249,3 +249,13 @@ def test_a_screen_reader_and_a_phone(
     accessible(page)
     with hurried():
         expect(line(page, "late").locator(".state")).to_have_text("ready")
+
+
+def test_a_name_may_have_any_characters(tmp_path: Path, page: Page) -> None:
+    name = "org/c#?%20 x"
+    with serving(tmp_path, {"a": {}, name: {"source": "recite", **LATE}}) as live:
+        opened(page, live)
+        choose(page, name)
+        eventually(lambda: states(live)[name] == "ready", "the page has loaded it")
+        ask(page, "hi")
+        expect(answers(page)).to_have_text("hi")

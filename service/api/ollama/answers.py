@@ -10,29 +10,24 @@ from service.schema.fields import Json
 
 
 class TokenChance(TypedDict):
-    """`bytes` is empty for a control token."""
+    """`bytes` is empty for a control token. Only a token of the answer has `top_logprobs`."""
 
     token: str
     logprob: float
     bytes: list[int]
+    top_logprobs: NotRequired["list[TokenChance]"]
 
 
-class TokenChances(TokenChance):
-    top_logprobs: list[TokenChance]
+class AnswerLine(Signed):
+    """What the answers of chats and of other generations have, and each line of their streams.
 
+    A whole answer and the last line have the fields from `done_reason` to `timings`. `load_duration` is the wait for
+    the model. The answer to a request without a prompt has `done_reason` alone, "load" or "unload".
+    """
 
-class AnswerHead(TypedDict):
     model: str
     created_at: str
     done: bool
-
-
-class Ending(TypedDict):
-    """What the last line of a stream has, and the whole answer. `load_duration` is the wait for the model.
-
-    `done_reason` is "load" or "unload" for a request without a prompt.
-    """
-
     done_reason: NotRequired[Literal["stop", "length", "load", "unload"]]
     total_duration: NotRequired[int]
     load_duration: NotRequired[int]
@@ -41,12 +36,7 @@ class Ending(TypedDict):
     eval_count: NotRequired[int]
     eval_duration: NotRequired[int]
     timings: NotRequired[Timings]
-
-
-class AnswerLine(AnswerHead, Ending, Signed):
-    """What the lines of chats and of other generations have in common."""
-
-    logprobs: NotRequired[list[TokenChances]]
+    logprobs: NotRequired[list[TokenChance]]
 
 
 class MadeFunction(TypedDict):
@@ -97,7 +87,7 @@ class EmbeddedOne(TypedDict):
 
 
 class ModelDetails(TypedDict):
-    """What a model's files say. The texts are empty for a model that is not loaded."""
+    """What the files of a model say. The texts are empty for a model that is not loaded."""
 
     parent_model: str
     format: str
@@ -107,38 +97,28 @@ class ModelDetails(TypedDict):
     quantization_level: str
 
 
-class ModelName(TypedDict):
-    """A model. `size` is that of its files in bytes; 0: it is not loaded. `digest` names the model, not its weights."""
+class OllamaModel(TypedDict):
+    """A model. `size` is that of its files in bytes; 0: it is not loaded. `digest` names the model, not its weights.
+
+    `GET /api/tags` gives `modified_at`. `GET /api/ps` gives the other optional fields; `size_vram` is the memory that
+    is reserved for the model, 0 on a server with one model.
+    """
 
     name: str
     model: str
     size: int
     digest: str
     details: ModelDetails
+    modified_at: NotRequired[str]
+    expires_at: NotRequired[str]
+    size_vram: NotRequired[int]
+    context_length: NotRequired[int]
 
 
-class ListedModel(ModelName):
-    modified_at: str
+class OllamaModels(TypedDict):
+    """The answer of `GET /api/tags` and of `GET /api/ps`."""
 
-
-class Tags(TypedDict):
-    """The answer of `GET /api/tags`."""
-
-    models: list[ListedModel]
-
-
-class LoadedModel(ModelName):
-    """A loaded model. `size_vram` is the memory that is reserved for it; 0 on a server with one model."""
-
-    expires_at: str
-    size_vram: int
-    context_length: int
-
-
-class LoadedModels(TypedDict):
-    """The answer of `GET /api/ps`."""
-
-    models: list[LoadedModel]
+    models: list[OllamaModel]
 
 
 class ShownModel(TypedDict):

@@ -1,21 +1,19 @@
 """`POST /api/embed` and the older `/api/embeddings`."""
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Annotated, cast
+from typing import Annotated, Any
 
 from fastapi import Request
 from pydantic import Field
 from starlette.responses import Response
 
-from service.access.record import Policy, RequestRecord
+from service.access.record import Policy
 from service.api.answering import submit, whole_response
-from service.api.embeddings import EmbeddingsBody, EmbeddingShape, embeddings_request
+from service.api.embeddings import EmbeddingsBody, embeddings_request, unit_vector
 from service.api.ollama.answers import Embedded, EmbeddedOne
-from service.api.ollama.keeping import found_model, keep, load_or_unload, note_ignored
+from service.api.ollama.keeping import Target
 from service.api.ollama.options import KeepingBody
-from service.api.ollama.shape import Clock
 from service.api.prompt import on_thread
 from service.api.routes import json_response, post
 from service.errors.dialects import OLLAMA
@@ -63,37 +61,32 @@ async def embed(request: Request, body: EmbedBody) -> Response:
 @post("/api/embeddings", body=OneBody, request={"prompt": "A noria."}, answer=EmbeddedOne, policy=POLICY)
 async def embeddings(request: Request, body: OneBody) -> Response:
     """Embed one text, in Ollama's older API"""
-    kept = {name: getattr(body, name) for name in KeepingBody.model_fields}
-    asked = EmbedBody.model_construct(None, input=body.prompt or "", **kept)
+    asked = EmbedBody.model_construct(None, input=body.prompt or "", **dict(body))
     return await _embedded(request, asked, lambda vectors, more: {"embedding": vectors[0] if vectors else []})
 
 
-async def _embedded(request: Request, body: EmbedBody, write: Callable[[list[list[float]], Json], Json]) -> Response:
+async def _embedded(request: Request, body: EmbedBody, write: Callable[[list[Any], Json], Json]) -> Response:
     """The embeddings of some texts, and other facts, as `write` writes them. Without texts the model is loaded."""
-    record: RequestRecord = request.scope["noria.record"]
-    name, model = found_model(request, body.model)
-    clock = Clock(record.started, record.started)
+    target = Target(request, body)
 
-    def answer(vectors: list[list[float]], usage: Usage) -> Json:
+    def answer(vectors: list[Any], usage: Usage) -> Json:
         counts = {"prompt_eval_count": usage.prompt}
-        return write(vectors, {"model": body.model or model.name, **clock.durations(), **counts})
+        return write(vectors, {"model": target.shown, **target.clock.durations(), **counts})
 
     if not body.input:
-        await load_or_unload(request, name, model, body)
+        await target.load_or_unload()
         return json_response(answer([], Usage()))
-    note_ignored(record, model, body)
 
     def made(served: ServedModel) -> ModelRequest:
-        clock.loaded = time.perf_counter()
+        target.clock.note_loaded()
         return body.request(served)
 
     def written(parts: Sequence[Delta], usage: Usage, timings: Timings) -> Json:
-        data = EmbeddingShape("", False).whole(parts, usage, timings)["data"]
-        return answer([cast("list[float]", item["embedding"]) for item in data], usage)
+        return answer([unit_vector(delta.embedding) for delta in parts], usage)
 
     with ExitStack() as stack:
-        _, generation = await submit(stack, request, body.model_copy(update={"model": name}), on_thread(made))
-        keep(record, model, body)
+        _, generation = await submit(stack, request, body.model_copy(update={"model": target.name}), on_thread(made))
+        target.keep()
         return await whole_response(request, generation, written)
 
 

@@ -1,8 +1,7 @@
 """`POST /api/chat` and `/api/generate`: their bodies, and the internal requests made of them."""
 
-import time
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import Request
@@ -11,10 +10,10 @@ from starlette.responses import Response
 from service.access.record import Policy, RequestRecord
 from service.api.answering import answer
 from service.api.ollama.answers import ChatAnswer, GeneratedAnswer
-from service.api.ollama.keeping import found_model, keep, load_or_unload, note_ignored
+from service.api.ollama.keeping import Target
 from service.api.ollama.messages import IMAGES, OllamaMessage, plain_messages, with_images
 from service.api.ollama.options import AnswerBody
-from service.api.ollama.shape import AnswerShape, ChatShape, Clock, GeneratedShape, head
+from service.api.ollama.shape import AnswerShape, ChatShape, GeneratedShape, head
 from service.api.openai.completions import GapBody, completion_request
 from service.api.prompt import Chat, Make, chat_request, of_chat, on_thread
 from service.api.routes import HELLO, json_response, post
@@ -25,10 +24,13 @@ from service.generation.request import ModelRequest, ServedModel
 from service.http.sse import Lines
 from service.schema.conversation import TemplateOptions
 from service.schema.fields import MAX_ITEMS, Items, Json, only, optional
-from service.schema.tools import OfferBody
+from service.schema.generation import GenerationBody
+from service.schema.tools import AllowedCalls, OfferBody
 from service.structured.call_reader import reader_of
 from service.structured.constraint import Constraint
 
+CHAT, TEXT = Policy(OLLAMA, operation="chat"), Policy(OLLAMA, operation="text_completion")
+WHOLE = {"stream": False}
 FIRST = Lines()
 """The framing of a stream whose model is loading."""
 
@@ -78,6 +80,11 @@ class GenerateBody(AnswerBody):
         """Whether the prompt is a message, not text to continue."""
         return not (self.raw or self.suffix)
 
+    @property
+    def has_prompt(self) -> bool:
+        """Whether there is something to answer."""
+        return bool(self.prompt or self.suffix or self.images)
+
     def check(self) -> None:
         super().check()
         name = next((name for name in ("system", "images", "think") if getattr(self, name)), None)
@@ -100,7 +107,7 @@ class RawBody(GapBody):
 
     @property
     def prompts(self) -> list[str]:
-        return [self.asked.prompt]
+        return [self.asked.prompt or ""]
 
     @property
     def n_logprobs(self) -> int | None:
@@ -116,7 +123,7 @@ def chat_of(body: AnswerBody, messages: list[Json]) -> Chat:
     return Chat(
         messages,
         constraint=body.constraint,
-        fields=body.fields,
+        fields=GenerationBody.model_construct(**body.chosen.fields),
         max_tokens=body.chosen.max_tokens,
         logprobs=body.n_logprobs,
         reasoning=body.reasoning,
@@ -131,74 +138,43 @@ def raw_request(body: GenerateBody, served: ServedModel) -> ModelRequest:
     return completion_request(RawBody.model_construct(None, asked=body, **fields), served)
 
 
-async def answered(
+async def _answered(
     request: Request,
     body: AnswerBody,
-    make: Make[ModelRequest],
-    shape: Callable[[ServedModel, str, Clock], AnswerShape],
+    shape: type[AnswerShape],
+    make: Make[ModelRequest] | None,
+    calls: AllowedCalls = AllowedCalls(),  # noqa: B008 - frozen
 ) -> Response:
-    """The response to a request with a prompt. The model stays loaded afterwards as the request says."""
-    record: RequestRecord = request.scope["noria.record"]
-    name, model = found_model(request, body.model)
-    note_ignored(record, model, body)
-    clock = Clock(record.started, record.started)
+    """The response to a request. One without a prompt, for which `make` is None, only loads or unloads its model."""
+    target = Target(request, body)
+    if make is None:
+        reason = await target.load_or_unload()
+        nothing = shape(target.shown, target.clock).content("", "", [])
+        return json_response({**head(target.shown, done=True), **nothing, "done_reason": reason})
 
     async def made(state: State, record: RequestRecord, served: ServedModel) -> ModelRequest:
-        clock.loaded = time.perf_counter()
+        target.clock.note_loaded()
         body.chosen.check_context(served)
         return await make(state, record, served)
 
-    def shaped(served: ServedModel, known: str) -> AnswerShape:
-        keep(record, model, body)
-        return shape(served, body.model or known, clock)
+    def shaped(served: ServedModel, name: str) -> AnswerShape:
+        target.keep()
+        tokenizer = served.tokenizer if body.logprobs else None
+        return shape(target.shown, target.clock, tokenizer, reader_of(served, calls))
 
-    asked = body.model_copy(update={"model": name, "stream": body.stream is not False})
+    asked = body.model_copy(update={"model": target.name, "stream": body.stream is not False})
     return await answer(request, asked, made, shaped, first=FIRST)
 
 
-@post(
-    "/api/chat",
-    body=OllamaChatBody,
-    request={"messages": HELLO, "stream": False},
-    answer=ChatAnswer,
-    policy=Policy(OLLAMA, operation="chat"),
-)
+@post("/api/chat", body=OllamaChatBody, request={"messages": HELLO, **WHOLE}, answer=ChatAnswer, policy=CHAT)
 async def chat(request: Request, body: OllamaChatBody) -> Response:
     """Answer a conversation, in Ollama's API"""
-    if not body.messages:
-        return await _without_prompt(request, body, {"message": {"role": "assistant", "content": ""}})
-    return await answered(
-        request,
-        body,
-        of_chat(body.chat, chat_request),
-        lambda served, name, clock: ChatShape(
-            name, clock, served.tokenizer if body.logprobs else None, reader_of(served, body.calls)
-        ),
-    )
+    make = of_chat(body.chat, chat_request) if body.messages else None
+    return await _answered(request, body, ChatShape, make, body.calls)
 
 
-@post(
-    "/api/generate",
-    body=GenerateBody,
-    request={"prompt": "Say hello.", "stream": False},
-    answer=GeneratedAnswer,
-    policy=Policy(OLLAMA, operation="text_completion"),
-)
+@post("/api/generate", body=GenerateBody, request={"prompt": "Hello.", **WHOLE}, answer=GeneratedAnswer, policy=TEXT)
 async def generate(request: Request, body: GenerateBody) -> Response:
     """Answer a message, continue a text or fill a gap, in Ollama's API"""
-    if not (body.prompt or body.suffix or body.images):
-        return await _without_prompt(request, body, {"response": ""})
-    make = of_chat(body.chat, chat_request) if body.is_message else on_thread(lambda served: raw_request(body, served))
-    return await answered(
-        request,
-        body,
-        make,
-        lambda served, name, clock: GeneratedShape(name, clock, served.tokenizer if body.logprobs else None),
-    )
-
-
-async def _without_prompt(request: Request, body: AnswerBody, content: Json) -> Response:
-    """The answer to a request that only loads or unloads its model."""
-    name, model = found_model(request, body.model)
-    reason = await load_or_unload(request, name, model, body)
-    return json_response({**head(body.model or model.name, done=True), **content, "done_reason": reason})
+    make = of_chat(body.chat, chat_request) if body.is_message else on_thread(partial(raw_request, body))
+    return await _answered(request, body, GeneratedShape, make if body.has_prompt else None)

@@ -1,4 +1,4 @@
-"""How requests of Ollama's API name a model, and how long it then stays loaded."""
+"""The model that a request of Ollama's API names, and how long the model stays loaded afterwards."""
 
 from dataclasses import replace
 from typing import Literal
@@ -7,6 +7,7 @@ from fastapi import Request
 
 from service.access.record import RequestRecord
 from service.api.ollama.options import KeepingBody
+from service.api.ollama.shape import Clock
 from service.api.openai.models import check_keep_alive, check_may_load, may_load
 from service.api.state import State, hosted
 from service.hosting.hosted import HostedModel
@@ -25,31 +26,37 @@ def found_model(request: Request, name: str | None) -> tuple[str | None, HostedM
     return bare, hosted(request, bare)
 
 
-def note_ignored(record: RequestRecord, model: HostedModel, body: KeepingBody) -> None:
-    """Name `keep_alive` among the ignored fields where it has no effect."""
-    if body.keep_alive is not None and not (model.entry.on_demand and may_load(record)):
-        record.ignored += ("keep_alive",)
+class Target:
+    """The model of a request. `name` is the server's name of it, and `shown` that in the answer."""
 
+    def __init__(self, request: Request, body: KeepingBody) -> None:
+        """Raises ModelNotFound. A `keep_alive` without effect is among the ignored fields."""
+        self._request = request
+        self._record: RequestRecord = request.scope["noria.record"]
+        self._keep_alive = body.keep_alive
+        self.name, self.model = found_model(request, body.model)
+        self.shown = body.model or self.model.name
+        self.clock = Clock(self._record.started, self._record.started)
+        self._keeps = body.keep_alive is not None and self.model.entry.on_demand and may_load(self._record)
+        if body.keep_alive is not None and not self._keeps:
+            self._record.ignored += ("keep_alive",)
 
-def keep(record: RequestRecord, model: HostedModel, body: KeepingBody) -> None:
-    """Let the model stay loaded for as long as the request says, from its end on."""
-    if body.keep_alive is not None and model.entry.on_demand and may_load(record):
-        model.idle_seconds = check_keep_alive(body.keep_alive)
+    def keep(self) -> None:
+        """Let the model stay loaded for as long as the request says, from the end of the request on."""
+        if self._keeps:
+            self.model.idle_seconds = check_keep_alive(self._keep_alive)
 
-
-async def load_or_unload(
-    request: Request, name: str | None, model: HostedModel, body: KeepingBody
-) -> Literal["load", "unload"]:
-    """Load the model of a request without a prompt, or unload it if it is to stay for no time. Raises Forbidden."""
-    record: RequestRecord = request.scope["noria.record"]
-    state: State = request.app.state.noria
-    record.policy = replace(record.policy, operation=None)
-    note_ignored(record, model, body)
-    if model.entry.on_demand and body.keep_alive is not None and check_keep_alive(body.keep_alive) == 0:
-        check_may_load(record)
-        await while_connected(request.receive, state.drain.expired, state.models.unload(model, "request"))
-        return "unload"
-    await while_connected(request.receive, state.drain.expired, state.models.until_loaded(model))
-    model.admission.require(name)
-    keep(record, model, body)
-    return "load"
+    async def load_or_unload(self) -> Literal["load", "unload"]:
+        """Load the model for a request without a prompt, or unload it if `keep_alive` is 0. Raises Forbidden."""
+        self._record.policy = replace(self._record.policy, operation=None)
+        state: State = self._request.app.state.noria
+        receive, expired, model = self._request.receive, state.drain.expired, self.model
+        if model.entry.on_demand and self._keep_alive is not None and check_keep_alive(self._keep_alive) == 0:
+            check_may_load(self._record)
+            await while_connected(receive, expired, state.models.unload(model, "request"))
+            return "unload"
+        with model.counted_waiting(self._record.tenant):  # it stays until the client has its answer
+            await while_connected(receive, expired, state.models.until_loaded(model))
+            model.admission.require(self.name)
+        self.keep()
+        return "load"

@@ -1,7 +1,6 @@
 """The models as Ollama's API lists and shows them: `/api/tags`, `/api/ps`, `/api/show`, and `/api/version`."""
 
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from hashlib import sha256
@@ -16,20 +15,13 @@ from model.checkpoint.families import read_config
 from model.checkpoint.model_files import is_gguf
 from model.checkpoint.resolve import resolve
 from model.config import ModelConfig
-from model.errors import ModelError
+from model.errors import ModelError, NoriaError
 from service import version
 from service.access.record import Policy, RequestRecord
-from service.api.ollama.answers import (
-    ApiVersion,
-    ListedModel,
-    LoadedModel,
-    LoadedModels,
-    ModelDetails,
-    ModelName,
-    ShownModel,
-    Tags,
-)
+from service.api.lanes import LANES
+from service.api.ollama.answers import ApiVersion, ModelDetails, OllamaModel, OllamaModels, ShownModel
 from service.api.ollama.keeping import found_model
+from service.api.ollama.options import NAMES
 from service.api.ollama.shape import rfc3339
 from service.api.openai.completions import fills_gaps
 from service.api.routes import get, json_response, post
@@ -38,7 +30,7 @@ from service.errors.dialects import OLLAMA
 from service.errors.errors import InvalidRequest, Unavailable
 from service.generation.request import ServedModel
 from service.generation.startup import TextSide, in_thread, load_text_side, marks_of
-from service.hosting.hosted import HostedModel
+from service.hosting.hosted import HostedModel, public_reason
 from service.schema.fields import Body, Json, only, optional
 
 API = "0.12.11"
@@ -46,8 +38,6 @@ API = "0.12.11"
 POLICY = Policy(OLLAMA)
 FOREVER = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 """When a model expires that stays loaded."""
-NAMES = {"repetition_penalty": "repeat_penalty"}
-"""Sampling parameters that have another name in Ollama."""
 
 
 class Facts(NamedTuple):
@@ -126,18 +116,19 @@ async def show_version(request: Request) -> Response:
     return json_response(answer)
 
 
-@get("/api/tags", answer=Tags, policy=POLICY)
+@get("/api/tags", answer=OllamaModels, policy=POLICY)
 async def tags(request: Request) -> Response:
     """List the models, loaded or not, with their LoRA adapters, in Ollama's API"""
-    answer: Tags = {"models": await in_thread(lambda: [*_listed(request)])}
-    return json_response(answer)
+    named = [(model, name) for model in _models(request) for name in model.names]
+    listed = await in_thread(lambda: [_named(*one) | {"modified_at": _modified(one[0])} for one in named])
+    return json_response({"models": listed})
 
 
-@get("/api/ps", answer=LoadedModels, policy=POLICY)
+@get("/api/ps", answer=OllamaModels, policy=POLICY)
 async def ps(request: Request) -> Response:
     """List the loaded models, in Ollama's API"""
-    answer: LoadedModels = {"models": await in_thread(lambda: [*_loaded(request)])}
-    return json_response(answer)
+    loaded = [model for model in _models(request) if model.admission.model is not None]
+    return json_response({"models": await in_thread(lambda: [*map(_loaded, loaded)])})
 
 
 @post("/api/show", body=ShowBody, request={"model": "smollm2-135m-instruct"}, answer=ShownModel, policy=POLICY)
@@ -147,8 +138,9 @@ async def show(request: Request, body: ShowBody) -> Response:
     The files of a model that is not loaded are read for it.
     """
     name, model = found_model(request, body.model or body.name)
+    work = request.app.state.noria.work
     if model.admission.model is None and model.entry.on_demand:
-        return json_response(await in_thread(lambda: _unloaded(model)))
+        return json_response(await work.run(lambda: _unloaded(model), LANES[-1] + 1))  # one at a time: it takes memory
     served = model.admission.require(name)
     thinks, sees = served.reasoning is not None, bool(served.image_roles)
     return json_response(await in_thread(lambda: _shown(model, served, _of_served(served), thinks=thinks, sees=sees)))
@@ -161,10 +153,11 @@ def _unloaded(model: HostedModel) -> ShownModel:
         source = resolve(settings.model, revision=settings.revision, weights=False)
         config = read_config(source, max_model_len=settings.max_model_len)
         side = load_text_side(source, settings.chat_template)
-    except (ModelError, OSError) as error:
-        raise Unavailable(f"the files of {model.name} cannot be read: {error}", "model_failed") from error
-    thinks, sees = marks_of(settings, side.chat, side.tokenizer) is not None, config.vision is not None
-    return _shown(model, side, _of_config(source, config), thinks=thinks, sees=sees)
+        thinks = marks_of(settings, side.chat, side.tokenizer) is not None
+    except (NoriaError, OSError) as error:
+        message = f"the files of {model.name} cannot be read: {public_reason(error)}"
+        raise Unavailable(message, "model_failed") from error
+    return _shown(model, side, _of_config(source, config), thinks=thinks, sees=config.vision is not None)
 
 
 def _shown(model: HostedModel, side: TextSide | ServedModel, facts: Facts, *, thinks: bool, sees: bool) -> ShownModel:
@@ -194,36 +187,22 @@ def _models(request: Request) -> list[HostedModel]:
     return state.models.allowed(record.key)
 
 
-def _listed(request: Request) -> Iterator[ListedModel]:
-    for model in _models(request):
-        for name in model.names:
-            yield {**_name(model, name), "modified_at": _modified(model)}
-
-
-def _loaded(request: Request) -> Iterator[LoadedModel]:
-    for model in _models(request):
-        if (served := model.admission.model) is not None:
-            yield {
-                **_name(model, model.name),
-                "expires_at": rfc3339(_expiry(model)),
-                "size_vram": model.reserved,
-                "context_length": served.info.max_model_len,
-            }
-
-
-def _expiry(model: HostedModel) -> datetime:
-    if model.idle_seconds is None:
-        return FOREVER
-    idle = 0.0 if model.busy else time.monotonic() - model.last_used
-    return datetime.now(UTC) + timedelta(seconds=max(0.0, model.idle_seconds - idle))
-
-
-def _modified(model: HostedModel) -> str:
-    return rfc3339(datetime.fromtimestamp(model.created, UTC))
-
-
-def _name(model: HostedModel, name: str) -> ModelName:
+def _named(model: HostedModel, name: str) -> OllamaModel:
+    """What both lists have of a model."""
     served, settings = model.admission.model, model.entry.settings
     facts = Facts() if served is None else _of_served(served)
     digest = sha256(f"{settings.model}\n{settings.revision}\n{name}".encode()).hexdigest()
     return {"name": name, "model": name, "size": facts.n_bytes, "digest": digest, "details": facts.details}
+
+
+def _loaded(model: HostedModel) -> Json:
+    served, expiry = model.admission.model, FOREVER
+    if model.idle_seconds is not None:
+        idle = 0.0 if model.busy else time.monotonic() - model.last_used
+        expiry = datetime.now(UTC) + timedelta(seconds=max(0.0, model.idle_seconds - idle))
+    own = {"expires_at": rfc3339(expiry), "size_vram": model.reserved}
+    return {**_named(model, model.name), **own, "context_length": served.info.max_model_len if served else 0}
+
+
+def _modified(model: HostedModel) -> str:
+    return rfc3339(datetime.fromtimestamp(model.created, UTC))

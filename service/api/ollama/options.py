@@ -1,60 +1,62 @@
-"""What requests of Ollama's API share: the model's name and stay in memory, options, thoughts and logprobs."""
+"""The fields that requests of Ollama's API share: `keep_alive`, options, format, thoughts and logprobs."""
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, create_model
 
 from model.chat.reasoning import Effort
+from model.sampling_params import PARAMETERS
 from service.api.openai.chat import alternatives
 from service.api.openai.models import check_keep_alive
 from service.api.reasoning import ReasoningOptions
 from service.errors.errors import InvalidRequest
 from service.generation.request import ServedModel
 from service.schema.fields import CHANGING, Body, Json, ModelBody, expect, limits_of, only, optional, ranged
-from service.schema.generation import GenerationBody, Stops, StreamBody
-from service.structured.constraint import Constraint, json_constraint, object_constraint
+from service.schema.generation import Stops, StreamBody
+from service.structured.constraint import Constraint, object_constraint
 
-SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repeat_penalty",
-    "stop",
-)
-"""Options that are fields of `GenerationBody`, too."""
-MACHINE = "How Ollama runs a model. It has no effect."
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+"""Sampling parameters that are options, too."""
+NAMES = {name: "repeat_penalty" if name == "repetition_penalty" else name for name in SAMPLING}
+"""Sampling parameter -> Ollama's name of it, which `GenerationBody` has, too."""
+MACHINE = ("num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread")
+"""Options that say how Ollama runs a model, as numbers."""
 
 
 def _whole(value: Any) -> Any:
-    """The integer that a client writes as 8192.0: Home Assistant does."""
+    """Return the integer that a client such as Home Assistant writes as 8192.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 Whole = Annotated[int, BeforeValidator(_whole, json_schema_input_type=int)]
 Format = Annotated[Literal["", "json"] | Json, expect('"json" or a JSON schema')]
+KINDS: dict[Any, Any] = {int: Whole, float: float}
+if TYPE_CHECKING:
+    TableOptions = Body
+else:
+    TableOptions = create_model(
+        "TableOptions",
+        __base__=Body,
+        **{NAMES[name]: (KINDS[PARAMETERS[name].kind] | None, ranged(name)) for name in SAMPLING},
+        **dict.fromkeys(MACHINE, (Whole | None, optional("How Ollama runs a model. It has no effect."))),
+    )
 
 
-class Options(Body):
+class Options(TableOptions):
     """The options of Ollama's models."""
 
     changing = CHANGING
     harmless = only(
+        **dict.fromkeys(("tfs_z", "typical_p"), (1, 1.0)),
+        **dict.fromkeys(("embedding_only", "logits_all", "vocab_only"), (False,)),
         repeat_last_n=(-1,),
-        tfs_z=(1, 1.0),
-        typical_p=(1, 1.0),
         mirostat=(0,),
         mirostat_tau=(5, 5.0),
         mirostat_eta=(0.1,),
         penalize_newline=(True,),
-        embedding_only=(False,),
-        logits_all=(False,),
-        vocab_only=(False,),
     )
     noticed = only(
-        **dict.fromkeys(("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread"), ()),
+        **dict.fromkeys(("num_ctx", *MACHINE), ()),
         **dict.fromkeys(("numa", "low_vram", "f16_kv", "use_mmap", "use_mlock"), (True, False)),
     )
     num_ctx: Whole | None = optional(
@@ -67,22 +69,10 @@ class Options(Body):
         ge=-2,
         le=limits_of("max_tokens")["le"],
     )
-    temperature: float | None = ranged("temperature")
-    top_p: float | None = ranged("top_p")
-    top_k: Whole | None = ranged("top_k")
-    min_p: float | None = ranged("min_p")
-    presence_penalty: float | None = ranged("presence_penalty")
-    frequency_penalty: float | None = ranged("frequency_penalty")
-    repeat_penalty: float | None = ranged("repetition_penalty")
     seed: Whole | None = ranged(
         "seed", "The same request with the same seed gives the same tokens. Below 0, which is the default: random."
     )
     stop: Stops | None = optional("Strings that end the text; it ends before them.")
-    num_keep: Whole | None = optional(MACHINE)
-    num_batch: Whole | None = optional(MACHINE)
-    num_gpu: Whole | None = optional(MACHINE)
-    main_gpu: Whole | None = optional(MACHINE)
-    num_thread: Whole | None = optional(MACHINE)
 
     @property
     def max_tokens(self) -> int | None:
@@ -93,7 +83,8 @@ class Options(Body):
     def fields(self) -> dict[str, Any]:
         """The fields of `GenerationBody`."""
         seed = None if self.seed is None or self.seed < 0 else self.seed
-        return {"seed": seed, "max_tokens": self.max_tokens} | {name: getattr(self, name) for name in SAMPLING}
+        own = {name: getattr(self, name) for name in NAMES.values()}
+        return {"seed": seed, "max_tokens": self.max_tokens, "stop": self.stop, **own}
 
     def check_context(self, served: ServedModel) -> None:
         """Raise InvalidRequest if the model's context is smaller than the request needs."""
@@ -143,11 +134,6 @@ class AnswerBody(KeepingBody, StreamBody):
         return self.options or Options()
 
     @property
-    def fields(self) -> GenerationBody:
-        """What the options say in OpenAI's words."""
-        return GenerationBody.model_construct(**self.chosen.fields)
-
-    @property
     def reasoning(self) -> ReasoningOptions:
         if isinstance(self.think, str):
             return ReasoningOptions.of_effort(self.think, "think")
@@ -156,9 +142,9 @@ class AnswerBody(KeepingBody, StreamBody):
     @property
     def constraint(self) -> Constraint | None:
         """The constraint of `format`. Raises InvalidRequest."""
-        if isinstance(self.format, dict):
-            return json_constraint(self.format, "format")
-        return object_constraint(None, "format") if self.format else None
+        if self.format in (None, ""):
+            return None
+        return object_constraint(self.format if isinstance(self.format, dict) else None, "format")
 
     def check(self) -> None:
         super().check()

@@ -8,14 +8,15 @@ from datetime import UTC, datetime
 from typing import cast
 
 from model.tokenizers.base import Tokenizer
-from service.api.ollama.answers import AnswerHead, MadeCall, TokenChance, TokenChances
+from service.api.ollama.answers import AnswerLine, MadeCall, TokenChance
 from service.generation.choice import LEAST_LOGPROB, Delta, Scored
 from service.generation.request import Timings, Usage
 from service.http.sse import Json, Lines
 from service.structured.call_reader import CallDelta, CallReader, pieces_of
 
 
-def head(model: str, *, done: bool) -> AnswerHead:
+def head(model: str, *, done: bool) -> AnswerLine:
+    """The fields of every line."""
     return {"model": model, "created_at": rfc3339(datetime.now(UTC)), "done": done}
 
 
@@ -34,6 +35,9 @@ class Clock:
 
     started: float
     loaded: float
+
+    def note_loaded(self) -> None:
+        self.loaded = time.perf_counter()
 
     def durations(self) -> Json:
         total, loading = time.perf_counter() - self.started, self.loaded - self.started
@@ -117,7 +121,9 @@ class AnswerShape(Lines):
     def _scores(self, scored: Sequence[Scored]) -> Json:
         if self.tokenizer is None:
             return {}
-        return {"logprobs": [_with_top(item, self.tokenizer) for item in scored]}
+        tops = [[_score(*one, self.tokenizer) for one in item.top] for item in scored]
+        own = [_score(item.token, item.logprob or 0.0, self.tokenizer) for item in scored]
+        return {"logprobs": [{**one, "top_logprobs": top} for one, top in zip(own, tops, strict=True)]}
 
 
 class ChatShape(AnswerShape):
@@ -143,11 +149,6 @@ class GeneratedShape(AnswerShape):
 def _counts(delta: Delta, usage: Usage) -> Json:
     reason = "length" if delta.finish == "length" else "stop"
     return {"done_reason": reason, "prompt_eval_count": usage.prompt, "eval_count": usage.completion}
-
-
-def _with_top(item: Scored, tokenizer: Tokenizer) -> TokenChances:
-    top = [_score(token, logprob, tokenizer) for token, logprob in item.top]
-    return {**_score(item.token, item.logprob or 0.0, tokenizer), "top_logprobs": top}
 
 
 def _score(token: int, logprob: float, tokenizer: Tokenizer) -> TokenChance:

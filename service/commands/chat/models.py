@@ -8,7 +8,7 @@ import httpx
 
 from model.errors import OptionError, one_line
 from service.commands.chat.conversation import Conversation, clean
-from service.commands.endpoint import CARD_SECONDS, list_models, refusal
+from service.commands.endpoint import list_models, read_card, refusal
 from service.commands.pulse import shown, stage
 
 Card = Mapping[str, Any]
@@ -49,11 +49,11 @@ def switch(conversation: Conversation, name: str) -> None:
 
 
 def _load(client: httpx.Client, name: str) -> None:
-    """Wait until a model is loaded, and show how far it is. For a key that may not load it the next message does."""
+    """Wait until a model is loaded, and show how far it is. If the key may not load it, the next message loads it."""
 
     def report() -> tuple[float, str]:
         try:
-            return _stage(client.get(f"/v1/models/{name}", timeout=CARD_SECONDS).json())
+            return _stage(read_card(client, name))
         except (httpx.HTTPError, ValueError):
             return 0.0, ""
 

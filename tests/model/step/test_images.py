@@ -53,9 +53,7 @@ def test_rows_and_embeddings_of_a_step_by_hand() -> None:
     first = Slice(1, tokens, 20, 0, 5, tables, PARAMS)
     second = Slice(2, tokens, 20, 12, 17, tables, PARAMS, media=placed)
     third = Slice(3, tokens, 20, 17, 19, tables, PARAMS, media=placed)
-    found = [
-        (number, [*rows], [*entries]) for number, rows, entries in media._parts(StepBatch((first, second, third)))
-    ]
+    found = [(number, [*rows], [*entries]) for number, rows, entries in media._parts(StepBatch((first, second, third)))]
     assert found == [(4, [5, 7, 8, 9], [2, 3, 4, 5]), (4, [], [])]
 
 

@@ -1,8 +1,9 @@
 """LoRA adapters of models that are not always loaded."""
 
 from pathlib import Path
+from typing import Any
 
-from tests.service.hosting.serving import LATE, said, serving, states
+from tests.service.hosting.serving import LATE, said, serving, states, toml
 from tests.service.live import answer, refused
 
 UNLOAD = "/v1/models/unload"
@@ -28,3 +29,15 @@ def test_adapters_outlive_an_unload(tmp_path: Path) -> None:
         for name in ("a", "b", "law"):
             error = refused(live, "/v1/load_lora_adapter", {**body, "lora_name": name}, 409)
             assert error["code"] == "adapter_exists"
+
+
+def test_a_name_is_that_of_a_model_before_that_of_an_adapter(tmp_path: Path) -> None:
+    """The file of --models gets a model with the name of an adapter that was loaded meanwhile."""
+    folder = tmp_path / "adapters"
+    (folder / "sql").mkdir(parents=True)
+    entries: dict[str, dict[str, Any]] = {"a": {"lora_dir": str(folder)}}
+    with serving(tmp_path, entries) as live:
+        assert live.post("/v1/load_lora_adapter", {"lora_name": "sql", "lora_path": "sql"}).status_code == 200
+        assert said(live, "sql", n=9) == answer("hi", 9, adapter=f"{folder}/sql")
+        live.reload(toml(entries | {"sql": {}}))
+        assert said(live, "sql", n=9) == answer("hi", 9)

@@ -53,8 +53,10 @@ def test_a_failed_model_that_can_be_loaded_again_serves(tmp_path: Path, monkeypa
         eventually(lambda: set(states(live).values()) == {"failed"}, "none can be loaded")
         assert live.running()
         assert live.http.get("/ready").json()["status"] == "failed"
+        live.post("/v1/models/load", {"model": "b", "keep_alive": "1h"})
         monkeypatch.setattr(fakes, "create_fake", works)
         assert said(live, "b") == answer("hi", 5)
+        assert live.model("b").idle_seconds is None, "the wish of a load that failed is over"
         assert states(live) == {"a": "failed", "b": "ready"}
         assert "reason" not in live.http.get("/v1/models/b").json()
         assert live.http.get("/ready").status_code == 200, "one that serves is enough"
@@ -89,7 +91,7 @@ def test_the_pause_after_a_failed_load_doubles() -> None:
         for _ in range(7):
             await model.fail(ModelError("it is broken"))
             with pytest.raises(Unavailable, match="could not be loaded: it is broken") as raised:
-                model.check_failure()
+                model.check_loadable()
             found.append(int(raised.value.headers["retry-after"]))
         return found
 

@@ -84,3 +84,46 @@ def test_a_request_that_waits_for_a_model_that_is_removed_is_answered(tmp_path: 
         assert refused(live, COMPLETIONS, {"model": "a", "prompt": "hi"}, 404)["code"] == "model_not_found"
         eventually(lambda: removed.client.state == "unloaded" and not live.state.models._retiring, "it is closed")
         assert states(live) == {"b": "ready"}
+
+
+def test_a_model_that_is_removed_while_it_drains_is_not_loaded_again(tmp_path: Path) -> None:
+    """A request that waits for the end of its unload gets a refusal."""
+    with serving(tmp_path, {"a": {"source": "slow"}, "b": {}}) as live, ExitStack() as stack:
+        removed = live.model("a")
+        lines = stack.enter_context(begun(live, model="a", max_tokens=1000))
+        unload = stack.enter_context(posted(live, "/v1/models/unload", {"model": "a"}))
+        eventually(lambda: removed.state == "draining", "it drains")
+        waiting = stack.enter_context(posted(live, COMPLETIONS, {"model": "a", "prompt": "hi", "max_tokens": 5}))
+        eventually(lambda: removed.waiting.total == 1, "a request waits")
+        live.reload(toml({"b": {}}))
+        with hurried():
+            assert ends_whole(lines, 1000)
+            assert unload.result(PATIENCE).status_code == 200
+            reply = waiting.result(PATIENCE)
+        assert (reply.status_code, "was changed" in reply.text) == (503, True), reply.text
+        eventually(lambda: not live.state.models._retiring, "it is closed")
+        assert (removed.state, count(live, "loads", model="a", outcome="ok")) == ("unloaded", 1)
+
+
+def test_a_model_that_is_removed_while_it_waits_for_memory_takes_none(tmp_path: Path) -> None:
+    with serving(tmp_path, {"a": {"source": "slow"}, "b": LATE}, memory_budget=1) as live, ExitStack() as stack:
+        removed = live.model("b")
+        lines = stack.enter_context(begun(live, model="a", max_tokens=1000))
+        waiting = stack.enter_context(posted(live, COMPLETIONS, {"model": "b", "prompt": "hi", "max_tokens": 5}))
+        eventually(lambda: removed.waits_for_memory, "it waits for memory")
+        live.reload(toml({"a": {"source": "slow"}}))
+        reply = waiting.result(PATIENCE)
+        assert (reply.status_code, "was changed" in reply.text) == (503, True), reply.text
+        eventually(lambda: not live.state.models._retiring, "it is closed")
+        with hurried():
+            assert ends_whole(lines, 1000)
+        assert states(live) == {"a": "ready"}
+
+
+def test_models_that_are_added_are_loaded_one_after_the_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One that does not fit beside those before it is loaded when it is used, as at the start."""
+    with serving(tmp_path, {"a": {}}, {"b": 2, "c": 2}, memory_budget=3) as live:
+        live.reload(toml({"a": {}, "b": {}, "c": {}}))
+        eventually(lambda: "does not fit beside the others" in caplog.text, "the last one is not loaded")
+        assert states(live) == {"a": "ready", "b": "ready", "c": "unloaded"}
+        assert count(live, "unloads", model="b", reason="memory") == 0

@@ -51,6 +51,6 @@ def test_a_load_that_fails_after_the_status_is_an_event(
         response = live.post(path, {**body, "model": "b"})
         ending.enter_context(hurried())  # the thread of the load would finish that first
         assert response.status_code == 200
-        assert "b is not loaded within 1 s" in response.text or "could not be loaded" in response.text
+        assert "b was not loaded within 1 s" in response.text or "could not be loaded" in response.text
         assert "[DONE]" not in response.text
         assert '"error"' in response.text

@@ -44,6 +44,9 @@ def test_a_suffix_fills_a_gap(live: Live) -> None:
         ours = whole(filling, GENERATE, prompt="hi", suffix="x", options={**FIVE, "temperature": 0})
         theirs = filling.complete(prompt="hi", suffix="x", max_tokens=5, temperature=0)
         assert ours["response"] == theirs["choices"][0]["text"]
+        ours = whole(filling, GENERATE, suffix="x", options={**FIVE, "temperature": 0})
+        theirs = filling.complete(prompt="", suffix="x", max_tokens=5, temperature=0)
+        assert ours["response"] == theirs["choices"][0]["text"]
         shown = filling.post("/api/show", {"model": "fake"}).json()
         assert "insert" in shown["capabilities"]
 

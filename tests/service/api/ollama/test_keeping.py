@@ -1,6 +1,7 @@
 """`keep_alive` as Ollama has it: models are loaded, stay, and are unloaded."""
 
 import json
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.service.api.ollama.sent import USER, error_of, lines, whole
-from tests.service.hosting.serving import LATE, serving, states
-from tests.service.live import Live
-from tests.waiting import eventually
+from tests.service.hosting.serving import LATE, posted, serving, states
+from tests.service.live import Live, hurried
+from tests.waiting import PATIENCE, eventually
 
 CHAT, GENERATE, EMBED = "/api/chat", "/api/generate", "/api/embed"
 ONE = {"num_predict": 1}
@@ -97,3 +98,18 @@ def test_a_key_that_may_not_load_models(tmp_path: Path) -> None:
         live.http.headers["authorization"] = "Bearer b"
         assert "x-noria-ignored" not in live.post(CHAT, ask).headers
         assert live.model("a").idle_seconds == 300
+
+
+def test_a_model_that_was_loaded_for_nothing_stays_until_the_client_knows(tmp_path: Path) -> None:
+    """Another model waits for its memory, and takes it once the answer is there."""
+    entries = {"a": {"source": "large", **LATE}, "b": LATE}
+    with serving(tmp_path, entries, memory_budget=1) as live, ExitStack() as stack:
+        loaded = stack.enter_context(posted(live, CHAT, {"model": "a"}))
+        eventually(lambda: live.model("a").reserved, "it has memory, and loads")
+        body = {"model": "b", "messages": USER, "options": ONE, "stream": False}
+        other = stack.enter_context(posted(live, CHAT, body))
+        eventually(lambda: live.model("b").waits_for_memory, "the other one waits for it")
+        with hurried():
+            reply = loaded.result(PATIENCE)
+            assert (reply.status_code, reply.json().get("done_reason")) == (200, "load"), reply.text
+            assert other.result(PATIENCE).status_code == 200

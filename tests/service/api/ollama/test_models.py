@@ -68,9 +68,18 @@ def test_the_facts_of_files_loaded_or_not(tmp_path: Path) -> None:
         assert live.http.get("/v1/models/b").json()["state"] == "unloaded", "nobody has loaded it"
 
 
-def test_files_that_are_not_there(tmp_path: Path) -> None:
-    with serving(tmp_path, {"a": {}, "b": {"source": str(tmp_path / "nothing"), **LATE}}) as live:
-        assert "the files of b cannot be read" in error_of(live, "/api/show", {"model": "b"}, 503)
+def test_files_that_cannot_be_shown(tmp_path: Path) -> None:
+    """The reason has no folders of the server."""
+    entries = {
+        "a": {},
+        "b": {"source": str(tmp_path / "nothing"), **LATE},
+        "c": {"source": EMBEDDED, "reasoning_style": "tokens", **LATE},
+    }
+    with serving(tmp_path, entries) as live:
+        reason = error_of(live, "/api/show", {"model": "b"}, 503)
+        assert "the files of b cannot be read: " in reason
+        assert str(tmp_path) not in reason
+        assert "--reasoning-style tokens needs" in error_of(live, "/api/show", {"model": "c"}, 503)
 
 
 @pytest.mark.parametrize("name", ["pull", "push", "create", "copy", "delete"])

@@ -11,6 +11,7 @@ import pytest
 from model.errors import OptionError
 from service.commands.chat.conversation import Conversation, End, Piece
 from service.commands.chat.slash import Slash
+from service.commands.endpoint import is_noria, read_card
 from tests.service.commands.fake_openai import FakeOpenAI, serving
 from tests.service.hosting.serving import LATE, states
 from tests.service.hosting.serving import serving as serving_models
@@ -133,6 +134,13 @@ def test_a_key_that_may_not_load_models_leaves_it_to_the_message(tmp_path: Path)
             assert states(live, **headers)["late"] == "unloaded"
             chat.say("Hi")
             assert "".join(event.text for event in chat.answer() if isinstance(event, Piece)) == "Hi"
+
+
+def test_the_card_of_a_model_is_found_whatever_its_name(tmp_path: Path) -> None:
+    name = "org/c#?%20 x"
+    with serving_models(tmp_path, {"a": {}, name: LATE}) as live:
+        assert read_card(live.http, name)["state"] == "unloaded"
+        assert is_noria(live.http, name)
 
 
 def test_models_of_other_servers_have_no_state(fake: FakeOpenAI, chat: Conversation) -> None:
