@@ -47,7 +47,8 @@ class HostedModel:
     """A model of the server. `need` is the memory that it takes by its plan, None before the plan is made.
 
     `reserved` is the part of the budget that it has, and it `waits_for_memory` until it has one. `waiting` counts
-    requests that wait until it is loaded. `idle_seconds` is that of its entry, until a client says another number; that
+    requests that wait until it is loaded, and `n_wanting` all that wait for that: loads at the start and by
+    clients, too. `idle_seconds` is that of its entry, until a client says another number; that
     number holds until the model is unloaded. A model that is `removed` takes no new request. `failure` says why the
     latest load failed. `on_idle` is called when no request is in flight any more. Receipts are signed with `key`.
     """
@@ -75,6 +76,7 @@ class HostedModel:
         self.idle_seconds = entry.idle_seconds
         self.failure: str | None = None
         self.waiting = Share()
+        self.n_wanting = 0
         self.created = int(time.time())
         self.last_used = time.monotonic()
         self.loading: asyncio.Task[None] | None = None
@@ -156,6 +158,16 @@ class HostedModel:
             self.waiting.add(tenant, -1)
             if not self.busy:
                 self._note_idle()
+
+    @contextmanager
+    def wanted(self) -> Iterator[None]:
+        """Say inside the context that somebody waits for the load, which may wait for memory as long."""
+        self.n_wanting += 1
+        try:
+            yield
+        finally:
+            self.n_wanting -= 1
+            self._on_idle()
 
     async def load(self) -> None:
         """Load the model and wait until it serves. Raises NoriaError."""

@@ -96,22 +96,30 @@ class HostedModels:
         """
         if model.admission.model is not None or not model.entry.on_demand:
             return
-        seconds = model.load_timeout
-        try:
-            async with asyncio.timeout(seconds):
-                if model.unloading is not None:
-                    await asyncio.shield(model.unloading)
-                await asyncio.shield(self.begin_load(model))
-        except TimeoutError:
-            message = f"the model {model.name} was not loaded within {seconds:g} s ({model.client.stage})"
-            raise Unavailable(message, "model_loading", RETRY_SECONDS) from None
+        seconds, clock = model.load_timeout, asyncio.get_running_loop().time
+        deadline = clock() + seconds
+        with model.wanted():
+            while model.admission.model is None:
+                work = model.unloading or self.begin_load(model)
+                done, _ = await asyncio.wait((work,), timeout=deadline - clock())
+                if not done:
+                    why = self._lack(model) if model.waits_for_memory else model.client.stage
+                    message = f"the model {model.name} was not loaded within {seconds:g} s ({why})"
+                    raise Unavailable(message, "model_loading", RETRY_SECONDS)
+                work.result()
+
+    async def load(self, model: HostedModel) -> None:
+        """As `until_loaded`, but the load goes on when the caller is cancelled."""
+        task = self._spawn(self.until_loaded(model))
+        task.add_done_callback(_take_error)
+        await asyncio.shield(task)
 
     def begin_load(self, model: HostedModel) -> "asyncio.Task[None]":
         """Return the task that loads a model, and begin it if nobody has. Both raise Unavailable."""
         model.check_loadable()
         if model.loading is None:
             model.loading = asyncio.create_task(self._load(model), name=f"load-{model.name}")
-            model.loading.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody waits
+            model.loading.add_done_callback(_take_error)
         return model.loading
 
     async def bring_up(self, loaded: Callable[[], Awaitable[None]]) -> None:
@@ -151,10 +159,11 @@ class HostedModels:
         return need is None or self._budget is None or others + need.n_bytes <= self._budget
 
     async def _load(self, model: HostedModel) -> None:
-        """Load a model, once there is memory for it. Raises Unavailable."""
+        """Load a model, once there is memory for it, unless nobody wants it by then. Raises Unavailable."""
         try:
+            if not await self._reserve(model):
+                return
             async with asyncio.timeout(model.load_timeout if model.entry.on_demand else None):
-                await self._reserve(model)
                 await model.load()
         except Unavailable as error:
             log.warning("the model is not loaded: %s", error.message, extra=_about(model))
@@ -199,16 +208,19 @@ class HostedModels:
                 raise Unavailable(str(error), "model_does_not_fit", RETRY_SECONDS) from error
         return model.need
 
-    async def _reserve(self, model: HostedModel) -> None:
+    async def _reserve(self, model: HostedModel) -> bool:
         """Reserve the memory of a model. Idle models are unloaded for it, the one that was used longest ago first.
 
-        It waits while all others are busy. Raises Unavailable if the memory can never be enough.
+        It waits while all others are busy. False: nobody wants the model any more. Raises Unavailable if the memory can
+        never be enough.
         """
         need = await self._plan(model)
         if need is None or self._budget is None:
-            return
+            return True
         while self._reserved() + need.n_bytes > self._budget:
             model.check_loadable()
+            if not model.n_wanting:
+                return False
             others = [other for other in self._hosted if other is not model and other.reserved]
             pinned = sum(other.reserved for other in others if other.entry.pinned)
             if need.n_bytes + pinned > self._budget:
@@ -223,6 +235,16 @@ class HostedModels:
                 model.client.note("waiting for memory", 0.0)
                 await self._changed.wait()
         model.reserved = need.n_bytes
+        return True
+
+    def _lack(self, model: HostedModel) -> str:
+        """Say why a model waits for memory. It names no other model, because the client's key may not use it."""
+        holders = [other for other in (*self._hosted, *self._retiring) if other.reserved]
+        busy = sum(other.reserved for other in holders if not other.entry.pinned)
+        pinned = sum(other.reserved for other in holders if other.entry.pinned)
+        need = 0 if model.need is None else model.need.n_bytes
+        held = f"models in use hold {busy:,} bytes, and pinned ones {pinned:,}"
+        return f"it waits for memory: it needs {need:,} bytes of --memory-budget {self._budget:,}; {held}"
 
     def _reserved(self) -> int:
         return sum(model.reserved for model in (*self._hosted, *self._retiring))
@@ -286,10 +308,17 @@ class HostedModels:
         """Wake what waits until a model is idle, loaded or unloaded."""
         self._changed.set()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _take_error(done: "asyncio.Task[None]") -> None:
+    """Keep asyncio from a complaint about an error for which nobody waits any more; the log has it."""
+    if not done.cancelled():
+        done.exception()
 
 
 def _about(model: HostedModel, **more: str) -> dict[str, dict[str, str]]:

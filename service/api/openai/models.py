@@ -94,7 +94,7 @@ async def load(request: Request, body: LoadBody) -> Response:
     if body.keep_alive is not None:
         model.idle_seconds = check_keep_alive(body.keep_alive)
     state: State = request.app.state.noria
-    await while_connected(request.receive, state.drain.expired, state.models.until_loaded(model))
+    await while_connected(request.receive, state.drain.expired, state.models.load(model))
     return json_response(card(model, body.model, _type(request)))
 
 

@@ -1,8 +1,10 @@
 """The memory of several models: who makes place, who stays, and who waits."""
 
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.service.hosting.serving import LATE, count, ends_whole, posted, said, serving, states, waits
@@ -53,6 +55,53 @@ def test_a_request_waits_for_memory_until_another_model_is_idle(tmp_path: Path) 
             assert waiting.result(PATIENCE).json()["choices"][0]["text"] == answer("hi", 5)
         assert states(live) == {"a": "ready", "b": "unloaded", "c": "ready"}
         assert [count(live, "unloads", model=name, reason="memory") for name in "abc"] == [0, 1, 0]
+
+
+def test_a_wait_for_memory_has_the_time_of_its_own_request_and_is_no_failure(tmp_path: Path) -> None:
+    entries = {"a": {"source": "slow"}, "b": {"load_timeout": 1, **LATE}}
+    body = {"model": "b", "prompt": "hi", "max_tokens": 5}
+    with serving(tmp_path, entries, memory_budget=1) as live, ExitStack() as stack:
+        lines = stack.enter_context(begun(live, model="a", max_tokens=1000))
+        first = stack.enter_context(posted(live, COMPLETIONS, body))
+        eventually(lambda: live.model("b").waits_for_memory, "it waits for memory")
+        time.sleep(0.5)
+        second = stack.enter_context(posted(live, COMPLETIONS, body))
+        for reply in (first.result(PATIENCE), second.result(PATIENCE)):
+            error = reply.json()["error"]
+            assert (reply.status_code, error["code"]) == (503, "model_loading")
+            assert int(reply.headers["retry-after"]) >= 1
+            assert "waits for memory: it needs 1 bytes of --memory-budget 1; models in use hold 1" in error["message"]
+            assert reply.elapsed.total_seconds() >= 1
+        eventually(lambda: states(live)["b"] == "unloaded", "nobody waits any more")
+        assert count(live, "loads", model="b", outcome="error") == 0
+        with hurried():
+            assert ends_whole(lines, 1000)
+            assert said(live, "b") == answer("hi", 5), "at once, without a pause"
+
+
+def test_a_client_that_has_gone_takes_no_memory(tmp_path: Path) -> None:
+    body = {"model": "b", "prompt": "hi", "max_tokens": 5}
+    with serving(tmp_path, {"a": {"source": "slow"}, "b": LATE}, memory_budget=1) as live, ExitStack() as stack:
+        lines = stack.enter_context(begun(live, model="a", max_tokens=1000))
+        with pytest.raises(httpx.ReadTimeout):
+            live.post(COMPLETIONS, body, timeout=0.2)
+        eventually(lambda: states(live)["b"] == "unloaded", "nobody waits any more")
+        with hurried():
+            assert ends_whole(lines, 1000)
+        eventually(idle(live), "nothing runs")
+        assert states(live) == {"a": "ready", "b": "unloaded"}
+        assert count(live, "unloads", model="a", reason="memory") == 0
+
+
+def test_a_load_that_a_client_asked_for_goes_on_without_the_client(tmp_path: Path) -> None:
+    with serving(tmp_path, {"a": {"source": "slow"}, "b": LATE}, memory_budget=1) as live, ExitStack() as stack:
+        lines = stack.enter_context(begun(live, model="a", max_tokens=1000))
+        with pytest.raises(httpx.ReadTimeout):
+            live.post("/v1/models/load", {"model": "b"}, timeout=0.2)
+        assert live.model("b").waits_for_memory
+        with hurried():
+            assert ends_whole(lines, 1000)
+            eventually(lambda: states(live)["b"] == "ready", "it is loaded")
 
 
 def test_a_model_whose_engine_is_replaced_makes_place_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
