@@ -23,7 +23,7 @@ from service.errors.errors import ApiError, Cancelled, InvalidRequest
 from service.generation.choice import Delta, joined
 from service.generation.generation import Generation
 from service.generation.request import ModelRequest, ServedModel, Timings, Usage, late_request
-from service.hosting.hosted import HostedModel
+from service.hosting.hosted import HostedModel, ModelChanged
 from service.http.sse import (
     ClientGone,
     Comments,
@@ -34,6 +34,7 @@ from service.http.sse import (
     TypedEvents,
     while_connected,
 )
+from service.observe.view.requests import LiveRequest
 from service.receipts.maker import AnswerReceipts
 from service.receipts.receipt import Signed
 from service.schema.fields import ModelBody
@@ -143,15 +144,14 @@ async def submit_signed(
 ) -> tuple[ServedModel, Generation, AnswerReceipts | None]:
     """As `submit`, for an answer that may have receipts, with those that it gets."""
     record: RequestRecord = request.scope["noria.record"]
-    receipts = hosted(request, body.model).receipts
-    receipts.check(body.receipt)
-    served, generation = await submit(stack, request, body, make)
-    return served, generation, receipts.of_answer(body.receipt, served, generation, record)
+    hosted(request, body.model).receipts.check(body.receipt)
+    model, served, generation = await submit(stack, request, body, make)
+    return served, generation, model.receipts.of_answer(body.receipt, served, generation, record)
 
 
 async def submit(
     stack: ExitStack, request: Request, body: ModelBody, make: Make[ModelRequest]
-) -> tuple[ServedModel, Generation]:
+) -> tuple[HostedModel, ServedModel, Generation]:
     """Admit the request and submit it to the engine. Closing the stack aborts it and ends its admission."""
     state: State = request.app.state.noria
     record: RequestRecord = request.scope["noria.record"]
@@ -160,10 +160,8 @@ async def submit(
     record.shares_cache = state.settings.cache_isolation == "none"
     if isinstance(body, GenerationBody):
         _check_priority(body.priority or 0, record)
-    model = hosted(request, body.model)
     live = stack.enter_context(state.requests.serving(record, has_reason=isinstance(body, GenerationBody)))
-    live.waits_for, live.seconds_to_start = lambda: model.waits_for, model.admission.seconds_to_start
-    served = await admit(stack, request, model, body.model)
+    model, served = await admit(stack, request, body.model, live)
     made = await while_connected(request.receive, state.drain.expired, _made(state, record, served, body, make))
     log.debug("tokenized", extra={"fields": {"id": record.id}})
     model.admission.check_backlog(record.tenant)  # others may have come while it was tokenized
@@ -174,21 +172,30 @@ async def submit(
     await generation.submit()
     record.submitted = generation.submitted
     record.charge_prompt(generation.usage.prompt)
-    return served, stack.enter_context(_recorded(generation, record))
+    return model, served, stack.enter_context(_recorded(generation, record))
 
 
-async def admit(stack: ExitStack, request: Request, model: HostedModel, name: str | None) -> ServedModel:
-    """The model under a name that a request uses, once it is loaded. Closing the stack ends the admission.
+async def admit(
+    stack: ExitStack, request: Request, name: str | None, live: LiveRequest | None = None
+) -> tuple[HostedModel, ServedModel]:
+    """The model that a request names, once it is loaded. Closing the stack ends the admission.
 
-    Raises what `Admission.admitted` raises, and Unavailable if the model cannot be loaded.
+    Raises ModelNotFound, what `Admission.admitted` raises, and Unavailable if the model cannot be loaded. `live` tells
+    meanwhile what the request waits for.
     """
     state: State = request.app.state.noria
     record: RequestRecord = request.scope["noria.record"]
+    model = hosted(request, name)
     record.served = model.name
-    with model.counted_waiting(record.tenant):
-        while model.entry.on_demand and model.waits_for is not None:  # somebody may have unloaded it again
-            await while_connected(request.receive, state.drain.expired, state.models.until_loaded(model))
-        return stack.enter_context(model.admission.admitted(record, name))
+    if live is not None:
+        live.waits_for, live.seconds_to_start = lambda: model.waits_for, model.admission.seconds_to_start
+    try:
+        with model.counted_waiting(record.tenant):
+            while model.entry.on_demand and model.waits_for is not None:  # somebody may have unloaded it again
+                await while_connected(request.receive, state.drain.expired, state.models.until_loaded(model))
+            return model, stack.enter_context(model.admission.admitted(record, name))
+    except ModelChanged:
+        return await admit(stack, request, name, live)
 
 
 @contextmanager
@@ -285,7 +292,7 @@ async def computed_response(request: Request, model: str | None, make: Make[Mapp
         return await on_thread(lambda served: written(answer))(state, record, served)
 
     with ExitStack() as stack:
-        served = await admit(stack, request, hosted(request, model), model)
+        _, served = await admit(stack, request, model)
         whole = await while_connected(request.receive, state.drain.expired, content(served))
     return Response(whole, media_type="application/json")
 

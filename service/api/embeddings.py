@@ -150,6 +150,6 @@ async def embeddings(request: Request, body: EmbeddingsBody) -> Response:
     """
     make = on_thread(lambda served: embeddings_request(body, served))
     with ExitStack() as stack:
-        served, generation = await submit(stack, request, body, make)
+        _, served, generation = await submit(stack, request, body, make)
         shape = EmbeddingShape(body.model or served.names[0], body.encoding_format == "base64")
         return await whole_response(request, generation, shape.whole)

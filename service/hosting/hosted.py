@@ -43,13 +43,17 @@ def public_reason(error: Exception) -> str:
     return FOLDERS.sub("", reason)
 
 
+class ModelChanged(Unavailable):
+    """The model was removed while the request waited for its load. Another one may have its name now."""
+
+
 class HostedModel:
     """A model of the server. `need` is the memory that it takes by its plan, None before the plan is made.
 
     `reserved` is the part of the budget that it has, and it `waits_for_memory` until it has one. `waiting` counts
     requests that wait until it is loaded, and `n_wanting` all that wait for that: loads at the start and by
-    clients, too. `idle_seconds` is that of its entry, until a client says another number; that
-    number holds until the model is unloaded. A model that is `removed` takes no new request. `failure` says why the
+    clients, too. `idle_seconds` is that of its entry, until a client says another number; that number holds until the
+    model is unloaded. `gone` is done once it is removed, and takes no new request. `failure` says why the
     latest load failed. `on_idle` is called when no request is in flight any more. Receipts are signed with `key`.
     """
 
@@ -72,7 +76,7 @@ class HostedModel:
         self.need: Need | None = None
         self.reserved = 0
         self.waits_for_memory = False
-        self.removed = False
+        self.gone = asyncio.get_running_loop().create_future()
         self.idle_seconds = entry.idle_seconds
         self.failure: str | None = None
         self.waiting = Share()
@@ -94,6 +98,10 @@ class HostedModel:
     @property
     def name(self) -> str:
         return self.entry.name
+
+    @property
+    def removed(self) -> bool:
+        return self.gone.done()
 
     @property
     def load_timeout(self) -> float:
@@ -177,7 +185,8 @@ class HostedModel:
         try:
             served = await self._load(settings, self.client)
         except BaseException:
-            self.metrics.observe_load("error")
+            if not self.removed:
+                self.metrics.observe_load("error")
             raise
         self.metrics.describe(served.info)
         self.metrics.observe_load("ok")
@@ -208,10 +217,14 @@ class HostedModel:
         await self.client.unload()
         self.reserved = 0
 
+    def check_present(self) -> None:
+        """Raise ModelChanged if the model was removed."""
+        if self.removed:
+            raise ModelChanged(f"the model {self.name} was changed; try again", "model_loading", RETRY_SECONDS)
+
     def check_loadable(self) -> None:
         """Raise Unavailable if the model was removed, or if the latest load failed a moment ago."""
-        if self.removed:
-            raise Unavailable(f"the model {self.name} was changed; try again", "model_loading", RETRY_SECONDS)
+        self.check_present()
         seconds = self._retry_at - time.monotonic()
         if self.failure is not None and seconds > 0:
             message = f"the model {self.name} could not be loaded: {self.failure}"

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from asyncio import FIRST_COMPLETED
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
@@ -101,7 +102,9 @@ class HostedModels:
         with model.wanted():
             while model.admission.model is None:
                 work = model.unloading or self.begin_load(model)
-                done, _ = await asyncio.wait((work,), timeout=deadline - clock())
+                timeout = deadline - clock()
+                done, _ = await asyncio.wait((work, model.gone), timeout=timeout, return_when=FIRST_COMPLETED)
+                model.check_present()
                 if not done:
                     why = self._lack(model) if model.waits_for_memory else model.client.stage
                     message = f"the model {model.name} was not loaded within {seconds:g} s ({why})"
@@ -218,8 +221,7 @@ class HostedModels:
         if need is None or self._budget is None:
             return True
         while self._reserved() + need.n_bytes > self._budget:
-            model.check_loadable()
-            if not model.n_wanting:
+            if model.removed or not model.n_wanting:
                 return False
             others = [other for other in self._hosted if other is not model and other.reserved]
             pinned = sum(other.reserved for other in others if other.entry.pinned)
@@ -252,8 +254,7 @@ class HostedModels:
     async def unload(self, model: HostedModel, reason: Unload) -> None:
         """Unload a model once its running requests have ended; those that come meanwhile wait for the next load."""
         if model.loading is not None:
-            with suppress(Exception):
-                await asyncio.shield(model.loading)
+            await asyncio.wait((model.loading,))
         if model.unloading is None:
             if model.admission.model is None:
                 return
@@ -279,22 +280,26 @@ class HostedModels:
     def reload(self, entries: Iterable[ModelEntry]) -> None:
         """Serve these models from now on. One whose entry is the same stays as it is.
 
-        One that changed or is gone gets no new request, and is unloaded once those that run have ended.
+        One that changed or is gone gets no new request, and is unloaded once those that run have ended. Those that
+        wait for its load raise ModelChanged.
         """
         before = {model.entry: model for model in self._hosted}
         self._hosted = [before.pop(entry) if entry in before else self._host(entry) for entry in entries]
         self._retiring |= {*before.values()}
         for model in before.values():
-            model.removed = True
+            model.gone.set_result(None)
             self._spawn(self._retire(model))
         self._spawn(self._load_those_at_start())
         self.note_change()  # a model that waits for memory may be removed
 
     async def _retire(self, model: HostedModel) -> None:
+        if model.loading is not None:
+            model.loading.cancel()
         await self.unload(model, "removed")
         model.feed.close()
         await model.client.unload()  # an engine that never loaded it, too; the spare one is for all models
         self._retiring.discard(model)
+        self.note_change()
 
     async def close(self) -> None:
         models = (*self._hosted, *self._retiring)

@@ -85,7 +85,7 @@ async def _embedded(request: Request, body: EmbedBody, write: Callable[[list[Any
         return answer([unit_vector(delta.embedding) for delta in parts], usage)
 
     with ExitStack() as stack:
-        _, generation = await submit(stack, request, body.model_copy(update={"model": target.name}), on_thread(made))
+        _, _, generation = await submit(stack, request, body.model_copy(update={"model": target.name}), on_thread(made))
         target.keep()
         return await whole_response(request, generation, written)
 

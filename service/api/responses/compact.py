@@ -72,5 +72,5 @@ async def compact(request: Request, body: CompactBody) -> Response:
         }
 
     with ExitStack() as stack:
-        _, generation = await submit(stack, request, body, make)
+        _, _, generation = await submit(stack, request, body, make)
         return await whole_response(request, generation, write)

@@ -70,24 +70,22 @@ def test_a_model_that_changes_while_it_is_busy_waits_for_its_own_memory(tmp_path
         assert live.http.get("/v1/models/a").json()["max_model_len"] == 99
 
 
-def test_a_request_that_waits_for_a_model_that_is_removed_is_answered(tmp_path: Path) -> None:
-    """By its load, which ends first, or with a refusal that says why; the next one gets a 404."""
+def test_a_request_that_waits_for_a_model_that_is_removed_gets_a_404_at_once(tmp_path: Path) -> None:
     entries = {"a": {"source": "large", **LATE}, "b": {}}
     with serving(tmp_path, entries) as live, ExitStack() as stack:
         waiting = stack.enter_context(posted(live, COMPLETIONS, {"model": "a", "prompt": "hi", "max_tokens": 5}))
-        eventually(lambda: live.model("a").waiting.total == 1, "it waits")
         removed = live.model("a")
+        eventually(lambda: removed.client.stage == "loading weights", "it loads")
         live.reload(toml({"b": {}}))
-        with hurried():
-            reply = waiting.result(PATIENCE)
-        assert reply.status_code == 200 or "was changed" in reply.json()["error"]["message"], reply.text
-        assert refused(live, COMPLETIONS, {"model": "a", "prompt": "hi"}, 404)["code"] == "model_not_found"
-        eventually(lambda: removed.client.state == "unloaded" and not live.state.models._retiring, "it is closed")
+        reply = waiting.result(PATIENCE)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
+        with hurried():  # the thread of the fake engine
+            eventually(lambda: removed.client.state == "unloaded" and not live.state.models._retiring, "it is closed")
+        assert [count(live, "loads", model="a", outcome=outcome) for outcome in ("ok", "error")] == [0, 0]
         assert states(live) == {"b": "ready"}
 
 
-def test_a_model_that_is_removed_while_it_drains_is_not_loaded_again(tmp_path: Path) -> None:
-    """A request that waits for the end of its unload gets a refusal."""
+def test_a_request_that_waits_for_a_model_that_drains_and_is_removed_gets_a_404_at_once(tmp_path: Path) -> None:
     with serving(tmp_path, {"a": {"source": "slow"}, "b": {}}) as live, ExitStack() as stack:
         removed = live.model("a")
         lines = stack.enter_context(begun(live, model="a", max_tokens=1000))
@@ -96,11 +94,10 @@ def test_a_model_that_is_removed_while_it_drains_is_not_loaded_again(tmp_path: P
         waiting = stack.enter_context(posted(live, COMPLETIONS, {"model": "a", "prompt": "hi", "max_tokens": 5}))
         eventually(lambda: removed.waiting.total == 1, "a request waits")
         live.reload(toml({"b": {}}))
+        assert waiting.result(PATIENCE).status_code == 404
         with hurried():
             assert ends_whole(lines, 1000)
             assert unload.result(PATIENCE).status_code == 200
-            reply = waiting.result(PATIENCE)
-        assert (reply.status_code, "was changed" in reply.text) == (503, True), reply.text
         eventually(lambda: not live.state.models._retiring, "it is closed")
         assert (removed.state, count(live, "loads", model="a", outcome="ok")) == ("unloaded", 1)
 
@@ -112,12 +109,27 @@ def test_a_model_that_is_removed_while_it_waits_for_memory_takes_none(tmp_path: 
         waiting = stack.enter_context(posted(live, COMPLETIONS, {"model": "b", "prompt": "hi", "max_tokens": 5}))
         eventually(lambda: removed.waits_for_memory, "it waits for memory")
         live.reload(toml({"a": {"source": "slow"}}))
-        reply = waiting.result(PATIENCE)
-        assert (reply.status_code, "was changed" in reply.text) == (503, True), reply.text
+        assert waiting.result(PATIENCE).status_code == 404
         eventually(lambda: not live.state.models._retiring, "it is closed")
         with hurried():
             assert ends_whole(lines, 1000)
         assert states(live) == {"a": "ready"}
+
+
+def test_requests_that_wait_for_a_model_that_changes_go_over_to_the_new_one(tmp_path: Path) -> None:
+    """A stream and a plain request, while the old one loads; it ends before it has loaded."""
+    body = {"model": "a", "prompt": "hi", "max_tokens": 5}
+    with serving(tmp_path, {"a": {"source": "large", **LATE}}) as live, ExitStack() as stack:
+        old = live.model("a")
+        plain, stream = (stack.enter_context(posted(live, COMPLETIONS, {**body, "stream": on})) for on in (False, True))
+        eventually(lambda: old.waiting.total == 2 and old.client.stage == "loading weights", "both wait for its load")
+        live.reload(toml({"a": {"max_model_len": 99, **LATE}}))
+        assert plain.result(PATIENCE).json()["choices"][0]["text"] == answer("hi", 5)
+        assert stream.result(PATIENCE).text.endswith("data: [DONE]\n\n")
+        assert live.http.get("/v1/models/a").json()["max_model_len"] == 99
+        assert [count(live, "loads", model="a", outcome=outcome) for outcome in ("ok", "error")] == [1, 0]
+        with hurried():
+            eventually(lambda: not live.state.models._retiring, "the old one is closed")
 
 
 def test_models_that_are_added_are_loaded_one_after_the_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
