@@ -39,6 +39,11 @@ class ModelEntry:
         """The name of the model in metrics, logs and answers."""
         return self.settings.names[0]
 
+    @property
+    def of_engine(self) -> Settings:
+        """The settings without aliases. An entry with the same ones needs no other engine."""
+        return replace(self.settings, served_model_name=self.settings.names[:1])
+
 
 def read_entries(settings: Settings) -> tuple[ModelEntry, ...]:
     """Return the models of a server. A request that names none means the first. Raises OptionError."""

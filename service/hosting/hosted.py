@@ -193,7 +193,15 @@ class HostedModel:
         self.receipts.begin(served)
         self.failure, self._n_failures = None, 0
         self.last_used = time.monotonic()
-        self.admission.model = served
+        self.admission.model = replace(served, names=self.entry.settings.names)  # it may be another entry now
+
+    def adopt(self, entry: ModelEntry) -> None:
+        """Take another entry, which needs no other engine."""
+        if entry.idle_seconds != self.entry.idle_seconds:
+            self.idle_seconds = entry.idle_seconds
+        self.entry = entry
+        if self.admission.model is not None:
+            self.admission.model = replace(self.admission.model, names=entry.settings.names)
 
     async def unload(self, reason: Unload) -> None:
         """End the engine, and forget tokenizer and templates. Requests that come meanwhile load the model again."""

@@ -149,7 +149,7 @@ class HostedModels:
         elif await self._fits(model):
             with suppress(Unavailable):  # the log has it
                 await self.until_loaded(model)
-        else:
+        elif not self._retiring:  # else their end comes back to it
             log.warning("the model does not fit beside the others, and is loaded when it is used", extra=_about(model))
 
     async def _fits(self, model: HostedModel) -> bool:
@@ -278,19 +278,26 @@ class HostedModels:
             self.note_change()
 
     def reload(self, entries: Iterable[ModelEntry]) -> None:
-        """Serve these models from now on. One whose entry is the same stays as it is.
+        """Serve these models from now on. One whose entry needs no other engine goes on under the new entry.
 
-        One that changed or is gone gets no new request, and is unloaded once those that run have ended. Those that
-        wait for its load raise ModelChanged.
+        Another one that changed, or is gone, gets no new request, and is unloaded once those that run have ended. Those
+        that wait for its load raise ModelChanged.
         """
-        before = {model.entry: model for model in self._hosted}
-        self._hosted = [before.pop(entry) if entry in before else self._host(entry) for entry in entries]
+        before = {model.entry.of_engine: model for model in self._hosted}
+        self._hosted = [self._under(entry, before.pop(entry.of_engine, None)) for entry in entries]
         self._retiring |= {*before.values()}
         for model in before.values():
             model.gone.set_result(None)
             self._spawn(self._retire(model))
         self._spawn(self._load_those_at_start())
         self.note_change()  # a model that waits for memory may be removed
+
+    def _under(self, entry: ModelEntry, model: HostedModel | None) -> HostedModel:
+        """This model under a new entry; without one a new model."""
+        if model is None:
+            return self._host(entry)
+        model.adopt(entry)
+        return model
 
     async def _retire(self, model: HostedModel) -> None:
         if model.loading is not None:
@@ -300,6 +307,7 @@ class HostedModels:
         await model.client.unload()  # an engine that never loaded it, too; the spare one is for all models
         self._retiring.discard(model)
         self.note_change()
+        await self._load_those_at_start()
 
     async def close(self) -> None:
         models = (*self._hosted, *self._retiring)

@@ -44,6 +44,39 @@ def test_sighup_adds_removes_changes_and_keeps_models(tmp_path: Path) -> None:
         eventually(idle(live), "nothing runs")
 
 
+def test_what_needs_no_other_engine_changes_while_the_model_serves(tmp_path: Path) -> None:
+    """And a model that is loaded at the start from now on is loaded."""
+    with serving(tmp_path, {"a": {"source": "slow", "aliases": ["old"]}, "b": LATE}, memory_budget=2) as live:
+        before = [live.model(name) for name in "ab"]
+        with begun(live, model="old", max_tokens=1000) as lines:
+            changed = {"source": "slow", "aliases": ["new"], "pin": True, "ttl": 3600, "load": "first-request"}
+            live.reload(toml({"a": changed, "b": {}}))
+            with hurried():
+                assert ends_whole(lines, 1000)
+        eventually(lambda: states(live) == {"a": "ready", "new": "ready", "b": "ready"}, "the other one is loaded")
+        assert [live.model(name) for name in "ab"] == before
+        assert (live.model("a").is_due, live.model("a").idle_seconds) == (False, 3600)
+        assert live.http.get("/v1/models/new").json()["pinned"] is True
+        assert live.complete(model="new", prompt="hi", max_tokens=5)["model"] == "new"
+        assert refused(live, COMPLETIONS, {"model": "old", "prompt": "hi"}, 404)["code"] == "model_not_found"
+        assert count(live, "loads", model="a", outcome="ok") == 1
+
+
+def test_a_pinned_model_that_changes_is_loaded_once_the_old_one_is_gone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another model, for which there is memory already, does not wait for that."""
+    entries: dict[str, dict[str, Any]] = {"a": {"source": "slow", "pin": True}}
+    with serving(tmp_path, entries, {"a": 2}, memory_budget=3) as live, begun(live, max_tokens=1000) as lines:
+        live.reload(toml({"a": {**entries["a"], "max_model_len": 99}, "b": {}}))
+        eventually(lambda: states(live) == {"a": "unloaded", "b": "ready"}, "the other one is loaded")
+        with hurried():
+            assert ends_whole(lines, 1000)
+        eventually(lambda: states(live) == {"a": "ready", "b": "ready"}, "both are loaded")
+        assert live.http.get("/v1/models/a").json()["max_model_len"] == 99
+        assert "does not fit" not in caplog.text
+
+
 def test_a_file_with_a_mistake_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with serving(tmp_path, {"a": {}, "b": {}}) as live:
         before = [live.model(name) for name in "ab"]
