@@ -92,7 +92,7 @@ class HostedModel:
         self._n_failures = 0
         metrics.stats = lambda: client.stats
         metrics.waiting = lambda: self.admission.backlog.tokens.total
-        metrics.memory = lambda: self.reserved
+        metrics.loading = lambda: 0 if self.waits_for is None else self.waiting.total
         metrics.adapters.names = lambda: self.admission.adapters.numbered
 
     @property
@@ -167,6 +167,11 @@ class HostedModel:
             if not self.busy:
                 self._note_idle()
 
+    def reserve(self, n_bytes: int) -> None:
+        """Take this part of the budget in place of what it has."""
+        self.metrics.memory += n_bytes - self.reserved
+        self.reserved = n_bytes
+
     @contextmanager
     def wanted(self) -> Iterator[None]:
         """Say inside the context that somebody waits for the load, which may wait for memory as long."""
@@ -209,7 +214,7 @@ class HostedModel:
         await self.client.unload()
         self.receipts.forget()
         self.metrics.observe_unload(reason)
-        self.reserved = 0
+        self.reserve(0)
         gc.unfreeze()  # `load_served` has frozen the text side of each model
         gc.collect()
         gc.freeze()
@@ -223,7 +228,7 @@ class HostedModel:
         self.admission.model = None
         self.idle_seconds = self.entry.idle_seconds
         await self.client.unload()
-        self.reserved = 0
+        self.reserve(0)
 
     def check_present(self) -> None:
         """Raise ModelChanged if the model was removed."""

@@ -236,7 +236,7 @@ class HostedModels:
                 model.waits_for_memory = True
                 model.client.note("waiting for memory", 0.0)
                 await self._changed.wait()
-        model.reserved = need.n_bytes
+        model.reserve(need.n_bytes)
         return True
 
     def _lack(self, model: HostedModel) -> str:
@@ -305,6 +305,7 @@ class HostedModels:
         await self.unload(model, "removed")
         model.feed.close()
         await model.client.unload()  # an engine that never loaded it, too; the spare one is for all models
+        model.reserve(0)
         self._retiring.discard(model)
         self.note_change()
         await self._load_those_at_start()

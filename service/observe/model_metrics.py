@@ -82,7 +82,8 @@ class ModelMetrics:
     """Counts what one model does. `stats` gives the latest statistics of its engine, which count from its start.
 
     Counters are the sums of past engines, plus those of the present one. `waiting` gives the tokens of prompts that
-    wait, and `memory` the bytes that the model takes by its plan. `adapters` counts requests by LoRA adapter.
+    wait, and `loading` the requests that wait until the model is loaded. `memory` are the bytes that it takes by its
+    plan, with those of one under its name that ends. `adapters` counts requests by LoRA adapter.
 
     Outcomes of requests: the finish reasons (the first of `FINISHES` that any choice has). "abort" also: the client
     disconnected. "error": the server failed after admission. "refused": 4xx, or 503 before admission.
@@ -92,7 +93,8 @@ class ModelMetrics:
         self.name = name
         self.stats: Callable[[], Stats] = Stats
         self.waiting: Callable[[], int] = int
-        self.memory: Callable[[], int] = int
+        self.loading: Callable[[], int] = int
+        self.memory = 0
         self.info: RunnerInfo | None = None
         self.adapters = AdapterCounts(OUTCOMES)
         self.generated = 0
@@ -199,7 +201,11 @@ class ModelsCollector(Collector):
     def collect(self) -> Iterator[Family]:
         models = [*self.models.values()]
         yield self._gauge("noria_requests_running", "Sequences being computed.", lambda m: m.stats().running)
-        yield self._gauge("noria_requests_waiting", "Sequences waiting to be computed.", lambda m: m.stats().waiting)
+        yield self._gauge(
+            "noria_requests_waiting",
+            "Sequences waiting to be computed, and requests waiting until the model is loaded.",
+            lambda m: m.stats().waiting + m.loading(),
+        )
         yield from _pages(models)
         resident = [model for model in models if model.beat.resident is not None]
         if resident:
@@ -212,7 +218,7 @@ class ModelsCollector(Collector):
                 family.add_metric([model.name], model.beat.resident or 0)
             yield family
         yield self._gauge(
-            "noria_model_memory_bytes", "Memory that a loaded model takes by its plan.", lambda m: m.memory()
+            "noria_model_memory_bytes", "Memory that a loaded model takes by its plan.", lambda m: m.memory
         )
         yield self._gauge(
             "noria_prompt_tokens_waiting", "Tokens of prompts that wait for their first step.", lambda m: m.waiting()

@@ -47,12 +47,14 @@ def test_a_request_waits_for_memory_until_another_model_is_idle(tmp_path: Path) 
         body = {"model": "c", "prompt": "hi", "max_tokens": 5}
         waiting = stack.enter_context(posted(live, COMPLETIONS, body, **{"x-request-id": "patient"}))
         eventually(lambda: waits(live, "patient", "memory"), "it waits for memory")
+        assert [live.metric("noria_requests_waiting", model=name) for name in "abc"] == [0, 0, 1]
         card = live.http.get("/v1/models/c").json()
         assert (card["state"], card["stage"]) == ("loading", "waiting for memory")
         assert states(live) == {"a": "ready", "b": "ready", "c": "loading"}
         with hurried():
             assert ends_whole(lines, 1000)
             assert waiting.result(PATIENCE).json()["choices"][0]["text"] == answer("hi", 5)
+        assert live.metric("noria_requests_waiting", model="c") == 0
         assert states(live) == {"a": "ready", "b": "unloaded", "c": "ready"}
         assert [count(live, "unloads", model=name, reason="memory") for name in "abc"] == [0, 1, 0]
 
@@ -99,6 +101,7 @@ def test_a_load_that_a_client_asked_for_goes_on_without_the_client(tmp_path: Pat
         with pytest.raises(httpx.ReadTimeout):
             live.post("/v1/models/load", {"model": "b"}, timeout=0.2)
         assert live.model("b").waits_for_memory
+        assert live.metric("noria_requests_waiting", model="b") == 0, "no request waits"
         with hurried():
             assert ends_whole(lines, 1000)
             eventually(lambda: states(live)["b"] == "ready", "it is loaded")

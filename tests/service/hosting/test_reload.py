@@ -70,10 +70,12 @@ def test_a_pinned_model_that_changes_is_loaded_once_the_old_one_is_gone(
     with serving(tmp_path, entries, {"a": 2}, memory_budget=3) as live, begun(live, max_tokens=1000) as lines:
         live.reload(toml({"a": {**entries["a"], "max_model_len": 99}, "b": {}}))
         eventually(lambda: states(live) == {"a": "unloaded", "b": "ready"}, "the other one is loaded")
+        assert live.metric("noria_model_memory_bytes", model="a") == 2, "the old one has them"
         with hurried():
             assert ends_whole(lines, 1000)
         eventually(lambda: states(live) == {"a": "ready", "b": "ready"}, "both are loaded")
         assert live.http.get("/v1/models/a").json()["max_model_len"] == 99
+        assert live.metric("noria_model_memory_bytes", model="a") == 2
         assert "does not fit" not in caplog.text
 
 
