@@ -238,10 +238,13 @@ class HostedModel:
     def check_loadable(self) -> None:
         """Raise Unavailable if the model was removed, or if the latest load failed a moment ago."""
         self.check_present()
-        seconds = self._retry_at - time.monotonic()
-        if self.failure is not None and seconds > 0:
-            message = f"the model {self.name} could not be loaded: {self.failure}"
-            raise Unavailable(message, "model_failed", max(1, round(seconds)))
+        if self.failure is not None and time.monotonic() < self._retry_at:
+            raise self.refusal()
+
+    def refusal(self) -> Unavailable:
+        """The error of a request after a load that failed. It says when the model may be loaded again."""
+        message = f"the model {self.name} could not be loaded: {self.failure}"
+        return Unavailable(message, "model_failed", max(1, round(self._retry_at - time.monotonic())))
 
     async def close(self) -> None:
         self.feed.close()

@@ -176,7 +176,7 @@ class HostedModels:
                 raise
             late = NoriaError("it took longer than --load-timeout")
             await self._fail(model, late if isinstance(error, TimeoutError) else error)
-            raise Unavailable(f"the model {model.name} could not be loaded: {model.failure}", "model_failed") from error
+            raise model.refusal() from error
         finally:
             model.loading, model.waits_for_memory = None, False
             self.note_change()
