@@ -33,8 +33,8 @@ from service.generation.startup import TextSide, in_thread, load_text_side, mark
 from service.hosting.hosted import HostedModel, public_reason
 from service.schema.fields import Body, Json, only, optional
 
-API = "0.12.11"
-"""The version of Ollama with these routes and fields. Clients refuse servers that say an older one."""
+API = "0.14.0"
+"""The first version of Ollama that has Anthropic's API, too. Clients refuse servers that say an older one."""
 POLICY = Policy(OLLAMA)
 FOREVER = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 """When a model expires that stays loaded."""
