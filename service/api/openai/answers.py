@@ -223,6 +223,6 @@ class ModelCard(ModelFacts, ModelStatus):
 class ModelList(TypedDict):
     object: Literal["list"]
     data: list[ModelCard]
-    first_id: str
-    last_id: str
+    first_id: str | None
+    last_id: str | None
     has_more: Literal[False]

@@ -17,7 +17,7 @@ from service.api.openai.completions import fills_gaps
 from service.api.routes import get, json_response, post
 from service.api.state import State, hosted
 from service.errors.dialects import SHARED
-from service.errors.errors import Forbidden, InvalidRequest, ModelNotFound
+from service.errors.errors import Forbidden, InvalidRequest
 from service.generation.request import ServedModel
 from service.hosting.durations import parse_duration
 from service.hosting.hosted import HostedModel
@@ -38,13 +38,11 @@ async def models(request: Request) -> Response:
     record: RequestRecord = request.scope["noria.record"]
     allowed = state.models.allowed(record.key)
     cards = [card(model, name, _type(request)) for model in allowed for name in model.names]
-    if not cards:
-        raise ModelNotFound("", ())
     answer: ModelList = {
         "object": "list",
         "data": cards,
-        "first_id": cards[0]["id"],
-        "last_id": cards[-1]["id"],
+        "first_id": cards[0]["id"] if cards else None,
+        "last_id": cards[-1]["id"] if cards else None,
         "has_more": False,
     }
     return json_response(answer)

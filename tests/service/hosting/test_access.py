@@ -44,5 +44,7 @@ def test_keys_see_and_use_only_their_models(tmp_path: Path) -> None:
             response = live.post(path_, sent, headers=one)
             assert (response.status_code, response.json()["error"]["code"]) == (403, "not_allowed")
         assert live.post(UNLOAD, {"model": "b"}, headers=all_).status_code == 200
-        for found in (live.post(COMPLETIONS, body, headers=none), live.http.get("/v1/models", headers=none)):
-            assert (found.status_code, found.json()["error"]["code"]) == (404, "model_not_found")
+        found = live.post(COMPLETIONS, body, headers=none)
+        assert (found.status_code, found.json()["error"]["code"]) == (404, "model_not_found")
+        listed = live.http.get("/v1/models", headers=none)
+        assert (listed.status_code, listed.json()["data"], listed.json()["first_id"]) == (200, [], None)
