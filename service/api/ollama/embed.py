@@ -76,6 +76,7 @@ async def _embedded(request: Request, body: EmbedBody, write: Callable[[list[Any
     if not body.input:
         await target.load_or_unload()
         return json_response(answer([], Usage()))
+    target.note_ignored()
 
     def made(served: ServedModel) -> ModelRequest:
         target.clock.note_loaded()

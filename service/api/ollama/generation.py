@@ -151,6 +151,7 @@ async def _answered(
         reason = await target.load_or_unload()
         nothing = shape(target.shown, target.clock).content("", "", [])
         return json_response({**head(target.shown, done=True), **nothing, "done_reason": reason})
+    target.note_ignored()
 
     async def made(state: State, record: RequestRecord, served: ServedModel) -> ModelRequest:
         target.clock.note_loaded()

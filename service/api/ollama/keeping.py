@@ -30,7 +30,7 @@ class Target:
     """The model of a request. `name` is the server's name of it, and `shown` that in the answer."""
 
     def __init__(self, request: Request, body: KeepingBody) -> None:
-        """Raises ModelNotFound. A `keep_alive` without effect is among the ignored fields."""
+        """Raises ModelNotFound."""
         self._request = request
         self._record: RequestRecord = request.scope["noria.record"]
         self._keep_alive = body.keep_alive
@@ -38,7 +38,10 @@ class Target:
         self.shown = body.model or self.model.name
         self.clock = Clock(self._record.started, self._record.started)
         self._keeps = body.keep_alive is not None and self.model.entry.on_demand and may_load(self._record)
-        if body.keep_alive is not None and not self._keeps:
+
+    def note_ignored(self) -> None:
+        """Name a `keep_alive` without effect among the ignored fields."""
+        if self._keep_alive is not None and not self._keeps:
             self._record.ignored += ("keep_alive",)
 
     def keep(self) -> None:
@@ -55,6 +58,7 @@ class Target:
             check_may_load(self._record)
             await while_connected(receive, expired, state.models.unload(model, "request"))
             return "unload"
+        self.note_ignored()
         with model.counted_waiting(self._record.tenant):  # it stays until the client has its answer
             await while_connected(receive, expired, state.models.until_loaded(model))
             model.admission.require(self.name)
