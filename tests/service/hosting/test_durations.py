@@ -23,6 +23,13 @@ from service.hosting.durations import parse_duration
         ("1h30m", 5400.0),
         ("1h1m1s1ms", 3661.001),
         (" 10m ", 600.0),
+        ("+5m", 300.0),
+        (".5h", 1800.0),
+        ("5.s", 5.0),
+        ("100us", 1e-4),
+        ("100\u00b5s", 1e-4),
+        ("100\u03bcs", 1e-4),
+        ("1.5ms20ns", 0.00150002),
     ],
 )
 def test_seconds(value: object, seconds: float) -> None:
@@ -35,7 +42,9 @@ def test_a_negative_one_is_for_ever(value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["", " ", "-", "m", "10x", "10 m", "1d", "m10", "10m!", "1e3", "ten", "NaN", True, False, None, [], {}]
+    "value",
+    ["", " ", "-", "+", ".", "m", ".s", "+-1", "10x", "10 m", "1d", "m10", "10m!", "1e3", "\u0661s", "ten", "NaN"]
+    + [True, False, None, [], {}],
 )
 def test_what_is_no_duration_is_named(value: Any) -> None:
     with pytest.raises(
