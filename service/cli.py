@@ -15,6 +15,7 @@ from model.errors import NoriaError
 from service.commands.flags import refusal, takes
 from service.commands.serve import run
 from service.commands.variables import OF_COMMANDS, PLAN_JSON, PLAN_MEMORY, drop_links, unread
+from service.hosting.entries import model_beside_file
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -89,8 +90,11 @@ def build(arguments: list[str], engine: "Launched | None" = None) -> typer.Typer
             _check_variables(context.command)
 
     @takes(Settings)
-    def serve(settings: Settings) -> None:
+    def serve(settings: Settings, context: typer.Context) -> None:
         """Serve MODEL over HTTP with the APIs of OpenAI and Anthropic."""
+        source = context.get_parameter_source("model")
+        if settings.models is not None and source is not None and source.name != "DEFAULT":
+            raise model_beside_file(settings.models)  # also for the default, which the settings do not tell from this
         raise typer.Exit(run(settings, engine))
 
     add(serve)

@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import Field, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from model.checkpoint.resolve import EMBEDDED
 from model.errors import OptionError, one_line, short
@@ -17,6 +17,15 @@ from service.settings import Settings
 LOADS = ("start", "first-request")
 OWN = ("name", "source", "aliases", "pin", "load", "idle_unload", "ttl")
 """Fields of an entry that are no flags. `ttl` is another name of `idle_unload`."""
+KINDS = {
+    tuple: "a list of texts",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    Path: "a path",
+    str: "a text",
+}
+"""What the values of flags are, by their types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +67,17 @@ def read_entries(settings: Settings) -> tuple[ModelEntry, ...]:
         found = [ModelEntry(replace(settings, model=source), False, True) for source in sources]
         for entry in found:
             entry.settings.check()
+        _check_names(found, "", "argument")
     else:
         found = list(_read(settings.models, settings))
-    _check_names(found)
+        _check_names(found, f"--models {settings.models}: ", "entry")
     return tuple(found)
 
 
 def _check_several(settings: Settings) -> None:
     """Raise OptionError for flags that one model may have, but not several at once."""
     if settings.models is not None and (settings.more_models or settings.model != EMBEDDED):
-        raise OptionError(f"--models {settings.models} names all models: leave out the argument MODEL")
+        raise model_beside_file(settings.models)
     for flag, value in (
         ("--served-model-name", settings.served_model_name),
         ("--lora", settings.lora),
@@ -78,6 +88,11 @@ def _check_several(settings: Settings) -> None:
             raise OptionError(
                 f"{flag} belongs to one model, and the server has several: set it in the file of --models"
             )
+
+
+def model_beside_file(path: Path) -> OptionError:
+    """The error of a command line with an argument MODEL beside `--models`."""
+    return OptionError(f"--models {path} names all models: leave out the argument MODEL (NORIA_MODEL)")
 
 
 def _read(path: Path, settings: Settings) -> Iterator[ModelEntry]:
@@ -164,7 +179,15 @@ def _value(name: str, declared: Field[Any], flag: Flag, value: Any) -> Any:
         kind: Any = declared.type
         return TypeAdapter[Any](kind).validate_json(json.dumps(value, default=str), strict=True)
     except ValidationError as error:
-        raise ValueError(f"{name}: {error.errors()[0]['msg']}, got {value!r}") from error
+        raise ValueError(
+            f"{name} must be {', '.join(filter(None, (_kind(kind), flag.limits)))}, got {value!r}"
+        ) from error
+
+
+def _kind(declared: Any) -> str:
+    """What values of a type are, in words."""
+    kinds = {get_origin(declared), declared, *get_args(declared)}
+    return next(words for kind, words in KINDS.items() if kind in kinds)
 
 
 def _flag(name: str, given: Mapping[str, Any]) -> bool:
@@ -184,14 +207,15 @@ def _idle(given: Mapping[str, Any]) -> float | None:
         raise ValueError(f"{found[0]} {error}") from error
 
 
-def _check_names(entries: Iterable[ModelEntry]) -> None:
+def _check_names(entries: Iterable[ModelEntry], where: str, what: str) -> None:
     """Raise OptionError if two models, or a model and an adapter, have one name."""
     owners: dict[str, str] = {}
-    for entry in entries:
+    for number, entry in enumerate(entries, start=1):
+        owner = f"{what} {number} ({short(entry.settings.model)})"
         for name in (*entry.settings.names, *entry.settings.adapters_given):
             if name in owners:
                 raise OptionError(
-                    f"the name {name!r} belongs to {short(owners[name])} and to {short(entry.settings.model)}: give "
-                    "each model and adapter a name of its own in the file of --models"
+                    f"{where}the name {name!r} belongs to {owners[name]} and to {owner}: give each model and adapter a "
+                    "name of its own in the file of --models"
                 )
-            owners[name] = entry.settings.model
+            owners[name] = owner

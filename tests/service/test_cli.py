@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from model.checkpoint.embedded import EMBEDDED
 from model.errors import OptionError
 from service import cli
 from service.generation.adapters import given_adapters
@@ -115,6 +116,18 @@ def check_refusal(done: Done | subprocess.CompletedProcess[str], *words: str) ->
     assert done.stderr.startswith("noria: ")
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert all(word in done.stderr for word in words), done.stderr
+
+
+@pytest.mark.parametrize("by", ["argument", "variable"])
+def test_any_model_beside_a_file_of_models_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    """Also the default one."""
+    (tmp_path / "models.toml").write_text("")
+    arguments = [EMBEDDED] if by == "argument" else []
+    if by == "variable":
+        monkeypatch.setenv("NORIA_MODEL", EMBEDDED)
+    done = noria("serve", *arguments, "--models", str(tmp_path / "models.toml"))
+    assert done.returncode == 1
+    assert "models.toml names all models: leave out the argument MODEL (NORIA_MODEL)" in done.stderr
 
 
 def test_a_start_that_fails_is_one_line() -> None:
