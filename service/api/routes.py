@@ -83,16 +83,20 @@ def get(
     *,
     answer: Any,
     statuses: tuple[int, ...] = (200,),
-    methods: tuple[str, ...] = ("GET",),
+    methods: tuple[str, ...] = (),
     policy: Policy = Policy(),  # noqa: B008 - frozen
     endless: bool = False,
     queries: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Callable[[Handler], Route]:
-    """A decorator that turns a handler into the route of `GET path`, or of other methods without a body."""
+    """A decorator that turns a handler into the route of `GET path`, or of other methods without a body.
+
+    HEAD is answered as GET is, but for what has no end.
+    """
 
     def declare(handler: Handler) -> Route:
         name, text = handler.__name__, inspect.getdoc(handler) or ""
-        return Route(path, methods, handler, name, text, policy, answer, statuses, endless=endless, queries=queries)
+        taken = methods or (("GET",) if endless else ("GET", "HEAD"))
+        return Route(path, taken, handler, name, text, policy, answer, statuses, endless=endless, queries=queries)
 
     return declare
 

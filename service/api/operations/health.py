@@ -13,7 +13,6 @@ from service.access.record import Policy
 from service.api.routes import get, json_response
 from service.api.state import State
 
-METHODS = ("GET", "HEAD")
 PROBE = Policy(open=True, quiet=True)
 
 
@@ -85,13 +84,13 @@ def probed(state: State | None, path: str) -> tuple[int, bytes] | None:
     return status, orjson.dumps(report)
 
 
-@get("/live", answer=Live, methods=METHODS, policy=PROBE)
+@get("/live", answer=Live, policy=PROBE)
 async def live(request: Request) -> Response:
     """Say that the process answers"""
     return json_response({"status": "live"})
 
 
-@get("/ready", answer=Readiness, statuses=(200, 503), methods=METHODS, policy=PROBE)
+@get("/ready", answer=Readiness, statuses=(200, 503), policy=PROBE)
 async def ready(request: Request) -> Response:
     """Say whether the server takes new requests
 
@@ -100,7 +99,7 @@ async def ready(request: Request) -> Response:
     return json_response(*readiness(request.app.state.noria))
 
 
-@get("/health", answer=Status, statuses=(200, 503), methods=METHODS, policy=PROBE)
+@get("/health", answer=Status, statuses=(200, 503), policy=PROBE)
 async def health(request: Request) -> Response:
     """Say whether the engine serves, draining or not
 
@@ -109,7 +108,7 @@ async def health(request: Request) -> Response:
     return json_response(*engine_health(request.app.state.noria))
 
 
-@get("/ping", answer=Status, statuses=(200, 503), methods=(*METHODS, "POST"), policy=PROBE)
+@get("/ping", answer=Status, statuses=(200, 503), methods=("GET", "HEAD", "POST"), policy=PROBE)
 async def ping(request: Request) -> Response:
     """Answer as /health does, for SageMaker"""
     return json_response(*engine_health(request.app.state.noria))

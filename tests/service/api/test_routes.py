@@ -50,7 +50,7 @@ def declared(**policy: Any) -> Route:
         """
         sent = ModelRequest((Prompt(Submit(0, [1, 2], SamplingParams(max_tokens=3))),))
         with ExitStack() as stack:
-            _, generation = await submit(stack, request, body, on_thread(lambda served: sent))
+            _, _, generation = await submit(stack, request, body, on_thread(lambda served: sent))
             return await whole_response(request, generation, lambda parts, usage, timings: {"generated": 3})
 
     return echo
@@ -73,6 +73,18 @@ def test_it_is_served_and_counted(echoing: Live) -> None:
     assert echoing.http.get("/v1/echo").status_code == 405
     after = outcomes(echoing)
     assert {name: after[name] - before[name] for name in after} == {"length": 1, "refused": 2}
+
+
+@pytest.mark.parametrize("path", ["/", "/api/version", "/api/tags", "/v1/models", "/v1/models/fake", "/metrics"])
+def test_head_is_answered_as_get_without_the_content(echoing: Live, path: str) -> None:
+    """Probes and clients use it."""
+    key = {"authorization": "Bearer k"}
+    get, head = echoing.http.get(path, headers=key), echoing.http.head(path, headers=key)
+    assert (head.status_code, head.headers["content-type"], head.content) == (200, get.headers["content-type"], b"")
+
+
+def test_what_has_no_end_takes_no_head(echoing: Live) -> None:
+    assert echoing.http.head("/v1/engine/events", headers={"authorization": "Bearer k"}).headers["allow"] == "GET"
 
 
 def outcomes(live: Live) -> dict[str, float]:

@@ -61,8 +61,8 @@ def test_the_error_names_path_and_method(live: Live) -> None:
     assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
     assert wrong.json()["error"]["message"] == "/v1/chat/completions takes POST, not GET"
     two = live.http.put("/v1/requests/a%20b")
-    assert (two.status_code, two.headers["allow"]) == (405, "GET, DELETE")
-    assert two.json()["error"]["message"] == "/v1/requests/a b takes GET, DELETE, not PUT"
+    assert (two.status_code, two.headers["allow"]) == (405, "GET, HEAD, DELETE")
+    assert two.json()["error"]["message"] == "/v1/requests/a b takes GET, HEAD, DELETE, not PUT"
     assert live.post("/v1/messages/x", {}).json()["type"] == "error"
 
 

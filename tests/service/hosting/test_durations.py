@@ -6,6 +6,9 @@ import pytest
 
 from service.hosting.durations import parse_duration
 
+TEXTS = ("", " ", "-", "+", ".", "m", ".s", "+-1", "10x", "10 m", "1d", "m10", "10m!", "1e3", "\u0661s", "ten", "NaN")
+"""They are no durations."""
+
 
 @pytest.mark.parametrize(
     ("value", "seconds"),
@@ -41,11 +44,7 @@ def test_a_negative_one_is_for_ever(value: object) -> None:
     assert parse_duration(value) is None
 
 
-@pytest.mark.parametrize(
-    "value",
-    ["", " ", "-", "+", ".", "m", ".s", "+-1", "10x", "10 m", "1d", "m10", "10m!", "1e3", "\u0661s", "ten", "NaN"]
-    + [True, False, None, [], {}],
-)
+@pytest.mark.parametrize("value", [*TEXTS, True, False, None, [], {}])
 def test_what_is_no_duration_is_named(value: Any) -> None:
     with pytest.raises(
         ValueError, match=r"^must be seconds \(at most 1e\+10\), a text such as .* or -1 for ever, got "
