@@ -232,7 +232,9 @@ def test_the_page_names_files_that_exist_and_builds_that_work(tmp_path: Path) ->
             "name": group["metadata"]["name"]
         }
         (route,) = [thing for thing in of_instance(things, name) if thing["kind"] == "HTTPRoute"]
-        (match,) = route["spec"]["rules"][0]["matches"]
-        assert match["headers"] == [
-            {"name": "X-Gateway-Model-Name", "value": variables["data"]["NORIA_SERVED_MODEL_NAME"]}
+        header = {"name": "X-Gateway-Model-Name", "value": variables["data"]["NORIA_SERVED_MODEL_NAME"]}
+        matches = route["spec"]["rules"][0]["matches"]
+        assert [(match["path"]["value"], match["headers"]) for match in matches] == [
+            ("/v1", [header]),
+            ("/api", [header]),
         ]
