@@ -34,11 +34,12 @@ from service.api.stored import responses as stored
 from service.engine.client import EngineClient
 from service.errors.dialects import error_response
 from service.errors.hints import Hints
+from service.hosting.budget import NeedOf
 from service.hosting.drain import Drain
 from service.hosting.entries import ModelEntry
 from service.hosting.hosted import HostedModel, Loader
 from service.hosting.memory import need_of
-from service.hosting.models import HostedModels, NeedOf
+from service.hosting.models import HostedModels
 from service.images.images import Images
 from service.observe.metrics import Metrics
 from service.observe.observer import Observer

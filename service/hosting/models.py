@@ -1,20 +1,18 @@
-"""Finds the models of a server by their names, and decides which are loaded where memory is not enough for all."""
+"""Finds the models of a server by their names, and loads and unloads them."""
 
 import asyncio
 import logging
-from asyncio import FIRST_COMPLETED
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
 from typing import Any
 
-from model.errors import MemoryLack, NoriaError
+from model.errors import NoriaError
 from service.access.keys import Key
 from service.errors.errors import ModelNotFound, Unavailable
-from service.generation.startup import in_thread
+from service.hosting.budget import Budget, NeedOf
 from service.hosting.entries import ModelEntry
 from service.hosting.hosted import RETRY_SECONDS, HostedModel
-from service.hosting.memory import Need, budget_of
 from service.observe.model_metrics import Unload
 from service.observe.view.feed import ServiceState
 from service.settings import Settings
@@ -25,8 +23,6 @@ WATCH_SECONDS = 0.5
 """Seconds between two looks at which models have been idle for long."""
 Host = Callable[[ModelEntry, Callable[[], None]], HostedModel]
 """Makes a model that is not loaded yet. It calls the function when no request of it is in flight any more."""
-NeedOf = Callable[[Settings, int, int], Need]
-"""Plans a model that shares the budget, in bytes, with so many models. Raises NoriaError if it cannot fit."""
 
 
 class HostedModels:
@@ -44,17 +40,15 @@ class HostedModels:
         on_failed: Callable[[Exception], None],
         need: NeedOf,
     ) -> None:
-        self._settings = settings
         self._host = lambda entry: host(entry, self.note_change)
         self._on_failed = on_failed
-        self._need_of = need
         self._hosted = [self._host(entry) for entry in entries]
         self._retiring: set[HostedModel] = set()  # no request may name them any more
         self._several = any(model.entry.on_demand for model in self._hosted)
         self._starting = asyncio.Lock()
         self._started = False
-        self._budget: int | None = None
         self._changed = asyncio.Event()
+        self._budget = Budget(settings, need, self, self._changed) if self._several else None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __iter__(self) -> Iterator[HostedModel]:
@@ -75,6 +69,11 @@ class HostedModels:
     @property
     def first(self) -> HostedModel:
         return self._hosted[0]
+
+    @property
+    def holders(self) -> Iterator[HostedModel]:
+        """Models that have memory, those that end included."""
+        return (model for model in (*self._hosted, *self._retiring) if model.reserved)
 
     def allowed(self, key: Key | None) -> list[HostedModel]:
         """The models that a key may use."""
@@ -103,10 +102,11 @@ class HostedModels:
             while model.admission.model is None:
                 work = model.unloading or self.begin_load(model)
                 timeout = deadline - clock()
-                done, _ = await asyncio.wait((work, model.gone), timeout=timeout, return_when=FIRST_COMPLETED)
+                done, _ = await asyncio.wait((work, model.gone), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                 model.check_present()
                 if not done:
-                    why = self._lack(model) if model.waits_for_memory else model.client.stage
+                    waits = model.waits_for_memory and self._budget
+                    why = waits.lack(model) if waits else model.client.stage
                     message = f"the model {model.name} was not loaded within {seconds:g} s ({why})"
                     raise Unavailable(message, "model_loading", RETRY_SECONDS)
                 work.result()
@@ -146,25 +146,16 @@ class HostedModels:
     async def _load_at_start(self, model: HostedModel) -> None:
         if not model.entry.on_demand:
             await self.begin_load(model)
-        elif await self._fits(model):
+        elif self._budget is None or await self._budget.fits(model):
             with suppress(Unavailable):  # the log has it
                 await self.until_loaded(model)
         elif not self._retiring:  # else their end comes back to it
             log.warning("the model does not fit beside the others, and is loaded when it is used", extra=_about(model))
 
-    async def _fits(self, model: HostedModel) -> bool:
-        """Whether there is memory for a model beside the others. True if it has no plan: its load says why."""
-        try:
-            need = await self._plan(model)
-        except Exception:
-            return True
-        others = self._reserved() - model.reserved
-        return need is None or self._budget is None or others + need.n_bytes <= self._budget
-
     async def _load(self, model: HostedModel) -> None:
         """Load a model, once there is memory for it, unless nobody wants it by then. Raises Unavailable."""
         try:
-            if not await self._reserve(model):
+            if self._budget is not None and not await self._budget.reserve(model):
                 return
             async with asyncio.timeout(model.load_timeout if model.entry.on_demand else None):
                 await model.load()
@@ -197,59 +188,6 @@ class HostedModels:
         unexpected = None if isinstance(error, NoriaError) else error
         log.error("the model cannot be served: %s", error, extra=_about(model), exc_info=unexpected)
         self.note_change()
-
-    async def _plan(self, model: HostedModel) -> Need | None:
-        """Return what a model needs by its plan, None on a server with one. Raises Unavailable if it cannot fit."""
-        if self._several and self._budget is None:
-            self._budget = await in_thread(lambda: budget_of(self._settings))
-        budget = self._budget
-        if budget is not None and model.need is None:
-            settings, n_models = model.entry.settings, len(self._hosted)
-            try:
-                model.need = await in_thread(lambda: self._need_of(settings, budget, n_models))
-            except MemoryLack as error:
-                raise Unavailable(str(error), "model_does_not_fit", RETRY_SECONDS) from error
-        return model.need
-
-    async def _reserve(self, model: HostedModel) -> bool:
-        """Reserve the memory of a model. Idle models are unloaded for it, the one that was used longest ago first.
-
-        It waits while all others are busy. False: nobody wants the model any more. Raises Unavailable if the memory can
-        never be enough.
-        """
-        need = await self._plan(model)
-        if need is None or self._budget is None:
-            return True
-        while self._reserved() + need.n_bytes > self._budget:
-            if model.removed or not model.n_wanting:
-                return False
-            others = [other for other in self._hosted if other is not model and other.reserved]
-            pinned = sum(other.reserved for other in others if other.entry.pinned)
-            if need.n_bytes + pinned > self._budget:
-                what = f"{need.n_bytes:,} bytes, and pinned models leave {self._budget - pinned:,} of --memory-budget"
-                raise Unavailable(f"the model {model.name} needs {what}", "model_does_not_fit", RETRY_SECONDS)
-            idle = [other for other in others if other.can_go]
-            self._changed.clear()
-            if idle:
-                await self.unload(min(idle, key=lambda other: other.last_used), "memory")
-            else:
-                model.waits_for_memory = True
-                model.client.note("waiting for memory", 0.0)
-                await self._changed.wait()
-        model.reserve(need.n_bytes)
-        return True
-
-    def _lack(self, model: HostedModel) -> str:
-        """Say why a model waits for memory. It names no other model, because the client's key may not use it."""
-        holders = [other for other in (*self._hosted, *self._retiring) if other.reserved]
-        busy = sum(other.reserved for other in holders if not other.entry.pinned)
-        pinned = sum(other.reserved for other in holders if other.entry.pinned)
-        need = 0 if model.need is None else model.need.n_bytes
-        held = f"models in use hold {busy:,} bytes, and pinned ones {pinned:,}"
-        return f"it waits for memory: it needs {need:,} bytes of --memory-budget {self._budget:,}; {held}"
-
-    def _reserved(self) -> int:
-        return sum(model.reserved for model in (*self._hosted, *self._retiring))
 
     async def unload(self, model: HostedModel, reason: Unload) -> None:
         """Unload a model once its running requests have ended; those that come meanwhile wait for the next load."""

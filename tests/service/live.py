@@ -24,10 +24,10 @@ from service.engine.client import EngineClient
 from service.generation.adapters import given_adapters
 from service.generation.request import ServedModel, longest_piece
 from service.generation.startup import marks_of
+from service.hosting.budget import NeedOf
 from service.hosting.entries import ModelEntry, read_entries
 from service.hosting.hosted import HostedModel
 from service.hosting.memory import Need
-from service.hosting.models import NeedOf
 from service.http.connection import protocol
 from service.http.connection.limits import LIMITS, Limits
 from service.http.listening import listen, listen_at

@@ -1,0 +1,95 @@
+"""The budget of memory that the models of a server share: which of them have a part of it."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from model.errors import MemoryLack
+from service.errors.errors import Unavailable
+from service.generation.startup import in_thread
+from service.hosting.hosted import RETRY_SECONDS, HostedModel
+from service.hosting.memory import Need, budget_of
+from service.observe.model_metrics import Unload
+from service.settings import Settings
+
+NeedOf = Callable[[Settings, int, int], Need]
+"""Plans a model that shares the budget, in bytes, with so many models. Raises NoriaError if it cannot fit."""
+
+
+class Sharing(Protocol):
+    """The models that share the budget. `holders` have memory, also those that no request may name any more."""
+
+    def __iter__(self) -> Iterator[HostedModel]: ...
+
+    @property
+    def holders(self) -> Iterable[HostedModel]: ...
+
+    async def unload(self, model: HostedModel, reason: Unload) -> None: ...
+
+
+class Budget:
+    """Reserves memory for models by their plans, which `need_of` makes. `changed` is set when a model may have gone."""
+
+    def __init__(self, settings: Settings, need_of: NeedOf, models: Sharing, changed: asyncio.Event) -> None:
+        self._settings = settings
+        self._need_of = need_of
+        self._models = models
+        self._changed = changed
+        self._total: int | None = None
+
+    async def fits(self, model: HostedModel) -> bool:
+        """Whether there is memory for a model beside the others. True if it has no plan: its load says why."""
+        try:
+            need, total = await self._plan(model)
+        except Exception:
+            return True
+        return self._held() - model.reserved + need.n_bytes <= total
+
+    async def reserve(self, model: HostedModel) -> bool:
+        """Reserve the memory of a model. Idle models are unloaded for it, the one that was used longest ago first.
+
+        It waits while all others are busy. False: nobody wants the model any more. Raises Unavailable if the memory can
+        never be enough.
+        """
+        need, total = await self._plan(model)
+        while self._held() + need.n_bytes > total:
+            if model.removed or not model.n_wanting:
+                return False
+            others = [other for other in self._models if other is not model and other.reserved]
+            pinned = sum(other.reserved for other in others if other.entry.pinned)
+            if need.n_bytes + pinned > total:
+                what = f"{need.n_bytes:,} bytes, and pinned models leave {total - pinned:,} of --memory-budget"
+                raise Unavailable(f"the model {model.name} needs {what}", "model_does_not_fit", RETRY_SECONDS)
+            idle = [other for other in others if other.can_go]
+            self._changed.clear()
+            if idle:
+                await self._models.unload(min(idle, key=lambda other: other.last_used), "memory")
+            else:
+                model.waits_for_memory = True
+                model.client.note("waiting for memory", 0.0)
+                await self._changed.wait()
+        model.reserve(need.n_bytes)
+        return True
+
+    def lack(self, model: HostedModel) -> str:
+        """Say why a model waits for memory. It names no other model, because the client's key may not use it."""
+        pinned = sum(other.reserved for other in self._models.holders if other.entry.pinned)
+        need = 0 if model.need is None else model.need.n_bytes
+        held = f"models in use hold {self._held() - pinned:,} bytes, and pinned ones {pinned:,}"
+        return f"it waits for memory: it needs {need:,} bytes of --memory-budget {self._total:,}; {held}"
+
+    async def _plan(self, model: HostedModel) -> tuple[Need, int]:
+        """Return what a model needs by its plan, and the whole budget in bytes. Raises Unavailable if it cannot fit."""
+        if self._total is None:
+            self._total = await in_thread(lambda: budget_of(self._settings))
+        total = self._total
+        if model.need is None:
+            settings, n_models = model.entry.settings, len([*self._models])
+            try:
+                model.need = await in_thread(lambda: self._need_of(settings, total, n_models))
+            except MemoryLack as error:
+                raise Unavailable(str(error), "model_does_not_fit", RETRY_SECONDS) from error
+        return model.need, total
+
+    def _held(self) -> int:
+        return sum(model.reserved for model in self._models.holders)
