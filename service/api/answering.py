@@ -181,7 +181,7 @@ async def admit(
     """The model that a request names, once it is loaded. Closing the stack ends the admission.
 
     Raises ModelNotFound, what `Admission.admitted` raises, and Unavailable if the model cannot be loaded. `live` tells
-    meanwhile what the request waits for.
+    meanwhile what the request waits for; if a client cancels it, that raises Cancelled.
     """
     state: State = request.app.state.noria
     record: RequestRecord = request.scope["noria.record"]
@@ -192,7 +192,8 @@ async def admit(
     try:
         with model.counted_waiting(record.tenant):
             while model.entry.on_demand and model.waits_for is not None:  # somebody may have unloaded it again
-                await while_connected(request.receive, state.drain.expired, state.models.until_loaded(model))
+                wait = while_connected(request.receive, state.drain.expired, state.models.until_loaded(model))
+                await (wait if live is None else live.wait(wait))
             return model, stack.enter_context(model.admission.admitted(record, name))
     except ModelChanged:
         return await admit(stack, request, name, live)

@@ -3,10 +3,10 @@
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from typing_extensions import TypedDict  # pydantic, which reads it, needs this one before Python 3.12
 
@@ -83,7 +83,7 @@ class Cancellation(TypedDict):
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """A request in flight. `generation` is set once it is tokenized.
+    """A request in flight. `generation` is set once it is tokenized, `waiting` while its model loads.
 
     `has_reason`: its API has a finish reason for requests that are cut short. Others end with an error. `waits_for`
     says why its model does not take it yet. `seconds_to_start` estimates when the sequence at a place of its model's
@@ -93,6 +93,7 @@ class LiveRequest:
     record: RequestRecord
     has_reason: bool
     generation: Generation | None = None
+    waiting: asyncio.Task[None] | None = None
     cancelled: bool = False
     waits_for: Callable[[], WaitReason | None] = lambda: None
     seconds_to_start: Callable[[int], float] = lambda place: 0.0
@@ -103,9 +104,24 @@ class LiveRequest:
         if self.cancelled:
             self.cancel()
 
+    async def wait(self, work: Coroutine[Any, Any, None]) -> None:
+        """Await work that must be done before the request is tokenized. Raises Cancelled if a client cancels it."""
+        self.waiting = asyncio.ensure_future(work)
+        try:
+            await self.waiting
+        except asyncio.CancelledError:
+            if not self.cancelled:
+                raise
+            self.record.outcome = "abort"
+            raise Cancelled from None
+        finally:
+            self.waiting = None
+
     def cancel(self) -> None:
-        """End all choices. A request that is not tokenized yet ends as soon as it is."""
+        """End all choices, or the wait for the model. A request that is being tokenized ends as soon as it is."""
         self.cancelled = True
+        if self.waiting is not None:
+            self.waiting.cancel()
         if self.generation is not None:
             self.generation.cancel(None if self.has_reason else Cancelled())
 
