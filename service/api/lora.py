@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextlib import ExitStack
 from os.path import realpath
 from pathlib import Path
 from typing import Literal
@@ -13,6 +14,7 @@ from typing_extensions import TypedDict
 
 from model.errors import ModelError, quoted
 from service.access.record import RequestRecord
+from service.api.answering import admit
 from service.api.routes import json_response, post
 from service.api.state import State, hosted
 from service.errors.errors import AdapterExists, Forbidden, InvalidRequest
@@ -76,11 +78,10 @@ async def load(request: Request, body: LoadBody) -> Response:
     It needs the flag `--lora-dir`. The answer comes once the adapter can serve.
     """
     state: State = request.app.state.noria
-    model = hosted(request, body.model)
-    directory = _allowed(request, model)
-    with model.counted_waiting(request.scope["noria.record"].tenant):
-        await while_connected(request.receive, state.drain.expired, state.models.until_loaded(model))
-        served = model.admission.require()
+    _allowed(request, hosted(request, body.model))
+    with ExitStack() as stack:
+        model, served = await admit(stack, request, body.model)
+        directory = _allowed(request, model)  # it may be another one by now
         found = await asyncio.to_thread(path_inside, directory, body.lora_path)  # its disk may be slow
         if any(other.has(body.lora_name) for other in state.models):
             raise AdapterExists(body.lora_name)

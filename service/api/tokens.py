@@ -12,8 +12,7 @@ from model.sampling_params import check_ids
 from model.tokenizers.base import Tokenizer
 from service.api.answering import computed_response
 from service.api.prompt import Chat, check_roles, conversation, encode_chat, encode_text, of_chat, on_thread
-from service.api.routes import HELLO, get, json_response, post
-from service.api.state import hosted
+from service.api.routes import HELLO, get, post
 from service.errors.errors import InvalidRequest
 from service.generation.request import ServedModel
 from service.images.images import DecodedImage
@@ -150,9 +149,7 @@ async def apply_template(request: Request, body: ApplyTemplateBody) -> Response:
 @get("/tokenizer_info", answer=TokenizerInfo)
 async def tokenizer_info(request: Request) -> Response:
     """Describe the tokenizer of the first model, with its special tokens and the chat template"""
-    model = hosted(request, None)
-    await request.app.state.noria.models.until_loaded(model)
-    return json_response(info_of(model.admission.require()))
+    return await computed_response(request, None, on_thread(info_of))
 
 
 def info_of(served: ServedModel) -> TokenizerInfo:

@@ -1,11 +1,13 @@
 """The model that a request of Ollama's API names, and how long the model stays loaded afterwards."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Literal
 
 from fastapi import Request
 
 from service.access.record import RequestRecord
+from service.api.answering import admit
 from service.api.ollama.options import KeepingBody
 from service.api.ollama.shape import Clock
 from service.api.openai.models import check_keep_alive, check_may_load, may_load
@@ -59,8 +61,7 @@ class Target:
             await while_connected(receive, expired, state.models.unload(model, "request"))
             return "unload"
         self.note_ignored()
-        with model.counted_waiting(self._record.tenant):  # it stays until the client has its answer
-            await while_connected(receive, expired, state.models.until_loaded(model))
-            model.admission.require(self.name)
-        self.keep()
+        with ExitStack() as stack:
+            self.model, _ = await admit(stack, self._request, self.name)
+            self.keep()
         return "load"

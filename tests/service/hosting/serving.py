@@ -61,14 +61,15 @@ def count(live: Live, name: str, **labels: str) -> float:
 
 
 @contextmanager
-def posted(live: Live, path: str, body: Mapping[str, Any], **headers: str) -> Iterator["Future[httpx.Response]"]:
-    """A request that a thread sends. At the end of the block it must have been answered."""
+def posted(live: Live, path: str, body: Mapping[str, Any] | None, **headers: str) -> Iterator["Future[httpx.Response]"]:
+    """A request that a thread sends, a GET without a body. At the end of the block it must have been answered."""
     future: Future[httpx.Response] = Future()
 
     def send() -> None:
         try:
             with httpx.Client(base_url=live.url, timeout=PATIENCE, headers=live.http.headers) as http:
-                future.set_result(http.post(path, json=dict(body), headers=headers))
+                method = "GET" if body is None else "POST"
+                future.set_result(http.request(method, path, json=body, headers=headers))
         except Exception as error:
             future.set_exception(error)
 

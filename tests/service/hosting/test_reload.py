@@ -167,6 +167,22 @@ def test_requests_that_wait_for_a_model_that_changes_go_over_to_the_new_one(tmp_
             eventually(lambda: not live.state.models._retiring, "the old one is closed")
 
 
+def test_tokenizers_and_adapters_are_those_of_the_model_that_replaced_the_one_that_loaded(tmp_path: Path) -> None:
+    for folder in ("old", "new/sql"):
+        (tmp_path / folder).mkdir(parents=True)
+    old = {"source": "large", "lora_dir": str(tmp_path / "old"), **LATE}
+    with serving(tmp_path, {"a": old}) as live, ExitStack() as stack:
+        described = stack.enter_context(posted(live, "/tokenizer_info", None))
+        loaded = stack.enter_context(posted(live, "/v1/load_lora_adapter", {"lora_name": "sql", "lora_path": "sql"}))
+        eventually(lambda: live.model("a").waiting.total == 2, "both wait")
+        live.reload(toml({"a": {"max_model_len": 99, "lora_dir": str(tmp_path / "new"), **LATE}}))
+        assert described.result(PATIENCE).json()["model_max_length"] == 99
+        assert loaded.result(PATIENCE).json()["parent"] == "a"
+        assert said(live, "sql", n=9) == answer("hi", 9, adapter=str(tmp_path / "new" / "sql"))
+        with hurried():
+            eventually(lambda: not live.state.models._retiring, "the old one is closed")
+
+
 def test_models_that_are_added_are_loaded_one_after_the_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One that does not fit beside those before it is loaded when it is used, as at the start."""
     with serving(tmp_path, {"a": {}}, {"b": 2, "c": 2}, memory_budget=3) as live:
