@@ -84,19 +84,33 @@ async def answer(
     stream waits. `first` is the framing until the model is loaded, where it is not that of events.
     """
     state: State = request.app.state.noria
-    record: RequestRecord = request.scope["noria.record"]
-    if body.stream and hosted(request, body.model).waits_for is not None:
-        record.streams, framing, guard = True, LateFraming(record.policy.dialect, first), ExitStack()
-        frames = _late_frames(guard, request, body, make, make_shape, save, framing)
-        return EventStream(frames, guard, state.drain.expired, framing)
     with ExitStack() as stack:
+        if body.stream:
+            frames, framing = await begin_stream(stack, request, body, make, make_shape, save, first)
+            return EventStream(frames, stack.pop_all(), state.drain.expired, framing)
         served, generation, receipts = await submit_signed(stack, request, body, make)
         shape = make_shape(served, body.model or served.names[0])
-        if body.stream:
-            record.streams = True
-            frames = stream_frames(generation, shape, receipts, save)
-            return EventStream(frames, stack.pop_all(), state.drain.expired, shape)
         return await whole_response(request, generation, shape.whole, receipts, save)
+
+
+async def begin_stream(
+    stack: ExitStack,
+    request: Request,
+    body: StreamBody,
+    make: Make[ModelRequest],
+    make_shape: Callable[[ServedModel, str], Shape],
+    save: Save | None = None,
+    first: Framing | None = None,
+) -> tuple[AsyncIterator[list[bytes]], Framing]:
+    """The frames of a stream, and what frames them. `stack` gets the admission. Raises and waits as `answer`."""
+    record: RequestRecord = request.scope["noria.record"]
+    record.streams = True
+    if hosted(request, body.model).waits_for is not None:
+        framing, guard = LateFraming(record.policy.dialect, first), stack.enter_context(ExitStack())
+        return _late_frames(guard, request, body, make, make_shape, save, framing), framing
+    served, generation, receipts = await submit_signed(stack, request, body, make)
+    shape = make_shape(served, body.model or served.names[0])
+    return stream_frames(generation, shape, receipts, save), shape
 
 
 class LateFraming:

@@ -10,7 +10,6 @@ from starlette.types import Scope
 
 from service.access.record import RequestRecord
 from service.errors.errors import Unavailable
-from service.generation.generation import Generation
 from service.http.sse import EventStream, Framing, while_connected
 from service.state.recording import Recording, Recordings
 
@@ -23,7 +22,6 @@ class Ongoing:
     """A generation that goes on without its connection. `unread` is called when its last reader leaves."""
 
     recording: Recording
-    generation: Generation
     task: "asyncio.Task[None] | None" = None
     n_readers: int = 0
     unread: Callable[[], None] = lambda: None
@@ -68,11 +66,10 @@ class OngoingWork:
         request: RequestRecord,
         scope: Scope,
         guard: ExitStack,
-        generation: Generation,
         frames: AsyncIterator[list[bytes]],
         ended: Ended,
     ) -> Ongoing:
-        """Start to record the frames of a generation, whose admission `guard` holds.
+        """Start to record the frames of a generation, whose admission `guard` gets.
 
         The work has the record of the scope, with its own line in the log, and is in flight instead of its request.
         `request` is the one that `detach` gave, and counts as a request that generates nothing.
@@ -83,7 +80,7 @@ class OngoingWork:
         request.place.close()
         if work.key is not None:
             guard.enter_context(work.key.running())
-        ongoing = Ongoing(self.recordings.begin(), generation)
+        ongoing = Ongoing(self.recordings.begin())
         ongoing.task = asyncio.create_task(self._run(ongoing.recording, dict(scope), guard, frames, ended))
         self._tasks.add(ongoing.task)
         ongoing.task.add_done_callback(self._tasks.discard)

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from model.errors import quoted
 from service.access.record import LAST, RequestRecord
-from service.api.answering import Shape, answer, stream_frames, submit_signed
+from service.api.answering import Shape, answer, begin_stream
 from service.api.ongoing import Ongoing, detach
 from service.api.prompt import Make
 from service.api.state import State
@@ -86,8 +86,12 @@ class _NoEmptyEvents:
     """
 
     def __init__(self, framing: Framing) -> None:
-        self.done, self.frame, self.failure = framing.done, framing.frame, framing.failure
+        self.frame, self.failure = framing.frame, framing.failure
         self._framing = framing
+
+    @property
+    def done(self) -> bytes:
+        return self._framing.done
 
     def keep_alive(self) -> tuple[bytes, float]:
         sign, seconds = self._framing.keep_alive()
@@ -111,12 +115,10 @@ async def answer_resumable(
     state: State = request.app.state.noria
     record = detach(request.scope)
     with ExitStack() as stack:
-        served, generation, receipts = await submit_signed(stack, request, body, make)
-        shape = make_shape(served, body.model or served.names[0])
-        resumable = Resumable(state, record, shape)
-        frames = _numbered(stream_frames(generation, shape, receipts), record.id)
-        guard = stack.pop_all()
-        resumable.begin(state.ongoing.begin(record, request.scope, guard, generation, frames, resumable.ended))
+        frames, framing = await begin_stream(stack, request, body, make, make_shape)
+        resumable = Resumable(state, record, framing)
+        numbered, guard = _numbered(frames, record.id), stack.pop_all()
+        resumable.begin(state.ongoing.begin(record, request.scope, guard, numbered, resumable.ended))
     return resumable.read(record, -1)
 
 

@@ -19,6 +19,7 @@ from service.api.responses.creation import Creation
 from service.api.responses.shape import ResponseShape
 from service.api.routes import json_response
 from service.errors.errors import ApiError, Cancelled, NotStored, StoreFull, Unavailable, as_api_error
+from service.generation.generation import Generation
 from service.http.sse import Json
 from service.state.stored import Stored
 from service.state.tables import Tables
@@ -32,19 +33,20 @@ class Background:
 
     ongoing: Ongoing
 
-    def __init__(self, creation: Creation, shape: ResponseShape, begun: Stored) -> None:
+    def __init__(self, creation: Creation, generation: Generation, shape: ResponseShape, begun: Stored) -> None:
         self._creation = creation
+        self._generation = generation
         self._shape = shape
         self._begun = begun
 
     @property
     def state(self) -> ResponseState:
         """The response as it stands."""
-        began = any(choice.admitted for choice in self.ongoing.generation.choices)
+        began = any(choice.admitted for choice in self._generation.choices)
         return self._shape.state("in_progress" if began else "queued")
 
     def cancel(self) -> None:
-        self.ongoing.generation.cancel(Cancelled())
+        self._generation.cancel(Cancelled())
 
     def read(self, after: int) -> Response:
         """A stream of the events after number `after`, to the end of the response."""
@@ -119,10 +121,10 @@ async def begin(request: Request, creation: Creation, record: RequestRecord, *, 
         begun = creation.stored(queued[-1]["response"], running=True, request=sent)
         if not await state.store.run(Tables.put, owner, begun, only_running=again):
             raise NotStored("response", shape.id)
-        background = Background(creation, shape, begun)
+        background = Background(creation, generation, shape, begun)
         frames = stream_frames(generation, shape, drafts, background.save)
         guard = stack.pop_all()
-        background.ongoing = state.ongoing.begin(record, request.scope, guard, generation, frames, background.ended)
+        background.ongoing = state.ongoing.begin(record, request.scope, guard, frames, background.ended)
     for event in queued:
         background.ongoing.recording.add(shape.frame(event))
     state.ongoing.found[owner.name, shape.id] = background

@@ -110,9 +110,9 @@ class LiveRequest:
         try:
             await self.waiting
         except asyncio.CancelledError:
+            self.record.outcome = "abort"
             if not self.cancelled:
                 raise
-            self.record.outcome = "abort"
             raise Cancelled from None
         finally:
             self.waiting = None

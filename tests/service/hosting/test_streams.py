@@ -24,12 +24,15 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.http.sse.KEEP_ALIVE_SECONDS", SECONDS)
 
 
+@pytest.mark.parametrize("resume", ["0", "1"])
 @pytest.mark.parametrize(("path", "body", "last"), STREAMS)
-def test_a_stream_begins_while_its_model_loads(path: str, body: dict[str, object], last: str, tmp_path: Path) -> None:
+def test_a_stream_begins_while_its_model_loads(
+    path: str, body: dict[str, object], last: str, resume: str, tmp_path: Path
+) -> None:
     with serving(tmp_path, {"a": {}, "b": {"source": "large", **LATE}}) as live:
         with (
             httpx.Client(base_url=live.url, timeout=PATIENCE) as http,
-            http.stream("POST", path, json={**body, "model": "b"}) as response,
+            http.stream("POST", path, json={**body, "model": "b"}, headers={"x-noria-resume": resume}) as response,
         ):
             assert response.status_code == 200
             lines = response.iter_lines()
