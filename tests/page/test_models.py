@@ -259,3 +259,12 @@ def test_a_name_may_have_any_characters(tmp_path: Path, page: Page) -> None:
         eventually(lambda: states(live)[name] == "ready", "the page has loaded it")
         ask(page, "hi")
         expect(answers(page)).to_have_text("hi")
+
+
+def test_a_key_that_may_use_no_model_is_told(tmp_path: Path, page: Page) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[[keys]]\nname = "guest"\nkey = "secret"\nmodels = ["other"]\n')
+    with serving(tmp_path, {"small": {}}, api_key_file=keys) as live:
+        page.goto(live.url)
+        unlock(page)
+        expect(page.locator("#model")).to_have_text("This key may use none of the models.")

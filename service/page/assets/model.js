@@ -153,6 +153,7 @@ export class Model {
     for (;;) {
       try {
         const { data } = await this.server.json("v1/models");
+        if (data.length === 0) throw new ServerError(404, "This key may use none of the models.");
         this.#offer(data);
         const before = localStorage.getItem(this.place);
         const { id } = this.menu.find((card) => card.id === before) ?? data[0];
