@@ -4,7 +4,9 @@ NoriaError
 ├── ModelError       a model that cannot be loaded (missing, unknown format, damaged)
 ├── OptionError      a start-up option that cannot be used (lengths, device)
 │   └── MemoryLack   what the options require does not fit into the memory
-├── ImageError       an image that cannot be decoded (format, size, damage)
+├── MediaError       a file of a request that cannot be decoded (format, size, damage)
+│   ├── ImageError
+│   └── AudioError
 └── ParameterError   a parameter of a request outside its range; has the field's name
 """
 
@@ -34,8 +36,16 @@ class MemoryLack(OptionError):
     """What the options require does not fit into the memory: what, how much, how much there is."""
 
 
-class ImageError(NoriaError):
-    """An image that cannot be decoded: what is wrong with it, as in "has 10 pixels; the limit is 9"."""
+class MediaError(NoriaError):
+    """A file that cannot be decoded: what is wrong with it, as in "has 10 pixels; the limit is 9"."""
+
+
+class ImageError(MediaError):
+    """An image that cannot be decoded."""
+
+
+class AudioError(MediaError):
+    """An audio file that cannot be decoded."""
 
 
 class ParameterError(NoriaError):

@@ -4,24 +4,20 @@ from dataclasses import asdict
 
 from model.errors import ImageError
 from model.images.sizes import Pixels
-from model.machine.helper import ONE_ARENA, First, HelperProcess
+from model.machine.decoding import DecodingProcess
+from model.machine.helper import ONE_ARENA
 from model.media import ImageFormat
 
 
-class ImageProcess(HelperProcess):
-    """A ready process. One thread uses it; any thread may call `kill`.
-
-    `max_pixels` is the limit for an image. A `patient` process gives it more time (`process.LONG`).
-    """
+class ImageProcess(DecodingProcess):
+    """A ready process. `max_pixels` is the limit for an image."""
 
     def __init__(self, max_pixels: int, *, patient: bool = False) -> None:
         """Start it and wait until it is ready. Raises CannotStart."""
-        first = First({"max_pixels": max_pixels, "patient": patient})
-        super().__init__("model.images.process", "decodes images", first, environment=ONE_ARENA)
+        module, does = "model.images.process", "decodes images"
+        super().__init__(module, does, ImageError, max_pixels, patient=patient, environment=ONE_ARENA)
 
     def decode(self, data: bytes, format: ImageFormat) -> Pixels:
         """The pixels of an image file. Raises ImageError, and ProcessLost."""
-        answer, pixels = self.exchange(asdict(format), data)
-        if "problem" in answer:
-            raise ImageError(answer["problem"])
+        answer, pixels = self.decoded(data, asdict(format))
         return Pixels(answer["rows"], answer["columns"], pixels)

@@ -1,33 +1,17 @@
-"""The process that decodes images. If an image hangs or crashes it, nothing else is harmed.
+"""The process that decodes images (`model/machine/decoding.py`). `client.py` has the other end of its socket.
 
     python -m model.images.process SOCKET
 
-The argument is the file descriptor of a socket, which carries frames (`model/machine/frames.py`). `client.py` has its
-other end. The first frame has the limit of pixels, and whether an image gets the longer limit of time. The answer says
-whether the system allows less memory than the limit here. Each further frame is an image file and its format; the
-answer is what is wrong with it, or its pixels.
+The argument is the file descriptor of the socket. The largest size is the limit of pixels.
 """
 
-import contextlib
 import socket
 import warnings
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
-from model.errors import ImageError
 from model.images.decode import decode
-from model.machine.frames import receive, send
-from model.machine.host import return_free_memory
-from model.machine.limits import Timer, limit_memory, run
+from model.machine.decoding import Fields, Limits, OnSize, TimeLimit, serve
+from model.machine.limits import run
 from model.media import ImageFormat
-
-
-class TimeLimit(NamedTuple):
-    """Processor time for an image: a part for its file and its header, and a part for each of its pixels."""
-
-    seconds: float
-    pixel_seconds: float
-
 
 SHORT = TimeLimit(0.25, 0.02e-6)
 LONG = TimeLimit(1.0, 0.15e-6)
@@ -45,38 +29,16 @@ def memory(max_pixels: int) -> int:
     return DECODE_BYTES + PIXEL_BYTES * max_pixels
 
 
+def pixels(data: bytes, format: Fields, max_pixels: int, on_size: OnSize) -> tuple[Fields, bytes]:
+    """Rows and columns of tokens of an image file, and its pixels. Raises ImageError."""
+    decoded = decode(data, ImageFormat(**format), max_pixels, on_size)
+    return {"rows": decoded.rows, "columns": decoded.columns}, decoded.pixels
+
+
 def main(sock: socket.socket) -> None:
     """Serve until the socket closes."""
     warnings.simplefilter("ignore")  # Pillow's, on damaged metadata: the reason of an end must stand last on stderr
-    timer = Timer()
-    first, _ = receive(sock)
-    max_pixels, limit = first["max_pixels"], LONG if first["patient"] else SHORT
-    send(sock, {"limited": not limit_memory(memory(max_pixels))})
-    with contextlib.suppress(ConnectionError):
-        while True:
-            fields, data = receive(sock)
-            with limited(timer, limit) as add_pixels:
-                answer, pixels = _answer(data, ImageFormat(**fields), max_pixels, add_pixels)
-            send(sock, answer, pixels)
-            return_free_memory()  # a large image would leave hundreds of MiB with this process
-
-
-@contextlib.contextmanager
-def limited(timer: Timer, limit: TimeLimit) -> Iterator[Callable[[int], None]]:
-    """Limit the block's processor time. The function adds the time for the pixels of an image, once they are known."""
-    with contextlib.ExitStack() as tasks:
-        tasks.enter_context(timer.task(limit.seconds))
-        yield lambda n_pixels: tasks.enter_context(timer.task(limit.pixel_seconds * n_pixels))
-
-
-def _answer(
-    data: bytes, format: ImageFormat, max_pixels: int, on_size: Callable[[int], None]
-) -> tuple[dict[str, object], bytes]:
-    try:
-        rows, columns, pixels = decode(data, format, max_pixels, on_size)
-    except ImageError as error:
-        return {"problem": str(error)}, b""
-    return {"rows": rows, "columns": columns}, pixels
+    serve(sock, Limits(SHORT, LONG, memory), pixels)
 
 
 if __name__ == "__main__":

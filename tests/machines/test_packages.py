@@ -7,9 +7,9 @@ from tests.machines.serving import ANSWER, served
 
 OPTIONAL = (
     *("huggingface-hub", "llguidance", "mistral-common", "pillow"),
-    *("prompt-toolkit", "sentencepiece", "tiktoken", "uvloop"),
+    *("prompt-toolkit", "sentencepiece", "soundfile", "soxr", "tiktoken", "uvloop"),
 )
-"""Of `make serve`'s packages: for other models, for images, constraints and the chat in a terminal, and for speed."""
+"""Of `make serve`'s packages: for other models, images, audio, constraints, the chat in a terminal, and for speed."""
 
 
 def test_what_make_serve_installs(tmp_path: Path) -> None:

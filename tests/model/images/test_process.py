@@ -10,7 +10,8 @@ import pytest
 from model.errors import ImageError
 from model.images.client import ImageProcess
 from model.images.decode import decode
-from model.images.process import LONG, SHORT, limited
+from model.images.process import LONG, SHORT
+from model.machine.decoding import limited
 from model.machine.helper import ProcessLost
 from model.machine.limits import Timer
 from model.media import ImageFormat

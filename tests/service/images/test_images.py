@@ -16,7 +16,9 @@ from model.machine import helper
 from model.media import ImageFormat
 from service.errors.errors import ApiError, InvalidRequest, Unavailable
 from service.helpers import LimitsExceeded, Recent
-from service.images.images import REQUESTS, DecodedImage, Decoder, Images, Source, read_base64, read_source
+from service.images.images import DecodedImage, Images, read_base64, read_source
+from service.media.media import REQUESTS, Decoder
+from service.media.source import Source
 from tests.faults import failing
 from tests.model.images.files import noise, saved, texts
 from tests.service.live import Live
@@ -82,7 +84,7 @@ def decoder() -> Iterator[Decoding]:
 def test_an_image_has_its_pixels_and_their_digest(decoder: Decoding) -> None:
     image = noise(16, 24)
     (found,) = decoder.decode(source(saved(image)))
-    assert (found.rows, found.columns, found.pixels) == (3, 2, image.tobytes())
+    assert (found.rows, found.columns, found.inputs) == (3, 2, image.tobytes())
     assert found.digest == hashlib.blake2b(b"3 2 " + image.tobytes(), digest_size=16).hexdigest()
 
 
@@ -159,9 +161,9 @@ def test_an_image_that_needs_the_long_limit_is_decoded(decoder: Decoding, monkey
     image, tried = new(), []
     decode = Decoder.decode
 
-    async def slow(self: Decoder, data: bytes, format: ImageFormat) -> DecodedImage:
-        tried.append(self._patient)
-        if data == image.data and not self._patient:
+    async def slow(self: Decoder[Any, Any, Any], data: bytes, format: ImageFormat) -> DecodedImage:
+        tried.append(self.patient)
+        if data == image.data and not self.patient:
             raise LimitsExceeded
         return await decode(self, data, format)
 
@@ -178,8 +180,8 @@ def test_images_do_not_wait_for_suspects(decoder: Decoding, monkeypatch: pytest.
     """More suspects than requests may decode at a time wait for the patient process, which hangs."""
     decode, hangs = Decoder.decode, asyncio.Event()
 
-    async def slow(self: Decoder, data: bytes, format: ImageFormat) -> DecodedImage:
-        if self._patient:
+    async def slow(self: Decoder[Any, Any, Any], data: bytes, format: ImageFormat) -> DecodedImage:
+        if self.patient:
             await hangs.wait()
         if data.startswith(b"slow"):
             raise LimitsExceeded
@@ -242,7 +244,7 @@ def test_images_of_two_requests_alternate(decoder: Decoding, monkeypatch: pytest
     names: dict[bytes, str] = {}
     decode = Decoder.decode
 
-    async def noted(self: Decoder, data: bytes, format: ImageFormat) -> DecodedImage:
+    async def noted(self: Decoder[Any, Any, Any], data: bytes, format: ImageFormat) -> DecodedImage:
         order.append(names[data])
         return await decode(self, data, format)
 
@@ -357,5 +359,5 @@ def test_a_few_requests_decode_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(Images, "_one", decode)
     found = asyncio.run(serve())
-    assert [[image.pixels for image in pair] for pair in found] == [[bytes([number])] * 2 for number in range(10)]
+    assert [[image.inputs for image in pair] for pair in found] == [[bytes([number])] * 2 for number in range(10)]
     assert most == REQUESTS

@@ -1,0 +1,33 @@
+"""The mel spectrum of an audio file, its format and its sizes."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+RATE = 16_000
+"""Samples a second that the encoder takes."""
+HOP = 160
+"""Samples from one frame of the spectrum to the next."""
+CHUNK_FRAMES = 3000
+"""Frames of a chunk of 30 s. The encoder takes whole chunks; zeros fill the last one."""
+CHUNK_SAMPLES = CHUNK_FRAMES * HOP
+
+
+@dataclass(frozen=True, slots=True)
+class MelFormat:
+    """Mel bins of the spectrum, and the limit of seconds for a file."""
+
+    n_mels: int
+    max_seconds: int
+
+
+class Mel(NamedTuple):
+    """The log-mel spectrum of a file that lasts `seconds`: float32 [n_chunks, n_mels, CHUNK_FRAMES] in C order."""
+
+    n_chunks: int
+    seconds: float
+    data: bytes
+
+
+def chunks(n_samples: int) -> int:
+    """Chunks of 30 s that hold `n_samples`. Worked example: 480,001 samples are 2 chunks."""
+    return -(-n_samples // CHUNK_SAMPLES)

@@ -1,0 +1,1 @@
+"""Audio of requests: from files to mel spectra."""

@@ -1,0 +1,80 @@
+"""Audio of requests, from files to mel spectra."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from model.audio.client import AudioProcess
+from model.audio.sizes import MelFormat
+from model.batch import RunnerInfo
+from model.errors import quoted
+from service.errors.errors import InvalidRequest
+from service.media.media import Kind, Media
+from service.media.source import Source, of_base64
+
+MAX_FILES = 16
+NOT_FETCHED = "Noria never fetches audio: send the file in base64"
+MAX_SECONDS = 3600
+"""The longest audio that the process has memory for. The limit of a model is often lower: its context."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedAudio:
+    """The mel spectrum of audio that lasts `seconds`: float32 [n_chunks, n_mels, 3000] in C order.
+
+    Each chunk has a digest. Equal digests have equal spectra.
+    """
+
+    seconds: float
+    digests: tuple[str, ...]
+    inputs: bytes = field(repr=False)
+
+
+def read_audio(text: str, param: str) -> Source:
+    """The file in base64 `text`, or in a data URL. `param` names its field. Raises InvalidRequest.
+
+    The content alone decides how it is decoded.
+    """
+    scheme, colon, rest = text.partition(":")
+    if colon and scheme.strip().lower() != "data":
+        raise InvalidRequest(f"{param} is no file, got {quoted(text)}. {NOT_FETCHED}", param=param)
+    return of_base64(rest.partition(",")[2] if colon else text, param)
+
+
+def limited(info: RunnerInfo) -> MelFormat:
+    """What a model that hears reads, and the seconds that its context holds."""
+    assert info.audio is not None, "a model without an audio encoder hears nothing"
+    seconds = info.audio.max_seconds(info.max_model_len)
+    return MelFormat(info.audio.n_mels, min(MAX_SECONDS, int(seconds)))
+
+
+class Audios(Media[AudioProcess, MelFormat, DecodedAudio]):
+    """The audio of all requests. The files of a request may last as long together as one may."""
+
+    def __init__(
+        self,
+        on_restart: Callable[[], None] = lambda: None,
+        on_decoded: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
+        kind = Kind("audio", "audio files", MAX_FILES, start, decoded, lambda audio: len(audio.inputs))
+        super().__init__(kind, on_restart, on_decoded)
+
+    def check(self, sources: Sequence[Source], found: Sequence[DecodedAudio], format: MelFormat) -> None:
+        seconds = sum(audio.seconds for audio in found)
+        if seconds > format.max_seconds:
+            last = sources[len(found) - 1].param
+            limit = f"the limit for a request is {format.max_seconds} s"
+            raise InvalidRequest(f"the audio up to {last} lasts {seconds:.1f} s; {limit}", param=last)
+
+
+def start(patient: bool) -> AudioProcess:
+    """A process that decodes audio."""
+    return AudioProcess(MAX_SECONDS, patient=patient)
+
+
+def decoded(process: AudioProcess, data: bytes, format: MelFormat) -> DecodedAudio:
+    """The spectrum of an audio file, with the digests of its chunks. Raises AudioError and ProcessLost."""
+    mel = process.decode(data, format)
+    n_bytes = len(mel.data) // mel.n_chunks
+    chunks = (memoryview(mel.data)[n * n_bytes : (n + 1) * n_bytes] for n in range(mel.n_chunks))
+    return DecodedAudio(mel.seconds, tuple(hashlib.blake2b(it, digest_size=16).hexdigest() for it in chunks), mel.data)
