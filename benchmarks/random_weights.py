@@ -1,6 +1,7 @@
 """Checkpoints of random weights: made on the device while the network reads them, or written to a file.
 
-`python -m benchmarks.random_weights FOLDER` writes a checkpoint of LATENT, 4 GB.
+`python -m benchmarks.random_weights FOLDER` writes a checkpoint of LATENT, 4 GB. With `--audio` it is VOXTRAL, 9.4 GB,
+and its tokenizer with the vocabulary that mistral-common ships.
 """
 
 import argparse
@@ -9,13 +10,16 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from benchmarks.gpu.shapes import SMALL_4
+from model.audio_config import AudioConfig
 from model.checkpoint.configs.latent import KEYS
 from model.checkpoint.configs.native import EXPERT_GROUPS, EXPERTS
 from model.checkpoint.open import Checkpoint
@@ -24,6 +28,7 @@ from model.latent_config import LatentConfig
 from model.network import weights
 from model.network.lora import Adapter, LowRank, Part
 from model.sharding.shard import shard_of
+from model.tokenizers.tekken import OLD_SPECIAL_TOKENS
 
 LATENT = replace(
     SMALL_4,
@@ -34,14 +39,34 @@ LATENT = replace(
     query_temperature=QueryTemperature(8192, 0.1),
 )
 """Two layers like Small 4's, with fewer experts, and latents of the one size that vLLM's kernels for CPUs take."""
+VOXTRAL = ModelConfig(
+    family="mistral",
+    dim=3072,
+    n_layers=30,
+    n_heads=32,
+    n_kv_heads=8,
+    head_dim=128,
+    hidden_dim=8192,
+    vocab_size=131_072,
+    norm_eps=1e-5,
+    rope_theta=1e8,
+    max_position=131_072,
+    windows=(None,) * 30,
+    audio=AudioConfig(dim=1280, n_layers=32, n_heads=20, hidden_dim=5120),
+)
+"""Voxtral Mini 3B."""
+SPECTRUM = {"sampling_rate": 16_000, "frame_rate": 12.5}
+MEL = {"num_mel_bins": 128, "hop_length": 160, "window_size": 400}
+AUDIO_TOKENS = {24: "[AUDIO]", 25: "[BEGIN_AUDIO]", 34: "[TRANSCRIBE]"}
 
 
 def tensors(config: ModelConfig, device: torch.device, skip: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
-    """Random weights. Magnitudes are those of a network at its initialisation; norms are ones."""
+    """Random weights. Magnitudes are those of a network at its initialisation; norms are ones, biases zeros."""
     generator = torch.Generator(device).manual_seed(0)
     deep = (2 * config.n_layers) ** -0.5
     for name, place in weights.places(shard_of(config)):
-        tensor = torch.ones(place.shape, dtype=getattr(torch, config.dtype), device=device)
+        value = 0.0 if name.endswith(".bias") else 1.0
+        tensor = torch.full(place.shape, value, dtype=getattr(torch, config.dtype), device=device)
         if len(place.shape) > 1:
             gain = deep if name.endswith(("wo.weight", "w2.weight")) else 1.0
             width = 1 if name == weights.EMBEDDINGS else place.shape[1]
@@ -69,6 +94,8 @@ def _params(config: ModelConfig) -> dict[str, object]:
         params |= {key: getattr(config.latent, key) for key in KEYS}
     if heat := config.query_temperature:
         params["llama_4_scaling"] = {"original_max_position_embeddings": heat.original_max_position, "beta": heat.beta}
+    if audio := config.audio:
+        params["multimodal"] = {"whisper_model_args": _whisper(audio)}
     if config.n_experts:
         params["moe"] = {key: getattr(config, name) for key, name in EXPERTS.items()} | dict.fromkeys(EXPERT_GROUPS, 1)
     return params
@@ -76,7 +103,32 @@ def _params(config: ModelConfig) -> dict[str, object]:
 
 def _native(name: str) -> str:
     """The name of a weight in files since Mistral Large 3, the only one that vLLM knows."""
-    return re.sub(r"feed_forward\.(gate|experts|shared_experts)\.", r"\1.", name)
+    ends = {"in": "0", "out": "2"}
+    name = re.sub(r"feed_forward\.(gate|experts|shared_experts)\.", r"\1.", name)
+    return re.sub(
+        r"vision_language_adapter\.w_(in|out)",
+        lambda found: f"mm_whisper_embeddings.audio_language_projection.{ends[found[1]]}",
+        name,
+    )
+
+
+def _whisper(audio: AudioConfig) -> dict[str, object]:
+    names = ("dim", "n_layers", "n_heads", "hidden_dim", "norm_eps")
+    encoder = {name: getattr(audio, name) for name in names} | {"max_source_positions": audio.n_positions}
+    encoder |= {"use_biases": True, "causal": False, "audio_encoding_args": SPECTRUM | MEL}
+    return {"encoder_args": encoder, "downsample_args": {"downsample_factor": audio.group}}
+
+
+def save_tokenizer(directory: Path) -> None:
+    """Write a `tekken.json` of version 7 with the tokens of audio, from the vocabulary that mistral-common ships."""
+    content: dict[str, Any] = json.loads((files("mistral_common") / "data" / "tekken_240911.json").read_text())
+    del content["image"]
+    names = {rank: f"<SPECIAL_{rank}>" for rank in range(content["config"]["default_num_special_tokens"])}
+    names |= dict(enumerate(OLD_SPECIAL_TOKENS)) | AUDIO_TOKENS
+    content["special_tokens"] = [{"rank": rank, "token_str": name, "is_control": True} for rank, name in names.items()]
+    content["config"] |= {"version": "v7"}
+    content["audio"] = SPECTRUM | {"chunk_length_s": 30.0, "audio_encoding_config": MEL}
+    (directory / "tekken.json").write_text(json.dumps(content))
 
 
 def random_adapter(config: ModelConfig, rank: int, device: torch.device) -> Adapter:
@@ -104,9 +156,12 @@ def random_adapter(config: ModelConfig, rank: int, device: torch.device) -> Adap
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
-    folder.mkdir(parents=True, exist_ok=True)
-    save(LATENT, torch.device("cpu"), folder)
+    parser.add_argument("--audio", action="store_true")
+    args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    save(VOXTRAL if args.audio else LATENT, torch.device("cpu"), args.folder)
+    if args.audio:
+        save_tokenizer(args.folder)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields, replace
 from math import log
 from typing import Literal
 
+from model.audio_config import AudioConfig
 from model.errors import ModelError, OptionError, short
 from model.latent_config import Heads, LatentConfig
 from model.ranges import MAX_SIZE, is_number, is_size
@@ -142,8 +143,8 @@ class ModelConfig:
     dense feed-forward block in every layer, otherwise `is_sparse` says which layers have experts. They have
     `expert_hidden_dim` (0: `hidden_dim`), and the gate's weights are multiplied by `routed_scale`. `max_position` is
     the context in tokens: the trained one, or the part of a dynamic RoPE scaling's that is served. `dtype` is the
-    checkpoint's: "bfloat16", "float16" or "float32". `vision` is the image encoder, None for a model of text. `stage`
-    says which layers these are, if they are only some of a model's; None for all.
+    checkpoint's: "bfloat16", "float16" or "float32". `vision` is the image encoder, `audio` the audio encoder; a model
+    has at most one. `stage` says which layers these are, if they are only some of a model's; None for all.
 
     Raises ModelError for impossible values.
     """
@@ -176,6 +177,7 @@ class ModelConfig:
     tied_head: bool = False
     dtype: str = "bfloat16"
     vision: VisionConfig | None = None
+    audio: AudioConfig | None = None
     stage: StageConfig | None = None
 
     def __post_init__(self) -> None:
@@ -186,6 +188,8 @@ class ModelConfig:
         for name in ("norm_eps", "routed_scale"):
             if not (is_number(value := getattr(self, name)) and value > 0):
                 raise ModelError(f"{name} must be a number above 0, the checkpoint has {short(value)}")
+        if self.vision is not None and self.audio is not None:
+            raise ModelError("the model has an encoder of images and one of audio; Noria supports one of them")
         self._check_heads_and_experts()
         self._check_ropes()
         self._check_windows()
@@ -311,8 +315,13 @@ class ModelConfig:
 
     @property
     def n_parameters(self) -> int:
-        """Number of weights, those of the image encoder included."""
-        return self.n_text_parameters + (self.vision.n_parameters(self.dim) if self.vision else 0)
+        """Number of weights, those of the encoder included."""
+        return self.n_text_parameters + (self.encoder.n_parameters(self.dim) if self.encoder else 0)
+
+    @property
+    def encoder(self) -> VisionConfig | AudioConfig | None:
+        """The encoder of images or audio, None for a model of text."""
+        return self.vision or self.audio
 
     @property
     def n_text_parameters(self) -> int:

@@ -12,7 +12,7 @@ from model.config import VALUE_BYTES, ModelConfig
 from model.errors import OptionError
 from model.kernels.cpu.build import fingerprint, library
 from model.linear import schemes
-from model.linear.schemes import CacheFormat, Scheme, cache_format, of_images
+from model.linear.schemes import CacheFormat, Scheme, cache_format, of_encoder
 from model.machine.host import KERNELS
 from model.machine.processor import native_formats
 from model.options import RunnerOptions
@@ -128,8 +128,8 @@ def stored_bits(config: ModelConfig, scheme: Scheme, dtype: str, own_bits: OwnBi
 
 
 def encoder_bytes(config: ModelConfig, scheme: Scheme, dtype: str) -> int:
-    """Bytes of the weights of the image encoder, 0 if there is none."""
-    if config.vision is None:
+    """Bytes of the weights of the encoder of images or audio, 0 if there is none."""
+    if config.encoder is None:
         return 0
-    bits = of_images(scheme).bits(config.vision.dim) or VALUE_BYTES[dtype] * 8
-    return math.ceil(config.vision.n_parameters(config.dim) * bits / 8)
+    bits = of_encoder(scheme).bits(config.encoder.dim) or VALUE_BYTES[dtype] * 8
+    return math.ceil(config.encoder.n_parameters(config.dim) * bits / 8)

@@ -230,7 +230,7 @@ def _runner(
     layout = setup.shard.place.layout
     pools = PagePools.allocate(config, specs, lambda shape: backend.allocate(shape, setup.kv_dtype, device))
     tables = RopeTables.build(config, length, device)
-    media = Media(model.vision)
+    media = Media(model.encoder)
     head = (SplitHead if model.splits_layers else Head)(model, adapters, (masks.step,), setup.kernels)
     compiled = compiled_network(model, backend, pools, tables, head.block_rows)
     if compiled and setup.kernels is not None:

@@ -6,6 +6,8 @@ A media item is an image, or 30 seconds of audio. A model's encoder turns each i
 from dataclasses import dataclass
 from typing import ClassVar
 
+KINDS = ("image", "audio")
+
 
 @dataclass(frozen=True, slots=True)
 class ImageFormat:
@@ -93,6 +95,11 @@ class MediaSpan:
     @property
     def stop(self) -> int:
         return self.start + self.rows * (self.columns + self.breaks)
+
+    @property
+    def kind(self) -> str:
+        """One of `KINDS`."""
+        return KINDS[self.breaks == 0]
 
     @property
     def n_embeddings(self) -> int:

@@ -245,7 +245,7 @@ class RunnerOptions:
     )
     image_cache_memory: int | None = option(
         None,
-        "Memory for the embeddings of images, which are kept for the next request with the same image.",
+        "Memory for the embeddings of images and audio, which are kept for the next request with the same ones.",
         unset=f"{IMAGE_CACHE // 2**20}MiB, for a model with large images as much as {LEAST_IMAGES} of them need",
         is_size=True,
         in_plan=True,

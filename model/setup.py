@@ -13,7 +13,7 @@ from model.decide import Abilities, decide
 from model.kernels import cuda
 from model.kernels.cpu import native
 from model.kernels.cpu.functions import Kernels
-from model.linear.schemes import Scheme
+from model.linear.schemes import Scheme, encoder_slowness
 from model.machine.device import DTYPES, choose_device, name_of, native_formats, unused_gpu
 from model.machine.host import choose_threads
 from model.memory import sizes as memory
@@ -97,7 +97,8 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE
         try_products(made.scheme, own.dim, activations, device)
     targets = options.target_seconds(device.type)
     sizes = memory.pool_sizes(own, options, device.type, made.dtype, backend.page_size)
-    media = media_sizes(shard.whole, options, activations.itemsize) if place.is_first else None
+    slowness = encoder_slowness(made.scheme)
+    media = media_sizes(shard.whole, options, activations.itemsize, slowness) if place.is_first else None
     formats = made.chosen, made.scheme, DTYPES[made.dtype], activations, kv_dtype
     return Setup(options, device, *formats, backend_name, backend, kernels, shard, sizes, media, targets)
 

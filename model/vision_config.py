@@ -92,6 +92,16 @@ class VisionConfig:
         """Patches of the largest image. Worked example: 3025 tokens of 2 x 2 patches: 12,100."""
         return self.max_tokens * self.merge**2
 
+    @property
+    def patch_bytes(self) -> int:
+        """Bytes of the pixels of a patch."""
+        return self.patch_width
+
+    @property
+    def largest(self) -> str:
+        """What the embeddings of `max_tokens` are those of."""
+        return f"one image of {self.image_size} x {self.image_size} pixels"
+
     def n_parameters(self, dim: int) -> int:
         """Number of weights, for a text model of `dim`. Pixtral 12B: 434,957,312."""
         blocks = self.n_layers * (4 * self.dim * self.n_heads * self.head_dim + 3 * self.dim * self.hidden_dim)

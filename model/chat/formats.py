@@ -35,7 +35,7 @@ class ChatFormat(Protocol):
     `reasoning_style` names how the model writes a thought before its answer: "tokens" or "tags" (`reasoning.py`), None
     for a model without reasoning. `switches` are those variables that turn reasoning on or off, or say how much;
     `efforts` are the values of the variable `reasoning_effort`, empty where any value passes.
-    `image_roles` are the roles whose messages may have images, none for a format without images.
+    `media_roles` has for "image" and "audio" the roles whose messages may have them, for a format that writes them.
     With `tells_schema` the prompt tells the model the JSON schema of its answer.
     `source` is the Jinja template, None for a format without one.
     """
@@ -47,7 +47,7 @@ class ChatFormat(Protocol):
     reasoning_style: str | None
     switches: frozenset[str]
     efforts: tuple[str, ...]
-    image_roles: frozenset[str]
+    media_roles: Mapping[str, frozenset[str]]
     tells_schema: bool
 
     def encode(
@@ -64,10 +64,11 @@ class ChatFormat(Protocol):
 
         `messages` have `role` (system, developer, user, assistant, tool), `content` (a string) and perhaps `name`,
         `tool_calls` (OpenAI's, with `arguments` as an object), `tool_call_id`, and `reasoning_content`, the thought
-        before an assistant's content. `parts` of type text, thinking and image (`PARTS`) take the place of the content;
-        the ids have one control token `[IMG]` for each image, in their order. `tools` are OpenAI's. `variables` are for
-        the template, or settings of a Mistral tokenizer (`reasoning_effort`). With `continue_final_message` the ids end
-        with the content of the last message. `schema` is the JSON schema of the answer, for formats that tell it.
+        before an assistant's content. `parts` of type text, thinking, image and audio (`PARTS`) take the place of the
+        content; the ids have one control token `[IMG]` or `[AUDIO]` for each image or recording, in their order.
+        `tools` are OpenAI's. `variables` are for the template, or settings of a Mistral tokenizer (`reasoning_effort`).
+        With `continue_final_message` the ids end with the content of the last message. `schema` is the JSON schema of
+        the answer, for formats that tell it.
         Raises ParameterError("messages") or ParameterError("tools") for what the format cannot express,
         ParameterError("schema") for a schema that it does not take, and ParameterError("chat_template_kwargs") or
         ParameterError("reasoning_effort") for unknown variables.

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from model.chat.conversation import NOTHING, TEXTS, Message, checked
-from model.chat.images import ImageTokens, check_images
+from model.chat.media import ImageTokens, check_media
 from model.chat.needs import Needs, in_parts, needs_of
 from model.chat.reasoning import EFFORT, SWITCHES, check_effort, style_of_template, way_of_template, with_thought
 from model.chat.schema import FIELD, response_format
@@ -64,7 +64,9 @@ class JinjaChat:
         self.switches = self._variables.intersection((*SWITCHES, EFFORT))
         self.tells_schema = FIELD in known
         in_both = self._template.needs.images.keys() & self._tool_template.needs.images.keys()
-        self.image_roles = frozenset(in_both if ImageTokens.of(tokenizer) else ())
+        self.media_roles: Mapping[str, frozenset[str]] = (
+            {"image": frozenset(in_both)} if in_both and ImageTokens.of(tokenizer) else {}
+        )
         self._thoughts = way_of_template(source, self.reasoning_style)
         self._tokenizer = tokenizer
         self._control = control_pattern(tokenizer.control)
@@ -115,7 +117,7 @@ class JinjaChat:
 
     def _fitted(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> list[Message]:
         known = checked(messages)
-        check_images(known, self.image_roles)
+        check_media(known, self.media_roles)
         return self._template_for(tools).needs.fitted(known)
 
     def _template_for(self, tools: Sequence[Any] | None) -> _Template:

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from model.chat.conversation import NOTHING, Message, checked
-from model.chat.images import ImageTokens, check_images
+from model.chat.media import MEDIA_ROLES, AudioTokens, ImageTokens, check_media
 from model.chat.mistral_messages import CALLS_OR_TEXT, fitted
 from model.chat.order import texts_beside_calls
 from model.chat.reasoning import EFFORT, PARTS, check_effort, has_tokens, with_thought
@@ -57,9 +57,11 @@ class MistralChat:
 
     def __init__(self, file: Path, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        images = ImageTokens.of(tokenizer)
-        self._format = _load(file, images)
-        inner = self._format.instruct_tokenizer.tokenizer
+        found = _load(file)
+        inner = found.instruct_tokenizer.tokenizer
+        audio = getattr(inner, "audio", None)  # a Tekken file may have it
+        media = _Media(ImageTokens.of(tokenizer), AudioTokens.of(tokenizer) if audio else None)
+        self._format = _writing(found, media) if media.by_kind else found
         self._version: str = inner.version.value
         if self._version not in CALL_STYLES:
             known = ", ".join(CALL_STYLES)
@@ -71,8 +73,8 @@ class MistralChat:
         self.reasoning_style = "tokens" if has_tokens(tokenizer) else None
         self.switches: frozenset[str] = frozenset({EFFORT} if self.efforts else ())
         _check_same(inner, tokenizer, file.name)
-        roles = () if images is None else (role for role in TRIALS if self._writes_image(role, images.image))
-        self.image_roles = frozenset(roles)
+        roles = {kind: self._roles_of(kind, ids.placeholder) for kind, ids in media.by_kind.items()}
+        self.media_roles: Mapping[str, frozenset[str]] = {kind: some for kind, some in roles.items() if some}
 
     def encode(
         self,
@@ -85,7 +87,7 @@ class MistralChat:
         schema: Mapping[str, Any] | None = None,
     ) -> list[int]:
         asked = checked(messages)
-        check_images(asked, self.image_roles)
+        check_media(asked, self.media_roles)
         fit = fitted(asked, self._version, thinks=self.reasoning_style is not None)
         known = [dict(with_thought(message, "chunks" if self.reasoning_style else None)) for message in fit]
         if (continue_final_message or not add_generation_prompt) and known[-1]["role"] == "assistant":
@@ -119,9 +121,12 @@ class MistralChat:
                 "messages", f"the model's chat format refuses these messages: {one_line(error)}"
             ) from error
 
-    def _writes_image(self, role: str, token: int) -> bool:
-        """Whether an image in a message of this role becomes one `[IMG]`."""
-        parts = [{"type": "text", "text": "Hello"}, {"type": "image"}]
+    def _roles_of(self, kind: str, token: int) -> frozenset[str]:
+        """The roles in whose messages an image, or audio, becomes one `token`."""
+        return frozenset(role for role in MEDIA_ROLES[kind] if self._writes(kind, role, token))
+
+    def _writes(self, kind: str, role: str, token: int) -> bool:
+        parts = [{"type": "text", "text": "Hello"}, {"type": kind}]
         *others, last = TRIALS[role]
         try:
             messages = fitted([*others, {**last, PARTS: parts}], self._version, thinks=False)
@@ -143,24 +148,44 @@ class MistralChat:
         return effort
 
 
-def _load(file: Path, images: ImageTokens | None) -> Any:
-    """The file's MistralTokenizer, which writes one token for each image if there are `images`."""
+class _Media(NamedTuple):
+    """The control tokens of images and audio, for a tokenizer that has them."""
+
+    images: ImageTokens | None
+    audio: AudioTokens | None
+
+    @property
+    def by_kind(self) -> Mapping[str, ImageTokens | AudioTokens]:
+        return {kind: ids for kind, ids in (("image", self.images), ("audio", self.audio)) if ids is not None}
+
+
+def _load(file: Path) -> Any:
+    """The file's MistralTokenizer."""
     from mistral_common.exceptions import MistralCommonException
-    from mistral_common.protocol.instruct.normalize import get_normalizer
-    from mistral_common.protocol.instruct.validator import ValidationMode, get_validator
     from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
     problems = (MistralCommonException, ImportError, ValueError, TypeError, LookupError, AssertionError)
     try:
-        found = MistralTokenizer.from_file(file)
-        if images is None:
-            return found
-        inner = found.instruct_tokenizer.tokenizer
-        writer = type(found.instruct_tokenizer)(inner, image_encoder=partial(_encode_image, images.image))
-        validator = get_validator(inner.version, mode=ValidationMode.test)
-        return MistralTokenizer(writer, validator, get_normalizer(inner.version, inner.model_settings_builder))
+        return MistralTokenizer.from_file(file)
     except problems as error:
         raise ModelError(f"{file.name} cannot be read by mistral-common: {one_line(error)}") from error
+
+
+def _writing(found: Any, media: _Media) -> Any:
+    """The same MistralTokenizer, which writes one token for each image and two for each recording."""
+    from mistral_common.protocol.instruct.normalize import get_normalizer
+    from mistral_common.protocol.instruct.validator import ValidationMode, get_validator
+    from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+
+    inner = found.instruct_tokenizer.tokenizer
+    encoders: dict[str, Any] = {}
+    if media.images is not None:
+        encoders["image_encoder"] = partial(_encode_image, media.images.placeholder)
+    if media.audio is not None:
+        encoders["audio_encoder"] = _AudioEncoder(inner.audio, media.audio)
+    writer = type(found.instruct_tokenizer)(inner, **encoders)
+    validator = get_validator(inner.version, mode=ValidationMode.test)
+    return MistralTokenizer(writer, validator, get_normalizer(inner.version, inner.model_settings_builder))
 
 
 def _encode_image(token: int, chunk: Any) -> Any:
@@ -169,6 +194,20 @@ def _encode_image(token: int, chunk: Any) -> Any:
     from mistral_common.tokens.tokenizers.image import ImageEncoding
 
     return ImageEncoding([token], np.empty(0))
+
+
+class _AudioEncoder:
+    """Writes two tokens for a recording, in place of mistral-common's encoder, which would decode the audio."""
+
+    def __init__(self, audio_config: Any, ids: AudioTokens) -> None:
+        self.audio_config = audio_config  # mistral-common reads it
+        self._tokens = [ids.begin, ids.placeholder]
+
+    def __call__(self, chunk: Any) -> Any:
+        import numpy as np
+        from mistral_common.tokens.tokenizers.audio import Audio, AudioEncoding
+
+        return AudioEncoding(self._tokens, Audio(np.empty(0), self.audio_config.sampling_rate, "wav"))
 
 
 def _settings(inner: Any, name: str) -> Any:

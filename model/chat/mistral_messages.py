@@ -21,18 +21,24 @@ def fitted(messages: Sequence[Known], version: str, *, thinks: bool) -> list[Kno
     for index, message in enumerate(messages):
         allowed = thinks if message["role"] == "assistant" else version in SYSTEM_THOUGHTS
         check_thought(message, index, f"this model's tokenizer {version}", allowed=allowed)
-    shown = [_with_images(message) for message in messages]
+    shown = [_with_media(message) for message in messages]
     told = _with_functions(shown) if version == "v2" else _without_names(shown)
     ordered = with_late_systems(told, SPOKEN)
     return _with_calls_alone(ordered) if version in CALLS_OR_TEXT else ordered
 
 
-def _with_images(message: Known) -> Known:
-    """The message with its images as mistral-common takes them: the encoder of ours never reads the URL."""
+MEDIA_PARTS: Mapping[str, Known] = {
+    "image": {"type": "image_url", "image_url": ""},
+    "audio": {"type": "input_audio", "input_audio": "unread"},
+}
+"""An image and audio as mistral-common takes them: our encoders never read the content."""
+
+
+def _with_media(message: Known) -> Known:
+    """The message with its images and audio as mistral-common takes them."""
     if PARTS not in message:
         return message
-    image = {"type": "image_url", "image_url": ""}
-    return {**message, PARTS: [image if part["type"] == "image" else part for part in message[PARTS]]}
+    return {**message, PARTS: [MEDIA_PARTS.get(part["type"], part) for part in message[PARTS]]}
 
 
 def _without_names(messages: Sequence[Known]) -> list[dict[str, Any]]:

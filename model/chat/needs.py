@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from model.chat.conversation import Message
-from model.chat.images import IMAGE
+from model.chat.media import IMAGE
 from model.chat.order import Order, order_of, texts_beside_calls
 from model.chat.reasoning import EFFORT, EFFORTS, PARTS, check_thought
 from model.chat.template import FAULTS

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from model.checkpoint.configs.audio import read_audio
 from model.checkpoint.configs.fields import (
     dtype_of,
     number,
@@ -20,6 +21,7 @@ from model.checkpoint.configs.fields import (
 )
 from model.checkpoint.configs.latent import check_head_dim, read_latent
 from model.checkpoint.configs.native import read_params
+from model.checkpoint.configs.vision import OUTER_DEFAULTS as IMAGES
 from model.checkpoint.configs.vision import read_vision
 from model.checkpoint.files import layout, read_json
 from model.checkpoint.gguf.open import GgufModel, open_gguf
@@ -118,17 +120,15 @@ FAMILIES: Mapping[str, Family] = {
         Family("llama", n_kv_heads=None, windows="none"),
     )
 }
-WRAPPERS: Mapping[str, str] = {"mistral3": "mistral", "llava": "llama"}
-"""Models of text and images, each with the family of its text if `text_config` names none. Pixtral 12B is a llava."""
+WRAPPERS: Mapping[str, str] = {"mistral3": "mistral", "llava": "llama", "voxtral": "llama"}
+"""Models with an encoder, each with the family of its text if `text_config` names none. Pixtral 12B is a llava."""
 
-_AUDIO = "an audio encoder"
 _LARGE_4 = "a sparse index of tokens, learned RoPE scales and caches shared by layers (Mistral Large 4)"
 _MISSING: Mapping[str, str] = {
     "mistral_large4": _LARGE_4,
     "mistral_large4_text": _LARGE_4,
     "deepseek_v3": "a sigmoid router with a correction bias and groups of experts (DeepSeek V3)",
-    "voxtral": f"{_AUDIO} (Voxtral)",
-    "voxtral_realtime": f"{_AUDIO} (Voxtral)",
+    "voxtral_realtime": "an audio encoder with a cache of its own (Voxtral Realtime)",
     "mamba": "a state space layer (Mamba)",
     "mamba2": "a state space layer (Codestral Mamba)",
     "pixtral": "an image encoder without a text model (Pixtral)",
@@ -170,10 +170,10 @@ def gguf_config(model: GgufModel, max_model_len: int | None = None) -> ModelConf
 
 
 def text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a `config.json` that describes the text model: `text_config` of a model with images, else all.
+    """The part of a `config.json` that describes the text model: `text_config` of a model with an encoder, else all.
 
     The outer dtype holds for the text model if it has none of its own; whether the outer head is tied means nothing.
-    Raises ModelError for a model with images that has no such part.
+    Raises ModelError for a model with an encoder that has no such part.
     """
     kind = raw.get("model_type")
     if not isinstance(kind, str) or kind not in WRAPPERS:
@@ -226,7 +226,8 @@ def _hf_config(whole: Mapping[str, Any], directory: Path | None, max_model_len: 
         **_hf_experts(raw, family, n_layers),
         tied_head=tied_head(shards, bool(raw.get("tie_word_embeddings", False))),
         dtype=dtype_of(raw.get("dtype") or raw.get("torch_dtype"), shards),
-        vision=read_vision(whole, shards) if is_inner else None,
+        vision=read_vision(whole, shards) if whole.get("model_type") in IMAGES else None,
+        audio=read_audio(whole, shards) if whole.get("model_type") == "voxtral" else None,
     )
 
 

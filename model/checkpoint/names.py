@@ -60,6 +60,25 @@ HUGGING_FACE_VISION = _names(
     "vision_encoder.transformer.layers",
 )
 """Weights of images; newer files begin them with "model."."""
+WHISPER = "mm_whisper_embeddings.whisper_encoder"
+HUGGING_FACE_AUDIO = _names(
+    r"(?:model\.)?audio_tower\.layers\.(\d+)\.",
+    (
+        (r"(?:model\.)?audio_tower\.conv1\.(weight|bias)", rf"{WHISPER}.conv_layers.0.\1"),
+        (r"(?:model\.)?audio_tower\.conv2\.(weight|bias)", rf"{WHISPER}.conv_layers.1.\1"),
+        (r"(?:model\.)?audio_tower\.embed_positions\.weight", f"{WHISPER}.positions"),
+        (r"(?:model\.)?audio_tower\.layer_norm\.(weight|bias)", rf"{WHISPER}.transformer.norm.\1"),
+        (r"L.self_attn\.([qkv])_proj\.(weight|bias)", r"L.attention.w\2.\3"),
+        (r"L.self_attn\.out_proj\.(weight|bias)", r"L.attention.wo.\2"),
+        (r"L.self_attn_layer_norm\.(weight|bias)", r"L.attention_norm.\2"),
+        (r"L.final_layer_norm\.(weight|bias)", r"L.ffn_norm.\2"),
+        (r"L.fc([12])\.(weight|bias)", r"L.feed_forward.w\2.\3"),
+        (r"mm_whisper_embeddings\.audio_language_projection\.0\.weight", "vision_language_adapter.w_in.weight"),
+        (r"mm_whisper_embeddings\.audio_language_projection\.2\.weight", "vision_language_adapter.w_out.weight"),
+    ),
+    f"{WHISPER}.transformer.layers",
+)
+"""Weights of audio. Both kinds of encoders have one name for what joins them to the text model, as in transformers."""
 NATIVE_VARIANTS = _names(
     r"layers\.(\d+)\.",
     (
@@ -129,19 +148,23 @@ _NATIVE = re.compile(
     r"|transformer\.layers\.\d+\.((attention|ffn)_norm|attention\.w[qkvo]|feed_forward\.w[123])\.weight)"
     r"|vision_language_adapter\.w_(in|out)\.(weight|bias)"
     r"|(patch_merger\.merging_layer|pre_mm_projector_norm)\.weight"
+    r"|mm_whisper_embeddings\.whisper_encoder\.(conv_layers\.[01]|transformer\.norm"
+    r"|transformer\.layers\.\d+\.((attention|ffn)_norm|attention\.w[qkvo]|feed_forward\.w[12]))\.(weight|bias)"
 )
 _DERIVED = re.compile(r".*(rotary_emb|patch_positional_embedding)\.inv_freq|rope\.freqs")
 _HEAD = re.compile(r"(lm_head|output)\.[a-z_]+")
-_VISION = re.compile(
-    r"((model\.)?(vision_tower|multi_modal_projector)"
-    r"|vision_encoder|vision_language_adapter|patch_merger|pre_mm_projector_norm)\..+"
+_ENCODER = re.compile(
+    r"((model\.)?(vision_tower|audio_tower|multi_modal_projector)"
+    r"|vision_encoder|vision_language_adapter|patch_merger|pre_mm_projector_norm"
+    r"|mm_whisper_embeddings\.(whisper_encoder|audio_language_projection))\..+"
 )
 _INNER = (
     ("model.language_model.", "model."),
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
+    ("mm_whisper_embeddings.tok_embeddings.", "tok_embeddings."),
 )
-"""Beginnings of names in a model of text and images (`mistral3`, `llava`), new and old, and those of its text model."""
+"""Beginnings of names in a model with an encoder (`mistral3`, `llava`, `voxtral`) and those of its text model."""
 
 
 def native_name(name: str, names: Names) -> str | None:
@@ -156,9 +179,9 @@ def text_name(name: str) -> str:
     return next((own + name.removeprefix(inner) for inner, own in prefixes), name)
 
 
-def is_vision(name: str) -> bool:
-    """Whether a weight in safetensors is of an image encoder or of what joins it to the text model."""
-    return _VISION.fullmatch(name) is not None
+def is_encoder(name: str) -> bool:
+    """Whether a weight in safetensors is of an encoder of images or audio, or of what joins it to the text model."""
+    return _ENCODER.fullmatch(name) is not None
 
 
 def is_head(name: str) -> bool:
@@ -174,7 +197,7 @@ def canonical_name(name: str) -> str | None:
     if _DERIVED.fullmatch(name):
         return None
     own = text_name(name)
-    names = HUGGING_FACE_VISION if is_vision(name) else (*HUGGING_FACE, *NATIVE_VARIANTS)
+    names = (*HUGGING_FACE_VISION, *HUGGING_FACE_AUDIO) if is_encoder(name) else (*HUGGING_FACE, *NATIVE_VARIANTS)
     known = own if _NATIVE.fullmatch(own) else native_name(own, names)
     if known is None:
         raise ModelError(f"the checkpoint has a weight {short(name)}, which no supported model family has")

@@ -177,12 +177,20 @@ def serving(scheme: Scheme, dtype: str, device: str, *, compiled: bool) -> Schem
     return SCHEMES["bfloat16"] if compiled and (scheme.name, dtype, device) == ("none", "bfloat16", "cpu") else scheme
 
 
-def of_images(scheme: Scheme) -> Scheme:
-    """The scheme of the image encoder beside a text model in `scheme`.
+def of_encoder(scheme: Scheme) -> Scheme:
+    """The scheme of the encoder of images or audio beside a text model in `scheme`.
 
     int8 costs it too much quality, see docs/log/lora-and-images.md.
     """
     return SCHEMES["bfloat16" if scheme.compiled else "none"]
+
+
+def encoder_slowness(scheme: Scheme) -> int:
+    """How many multiplications of a text model in `scheme` take as long as one of its encoder.
+
+    The kernels of CPUs multiply 8-bit integers about twice as fast as bfloat16, which the encoder has beside them.
+    """
+    return 2 if scheme.compiled and scheme.value_bits is not None and scheme.value_bits <= 8 else 1
 
 
 def stored_as(scheme: Scheme, dtype: str, own: OwnBits) -> str:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from model.audio_config import AudioConfig
 from model.config import ModelConfig
 from model.errors import MemoryLack, OptionError, size
 from model.media import AudioFormat, ImageFormat
@@ -26,27 +27,26 @@ class MediaSizes:
         return self.cache + self.encoding
 
 
-def media_sizes(config: ModelConfig, options: RunnerOptions, value_bytes: int) -> MediaSizes | None:
-    """The sizes for values of `value_bytes`; None for a model without an image encoder.
+def media_sizes(config: ModelConfig, options: RunnerOptions, value_bytes: int, slowness: int = 1) -> MediaSizes | None:
+    """The sizes for values of `value_bytes`; None for a model without an encoder.
 
-    Raises OptionError for a --image-cache-memory that holds no image, or without images to keep.
+    A multiplication in the encoder takes as long as `slowness` in the text model.
+
+    Raises OptionError for a --image-cache-memory that holds no image or chunk of audio, or for a model of text.
     """
-    wanted = options.image_cache_memory
-    if config.vision is None:
+    wanted, encoder = options.image_cache_memory, config.encoder
+    if encoder is None:
         if wanted is not None:
-            raise OptionError("--image-cache-memory needs a model with an image encoder; this model has none")
+            raise OptionError("--image-cache-memory needs a model that takes images or audio; this one takes none")
         return None
     token_bytes = config.dim * value_bytes
-    largest = config.vision.max_tokens * token_bytes
+    largest = encoder.max_tokens * token_bytes
     if wanted is not None and wanted < largest:
         raise OptionError(
-            f"--image-cache-memory {size(wanted)} is less than the embeddings of one image of "
-            f"{config.vision.image_size} x {config.vision.image_size} pixels, {size(largest)}"
+            f"--image-cache-memory {size(wanted)} is less than the embeddings of {encoder.largest}, {size(largest)}"
         )
     tokens = (max(IMAGE_CACHE, LEAST_IMAGES * largest) if wanted is None else wanted) // token_bytes
-    return MediaSizes(
-        _format(config, config.vision), tokens, tokens * token_bytes, _encoding(config.vision, value_bytes)
-    )
+    return MediaSizes(_format(config, encoder, slowness), tokens, tokens * token_bytes, _encoding(encoder, value_bytes))
 
 
 def check_media(media: MediaSizes, free: int, where: str) -> None:
@@ -58,15 +58,17 @@ def check_media(media: MediaSizes, free: int, where: str) -> None:
         )
 
 
-def _format(config: ModelConfig, vision: VisionConfig) -> ImageFormat:
-    """A patch is compared with a token by their multiplications, in an image of the largest size."""
-    attention = 2 * vision.max_patches * vision.dim * vision.n_layers
-    patch = vision.n_parameters(config.dim) + attention
-    token = config.n_active_parameters
-    return ImageFormat(vision.patch_size, vision.merge, vision.image_size, max(1, round(token / patch)))
+def _format(config: ModelConfig, encoder: VisionConfig | AudioConfig, slowness: int) -> ImageFormat | AudioFormat:
+    """A patch is compared with a token by their multiplications, in the largest item."""
+    attention = 2 * encoder.max_patches * encoder.dim * encoder.n_layers
+    patch = slowness * (encoder.n_parameters(config.dim) + attention)
+    rate = max(1, round(config.n_active_parameters / patch))
+    if isinstance(encoder, VisionConfig):
+        return ImageFormat(encoder.patch_size, encoder.merge, encoder.image_size, rate)
+    return AudioFormat(encoder.n_mels, encoder.max_tokens, encoder.group, encoder.seconds, rate)
 
 
-def _encoding(vision: VisionConfig, value_bytes: int) -> int:
-    """Hidden states, q, k and v, cosines and sines, pixels and numbers of the largest image's patches."""
-    values = vision.dim + 3 * vision.n_heads * vision.head_dim
-    return vision.max_patches * (values * value_bytes + 4 * vision.head_dim + vision.patch_width + 8)
+def _encoding(encoder: VisionConfig | AudioConfig, value_bytes: int) -> int:
+    """Hidden states, q, k and v, cosines and sines, inputs and numbers of the largest item's patches."""
+    values = encoder.dim + 3 * encoder.n_heads * encoder.head_dim
+    return encoder.max_patches * (values * value_bytes + 4 * encoder.head_dim + encoder.patch_bytes + 8)

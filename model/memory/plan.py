@@ -74,8 +74,8 @@ class MemoryPlan:
     stores them, else empty. `step` estimates what a step of `step_tokens` of `step_sequences` takes beside weights and
     cache, on a GPU with its context. `graphs` estimates what the CUDA graphs hold beside that, `cache` is for pages.
     A step reads `read` bytes of the weights for one token: the memory's rate divided by them is the limit of its speed.
-    `encoder` is the part of `weights` that the image encoder takes, `media` what the embeddings of `media_tokens`
-    positions and the encoding of one item take; all are 0 for a model without.
+    `encoder` is the part of `weights` that the encoder of what it `encodes` takes ("images" or "audio"), `media` what
+    the embeddings of `media_tokens` positions and the encoding of one item take; all are 0 for a model without.
     `adapter` is for a LoRA adapter of rank 16 on all projections, of which `adapters` may be in memory. The engine
     reserves memory for them only if it starts with one.
     `context` is the longest sequence by the model or by --max-model-len, `served` the longest that fits.
@@ -90,6 +90,7 @@ class MemoryPlan:
     weights: int
     read: int
     encoder: int
+    encodes: str
     media: int
     media_tokens: int
     token: int
@@ -111,7 +112,7 @@ class MemoryPlan:
 
     @property
     def taken(self) -> int:
-        """Bytes of weights and images."""
+        """Bytes of weights, and of what the encoder keeps and computes."""
         return self.weights + self.media
 
 
@@ -180,6 +181,7 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
         weights=largest.weights,
         read=memory.read_bytes(largest.shard, scheme, dtype, own),
         encoder=encoder_bytes(sizes.config, scheme, dtype),
+        encodes=media.format.what if media else "",
         media=media.n_bytes if media else 0,
         media_tokens=media.tokens if media else 0,
         token=largest.token,
@@ -263,7 +265,7 @@ def _lengths(context: int, served: int | None) -> list[int]:
 
 
 def _cache(options: RunnerOptions, total: int, taken: int, step: int) -> int:
-    """Bytes for keys and values beside the `taken` ones of weights and images, and on a GPU of a step and graphs."""
+    """Bytes for keys and values beside the `taken` ones of weights and media, and on a GPU of a step and graphs."""
     if options.cache_memory is not None:
         return options.cache_memory
     if options.device == "cuda":

@@ -22,7 +22,7 @@ def lack(plan: MemoryPlan, options: RunnerOptions) -> str:
         return ""
     fixed = plan.taken + (options.cache_memory or 0)
     if fixed > plan.memory:
-        parts = ("weights", "images" * bool(plan.media), "--cache-memory" * bool(options.cache_memory))
+        parts = ("weights", plan.encodes, "--cache-memory" * bool(options.cache_memory))
         each = " of a rank" if len(plan.ranks) > 1 else ""
         return f"the {' and '.join(filter(None, parts))}{each} need {size(fixed)}, the memory is {size(plan.memory)}"
     wanted = options.max_model_len or 1

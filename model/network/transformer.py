@@ -15,9 +15,11 @@ from model.attention.rope import RopeRows, RopeTables
 from model.config import ModelConfig
 from model.kernels.cpu.functions import Kernels
 from model.linear.base import RMSNorm
-from model.linear.schemes import SCHEMES, of_images
+from model.linear.schemes import SCHEMES, of_encoder
 from model.linear.selection import make_linear
 from model.network import lora
+from model.network.audio.encoder import AudioEncoder
+from model.network.encoding import Encoder
 from model.network.feed_forward import FeedForward
 from model.network.group import Group
 from model.network.latent import LatentAttention
@@ -105,7 +107,7 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """The network from tokens to logits. Build it on the meta device; `weights.load` fills it.
 
-    `vision` is the image encoder, None for a model of text. It attends by the compiled `kernels` of a CPU.
+    `encoder` is that of images or audio, None for a model of text. It attends by the compiled `kernels` of a CPU.
     With a `shard`, whose configuration is `config`, it is what one rank of the `group` holds: some layers, a part of
     each, and only in the first and the last stage embeddings and head. It `splits_layers` if it has parts of them.
     """
@@ -138,10 +140,12 @@ class Transformer(nn.Module):
             self.output = make_linear(config.dim, n_rows, scheme=head)
             if ties:
                 self.output.weight = self.tok_embeddings.weight
-        self.vision: ImageEncoder | None = None
+        self.encoder: Encoder | None = None
+        own = of_encoder(SCHEMES[scheme]).name
         if config.vision is not None:
-            images = of_images(SCHEMES[scheme]).name
-            self.vision = ImageEncoder(config.vision, config.dim, config.norm_eps, images, kernels)
+            self.encoder = ImageEncoder(config.vision, config.dim, config.norm_eps, own, kernels)
+        elif config.audio is not None:
+            self.encoder = AudioEncoder(config.audio, config.dim, own, kernels)
 
     @property
     def n_parameters(self) -> int:

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from model.attention.rope import internal_order, rope_last
+from model.audio_config import AudioConfig
 from model.checkpoint.block_matrix import check_finite
 from model.checkpoint.matrices import Matrix, cut, parts
+from model.checkpoint.names import WHISPER
 from model.checkpoint.quantized.matrices import QuantizedMatrix
 from model.config import ModelConfig
 from model.errors import ModelError
@@ -16,6 +18,7 @@ from model.kernels import cuda as triton
 from model.latent_config import LatentConfig
 from model.linear.compiled import Compiled
 from model.linear.floats import WeightsOnly
+from model.network.audio.encoder import KERNEL
 from model.network.latent import Expansion
 from model.network.moe import MoE
 from model.network.transformer import Transformer
@@ -174,6 +177,8 @@ def places(shard: Shard) -> Iterator[tuple[str, Place]]:
             yield "output.weight", Place("output.weight", 0, (len(shard.vocab), dim))
     if config.vision is not None:
         yield from _vision_places(config.vision, dim)
+    if config.audio is not None:
+        yield from _audio_places(config.audio, dim)
 
 
 def _attention_places(name: str, parameter: str, config: ModelConfig) -> Iterator[tuple[str, Place]]:
@@ -232,11 +237,11 @@ def _feed_forward_places(name: str, parameter: str, dim: int, hidden_dim: int) -
 def _vision_places(config: VisionConfig, dim: int) -> Iterator[tuple[str, Place]]:
     """The image encoder of a text model of `dim`."""
     patch = (config.dim, config.n_channels, config.patch_size, config.patch_size)
-    yield "vision_encoder.patch_conv.weight", Place("vision.patch_conv.weight", 0, patch)
-    yield "vision_encoder.ln_pre.weight", Place("vision.ln_pre.weight", 0, (config.dim,))
+    yield "vision_encoder.patch_conv.weight", Place("encoder.patch_conv.weight", 0, patch)
+    yield "vision_encoder.ln_pre.weight", Place("encoder.ln_pre.weight", 0, (config.dim,))
     width = config.n_heads * config.head_dim
     for layer in range(config.n_layers):
-        name, own = f"vision_encoder.transformer.layers.{layer}", f"vision.layers.{layer}"
+        name, own = f"vision_encoder.transformer.layers.{layer}", f"encoder.layers.{layer}"
         yield from _projection_places(
             f"{name}.attention", f"{own}.attention", config.dim, (width, width), (config.head_dim, config.head_dim)
         )
@@ -248,12 +253,46 @@ def _vision_places(config: VisionConfig, dim: int) -> Iterator[tuple[str, Place]
 
 def _adapter_places(config: VisionConfig, dim: int) -> Iterator[tuple[str, Place]]:
     if config.adapter_norm:
-        yield "pre_mm_projector_norm.weight", Place("vision.adapter.norm.weight", 0, (config.dim,))
+        yield "pre_mm_projector_norm.weight", Place("encoder.adapter.norm.weight", 0, (config.dim,))
     if config.merge > 1:
         merge = (config.dim, config.merge**2 * config.dim)
-        yield "patch_merger.merging_layer.weight", Place("vision.adapter.merge.weight", 0, merge)
+        yield "patch_merger.merging_layer.weight", Place("encoder.adapter.merge.weight", 0, merge)
     for end, n_in in (("in", config.dim), ("out", dim)):
         name = f"vision_language_adapter.w_{end}"
-        yield f"{name}.weight", Place(f"vision.adapter.w_{end}.weight", 0, (dim, n_in))
+        yield f"{name}.weight", Place(f"encoder.adapter.w_{end}.weight", 0, (dim, n_in))
         if config.adapter_bias:
-            yield f"{name}.bias", Place(f"vision.adapter.{end}_bias", 0, (dim,))
+            yield f"{name}.bias", Place(f"encoder.adapter.{end}_bias", 0, (dim,))
+
+
+def _audio_places(config: AudioConfig, dim: int) -> Iterator[tuple[str, Place]]:
+    """The audio encoder of a text model of `dim`. Keys have no bias."""
+    own = config.dim
+    for number, n_in in enumerate((config.n_mels, own)):
+        yield from _biased(f"{WHISPER}.conv_layers.{number}", f"encoder.conv{number + 1}", (own, n_in, KERNEL))
+    if config.stores_positions:
+        yield f"{WHISPER}.positions", Place("encoder.positions", 0, (config.n_positions, own))
+    for layer in range(config.n_layers):
+        name, block = f"{WHISPER}.transformer.layers.{layer}", f"encoder.layers.{layer}"
+        for norm in ("attention_norm", "ffn_norm"):
+            yield from _norm(f"{name}.{norm}", f"{block}.{norm}", own)
+        for number, letter in enumerate("qkv"):
+            yield f"{name}.attention.w{letter}.weight", Place(f"{block}.wqkv.weight", number * own, (own, own))
+        for number, letter in enumerate("qv"):
+            yield f"{name}.attention.w{letter}.bias", Place(f"{block}.qv_bias", number * own, (own,))
+        yield from _biased(f"{name}.attention.wo", f"{block}.wo", (own, own))
+        yield from _biased(f"{name}.feed_forward.w1", f"{block}.w1", (config.hidden_dim, own))
+        yield from _biased(f"{name}.feed_forward.w2", f"{block}.w2", (own, config.hidden_dim))
+    yield from _norm(f"{WHISPER}.transformer.norm", "encoder.norm", own)
+    for end, n_in in (("in", config.group * own), ("out", dim)):
+        yield f"vision_language_adapter.w_{end}.weight", Place(f"encoder.w_{end}.weight", 0, (dim, n_in))
+
+
+def _biased(name: str, parameter: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Place]]:
+    """A projection with a bias."""
+    yield f"{name}.weight", Place(f"{parameter}.product.weight", 0, shape)
+    yield f"{name}.bias", Place(f"{parameter}.bias", 0, shape[:1])
+
+
+def _norm(name: str, parameter: str, dim: int) -> Iterator[tuple[str, Place]]:
+    for part in ("weight", "bias"):
+        yield f"{name}.{part}", Place(f"{parameter}.{part}", 0, (dim,))

@@ -83,7 +83,7 @@ class Shard:
             return Part(rows=self.vocab) if self.place.is_last else None
         if name == "norm.weight":
             return WHOLE if self.place.is_last else None
-        return WHOLE if self.place.is_first else None  # the image encoder
+        return WHOLE if self.place.is_first else None  # the encoder of images or audio
 
     def _layer_part(self, name: str) -> Part | None:
         tensor, rank = self.place.layout.tensor, self.place.tensor_rank
@@ -131,6 +131,7 @@ def shard_of(config: ModelConfig, place: Place = SINGLE, bits: StoredBits = ALIK
         n_shared_experts=config.n_shared_experts if split or rank == 0 else 0,
         stage=StageConfig(layers.start, config.pool_windows),
         vision=config.vision if place.is_first else None,
+        audio=config.audio if place.is_first else None,
     )
     vocab = _vocab_part(config.vocab_size, n, rank)
     experts = _share(config.n_experts, n, rank) if layout.experts else range(config.n_experts)

@@ -11,7 +11,7 @@ from model.batch import StepBatch
 from model.machine.device import of_memory
 from model.machine.transfers import Ints, upload
 from model.media import MediaWork
-from model.network.vision.encoder import Encoding, ImageEncoder
+from model.network.encoding import Encoder, Encoding
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class Media:
     The scheduler decides what is encoded and forgotten. `encoder` is None for a model of text.
     """
 
-    def __init__(self, encoder: ImageEncoder | None) -> None:
+    def __init__(self, encoder: Encoder | None) -> None:
         self._encoder = encoder
         self._encodings: dict[int, Encoding] = {}
         self._embeddings: dict[int, Tensor] = {}
@@ -75,9 +75,7 @@ class Media:
         assert self._encoder is not None, "the model has no encoder"
         encoding = self._encodings.get(work.number)
         if encoding is None:
-            pixels = torch.tensor(np.frombuffer(work.inputs, np.uint8))
-            shape = (work.rows * self._encoder.config.token_side, work.columns * self._encoder.config.token_side, -1)
-            encoding = self._encodings[work.number] = self._encoder.begin(pixels.view(shape), work.rows, work.columns)
+            encoding = self._encodings[work.number] = self._encoder.begin(work.inputs, work.rows, work.columns)
         self._encoder.advance(encoding, work.stop)
         if encoding.complete:
             self._embeddings[work.number] = self._encodings.pop(work.number).embeddings

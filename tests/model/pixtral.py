@@ -85,6 +85,11 @@ TEMPLATE = """\
 """The format of a `tekken.json` of version 7, without tools."""
 
 
+def raw(pixels: Tensor) -> bytes:
+    """Pixels as the encoder reads them."""
+    return pixels.contiguous().numpy().tobytes()
+
+
 def mistral3(**changes: Any) -> Any:
     """As Mistral Small 3.1: patches of 14 pixels, a norm and a merge of 2 x 2 patches before the projections.
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from model.checkpoint.files import DTYPES, Shard, find_shards, has_shards, read_shard
-from model.checkpoint.names import is_head
+from model.checkpoint.names import is_encoder, is_head
 from model.errors import ModelError, short
 from model.ranges import is_number
 
@@ -79,6 +79,16 @@ def present_shards(directory: Path) -> tuple[Shard, ...]:
     Raises ModelError for files that are not all there, or damaged.
     """
     return tuple(map(read_shard, find_shards(directory))) if has_shards(directory) else ()
+
+
+def has_encoder(shards: Sequence[Shard], declared: Any) -> bool:
+    """Whether a model has an encoder: if files of weights have it; without files, if it is `declared`.
+
+    Some conversions keep only the text of a model, with its whole configuration.
+    """
+    if not shards:
+        return declared is not None
+    return any(is_encoder(name) for shard in shards for name in shard.dtypes)
 
 
 def tied_head(shards: Sequence[Shard], declared: bool) -> bool:

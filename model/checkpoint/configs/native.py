@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from model.checkpoint.configs.audio import read_native_audio
 from model.checkpoint.configs.fields import (
     check_keys,
     dtype_of,
@@ -26,6 +27,8 @@ from model.errors import ModelError, short
 from model.latent_config import LatentConfig
 
 FILE = "params.json"
+AUDIO = "whisper_model_args"
+"""The key of `multimodal` that describes an audio encoder."""
 MAX_POSITION = 32_768
 """Context of a checkpoint whose params.json does not name it, as in the HF versions of those models."""
 
@@ -34,16 +37,11 @@ SERVED = frozenset(
         *("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size", "norm_eps", "dtype"),
         *("rope_theta", "rope_fraction", "max_seq_len", "max_position_embeddings", "tied_embeddings", "model_type"),
         *("sliding_window", "_sliding_window", "yarn", "llama_4_scaling", "moe", "quantization", "quantization_config"),
-        *("vision_encoder", *LATENT),
+        *("vision_encoder", "multimodal", *LATENT),
     )
 )
 """Keys that describe the network."""
-MEANINGLESS = frozenset(
-    (
-        *("max_batch_size", "model_parallel", "bos_token_id", "eos_token_id", "pad_token_id"),
-        "multimodal",
-    )
-)
+MEANINGLESS = frozenset((*("max_batch_size", "model_parallel", "bos_token_id", "eos_token_id", "pad_token_id"),))
 """Keys that mean nothing for serving: sizes of another program, ids that the tokenizer knows."""
 ONLY: Mapping[str, tuple[Any, ...]] = {
     "activation": ("silu", "swish"),
@@ -109,6 +107,7 @@ def read_params(directory: Path) -> ModelConfig:
         tied_head=tied_head(shards, bool(raw.get("tied_embeddings", False))),
         dtype=dtype_of(raw.get("dtype"), shards),
         vision=read_native_vision(raw.get("vision_encoder"), shards),
+        audio=read_native_audio((raw.get("multimodal") or {}).get(AUDIO), shards),
         **experts,
     )
 
@@ -125,18 +124,13 @@ def _check(raw: Mapping[str, Any]) -> None:
         raise ModelError(f"params.json has model_type {short(kind)}; Noria supports transformer")
     if raw.get("multimodal") is not None and not isinstance(raw["multimodal"], dict):
         raise ModelError(f"params.json must have an object or null in multimodal, it has {short(raw['multimodal'])}")
-    if "whisper_model_args" in (raw.get("multimodal") or {}):
-        raise ModelError(
-            "params.json has whisper_model_args, which need an audio encoder (Voxtral): Noria has none; it serves text "
-            "and images"
-        )
     for key, what in MISSING.items():
         if not _is_off(raw.get(key)):
             raise ModelError(
                 f"params.json has {key} {short(raw[key])}, which needs {what}: Noria has none; choose another model"
             )
     check_keys(raw, KNOWN, FILE)
-    check_keys(raw.get("multimodal") or {}, (), "multimodal in params.json")
+    check_keys(raw.get("multimodal") or {}, (AUDIO,), "multimodal in params.json")
     for key, values in ONLY.items():
         if raw.get(key) is not None and raw[key] not in values:
             raise ModelError(f"params.json has {key} {short(raw[key])}; Noria supports {values[0]!r}")

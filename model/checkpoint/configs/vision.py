@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from model.checkpoint.configs.fields import check_keys, number_of_layers, optional_size, positive, size
+from model.checkpoint.configs.fields import check_keys, has_encoder, number_of_layers, optional_size, positive, size
 from model.checkpoint.files import Shard
-from model.checkpoint.names import is_vision
 from model.errors import ModelError, short
 from model.vision_config import VisionConfig
 
@@ -54,16 +53,6 @@ NATIVE = frozenset(
 MERGE = "patch_merge"
 
 
-def has_encoder(shards: Sequence[Shard], declared: Any) -> bool:
-    """Whether a model has an image encoder: if files of weights have it; without files, if it is `declared`.
-
-    Some conversions keep only the text of a model, with its whole configuration.
-    """
-    if not shards:
-        return declared is not None
-    return any(is_vision(name) for shard in shards for name in shard.dtypes)
-
-
 def read_vision(raw: Mapping[str, Any], shards: Sequence[Shard]) -> VisionConfig | None:
     """The image encoder of a `config.json` of text and images; None for a model whose files do not have it.
 
@@ -93,7 +82,7 @@ def read_vision(raw: Mapping[str, Any], shards: Sequence[Shard]) -> VisionConfig
 
 def read_native_vision(raw: Any, shards: Sequence[Shard]) -> VisionConfig | None:
     """The same from `vision_encoder` of a `params.json`. Raises ModelError also for a key that is not known."""
-    if not has_encoder(shards, raw):
+    if raw is None or not has_encoder(shards, raw):
         return None
     known = check_keys(raw, NATIVE, NATIVE_FILE)
     _check_values({"num_channels": 3, **known}, {"num_channels": 3}, NATIVE_FILE)

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from model.checkpoint.gguf.entries import entries
 from model.checkpoint.gguf.index import Entry, Index
 from model.checkpoint.gguf.kinds import is_projector
 from model.checkpoint.gguf.reader import GgufFile, read_gguf
+from model.checkpoint.gguf.rows import are_unlike, read_row
 from model.checkpoint.names import GGUF_VISION
 from model.errors import ModelError, one_line, short
 from model.vision_config import DEVIATION, MEAN, VisionConfig
@@ -56,13 +59,19 @@ def files_beside(source: Path) -> tuple[Path, ...]:
         return ()
 
 
-def find_encoder(files: Sequence[Path], dim: int) -> tuple[Encoder | None, tuple[str, ...]]:
-    """The encoder for a text model of `dim`, None without one; and a line for each file that is for another model.
+def find_encoder(
+    files: Sequence[Path], source: Path, dim: int, img_break: np.ndarray | None
+) -> tuple[Encoder | None, tuple[str, ...]]:
+    """The encoder for the text model `source`, None without one; and a line for each file that is for another model.
 
+    `img_break` is the text model's embedding [dim] of the token at the end of an image's row, None if it has none.
     Raises ModelError if several files fit, for a damaged file, and for an encoder that Noria does not have.
     """
     opened = {path: read_gguf(path) for path in files}
     reasons = {path: _misfit(file.metadata, dim) for path, file in opened.items()}
+    if img_break is not None:
+        for path in [path for path, reason in reasons.items() if reason is None]:
+            reasons[path] = _unlike(path, opened[path], source, img_break)
     fitting = [path for path, reason in reasons.items() if reason is None]
     if len(fitting) > 1:
         names = ", ".join(path.name for path in fitting)
@@ -80,6 +89,14 @@ def _misfit(metadata: Mapping[str, Any], dim: int) -> str | None:
     if (width := values.get("vision.projection_dim", dim)) != dim:
         return f"embeddings of {short(width)} values, the model has {dim}"
     return None
+
+
+def _unlike(path: Path, file: GgufFile, source: Path, img_break: np.ndarray) -> str | None:
+    """Why the encoder's copy of the text model's `img_break` is of another model; None if it is not, or is missing."""
+    copy = next((tensor for tensor in file.tensors if tensor.name == IMG_BREAK), None)
+    if copy is None or copy.shape != img_break.shape or not are_unlike(read_row(path, copy), img_break):
+        return None
+    return f"another embedding of [IMG_BREAK] than {source.name}, so it is for another model"
 
 
 def _values(metadata: Mapping[str, Any]) -> dict[str, Any]:

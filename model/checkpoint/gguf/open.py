@@ -24,10 +24,12 @@ from model.checkpoint.gguf.index import Entry, Index
 from model.checkpoint.gguf.parts import find_parts
 from model.checkpoint.gguf.reader import read_parts
 from model.checkpoint.gguf.rope import wrong_conversions
+from model.checkpoint.gguf.rows import read_row
 from model.checkpoint.gguf.tokenizer import Metadata, tokenizer_files
 from model.checkpoint.names import GGUF
 from model.errors import ModelError, one_line
 
+ROW_BREAK = "[IMG_BREAK]"
 DIVISORS = "rope_freqs.weight"
 
 
@@ -74,7 +76,8 @@ def _opened(
         raise ModelError(f"{source.name} has no tensor 'token_embd.weight'; a model needs it")
     with _metadata_of(source):
         config = hf_config(file.metadata, shapes, _divisors(paths, file.tensors), index.dtype)
-    encoder, unused = find_encoder(beside, config["hidden_size"])
+        img_break = _img_break(index, file.metadata) if beside else None
+    encoder, unused = find_encoder(beside, source, config["hidden_size"], img_break)
     return GgufModel(index, file.metadata, config, encoder, (*wrong_conversions(source.name, file.metadata), *unused))
 
 
@@ -109,6 +112,16 @@ def _metadata_of(source: Path) -> Iterator[None]:
         raise
     except Exception as error:  # a value of another type or size; tokenizers raises Exception itself
         raise ModelError(f"{source.name} has metadata that no model can have: {one_line(error)}") from error
+
+
+def _img_break(index: Index, metadata: Metadata) -> np.ndarray | None:
+    """The embedding of the token at the end of an image's row, None if the model has no such token."""
+    table = next((entry for entry in index.entries if entry.name == EMBEDDINGS), None)
+    if table is None:
+        return None
+    tokens = list(metadata.get("tokenizer.ggml.tokens", ()))[: table.shape[0]]
+    number = tokens.index(ROW_BREAK) if ROW_BREAK in tokens else None
+    return None if number is None else read_row(index.paths[table.file], table, number)
 
 
 def _divisors(paths: Sequence[Path], tensors: Sequence[Entry]) -> Sequence[float]:

@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 
 from model.checkpoint.files import DTYPES, Shard
-from model.checkpoint.names import canonical_name, is_vision
+from model.checkpoint.names import canonical_name, is_encoder
 from model.checkpoint.quantized.config import OTHER_BITS, Fp4, OwnBits, Quantization
 from model.errors import ModelError, short
 
@@ -147,7 +147,7 @@ def stored_weights(shards: Iterable[Shard]) -> tuple[StoredWeight, ...]:
 
 def own_bits(weights: Sequence[StoredWeight], quantization: Quantization, *, tied_head: bool) -> OwnBits:
     """Bits of a weight of the text model's projections in blocks, on average, or of its 4-bit floats; else None."""
-    text = [weight for weight in weights if len(weight.values.shape) == 2 and not is_vision(weight.name)]
+    text = [weight for weight in weights if len(weight.values.shape) == 2 and not is_encoder(weight.name)]
     if quantization.kind == "fp4":
         return _fp4_bits(text, quantization)
     return _block_bits(text, quantization, tied_head=tied_head)
@@ -186,7 +186,7 @@ def _part_of(name: str) -> tuple[str | None, str]:
         return None if packed[2] == "activation_scale" else canonical_name(module), role
     if role in _UNUSED:
         return None, role
-    if role == "bias" and is_vision(name):  # it is a weight of its own
+    if role == "bias" and is_encoder(name):  # it is a weight of its own
         return canonical_name(name), "weight"
     return canonical_name(f"{module}.weight" if role in (*_ROLES, "bias") else name), role
 

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
-from model.attention.image import ImageAttention
+from model.attention.encoder import EncoderAttention
 from model.linear.base import RMSNorm
 from model.linear.selection import make_linear
 from model.network.feed_forward import FeedForward
@@ -45,12 +45,12 @@ class VisionBlock(nn.Module):
         kind = GeluFeedForward if config.hidden_act == "gelu" else FeedForward
         self.feed_forward = kind(config.dim, config.hidden_dim, scheme)
 
-    def project(self, x: Tensor, first: int, attention: ImageAttention) -> None:
+    def project(self, x: Tensor, first: int, attention: EncoderAttention) -> None:
         """Store q, k and v of x [n, dim]."""
         own = self.attention
         attention.store(first, own.wqkv(x, self.attention_norm).view(len(x), 3 * own.n_heads, own.head_dim))
 
-    def complete(self, x: Tensor, first: int, attention: ImageAttention) -> Tensor:
+    def complete(self, x: Tensor, first: int, attention: EncoderAttention) -> Tensor:
         """The block's output for x [n, dim], a new tensor."""
         attended = attention.attend(first, len(x)).to(x.dtype)  # [n, heads, head_dim]
         h = self.attention.wo(attended.flatten(1), onto=x.clone())  # [n, dim]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.attention.image import CompiledImageAttention, PlainImageAttention, image_attention
+from model.attention.encoder import CompiledEncoderAttention, PlainEncoderAttention, encoder_attention
 from model.kernels.cpu import native
 from model.kernels.cpu.functions import Kernels
 
@@ -27,7 +27,7 @@ def expected(qkv: Tensor, rotations: Tensor) -> Tensor:
     return (scores.softmax(-1) @ v).transpose(0, 1)
 
 
-def attend(attention: CompiledImageAttention | PlainImageAttention, qkv: Tensor, tile: int) -> Tensor:
+def attend(attention: CompiledEncoderAttention | PlainEncoderAttention, qkv: Tensor, tile: int) -> Tensor:
     firsts = range(0, len(qkv), tile)
     for first in reversed(firsts):
         attention.store(first, qkv[first : first + tile].contiguous())
@@ -43,7 +43,7 @@ def test_every_patch_sees_all_patches(
     kernels: Kernels, n_patches: int, n_heads: int, head_dim: int, dtype: torch.dtype
 ) -> None:
     qkv, rotations = random_image(n_patches, n_heads, head_dim)
-    attention = CompiledImageAttention(rotations, n_heads, dtype, kernels)
+    attention = CompiledEncoderAttention(rotations, n_heads, dtype, kernels)
     wanted, near = expected(qkv, rotations), TOLERANCES[dtype]
     found = attend(attention, qkv, 256)
     torch.testing.assert_close(found.double(), wanted, atol=near, rtol=near)
@@ -55,12 +55,12 @@ def test_every_patch_sees_all_patches(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_tiles_and_threads_do_not_change_bits(kernels: Kernels, dtype: torch.dtype) -> None:
     qkv, rotations = random_image(600, 3, 64)
-    whole = attend(CompiledImageAttention(rotations, 3, dtype, kernels), qkv, 600)
+    whole = attend(CompiledEncoderAttention(rotations, 3, dtype, kernels), qkv, 600)
     before = native.use_threads(2)
     try:
         for n_threads, tile in ((1, 256), (2, 64), (2, 7), (5, 333)):
             assert native.use_threads(n_threads) == n_threads
-            assert torch.equal(attend(CompiledImageAttention(rotations, 3, dtype, kernels), qkv, tile), whole)
+            assert torch.equal(attend(CompiledEncoderAttention(rotations, 3, dtype, kernels), qkv, tile), whole)
     finally:
         native.use_threads(before)
 
@@ -68,7 +68,7 @@ def test_tiles_and_threads_do_not_change_bits(kernels: Kernels, dtype: torch.dty
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_pytorch_attends_alike(dtype: torch.dtype) -> None:
     qkv, rotations = random_image(300, 2, 64)
-    found = attend(PlainImageAttention(rotations, 2, dtype), qkv, 128)
+    found = attend(PlainEncoderAttention(rotations, 2, dtype), qkv, 128)
     assert found.dtype is dtype
     torch.testing.assert_close(found.double(), expected(qkv, rotations), atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
 
@@ -76,7 +76,7 @@ def test_pytorch_attends_alike(dtype: torch.dtype) -> None:
 def test_activations_may_have_half_the_bits(kernels: Kernels) -> None:
     """As beside weights in fp8, whose activations are in the model's format."""
     qkv, rotations = random_image(40, 2, 16)
-    found = attend(CompiledImageAttention(rotations, 2, torch.bfloat16, kernels), qkv.bfloat16(), 32)
+    found = attend(CompiledEncoderAttention(rotations, 2, torch.bfloat16, kernels), qkv.bfloat16(), 32)
     torch.testing.assert_close(found.double(), expected(qkv.bfloat16(), rotations), atol=2e-2, rtol=2e-2)
 
 
@@ -84,14 +84,14 @@ def test_a_value_that_is_no_number_reaches_all_patches(kernels: Kernels) -> None
     """The image's fault is visible in every row, whichever tile it comes from."""
     qkv, rotations = random_image(300, 2, 64)
     qkv[299, 5, 3] = torch.nan  # head 1 of the values
-    found = attend(CompiledImageAttention(rotations, 2, torch.bfloat16, kernels), qkv, 128)
+    found = attend(CompiledEncoderAttention(rotations, 2, torch.bfloat16, kernels), qkv, 128)
     assert found[:, 0].isfinite().all()
     assert found[:, 1, 3].isnan().all()
 
 
 def test_kernels_serve_where_they_are(kernels: Kernels) -> None:
     _, rotations = random_image(40, 2, 16)
-    assert isinstance(image_attention(rotations, 2, torch.bfloat16, kernels), CompiledImageAttention)
-    assert isinstance(image_attention(rotations, 2, torch.float16, kernels), PlainImageAttention)
-    assert isinstance(image_attention(torch.zeros(1, 2, 257), 1, torch.float32, kernels), PlainImageAttention)
-    assert isinstance(image_attention(rotations, 2, torch.bfloat16, None), PlainImageAttention)
+    assert isinstance(encoder_attention(rotations, 2, torch.bfloat16, kernels), CompiledEncoderAttention)
+    assert isinstance(encoder_attention(rotations, 2, torch.float16, kernels), PlainEncoderAttention)
+    assert isinstance(encoder_attention(torch.zeros(1, 2, 257), 1, torch.float32, kernels), PlainEncoderAttention)
+    assert isinstance(encoder_attention(rotations, 2, torch.bfloat16, None), PlainEncoderAttention)

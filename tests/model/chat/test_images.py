@@ -13,8 +13,8 @@ from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from model.chat.formats import ChatFormat, load_chat
-from model.chat.images import ImageTokens
 from model.chat.jinja import JinjaChat
+from model.chat.media import ImageTokens
 from model.errors import ParameterError
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
@@ -110,7 +110,11 @@ def test_a_tokenizer_file_writes_images_as_its_template_does(version: str, tmp_p
     chat = load_chat(tmp_path, tokenizer)
     assert chat is not None
     template = JinjaChat(convert_tokenizer_to_chat_template(file), tokenizer, {"bos_token": "<s>", "eos_token": "</s>"})
-    assert chat.image_roles == template.image_roles == ({"user", "tool"} if version == "v15" else {"user"})
+    assert (
+        chat.media_roles.get("image", frozenset())
+        == template.media_roles.get("image", frozenset())
+        == ({"user", "tool"} if version == "v15" else {"user"})
+    )
     for name, messages in CONVERSATIONS.items():
         assert chat.encode(messages) == template.encode(messages), name
     assert chat.render(CONVERSATIONS["last"]).endswith("[INST][IMG]What is it?[/INST]")
@@ -125,10 +129,10 @@ def test_tokenizer_files_with_tokens_for_images_take_images(file: str, tmp_path:
     chat = load_chat(tmp_path, tokenizer)
     assert chat is not None
     if file in ("spm-v1", "spm-v2", "spm-v3"):  # the last has [IMG], but nothing to end its rows
-        assert chat.image_roles == frozenset()
+        assert chat.media_roles.get("image", frozenset()) == frozenset()
         assert_refused(chat, CONVERSATIONS["first"], r"messages\[0\] has an image: this model takes no images")
     else:
-        assert "user" in chat.image_roles
+        assert "user" in chat.media_roles.get("image", frozenset())
         ids = chat.encode(CONVERSATIONS["later"])
         assert ids.count(tokenizer.control["[IMG]"]) == 3
 
@@ -179,7 +183,7 @@ IMAGE_URL = """
 )
 def test_trials_find_the_roles_with_images(source: str, roles: set[str], tokens: Tokenizer) -> None:
     chat = chat_of(source, tokens)
-    assert chat.image_roles == roles
+    assert chat.media_roles.get("image", frozenset()) == roles
     for role, others in (("user", {}), ("tool", {"tool_call_id": "abcdefgh1"})):
         messages = [message("a", IMAGE, "b", role=role, **others)]
         if role in roles:
@@ -191,7 +195,7 @@ def test_trials_find_the_roles_with_images(source: str, roles: set[str], tokens:
 
 def test_a_tokenizer_without_the_tokens_has_no_images(tokenizer: Tokenizer) -> None:
     assert ImageTokens.of(tokenizer) is None
-    assert chat_of(TEMPLATE, tokenizer).image_roles == frozenset()
+    assert chat_of(TEMPLATE, tokenizer).media_roles.get("image", frozenset()) == frozenset()
 
 
 @pytest.mark.parametrize("source", [TEMPLATE, CONTENT])
@@ -203,5 +207,5 @@ def test_a_merged_system_message_comes_before_the_images(source: str, tokens: To
 
 def test_what_a_caller_writes_beside_the_type_is_not_seen(tokens: Tokenizer) -> None:
     chat = chat_of("{% for m in messages %}{{ m.content | tojson }}{% endfor %}", tokens)
-    chat.image_roles = frozenset({"user"})
+    chat.media_roles = {"image": frozenset({"user"})}
     assert chat.render([message({"type": "image", "url": "data:", "field": "x"})]) == '[{"type": "image"}]'

@@ -166,6 +166,12 @@ NATIVE_3B |= {"tied_embeddings": True, "max_position_embeddings": 262144, "visio
 NATIVE_3B |= dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"))
 
 
+def whisper_parameters(dim: int) -> int:
+    """Parameters of Whisper large's encoder, with its positions, and of the projections to `dim`."""
+    block = 4 * 1280**2 + 3 * 1280 + 2 * 1280 * 5120 + 5120 + 1280 + 4 * 1280
+    return (128 + 1280) * 3 * 1280 + 2 * 1280 + 1500 * 1280 + 32 * block + 2 * 1280 + (5120 + dim) * dim
+
+
 def _config(parameters: int, token_bytes: int, windows: Windows, context: int, config: Mapping[str, Any]) -> Row:
     encoder = encoder_parameters(config["text_config"]["hidden_size"]) if config["model_type"] == "mistral3" else 0
     return Row("config.json", config, parameters, token_bytes, windows, context, encoder)
@@ -212,6 +218,53 @@ PIXTRAL_LARGE = {
         "head_dim": 88,
     },
 }
+VOXTRAL: dict[str, Any] = {
+    "model_type": "voxtral",
+    "audio_token_id": 24,
+    "projector_hidden_act": "gelu",
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+    "text_config": hf("llama", 3072, 30, 32, 8, 8192, 131072, 131072, head_dim=128, rope_theta=1e8),
+    "audio_config": {"model_type": "voxtral_encoder"},
+}
+"""What its `audio_config` does not say is Whisper large's, the default of transformers."""
+VOXTRAL_SMALL = {
+    **VOXTRAL,
+    "text_config": hf("llama", 5120, 40, 32, 8, 32768, 131072, 131072, head_dim=128, rope_theta=1e8),
+}
+VOXTRAL_NATIVE: dict[str, Any] = {
+    "dim": 3072,
+    "n_layers": 30,
+    "n_heads": 32,
+    "n_kv_heads": 8,
+    "head_dim": 128,
+    "hidden_dim": 8192,
+    "vocab_size": 131072,
+    "norm_eps": 1e-5,
+    "rope_theta": 1e8,
+    "max_position_embeddings": 131072,
+    "multimodal": {
+        "whisper_model_args": {
+            "encoder_args": {
+                "audio_encoding_args": {
+                    "sampling_rate": 16000,
+                    "num_mel_bins": 128,
+                    "hop_length": 160,
+                    "window_size": 400,
+                },
+                "dim": 1280,
+                "n_layers": 32,
+                "n_heads": 20,
+                "head_dim": 64,
+                "hidden_dim": 5120,
+                "max_source_positions": 1500,
+                "use_biases": True,
+                "causal": False,
+            },
+            "downsample_args": {"downsample_factor": 4},
+        }
+    },
+}
 ROWS: Mapping[str, Row] = {
     "Mistral 7B v0.1": _config(
         7_241_732_096,
@@ -238,6 +291,16 @@ ROWS: Mapping[str, Row] = {
         encoder=434_957_312,
     ),
     "Large 2": _config(122_610_069_504, 360448, full(88), 131072, LARGE2),
+    "Voxtral Mini 3B": Row(
+        *("config.json", VOXTRAL, 4_014_136_320, 122880, full(30), 131072), encoder=whisper_parameters(3072)
+    ),
+    "Voxtral Mini 3B, native": Row(
+        *("params.json", VOXTRAL_NATIVE, 4_014_136_320, 122880, full(30), 131072),
+        encoder=whisper_parameters(3072) - 1500 * 1280,
+    ),
+    "Voxtral Small 24B": Row(
+        *("config.json", VOXTRAL_SMALL, 23_572_403_200, 163840, full(40), 131072), encoder=whisper_parameters(5120)
+    ),
     "Pixtral Large shape": Row(
         *("config.json", PIXTRAL_LARGE, 122_610_069_504, 360448, full(88), 131072),
         encoder=llava_parameters(1408, 6144, 40, 12288),

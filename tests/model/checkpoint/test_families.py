@@ -109,7 +109,7 @@ def test_rope_fraction(tmp_path: Path) -> None:
     [
         (
             {"model_type": "qwen2"},
-            "'qwen2'; Noria supports mistral, ministral, ministral3, mixtral, mistral4, llama, mistral3, llava$",
+            "'qwen2'; Noria supports mistral, ministral, ministral3, mixtral, mistral4, llama, .*3, llava, voxtral$",
         ),
         (
             {"model_type": "mistral_large4"},
@@ -117,7 +117,11 @@ def test_rope_fraction(tmp_path: Path) -> None:
         ),
         ({"model_type": "mistral_large4_text"}, "'mistral_large4_text', which needs a sparse index .*: Noria has none"),
         ({"model_type": "deepseek_v3"}, "'deepseek_v3', which needs a sigmoid router with a correction bias"),
-        ({"model_type": "voxtral"}, r"'voxtral', which needs an audio encoder \(Voxtral\): Noria has none"),
+        ({"model_type": "voxtral"}, "a voxtral model must have an object in text_config, it has None"),
+        (
+            {"model_type": "voxtral_realtime"},
+            "'voxtral_realtime', which needs an audio encoder with a cache of its own",
+        ),
         ({"model_type": "mamba2"}, r"'mamba2', which needs a state space layer \(Codestral Mamba\)"),
         ({"model_type": "pixtral"}, "'pixtral', which needs an image encoder without a text model"),
         ({"model_type": "mistral3"}, "config.json of a mistral3 model must have an object in text_config, it has None"),
@@ -221,7 +225,7 @@ REFUSED_EXPERTS = [
         ({"model_type": "mamba"}, r"'mamba', which needs a state space layer \(Codestral Mamba\): Noria has none"),
         ({"model_type": "rwkv"}, "params.json has model_type 'rwkv'; Noria supports transformer"),
         ({"kv_lora_rank": 512}, "params.json must have a whole number of at least 1 in qk_nope_head_dim, it has None"),
-        ({"multimodal": {"whisper_model_args": {}}}, "whisper_model_args, which need an audio encoder"),
+        ({"multimodal": {"whisper_model_args": {"mood": 1}}}, r"whisper_model_args in params.json has 'mood' \(1\)"),
         ({"multimodal": "x"}, "params.json must have an object or null in multimodal, it has 'x'"),
         ({"head_dim": 0}, "params.json must have a whole number of at least 1 in head_dim, it has 0"),
         ({"rope_theta": 0}, "params.json must have a number above 0 in rope_theta, it has 0"),

@@ -18,6 +18,7 @@ from model.errors import ModelError
 from tests.model import pixtral
 from tests.model.checkpoint.gguf_bytes import join
 from tests.model.driving import loaded
+from tests.model.pixtral import raw
 
 MMPROJ = "mmproj-model-F32.gguf"
 
@@ -143,11 +144,43 @@ def test_values_of_the_file_are_read(fields: dict[str, Any], expected: tuple[Any
     assert (config.rope_theta, config.norm_eps, config.hidden_act) == expected
 
 
+def set_img_break(path: Path, row: np.ndarray) -> None:
+    """Write another row over the encoder's copy of the embedding of [IMG_BREAK]."""
+    copy = next(tensor for tensor in read_gguf(path).tensors if tensor.name == "v.token_embd.img_break")
+    data = bytearray(path.read_bytes())
+    data[copy.offset : copy.offset + copy.n_bytes] = row.astype("<f4").tobytes()
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("text", ["F32", "Q8_0", "BF16"])
+def test_the_encoder_of_another_model_of_the_same_width_is_not_used(text: str, tmp_path: Path) -> None:
+    model = pixtral.save_gguf("mistral3", tmp_path, "F32", text)
+    assert open_gguf(model).doubts == ()
+    assert read_config(model).vision is not None
+    shutil.copy(tmp_path / MMPROJ, tmp_path / "mmproj-other.gguf")
+    set_img_break(tmp_path / "mmproj-other.gguf", np.random.default_rng(0).standard_normal(64))
+    doubt = (
+        "mmproj-other.gguf is not used: it has another embedding of [IMG_BREAK] than model.gguf, "
+        "so it is for another model"
+    )
+    assert open_gguf(model).doubts == (doubt,)
+    assert read_config(model).vision is not None
+    (tmp_path / MMPROJ).unlink()
+    assert open_gguf(model).doubts == (doubt,)
+    assert read_config(model).vision is None
+
+
+def test_a_row_of_zeros_decides_nothing(folder: Path) -> None:
+    set_img_break(folder / MMPROJ, np.zeros(64))
+    assert open_gguf(folder / "model.gguf").doubts == ()
+    assert read_config(folder / "model.gguf").vision is not None
+
+
 def vectors(directory: Path) -> torch.Tensor:
     """The embeddings of an image of 3 x 5 tokens."""
-    encoder: Any = loaded(directory).vision
+    encoder: Any = loaded(directory).encoder
     pixels = torch.randint(0, 256, (84, 140, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    found: torch.Tensor = encoder(pixels, 3, 5)
+    found: torch.Tensor = encoder(raw(pixels), 3, 5)
     return found
 
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from model.checkpoint.families import read_config
-from model.checkpoint.names import canonical_name, is_vision
+from model.checkpoint.names import canonical_name, is_encoder
 from model.errors import ModelError
 from model.vision_config import VisionConfig
 from tests.model import pixtral
@@ -122,10 +122,10 @@ def test_without_its_weights_a_model_serves_text(kind: str, form: str, tmp_path:
     (pixtral.save_hf if form == "hf" else pixtral.save_native)(kind, tmp_path)
     (path,) = tmp_path.glob("*.safetensors")
     assert read_config(tmp_path).vision is not None
-    tensors = {name: tensor for name, tensor in load_file(path).items() if not is_vision(name)}
+    tensors = {name: tensor for name, tensor in load_file(path).items() if not is_encoder(name)}
     save_file(tensors, path)
     assert read_config(tmp_path).vision is None
-    assert loaded(tmp_path).vision is None
+    assert loaded(tmp_path).encoder is None
     path.unlink()
     assert read_config(tmp_path).vision is not None
 
@@ -146,7 +146,7 @@ def test_no_other_weight_is_of_images() -> None:
     """`test_vision.py` and `test_dense_oracles.py` read all that are."""
     assert canonical_name("vision_tower.patch_positional_embedding.inv_freq") is None
     for name in ("layers.0.attention.wq.weight", "model.norm.weight", "vision.weight", "model.vision_towers.a.weight"):
-        assert not is_vision(name)
+        assert not is_encoder(name)
     for name in (
         "vision_tower.vision_model.pre_layernorm.weight",
         "vision_tower.transformer.layers.0.attention.q_proj.bias",

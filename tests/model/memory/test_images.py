@@ -8,6 +8,7 @@ import pytest
 from model import loading
 from model.checkpoint.families import read_config
 from model.errors import OptionError
+from model.linear.schemes import SCHEMES, encoder_slowness
 from model.media import ImageFormat
 from model.memory.media import media_sizes
 from model.memory.plan import make_plan
@@ -62,6 +63,13 @@ def test_patches_of_a_token_by_hand(tmp_path: Path) -> None:
     assert sizes.format.patches_per_token == round(token / patch) == 3
 
 
+def test_a_patch_costs_more_where_the_encoder_multiplies_slowly(tmp_path: Path) -> None:
+    """Where the encoder multiplies half as fast, 1.3 patches take as long as a token, not 2.6."""
+    config = read_config(written("Ministral 3 3B", tmp_path))
+    found = [media_sizes(config, options(), 2, encoder_slowness(SCHEMES[name])) for name in ("int8", "bfloat16")]
+    assert [sizes.format.patches_per_token for sizes in found if sizes] == [1, 3]
+
+
 def test_the_memory_of_embeddings_may_be_chosen(tmp_path: Path) -> None:
     config = read_config(written("Ministral 3 8B", tmp_path))
     largest = 55 * 55 * 4096 * 2
@@ -72,7 +80,7 @@ def test_the_memory_of_embeddings_may_be_chosen(tmp_path: Path) -> None:
         OptionError, match=r"--image-cache-memory .* is less than the embeddings of one image of 1540 x 1540"
     ):
         media_sizes(config, options(image_cache_memory=largest - 1), 2)
-    with pytest.raises(OptionError, match="--image-cache-memory needs a model with an image encoder"):
+    with pytest.raises(OptionError, match="--image-cache-memory needs a model that takes images or audio"):
         media_sizes(tiny(), options(image_cache_memory=largest), 2)
     assert media_sizes(tiny(), options(), 2) is None
 

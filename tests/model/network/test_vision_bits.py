@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.attention.image import CompiledImageAttention
+from model.attention.encoder import CompiledEncoderAttention
 from model.config import VisionConfig
 from model.kernels.cpu import native
 from model.network import weights
@@ -12,6 +12,7 @@ from model.network.transformer import Transformer
 from model.network.vision.encoder import ImageEncoder
 from model.sharding.shard import shard_of
 from tests.model.driving import CPU, random_tensors, tiny
+from tests.model.pixtral import raw
 
 VISION = VisionConfig(64, 2, 4, 16, 128, patch_size=14, image_size=1540, merge=2, adapter_norm=True)
 ROWS, COLUMNS = 12, 11
@@ -22,9 +23,9 @@ def encoder(scheme: str) -> ImageEncoder:
     config = tiny(vision=VISION)
     with torch.device("meta"):
         model = Transformer(config)
-        model.vision = ImageEncoder(VISION, config.dim, config.norm_eps, scheme)
+        model.encoder = ImageEncoder(VISION, config.dim, config.norm_eps, scheme)
     weights.load(model, shard_of(config), "half", random_tensors(config), torch.float32, CPU, lambda _: None)
-    return model.vision
+    return model.encoder
 
 
 def image() -> Tensor:
@@ -40,12 +41,12 @@ def test_threads_and_steps_do_not_change_bits(variant: str, scheme: str, monkeyp
     ours, pixels = encoder(scheme), image()
     before = native.use_threads(1)
     try:
-        whole = ours(pixels, ROWS, COLUMNS)
+        whole = ours(raw(pixels), ROWS, COLUMNS)
         assert whole.isfinite().all()
         for n_threads, step in ((2, 528), (3, 60)):
             assert native.use_threads(n_threads) == n_threads
-            encoding = ours.begin(pixels, ROWS, COLUMNS)
-            assert isinstance(encoding.attention, CompiledImageAttention)
+            encoding = ours.begin(raw(pixels), ROWS, COLUMNS)
+            assert isinstance(encoding.attention, CompiledEncoderAttention)
             for stop in range(step, encoding.n_patches + step, step):
                 ours.advance(encoding, min(stop, encoding.n_patches))
             assert torch.equal(encoding.embeddings, whole)
@@ -57,8 +58,8 @@ def test_threads_and_steps_do_not_change_bits(variant: str, scheme: str, monkeyp
 @torch.inference_mode()
 def test_other_images_between_the_steps_do_not_change_bits(scheme: str) -> None:
     ours, pixels = encoder(scheme), image()
-    expected = [ours(pixels, ROWS, COLUMNS), ours(pixels.flip(0), ROWS, COLUMNS)]
-    both = [ours.begin(pixels, ROWS, COLUMNS), ours.begin(pixels.flip(0), ROWS, COLUMNS)]
+    expected = [ours(raw(pixels), ROWS, COLUMNS), ours(raw(pixels.flip(0)), ROWS, COLUMNS)]
+    both = [ours.begin(raw(pixels), ROWS, COLUMNS), ours.begin(raw(pixels.flip(0)), ROWS, COLUMNS)]
     for stop in (100, 300, 528):
         for encoding in both:
             ours.advance(encoding, stop)

@@ -1,4 +1,6 @@
-"""Attention inside one image: every patch sees all patches of its image (Pixtral, arXiv 2410.07073).
+"""Attention inside one media item: every patch sees all patches of its item (Pixtral, arXiv 2410.07073).
+
+A patch is a square of an image, or 20 ms of audio.
 
 The patches come in tiles. A layer first stores the queries, keys and values of all tiles, then it attends tile by tile.
 The next layer uses the same memory.
@@ -19,8 +21,8 @@ COMPILED = frozenset((torch.bfloat16, torch.float32))
 """Types of keys and values that the compiled kernels serve here."""
 
 
-class ImageAttention(ABC):
-    """The queries, keys and values of one image of P patches in one layer."""
+class EncoderAttention(ABC):
+    """The queries, keys and values of one item of P patches in one layer."""
 
     def __init__(self, rotations: Tensor, n_heads: int) -> None:
         """rotations [P, 2, head_dim/2] float32: cosines and sines for q and k, in the pairs of rope.py."""
@@ -37,11 +39,11 @@ class ImageAttention(ABC):
         """The attention of patches first..first+n-1 over all patches, [n, n_heads, head_dim]."""
 
 
-class CompiledImageAttention(ImageAttention):
+class CompiledEncoderAttention(EncoderAttention):
     """The attention of the compiled kernels, float32 inside and out.
 
     Keys, values and the factors beside them have `dtype`, bfloat16 or float32. The bits of a row depend on its query
-    and on the image's keys, but on no tile and on no number of threads.
+    and on the item's keys, but on no tile and on no number of threads.
     """
 
     def __init__(self, rotations: Tensor, n_heads: int, dtype: torch.dtype, kernels: Kernels) -> None:
@@ -91,7 +93,7 @@ def _empty(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.float32, device="cpu")
 
 
-class PlainImageAttention(ImageAttention):
+class PlainEncoderAttention(EncoderAttention):
     """The attention of PyTorch, in `dtype`, on any device."""
 
     def __init__(self, rotations: Tensor, n_heads: int, dtype: torch.dtype) -> None:
@@ -110,11 +112,11 @@ class PlainImageAttention(ImageAttention):
         return attended[0].transpose(0, 1)
 
 
-def image_attention(rotations: Tensor, n_heads: int, dtype: torch.dtype, kernels: Kernels | None) -> ImageAttention:
-    """The attention for one image with these rotations, which keeps keys and values in `dtype`.
+def encoder_attention(rotations: Tensor, n_heads: int, dtype: torch.dtype, kernels: Kernels | None) -> EncoderAttention:
+    """The attention for one item with these rotations, which keeps keys and values in `dtype`.
 
     The compiled `kernels` serve where they know the type and the size of heads.
     """
     if kernels is None or dtype not in COMPILED or 2 * rotations.shape[2] > records.MAX_HEAD_DIM:
-        return PlainImageAttention(rotations, n_heads, dtype)
-    return CompiledImageAttention(rotations, n_heads, dtype, kernels)
+        return PlainEncoderAttention(rotations, n_heads, dtype)
+    return CompiledEncoderAttention(rotations, n_heads, dtype, kernels)

@@ -1,0 +1,113 @@
+"""AudioConfig from `audio_config` in a config.json, or from `whisper_model_args` in Mistral's params.json. No torch."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from model.audio_config import AudioConfig
+from model.checkpoint.configs.fields import check_keys, has_encoder, number, number_of_layers, size
+from model.checkpoint.files import Shard
+from model.errors import ModelError, short
+
+HF_FILE, NATIVE_FILE = "audio_config in config.json", "whisper_model_args in params.json"
+HF_DEFAULTS: Mapping[str, Any] = {
+    "hidden_size": 1280,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 20,
+    "num_mel_bins": 128,
+    "max_source_positions": 1500,
+    "activation_function": "gelu",
+    "scale_embedding": False,
+}
+"""What transformers takes for fields that `audio_config` does not have."""
+HF_ONLY: Mapping[str, Any] = {"activation_function": "gelu", "scale_embedding": False}
+ENCODER_SIZES = ("dim", "n_heads", "hidden_dim", "max_source_positions")
+ENCODER_ONLY: Mapping[str, tuple[Any, ...]] = {
+    "causal": (False,),
+    "use_biases": (True,),
+    "pos_embed": ("sinusoidal", None),
+    "norm_type": ("layer_norm", None),
+    "ffn_type": ("gelu", None),
+    "sliding_window": (None,),
+}
+"""Keys of `encoder_args` that may only have these values. A causal encoder is that of Voxtral Realtime."""
+SPECTRUM: Mapping[str, Any] = {"sampling_rate": 16_000, "hop_length": 160, "window_size": 400, "chunk_length_s": 30.0}
+"""Keys of `audio_encoding_args`, each with Whisper's value."""
+UNUSED = ("vocab_size", "use_cache", "rope_theta", "n_kv_heads", "head_dim", "norm_eps", "n_layers")
+MEANINGLESS = ("frame_rate", "num_mel_bins", "transcription_format")
+
+
+def read_audio(raw: Mapping[str, Any], shards: Sequence[Shard]) -> AudioConfig | None:
+    """The audio encoder of a `config.json` of model_type voxtral; None for a model whose files do not have it.
+
+    Raises ModelError, which names the field and its value, for an encoder that Noria does not have.
+    """
+    declared = raw.get("audio_config")
+    if not has_encoder(shards, declared):
+        return None
+    if not isinstance(declared, dict):
+        raise ModelError(f"config.json must have an object in audio_config, it has {short(declared)}")
+    inner = {**HF_DEFAULTS, **declared}
+    for values, only, where in (
+        (inner, HF_ONLY, HF_FILE),
+        ({"projector_hidden_act": "gelu", **raw}, {"projector_hidden_act": "gelu"}, "config.json"),
+    ):
+        for key, value in only.items():
+            if values.get(key) != value:
+                raise ModelError(f"{where} has {key} {short(values.get(key))}; Noria supports {value!r}")
+    dim, hidden_dim = (size(inner, key, HF_FILE) for key in ("hidden_size", "intermediate_size"))
+    if hidden_dim % dim:
+        raise ModelError(
+            f"{HF_FILE} must have a multiple of hidden_size ({dim}) in intermediate_size, it has {hidden_dim}"
+        )
+    return AudioConfig(
+        dim=dim,
+        n_layers=number_of_layers(inner, "num_hidden_layers", HF_FILE),
+        n_heads=size(inner, "num_attention_heads", HF_FILE),
+        hidden_dim=hidden_dim,
+        n_mels=size(inner, "num_mel_bins", HF_FILE),
+        n_positions=size(inner, "max_source_positions", HF_FILE),
+        group=hidden_dim // dim,  # transformers takes as many positions for a token as fill this width
+        stores_positions=True,
+    )
+
+
+def read_native_audio(raw: Any, shards: Sequence[Shard]) -> AudioConfig | None:
+    """The same from `whisper_model_args` of a `params.json`. Raises ModelError also for a key that is not known."""
+    if raw is None or not has_encoder(shards, raw):
+        return None
+    known = check_keys(raw, ("encoder_args", "downsample_args"), NATIVE_FILE)
+    where = f"encoder_args of {NATIVE_FILE}"
+    keys = (*ENCODER_SIZES, *ENCODER_ONLY, *UNUSED, "audio_encoding_args")
+    encoder = check_keys(known.get("encoder_args"), keys, where)
+    if encoder.get("causal"):
+        raise ModelError(
+            f"{where} has causal true, which needs an encoder with a cache of its own (Voxtral Realtime): Noria has "
+            "none; it serves Voxtral Mini and Small of July 2025"
+        )
+    for key, values in ENCODER_ONLY.items():
+        if key in encoder and encoder[key] not in values:
+            raise ModelError(f"{where} has {key} {short(encoder[key])}; Noria supports {values[0]!r}")
+    below = f"audio_encoding_args of {where}"
+    spectrum = check_keys(encoder.get("audio_encoding_args"), (*SPECTRUM, *MEANINGLESS), below)
+    for key, value in SPECTRUM.items():
+        if spectrum.get(key, value) != value:
+            raise ModelError(f"{below} has {key} {short(spectrum[key])}; Noria supports {value}")
+    down = f"downsample_args of {NATIVE_FILE}"
+    dim, n_heads, hidden_dim, n_positions = (
+        size({"max_source_positions": 1500, **encoder}, key, where) for key in ENCODER_SIZES
+    )
+    if encoder.get("head_dim", dim // n_heads) != dim // n_heads:
+        raise ModelError(
+            f"{where} must have dim / n_heads, {dim} / {n_heads}, in head_dim; it has {short(encoder['head_dim'])}"
+        )
+    return AudioConfig(
+        dim=dim,
+        n_heads=n_heads,
+        hidden_dim=hidden_dim,
+        n_positions=n_positions,
+        n_layers=number_of_layers(encoder, "n_layers", where),
+        n_mels=size(spectrum, "num_mel_bins", below),
+        group=size(check_keys(known.get("downsample_args"), ("downsample_factor",), down), "downsample_factor", down),
+        norm_eps=number({"norm_eps": 1e-5, **encoder}, "norm_eps", where),
+    )
