@@ -17,6 +17,7 @@ from service.access.keys import Keys
 from service.access.record import Policies, RequestMiddleware
 from service.api import document, embeddings, lora, tokens
 from service.api.anthropic import routes as anthropic
+from service.api.audio import transcriptions
 from service.api.lanes import Lanes
 from service.api.ollama import embed, generation, refused
 from service.api.ollama import models as ollama
@@ -31,6 +32,7 @@ from service.api.routes import Route
 from service.api.state import Bodies, State
 from service.api.stored import conversations
 from service.api.stored import responses as stored
+from service.audio.audio import Audios
 from service.engine.client import EngineClient
 from service.errors.dialects import error_response
 from service.errors.hints import Hints
@@ -61,6 +63,8 @@ RECORDED_BYTES = 2**26
 ROUTES: tuple[Route, ...] = (
     completions.completions,
     fim.fim_completions,
+    transcriptions.transcriptions,
+    transcriptions.translations,
     chat.chat_completions,
     responses.responses,
     responses.input_tokens,
@@ -228,6 +232,7 @@ def _state(
         measured,
         Grammars(partial(restarted, "trial")),
         Images(settings.max_images, settings.max_image_pixels, partial(restarted, "images"), measured.observe_image),
+        Audios(partial(restarted, "audio"), measured.observe_audio),
         LiveRequests(),
         store,
         OngoingWork(observer.observing, drain.expired, RECORDED_BYTES),
@@ -240,6 +245,7 @@ async def _close(state: State) -> None:
     await state.store.close()
     await state.grammars.close()
     await state.images.close()
+    await state.audio.close()
     state.work.close()
 
 

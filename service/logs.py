@@ -65,6 +65,7 @@ def configure(log_format: str, log_level: str, process: str = "") -> None:
     handler = StderrHandler()
     handler.setFormatter(JsonFormatter(process) if log_format == "json" else HumanFormatter(process))
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # its warnings repeat what clients send
     use_level(log_level)
 
 

@@ -21,7 +21,7 @@ from model.batch import (
     TokenLogprob,
 )
 from model.errors import ModelError
-from model.media import ImageFormat
+from model.media import AudioFormat, ImageFormat
 from model.options import STEP_LIMITS, RunnerOptions
 from model.sampling_params import SamplingParams
 from model.tokenizers.pieces import decode_pieces
@@ -31,6 +31,7 @@ from service.engine.worker import Worker
 VOCAB = 256
 END = 0
 IMAGES = ImageFormat(patch_size=2, merge=2, longest_side=64)
+AUDIO = AudioFormat(n_mels=128, chunk_tokens=375, group=4)
 FAULTY = 254
 """A sequence with this token ends with BROKEN_NUMBERS."""
 BROKEN_ADAPTER = "broken"
@@ -345,7 +346,7 @@ def make_info(
 
 def create_fake(progress: Callable[[str, float], None], **options: object) -> FakeRunner:
     """What an engine loads in tests. `model`: "fake", "recite", "marks", "slow" (20 ms a step), "slow recite",
-    "large" (loads for a minute), "images" (with an encoder), "broken" or "crash"."""
+    "large" (loads for a minute), "images" or "audio" (with an encoder), "broken" or "crash"."""
     progress("loading weights", 0.5)
     model = options["model"]
     if model == "large":
@@ -354,11 +355,13 @@ def create_fake(progress: Callable[[str, float], None], **options: object) -> Fa
         raise ModelError("found nothing at 'broken', expected a model")
     if model == "crash":
         raise RuntimeError("the fake model cannot be built")
-    length = int(options.get("max_model_len") or (4096 if model == "slow" else 512))  # type: ignore[call-overload]
+    length = int(options.get("max_model_len") or (4096 if model in ("slow", "audio") else 512))  # type: ignore[call-overload]
     limits = RunnerOptions("", max_sequences=options["max_sequences"], max_step_tokens=options["max_step_tokens"])  # type: ignore[arg-type]
     info = make_info(page_size=16, pools=((None, 512),), max_model_len=length, limits=limits.step_limits("cpu"))
     if model == "images":
         info = replace(info, images=IMAGES, media_tokens=64)
+    if model == "audio":
+        info = replace(info, audio=AUDIO, media_tokens=4 * AUDIO.chunk_tokens)
     words = str(model).split()
     runner = FakeRunner(info, 0.02 if "slow" in words else 0.0, SAYS.get(words[-1], next_token))
     for number, path in options.get("adapters", ()):  # type: ignore[attr-defined]

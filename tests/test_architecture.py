@@ -21,14 +21,15 @@ ENGINE_MAY_USE |= {f"model.machine.{name}" for name in ("child", "frames", "reco
 MODEL_MAY_NEED = {"torch", "numpy", "safetensors", "sentencepiece", "tokenizers"}
 TRITON = [path for path in (ROOT / "model/kernels/cuda").rglob("*.py") if path.stem != "__init__"]
 """Kernels, which are imported where they are launched."""
-PILLOW = [ROOT / f"model/images/{name}.py" for name in ("decode", "process")]
-"""What runs in the process that decodes images."""
+DECODERS = {"images": {"PIL"}, "audio": {"soundfile", "soxr"}}
+"""What the processes that decode files need."""
+DECODING = {ROOT / f"model/{room}/{name}.py": DECODERS[room] for room in DECODERS for name in ("decode", "process")}
 
 
 MODEL_ROOMS = """
-    errors; version; sampling_params; media; token_counts; batch; ranges; vision_config; latent_config; config
-    sharding
-    machine; images; kernels; checkpoint; linear; attention
+    errors; version; sampling_params; media; token_counts; batch; ranges; vision_config; audio_config; latent_config
+    config; sharding
+    machine; images, audio; kernels; checkpoint; linear; attention
     options; decide; memory
     tokenizers; chat; grammar
     network; step; setup; prefixes; warming; loading; ranks
@@ -36,12 +37,12 @@ MODEL_ROOMS = """
 SERVICE_ROOMS = """
     model_settings; settings; logs
     engine; errors; helpers; http; access
-    schema; generation; receipts; images; structured; observe; state; hosting; start
+    schema; generation; receipts; media; images, audio; structured; observe; state; hosting; start
     api; page; app; commands; cli; __main__
 """
 API_ROOMS = """
-    lanes, ongoing, queries; state; reasoning; prompt; answering; routes; resuming
-    openai, anthropic, responses, embeddings, tokens, operations, lora, document; stored, ollama
+    lanes, ongoing, queries; state; reasoning; media; prompt; answering; routes; resuming, forms
+    openai, anthropic, audio, responses, embeddings, tokens, operations, lora, document; stored, ollama
 """
 ROOMS = {"model": MODEL_ROOMS, "service": SERVICE_ROOMS, "service.api": API_ROOMS}
 """Folders and files in the order of imports: each may import those before it, but none beside it (after a comma)."""
@@ -130,7 +131,7 @@ def test_every_room_has_tests() -> None:
 def test_the_model_needs_five_packages_at_most_and_never_the_service() -> None:
     for path in sources("model"):
         tops = {name.split(".")[0] for name in imported(path, _eager(ast.parse(path.read_text())))}
-        others = {"triton"} if path in TRITON else {"PIL"} if path in PILLOW else set()
+        others = {"triton"} if path in TRITON else DECODING.get(path, set())
         assert tops <= MODEL_MAY_NEED | others | {"model"} | set(sys.stdlib_module_names), path
         assert "service" not in {name.split(".")[0] for name in imported(path)}, path
 
@@ -174,9 +175,20 @@ def test_the_model_imports_without_optional_readers() -> None:
     names = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for path in sources("model")
-        if path.stem != "__init__" and path not in TRITON + PILLOW
+        if path.stem != "__init__" and path not in [*TRITON, *DECODING]
     ]
-    blocked = ["PIL", "gguf", "jinja2", "llguidance", "mistral_common", "tiktoken", "huggingface_hub", "fastapi"]
+    blocked = [
+        "PIL",
+        "soundfile",
+        "soxr",
+        "gguf",
+        "jinja2",
+        "llguidance",
+        "mistral_common",
+        "tiktoken",
+        "huggingface_hub",
+        "fastapi",
+    ]
     blocked += ["pydantic", "transformers", "triton"]
     run(f"{uninstalled(*blocked)}import importlib\n[importlib.import_module(name) for name in {names!r}]")
 

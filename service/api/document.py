@@ -92,7 +92,7 @@ def _operation(route: Route, parameters: list[str], schemas: Mapping[Any, Json])
         "security": _security(route),
     }
     if route.body is not None:
-        content = {"application/json": {"schema": schemas[route.body], "example": route.request}}
+        content = {route.body_type: {"schema": schemas[route.body], "example": route.request}}
         operation["requestBody"] = {"required": True, "content": content}
     return operation
 

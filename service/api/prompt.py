@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from model.chat.formats import ChatFormat
-from model.chat.images import refused_image
+from model.chat.media import MEDIA_ROLES, refused_media
 from model.chat.reasoning import EFFORT, PARTS, THOUGHT
 from model.chat.schema import SCHEMA
 from model.errors import ParameterError
@@ -15,11 +15,12 @@ from model.sampling_params import check_ids
 from model.tokenizers.base import Tokenizer
 from service.access.record import MAX_IGNORED, RequestRecord
 from service.api.lanes import SMALL_BYTES
+from service.api.media import Decoded, decoded, expanded, inputs_after, source_of, spans_after
 from service.api.reasoning import ReasoningOptions, ignored_reasoning, reasoning_of, reasoning_variables, with_thought
 from service.api.state import State
 from service.errors.errors import ContextExceeded, InvalidRequest
 from service.generation.request import ModelRequest, Prompt, ServedModel, sampling, submit_of
-from service.images.images import DecodedImage, Source, expanded, read_source, spans_after
+from service.media.source import Source
 from service.schema.conversation import TemplateOptions
 from service.schema.fields import MAX_ITEMS, Json
 from service.schema.generation import GenerationBody
@@ -29,7 +30,7 @@ from service.structured.constraint import Constraint
 
 T = TypeVar("T")
 Encoded = tuple[list[int], tuple[MediaSpan, ...]]
-"""The tokens of a prompt, and the places of its images."""
+"""The tokens of a prompt, and the places of its images and audio."""
 Make = Callable[[State, RequestRecord, ServedModel], Coroutine[Any, Any, T]]
 """What makes something of an admitted request for a model."""
 
@@ -69,13 +70,13 @@ class Chat:
         raise InvalidRequest(f"{self.messages_field} {problem}", param=self.messages_field)
 
     @property
-    def images(self) -> list[tuple[str, Json]]:
-        """The role and the part of each image, as `service.schema.conversation.image_part` makes it."""
+    def media(self) -> list[tuple[str, Json]]:
+        """The role and the part of each image and recording, as `service.schema.conversation.media_part` makes it."""
         return [
             (message["role"], part)
             for message in self.messages
             for part in message.get(PARTS, ())
-            if part["type"] == "image"
+            if part["type"] in MEDIA_ROLES
         ]
 
     @property
@@ -92,30 +93,29 @@ def on_thread(work: Callable[[ServedModel], T]) -> Make[T]:
     return make
 
 
-def of_chat(chat: Callable[[], Chat], work: Callable[[Chat, ServedModel, Sequence[DecodedImage]], T]) -> Make[T]:
-    """What gives the result of `work` on a chat request. Its images, if it has any, are decoded before."""
+def of_chat(chat: Callable[[], Chat], work: Callable[[Chat, ServedModel, Sequence[Decoded]], T]) -> Make[T]:
+    """What gives the result of `work` on a chat request. Its images or its audio are decoded before."""
 
     def begin(served: ServedModel) -> tuple[Chat, list[Source], T | None]:
         asked = chat()
         check_roles(asked, served)
-        sources = [read_source(part["url"], part["field"]) for _, part in asked.images]
+        sources = [source_of(part) for _, part in asked.media]
         return asked, sources, None if sources else work(asked, served, ())
 
     async def make(state: State, record: RequestRecord, served: ServedModel) -> T:
         asked, sources, made = await on_thread(begin)(state, record, served)
         if made is not None:
             return made
-        assert served.info.images is not None, "a model without images refuses them at once"
-        with state.bodies.holding(record.sender) as take:  # it waits for images of others
+        with state.bodies.holding(record.sender) as take:  # it waits for media of others
             take(max(0, record.body_bytes - SMALL_BYTES))
-            images = await state.images.decode(sources, served.info.images)
-            return await on_thread(lambda served: work(asked, served, images))(state, record, served)
+            media = await decoded(state, sources, served.info)
+            return await on_thread(lambda served: work(asked, served, media))(state, record, served)
 
     return make
 
 
 def chat_request(
-    chat: Chat, served: ServedModel, images: Sequence[DecodedImage], prompt: Encoded | None = None
+    chat: Chat, served: ServedModel, media: Sequence[Decoded], prompt: Encoded | None = None
 ) -> ModelRequest:
     """The engine's request for a conversation. Raises ParameterError or InvalidRequest, if it can before tokenizing.
 
@@ -132,10 +132,10 @@ def chat_request(
         grammar=grammar,
         return_progress=bool(body.return_progress),
     )
-    tokens, spans = prompt or encode_chat(chat, served, images)
+    tokens, places = prompt or encode_chat(chat, served, media)
     n_begin = n_begin_tokens(tokens, served.tokenizer)
     cut = truncated(tokens, n_begin, body.truncate_prompt_tokens, chat.max_tokens or 1, served)
-    spans = spans_after(spans, n_begin, len(tokens) - len(cut))
+    spans = spans_after(places, n_begin, len(tokens) - len(cut))
     max_tokens = chat.max_tokens or max(1, context - len(cut))
     check_prompt(cut, max_tokens, served, chat.messages_field, chat.max_tokens_field)
     continues = chat.template.continue_final_message
@@ -145,9 +145,9 @@ def chat_request(
     whole = with_thought(reasoning, chat.reasoning, served, grammar)
     if (params.max_tokens, params.grammar) != (max_tokens, whole):
         params = replace(params, max_tokens=max_tokens, grammar=whole)
-    pixels = b"".join(image.pixels for image in images[len(images) - len(spans) :])
+    inputs = inputs_after(media, len(places) - len(spans))
     return ModelRequest(
-        (Prompt(submit_of(cut, params, body, served, spans, pixels)),),
+        (Prompt(submit_of(cut, params, body, served, spans, inputs)),),
         timeout=body.timeout,
         return_token_ids=bool(body.return_token_ids),
         starts_message=not continues and not constrained,
@@ -175,8 +175,8 @@ def encode_text(served: ServedModel, text: str, *, add_bos: bool = True, param: 
     return served.tokenizer.encode(text, add_bos=add_bos, parse_control=True)
 
 
-def encode_chat(chat: Chat, served: ServedModel, images: Sequence[DecodedImage]) -> Encoded:
-    """Token ids of a conversation, and the places of its images. Raises ParameterError or InvalidRequest."""
+def encode_chat(chat: Chat, served: ServedModel, media: Sequence[Decoded]) -> Encoded:
+    """Token ids of a conversation, and the places of its images and audio. Raises ParameterError or InvalidRequest."""
     format_, messages, options = conversation(chat, served)
     try:
         thoughts = [_thought(message) for message in chat.messages]
@@ -191,7 +191,7 @@ def encode_chat(chat: Chat, served: ServedModel, images: Sequence[DecodedImage])
         if error.param not in fields:
             raise
         raise InvalidRequest(str(error), param=fields[error.param]) from error
-    return expanded(tokens, images, served, chat.messages_field)
+    return expanded(tokens, media, served, chat.messages_field)
 
 
 def conversation(chat: Chat, served: ServedModel) -> tuple[ChatFormat, Sequence[Json], Json]:
@@ -229,10 +229,10 @@ def _thought(message: Mapping[str, Any]) -> str:
 
 
 def check_roles(chat: Chat, served: ServedModel) -> None:
-    """Raise InvalidRequest for an image in a message where the model takes none."""
-    for role, part in chat.images:
-        if role not in served.image_roles:
-            why = refused_image(role, served.image_roles)
+    """Raise InvalidRequest for an image or audio in a message where the model takes none."""
+    for role, part in chat.media:
+        if role not in served.media_roles.get(part["type"], ()):
+            why = refused_media(part["type"], role, served.media_roles)
             raise InvalidRequest(f"{part['field']} is not supported: {why}", param=part["field"])
 
 

@@ -44,8 +44,8 @@ class Route:
     The document describes the first of `methods`. `name` and `text` (the docstring, empty under `python -OO`) are the
     handler's. `answer` is the TypedDict of the JSON that is sent with one of `statuses` (`str`: plain text).
     `endless`: the answer is the data of events that are sent until the client goes.
-    `body` is the type of the request's body, and `request` an example of it. `refusals` are statuses of errors that
-    few routes have. `queries` are the query's parameters, each with all its values.
+    `body` is the type of the request's body in `body_type`, and `request` an example of it. `refusals` are statuses of
+    errors that few routes have. `queries` are the query's parameters, each with all its values.
     """
 
     path: str
@@ -57,6 +57,7 @@ class Route:
     answer: Any
     statuses: tuple[int, ...] = (200,)
     body: type[Body] | None = None
+    body_type: str = "application/json"
     request: Mapping[str, Any] | None = None
     endless: bool = False
     refusals: tuple[int, ...] = ()
@@ -149,6 +150,11 @@ def _check_headers(request: Request) -> None:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise HttpError(415, f"content-type must be application/json, got {media_type or 'none'}")
+    check_codings(request)
+
+
+def check_codings(request: Request) -> None:
+    """Raise HttpError (415) for a compressed body."""
     codings = ",".join(request.headers.getlist("content-encoding"))
     if any(coding.strip().lower() not in ("", "identity") for coding in codings.split(",")):
         message = f"content-encoding must be identity: bodies are not compressed here, got {quoted(codings)}"

@@ -10,6 +10,7 @@ from service.access.keys import Share
 from service.access.record import RequestRecord
 from service.api.lanes import Lanes
 from service.api.ongoing import OngoingWork
+from service.audio.audio import Audios
 from service.errors.errors import Overloaded
 from service.hosting.drain import Drain
 from service.hosting.hosted import HostedModel
@@ -74,6 +75,7 @@ class State:
     metrics: Metrics
     grammars: Grammars
     images: Images
+    audio: Audios
     requests: LiveRequests
     store: Store
     ongoing: OngoingWork

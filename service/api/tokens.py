@@ -11,11 +11,11 @@ from typing_extensions import TypedDict
 from model.sampling_params import check_ids
 from model.tokenizers.base import Tokenizer
 from service.api.answering import computed_response
+from service.api.media import Decoded
 from service.api.prompt import Chat, check_roles, conversation, encode_chat, encode_text, of_chat, on_thread
 from service.api.routes import HELLO, get, post
 from service.errors.errors import InvalidRequest
 from service.generation.request import ServedModel
-from service.images.images import DecodedImage
 from service.schema.conversation import Message, TemplateBody, plain_messages
 from service.schema.fields import MAX_ITEMS, Items, ModelBody, TokenIds, only, optional
 from service.schema.tools import OfferBody
@@ -115,8 +115,8 @@ class TokenizerInfo(TypedDict):
 async def tokenize(request: Request, body: TokenizeBody) -> Response:
     """Tokenize a prompt or a conversation"""
 
-    def of_messages(chat: Chat, served: ServedModel, images: Sequence[DecodedImage]) -> Tokenized:
-        return described(encode_chat(chat, served, images)[0], body, served)
+    def of_messages(chat: Chat, served: ServedModel, media: Sequence[Decoded]) -> Tokenized:
+        return described(encode_chat(chat, served, media)[0], body, served)
 
     chat = partial(chat_of, body.messages or [], body)
     of_text = on_thread(lambda served: described(encode(body, served), body, served))

@@ -80,8 +80,10 @@ def lines(plan: MemoryPlan, device: str) -> Iterator[tuple[str, str]]:
     if plan.checkpoint:
         yield "checkpoint", f"{plan.checkpoint}; served as {plan.stored}"
     if plan.encoder:
-        yield "images", f"{size(plan.encoder)} of the weights are the image encoder"
-        yield "", f"{size(plan.media)} for {plan.media_tokens:,} tokens of embeddings and the encoding of one image"
+        one = {"images": "image", "audio": "audio"}[plan.encodes]
+        yield plan.encodes, f"{size(plan.encoder)} of the weights are the {one} encoder"
+        what = "one image" if one == "image" else "a chunk of audio"
+        yield "", f"{size(plan.media)} for {plan.media_tokens:,} tokens of embeddings and the encoding of {what}"
     yield "a step", f"about {size(plan.step)}, {plan.step_tokens} tokens of {plan.step_sequences} sequences"
     if plan.graphs:
         yield "CUDA graphs", f"about {size(plan.graphs)}, of steps that only decode"

@@ -4,7 +4,7 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -16,7 +16,7 @@ from model.chat.formats import ChatFormat
 from model.chat.reasoning import Marks
 from model.checkpoint.generation_config import GenerationDefaults
 from model.errors import ModelError, ParameterError
-from model.media import MediaSpan
+from model.media import KINDS, MediaSpan
 from model.sampling_params import RepetitionDetection, SamplingParams, check_ids
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.pieces import encode_inner
@@ -76,12 +76,14 @@ class ServedModel:
         return 0 if self.adapter is None else self.adapter.number
 
     @property
-    def image_roles(self) -> frozenset[str]:
-        """The roles whose messages may have images: none for a model that takes no images."""
-        if self.info.images is None or self.chat is None:
-            return frozenset()
+    def media_roles(self) -> Mapping[str, frozenset[str]]:
+        """The roles whose messages may have images or audio; no key for what the model does not take."""
+        if self.chat is None:
+            return {}
         unwritten = {"tool"} if self.chat.call_style is None else set()  # results are then told as text
-        return self.chat.image_roles - unwritten
+        hears = self.info.audio is not None and self.info.audio.chunk_tokens < self.info.max_model_len
+        taken = {"image": self.info.images is not None, "audio": hears}
+        return {kind: roles - unwritten for kind, roles in self.chat.media_roles.items() if taken[kind] and roles}
 
     @property
     def max_prompt_bytes(self) -> int:
@@ -228,8 +230,8 @@ def late_request(body: GenerationBody) -> ModelRequest:
 class Usage:
     """The tokens of a request so far. A prompt counts once, whatever its number of choices.
 
-    `reasoning` is the part of `completion` that is thought, `images` the part of `prompt` that stands for images, and
-    `from_disk` the part of `cached` that was read from the prefix store.
+    `reasoning` is the part of `completion` that is thought, `images` and `audio` are the parts of `prompt` that stand
+    for them, and `from_disk` is the part of `cached` that was read from the prefix store.
     """
 
     prompt: int = 0
@@ -237,15 +239,15 @@ class Usage:
     cached: int = 0
     reasoning: int = 0
     images: int = 0
+    audio: int = 0
     from_disk: int = 0
 
     @classmethod
     def of(cls, prompts: Sequence[Prompt]) -> Self:
         """Before the first token of the answer."""
         spans = [span for prompt in prompts for span in prompt.submit.media]
-        return cls(
-            prompt=sum(len(prompt.tokens) for prompt in prompts), images=sum(span.stop - span.start for span in spans)
-        )
+        images, audio = (sum(span.stop - span.start for span in spans if span.kind == kind) for kind in KINDS)
+        return cls(prompt=sum(len(prompt.tokens) for prompt in prompts), images=images, audio=audio)
 
 
 class CacheMiss(TypedDict):

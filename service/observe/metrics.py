@@ -68,6 +68,12 @@ class Metrics:
             registry=registry,
             buckets=LATENCY_BUCKETS,
         ).observe
+        self.observe_audio = Histogram(
+            "noria_audio_decode_seconds",
+            "Decoding of a recording of a request, retries included.",
+            registry=registry,
+            buckets=LATENCY_BUCKETS,
+        ).observe
         self.watch_ready = Gauge("noria_ready", "1 while the server takes requests.", registry=registry).set_function
         self.watch_connections = Gauge("noria_connections", "Open connections.", registry=registry).set_function
         self.watch_stored = Gauge(
@@ -117,9 +123,12 @@ class Metrics:
         yield CounterMetricFamily(
             "noria_image_process_restarts", "Processes replaced that decode images.", self._restarted["images"]
         )
+        yield CounterMetricFamily(
+            "noria_audio_process_restarts", "Processes replaced that decode audio.", self._restarted["audio"]
+        )
 
     def observe_helper_restart(self, helper: str) -> None:
-        """A helper process was replaced: that of "images", or of the "trial" of grammars."""
+        """A helper process was replaced: that of "images", of "audio", or of the "trial" of grammars."""
         self._restarted[helper] += 1
 
     def observe_response(self, method: str, route: str | None, status: int) -> None:

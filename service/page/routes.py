@@ -15,6 +15,7 @@ CONTENT_POLICY = "; ".join(
     (
         "default-src 'self'",
         "img-src 'self' data: blob:",  # pictures in a conversation
+        "media-src 'self' data: blob:",  # recordings
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",

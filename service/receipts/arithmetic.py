@@ -39,7 +39,7 @@ def no_promise(receipt: Mapping[str, Any], here: Arithmetic) -> str:
         if there[name] != here[name]:  # type: ignore[literal-required]
             return f"{name} is {there[name]} there and {here[name]} here"  # type: ignore[literal-required]
     if receipt["images"]:
-        return "PyTorch encodes images, and promises no bits across machines"
+        return "PyTorch encodes images and audio, and promises no bits across machines"
     if receipt["adapter"] is not None and there["kernels"] != here["kernels"]:
         return f"adapters promise bits on one variant, which is {there['kernels']} there and {here['kernels']} here"
     return ""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from model.chat.images import IMAGE_ROLES
+from model.chat.media import MANY, MEDIA_ROLES
 from model.chat.reasoning import PARTS, THOUGHT
 from model.errors import quoted
 from service.errors.errors import InvalidRequest
@@ -63,7 +63,29 @@ class ImagePart(Body):
         return self.image_url if isinstance(self.image_url, str) else self.image_url.url
 
 
-Part = TextPart | ThinkingPart | ImagePart
+class InputAudio(Body):
+    """A file with audio."""
+
+    data: str = Field(description="The file in base64, or a data URL with it. Nothing is fetched.")
+    format: str | None = optional("The format of the file. It has no effect: the content tells.", max_length=MAX_NAME)
+
+
+class AudioPart(Body):
+    """A recording. A user message may have it, for a model that hears."""
+
+    type: Literal["input_audio"] = Field(description='"input_audio".')
+    input_audio: str | InputAudio = Field(description="An object with the file, or the file itself, in base64.")
+
+    @property
+    def data(self) -> str:
+        return self.input_audio if isinstance(self.input_audio, str) else self.input_audio.data
+
+    @property
+    def format(self) -> str | None:
+        return None if isinstance(self.input_audio, str) else self.input_audio.format
+
+
+Part = TextPart | ThinkingPart | ImagePart | AudioPart
 Content = str | Annotated[Items[Part], Field(max_length=MAX_ITEMS)]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -108,7 +130,7 @@ class Message(Body):
                 "tool_calls", f"tool_calls is allowed only in messages of role assistant, got role {self.role}"
             )
         self._check_thoughts()
-        check_image_role(self.role, self.content, ImagePart)
+        check_media_role(self.role, self.content, {"image": ImagePart, "audio": AudioPart})
         return self
 
     def _check_thoughts(self) -> None:
@@ -152,7 +174,7 @@ class Message(Body):
         calls = [call.plain() for call in self.tool_calls or ()]
         others = {"name": self.name, "tool_call_id": self.tool_call_id, "tool_calls": calls or None}
         if isinstance(self.content, list) and self.thinking and (self.role != "assistant" or self.ends_open):
-            others[PARTS] = [_plain_part(part) for part in self.content if not isinstance(part, ImagePart)]
+            others[PARTS] = [_plain_part(part) for part in self.content if isinstance(part, TextPart | ThinkingPart)]
         else:
             others[THOUGHT] = self.thought or None
         return plain | {name: value for name, value in others.items() if value is not None}
@@ -161,10 +183,9 @@ class Message(Body):
         """The content as `contents` takes it, without thoughts."""
         if not isinstance(self.content, list):
             return [self.content or ""]
+        parts = enumerate(self.content)
         return [
-            part.text if isinstance(part, TextPart) else image_part(part.url, f"{place}.content[{index}].image_url")
-            for index, part in enumerate(self.content)
-            if not isinstance(part, ThinkingPart)
+            _piece(part, f"{place}.content[{index}]") for index, part in parts if not isinstance(part, ThinkingPart)
         ]
 
 
@@ -173,29 +194,39 @@ def plain_messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
     return [message.plain(f"messages[{index}]") for index, message in enumerate(messages)]
 
 
-def check_image_role(role: str, content: str | Sequence[Body] | None, kind: type[Body]) -> None:
-    """Raise the error for images, parts of type `kind`, in the content of a message of a role that never has any."""
-    if role in IMAGE_ROLES or content is None or isinstance(content, str):
-        return
-    if any(isinstance(part, kind) for part in content):
-        roles = " or ".join(IMAGE_ROLES)
-        raise unsupported("content", f"images are allowed only in messages of role {roles}, got role {role}")
+def check_media_role(role: str, content: str | Sequence[Body] | None, kinds: Mapping[str, type[Body]]) -> None:
+    """Raise the error for images or audio, parts of these types, in a message of a role that never has any."""
+    for kind, part_type in kinds.items():
+        roles = MEDIA_ROLES[kind]
+        if role not in roles and isinstance(content, list) and any(isinstance(part, part_type) for part in content):
+            verb = "is" if kind == "audio" else "are"
+            where = f"messages of role {' or '.join(roles)}"
+            raise unsupported("content", f"{MANY[kind]} {verb} allowed only in {where}, got role {role}")
 
 
-def image_part(url: str, field: str) -> dict[str, Any]:
-    """An image of a message as `contents` takes it. `field` is the client's name of the URL."""
-    return {"type": "image", "url": url, "field": field}
+def media_part(kind: str, content: str, field: str) -> dict[str, Any]:
+    """An image or audio of a message as `contents` takes it. `field` is the client's name of its content."""
+    return {"type": kind, "content": content, "field": field}
+
+
+def _piece(part: TextPart | ImagePart | AudioPart, place: str) -> str | dict[str, Any]:
+    """A part as `contents` takes it."""
+    if isinstance(part, TextPart):
+        return part.text
+    if isinstance(part, ImagePart):
+        return media_part("image", part.url, f"{place}.image_url")
+    return media_part("audio", part.data, f"{place}.input_audio")
 
 
 def contents(pieces: Iterable[str | dict[str, Any]]) -> dict[str, Any]:
-    """The fields of a plain message with these texts and images, in order. Texts side by side are one part."""
+    """The fields of a plain message with these texts, images and audio, in order. Texts side by side are one part."""
     parts: list[dict[str, Any]] = []
     for _, group in groupby(pieces, key=type):
         alike = [*group]
         text = "".join(piece for piece in alike if isinstance(piece, str))
         parts += [{"type": "text", "text": text}] if text else [piece for piece in alike if not isinstance(piece, str)]
     plain: dict[str, Any] = {"content": "".join(part.get("text", "") for part in parts)}
-    return plain | {PARTS: parts} if any(part["type"] == "image" for part in parts) else plain
+    return plain | {PARTS: parts} if any(part["type"] in MEDIA_ROLES for part in parts) else plain
 
 
 def _plain_part(part: TextPart | ThinkingPart) -> dict[str, Any]:

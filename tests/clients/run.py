@@ -4,7 +4,9 @@
 and runs the folder's tests there; without a name, those of all folders. A folder without requirements holds no Python
 package: its tests run in our own environment. A folder with a package.json holds clients for Node: its requirements
 bring Node and npm, and npm installs what the lock file names. A test finds the server's address in NORIA_URL and the
-model's directory, for its tokenizer, in NORIA_MODEL_DIR. PIP_ARGS goes to every pip install.
+model's directory, for its tokenizer, in NORIA_MODEL_DIR. A second server has a small random model that hears, named
+"hearing": its address is in NORIA_HEARING_URL, and the path of a recording in NORIA_RECORDING. PIP_ARGS goes to every
+pip install.
 """
 
 import os
@@ -13,8 +15,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from shutil import which
 from tempfile import TemporaryDirectory
@@ -24,6 +27,8 @@ from model.checkpoint.resolve import resolve
 from tests.e2e.paced import PACE
 from tests.e2e.server import MODEL, serving
 from tests.gguf_models import extracted
+from tests.model.audio.files import saved, speech
+from tests.model.voxtral import save_native
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parents[1] / ".clients"
@@ -97,12 +102,30 @@ def tested(name: str, programs: Path, variables: Mapping[str, str], here: Path) 
     return run(programs / "node", "--test", "--test-concurrency=1", *tests, directory=directory, variables=variables)
 
 
+@contextmanager
+def hearing(folder: Path) -> Iterator[dict[str, str]]:
+    """A server with a model that hears, until the block ends: the variables by which tests find it and a recording.
+
+    It is no second model of the first server: clients list that one's models.
+    """
+    recording = folder / "speech.wav"
+    recording.write_bytes(saved(speech(2.0)))
+    with serving(str(save_native(folder / "hearing"))) as server:
+        yield {"NORIA_HEARING_URL": server.url, "NORIA_RECORDING": str(recording)}
+
+
+@contextmanager
+def served() -> Iterator[dict[str, str]]:
+    """Both servers until the block ends, as the variables that tests get."""
+    with TemporaryDirectory() as name, serving(paced=True) as server, hearing(Path(name)) as variables:
+        files = extracted(resolve(MODEL), Path(name))
+        yield {"NORIA_URL": server.url, "NORIA_MODEL_DIR": str(files), PACE: str(server.pace), **variables}
+
+
 def main() -> int:
     names = sys.argv[1:] or NAMES
     failed = []
-    with ThreadPoolExecutor(INSTALLS) as pool, serving(paced=True) as server, TemporaryDirectory() as folder:
-        files = extracted(resolve(MODEL), Path(folder))
-        variables = {"NORIA_URL": server.url, "NORIA_MODEL_DIR": str(files), PACE: str(server.pace)}
+    with ThreadPoolExecutor(INSTALLS) as pool, served() as variables:
         for name, (programs, failure) in zip(names, pool.map(prepared, names), strict=True):
             started = time.monotonic()
             failure = failure or tested(name, programs, variables, HERE)

@@ -13,6 +13,7 @@ KINDS = {
     "service.engine": "engine",
     "model.grammar.process": "follower",
     "model.images.process": "image decoder",
+    "model.audio.process": "audio decoder",
 }
 """What a child's command line names -> its kind. See `tree` for the trial process and the spare engine."""
 
@@ -20,7 +21,7 @@ KINDS = {
 @dataclass(frozen=True, slots=True)
 class Process:
     """A process as /proc shows it. `kind` is service, engine, spare engine, trial, follower, image
-    decoder or other.
+    decoder, audio decoder or other.
     """
 
     pid: int

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from tests.drill.attacks import bodies, connections, forms, generated, heads, protocol, queue, sites
-from tests.drill.faults import clock, deaths, images, latent, limits, models, prefixes, responses, steps, streams
+from tests.drill.faults import audio, clock, deaths, images, latent, limits, models, prefixes, responses, steps, streams
 from tests.drill.row import LoneRow, Row
 
 FAMILIES: Mapping[str, Sequence[Row | LoneRow]] = {
@@ -16,6 +16,7 @@ FAMILIES: Mapping[str, Sequence[Row | LoneRow]] = {
     "Processes": deaths.ROWS,
     "Streams": streams.ROWS,
     "Images": images.ROWS,
+    "Audio": audio.ROWS,
     "Latent attention": latent.ROWS,
     "Limits of the machine": limits.ROWS,
     "Generated requests and files": generated.ROWS,

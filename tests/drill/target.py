@@ -64,6 +64,13 @@ def _images(folder: Path) -> tuple[list[str], dict[str, str]]:
     return [*SERVE, str(save_hf("mistral3", folder / "model"))], {"NORIA_MAX_MODEL_LEN": "2048"}
 
 
+def _audio(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """It serves a small random model with an audio encoder."""
+    from tests.model.voxtral import save_native  # it imports torch
+
+    return [*SERVE, str(save_native(folder / "model"))], {"NORIA_MAX_MODEL_LEN": "2048"}
+
+
 def _responses(folder: Path) -> tuple[list[str], dict[str, str]]:
     """It stores responses in a file, and finishes those that ran when it was killed."""
     (folder / "disk").mkdir()
@@ -144,6 +151,7 @@ SETUPS = {
     "faulty runner": Setup(lambda folder: ([sys.executable, "-m", "tests.drill.faulty"], {})),
     "clock": Setup(_clock),
     "images": Setup(_images, model="images"),
+    "audio": Setup(_audio, model="audio"),
     "latent": Setup(_latent, model="latent"),
     "models": Setup(_models),
     "prefixes": Setup(lambda folder: ([*SERVE], {"NORIA_PREFIX_STORE": str(folder / "pages")})),

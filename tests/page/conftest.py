@@ -22,6 +22,8 @@ FLAGS = (
     "--disable-quic",
     "--disable-sync",
     "--no-first-run",
+    "--use-fake-ui-for-media-stream",
+    "--use-fake-device-for-media-stream",  # a microphone that beeps once a second
     "--host-resolver-rules=MAP *.example 127.0.0.1",  # names that their owner has pointed at this machine
 )
 """The browser asks for nothing from outside."""

@@ -48,7 +48,7 @@ class FakeChat:
     reasoning_style: str | None = None
     switches: frozenset[str] = frozenset()
     efforts: tuple[str, ...] = ()
-    image_roles: frozenset[str] = frozenset()
+    media_roles: Mapping[str, frozenset[str]] = NOTHING
     tells_schema = False
 
     def encode(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:

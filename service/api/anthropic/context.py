@@ -9,10 +9,10 @@ from pydantic import Field
 
 from model.chat.reasoning import THOUGHT
 from service.api.anthropic.answers import AppliedEdit
+from service.api.media import Decoded
 from service.api.prompt import Chat, Encoded, encode_chat
 from service.errors.errors import ContextExceeded
 from service.generation.request import ServedModel
-from service.images.images import DecodedImage
 from service.schema.conversation import contents
 from service.schema.fields import Body, Items, Json, optional
 from service.schema.tools import MAX_TOOLS, plain_call
@@ -28,11 +28,11 @@ class Draft:
 
     chat: Chat
     served: ServedModel
-    images: Sequence[DecodedImage]
+    media: Sequence[Decoded]
 
     @cached_property
     def prompt(self) -> Encoded:
-        return encode_chat(self.chat, self.served, self.images)
+        return encode_chat(self.chat, self.served, self.media)
 
     @cached_property
     def n_tokens(self) -> int:
@@ -45,8 +45,8 @@ class Draft:
     def with_messages(self, messages: Sequence[Json]) -> "Draft":
         """The conversation of these messages, which have some of the images."""
         chat = replace(self.chat, messages=messages)
-        left = {id(part) for _, part in chat.images}
-        pairs = zip(self.chat.images, self.images, strict=True) if self.images else ()
+        left = {id(part) for _, part in chat.media}
+        pairs = zip(self.chat.media, self.media, strict=True) if self.media else ()
         return Draft(chat, self.served, [image for (_, part), image in pairs if id(part) in left])
 
 

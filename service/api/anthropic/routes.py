@@ -33,13 +33,13 @@ from service.api.anthropic.tools import (
     ToolUse,
     pieces_of,
 )
+from service.api.media import Decoded
 from service.api.prompt import Chat, chat_request, of_chat
 from service.api.resuming import answer_resumable
 from service.api.routes import HELLO, post
 from service.errors.dialects import ANTHROPIC
 from service.errors.errors import InvalidRequest
 from service.generation.request import ModelRequest, ServedModel
-from service.images.images import DecodedImage
 from service.schema.conversation import TemplateOptions, contents
 from service.schema.fields import MAX_ITEMS, Body, Items, Json, ModelBody, only, optional, ranged, unsupported
 from service.schema.generation import MAX_USER, GenerationBody, StreamBody
@@ -280,10 +280,10 @@ async def messages(request: Request, body: MessagesBody) -> Response:
     """Answer a conversation, in Anthropic's Messages API"""
     applied: list[AppliedEdit] = []
 
-    def made(chat: Chat, served: ServedModel, images: Sequence[DecodedImage]) -> ModelRequest:
-        draft, edits = edited(body.context_management, Draft(chat, served, images))
+    def made(chat: Chat, served: ServedModel, media: Sequence[Decoded]) -> ModelRequest:
+        draft, edits = edited(body.context_management, Draft(chat, served, media))
         applied.extend(edits)
-        return chat_request(draft.chat, served, draft.images, draft.prompt if edits else None)
+        return chat_request(draft.chat, served, draft.media, draft.prompt if edits else None)
 
     def shape(served: ServedModel, name: str) -> MessageShape:
         edits = applied if body.context_management else None
@@ -306,8 +306,8 @@ async def count_tokens(request: Request, body: ConversationBody) -> Response:
     The number is that of the prompt that `/v1/messages` would compute.
     """
 
-    def counted(chat: Chat, served: ServedModel, images: Sequence[DecodedImage]) -> CountedTokens:
-        original = Draft(chat, served, images)
+    def counted(chat: Chat, served: ServedModel, media: Sequence[Decoded]) -> CountedTokens:
+        original = Draft(chat, served, media)
         draft, _ = edited(body.context_management, original)
         n_tokens = len(draft.prompt[0])
         if body.context_management is None:

@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from model.errors import quoted
 from service.api.anthropic.client_tools import CLIENT_TOOLS, ClientType
 from service.errors.errors import InvalidRequest
-from service.schema.conversation import MAX_NAME, contents, image_part
+from service.schema.conversation import MAX_NAME, contents, media_part
 from service.schema.fields import MAX_ITEMS, Body, Items, Json, only, optional, unsupported
 from service.schema.tools import NAME, AllowedCalls, Function, allowed_calls, plain_call, tool_type
 
@@ -120,7 +120,7 @@ def pieces_of(content: str | Sequence[Body] | None, place: str) -> list[str | Js
             pieces.append(block.text)
         elif isinstance(block, ImageBlock):
             url = f"data:{block.source.media_type};base64,{block.source.data}"
-            pieces.append(image_part(url, f"{place}[{index}].source.data"))
+            pieces.append(media_part("image", url, f"{place}[{index}].source.data"))
     return pieces
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from model.chat.reasoning import THOUGHT
-from service.schema.conversation import MAX_NAME, contents, image_part
+from service.schema.conversation import MAX_NAME, contents, media_part
 from service.schema.fields import MAX_ITEMS, Body, Items, Json, optional
 from service.schema.tools import MAX_CALLS, Called, plain_call
 
@@ -43,7 +43,9 @@ class OllamaMessage(Body):
 
 def with_images(text: str | None, images: Iterable[str] | None, field: str) -> Json:
     """The content of a plain message: its images and its text. `field` is the client's name of the images."""
-    parts = [image_part(f"data:image/any;base64,{data}", f"{field}[{at}]") for at, data in enumerate(images or ())]
+    parts = [
+        media_part("image", f"data:image/any;base64,{data}", f"{field}[{at}]") for at, data in enumerate(images or ())
+    ]
     return contents([*parts, text or ""])
 
 

@@ -142,7 +142,7 @@ async def show(request: Request, body: ShowBody) -> Response:
     if model.admission.model is None and model.entry.on_demand:
         return json_response(await work.run(lambda: _unloaded(model), LANES[-1] + 1))  # one at a time: it takes memory
     served = model.admission.require(name)
-    thinks, sees = served.reasoning is not None, bool(served.image_roles)
+    thinks, sees = served.reasoning is not None, "image" in served.media_roles
     return json_response(await in_thread(lambda: _shown(model, served, _of_served(served), thinks=thinks, sees=sees)))
 
 

@@ -17,10 +17,11 @@ FinishReason = Annotated[str | None, WithJsonSchema({"enum": [*FINISHES]})]
 
 
 class PromptTokensDetails(TypedDict):
-    """`image_tokens` are all positions of images, with those that end their rows."""
+    """`image_tokens` are all positions of images, with those that end their rows, `audio_tokens` those of audio."""
 
     cached_tokens: int
     image_tokens: int
+    audio_tokens: int
 
 
 class CompletionTokensDetails(TypedDict):
@@ -160,7 +161,7 @@ class ChatCompletion(AnswerHead, Signed):
 
 
 class Capabilities(TypedDict):
-    """What requests to the model may contain: messages and tools, budgets for thoughts, images, a `suffix`.
+    """What requests to the model may contain: messages and tools, budgets for thoughts, images, audio, a `suffix`.
 
     `completion_chat`, `function_calling` and `completion_fim` are Mistral's names.
     """
@@ -169,6 +170,7 @@ class Capabilities(TypedDict):
     tools: bool
     reasoning: bool
     vision: bool
+    audio: bool
     completion_chat: bool
     function_calling: bool
     completion_fim: bool

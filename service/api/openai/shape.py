@@ -36,7 +36,11 @@ def usage_json(usage: Usage) -> TokenUsage:
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,
         "total_tokens": usage.prompt + usage.completion,
-        "prompt_tokens_details": {"cached_tokens": usage.cached, "image_tokens": usage.images},
+        "prompt_tokens_details": {
+            "cached_tokens": usage.cached,
+            "image_tokens": usage.images,
+            "audio_tokens": usage.audio,
+        },
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
     }
 

@@ -87,6 +87,7 @@ OutputItem = ReasoningItem | OutputMessage | FunctionCall | CustomCall
 class InputTokensDetails(TypedDict):
     cached_tokens: int
     image_tokens: int
+    audio_tokens: int
     cache_write_tokens: int
 
 

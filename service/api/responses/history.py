@@ -27,6 +27,7 @@ from service.api.responses.items import (
 )
 from service.api.state import State
 from service.errors.errors import InvalidRequest
+from service.schema.conversation import AudioPart
 from service.schema.fields import Json
 from service.state.stored import PREFIXES, Owner, StoredItem, new_id
 from service.state.tables import Tables
@@ -157,16 +158,20 @@ def _listed(item: AnyItem) -> Json:
     return {"type": kind, "id": item.id or new_id(ID_PREFIXES[kind]), **facts}
 
 
-def _parts(content: str | Sequence[InputPart | InputImage], side: str) -> list[Json]:
+def _parts(content: str | Sequence[InputPart | InputImage | AudioPart], side: str) -> list[Json]:
     """The parts of a message, or of the output of a tool. `side`: "input" or "output"."""
     if isinstance(content, str):
         return [_text_part(f"{side}_text", content)]
-    return [
-        _text_part(part.type, part.text)
-        if isinstance(part, InputPart)
-        else {"type": "input_image", "image_url": part.image_url, "detail": "auto"}
-        for part in content
-    ]
+    return [*map(_part, content)]
+
+
+def _part(part: InputPart | InputImage | AudioPart) -> Json:
+    if isinstance(part, InputPart):
+        return _text_part(part.type, part.text)
+    if isinstance(part, InputImage):
+        return {"type": "input_image", "image_url": part.image_url, "detail": "auto"}
+    named = {"format": part.format} if part.format else {}
+    return {"type": "input_audio", "input_audio": {"data": part.data, **named}}
 
 
 def _text_part(kind: str, text: str) -> Json:

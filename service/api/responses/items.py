@@ -9,7 +9,7 @@ from model.chat.reasoning import THOUGHT
 from model.errors import quoted
 from service.api.responses.tools import flat_name
 from service.errors.wording import either
-from service.schema.conversation import DATA_URL, DETAILS, MAX_NAME, check_image_role, contents, image_part
+from service.schema.conversation import DATA_URL, DETAILS, MAX_NAME, AudioPart, check_media_role, contents, media_part
 from service.schema.fields import MAX_ITEMS, Body, Items, Json, only, optional, unsupported
 from service.schema.tools import Called, plain_call
 
@@ -37,7 +37,7 @@ class InputImage(Body):
     image_url: str = Field(description=DATA_URL)
 
 
-Parts = str | Annotated[Items[InputPart | InputImage], Field(max_length=MAX_ITEMS)]
+Parts = str | Annotated[Items[InputPart | InputImage | AudioPart], Field(max_length=MAX_ITEMS)]
 
 
 class InputMessage(Body):
@@ -52,8 +52,8 @@ class InputMessage(Body):
     content: Parts = Field(description="The text, or a list of parts.")
 
     @model_validator(mode="after")
-    def _check_images(self) -> Self:
-        check_image_role(self.role, self.content, InputImage)
+    def _check_media(self) -> Self:
+        check_media_role(self.role, self.content, {"image": InputImage, "audio": AudioPart})
         return self
 
 
@@ -236,11 +236,17 @@ def _plain_call(item: CallItem | CustomCallItem) -> Json:
     return plain_call(item.call_id, flat_name(item.namespace, item.name), item.arguments)
 
 
-def _contents(parts: str | list[InputPart | InputImage], place: str) -> Json:
-    """The text and the images of a message. `place` is the client's name of the parts."""
+def _contents(parts: str | list[InputPart | InputImage | AudioPart], place: str) -> Json:
+    """The text, the images and the audio of a message. `place` is the client's name of the parts."""
     if isinstance(parts, str):
         return contents([parts])
-    return contents(
-        part.text if isinstance(part, InputPart) else image_part(part.image_url, f"{place}[{index}].image_url")
-        for index, part in enumerate(parts)
-    )
+    return contents(_piece(part, f"{place}[{index}]") for index, part in enumerate(parts))
+
+
+def _piece(part: InputPart | InputImage | AudioPart, place: str) -> str | Json:
+    """A part as `contents` takes it."""
+    if isinstance(part, InputPart):
+        return part.text
+    if isinstance(part, InputImage):
+        return media_part("image", part.image_url, f"{place}.image_url")
+    return media_part("audio", part.data, f"{place}.input_audio")

@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from service.access.record import Policy, RequestRecord
 from service.api.answering import answer, computed_response
+from service.api.media import Decoded
 from service.api.prompt import Chat, encode_chat, of_chat
 from service.api.responses.answers import CountedInput, ResponseAnswer
 from service.api.responses.background import in_background
@@ -18,7 +19,6 @@ from service.api.resuming import refuse_resume
 from service.api.routes import post
 from service.api.state import State
 from service.generation.request import ServedModel
-from service.images.images import DecodedImage
 
 
 @post(
@@ -44,11 +44,11 @@ async def responses(request: Request, body: ResponsesBody) -> Response:
 async def input_tokens(request: Request, body: TokensBody) -> Response:
     """Count the tokens of the prompt of a response"""
 
-    def counted(chat: Chat, served: ServedModel, images: Sequence[DecodedImage]) -> CountedInput:
+    def counted(chat: Chat, served: ServedModel, media: Sequence[Decoded]) -> CountedInput:
         if body.truncation == "auto":
-            tokens = fitted(chat, served, images).prompts[0].tokens
+            tokens = fitted(chat, served, media).prompts[0].tokens
         else:
-            tokens = encode_chat(chat, served, images)[0]
+            tokens = encode_chat(chat, served, media)[0]
         return {"object": "response.input_tokens", "input_tokens": len(tokens)}
 
     async def make(state: State, record: RequestRecord, served: ServedModel) -> CountedInput:

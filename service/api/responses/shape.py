@@ -222,6 +222,7 @@ def usage_json(usage: Usage) -> ResponseUsage:
         "input_tokens_details": {
             "cached_tokens": usage.cached,
             "image_tokens": usage.images,
+            "audio_tokens": usage.audio,
             "cache_write_tokens": 0,
         },
         "output_tokens": usage.completion,

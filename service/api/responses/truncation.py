@@ -3,20 +3,20 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from service.api.media import Decoded
 from service.api.prompt import Chat, chat_request
 from service.errors.errors import ContextExceeded
 from service.generation.request import ModelRequest, ServedModel
-from service.images.images import DecodedImage
 
 
-def fitted(chat: Chat, served: ServedModel, images: Sequence[DecodedImage], *, least: int = 1) -> ModelRequest:
+def fitted(chat: Chat, served: ServedModel, media: Sequence[Decoded], *, least: int = 1) -> ModelRequest:
     """The engine's request for as many of the last messages as fit the context, beside the first instructions.
 
     They begin with a message of the user. Raises ContextExceeded if the `least` last ones of the user, and what follows
     them, do not fit.
     """
     try:
-        return chat_request(chat, served, images)
+        return chat_request(chat, served, media)
     except ContextExceeded:
         users = [at for at, message in enumerate(chat.messages) if message["role"] == "user"]
         starts = users[1 : len(users) + 1 - least]
@@ -24,7 +24,7 @@ def fitted(chat: Chat, served: ServedModel, images: Sequence[DecodedImage], *, l
         while low <= high:  # fewer messages are always a shorter prompt
             middle = (low + high) // 2
             try:
-                found = chat_request(*_from(chat, starts[middle], served, images))
+                found = chat_request(*_from(chat, starts[middle], served, media))
                 high = middle - 1
             except ContextExceeded:
                 low = middle + 1
@@ -34,9 +34,9 @@ def fitted(chat: Chat, served: ServedModel, images: Sequence[DecodedImage], *, l
 
 
 def _from(
-    chat: Chat, first: int, served: ServedModel, images: Sequence[DecodedImage]
-) -> tuple[Chat, ServedModel, Sequence[DecodedImage]]:
-    """The conversation from a message on, with the instructions before all others, and its images."""
+    chat: Chat, first: int, served: ServedModel, media: Sequence[Decoded]
+) -> tuple[Chat, ServedModel, Sequence[Decoded]]:
+    """The conversation from a message on, with the instructions before all others, and its images and audio."""
     n_system = next(at for at, message in enumerate(chat.messages) if message["role"] not in ("system", "developer"))
     cut = replace(chat, messages=[*chat.messages[:n_system], *chat.messages[first:]])
-    return cut, served, images[len(images) - len(cut.images) :]
+    return cut, served, media[len(media) - len(cut.media) :]

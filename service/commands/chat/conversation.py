@@ -46,8 +46,8 @@ Event = Piece | Progress | End
 class Conversation:
     """The messages so far and the server that answers them.
 
-    `fields` are part of every request: what the user set. `images` are data URLs, and go with the next message. With
-    `shows_progress` the server also reports how much of a prompt it has computed.
+    `fields` are part of every request: what the user set. `audio` and `images` are parts that go with the next message,
+    before and after its text. With `shows_progress` the server also reports how much of a prompt it has computed.
     """
 
     def __init__(self, client: httpx.Client, model: str, system: str | None, fields: dict[str, Any]) -> None:
@@ -56,7 +56,8 @@ class Conversation:
         self.system = system
         self.fields = fields
         self.shows_progress = False
-        self.images: list[str] = []
+        self.audio: list[Message] = []
+        self.images: list[Message] = []
         self.messages: list[Message] = []
 
     def history(self) -> list[Message]:
@@ -71,14 +72,14 @@ class Conversation:
         self.messages = messages[begins:]
 
     def reset(self) -> None:
-        self.messages, self.images = [], []
+        self.messages, self.audio, self.images = [], [], []
 
     def say(self, text: str) -> None:
         """Add a message of the user. It replaces one that has no answer: most chat templates refuse two in a row."""
         self._drop("user")
-        images = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
-        self.messages.append({"role": "user", "content": [{"type": "text", "text": text}, *images] if images else text})
-        self.images = []
+        parts = [*self.audio, {"type": "text", "text": text}, *self.images]
+        self.messages.append({"role": "user", "content": parts if len(parts) > 1 else text})
+        self.audio, self.images = [], []
 
     def retract(self) -> None:
         """Remove the last answer, so that `answer` gives another. Raises OptionError without a message to answer."""

@@ -3,7 +3,7 @@
 import base64
 import difflib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -15,7 +15,7 @@ from service.commands.chat.conversation import Conversation, check_messages
 from service.commands.chat.models import described, switch
 from service.commands.endpoint import list_models
 
-MAX_IMAGE_BYTES = 5 * 2**20
+MAX_FILE_BYTES = 5 * 2**20
 IMAGE_TYPES = {
     ".png": "image/png",
     ".jpg": "image/jpeg",
@@ -24,6 +24,8 @@ IMAGE_TYPES = {
     ".gif": "image/gif",
 }
 """Ends of file names -> MIME types. Python's own table has no WebP before 3.13."""
+AUDIO_TYPES = (".wav", ".flac", ".ogg", ".opus", ".mp3")
+"""Ends of names of files with audio."""
 DEFAULT = "default"
 OWN_FIELDS = ("model", "messages", "stream", "n")
 """Fields that the chat sends itself, or whose answer it could not show."""
@@ -83,7 +85,7 @@ class Slash:
     def words(self) -> Completer:
         """What Tab completes: commands, the fields of `/set`, models and names of files."""
         models = WordCompleter(self._models, WORD=True)
-        return Words({"set": WordCompleter([*OFFERED]), "model": models, "image": FILES, "save": FILES, "load": FILES})
+        return Words({"set": WordCompleter([*OFFERED]), "model": models, **dict.fromkeys(FILE_COMMANDS, FILES)})
 
     def _models(self) -> list[str]:
         try:
@@ -142,14 +144,15 @@ class Slash:
         return Outcome(then="answer")
 
     def image(self, argument: str) -> Outcome:
-        path = _path("/image", argument)
-        kind = IMAGE_TYPES.get(path.suffix.lower())
-        if kind is None:
-            raise OptionError(f"{path} is no image by its name; expected {', '.join(IMAGE_TYPES)}")
-        data = _read(path)
-        if len(data) > MAX_IMAGE_BYTES:
-            raise OptionError(f"{path} has {len(data):,} bytes; the limit is {MAX_IMAGE_BYTES:,}")
-        self._chat.images.append(f"data:{kind};base64,{base64.b64encode(data).decode()}")
+        path, data = _attached("/image", argument, "image", IMAGE_TYPES)
+        url = f"data:{IMAGE_TYPES[path.suffix.lower()]};base64,{data}"
+        self._chat.images.append({"type": "image_url", "image_url": {"url": url}})
+        return Outcome(f"{path.name} goes with the next message")
+
+    def audio(self, argument: str) -> Outcome:
+        path, data = _attached("/audio", argument, "audio", AUDIO_TYPES)
+        sent = {"data": data, "format": path.suffix.lower().removeprefix(".")}
+        self._chat.audio.append({"type": "input_audio", "input_audio": sent})
         return Outcome(f"{path.name} goes with the next message")
 
     def reset(self, _: str) -> Outcome:
@@ -169,11 +172,23 @@ def value_of(text: str) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _attached(command: str, argument: str, what: str, types: Collection[str]) -> tuple[Path, str]:
+    """The file that a command names, and its bytes in base64. Raises OptionError for another type of file."""
+    path = _path(command, argument)
+    if path.suffix.lower() not in types:
+        raise OptionError(f"{path} is no {what} by its name; expected {', '.join(types)}")
+    data = _read(path)
+    if len(data) > MAX_FILE_BYTES:
+        raise OptionError(f"{path} has {len(data):,} bytes; the limit is {MAX_FILE_BYTES:,}")
+    return path, base64.b64encode(data).decode()
+
+
 def shown(value: Any) -> str:
     """Return a value as JSON, a string without its quotes."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+FILE_COMMANDS = ("image", "audio", "save", "load")
 FILES = PathCompleter(expanduser=True)
 
 
@@ -219,6 +234,7 @@ COMMANDS = {
     "model": Command("/model [NAME]", "list the models, or go on with another one", Slash.model),
     "retry": Command("/retry", "answer the last message again", Slash.retry),
     "image": Command("/image FILE", "send an image with the next message", Slash.image),
+    "audio": Command("/audio FILE", "send a recording with the next message", Slash.audio),
     "save": Command("/save FILE", "write the conversation as JSON messages", Slash.save),
     "load": Command("/load FILE", "go on from saved messages", Slash.load),
     "reset": Command("/reset", "forget the messages, but not the system message", Slash.reset),

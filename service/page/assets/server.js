@@ -41,9 +41,11 @@ export class Server {
       const key = this.key;
       const headers = {};
       if (key) headers.authorization = `Bearer ${key}`;
-      if (body !== null) headers["content-type"] = "application/json";
+      const isForm = body instanceof FormData; // the browser then names the boundary
+      if (body !== null && !isForm) headers["content-type"] = "application/json";
       const sent = performance.now();
-      const response = await this.#send(path, { method, headers, signal, body: body && JSON.stringify(body) });
+      const content = isForm ? body : body && JSON.stringify(body);
+      const response = await this.#send(path, { method, headers, signal, body: content });
       if (response.ok) return { response, sent };
       const error = await failure(response);
       if (response.status !== 401) throw error;

@@ -2,7 +2,7 @@
 
 Open WebUI itself is too large for a test. These requests follow its version 0.12.4, `open_webui/routers/openai.py`:
 `get_models_request`, `generate_chat_completion`, `convert_to_responses_payload`, and `routers/tasks.py` for titles,
-tags and follow-ups. The answers are read as `utils/middleware.py` reads them.
+tags and follow-ups, and `routers/audio.py` for speech. The answers are read as `utils/middleware.py` reads them.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from asking import BASE, MODEL, STORY, Aborted, user
+from asking import BASE, HEARING, HEARING_BASE, MODEL, RECORDING, STORY, Aborted, user
 from asking import COUNT as COUNTING
 
 HEADERS = {"Content-Type": "application/json", "Authorization": "Bearer none"}
@@ -162,6 +162,17 @@ def test_a_connection_of_type_responses(backend: httpx.Client) -> None:
 def test_documents_are_embedded(backend: httpx.Client) -> None:
     data = answered(backend, "/embeddings", {"input": ["One.", "Another text."], "model": MODEL})["data"]
     assert len(data[0]["embedding"]) == len(data[1]["embedding"]) > 1
+
+
+@pytest.mark.parametrize("language", [None, "en"])
+def test_speech_is_written_down(language: str | None) -> None:
+    """Its engine "openai" sends the language only if a user has chosen one."""
+    data = {"model": HEARING} | ({"language": language} if language else {})
+    with httpx.Client(headers={"Authorization": "Bearer none"}, timeout=120) as client:
+        files = {"file": (RECORDING.name, RECORDING.read_bytes())}
+        response = client.post(f"{HEARING_BASE}/audio/transcriptions", files=files, data=data)
+    assert response.status_code == 200, response.text
+    assert response.json()["text"]
 
 
 def test_errors_have_the_body_that_it_shows(backend: httpx.Client) -> None:

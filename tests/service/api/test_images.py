@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -18,12 +19,13 @@ from model.media import MediaSpan
 from service.api.anthropic.context import Draft, edited
 from service.api.anthropic.routes import MessagesBody
 from service.api.lanes import SMALL_BYTES
+from service.api.media import spans_after
 from service.api.openai.chat import ChatBody
 from service.api.prompt import chat_request, check_roles
 from service.api.responses.routes import ResponsesBody
 from service.errors.errors import InvalidRequest
 from service.generation.request import Prompt, ServedModel, longest_piece
-from service.images.images import DecodedImage, Images, spans_after
+from service.images.images import DecodedImage, Images
 from tests.fakes import END, IMAGES, IntegerTokenizer, make_info
 from tests.service.live import FakeChat, Live, answer, refused, running
 from tests.waiting import eventually
@@ -41,7 +43,7 @@ class ImageTokenizer(IntegerTokenizer):
 class ImageChat(FakeChat):
     """`u:text;` a message, with IMG for an image."""
 
-    image_roles = frozenset({"user", "tool"})
+    media_roles: Mapping[str, frozenset[str]] = MappingProxyType({"image": frozenset({"user", "tool"})})
 
     def encode(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         ids: list[int] = []
@@ -138,7 +140,7 @@ def prompt_of(body: ChatBody | ResponsesBody | MessagesBody, model: ServedModel,
     body.check()
     chat = body.chat()
     check_roles(chat, model)
-    assert len(chat.images) == len(images)
+    assert len(chat.media) == len(images)
     return chat_request(chat, model, images).prompts[0]
 
 
@@ -280,7 +282,7 @@ def test_an_image_is_cleared_with_its_result() -> None:
     fields = {"messages": told, "max_tokens": 1, "context_management": {"edits": edits}}
     body = MessagesBody.model_validate(fields)
     draft, applied = edited(body.context_management, Draft(body.chat(), served(CallingChat()), (A, B)))
-    assert draft.images == [B]
+    assert draft.media == [B]
     assert [span.digest for span in draft.prompt[1]] == ["b"]
     assert applied[0]["cleared_input_tokens"] == len("seen: ") + A.rows * (A.columns + 1) - len("[cleared]")
 

@@ -138,8 +138,8 @@ def after(*messages: dict[str, Any]) -> dict[str, Any]:
         (
             CHAT,
             {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": "x"}]}]},
-            "messages[0].content[0].type",
-            ['"input_audio"'],
+            "messages[0].content[0].input_audio",
+            ["this model takes no audio"],
         ),
         (FIM, {}, "prompt", ["required"]),
         (FIM, {"prompt": ["a"]}, "prompt", ["a string"]),

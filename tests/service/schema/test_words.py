@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from model.errors import quoted
+from service.api.forms import FORM
 from service.app import ROUTES
 from service.errors.refusals import invalid_body
 from service.errors.wording import meant
@@ -37,7 +38,7 @@ def inside(annotation: Any) -> Iterator[type[Body]]:
         yield from inside(argument)
 
 
-BODIES = {route.path: route.body for route in ROUTES if route.body is not None}
+BODIES = {route.path: route.body for route in ROUTES if route.body is not None and route.body_type != FORM}
 KINDS = list(dict.fromkeys(kind for body in BODIES.values() for kind in inside(body)))
 TEXTS = {"arguments": "{}", "role": "user", "encrypted_content": "noria-summary:a"}
 """Values for fields that do not accept "a"."""
@@ -149,7 +150,8 @@ PART = {"type": "text", "text": "a"}
         (
             CHAT,
             {"messages": [{"role": "user", "content": [{"type": "audio"}]}]},
-            'messages[0].content[0].type "audio" is not supported: only "text", "thinking" or "image_url"',
+            'messages[0].content[0].type "audio" is not supported: '
+            'only "text", "thinking", "image_url" or "input_audio"',
         ),
         (CHAT, {"messages": [{"role": "user", "content": [{}]}]}, "messages[0].content[0].type is required"),
         (CHAT, {"messages": USER, "stream": None, "n": "2"}, 'n must be an integer, got "2"'),

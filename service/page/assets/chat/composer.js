@@ -1,11 +1,15 @@
-// The text box, its images, and the buttons Send and Stop.
+// The text box, its images and recordings, and the buttons Send and Stop.
 
 import { can } from "../card.js";
 import { Component, createRef, html } from "../html.js";
+import { Media } from "./media.js";
+import { Recorder } from "./recorder.js";
+import { isAudio } from "./request.js";
 
 const DRAFT = "noria-draft"; // in the tab's storage: a reload keeps what was not sent yet
-const TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
-const LARGEST = 5_000_000; // bytes of an image: a request has room for one such in base64
+const IMAGES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
+const AUDIO = ["audio/wav", "audio/x-wav", "audio/flac", "audio/x-flac", "audio/ogg", "audio/mpeg"];
+const LARGEST = 5_000_000; // bytes of a file: a request has room for one such in base64
 const TALLEST = 240; // pixels
 
 function dataUrl(file) {
@@ -17,11 +21,17 @@ function dataUrl(file) {
   });
 }
 
-/** Calls `view.send(text, images)`, `view.stop()` and `view.tell(text)`. `card` is the model's, once it is known. */
+/** What a model needs for a file of this type. */
+const needed = (type) => (AUDIO.includes(type) ? "audio" : "vision");
+
+/**
+ * Calls `view.send(text, images)`, `view.stop()`, `view.tell(text)` and `view.transcript(url)`. `card` is the model's,
+ * once it is known. `images` are data URLs of images and recordings. `level` says how loud a recording is that runs.
+ */
 export class Composer extends Component {
   input = createRef();
   picker = createRef();
-  state = { images: [] };
+  state = { images: [], level: null };
 
   componentDidMount() {
     this.input.current.value = sessionStorage.getItem(DRAFT) ?? "";
@@ -63,19 +73,60 @@ export class Composer extends Component {
   }
 
   async add(files) {
-    const { view, card } = this.props;
-    if (!can(card, "vision")) {
-      return view.tell(card.capabilities ? "This model takes no images." : "The model is not loaded yet.");
-    }
+    const { view } = this.props;
     const added = [];
     for (const file of files) {
-      if (!TYPES.includes(file.type)) view.tell(`${file.name}: expected an image (PNG, JPEG, WebP or GIF).`);
-      else if (file.size > LARGEST)
-        view.tell(`${file.name}: an image has at most ${LARGEST} bytes, this one ${file.size}.`);
+      const reason = this.refusal(file);
+      if (reason) view.tell(reason);
       else added.push(await dataUrl(file));
     }
     this.setState(({ images }) => ({ images: [...images, ...added] }));
     this.input.current.focus();
+  }
+
+  /** Why a file cannot go with the message; null if it can. */
+  refusal({ name, type, size }) {
+    const { card } = this.props;
+    if (![...IMAGES, ...AUDIO].includes(type)) {
+      return `${name}: expected an image (PNG, JPEG, WebP, GIF) or audio (WAV, FLAC, OGG, MP3).`;
+    }
+    if (!can(card, needed(type))) {
+      if (!card.capabilities) return "The model is not loaded yet.";
+      return `This model takes no ${AUDIO.includes(type) ? "audio" : "images"}.`;
+    }
+    return size > LARGEST ? `${name}: a file has at most ${LARGEST} bytes, this one ${size}.` : null;
+  }
+
+  /** Begin a recording, or end it and put it on the shelf. */
+  async record() {
+    const { recorder } = this;
+    try {
+      // The promise is there before the microphone is: a second click ends this recording, and begins no other.
+      this.recorder = recorder ? null : Recorder.start((level, bytes) => this.heard(level, bytes));
+      this.setState({ level: recorder ? null : 0 });
+      await this.recorder;
+      if (recorder) await this.add([new File([await (await recorder).stop()], "The recording", { type: AUDIO[0] })]);
+    } catch (error) {
+      this.recorder = null;
+      this.setState({ level: null });
+      this.props.view.tell(`There is no microphone to record from: ${error.message}`);
+    }
+  }
+
+  /** Show how loud it is, and end the recording when its file has nearly the largest size. */
+  heard(level, bytes) {
+    if (!this.recorder) return;
+    this.setState({ level });
+    if (bytes > 0.99 * LARGEST) this.record();
+  }
+
+  /** Write the words of a recording into the text box, as they come. */
+  async transcribe(url) {
+    const { current: input } = this.input;
+    for await (const text of this.props.view.transcript(url)) {
+      input.value += text;
+      this.changed();
+    }
   }
 
   async pick({ currentTarget: picker }) {
@@ -83,26 +134,46 @@ export class Composer extends Component {
     picker.value = "";
   }
 
-  image(url, at) {
-    const name = `Remove image ${at + 1}`;
+  item(url, at) {
+    const name = `Remove ${isAudio(url) ? "recording" : "image"} ${at + 1}`;
     const remove = () => this.setState(({ images }) => ({ images: images.toSpliced(at, 1) }));
+    const words = () => this.transcribe(url);
     return html`<span>
-      <img src=${url} alt="Image ${at + 1}" />
-      <button type="button" aria-label=${name} title=${name} onclick=${remove}>×</button>
+      <${Media} url=${url} at=${at} />
+      ${isAudio(url) && html`<button type="button" class="words" onclick=${words}>Transcribe</button>`}
+      <button type="button" class="remove" aria-label=${name} title=${name} onclick=${remove}>×</button>
     </span>`;
   }
 
-  render({ view, card, running }, { images }) {
+  files(card) {
+    const sees = can(card, "vision");
+    const hears = can(card, "audio");
+    const types = [...(sees ? IMAGES : []), ...(hears ? AUDIO : [])];
+    return html`
+      <button type="button" hidden=${!types.length} onclick=${() => this.picker.current.click()}>
+        Add ${hears ? (sees ? "file" : "audio") : "image"}
+      </button>
+      <input type="file" accept=${types.join()} multiple hidden aria-hidden="true" ref=${this.picker}
+        onchange=${(event) => this.pick(event)} />`;
+  }
+
+  microphone(card, level) {
+    const runs = level !== null;
+    return html`
+      <button type="button" hidden=${!can(card, "audio")} onclick=${() => this.record()}>
+        ${runs ? "Stop recording" : "Record"}
+      </button>
+      <meter min="0" max="1" value=${level ?? 0} hidden=${!runs} aria-label="Loudness"></meter>`;
+  }
+
+  render({ view, card, running }, { images, level }) {
     return html`<form class="composer" onsubmit=${(event) => this.submit(event)}
       ondragover=${(event) => event.preventDefault()} ondrop=${(event) => this.take(event, event.dataTransfer)}>
       <label for="chat-input" class="unseen">Message</label>
-      <div class="shelf" hidden=${!images.length}>${images.map((url, at) => this.image(url, at))}</div>
+      <div class="shelf" hidden=${!images.length}>${images.map((url, at) => this.item(url, at))}</div>
       <div class="row">
-        <button type="button" hidden=${!can(card, "vision")} onclick=${() => this.picker.current.click()}>
-          Add image
-        </button>
-        <input type="file" accept=${TYPES.join()} multiple hidden aria-hidden="true" ref=${this.picker}
-          onchange=${(event) => this.pick(event)} />
+        ${this.files(card)}
+        ${this.microphone(card, level)}
         <textarea id="chat-input" rows="1" dir="auto" placeholder="Ask something" enterkeyhint="send"
           aria-describedby="chat-hint" ref=${this.input} oninput=${() => this.changed()}
           onkeydown=${(event) => this.key(event)}

@@ -21,7 +21,7 @@
  * @property {number} created
  * @property {"user" | "assistant" | "tool"} role
  * @property {string} content
- * @property {string[]} [images]  Data URLs of a user's images.
+ * @property {string[]} [images]  Data URLs of a user's images and recordings.
  * @property {string} [callId]  The call that a tool message answers.
  * @property {string} [thought]
  * @property {{id: string, name: string, arguments: string}[]} [calls]

@@ -7,6 +7,7 @@ import { Tokens } from "../tokens.js";
 import { versions } from "./conversation.js";
 import { costOf, endingOf } from "./ending.js";
 import { Markdown } from "./markdown.js";
+import { Media } from "./media.js";
 import { endpointOf, modelOf } from "./request.js";
 
 const NAMES = { user: "You", assistant: "Answer", tool: "Result of a tool" };
@@ -51,7 +52,7 @@ export class Message extends Component {
     }
     return html`
       ${node.role === "tool" && html`<div class="label">Result</div>`}
-      ${node.images?.map((url, at) => html`<img src=${url} alt="Image ${at + 1}" />`)}
+      ${node.images?.map((url, at) => html`<${Media} url=${url} at=${at} />`)}
       <div class="text" dir="auto">${node.content}</div>`;
   }
 

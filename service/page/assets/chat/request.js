@@ -61,6 +61,9 @@ export function fieldsOf(head, card, { limited = true, before = 0 } = {}) {
   return fields;
 }
 
+/** Whether a data URL holds a recording. */
+export const isAudio = (url) => url.startsWith("data:audio/");
+
 function callJson({ id, name, arguments: text }) {
   return { id, type: "function", function: { name, arguments: text } };
 }
@@ -72,9 +75,14 @@ function assistantJson({ content, thought, calls }) {
   return message;
 }
 
+function mediaJson(url) {
+  if (isAudio(url)) return { type: "input_audio", input_audio: { data: url } };
+  return { type: "image_url", image_url: { url } };
+}
+
 function userJson({ content, images }) {
   if (!images?.length) return { role: "user", content };
-  const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
+  const parts = images.map(mediaJson);
   return { role: "user", content: content.trim() ? [...parts, { type: "text", text: content }] : parts };
 }
 

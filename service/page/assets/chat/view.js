@@ -203,6 +203,24 @@ class View {
     this.history.refresh();
   }
 
+  /** The words of a recording in a data URL, piece by piece. An error is told, and ends them. */
+  async *transcript(url) {
+    const form = new FormData();
+    const bytes = Uint8Array.from(atob(url.slice(url.indexOf(",") + 1)), (letter) => letter.charCodeAt(0));
+    form.append("file", new File([bytes], "recording"));
+    form.append("model", this.card.id);
+    form.append("stream", "true");
+    try {
+      for await (const { data } of this.server.events("v1/audio/transcriptions", { method: "POST", body: form })) {
+        const { type, delta, error } = JSON.parse(data);
+        if (error) throw new Error(error.message);
+        if (type === "transcript.text.delta") yield delta;
+      }
+    } catch (error) {
+      this.tell(error.message);
+    }
+  }
+
   stop() {
     this.session.stop(this.head.id);
     this.#refocus();

@@ -37,7 +37,7 @@ def test_an_image_goes_with_the_next_message(fake: FakeOpenAI, chat: Conversatio
     for name, kind in (("a.WEBP", "webp"), ("a b.jpeg", "jpeg")):
         (tmp_path / name).write_bytes(b"x")
         slash.obey(f"/image {tmp_path / name}")
-        assert chat.images.pop() == f"data:image/{kind};base64,eA=="
+        assert chat.images.pop()["image_url"]["url"] == f"data:image/{kind};base64,eA=="
     for text in ("What is this?", "Sure?"):
         chat.say(text)
         list(chat.answer())
@@ -48,6 +48,20 @@ def test_an_image_goes_with_the_next_message(fake: FakeOpenAI, chat: Conversatio
     for wrong in ("missing.png", "notes.txt", "drawing.svg", ""):
         with pytest.raises(OptionError, match=wrong or "name of a file"):
             slash.obey(f"/image {wrong}")
+
+
+def test_a_recording_goes_before_the_text_of_the_next_message(
+    fake: FakeOpenAI, chat: Conversation, tmp_path: Path
+) -> None:
+    (tmp_path / "said.MP3").write_bytes(b"x")
+    slash = Slash(chat)
+    assert slash.obey(f"/audio {tmp_path / 'said.MP3'}").text == "said.MP3 goes with the next message"
+    chat.say("What is said?")
+    list(chat.answer())
+    heard = {"type": "input_audio", "input_audio": {"data": "eA==", "format": "mp3"}}
+    assert fake.requests[0]["messages"][0]["content"] == [heard, {"type": "text", "text": "What is said?"}]
+    with pytest.raises(OptionError, match="is no audio by its name; expected"):
+        slash.obey(f"/audio {tmp_path / 'said.m4a'}")
 
 
 def test_a_file_that_is_no_conversation_is_neither_loaded_nor_overwritten(chat: Conversation, tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""OpenAI's endpoints for speech: transcripts and translations of a recording."""

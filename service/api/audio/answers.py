@@ -1,0 +1,34 @@
+"""Answers of the endpoints for speech, as types."""
+
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from service.generation.request import Timings
+
+
+class InputTokens(TypedDict):
+    text_tokens: int
+    audio_tokens: int
+
+
+class TranscriptUsage(TypedDict):
+    type: Literal["tokens"]
+    input_tokens: int
+    input_token_details: InputTokens
+    output_tokens: int
+    total_tokens: int
+
+
+class Transcript(TypedDict):
+    """The answer. Only `verbose_json` has `task`, `duration` in seconds, and the `language` that the request named.
+
+    The model gives no times: there are no segments.
+    """
+
+    text: str
+    task: NotRequired[Literal["transcribe", "translate"]]
+    language: NotRequired[str | None]
+    duration: NotRequired[float]
+    usage: TranscriptUsage
+    timings: Timings

@@ -1,0 +1,161 @@
+"""`POST /v1/audio/transcriptions` and `/v1/audio/translations`: a recording to text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import orjson
+from fastapi import Request
+from pydantic import Field
+from starlette.responses import PlainTextResponse, Response
+
+from model.chat.media import TRANSCRIBE
+from model.chat.reasoning import PARTS
+from model.chat.transcription import transcribes, transcription
+from service.access.record import Policy, RequestRecord
+from service.api.answering import answer
+from service.api.audio.answers import Transcript
+from service.api.audio.shape import TranscriptShape
+from service.api.forms import post_form
+from service.api.media import Decoded, expanded, heard
+from service.api.prompt import Chat, chat_request, on_thread
+from service.api.state import State
+from service.errors.errors import InvalidRequest
+from service.generation.request import ModelRequest, ServedModel
+from service.media.source import of_bytes
+from service.schema.fields import only, optional, ranged
+from service.schema.generation import GenerationBody, StreamBody
+
+FORMATS = ("json", "text", "verbose_json")
+TIMED = ("srt", "vtt", "diarized_json")
+"""Formats that need times of words or sentences, or speakers."""
+INSTRUCTION = "Translate what is said into English. Answer with the translation alone."
+
+
+class RecordingBody(StreamBody):
+    """A recording to put into words."""
+
+    harmless = only(chunking_strategy=("auto",), include=([],))
+    noticed = only(prompt=(), timestamp_granularities=(["segment"],))
+    task: ClassVar[Literal["transcribe", "translate"]] = "transcribe"
+    file: bytes = Field(description="The file: WAV, FLAC, OGG (Vorbis or Opus) or MP3.")
+    prompt: str | None = optional("OpenAI's field. It has no effect: the model's prompt has no place for it.")
+    response_format: str | None = optional(f"{', '.join(FORMATS)}. Default: json.", max_length=64)
+    temperature: float | None = ranged("temperature", "The temperature of sampling. Default: 0.")
+    seed: int | None = ranged("seed")
+    max_tokens: int | None = ranged("max_tokens", "The maximum number of tokens. Default: what fits the context.")
+
+    def check(self) -> None:
+        super().check()
+        if self.receipt:
+            raise InvalidRequest("receipt is not supported here: transcripts have no receipts", param="receipt")
+        if self.response_format in TIMED:
+            why = "the model gives neither times nor speakers"
+            raise self._refused(f"response_format {self.response_format} is not supported: {why}")
+        if self.response_format not in (None, *FORMATS):
+            raise self._refused(f"response_format must be one of {', '.join(FORMATS)}, got {self.response_format!r}")
+        if self.stream and self.response_format not in (None, "json"):
+            raise self._refused(f"response_format must be json when stream is true, got {self.response_format}")
+
+    def _refused(self, message: str) -> InvalidRequest:
+        return InvalidRequest(message, param="response_format")
+
+
+class TranscriptionBody(RecordingBody):
+    """The form of `POST /v1/audio/transcriptions`."""
+
+    language: str | None = optional("The language that is spoken, as a code of ISO 639-1: en.", pattern="^[a-z]{2}$")
+
+
+class TranslationBody(RecordingBody):
+    """The form of `POST /v1/audio/translations`."""
+
+    task = "translate"
+    language: ClassVar[str | None] = "en"
+
+
+@dataclass(slots=True)
+class Transcriber:
+    """Makes the request of a form, and the shape of its answer."""
+
+    body: TranscriptionBody | TranslationBody
+    seconds: float = 0.0
+
+    async def make(self, state: State, record: RequestRecord, served: ServedModel) -> ModelRequest:
+        """Decode the recording, and write the prompt. Raises InvalidRequest and Unavailable."""
+        check_hears(served, self.body.task)
+        source = of_bytes(self.body.file, "file")
+        with state.bodies.holding(record.sender) as take:
+            take(len(source.data))
+            media = await heard(state, [source], served.info)
+        self.seconds = media[0].audio.seconds
+        return await on_thread(lambda served: self._request(served, media))(state, record, served)
+
+    def shape(self, served: ServedModel, name: str) -> TranscriptShape:
+        verbose = self.body.response_format == "verbose_json"
+        about = {"task": self.body.task, "language": self.body.language, "duration": round(self.seconds, 3)}
+        return TranscriptShape(about if verbose else {})
+
+    def _request(self, served: ServedModel, media: Sequence[Decoded]) -> ModelRequest:
+        body = self.body
+        parts = [{"type": "audio"}, {"type": "text", "text": INSTRUCTION}]
+        fields = GenerationBody.model_construct(temperature=body.temperature or 0.0, seed=body.seed)
+        messages = [{"role": "user", "content": INSTRUCTION, PARTS: parts}]
+        chat = Chat(messages, fields=fields, max_tokens=body.max_tokens, messages_field="file")
+        if body.task == "translate":
+            return chat_request(chat, served, media)
+        assert served.chat is not None, "a model without a chat format hears nothing"
+        tokens = transcription(served.chat, served.tokenizer, body.language)
+        return chat_request(chat, served, media, expanded(tokens, media, served, "file"))
+
+
+def check_hears(served: ServedModel, task: str) -> None:
+    """Raise InvalidRequest for a model that takes no audio, or was not trained to transcribe."""
+    if "audio" not in served.media_roles:
+        raise InvalidRequest(f"{served.names[0]} takes no audio: choose a model that hears", param="model")
+    assert served.chat is not None, "a model without a chat format hears nothing"
+    if task == "transcribe" and not transcribes(served.chat, served.tokenizer):
+        why = f"its tokenizer has no {TRANSCRIBE}"
+        raise InvalidRequest(f"{served.names[0]} does not transcribe: {why}", param="model")
+
+
+async def _answer(request: Request, body: TranscriptionBody | TranslationBody) -> Response:
+    transcriber = Transcriber(body)
+    asked = body.model_copy(update={"receipt": False})  # whatever --receipts says: no program could verify it
+    response = await answer(request, asked, transcriber.make, transcriber.shape)
+    if body.response_format != "text":
+        return response
+    return PlainTextResponse(orjson.loads(response.body)["text"] + "\n")
+
+
+POLICY = Policy(operation="chat")
+
+
+@post_form(
+    "/v1/audio/transcriptions",
+    body=TranscriptionBody,
+    request={"file": "@speech.mp3", "language": "en"},
+    answer=Transcript,
+    policy=POLICY,
+)
+async def transcriptions(request: Request, body: TranscriptionBody) -> Response:
+    """Transcribe a recording
+
+    The answer is JSON, or plain text with the `response_format` text.
+    """
+    return await _answer(request, body)
+
+
+@post_form(
+    "/v1/audio/translations",
+    body=TranslationBody,
+    request={"file": "@speech.mp3"},
+    answer=Transcript,
+    policy=POLICY,
+)
+async def translations(request: Request, body: TranslationBody) -> Response:
+    """Translate a recording into English
+
+    The model is instructed to translate what it hears.
+    """
+    return await _answer(request, body)

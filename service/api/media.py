@@ -1,0 +1,135 @@
+"""The places of images and audio in a prompt: each takes as many tokens as the model's encoder gives embeddings."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from model.batch import RunnerInfo
+from model.chat.media import ONE, AudioTokens, ImageTokens
+from model.media import MediaSpan
+from service.api.state import State
+from service.audio.audio import DecodedAudio, limited, read_audio
+from service.errors.errors import InvalidRequest
+from service.generation.request import ServedModel
+from service.images.images import read_source
+from service.media.source import Source
+from service.schema.fields import Json
+
+
+class Decoded(Protocol):
+    """An image or a recording of a request. `inputs` are the bytes that the encoder reads."""
+
+    @property
+    def inputs(self) -> bytes: ...
+
+    def tokens(self, ids: Any) -> list[int]:
+        """What takes the place of its placeholder; `ids` are the control tokens of its kind."""
+        ...
+
+    def spans(self, start: int) -> tuple[MediaSpan, ...]:
+        """Its places, if these tokens begin at `start`."""
+        ...
+
+
+def source_of(part: Json) -> Source:
+    """The file in a part, as `service.schema.conversation.media_part` makes it. Raises InvalidRequest."""
+    read = read_source if part["type"] == "image" else read_audio
+    return read(part["content"], part["field"])
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A recording, each of whose chunks takes `chunk_tokens` of the prompt."""
+
+    audio: DecodedAudio
+    chunk_tokens: int
+
+    @property
+    def inputs(self) -> bytes:
+        return self.audio.inputs
+
+    def tokens(self, ids: AudioTokens) -> list[int]:
+        return [ids.placeholder] * (self.chunk_tokens * len(self.audio.digests))
+
+    def spans(self, start: int) -> tuple[MediaSpan, ...]:
+        n = self.chunk_tokens
+        return tuple(MediaSpan(start + at * n, 1, n, name, breaks=0) for at, name in enumerate(self.audio.digests))
+
+
+async def heard(state: State, sources: Sequence[Source], info: RunnerInfo) -> list[Recording]:
+    """The recordings of a request as the model's encoder reads them. Raises InvalidRequest and Unavailable."""
+    assert info.audio is not None, "a model without an audio encoder refuses audio at once"
+    found = await state.audio.decode(sources, limited(info))
+    return [Recording(audio, info.audio.chunk_tokens) for audio in found]
+
+
+async def decoded(state: State, sources: Sequence[Source], info: RunnerInfo) -> Sequence[Decoded]:
+    """The images or the audio of a request as the model's encoder reads them. Raises InvalidRequest and Unavailable."""
+    if info.images is not None:
+        return await state.images.decode(sources, info.images)
+    return await heard(state, sources, info)
+
+
+def expanded(
+    tokens: list[int], media: Sequence[Decoded], served: ServedModel, param: str
+) -> tuple[list[int], tuple[MediaSpan, ...]]:
+    """The prompt with the tokens of each image or recording in place of its placeholder, and the places of all.
+
+    Raises InvalidRequest, naming `param`, if the chat format has not written one placeholder for each.
+    """
+    if not media:
+        return tokens, ()
+    ids = AudioTokens.of(served.tokenizer) if served.info.audio else ImageTokens.of(served.tokenizer)
+    assert ids is not None, "no chat format writes media without these tokens"
+    if (found := tokens.count(ids.placeholder)) != len(media):
+        what = "recordings" if served.info.audio else "images"
+        message = f"{param} cannot be written: the model's chat format has places for {found} of {len(media)} {what}"
+        raise InvalidRequest(message, param=param)
+    whole: list[int] = []
+    spans: list[MediaSpan] = []
+    done = 0
+    for item in media:
+        place = tokens.index(ids.placeholder, done)
+        whole += tokens[done:place]
+        spans += item.spans(len(whole))
+        whole += item.tokens(ids)
+        done = place + 1
+    return whole + tokens[done:], tuple(spans)
+
+
+def spans_after(spans: tuple[MediaSpan, ...], n_begin: int, n_cut: int) -> tuple[MediaSpan, ...]:
+    """The media of a prompt that loses `n_cut` tokens after its first `n_begin`. Those among these are left out.
+
+    Raises InvalidRequest for a cut inside an image, or between the chunks of a recording.
+    """
+    first = n_begin + n_cut
+    for start, stop, kind in _wholes(spans):
+        if start < first < stop:
+            raise InvalidRequest(
+                f"truncate_prompt_tokens cuts through {ONE[kind]}: it leaves out the first {first} tokens of the "
+                f"prompt, and the {kind} has the tokens {start} to {stop - 1}",
+                param="truncate_prompt_tokens",
+            )
+    return tuple(replace(span, start=span.start - n_cut) for span in spans if span.start >= first)
+
+
+def _wholes(spans: Sequence[MediaSpan]) -> list[tuple[int, int, str]]:
+    """Start, stop and kind of each image and each recording, whose chunks follow one another."""
+    found: list[tuple[int, int, str]] = []
+    for span in spans:
+        start = span.start
+        if span.kind == "audio" and found and found[-1][1] == start:
+            start = found.pop()[0]
+        found.append((start, span.stop, span.kind))
+    return found
+
+
+def inputs_after(media: Sequence[Decoded], n_dropped: int) -> bytes:
+    """What the encoder reads of the media without the first `n_dropped` places, which are those of whole items."""
+    left: list[bytes] = []
+    for item in media:
+        if n_dropped > 0:
+            n_dropped -= len(item.spans(0))
+        else:
+            left.append(item.inputs)
+    return b"".join(left)

@@ -1,0 +1,21 @@
+// Runs beside the sound: hands on the samples of the microphone, about ten times a second.
+
+const LENGTH = 2048; // samples
+
+class RecorderProcessor extends AudioWorkletProcessor {
+  samples = new Float32Array(LENGTH);
+  filled = 0;
+
+  process([[channel]]) {
+    for (const value of channel ?? []) {
+      this.samples[this.filled++] = value;
+      if (this.filled < LENGTH) continue;
+      this.port.postMessage(this.samples);
+      this.samples = new Float32Array(LENGTH);
+      this.filled = 0;
+    }
+    return true;
+  }
+}
+
+registerProcessor("recorder", RecorderProcessor);
