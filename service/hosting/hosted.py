@@ -90,6 +90,7 @@ class HostedModel:
         self._on_idle = on_idle
         self._retry_at = 0.0
         self._n_failures = 0
+        metrics.served = True
         metrics.stats = lambda: client.stats
         metrics.waiting = lambda: self.admission.backlog.tokens.total
         metrics.loading = lambda: 0 if self.waits_for is None else self.waiting.total

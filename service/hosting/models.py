@@ -245,6 +245,7 @@ class HostedModels:
         await model.client.unload()  # an engine that never loaded it, too; the spare one is for all models
         model.reserve(0)
         self._retiring.discard(model)
+        model.metrics.served = any(other.name == model.name for other in (*self._hosted, *self._retiring))
         self.note_change()
         await self._load_those_at_start()
 

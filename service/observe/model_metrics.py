@@ -83,7 +83,8 @@ class ModelMetrics:
 
     Counters are the sums of past engines, plus those of the present one. `waiting` gives the tokens of prompts that
     wait, and `loading` the requests that wait until the model is loaded. `memory` are the bytes that it takes by its
-    plan, with those of one under its name that ends. `adapters` counts requests by LoRA adapter.
+    plan, with those of one under its name that ends. `adapters` counts requests by LoRA adapter. A model that is not
+    `served` any more has counters and histograms, but no gauges.
 
     Outcomes of requests: the finish reasons (the first of `FINISHES` that any choice has). "abort" also: the client
     disconnected. "error": the server failed after admission. "refused": 4xx, or 503 before admission.
@@ -96,6 +97,7 @@ class ModelMetrics:
         self.loading: Callable[[], int] = int
         self.memory = 0
         self.info: RunnerInfo | None = None
+        self.served = True
         self.adapters = AdapterCounts(OUTCOMES)
         self.generated = 0
         self.beat = Beat()
@@ -199,7 +201,7 @@ class ModelsCollector(Collector):
         registry.register(self)
 
     def collect(self) -> Iterator[Family]:
-        models = [*self.models.values()]
+        models = [model for model in self.models.values() if model.served]
         yield self._gauge("noria_requests_running", "Sequences being computed.", lambda m: m.stats().running)
         yield self._gauge(
             "noria_requests_waiting",
@@ -239,7 +241,8 @@ class ModelsCollector(Collector):
     def _gauge(self, name: str, text: str, value: Callable[[ModelMetrics], float]) -> GaugeMetricFamily:
         family = GaugeMetricFamily(name, text, labels=["model"])
         for model in self.models.values():
-            family.add_metric([model.name], value(model))
+            if model.served:
+                family.add_metric([model.name], value(model))
         return family
 
     def _counter(self, name: str, text: str, value: Callable[[ModelMetrics], float]) -> CounterMetricFamily:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Locator, Page, ViewportSize, expect
+from playwright.sync_api import Locator, Page, Route, ViewportSize, expect
 
 from tests.page.chat import answers, ask, button, opened, requests, set_fields, unlock
 from tests.page.conftest import LOOKS
@@ -170,15 +170,23 @@ def test_escape_closes_the_menu_and_not_the_answer(tmp_path: Path, page: Page) -
 def test_a_key_that_may_not_load_models_leaves_it_to_the_request(tmp_path: Path, page: Page) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text('[[keys]]\nname = "guest"\nkey = "secret"\n')
-    with serving(tmp_path, {"small": {}, "late": {"source": "recite", **LATE}}, api_key_file=keys) as live:
+    with serving(tmp_path, {"small": {}, "late": {"source": "large", **LATE}}, api_key_file=keys) as live:
         page.goto(live.url)
         unlock(page)
         choose(page, "late")
         expect(page.locator("#model")).to_have_text("not loaded")
+        set_fields(page, max_tokens="6")
+        held: list[Route] = []
+        page.route("**/v1/chat/completions", lambda route: held.append(route))
         ask(page, "for a guest")
-        expect(answers(page)).to_have_text("for a guest")
-        ask(page, "again")
-        expect(page.locator("#model")).to_have_text("ready")
+        for _ in range(4):  # the page looks on until the request arrives
+            page.wait_for_event("response", lambda response: response.url.endswith("/v1/models"))
+        held[0].continue_()
+        progress = page.locator("header").get_by_role("progressbar", name="Loading of late")
+        expect(progress).to_have_attribute("value", "0.5")
+        with hurried():
+            expect(page.locator(".cost")).to_have_count(1)
+            expect(page.locator("#model")).to_have_text("ready")
 
 
 def test_the_wheel_follows_the_choice(several: Live, page: Page) -> None:

@@ -2,7 +2,7 @@
 
 import secrets
 import zlib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 
@@ -12,15 +12,17 @@ from starlette.responses import Response
 
 from service.access.record import RequestRecord
 from service.api.answering import stream_frames, submit_signed
-from service.api.ongoing import Ongoing, detach
+from service.api.ongoing import Ongoing, detach, never
 from service.api.responses.answers import ResponseError, ResponseState
 from service.api.responses.body import ResponsesBody
 from service.api.responses.creation import Creation
 from service.api.responses.shape import ResponseShape
 from service.api.routes import json_response
+from service.api.state import hosted
 from service.errors.errors import ApiError, Cancelled, NotStored, StoreFull, Unavailable, as_api_error
-from service.generation.generation import Generation
+from service.generation.request import ServedModel
 from service.http.sse import Json
+from service.observe.view.requests import LiveRequest
 from service.state.stored import Stored
 from service.state.tables import Tables
 
@@ -29,24 +31,63 @@ END = b"\n\n"
 
 
 class Background:
-    """A response that is computed without a connection. `ongoing` is set once it runs. `begun` is what is stored."""
+    """A response that is computed without a connection. `ongoing` is set once it runs.
+
+    `_queued` are its first events, `_begun` is what is stored of it, and `_live` tells whether it has begun.
+    """
 
     ongoing: Ongoing
+    _queued: Sequence[Json]
+    _shape: ResponseShape
+    _begun: Stored
 
-    def __init__(self, creation: Creation, generation: Generation, shape: ResponseShape, begun: Stored) -> None:
+    def __init__(self, creation: Creation) -> None:
         self._creation = creation
-        self._generation = generation
-        self._shape = shape
-        self._begun = begun
+        self._live = LiveRequest(creation.record, has_reason=False)
+
+    async def queue(self, served: ServedModel | None, name: str, *, again: bool = False) -> None:
+        """Store the response with its input. `served` is None until the model is loaded.
+
+        `again`: it is stored as running. Raises NotStored if it is not any more.
+        """
+        creation, state = self._creation, self._creation.state
+        shape = creation.shape(served, creation.body.model or name)
+        queued, sent = shape.queued(), b""
+        if state.settings.finish_after_restart:
+            sent = written_request(creation.body, "" if served is None else served.fingerprint)
+        begun = creation.stored(queued[-1]["response"], running=True, request=sent)
+        if not await state.store.run(Tables.put, creation.owner, begun, only_running=again):
+            raise NotStored("response", shape.id)
+        self._queued, self._shape, self._begun = queued, shape, begun
+
+    async def submit(self, stack: ExitStack, request: Request, *, again: bool) -> AsyncIterator[list[bytes]]:
+        """Submit the request, store the response, and return the frames of its stream. `stack` gets the admission."""
+        served, generation, drafts = await submit_signed(stack, request, self._creation.body, self._creation.make)
+        self._live.begin(generation)
+        await self.queue(served, served.names[0], again=again)
+        return stream_frames(generation, self._shape, drafts, self.save)
+
+    async def late_frames(self, stack: ExitStack, request: Request) -> AsyncIterator[list[bytes]]:
+        """The frames of a response that is queued, and waits for its model first."""
+        unread = Request(request.scope, receive=never)
+        async for frames in await self._live.wait(self.submit(stack, unread, again=True)):
+            yield frames
 
     @property
     def state(self) -> ResponseState:
         """The response as it stands."""
-        began = any(choice.admitted for choice in self._generation.choices)
+        generation = self._live.generation
+        began = generation is not None and any(choice.admitted for choice in generation.choices)
         return self._shape.state("in_progress" if began else "queued")
 
     def cancel(self) -> None:
-        self._generation.cancel(Cancelled())
+        self._live.cancel()
+
+    def note_queued(self) -> None:
+        """Record the first events, and let clients find the response."""
+        for event in self._queued:
+            self.ongoing.recording.add(self._shape.frame(event))
+        self._creation.state.ongoing.found[self._creation.owner.name, self._shape.id] = self
 
     def read(self, after: int) -> Response:
         """A stream of the events after number `after`, to the end of the response."""
@@ -96,7 +137,7 @@ class Background:
 
 
 async def in_background(request: Request, body: ResponsesBody) -> Response:
-    """Start to compute a response. Raises every refusal before that."""
+    """Start to compute a response. Raises every refusal before that, but those of a model that is not loaded yet."""
     record = detach(request.scope)
     if request.app.state.noria.settings.finish_after_restart and body.agreed("seed") is None:
         body = body.model_copy(update={"seed": secrets.randbits(63)})  # that of the second time, too
@@ -110,24 +151,21 @@ async def in_background(request: Request, body: ResponsesBody) -> Response:
 async def begin(request: Request, creation: Creation, record: RequestRecord, *, again: bool = False) -> Background:
     """Submit a request, and store its input. The work has the record of the scope; `record` is the request's own.
 
-    `again`: the response is stored as running. Raises NotStored if it is not any more.
+    If the model is not loaded, it is submitted later. `again` is as in `queue`.
     """
-    state, owner, body = creation.state, creation.owner, creation.body
+    background, work = Background(creation), creation.state.ongoing
+    model = hosted(request, creation.body.model)
     with ExitStack() as stack:
-        served, generation, drafts = await submit_signed(stack, request, body, creation.make)
-        shape = creation.shape(served, body.model or served.names[0])
-        queued = shape.queued()
-        sent = written_request(body, served.fingerprint) if state.settings.finish_after_restart else b""
-        begun = creation.stored(queued[-1]["response"], running=True, request=sent)
-        if not await state.store.run(Tables.put, owner, begun, only_running=again):
-            raise NotStored("response", shape.id)
-        background = Background(creation, generation, shape, begun)
-        frames = stream_frames(generation, shape, drafts, background.save)
-        guard = stack.pop_all()
-        background.ongoing = state.ongoing.begin(record, request.scope, guard, frames, background.ended)
-    for event in queued:
-        background.ongoing.recording.add(shape.frame(event))
-    state.ongoing.found[owner.name, shape.id] = background
+        if model.entry.on_demand and model.waits_for is not None:
+            model.check_loadable()
+            with model.counted_waiting(record.tenant):
+                await creation.read_input()
+                await background.queue(None, model.name, again=again)
+            frames = background.late_frames(stack.enter_context(ExitStack()), request)
+        else:
+            frames = await background.submit(stack, request, again=again)
+        background.ongoing = work.begin(record, request.scope, stack.pop_all(), frames, background.ended)
+    background.note_queued()
     return background
 
 

@@ -59,21 +59,28 @@ class Creation:
             made = await of_chat(partial(self._chat, history), work)(state, record, served)
         return replace(made, by_token=True) if self.body.background else made
 
+    async def read_input(self) -> None:
+        """Read the items of the input before there is a model. Raises InvalidRequest as `make`."""
+        async with history_of(self.state, self.record, self.body) as history:
+            work = partial(history.resolved, self.body.input)
+            self.items = stored_input(await self.state.work.run(work, self.record.body_bytes))
+
     def _chat(self, history: History) -> Chat:
         own = history.resolved(self.body.input)
-        if self.state.store.enabled:
+        if self.state.store.enabled and not self.items:
             self.items = stored_input(own)
         return self.body.chat(history.items(), own)
 
-    def shape(self, served: ServedModel, name: str) -> ResponseShape:
+    def shape(self, served: ServedModel | None, name: str) -> ResponseShape:
+        """What writes the answer of a model; None: until it is loaded, it has the API's defaults."""
         body = self.body
         return ResponseShape(
             name,
             request_echo(body, served, stored=self._stores),
-            reader_of(served, body.calls, Random(self._id)),
+            None if served is None else reader_of(served, body.calls, Random(self._id)),
             body.custom_names,
             body.namespaces,
-            None if body.n_logprobs is None else served.tokenizer,
+            None if served is None or body.n_logprobs is None else served.tokenizer,
             self._id,
             self._created,
         )
@@ -115,9 +122,9 @@ def response_in(answer: Json) -> Json:
     return answer.get("response", answer)
 
 
-def request_echo(body: ResponsesBody, served: ServedModel, *, stored: bool) -> RequestEcho:
+def request_echo(body: ResponsesBody, served: ServedModel | None, *, stored: bool) -> RequestEcho:
     """The fields of the request that its answer repeats, with defaults in place. Unsupported ones have fixed values."""
-    defaults, choice = served.defaults.sampling, body.tool_choice or "auto"
+    defaults, choice = {} if served is None else served.defaults.sampling, body.tool_choice or "auto"
     return {
         "background": bool(body.background),
         "conversation": None if body.conversation_id is None else {"id": body.conversation_id},

@@ -65,7 +65,7 @@ async def _compute_again(app: FastAPI, owner: str, key: Key | None, stored: Stor
     body = ResponsesBody.model_validate_json(sent)
     hosted = state.models.find(body.model, key)
     await state.models.until_loaded(hosted)
-    if fingerprint != hosted.admission.require(body.model).fingerprint:
+    if fingerprint and fingerprint != hosted.admission.require(body.model).fingerprint:
         raise Lost(", and serves another model or version now")
     if body.conversation_id is not None:
         raise Lost(", and its conversation may have changed since")

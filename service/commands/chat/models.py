@@ -1,13 +1,15 @@
 """The models of a chat's server: how far each is, and how the chat gets another one."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from http import HTTPStatus
+from itertools import islice
 from typing import Any
 
 import httpx
 
 from model.errors import OptionError, one_line
-from service.commands.chat.conversation import Conversation, clean
+from service.commands.chat.conversation import Conversation, Event, clean
 from service.commands.endpoint import list_models, read_card, refusal
 from service.commands.pulse import shown, stage
 
@@ -50,17 +52,34 @@ def switch(conversation: Conversation, name: str) -> None:
 
 def _load(client: httpx.Client, name: str) -> None:
     """Wait until a model is loaded, and show how far it is. If the key may not load it, the next message loads it."""
-
-    def report() -> tuple[float, str]:
-        try:
-            return _stage(read_card(client, name))
-        except (httpx.HTTPError, ValueError):
-            return 0.0, ""
-
     try:
-        with shown(clean(f"loading {name}..."), report):
+        with _progress(client, name):
             response = client.post("/v1/models/load", json={"model": name})
     except httpx.RequestError as error:
         raise OptionError(f"the connection broke: {one_line(error)}") from error
     if not response.is_success and response.status_code != HTTPStatus.FORBIDDEN:
         raise OptionError(refusal(response))
+
+
+def with_load(conversation: Conversation, events: Iterator[Event]) -> Iterator[Event]:
+    """Return the events of an answer. If its model is not loaded, show until the first one how far it is."""
+    client, name = conversation.client, conversation.model
+    if conversation.shows_progress and _card(client, name).get("state") in UNREADY:
+        with _progress(client, name):
+            first = [*islice(events, 1)]
+        yield from first
+    yield from events
+
+
+def _progress(client: httpx.Client, name: str) -> AbstractContextManager[None]:
+    """Show inside the context how far a model is."""
+    return shown(clean(f"loading {name}..."), lambda: _stage(_card(client, name)))
+
+
+def _card(client: httpx.Client, name: str) -> Card:
+    """The card of a model; an empty one if it cannot be read."""
+    try:
+        card: Card = read_card(client, name)
+        return card
+    except (httpx.HTTPError, ValueError):
+        return {}

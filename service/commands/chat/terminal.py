@@ -17,6 +17,7 @@ from rich.console import Console
 from model.errors import NoriaError
 from service.commands.chat.conversation import Conversation, clean
 from service.commands.chat.display import Shown
+from service.commands.chat.models import with_load
 from service.commands.chat.slash import Slash
 
 PROMPT, CONTINUATION = "> ", "  "
@@ -132,7 +133,7 @@ class Chat:
         note = ""
         try:
             with closing(self._conversation.answer()) as events:
-                for event in events:
+                for event in with_load(self._conversation, events):
                     shown.show(event)
         except KeyboardInterrupt:
             note = "[stopped]"

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from typing_extensions import TypedDict  # pydantic, which reads it, needs this one before Python 3.12
 
@@ -17,6 +17,7 @@ from service.errors.errors import Cancelled, Unavailable
 from service.generation.choice import Choice
 from service.generation.generation import Generation
 
+T = TypeVar("T")
 MAX_ENDED = 256
 """Requests that are remembered after their end."""
 LOOK_INTERVAL = 0.05
@@ -93,7 +94,7 @@ class LiveRequest:
     record: RequestRecord
     has_reason: bool
     generation: Generation | None = None
-    waiting: asyncio.Task[None] | None = None
+    waiting: asyncio.Task[Any] | None = None
     cancelled: bool = False
     waits_for: Callable[[], WaitReason | None] = lambda: None
     seconds_to_start: Callable[[int], float] = lambda place: 0.0
@@ -104,11 +105,11 @@ class LiveRequest:
         if self.cancelled:
             self.cancel()
 
-    async def wait(self, work: Coroutine[Any, Any, None]) -> None:
-        """Await work that must be done before the request is tokenized. Raises Cancelled if a client cancels it."""
-        self.waiting = asyncio.ensure_future(work)
+    async def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, for which the request waits. Raises Cancelled if a client cancels the request."""
+        task = self.waiting = asyncio.ensure_future(work)
         try:
-            await self.waiting
+            return await task
         except asyncio.CancelledError:
             self.record.outcome = "abort"
             if not self.cancelled:

@@ -96,7 +96,8 @@ export class Model {
         const { data } = await this.server.json("v1/models");
         this.#offer(data);
         this.#know(this.menu.find(({ id }) => id === this.#known.id) ?? this.#known);
-        changes = loads || this.#loads || this.#isChanging(); // a load that ends meanwhile is read once more
+        const waits = loads || this.#loads; // a load that ends meanwhile is read once more
+        changes = this.#isChanging() || (waits && TO_LOAD.includes(this.#known.state));
         if (changes) await pause(WATCH_MS);
       }
     } catch (error) {
@@ -105,16 +106,24 @@ export class Model {
     this.#watches = false;
   }
 
-  async #load(card) {
+  /** The result of `work`, which loads the model if that is not loaded: meanwhile the person sees how far it is. */
+  async loadedBy(work) {
     this.#loads++;
-    this.watch();
+    if (TO_LOAD.includes(this.#known.state)) this.watch();
     try {
-      return this.#take(await this.server.json("v1/models/load", { method: "POST", body: { model: card.id } }));
+      return await work;
+    } finally {
+      this.#loads--;
+    }
+  }
+
+  async #load(card) {
+    const load = this.server.json("v1/models/load", { method: "POST", body: { model: card.id } });
+    try {
+      return this.#take(await this.loadedBy(load));
     } catch (error) {
       if (error.status !== 403) throw error;
       return card; // this key may not load it by itself: the request does
-    } finally {
-      this.#loads--;
     }
   }
 

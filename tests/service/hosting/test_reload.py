@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.service.hosting.serving import LATE, count, ends_whole, facts, posted, said, serving, states, toml, waits
 from tests.service.live import answer, begun, hurried, idle, refused
@@ -181,6 +182,31 @@ def test_tokenizers_and_adapters_are_those_of_the_model_that_replaced_the_one_th
         assert said(live, "sql", n=9) == answer("hi", 9, adapter=str(tmp_path / "new" / "sql"))
         with hurried():
             eventually(lambda: not live.state.models._retiring, "the old one is closed")
+
+
+def test_the_gauges_of_a_removed_model_end_and_its_counters_stay(tmp_path: Path) -> None:
+    with serving(tmp_path, {"a": {}, "b": {}}) as live:
+
+        def families() -> dict[str, set[str]]:
+            """The types of the metrics that have samples of each model."""
+            kinds: dict[str, set[str]] = {"a": set(), "b": set()}
+            for family in text_string_to_metric_families(live.http.get("/metrics").text):
+                if family.name.endswith("_created"):  # the time at which a counter began
+                    continue
+                for name in {sample.labels.get("model") for sample in family.samples} & kinds.keys():
+                    kinds[name].add(family.type)
+            return kinds
+
+        every = {"gauge", "counter", "histogram"}
+        said(live, "b")
+        assert families() == {"a": every, "b": every}
+        live.reload(toml({"a": {}}))
+        eventually(lambda: not live.state.models._retiring, "it is closed")
+        assert families() == {"a": every, "b": every - {"gauge"}}
+        live.reload(toml({"a": {}, "b": {}}))
+        eventually(lambda: states(live)["b"] == "ready", "it is there again")
+        assert families() == {"a": every, "b": every}
+        assert count(live, "loads", model="b", outcome="ok") == 2
 
 
 def test_models_that_are_added_are_loaded_one_after_the_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -43,7 +43,7 @@ async function askModel({ model, bodyOf, ...run }) {
   const askOne = async (card, limited) => {
     const body = bodyOf(await orAborted(card, run.signal), limited);
     run.node.notice = "";
-    await ask({ ...run, body });
+    await model.loadedBy(ask({ ...run, body }));
   };
   try {
     await askOne(model.loaded(), true);

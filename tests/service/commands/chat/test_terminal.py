@@ -228,6 +228,22 @@ def test_a_chat_with_a_model_that_is_not_loaded_begins_once_it_is(tmp_path: Path
             assert states(live)["late"] == "ready"
 
 
+def test_a_message_that_loads_the_model_shows_how_far_it_is(tmp_path: Path) -> None:
+    """The key may not load models: the message does."""
+    (tmp_path / "keys.toml").write_text('[[keys]]\nname = "guest"\nkey = "guest-key"\n')
+    entries = {"small": {}, "late": {"source": "large", **LATE}}
+    with (
+        serving_models(tmp_path, entries, api_key_file=tmp_path / "keys.toml") as live,
+        terminal("--url", live.url, "--api-key", "guest-key", "--max-tokens", "8") as chat,
+    ):
+        chat.send("/model late")
+        chat.says("> /model late", "late answers from now on")
+        chat.send("Hi")
+        chat.shows("loading weights 50%")
+        with hurried():
+            chat.says("> Hi", answer("u:Hi;a:", 8), "[cut at max_tokens 8]")
+
+
 def test_a_dumb_terminal_gets_no_control_sequences() -> None:
     fake = FakeOpenAI(pieces=BRIEF, thoughts=("Hm",))
     with serving(fake) as url, terminal("--url", url, kind="dumb") as chat:
