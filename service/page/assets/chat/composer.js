@@ -31,7 +31,7 @@ const needed = (type) => (AUDIO.includes(type) ? "audio" : "vision");
 export class Composer extends Component {
   input = createRef();
   picker = createRef();
-  state = { images: [], level: null };
+  state = { images: [], level: null, writes: false };
 
   componentDidMount() {
     this.input.current.value = sessionStorage.getItem(DRAFT) ?? "";
@@ -123,10 +123,12 @@ export class Composer extends Component {
   /** Write the words of a recording into the text box, as they come. */
   async transcribe(url) {
     const { current: input } = this.input;
+    this.setState({ writes: true });
     for await (const text of this.props.view.transcript(url)) {
       input.value += text;
       this.changed();
     }
+    this.setState({ writes: false });
   }
 
   async pick({ currentTarget: picker }) {
@@ -138,9 +140,10 @@ export class Composer extends Component {
     const name = `Remove ${isAudio(url) ? "recording" : "image"} ${at + 1}`;
     const remove = () => this.setState(({ images }) => ({ images: images.toSpliced(at, 1) }));
     const words = () => this.transcribe(url);
+    const { writes } = this.state;
     return html`<span>
       <${Media} url=${url} at=${at} />
-      ${isAudio(url) && html`<button type="button" class="words" onclick=${words}>Transcribe</button>`}
+      <button type="button" class="words" hidden=${!isAudio(url)} disabled=${writes} onclick=${words}>Transcribe</button>
       <button type="button" class="remove" aria-label=${name} title=${name} onclick=${remove}>×</button>
     </span>`;
   }

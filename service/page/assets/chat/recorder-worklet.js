@@ -1,6 +1,6 @@
-// Runs beside the sound: hands on the samples of the microphone, about ten times a second.
+// Runs beside the sound: hands on the samples of the microphone. The end of a recording loses less than LENGTH of them.
 
-const LENGTH = 2048; // samples
+const LENGTH = 512; // samples, 32 ms
 
 class RecorderProcessor extends AudioWorkletProcessor {
   samples = new Float32Array(LENGTH);

@@ -48,7 +48,12 @@ export class Recorder {
     const recorder = new Recorder();
     recorder.stream = await navigator.mediaDevices.getUserMedia({ audio: true });
     recorder.context = context();
-    await recorder.context.audioWorklet.addModule(new URL("./recorder-worklet.js", import.meta.url));
+    try {
+      await recorder.context.audioWorklet.addModule(new URL("./recorder-worklet.js", import.meta.url));
+    } catch (error) {
+      await recorder.stop(); // the microphone would stay on
+      throw error;
+    }
     const node = new AudioWorkletNode(recorder.context, "recorder", { numberOfOutputs: 0, channelCount: 1 });
     node.port.onmessage = ({ data }) => {
       recorder.parts.push(data);
