@@ -75,6 +75,7 @@ def recorded(page: Page, at: int = 1) -> Locator:
 
 
 def choose(page: Page, *files: FilePayload) -> None:
+    expect(button(page, "Record")).to_be_visible()  # the page knows the model
     page.locator(".composer input[type=file]").set_input_files(files)
 
 
