@@ -19,11 +19,11 @@ from model.network import weights
 from model.network.transformer import Transformer
 from model.sharding.layout import Layout, Place
 from model.sharding.shard import shard_of
+from tests.model import pixtral, voxtral
 from tests.model.checkpoint import gguf_files, quantized_files
 from tests.model.checkpoint.native_files import save_native
 from tests.model.driving import CPU, EXPERTS, checkpoint, random_tensors, tiny
 from tests.model.network import oracles
-from tests.model.pixtral import save_hf
 
 LAYOUTS = [Layout(2), Layout(4), Layout(1, 2), Layout(2, 2)]
 every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
@@ -52,7 +52,7 @@ def expected(whole: dict[str, Tensor], config: ModelConfig, place: Place, stages
             if layer not in stages[place.stage]:
                 continue
             parts[1] = str(layer - stages[place.stage].start)
-        elif not (place.is_first if parts[0] in ("vision", "tok_embeddings") else place.is_last) and not (
+        elif not (place.is_first if parts[0] in ("encoder", "tok_embeddings") else place.is_last) and not (
             parts[0] == "tok_embeddings" and config.tied_head and place.is_last
         ):
             continue
@@ -65,7 +65,7 @@ def own_part(
     parts: list[str], value: Tensor, config: ModelConfig, n: int, rank: int, *, experts: bool
 ) -> Tensor | None:
     """The part of a parameter, None if there is none; `parts` are those of its name, in which the expert may change."""
-    if parts[0] == "vision" or parts[-2] in ("attention_norm", "ffn_norm", "norm", "gate"):
+    if parts[0] == "encoder" or parts[-2] in ("attention_norm", "ffn_norm", "norm", "gate"):
         return value
     if parts[-2] in ("tok_embeddings", "output"):
         units = value.split(16)
@@ -157,9 +157,13 @@ def test_experts_of_the_first_mixtral(tmp_path: Path) -> None:
     check(oracles.renamed(save_native(tmp_path / "hf", tmp_path / "native"), oracles.first_mixtral), Layout(2))
 
 
-def test_the_image_encoder_is_whole_in_the_first_stage(tmp_path: Path) -> None:
-    source = save_hf("mistral3", tmp_path)
-    check(source, Layout(2, 2))
+def test_an_encoder_is_whole_in_the_first_stage(tmp_path: Path) -> None:
+    for source in (
+        pixtral.save_hf("mistral3", tmp_path / "images"),
+        voxtral.save_hf(tmp_path / "audio"),
+        voxtral.save_native(tmp_path / "native"),
+    ):
+        check(source, Layout(2, 2))
 
 
 FIRST, SECOND = Layout(1, 2).places()
