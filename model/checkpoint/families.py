@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from model.checkpoint.configs.audio import read_audio
+from model.checkpoint.configs.audio import REALTIME, read_audio
 from model.checkpoint.configs.fields import (
     dtype_of,
     number,
@@ -128,7 +128,7 @@ _MISSING: Mapping[str, str] = {
     "mistral_large4": _LARGE_4,
     "mistral_large4_text": _LARGE_4,
     "deepseek_v3": "a sigmoid router with a correction bias and groups of experts (DeepSeek V3)",
-    "voxtral_realtime": "an audio encoder with a cache of its own (Voxtral Realtime)",
+    "voxtral_realtime": REALTIME,
     "mamba": "a state space layer (Mamba)",
     "mamba2": "a state space layer (Codestral Mamba)",
     "pixtral": "an image encoder without a text model (Pixtral)",

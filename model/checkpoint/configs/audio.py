@@ -8,8 +8,11 @@ from model.checkpoint.configs.fields import check_keys, has_encoder, number, num
 from model.checkpoint.files import Shard
 from model.errors import ModelError, short
 
+REALTIME = "an audio encoder with a cache of its own (Voxtral Realtime)"
+"""What Noria does not have, for a message."""
 HF_FILE, NATIVE_FILE = "audio_config in config.json", "whisper_model_args in params.json"
 HF_DEFAULTS: Mapping[str, Any] = {
+    "model_type": "voxtral_encoder",
     "hidden_size": 1280,
     "intermediate_size": 5120,
     "num_hidden_layers": 32,
@@ -20,7 +23,14 @@ HF_DEFAULTS: Mapping[str, Any] = {
     "scale_embedding": False,
 }
 """What transformers takes for fields that `audio_config` does not have."""
-HF_ONLY: Mapping[str, Any] = {"activation_function": "gelu", "scale_embedding": False}
+HF_ONLY: Mapping[str, Any] = {"model_type": "voxtral_encoder", "activation_function": "gelu", "scale_embedding": False}
+HF_ALIASES: Mapping[str, str] = {
+    "d_model": "hidden_size",
+    "encoder_layers": "num_hidden_layers",
+    "encoder_attention_heads": "num_attention_heads",
+    "encoder_ffn_dim": "intermediate_size",
+}
+"""Whisper's names of fields, which transformers reads too."""
 ENCODER_SIZES = ("dim", "n_heads", "hidden_dim", "max_source_positions")
 ENCODER_ONLY: Mapping[str, tuple[Any, ...]] = {
     "causal": (False,),
@@ -33,8 +43,10 @@ ENCODER_ONLY: Mapping[str, tuple[Any, ...]] = {
 """Keys of `encoder_args` that may only have these values. A causal encoder is that of Voxtral Realtime."""
 SPECTRUM: Mapping[str, Any] = {"sampling_rate": 16_000, "hop_length": 160, "window_size": 400, "chunk_length_s": 30.0}
 """Keys of `audio_encoding_args`, each with Whisper's value."""
-UNUSED = ("vocab_size", "use_cache", "rope_theta", "n_kv_heads", "head_dim", "norm_eps", "n_layers")
-MEANINGLESS = ("frame_rate", "num_mel_bins", "transcription_format")
+ENCODER_MORE = ("n_layers", "head_dim", "n_kv_heads", "norm_eps", "audio_encoding_args")
+MEANINGLESS = ("vocab_size", "use_cache", "rope_theta")
+"""Keys of `encoder_args` that say nothing about an encoder without a decoder and without RoPE."""
+SPECTRUM_MORE = ("num_mel_bins", "frame_rate", "transcription_format")
 
 
 def read_audio(raw: Mapping[str, Any], shards: Sequence[Shard]) -> AudioConfig | None:
@@ -47,7 +59,7 @@ def read_audio(raw: Mapping[str, Any], shards: Sequence[Shard]) -> AudioConfig |
         return None
     if not isinstance(declared, dict):
         raise ModelError(f"config.json must have an object in audio_config, it has {short(declared)}")
-    inner = {**HF_DEFAULTS, **declared}
+    inner = {**HF_DEFAULTS, **{HF_ALIASES.get(key, key): value for key, value in declared.items()}}
     for values, only, where in (
         (inner, HF_ONLY, HF_FILE),
         ({"projector_hidden_act": "gelu", **raw}, {"projector_hidden_act": "gelu"}, "config.json"),
@@ -78,18 +90,18 @@ def read_native_audio(raw: Any, shards: Sequence[Shard]) -> AudioConfig | None:
         return None
     known = check_keys(raw, ("encoder_args", "downsample_args"), NATIVE_FILE)
     where = f"encoder_args of {NATIVE_FILE}"
-    keys = (*ENCODER_SIZES, *ENCODER_ONLY, *UNUSED, "audio_encoding_args")
+    keys = (*ENCODER_SIZES, *ENCODER_ONLY, *ENCODER_MORE, *MEANINGLESS)
     encoder = check_keys(known.get("encoder_args"), keys, where)
     if encoder.get("causal"):
         raise ModelError(
-            f"{where} has causal true, which needs an encoder with a cache of its own (Voxtral Realtime): Noria has "
-            "none; it serves Voxtral Mini and Small of July 2025"
+            f"{where} has causal true, which needs {REALTIME}: Noria has none; it serves Voxtral Mini and Small of "
+            "July 2025"
         )
     for key, values in ENCODER_ONLY.items():
         if key in encoder and encoder[key] not in values:
             raise ModelError(f"{where} has {key} {short(encoder[key])}; Noria supports {values[0]!r}")
     below = f"audio_encoding_args of {where}"
-    spectrum = check_keys(encoder.get("audio_encoding_args"), (*SPECTRUM, *MEANINGLESS), below)
+    spectrum = check_keys(encoder.get("audio_encoding_args"), (*SPECTRUM, *SPECTRUM_MORE), below)
     for key, value in SPECTRUM.items():
         if spectrum.get(key, value) != value:
             raise ModelError(f"{below} has {key} {short(spectrum[key])}; Noria supports {value}")
@@ -97,10 +109,11 @@ def read_native_audio(raw: Any, shards: Sequence[Shard]) -> AudioConfig | None:
     dim, n_heads, hidden_dim, n_positions = (
         size({"max_source_positions": 1500, **encoder}, key, where) for key in ENCODER_SIZES
     )
-    if encoder.get("head_dim", dim // n_heads) != dim // n_heads:
-        raise ModelError(
-            f"{where} must have dim / n_heads, {dim} / {n_heads}, in head_dim; it has {short(encoder['head_dim'])}"
-        )
+    for key, value in (("head_dim", dim // n_heads), ("n_kv_heads", n_heads)):
+        if encoder.get(key, value) != value:
+            raise ModelError(
+                f"{where} must have {value} in {key}, for dim {dim} and n_heads {n_heads}; it has {short(encoder[key])}"
+            )
     return AudioConfig(
         dim=dim,
         n_heads=n_heads,

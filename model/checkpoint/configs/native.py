@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from model.checkpoint.configs.audio import read_native_audio
+from model.checkpoint.configs.audio import REALTIME, read_native_audio
 from model.checkpoint.configs.fields import (
     check_keys,
     dtype_of,
@@ -52,6 +52,7 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
 """Keys that may only have the values which describe what Noria does."""
 MISSING: Mapping[str, str] = {
     "lora": "LoRA adapters",
+    "ada_rms_norm_t_cond": REALTIME,
 }
 """Keys of what Noria does not have. They may be null, as in Ministral 3's files."""
 EXPERTS: Mapping[str, str] = {

@@ -1,5 +1,6 @@
 """The audio encoder, and text models with its embeddings. Oracle: transformers."""
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -8,17 +9,21 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import VoxtralConfig, VoxtralForConditionalGeneration
 
 from model.attention.encoder import CompiledEncoderAttention
 from model.attention.inputs import PackedInputs
 from model.batch import StepBatch
 from model.kernels.cpu import native
+from model.network import encoding as pieces
 from model.network.audio.encoder import AudioEncoder, sinusoids
 from model.network.transformer import Transformer
 from model.step.packing import pack
 from tests.model import voxtral
 from tests.model.attention.attending import best
+from tests.model.checkpoint import quantized_files
 from tests.model.driving import Driver, loaded
 from tests.model.voxtral import AUDIO, BEGIN_AUDIO
 
@@ -116,6 +121,18 @@ def test_log_probabilities_with_audio_are_those_of_transformers(form: str, chunk
     assert (other - found).abs().max() > 0.1  # audio matters
 
 
+@pytest.mark.parametrize("tile", [100, 375, 1500])
+@torch.inference_mode()
+def test_tiles_do_not_change_bits(tile: int, saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tile computes the rows of the first convolution that it needs."""
+    ours = network(saved("native"), "int8").encoder
+    assert ours is not None
+    whole = ours(raw(spectrum()), 1, TOKENS)
+    monkeypatch.setattr(pieces, "TILE", tile)
+    assert ours.begin(raw(spectrum()), 1, TOKENS).n_units == -(-1500 // tile) * 5 + -(-TOKENS // tile)
+    assert torch.equal(ours(raw(spectrum()), 1, TOKENS), whole)
+
+
 @pytest.mark.parametrize("scheme", ["int8", "bfloat16"])
 @pytest.mark.parametrize("variant", native.available())
 @torch.inference_mode()
@@ -140,6 +157,27 @@ def test_threads_steps_and_other_audio_do_not_change_bits(
             assert not torch.equal(other.embeddings, whole)
     finally:
         native.use_threads(before)
+
+
+@pytest.mark.parametrize("name", ["ct int4 g32", "gptq g128", "fp8 tensor", "ct int8 channel"])
+@torch.inference_mode()
+def test_a_quantized_text_model_has_an_encoder_that_is_not(name: str, tmp_path: Path) -> None:
+    quantized_files.save(name, tmp_path)
+    text = json.loads((tmp_path / "config.json").read_text())
+    config = VoxtralConfig(
+        text_config={"model_type": "mistral", **quantized_files.SIZES}, audio_config={**voxtral.ENCODER}
+    )
+    theirs = VoxtralForConditionalGeneration(config).eval()
+    tensors = load_file(tmp_path / "model.safetensors")
+    audio = {key: value for key, value in theirs.model.state_dict().items() if not key.startswith("language_model")}
+    save_file({**tensors, **audio}, tmp_path / "model.safetensors")
+    outer = {"text_config": text, "quantization_config": text.pop("quantization_config")}
+    (tmp_path / "config.json").write_text(json.dumps(json.loads(config.to_json_string()) | outer))
+    expected = theirs.model.get_audio_features(spectrum()[None], return_dict=True).pooler_output
+    for scheme, limit in (("none", 1 - 1e-5), ("int8", 0.98)):
+        ours = network(tmp_path, scheme).encoder
+        assert ours is not None
+        assert torch.cosine_similarity(ours(raw(spectrum()), 1, TOKENS), expected, dim=1).min() > limit
 
 
 def test_a_spectrum_of_another_size_is_refused(saved: Saved) -> None:
