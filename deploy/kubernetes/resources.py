@@ -28,7 +28,7 @@ def resources(plan: dict[str, Any], n_processors: int) -> dict[str, dict[str, st
     if not plan["possible"]:
         raise ValueError("the plan says that nothing fits; enough would be " + ", or ".join(plan["remedies"]))
     on_gpu = plan["device"] == "cuda"
-    model = CUDA * MIB if on_gpu else plan["weights"] + plan["images"] + plan["step"] + plan["cache"]
+    model = CUDA * MIB if on_gpu else plan["weights"] + plan["media"] + plan["step"] + plan["cache"]
     memory = STEP * math.ceil((model / MIB + PROCESSES) / STEP)
     requests = {"cpu": str(n_processors), "memory": f"{memory}Mi"}
     return {"requests": requests, "limits": requests | ({"nvidia.com/gpu": "1"} if on_gpu else {})}

@@ -85,7 +85,7 @@ def test_a_model_without_audio_has_no_microphone(live: Live, page: Page) -> None
     expect(page.get_by_text("fake: It is deaf.")).to_be_visible()
     for name in ("Record", "Stop recording", "Add audio", "Add file"):
         expect(button(page, name)).to_be_hidden()
-    choose(page, WAV)
+    page.locator(".composer input[type=file]").set_input_files(WAV)
     expect(page.get_by_role("alert").first).to_have_text("This model takes no audio.")
     expect(page.locator("audio")).to_have_count(0)
 

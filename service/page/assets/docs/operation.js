@@ -6,8 +6,9 @@ import { Fields, Lazy, prose, words } from "./schema.js";
 import { Trial } from "./trial.js";
 
 const JSON_TYPE = "application/json";
+const FORM_TYPE = "multipart/form-data";
 
-const bodyOf = ({ requestBody }) => requestBody?.content[JSON_TYPE] ?? null;
+const bodyOf = ({ requestBody }) => requestBody?.content[JSON_TYPE] ?? requestBody?.content[FORM_TYPE] ?? null;
 
 /** The example of a body. It names the chosen model where there are several. */
 function exampleOf(described, { schema, example = {} }, { menu, chosen }) {
