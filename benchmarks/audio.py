@@ -17,6 +17,7 @@ from statistics import median
 
 import numpy as np
 import soundfile
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
@@ -45,11 +46,16 @@ def main() -> None:
     Console().print(table)
 
 
+def voice(seconds: int, rate: int, seed: int) -> NDArray[np.float64]:
+    """A gliding voice with noise. Another seed is another recording."""
+    at = np.arange(seconds * rate) / rate
+    tones = sum(np.sin(2 * np.pi * n * (120 * at + 20 * np.sin(at))) / n for n in range(1, 20))
+    return 0.1 * np.asarray(tones) + np.random.default_rng(seed).normal(0, 0.02, len(at))
+
+
 def saved(format: str, subtype: str) -> bytes:
     """The audio as a file."""
-    at = np.arange(SECONDS * RATE) / RATE
-    voice = sum(np.sin(2 * np.pi * n * (120 * at + 20 * np.sin(at))) / n for n in range(1, 20))
-    samples = 0.1 * np.asarray(voice)[:, None] + np.random.default_rng(0).normal(0, 0.02, (len(at), 2))
+    samples = np.stack([voice(SECONDS, RATE, seed) for seed in range(2)], axis=1)
     file = BytesIO()
     with soundfile.SoundFile(file, "w", RATE, 2, subtype, format=format) as out:
         for start in range(0, len(samples), RATE):  # more at once than Vorbis can take ends the process

@@ -24,6 +24,7 @@ import numpy as np
 import soundfile
 from rich.console import Console
 
+from benchmarks.audio import voice
 from benchmarks.recovery import serving
 
 RATE, CHUNK = 16_000, 30
@@ -84,12 +85,9 @@ async def beside(client: httpx.AsyncClient, seeds: "count[int]", *, hears: bool)
 
 
 def recording(seconds: int, seed: int) -> str:
-    """A gliding voice with noise as a WAV file in base64. Another seed is another recording."""
-    at = np.arange(seconds * RATE) / RATE
-    voice = sum(np.sin(2 * np.pi * n * (120 * at + 20 * np.sin(at))) / n for n in range(1, 20))
-    samples = 0.1 * np.asarray(voice) + np.random.default_rng(seed).normal(0, 0.02, len(at))
+    """A WAV file in base64."""
     file = BytesIO()
-    soundfile.write(file, samples, RATE, "PCM_16", format="WAV")
+    soundfile.write(file, voice(seconds, RATE, seed), RATE, "PCM_16", format="WAV")
     return base64.b64encode(file.getvalue()).decode()
 
 

@@ -7,9 +7,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from model.audio.sizes import CHUNK_FRAMES, CHUNK_SAMPLES, HOP, RATE, chunks
+from model.audio.sizes import CHUNK_FRAMES, CHUNK_SAMPLES, HOP, N_FFT, RATE, chunks
 
-N_FFT = 400
 MARGIN = N_FFT // 2
 """Samples on each side of the middle of a frame. The audio is mirrored at its ends by as many."""
 FLOOR = 1e-10

@@ -1,15 +1,21 @@
-"""The mel spectrum of an audio file, its format and its sizes."""
+"""The mel spectrum of an audio file, its format and its sizes: those of Whisper."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from model.audio_config import POSITIONS, STRIDE
 
 RATE = 16_000
 """Samples a second that the encoder takes."""
 HOP = 160
 """Samples from one frame of the spectrum to the next."""
-CHUNK_FRAMES = 3000
-"""Frames of a chunk of 30 s. The encoder takes whole chunks; zeros fill the last one."""
+N_FFT = 400
+"""Samples that a frame looks at."""
+CHUNK_FRAMES = STRIDE * POSITIONS
+"""Frames of a chunk. The encoder takes whole chunks; zeros fill the last one."""
 CHUNK_SAMPLES = CHUNK_FRAMES * HOP
+CHUNK_SECONDS = CHUNK_SAMPLES / RATE
+"""The length of a chunk: 30.0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 from benchmarks.engine import by_layer
 from model.attention.base import Attention
 from model.attention.cache import PagePools
+from model.attention.inputs import PackedInputs
 from model.attention.rope import RopeTables
 from model.batch import PageTable, PoolSpec, Slice, StepBatch
 from model.checkpoint.matrices import Matrix
@@ -210,6 +211,32 @@ class Driver:
                 layer.k[page] = float("nan")
                 layer.v[page] = float("nan")
         self.wheel.free[pool].append(page)
+
+
+class MediaDriver(Driver):
+    """Puts the embeddings of images or audio, in order, in place of those of their token."""
+
+    def __init__(self, model: Transformer, token: int, embeddings: Tensor) -> None:
+        super().__init__(model, best(), length=2048)
+        self.token, self.embeddings = token, embeddings
+
+    @torch.inference_mode()
+    def log_probabilities(self, tokens: list[int], chunk: int) -> Tensor:
+        sequence, found = self.start(tokens), []
+        while sequence.done < len(tokens):
+            n = min(chunk, len(tokens) - sequence.done)
+            states = self.model(self._inputs(sequence, n), self.tables, self.attention, self.pools)
+            found.append(self.model.logits(states))
+            sequence.done += n
+        return torch.cat(found).log_softmax(-1)
+
+    def _inputs(self, sequence: Rider, n: int) -> PackedInputs:
+        item = self._slice(sequence, n)
+        before = sequence.tokens[: item.start].count(self.token)
+        rows = [row for row, token in enumerate(sequence.tokens[item.start : item.stop]) if token == self.token]
+        packed = pack(StepBatch((item,)), self.attention.page_size, self.windows, self.device)
+        values = self.embeddings[before : before + len(rows)]
+        return replace(packed, embedded=(torch.tensor(rows, dtype=torch.int64), values))
 
 
 def random_adapter(config: ModelConfig, rank: int, targets: Sequence[str]) -> Adapter:

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from model.audio_config import AudioConfig
-from model.checkpoint.configs.fields import check_keys, has_encoder, number, number_of_layers, size
+from model.audio.sizes import CHUNK_SECONDS, HOP, N_FFT, RATE
+from model.audio_config import POSITIONS, AudioConfig
+from model.checkpoint.configs.fields import check_keys, check_values, has_encoder, number, number_of_layers, size
 from model.checkpoint.files import Shard
 from model.errors import ModelError, short
 
@@ -18,12 +19,14 @@ HF_DEFAULTS: Mapping[str, Any] = {
     "num_hidden_layers": 32,
     "num_attention_heads": 20,
     "num_mel_bins": 128,
-    "max_source_positions": 1500,
+    "max_source_positions": POSITIONS,
     "activation_function": "gelu",
     "scale_embedding": False,
 }
 """What transformers takes for fields that `audio_config` does not have."""
 HF_ONLY: Mapping[str, Any] = {"model_type": "voxtral_encoder", "activation_function": "gelu", "scale_embedding": False}
+OUTER_ONLY: Mapping[str, Any] = {"projector_hidden_act": "gelu"}
+"""The same for fields beside `audio_config`."""
 HF_ALIASES: Mapping[str, str] = {
     "d_model": "hidden_size",
     "encoder_layers": "num_hidden_layers",
@@ -41,7 +44,12 @@ ENCODER_ONLY: Mapping[str, tuple[Any, ...]] = {
     "sliding_window": (None,),
 }
 """Keys of `encoder_args` that may only have these values. A causal encoder is that of Voxtral Realtime."""
-SPECTRUM: Mapping[str, Any] = {"sampling_rate": 16_000, "hop_length": 160, "window_size": 400, "chunk_length_s": 30.0}
+SPECTRUM: Mapping[str, Any] = {
+    "sampling_rate": RATE,
+    "hop_length": HOP,
+    "window_size": N_FFT,
+    "chunk_length_s": CHUNK_SECONDS,
+}
 """Keys of `audio_encoding_args`, each with Whisper's value."""
 ENCODER_MORE = ("n_layers", "head_dim", "n_kv_heads", "norm_eps", "audio_encoding_args")
 MEANINGLESS = ("vocab_size", "use_cache", "rope_theta")
@@ -60,13 +68,8 @@ def read_audio(raw: Mapping[str, Any], shards: Sequence[Shard]) -> AudioConfig |
     if not isinstance(declared, dict):
         raise ModelError(f"config.json must have an object in audio_config, it has {short(declared)}")
     inner = {**HF_DEFAULTS, **{HF_ALIASES.get(key, key): value for key, value in declared.items()}}
-    for values, only, where in (
-        (inner, HF_ONLY, HF_FILE),
-        ({"projector_hidden_act": "gelu", **raw}, {"projector_hidden_act": "gelu"}, "config.json"),
-    ):
-        for key, value in only.items():
-            if values.get(key) != value:
-                raise ModelError(f"{where} has {key} {short(values.get(key))}; Noria supports {value!r}")
+    check_values(inner, HF_ONLY, HF_FILE)
+    check_values({**OUTER_ONLY, **raw}, OUTER_ONLY, "config.json")
     dim, hidden_dim = (size(inner, key, HF_FILE) for key in ("hidden_size", "intermediate_size"))
     if hidden_dim % dim:
         raise ModelError(
@@ -102,12 +105,10 @@ def read_native_audio(raw: Any, shards: Sequence[Shard]) -> AudioConfig | None:
             raise ModelError(f"{where} has {key} {short(encoder[key])}; Noria supports {values[0]!r}")
     below = f"audio_encoding_args of {where}"
     spectrum = check_keys(encoder.get("audio_encoding_args"), (*SPECTRUM, *SPECTRUM_MORE), below)
-    for key, value in SPECTRUM.items():
-        if spectrum.get(key, value) != value:
-            raise ModelError(f"{below} has {key} {short(spectrum[key])}; Noria supports {value}")
+    check_values({**SPECTRUM, **spectrum}, SPECTRUM, below)
     down = f"downsample_args of {NATIVE_FILE}"
     dim, n_heads, hidden_dim, n_positions = (
-        size({"max_source_positions": 1500, **encoder}, key, where) for key in ENCODER_SIZES
+        size({"max_source_positions": POSITIONS, **encoder}, key, where) for key in ENCODER_SIZES
     )
     for key, value in (("head_dim", dim // n_heads), ("n_kv_heads", n_heads)):
         if encoder.get(key, value) != value:

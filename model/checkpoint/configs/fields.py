@@ -73,6 +73,13 @@ def check_keys(raw: object, known: Collection[str], where: str) -> Mapping[str, 
     return raw
 
 
+def check_values(raw: Mapping[str, Any], only: Mapping[str, Any], where: str) -> None:
+    """Raise ModelError for a field whose value is not the only one that describes what Noria does."""
+    for key, value in only.items():
+        if raw.get(key) != value:
+            raise ModelError(f"{where} has {key} {short(raw.get(key))}; Noria supports {value!r}")
+
+
 def present_shards(directory: Path) -> tuple[Shard, ...]:
     """The headers of a directory's safetensors files; none for a directory without these files.
 

@@ -3,7 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from model.checkpoint.configs.fields import check_keys, has_encoder, number_of_layers, optional_size, positive, size
+from model.checkpoint.configs.fields import (
+    check_keys,
+    check_values,
+    has_encoder,
+    number_of_layers,
+    optional_size,
+    positive,
+    size,
+)
 from model.checkpoint.files import Shard
 from model.errors import ModelError, short
 from model.vision_config import VisionConfig
@@ -141,9 +149,7 @@ def _native_merge(raw: Mapping[str, Any]) -> int:
 
 
 def _check_values(raw: Mapping[str, Any], only: Mapping[str, Any], where: str) -> None:
-    for key, value in only.items():
-        if raw.get(key) != value:
-            raise ModelError(f"{where} has {key} {short(raw.get(key))}; Noria supports {value!r}")
+    check_values(raw, only, where)
     if raw.get("attention_bias"):
         raise ModelError(f"{where} has attention_bias {short(raw['attention_bias'])}; Noria supports models without it")
 

@@ -17,6 +17,7 @@ from service.api.answering import answer
 from service.api.audio.answers import Transcript
 from service.api.audio.shape import TranscriptShape
 from service.api.forms import post_form
+from service.api.lanes import SMALL_BYTES
 from service.api.media import Decoded, expanded, heard
 from service.api.prompt import Chat, chat_request, on_thread
 from service.api.state import State
@@ -86,7 +87,7 @@ class Transcriber:
         check_hears(served, self.body.task)
         source = of_bytes(self.body.file, "file")
         with state.bodies.holding(record.sender) as take:
-            take(len(source.data))
+            take(max(0, record.body_bytes - SMALL_BYTES))
             media = await heard(state, [source], served.info)
         self.seconds = media[0].audio.seconds
         return await on_thread(lambda served: self._request(served, media))(state, record, served)

@@ -2,10 +2,8 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,17 +12,13 @@ from torch import Tensor
 from transformers import VoxtralConfig, VoxtralForConditionalGeneration
 
 from model.attention.encoder import CompiledEncoderAttention
-from model.attention.inputs import PackedInputs
-from model.batch import StepBatch
 from model.kernels.cpu import native
 from model.network import encoding as pieces
 from model.network.audio.encoder import AudioEncoder, sinusoids
 from model.network.transformer import Transformer
-from model.step.packing import pack
 from tests.model import voxtral
-from tests.model.attention.attending import best
 from tests.model.checkpoint import quantized_files
-from tests.model.driving import Driver, loaded
+from tests.model.driving import MediaDriver, loaded
 from tests.model.voxtral import AUDIO, BEGIN_AUDIO
 
 Saved = Callable[[str], Path]
@@ -79,32 +73,6 @@ def prompt(n_chunks: int) -> Iterator[int]:
     yield from (*[AUDIO] * TOKENS, 4)
 
 
-class Hearer(Driver):
-    """Puts the embeddings of audio, in order, in place of those of [AUDIO]."""
-
-    def __init__(self, model: Transformer, embeddings: Tensor) -> None:
-        super().__init__(model, best(), length=2048)
-        self.embeddings = embeddings
-
-    @torch.inference_mode()
-    def log_probabilities(self, tokens: list[int], chunk: int) -> Tensor:
-        sequence, found = self.start(tokens), []
-        while sequence.done < len(tokens):
-            n = min(chunk, len(tokens) - sequence.done)
-            states = self.model(self.inputs(sequence, n), self.tables, self.attention, self.pools)
-            found.append(self.model.logits(states))
-            sequence.done += n
-        return torch.cat(found).log_softmax(-1)
-
-    def inputs(self, sequence: Any, n: int) -> PackedInputs:
-        item = self._slice(sequence, n)
-        before = sequence.tokens[: item.start].count(AUDIO)
-        rows = [row for row, token in enumerate(sequence.tokens[item.start : item.stop]) if token == AUDIO]
-        packed = pack(StepBatch((item,)), self.attention.page_size, self.windows, self.device)
-        values = self.embeddings[before : before + len(rows)]
-        return replace(packed, embedded=(torch.tensor(rows, dtype=torch.int64), values))
-
-
 @pytest.mark.parametrize("chunk", [2000, 70])
 @pytest.mark.parametrize("form", FORMS)
 def test_log_probabilities_with_audio_are_those_of_transformers(form: str, chunk: int, saved: Saved) -> None:
@@ -115,9 +83,9 @@ def test_log_probabilities_with_audio_are_those_of_transformers(form: str, chunk
         expected = voxtral.build()(input_ids=torch.tensor([tokens]), input_features=chunks).logits[0]
     assert model.encoder is not None
     embeddings = torch.cat([model.encoder(raw(each), 1, TOKENS) for each in chunks])
-    found = Hearer(model, embeddings).log_probabilities(tokens, chunk)
+    found = MediaDriver(model, AUDIO, embeddings).log_probabilities(tokens, chunk)
     torch.testing.assert_close(found, expected.log_softmax(-1), atol=1e-4, rtol=0)
-    other = Hearer(model, embeddings.flip(0)).log_probabilities(tokens, chunk)
+    other = MediaDriver(model, AUDIO, embeddings.flip(0)).log_probabilities(tokens, chunk)
     assert (other - found).abs().max() > 0.1  # audio matters
 
 

@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,12 @@ from torch import Tensor
 from transformers import LlavaConfig, LlavaForConditionalGeneration
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
-from model.attention.inputs import PackedInputs
-from model.batch import StepBatch
 from model.network import encoding as pieces
 from model.network.transformer import Transformer
 from model.network.vision.encoder import ImageEncoder
-from model.step.packing import pack
 from tests.model import latent_pixtral, pixtral
-from tests.model.attention.attending import best
 from tests.model.checkpoint import quantized_files
-from tests.model.driving import Driver, loaded
+from tests.model.driving import MediaDriver, loaded
 from tests.model.pixtral import IMG, IMG_BREAK, IMG_END, raw
 
 Saved = Callable[[str, str], Path]
@@ -238,33 +233,6 @@ def prompt(images: Sequence[tuple[int, int]]) -> Iterator[int]:
     yield 4
 
 
-class Viewer(Driver):
-    """Puts the embeddings of images, in order, in place of those of [IMG]."""
-
-    def __init__(self, model: Transformer, embeddings: Tensor) -> None:
-        super().__init__(model, best())
-        self.embeddings = embeddings
-
-    @torch.inference_mode()
-    def log_probabilities(self, tokens: list[int], chunk: int) -> Tensor:
-        sequence, found = self.start(tokens), []
-        while sequence.done < len(tokens):
-            n = min(chunk, len(tokens) - sequence.done)
-            found.append(
-                self.model.logits(self.model(self.inputs(sequence, n), self.tables, self.attention, self.pools))
-            )
-            sequence.done += n
-        return torch.cat(found).log_softmax(-1)
-
-    def inputs(self, sequence: Any, n: int) -> PackedInputs:
-        item = self._slice(sequence, n)
-        before = sequence.tokens[: item.start].count(IMG)
-        rows = [row for row, token in enumerate(sequence.tokens[item.start : item.stop]) if token == IMG]
-        packed = pack(StepBatch((item,)), self.attention.page_size, self.windows, self.device)
-        values = self.embeddings[before : before + len(rows)]
-        return replace(packed, embedded=(torch.tensor(rows, dtype=torch.int64), values))
-
-
 @pytest.mark.parametrize("chunk", [1000, 7])
 @pytest.mark.parametrize("form", ["hf", "native", "gguf"])
 @pytest.mark.parametrize("kind", pixtral.KINDS)
@@ -296,9 +264,9 @@ def agree(model: Transformer, theirs: Any, chunk: int) -> None:
             image_sizes=torch.tensor(sizes(images)),
         ).logits[0]
     embeddings = torch.cat([model.encoder(raw(pixels), *grid) for pixels, grid in zip(images, grids, strict=True)])
-    found = Viewer(model, embeddings).log_probabilities(tokens, chunk)
+    found = MediaDriver(model, IMG, embeddings).log_probabilities(tokens, chunk)
     torch.testing.assert_close(found, expected.log_softmax(-1), atol=1e-4, rtol=0)
-    other = Viewer(model, embeddings.flip(0)).log_probabilities(tokens, chunk)
+    other = MediaDriver(model, IMG, embeddings.flip(0)).log_probabilities(tokens, chunk)
     assert (other - found).abs().max() > 0.1  # images matter
 
 
