@@ -3,8 +3,9 @@
 A step delays the next token of each sequence that decodes by its whole length. Two targets bound that: prompts get what
 decoding leaves of the target between two tokens. They get more if a waiting prompt needs more for the target of its
 first token: its chunks grow as its time runs out. If the first token would be late even so, nothing limits the step,
-because then the largest steps serve all requests soonest. Without decoding sequences only the pace of the machine
-limits the prompts: no step may take so long that the watchdog takes the engine for hung.
+because then the largest steps serve all requests soonest. Images and audio take seconds however large the steps are:
+they get what decoding leaves, and no more. Without decoding sequences only the pace of the machine limits the prompts:
+no step may take so long that the watchdog takes the engine for hung.
 """
 
 from collections.abc import Iterable
@@ -23,7 +24,8 @@ LEAST_SHARE = 0.01
 LEAST_SECONDS = 1e-6
 """Of a step, whatever the clock says."""
 LEAST_TOKENS = 16
-"""Prompt tokens of a step at least. For fewer tokens each of them costs more, as the weights are read again."""
+"""Prompt tokens of a step at least, if they take no longer than what decodes beside them. For fewer tokens each of them
+costs more, as the weights are read again."""
 
 SAFE = 4
 """A step is planned to take the deadline divided by this. A measurement raises the limit by this factor at most: one
@@ -40,6 +42,11 @@ def prompt_work(n_tokens: float, n_pairs: float) -> float:
     `n_pairs` is the number of pairs of one of them and a key before it.
     """
     return n_tokens + n_pairs / DOUBLE_DEPTH
+
+
+def _slowdown(depth: int) -> float:
+    """How many times as long a token takes at this position as at the start of a prompt."""
+    return 1 + depth / DOUBLE_DEPTH
 
 
 class StepCost:
@@ -121,7 +128,7 @@ class Pace:
         Worked example: a deadline of 60 s allows a step of 15 s. At 0.5 s a token that is 30 tokens at the start of a
         prompt, and 15 at position 8192.
         """
-        return self._seconds / (self._pace * (1 + depth / DOUBLE_DEPTH))
+        return self._seconds / (self._pace * _slowdown(depth))
 
 
 class PromptBudget:
@@ -135,17 +142,26 @@ class PromptBudget:
         self.cost = StepCost()
         self.pace = Pace(deadline)
 
-    def tokens(self, rows: int, depth: int, waiting: Iterable[tuple[float, float]]) -> float:
-        """Prompt tokens of the next steps, together, while `rows` decode. Infinite: no limit.
+    def spare(self, rows: int, depth: int) -> float:
+        """Prompt tokens of the next steps, together, that decoding leaves of the target between two tokens.
 
-        The first prompt goes on at position `depth`. `waiting` has for each prompt, in the order of their service, the
-        seconds since it came and the work that is left.
+        Beside `rows` that decode. Where decoding alone misses the target, prompts may double the time of a step. The
+        first prompt goes on at position `depth`. Infinite: no limit.
         """
         if not (rows and self.between and self.cost.token):
             return inf
-        left = (self.between - self.cost.decode(rows)) / self.cost.token
-        work = max(left, self._needed(rows, waiting)) if self.first else left
-        return max(LEAST_TOKENS, work / (1 + depth / DOUBLE_DEPTH))
+        decode = self.cost.decode(rows)
+        least = min(LEAST_TOKENS, max(1, decode / self.cost.token))
+        return max(least, (self.between - decode) / self.cost.token / _slowdown(depth))
+
+    def tokens(self, rows: int, depth: int, waiting: Iterable[tuple[float, float]]) -> float:
+        """Prompt tokens of the next steps, together: those that decoding leaves, or more for first tokens.
+
+        `waiting` has for each prompt, in the order of their service, the seconds since it came and the work that is
+        left. The rest is as for `spare`.
+        """
+        spare = self.spare(rows, depth)
+        return max(spare, self._needed(rows, waiting) / _slowdown(depth)) if self.first and spare < inf else spare
 
     def _needed(self, rows: int, waiting: Iterable[tuple[float, float]]) -> float:
         """The work on prompts in each step, so that all first tokens are in time. Infinite if one will be late.

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ import httpx
 import numpy as np
 import pytest
 import soundfile
+import soxr
 import torch
 from transformers import WhisperFeatureExtractor
 
 from tests.e2e.server import LiveServer, serving
 from tests.model import voxtral
+from tests.model.audio.files import SPOKEN
 from tests.model.voxtral import AUDIO, BEGIN_AUDIO, NAMES
 
 Json = dict[str, Any]
@@ -120,35 +123,35 @@ def test_responses_hear_the_same(server: LiveServer) -> None:
     assert answer["usage"]["input_tokens_details"]["audio_tokens"] == TOKENS
 
 
-@pytest.mark.parametrize("language", [None, "en"])
-def test_a_transcript_is_what_transformers_generates(server: LiveServer, language: str | None) -> None:
-    named = {"language": language} if language else {}
-    answer = form(server, TRANSCRIPTIONS, max_tokens=N, **named).json()
-    ids = [
-        1,
-        INST,
-        BEGIN_AUDIO,
-        *[AUDIO] * TOKENS,
-        END,
-        *characters(f"lang:{language}" if language else ""),
-        TRANSCRIBE,
-    ]
+def generated(samples: np.ndarray, language: str = "") -> tuple[str, int]:
+    """The transcript of at most 30 s by transformers, and the number of tokens of its prompt."""
+    words = characters(f"lang:{language}" if language else "")
+    ids = [1, INST, BEGIN_AUDIO, *[AUDIO] * TOKENS, END, *words, TRANSCRIBE]
+    prompt = torch.tensor([ids])
+    options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": N, "do_sample": False}
     with torch.no_grad():
-        found = (
-            voxtral.build()
-            .generate(
-                input_ids=torch.tensor([ids]),
-                attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
-                input_features=features(SHORT),
-                max_new_tokens=N,
-                do_sample=False,
-            )[0, len(ids) :]
-            .tolist()
-        )
-    said = bytes(token - len(NAMES) for token in found if token >= len(NAMES)).decode(errors="replace")
+        tokens = voxtral.build().generate(input_ids=prompt, input_features=features(samples), **options)
+    said = bytes(token - len(NAMES) for token in tokens[0, len(ids) :].tolist() if token >= len(NAMES))
+    return getincrementaldecoder("utf-8")("replace").decode(said), len(
+        ids
+    )  # without the start of a character at its end
+
+
+@pytest.mark.parametrize("language", ["", "en"])
+def test_a_transcript_is_what_transformers_generates(server: LiveServer, language: str) -> None:
+    answer = form(server, TRANSCRIPTIONS, max_tokens=N, **({"language": language} if language else {})).json()
+    said, n_prompt = generated(SHORT, language)
     assert answer["text"] == said
-    details = {"text_tokens": len(ids) - TOKENS, "audio_tokens": TOKENS}
+    details = {"text_tokens": n_prompt - TOKENS, "audio_tokens": TOKENS}
     assert answer["usage"]["input_token_details"] == details
+
+
+@pytest.mark.parametrize("path", SPOKEN, ids=lambda path: path.suffix)
+def test_speech_in_files_of_other_programs(server: LiveServer, path: Path) -> None:
+    """soundfile and soxr by hand give transformers its samples."""
+    samples, rate = soundfile.read(path, dtype="float32")
+    answer = server.http.post(TRANSCRIPTIONS, data={"max_tokens": N}, files={"file": (path.name, path.read_bytes())})
+    assert answer.json()["text"] == generated(soxr.resample(samples, rate, RATE, quality="HQ"))[0]
 
 
 @pytest.mark.parametrize("kind", ["FLAC", "OGG", "MP3"])

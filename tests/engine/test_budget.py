@@ -11,6 +11,7 @@ from benchmarks.chunks import Cost
 from model.sampling_params import SamplingParams
 from service.engine.budget import DOUBLE_DEPTH, LEAST_TOKENS, SAFE, Pace, PromptBudget, StepCost
 from tests.engine.driving import Drive, expected
+from tests.engine.images import FORMAT, ImageDrive, Picture, info_with_images, prompt_of
 from tests.fakes import make_info
 
 TRUE = Cost(0.004, 0.0005, 0.0002)
@@ -228,10 +229,44 @@ def test_a_sequence_that_goes_on_has_had_its_first_token() -> None:
     assert max(chunks) < 100
 
 
-def test_without_a_target_for_first_tokens_the_least_chunk_is_what_is_left() -> None:
-    chunks = [tokens for _, tokens in chunked(PromptBudget(0.0, 0.001), Cost(0.0, 0.001, 0.002)) if tokens]
-    assert sum(chunks) == 1000
-    assert set(chunks[:-1]) == {LEAST_TOKENS}
+@pytest.mark.parametrize(
+    ("cost", "least"),
+    [
+        (Cost(0.0, 0.001, 0.0001), LEAST_TOKENS),
+        (Cost(0.0, 0.01, 0.002), 10),  # as long as the two rows
+        (Cost(0.0, 0.001, 0.001), 2),
+    ],
+)
+def test_prompts_at_most_double_a_step_that_misses_the_target(cost: Cost, least: int) -> None:
+    chunks = [tokens for rows, tokens in chunked(PromptBudget(0.0, 0.001), cost) if rows and tokens]
+    assert len(chunks) > 10
+    assert set(chunks[:-1]) == {least}
+
+
+def test_images_get_what_decoding_leaves_however_late_they_are() -> None:
+    """Beside 2 rows 75 tokens are left, fewer at later positions: for the 300 of the image, then those of its prompt. A
+    text behind it is late and gets all of its step. The image gets no more for that."""
+    now, picture = 0.0, Picture(15, 15, b"\x01")
+    info = info_with_images(media_tokens=225, page_size=16, pools=((None, 100),), max_model_len=1100)
+    engine = ImageDrive(info, max_sequences=4, max_step_tokens=512, prompts=budget(0.2, 0.02), clock=lambda: now)
+    for number in (1, 2):
+        engine.submit(number, [number] * 10, ANSWER)
+    engine.step()
+    engine.ask(3, prompt_of([3], picture, [4] * 100), ANSWER)
+    now, steps = 9.0, list[list[int]]()
+    while not engine.answers[3]:
+        if len(steps) == 2:
+            engine.submit(4, [4] * 200, ANSWER)
+            now = 18.0
+        batch = engine.step()
+        tokens = {item.sequence_id: item.stop - item.start for item in batch.slices}
+        work = sum(work.stop - work.start for work in batch.media) / FORMAT.patches_per_token
+        assert tokens[1] == tokens[2] == 1
+        steps.append([round(work) + tokens.get(3, 0), tokens.get(4, 0)])
+    assert all(70 <= of_image <= 75 for of_image, _ in steps[:-1])
+    assert [of_text for _, of_text in steps] == [0, 0, 200, *[1] * (len(steps) - 3)]
+    engine.run()
+    assert engine.answers[4] == expected([4] * 200, ANSWER)
 
 
 def test_the_stages_of_a_pipeline_share_the_budget() -> None:

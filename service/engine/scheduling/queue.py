@@ -211,8 +211,7 @@ class Running(dict[Sequence, None]):
         for item in self:
             if item in waiting:
                 continue
-            awaits_media = item.computed < item.media.end  # or may, if it is evicted
-            (unfinished if awaits_media or item.length - item.computed > 1 else decoding).append(item)
+            (unfinished if item.awaits_media or item.length - item.computed > 1 else decoding).append(item)
         ready = [item for item in decoding if item.length > item.computed and not item.complete]
         share = -(-len(decoding) // depth)
         if share < len(ready):

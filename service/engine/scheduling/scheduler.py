@@ -139,7 +139,8 @@ class Scheduler:
         """Choose the tokens of the next step and take the pages that they need."""
         if self._stored:
             self._take_stored(self._stored)
-        step = Step(budget := self._budget())
+        step = self._empty_step()
+        budget = step.budget
         for sequence in self._running.in_order(self._depth, self._stored.waiting if self._stored else ()):
             if step.budget and sequence in self._running:
                 self._extend(sequence, step)
@@ -268,25 +269,29 @@ class Scheduler:
         else:
             self._stored.save_all(seconds)
 
-    def _budget(self) -> int:
-        """The number of tokens of the next step. Steps in flight share it, and the sequences that decode, evenly."""
+    def _empty_step(self) -> Step:
+        """The next step with its budgets. Steps in flight share them, and the sequences that decode, evenly."""
         unfinished = self._running.unfinished
         n_decoding = len(self._running) - len(unfinished)
         # Each running sequence must make progress, however slow the machine is: a prompt in each step in flight.
         needed = n_decoding + bool(unfinished) * self._depth
         depth = unfinished[0].computed if unfinished else 0
         tokens = self.prompts.step_tokens(self._limit.now, needed, n_decoding, depth, self._waiting(unfinished))
-        return max(1, tokens // self._depth)
+        for_media = int(min(tokens, self.prompts.spare(n_decoding, depth)))
+        return Step(max(1, tokens // self._depth), max(1, for_media // self._depth))
 
     def _most_tokens(self) -> int:
         """The greatest number of tokens of the next step, whatever the targets are."""
         return int(min(self._limit.now, self.prompts.pace.tokens(0))) // self._depth
 
     def _waiting(self, unfinished: list[Sequence]) -> Iterator[tuple[float, float]]:
-        """The prompts to compute for a first token, in order: the seconds since each came, the work that is left."""
+        """The prompts to compute for a first token, in order: the seconds since each came, the work that is left.
+
+        Without those that a target cannot hurry: they have media to compute, or their clients have had a first token.
+        """
         now = self._clock()
         for item in chain(unfinished, self._queue.ordered()):
-            if item.n_output:  # preempted, or from another engine: its client has had a first token
+            if item.n_output or item.awaits_media:
                 continue
             n_tokens = item.uncomputed
             yield now - item.arrived, prompt_work(n_tokens, n_tokens * (item.computed + item.length) / 2)
@@ -305,18 +310,16 @@ class Scheduler:
 
     def _extend(self, sequence: Sequence, step: Step) -> None:
         """Add the sequence's next tokens to the step, as many as budget, media and pages allow."""
-        limit = sequence.uncomputed
-        if sequence.media.spans and (sequence.computed < sequence.media.end or sequence.media.in_flight):
-            limit, cost = sequence.media.plan(sequence.computed, min(limit, step.budget), step.budget)
-            step.budget -= cost
+        limit = min(sequence.uncomputed, step.left(sequence))
+        if sequence.media.spans and (sequence.awaits_media or sequence.media.in_flight) and limit:
+            limit, cost = sequence.media.plan(sequence.computed, limit, step.left(sequence))
+            step.spend(sequence, cost)
             self._queue.charge(sequence, prompt=cost)
-            if not limit:
-                return
-        n_tokens = min(limit, step.budget)
-        if sequence.needs_pages(sequence.computed + n_tokens):
-            n_tokens = self._take_pages(sequence, limit, step)
-        if n_tokens:
-            step.add(sequence, n_tokens)
+            limit = min(limit, step.left(sequence))
+        if limit and sequence.needs_pages(sequence.computed + limit):
+            limit = self._take_pages(sequence, limit, step)
+        if limit:
+            step.add(sequence, limit)
 
     def _take_pages(self, sequence: Sequence, limit: int, step: Step) -> int:
         """Take the pages of up to `limit` tokens; returns for how many. Without any, preempt the youngest sequence."""
@@ -328,14 +331,14 @@ class Scheduler:
             self._preempt(victim)
             if victim is sequence:
                 return 0
-        n_tokens = min(limit, step.budget, available)
+        n_tokens = min(limit, available)
         for table in sequence.tables:
             table.grow(sequence.computed + n_tokens)
         return n_tokens
 
     def _behind_media(self, step: Step) -> list[Sequence]:
         """The prompts that wait for media in this step. They stand still, however long it takes, and are not stuck."""
-        return self._running.unfinished if step.media.work or step.media.waits else []
+        return self._running.unfinished if step.media.work or step.media.waits or not step.media_budget else []
 
     def _fail_media(self, faults: Mapping[int, str]) -> list[Update]:
         """End the sequences that need a media item that could not be encoded."""

@@ -77,6 +77,11 @@ class Sequence:
         return self.length - self.computed
 
     @property
+    def awaits_media(self) -> bool:
+        """Whether a position of an image or of audio is not computed."""
+        return self.computed < self.media.end
+
+    @property
     def n_output(self) -> int:
         return self.length - self.n_prompt
 

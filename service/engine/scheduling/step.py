@@ -49,11 +49,13 @@ class Snapshot(Items[int]):
 class Step:
     """A planned step: `parts` has first and end position of each sequence, `drafts` the draft tokens after them.
 
-    `media` is its work on media, once all is planned. `copies` are the pages to copy before.
+    Prompts with media share `media_budget`, a part of the budget of all. `media` is the work on media, once all is
+    planned. `copies` are the pages to copy before.
     """
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, media_budget: int) -> None:
         self.budget = budget
+        self.media_budget = media_budget
         self.parts: dict[Sequence, tuple[int, int]] = {}
         self.drafts: dict[Sequence, list[int]] = {}
         self.media = MediaPlan((), (), waits=False)
@@ -75,14 +77,23 @@ class Step:
         slices = (_slice(sequence, stop, self.drafts.get(sequence, ())) for sequence, (_, stop) in self.parts.items())
         return StepBatch(tuple(slices), self.media.work, self.media.forgotten, tuple(self.copies))
 
+    def left(self, sequence: Sequence) -> int:
+        """How many tokens the sequence may have."""
+        return min(self.budget, self.media_budget) if sequence.awaits_media else self.budget
+
+    def spend(self, sequence: Sequence, n_tokens: int) -> None:
+        """Take tokens from the budget for a sequence, or give them back if they are below 0."""
+        self.budget -= n_tokens
+        self.media_budget -= n_tokens * sequence.awaits_media
+
     def add(self, sequence: Sequence, n_tokens: int) -> None:
         self.parts[sequence] = (sequence.computed, sequence.computed + n_tokens)
-        self.budget -= n_tokens
+        self.spend(sequence, n_tokens)
 
     def drop(self, sequence: Sequence) -> None:
         if sequence in self.parts:
             start, stop = self.parts.pop(sequence)
-            self.budget += stop - start
+            self.spend(sequence, start - stop)
 
     def assume_computed(self) -> None:
         """Let its sequences continue behind it."""

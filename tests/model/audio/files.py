@@ -2,6 +2,7 @@
 
 import struct
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,13 @@ SUBTYPES = {"WAV": "PCM_16", "FLAC": "PCM_16", "VORBIS": "VORBIS", "OPUS": "OPUS
 TOTAL = slice(18, 26)
 """The bytes of a FLAC file with the number of its frames, in their last 36 bits (RFC 9639, section 8.2)."""
 FRAMES_BITS = 36
+SPOKEN = sorted((Path(__file__).parent / "spoken").glob("say.*"))
+"""Four seconds of English by espeak-ng 1.51, as files of programs other than libsndfile: SoX, LAME, opusenc, oggenc.
+
+    espeak-ng -v en-gb -w say.wav "Good morning. The meeting begins at nine, in the room by the river."
+    sox say.wav --bits 16 -C 8 say.flac; lame --quiet -V 5 say.wav say.mp3
+    opusenc --quiet --bitrate 24 say.wav say.opus; oggenc -Q -q 2 -o say.ogg say.wav
+"""
 
 
 def speech(seconds: float, rate: int = 16_000, n_channels: int = 1, seed: int = 0) -> Samples:
