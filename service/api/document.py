@@ -14,6 +14,7 @@ from starlette.routing import compile_path
 from typing_extensions import TypedDict
 
 from service import version
+from service.api.forms import FORM
 from service.api.routes import Route, get
 from service.errors.dialects import EVENTS
 from service.errors.statuses import FINAL, STATUSES
@@ -68,7 +69,16 @@ def _schemas(routes: Sequence[Route]) -> tuple[dict[Any, Json], Json]:
         kinds |= dict.fromkeys((route.body, route.answer, route.policy.dialect.answer))
     named = [(kind, "validation", TypeAdapter(kind)) for kind in kinds if kind is not None]
     made, definitions = TypeAdapter.json_schemas(named, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
-    return {kind: schema for (kind, _), schema in made.items()}, definitions["$defs"]
+    components = definitions["$defs"]
+    for name in {route.body.__name__ for route in routes if route.body and route.body_type == FORM}:
+        fields = components[name]["properties"].items()
+        components[name]["properties"] = {field + "[]" * _is_list(schema): schema for field, schema in fields}
+    return {kind: schema for (kind, _), schema in made.items()}, components
+
+
+def _is_list(schema: Json) -> bool:
+    """Whether a field may be a list. In a form its name then ends with "[]", as in OpenAI's."""
+    return schema.get("type") == "array" or any(isinstance(value, list) for value in schema.get("enum", ()))
 
 
 def _id(route: Route, path: str) -> str:
@@ -107,6 +117,8 @@ def _security(route: Route) -> list[Json]:
 
 def _answers(route: Route, schemas: Mapping[Any, Json]) -> Json:
     content: Json = {route.media_type: {"schema": schemas[route.answer]}}
+    if route.or_text:
+        content["text/plain"] = {"schema": {"type": "string"}}
     if route.streams:
         media_type = route.policy.dialect.stream
         content[media_type] = {"schema": EVENT if media_type == EVENTS else schemas[route.answer]}

@@ -28,7 +28,7 @@ MAX_BOUNDARY = 70
 
 
 def post_form(
-    path: str, *, body: type[B], request: Mapping[str, Any], answer: Any, policy: Policy
+    path: str, *, body: type[B], request: Mapping[str, Any], answer: Any, policy: Policy, or_text: bool = False
 ) -> Callable[[Callable[[Request, B], Awaitable[Response]]], Route]:
     """A decorator that turns a handler into the route of `POST path`. The handler gets the checked form."""
 
@@ -37,7 +37,9 @@ def post_form(
             return await handler(received, await read_form(received, body))
 
         about = handler.__name__, inspect.getdoc(handler) or "", policy, answer
-        return Route(path, ("POST",), read_and_handle, *about, body=body, body_type=FORM, request=request)
+        return Route(
+            *(path, ("POST",), read_and_handle, *about), body=body, body_type=FORM, request=request, or_text=or_text
+        )
 
     return declare
 

@@ -42,7 +42,8 @@ class Route:
     """One endpoint. Raises TypeError if its answer has no type.
 
     The document describes the first of `methods`. `name` and `text` (the docstring, empty under `python -OO`) are the
-    handler's. `answer` is the TypedDict of the JSON that is sent with one of `statuses` (`str`: plain text).
+    handler's. `answer` is the TypedDict of the JSON that is sent with one of `statuses` (`str`: plain text). `or_text`:
+    a request may ask for plain text in its place.
     `endless`: the answer is the data of events that are sent until the client goes.
     `body` is the type of the request's body in `body_type`, and `request` an example of it. `refusals` are statuses of
     errors that few routes have. `queries` are the query's parameters, each with all its values.
@@ -60,6 +61,7 @@ class Route:
     body_type: str = "application/json"
     request: Mapping[str, Any] | None = None
     endless: bool = False
+    or_text: bool = False
     refusals: tuple[int, ...] = ()
     queries: Mapping[str, Sequence[str]] = field(default_factory=dict)
 

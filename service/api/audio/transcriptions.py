@@ -138,6 +138,7 @@ POLICY = Policy(operation="chat")
     request={"file": "@speech.mp3", "language": "en"},
     answer=Transcript,
     policy=POLICY,
+    or_text=True,
 )
 async def transcriptions(request: Request, body: TranscriptionBody) -> Response:
     """Transcribe a recording
@@ -153,6 +154,7 @@ async def transcriptions(request: Request, body: TranscriptionBody) -> Response:
     request={"file": "@speech.mp3"},
     answer=Transcript,
     policy=POLICY,
+    or_text=True,
 )
 async def translations(request: Request, body: TranslationBody) -> Response:
     """Translate a recording into English

@@ -81,6 +81,13 @@ def test_every_route_is_described(described: dict[str, Any]) -> None:
     assert described == document(ROUTES)
 
 
+def test_a_form_has_the_names_of_lists_and_the_plain_text_of_openai(described: dict[str, Any]) -> None:
+    fields = described["components"]["schemas"]["TranscriptionBody"]["properties"]
+    assert {"include[]", "timestamp_granularities[]", "file", "language"} <= {*fields}
+    answer = described["paths"]["/v1/audio/transcriptions"]["post"]["responses"]["200"]
+    assert {*answer["content"]} == {"application/json", "text/plain", "text/event-stream"}
+
+
 def kinds(kind: type[ApiError]) -> Iterator[type[ApiError]]:
     yield kind
     for other in kind.__subclasses__():
