@@ -32,7 +32,7 @@ def ended(pid: int) -> bool:
     """Whether a process has ended; one whose exit code nobody has read yet counts as ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter if its exit code is read between opening and reading
         return True
 
 
