@@ -25,6 +25,8 @@ NO_SIZE = 0x7FFF_0000
 """A WAV file's size from here on means nothing: programs that write into a pipe do not know the size."""
 NO_FRAMES = 2**63 - 1
 """libsndfile's length of a FLAC file whose header has none: the file comes from a pipe."""
+MP3_GUESS = 8 * 1152
+"""Frames by which the length of an MP3 file without Xing's header may be wrong: libmpg123 guesses it by the bytes."""
 FIRST_PAGE = b"OggS\0\2"
 """The beginning of a stream in an OGG file (RFC 3533, section 6)."""
 
@@ -104,7 +106,7 @@ def _check(data: bytes, file: Stream, max_seconds: float) -> None:
     if file.frames != NO_FRAMES:
         _check_seconds(file.frames, file.samplerate, max_seconds)
     size = int.from_bytes(data[4:8], "little")
-    if _is_wav(data) and len(data) < size + 8 and size < NO_SIZE:
+    if _is_wav(data) and len(data) < size and size < NO_SIZE:  # some programs count the first 8 bytes too
         raise AudioError(f"is truncated: it has {len(data)} of the {size + 8} bytes in its header")
     if file.format == "OGG" and (n_streams := data.count(FIRST_PAGE)) > 1:  # libsndfile reads the first one only
         raise AudioError(f"has {n_streams} streams; the limit is 1")
@@ -122,8 +124,9 @@ def _mono(file: Stream, max_seconds: float) -> Iterator[Samples]:
         n_frames += len(block)
         _check_seconds(n_frames, file.samplerate, max_seconds)
         yield block.mean(axis=1)
-    if file.format == "FLAC" and n_frames < file.frames != NO_FRAMES:
-        raise AudioError(f"is truncated: it has {n_frames} of the {file.frames} frames in its header")
+    guessed = MP3_GUESS if file.format == "MP3" else 0
+    if n_frames < file.frames - guessed and file.frames != NO_FRAMES:
+        raise AudioError(f"is damaged or truncated: {n_frames} of its {file.frames} frames can be read")
 
 
 def _resampled(blocks: Iterator[Samples], rate: int) -> Iterator[Samples]:

@@ -24,8 +24,7 @@ LEAST_SHARE = 0.01
 LEAST_SECONDS = 1e-6
 """Of a step, whatever the clock says."""
 LEAST_TOKENS = 16
-"""Prompt tokens of a step at least, if they take no longer than what decodes beside them. For fewer tokens each of them
-costs more, as the weights are read again."""
+"""Prompt tokens of a step at least. For fewer tokens each of them costs more, as the weights are read again."""
 
 SAFE = 4
 """A step is planned to take the deadline divided by this. A measurement raises the limit by this factor at most: one
@@ -145,14 +144,12 @@ class PromptBudget:
     def spare(self, rows: int, depth: int) -> float:
         """Prompt tokens of the next steps, together, that decoding leaves of the target between two tokens.
 
-        Beside `rows` that decode. Where decoding alone misses the target, prompts may double the time of a step. The
-        first prompt goes on at position `depth`. Infinite: no limit.
+        Beside `rows` that decode. The first prompt goes on at position `depth`. Infinite: no limit.
         """
         if not (rows and self.between and self.cost.token):
             return inf
-        decode = self.cost.decode(rows)
-        least = min(LEAST_TOKENS, max(1, decode / self.cost.token))
-        return max(least, (self.between - decode) / self.cost.token / _slowdown(depth))
+        left = (self.between - self.cost.decode(rows)) / self.cost.token
+        return max(LEAST_TOKENS, left / _slowdown(depth))
 
     def tokens(self, rows: int, depth: int, waiting: Iterable[tuple[float, float]]) -> float:
         """Prompt tokens of the next steps, together: those that decoding leaves, or more for first tokens.

@@ -139,7 +139,7 @@ def generated(samples: np.ndarray, language: str = "") -> tuple[str, int]:
 
 @pytest.mark.parametrize("language", ["", "en"])
 def test_a_transcript_is_what_transformers_generates(server: LiveServer, language: str) -> None:
-    answer = form(server, TRANSCRIPTIONS, max_tokens=N, **({"language": language} if language else {})).json()
+    answer = form(server, TRANSCRIPTIONS, max_tokens=N, language=language).json()
     said, n_prompt = generated(SHORT, language)
     assert answer["text"] == said
     details = {"text_tokens": n_prompt - TOKENS, "audio_tokens": TOKENS}
@@ -195,6 +195,7 @@ def test_formats_of_answers(server: LiveServer) -> None:
         ({"language": "english"}, "language must match the pattern"),
         ({"temperature": "hot"}, "temperature must be a"),
         ({"temperature": "-1"}, "temperature must be"),
+        ({"max_tokens": "0"}, 'max_tokens must be greater than or equal to 1, got "0"'),
         ({"mood": "1"}, "unknown field 'mood'"),
         ({"timestamp_granularities[]": "word"}, "timestamp_granularities is not supported"),
         ({"model": "other"}, "other"),

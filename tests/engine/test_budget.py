@@ -229,44 +229,68 @@ def test_a_sequence_that_goes_on_has_had_its_first_token() -> None:
     assert max(chunks) < 100
 
 
-@pytest.mark.parametrize(
-    ("cost", "least"),
-    [
-        (Cost(0.0, 0.001, 0.0001), LEAST_TOKENS),
-        (Cost(0.0, 0.01, 0.002), 10),  # as long as the two rows
-        (Cost(0.0, 0.001, 0.001), 2),
-    ],
-)
-def test_prompts_at_most_double_a_step_that_misses_the_target(cost: Cost, least: int) -> None:
-    chunks = [tokens for rows, tokens in chunked(PromptBudget(0.0, 0.001), cost) if rows and tokens]
-    assert len(chunks) > 10
-    assert set(chunks[:-1]) == {least}
+def test_without_a_target_for_first_tokens_the_least_chunk_is_what_is_left() -> None:
+    chunks = [tokens for _, tokens in chunked(PromptBudget(0.0, 0.001), Cost(0.0, 0.001, 0.002)) if tokens]
+    assert sum(chunks) == 1000
+    assert set(chunks[:-1]) == {LEAST_TOKENS}
+
+
+class BesideAnImage:
+    """A prompt with an image of 1,200 tokens of work, whose first token is late, and what is submitted beside it."""
+
+    def __init__(self, n_streams: int) -> None:
+        info = info_with_images(media_tokens=900, page_size=16, pools=((None, 200),), max_model_len=1100)
+        self._now = 0.0
+        self.engine = ImageDrive(
+            info, max_sequences=8, max_step_tokens=512, prompts=budget(0.2, 0.02), clock=lambda: self._now
+        )
+        for number in range(n_streams):
+            self.engine.submit(number, [number + 1] * 10, ANSWER)
+        if n_streams:
+            self.engine.step()
+        self.engine.ask(8, prompt_of([3], Picture(30, 30, b"\x01"), [4] * 100), ANSWER)
+        self._now = 9.0
+
+    def step(self) -> tuple[int, dict[int, int]]:
+        """A step: its work for the image, in tokens, and the tokens of the other sequences."""
+        batch = self.engine.step()
+        tokens = {item.sequence_id: item.stop - item.start for item in batch.slices}
+        work = sum(work.stop - work.start for work in batch.media) / FORMAT.patches_per_token
+        return round(work) + tokens.pop(8, 0), tokens
 
 
 def test_images_get_what_decoding_leaves_however_late_they_are() -> None:
-    """Beside 2 rows 75 tokens are left, fewer at later positions: for the 300 of the image, then those of its prompt. A
-    text behind it is late and gets all of its step. The image gets no more for that."""
-    now, picture = 0.0, Picture(15, 15, b"\x01")
-    info = info_with_images(media_tokens=225, page_size=16, pools=((None, 100),), max_model_len=1100)
-    engine = ImageDrive(info, max_sequences=4, max_step_tokens=512, prompts=budget(0.2, 0.02), clock=lambda: now)
-    for number in (1, 2):
-        engine.submit(number, [number] * 10, ANSWER)
-    engine.step()
-    engine.ask(3, prompt_of([3], picture, [4] * 100), ANSWER)
-    now, steps = 9.0, list[list[int]]()
-    while not engine.answers[3]:
-        if len(steps) == 2:
-            engine.submit(4, [4] * 200, ANSWER)
-            now = 18.0
-        batch = engine.step()
-        tokens = {item.sequence_id: item.stop - item.start for item in batch.slices}
-        work = sum(work.stop - work.start for work in batch.media) / FORMAT.patches_per_token
-        assert tokens[1] == tokens[2] == 1
-        steps.append([round(work) + tokens.get(3, 0), tokens.get(4, 0)])
-    assert all(70 <= of_image <= 75 for of_image, _ in steps[:-1])
-    assert [of_text for _, of_text in steps] == [0, 0, 200, *[1] * (len(steps) - 3)]
-    engine.run()
-    assert engine.answers[4] == expected([4] * 200, ANSWER)
+    """Beside 2 rows 75 tokens are left, fewer at later positions. Behind the image its prompt is text, and late."""
+    beside, steps = BesideAnImage(2), list[int]()
+    while not beside.engine.answers[8]:
+        of_image, streams = beside.step()
+        assert streams == {0: 1, 1: 1}
+        steps.append(of_image)
+    assert all(60 <= tokens <= 75 for tokens in steps[:-2])
+    assert len(steps) > 20
+
+
+@pytest.mark.parametrize("n_streams", [0, 2])
+def test_text_behind_an_image_gets_all_of_its_step(n_streams: int) -> None:
+    """Though nothing may decode: else the text would wait for the whole image."""
+    beside = BesideAnImage(n_streams)
+    assert beside.step()[0] == (75 if n_streams else 512) - (n_streams > 0)
+    beside.engine.submit(9, [9] * 300, ANSWER)
+    beside._now = 18.0
+    of_image, others = beside.step()
+    assert (others[9], of_image) == (300, pytest.approx(38, abs=1))
+    assert beside.step()[0] >= 70
+
+
+def test_a_text_that_goes_on_shares_steps_with_an_image() -> None:
+    """Its client has had a first token, so no target hurries it."""
+    beside = BesideAnImage(2)
+    beside.step()
+    beside.engine.submit(9, [9] * 299, ANSWER, output=expected([9] * 299, ANSWER)[:1])
+    for _ in range(6):
+        of_image, others = beside.step()
+        assert of_image == pytest.approx(37, abs=1)
+        assert others[9] == pytest.approx(37, abs=2)
 
 
 def test_the_stages_of_a_pipeline_share_the_budget() -> None:

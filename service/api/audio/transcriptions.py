@@ -44,7 +44,9 @@ class RecordingBody(StreamBody):
     response_format: str | None = optional(f"{', '.join(FORMATS)}. Default: json.", max_length=64)
     temperature: float | None = ranged("temperature", "The temperature of sampling. Default: 0.")
     seed: int | None = ranged("seed")
-    max_tokens: int | None = ranged("max_tokens", "The maximum number of tokens. Default: what fits the context.")
+    max_tokens: int | None = ranged(
+        "max_tokens", "The maximum number of tokens. Default: what fits the context.", least=1
+    )
 
     def check(self) -> None:
         super().check()
@@ -65,7 +67,7 @@ class RecordingBody(StreamBody):
 class TranscriptionBody(RecordingBody):
     """The form of `POST /v1/audio/transcriptions`."""
 
-    language: str | None = optional("The language that is spoken, as a code of ISO 639-1: en.", pattern="^[a-z]{2}$")
+    language: str | None = optional("The language that is spoken, as a code of ISO 639-1: en.", pattern="^([a-z]{2})?$")
 
 
 class TranslationBody(RecordingBody):
@@ -94,7 +96,7 @@ class Transcriber:
 
     def shape(self, served: ServedModel, name: str) -> TranscriptShape:
         verbose = self.body.response_format == "verbose_json"
-        about = {"task": self.body.task, "language": self.body.language, "duration": round(self.seconds, 3)}
+        about = {"task": self.body.task, "language": self.body.language or None, "duration": round(self.seconds, 3)}
         return TranscriptShape(about if verbose else {})
 
     def _request(self, served: ServedModel, media: Sequence[Decoded]) -> ModelRequest:
@@ -106,7 +108,7 @@ class Transcriber:
         if body.task == "translate":
             return chat_request(chat, served, media)
         assert served.chat is not None, "a model without a chat format hears nothing"
-        tokens = transcription(served.chat, served.tokenizer, body.language)
+        tokens = transcription(served.chat, served.tokenizer, body.language or None)
         return chat_request(chat, served, media, expanded(tokens, media, served, "file"))
 
 

@@ -277,8 +277,17 @@ class Scheduler:
         needed = n_decoding + bool(unfinished) * self._depth
         depth = unfinished[0].computed if unfinished else 0
         tokens = self.prompts.step_tokens(self._limit.now, needed, n_decoding, depth, self._waiting(unfinished))
-        for_media = int(min(tokens, self.prompts.spare(n_decoding, depth)))
-        return Step(max(1, tokens // self._depth), max(1, for_media // self._depth))
+        for_media = min(tokens, self._for_media(unfinished, n_decoding, depth))
+        return Step(max(1, tokens // self._depth), max(1, int(for_media) // self._depth))
+
+    def _for_media(self, unfinished: list[Sequence], n_decoding: int, depth: int) -> float:
+        """Tokens of the next steps for prompts with media: half of what decoding leaves while text waits for tokens.
+
+        Text that waits counts as a row that decodes: its step is to be short.
+        """
+        queued = self._queue.ordered() if self._blocked in (None, "tokens") else ()
+        text_waits = any(not item.awaits_media for item in chain(unfinished, queued))
+        return self.prompts.spare(max(n_decoding, text_waits), depth) / (1 + text_waits)
 
     def _most_tokens(self) -> int:
         """The greatest number of tokens of the next step, whatever the targets are."""

@@ -74,8 +74,20 @@ def without_last_page(ogg: bytes) -> bytes:
 def variable_without_length() -> bytes:
     """An MP3 file of a variable bit rate without Xing's header. A reader guesses its length by its first frames."""
     loud, silent = speech(4), np.zeros((16_000 * 60, 1), np.float32)
-    data = saved(np.concatenate([loud, silent]), kind="MP3", bitrate_mode="VARIABLE", compression_level=0.2)
-    return data[data.index(data[:2], 400) :]
+    return without_length(
+        saved(np.concatenate([loud, silent]), kind="MP3", bitrate_mode="VARIABLE", compression_level=0.2)
+    )
+
+
+def without_length(mp3: bytes) -> bytes:
+    """The MP3 file without its first frame, which is Xing's header."""
+    return mp3[mp3.index(mp3[:2], 400) :]
+
+
+def damaged(data: bytes, n_bytes: int) -> bytes:
+    """The file with other bytes after a third of it."""
+    start, stop = len(data) // 3, len(data) // 3 + n_bytes
+    return data[:start] + bytes(byte ^ 0x55 for byte in data[start:stop]) + data[stop:]
 
 
 def slow() -> bytes:

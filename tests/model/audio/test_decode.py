@@ -10,7 +10,8 @@ import soxr
 
 from model.audio.decode import BLOCK, decode
 from model.audio.sizes import RATE
-from tests.model.audio.files import SPOKEN, SUBTYPES, saved, speech, wav
+from model.errors import AudioError
+from tests.model.audio.files import SPOKEN, SUBTYPES, damaged, saved, speech, wav, without_length
 
 LONG = 3600
 
@@ -86,11 +87,33 @@ def test_a_wav_file_from_a_pipe_is_read_to_its_end(size: int) -> None:
     assert len(decode(wav(riff_size=size, data_size=size), LONG)) == 1600
 
 
-def test_an_ogg_or_mp3_file_is_read_as_far_as_it_goes() -> None:
-    """As players do: neither has its length in its header, and a recorder may stop at any time."""
-    for kind in ("VORBIS", "OPUS", "MP3"):
-        data = saved(speech(4), kind=kind)
-        assert 1 < len(decode(data[: len(data) * 3 // 4], LONG)) / RATE < 4
+def cut(data: bytes) -> bytes:
+    return data[: len(data) * 3 // 4]
+
+
+def test_files_without_a_length_are_read_as_far_as_they_go() -> None:
+    """As players do: a recorder may stop at any time."""
+    mp3 = without_length(saved(speech(4), kind="MP3", bitrate_mode="CONSTANT", compression_level=0.6))
+    for data in (saved(speech(4), kind="VORBIS"), saved(speech(4), kind="OPUS"), mp3):
+        assert 1 < len(decode(cut(data), LONG)) / RATE < 4
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        damaged(saved(speech(20), kind="VORBIS"), 1),
+        damaged(saved(speech(20), kind="OPUS"), 1),
+        damaged(saved(speech(20), kind="FLAC"), 1),
+        damaged(saved(speech(20), kind="MP3"), 5_000),
+        damaged(without_length(saved(speech(60), kind="MP3", bitrate_mode="CONSTANT", compression_level=0.6)), 5_000),
+        cut(saved(speech(4), kind="MP3")),
+    ],
+    ids=["Vorbis", "Opus", "FLAC", "MP3", "MP3 without length", "MP3 that is cut"],
+)
+def test_no_part_of_a_file_is_left_out(data: bytes) -> None:
+    """libsndfile leaves a page out whose checksum is wrong, and libmpg123 gives up behind what is no frame."""
+    with pytest.raises(AudioError, match="is damaged or truncated"):
+        decode(data, LONG)
 
 
 @pytest.mark.parametrize("kind", ["WAV", "FLAC", "VORBIS", "MP3"])

@@ -95,7 +95,7 @@ LIARS: dict[str, tuple[Callable[[], bytes], str]] = {
     "FLAC of 49 days": (lambda: with_total(FLAC, 2**36 - 1), "lasts 4294967.3 s; the limit is 100 s"),
     "FLAC that promises more": (
         lambda: with_total(FLAC, 17_000),
-        "is truncated: it has 16000 of the 17000 frames in its header",
+        "is damaged or truncated: 16000 of its 17000 frames can be read",
     ),
     "FLAC that is cut": (lambda: FLAC[:-1000], "is damaged or truncated: flac decoder lost sync."),
     "OGG twice": (lambda: 2 * saved(SECOND, kind="OPUS"), "has 2 streams; the limit is 1"),
