@@ -41,10 +41,10 @@ def test_loads_and_unloads_leave_nothing_behind(tmp_path: Path) -> None:
 
         round()
         before = there(live)
-        for _ in range(50):
+        for _ in range(10):
             round()
         eventually(lambda: all(now <= then for now, then in zip(there(live), before, strict=True)), "nothing is left")
-        assert count(live, "loads", model="b", outcome="ok") == 51
+        assert count(live, "loads", model="b", outcome="ok") == 11
 
 
 def test_a_server_that_stops_while_models_load_and_wait_ends_in_peace(
