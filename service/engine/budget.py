@@ -23,7 +23,7 @@ LEAST_SHARE = 0.01
 """The seconds of a row are at least this part of the guess: nothing is free, whatever a few steps seem to say."""
 LEAST_SECONDS = 1e-6
 """Of a step, whatever the clock says."""
-LEAST_TOKENS = 16
+LEAST_TOKENS = 12
 """Prompt tokens of a step at least. For fewer tokens each of them costs more, as the weights are read again."""
 
 SAFE = 4
