@@ -48,11 +48,11 @@ class Budget:
     async def reserve(self, model: HostedModel) -> bool:
         """Reserve the memory of a model. Idle models are unloaded for it, the one that was used longest ago first.
 
-        It waits while all others are busy. False: nobody wants the model any more. Raises Unavailable if the memory can
-        never be enough.
+        It waits while all that are idle do not have enough. False: nobody wants the model any more. Raises Unavailable
+        if the memory can never be enough.
         """
-        need, total = await self._plan(model)
-        while self._held() + need.n_bytes > total:
+        need, total = await self._plan(model, anew=True)
+        while (missing := self._held() + need.n_bytes - total) > 0:
             if model.removed or not model.n_wanting:
                 return False
             others = [other for other in self._models if other is not model and other.reserved]
@@ -62,13 +62,14 @@ class Budget:
                 raise Unavailable(f"the model {model.name} needs {what}", "model_does_not_fit", RETRY_SECONDS)
             idle = [other for other in others if other.can_go]
             self._changed.clear()
-            if idle:
+            if sum(other.reserved for other in idle) >= missing:
                 await self._models.unload(min(idle, key=lambda other: other.last_used), "memory")
             else:
                 model.waits_for_memory = True
                 model.client.note("waiting for memory", 0.0)
                 await self._changed.wait()
         model.reserve(need.n_bytes)
+        model.waits_for_memory = False
         return True
 
     def lack(self, model: HostedModel) -> str:
@@ -78,17 +79,21 @@ class Budget:
         held = f"models in use hold {self._held() - pinned:,} bytes, and pinned ones {pinned:,}"
         return f"it waits for memory: it needs {need:,} bytes of --memory-budget {self._total:,}; {held}"
 
-    async def _plan(self, model: HostedModel) -> tuple[Need, int]:
-        """Return what a model needs by its plan, and the whole budget in bytes. Raises Unavailable if it cannot fit."""
+    async def _plan(self, model: HostedModel, *, anew: bool = False) -> tuple[Need, int]:
+        """Return what a model needs by its plan, and the whole budget in bytes. Raises Unavailable if it cannot fit.
+
+        Its files may change between two loads: `anew` reads them again.
+        """
         if self._total is None:
             self._total = await in_thread(lambda: budget_of(self._settings))
         total = self._total
-        if model.need is None:
+        if anew or model.need is None:
             settings, n_models = model.entry.settings, len([*self._models])
             try:
                 model.need = await in_thread(lambda: self._need_of(settings, total, n_models))
             except MemoryLack as error:
                 raise Unavailable(str(error), "model_does_not_fit", RETRY_SECONDS) from error
+        assert model.need is not None, "it has just been planned"
         return model.need, total
 
     def _held(self) -> int:

@@ -23,6 +23,10 @@ each of two models this is 336 MiB; the rest is margin.
 """
 
 
+LEAST_CACHE = 0.25
+"""The part of its share of the memory for KV caches that a model keeps. With less, models take turns instead."""
+
+
 @dataclass(frozen=True, slots=True)
 class Need:
     """The bytes that a model takes once it is loaded, and those of its KV cache among them."""
@@ -55,13 +59,16 @@ def need_of(settings: Settings, budget: int, n_models: int) -> Need:
     """Return the memory of a model that shares `budget` bytes with others.
 
     Its KV cache, if the options give no size, gets one of `n_models` parts of what it would get if the model were
-    alone. Raises NoriaError, which is MemoryLack for a model that does not even fit alone.
+    alone; less if so many models like this one then fit side by side. Raises NoriaError, which is MemoryLack for a
+    model that does not even fit alone.
     """
     directory = resolve(settings.model, revision=settings.revision, weights=False)
     options = replace(RunnerOptions(**runner_options(settings, directory)), device=device_of(settings.device)[0])
     plan = make_plan(directory, options, budget - ENGINE_BYTES)
     if reason := lack(plan, options):
         raise MemoryLack(f"{settings.names[0]} does not fit into --memory-budget {budget}: {reason}")
-    cache = options.cache_memory or (plan.cache or 0) // n_models
     adapters = plan.adapter * plan.adapters if settings.lora or settings.lora_dir else 0
-    return Need(ENGINE_BYTES + plan.taken + plan.step + plan.graphs + adapters + cache, cache)
+    fixed = ENGINE_BYTES + plan.taken + plan.step + plan.graphs + adapters
+    share, beside = (plan.cache or 0) // n_models, budget // n_models - fixed
+    cache = options.cache_memory or (beside if LEAST_CACHE * share <= beside < share else share)
+    return Need(fixed + cache, cache)

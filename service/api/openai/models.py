@@ -17,7 +17,7 @@ from service.api.openai.completions import fills_gaps
 from service.api.routes import get, json_response, post
 from service.api.state import State, hosted
 from service.errors.dialects import SHARED
-from service.errors.errors import Forbidden, InvalidRequest
+from service.errors.errors import Forbidden, InvalidRequest, Unavailable
 from service.generation.request import ServedModel
 from service.hosting.durations import parse_duration
 from service.hosting.hosted import HostedModel
@@ -89,10 +89,15 @@ async def load(request: Request, body: LoadBody) -> Response:
     The answer comes once the model serves. `GET /v1/models/{name}` tells how far loading is.
     """
     model = _managed(request, body.model)
+    before = model.idle_seconds
     if body.keep_alive is not None:
         model.idle_seconds = check_keep_alive(body.keep_alive)
     state: State = request.app.state.noria
-    await while_connected(request.receive, state.drain.expired, state.models.load(model))
+    try:
+        await while_connected(request.receive, state.drain.expired, state.models.load(model))
+    except Unavailable:
+        model.idle_seconds = before
+        raise
     return json_response(card(model, body.model, _type(request)))
 
 

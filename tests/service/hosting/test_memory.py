@@ -7,6 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from service.hosting import memory
+from service.settings import Settings
 from tests.service.hosting.serving import LATE, count, ends_whole, posted, said, serving, states, waits
 from tests.service.live import answer, begun, hurried, idle
 from tests.waiting import PATIENCE, eventually
@@ -57,6 +59,48 @@ def test_a_request_waits_for_memory_until_another_model_is_idle(tmp_path: Path) 
         assert live.metric("noria_requests_waiting", model="c") == 0
         assert states(live) == {"a": "ready", "b": "unloaded", "c": "ready"}
         assert [count(live, "unloads", model=name, reason="memory") for name in "abc"] == [0, 1, 0]
+
+
+def test_idle_models_stay_while_their_memory_is_not_enough(tmp_path: Path) -> None:
+    """Or each request for them would load them again, to no use."""
+    entries = {"a": {"source": "slow"}, "b": {}, "c": LATE}
+    with serving(tmp_path, entries, {"c": 3}, memory_budget=3) as live, ExitStack() as stack:
+        lines = stack.enter_context(begun(live, model="a", max_tokens=1000))
+        waiting = stack.enter_context(posted(live, COMPLETIONS, {"model": "c", "prompt": "hi", "max_tokens": 5}))
+        eventually(lambda: states(live)["c"] == "loading", "it waits for memory")
+        assert said(live, "b") == answer("hi", 5)
+        assert states(live) == {"a": "ready", "b": "ready", "c": "loading"}
+        with hurried():
+            assert ends_whole(lines, 1000)
+            assert waiting.result(PATIENCE).json()["choices"][0]["text"] == answer("hi", 5)
+        assert [count(live, "unloads", model=name, reason="memory") for name in "abc"] == [1, 1, 0]
+        assert count(live, "loads", model="b", outcome="ok") == 1
+
+
+def test_each_load_is_planned_by_the_files_of_its_time(tmp_path: Path) -> None:
+    sizes = {"a": 1}
+    with serving(tmp_path, {"a": {}, "b": LATE}, sizes, memory_budget=3) as live:
+        assert live.metric("noria_model_memory_bytes") == 1
+        sizes["a"] = 2
+        assert live.post("/v1/models/unload", {"model": "a"}).status_code == 200
+        said(live, "a")
+        assert live.metric("noria_model_memory_bytes") == 2
+
+
+def test_a_load_that_is_refused_changes_no_idle_time(tmp_path: Path) -> None:
+    with serving(tmp_path, {"a": {"pin": True}, "b": LATE}, {"b": 2}, memory_budget=2) as live:
+        assert live.post("/v1/models/load", {"model": "b", "keep_alive": 0}).status_code == 503
+        assert live.model("b").idle_seconds is None
+
+
+@pytest.mark.parametrize("n_models", [1, 2, 3])
+def test_models_that_are_alike_fit_beside_each_other_on_a_gpu(n_models: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There the KV cache of a model that is alone takes all that is left."""
+    monkeypatch.setattr(memory, "device_of", lambda wanted: ("cuda", 24 * 2**30))
+    budget = 12 * 2**30
+    need = memory.need_of(Settings(), budget, n_models)
+    assert 0.85 * budget < n_models * need.n_bytes <= budget
+    assert need.cache > 2**30
 
 
 def test_a_wait_for_memory_has_the_time_of_its_own_request_and_is_no_failure(tmp_path: Path) -> None:
