@@ -148,8 +148,11 @@ async def apply_template(request: Request, body: ApplyTemplateBody) -> Response:
 
 @get("/tokenizer_info", answer=TokenizerInfo)
 async def tokenizer_info(request: Request) -> Response:
-    """Describe the tokenizer of the first model, with its special tokens and the chat template"""
-    return await computed_response(request, None, on_thread(info_of))
+    """Describe a tokenizer, with its special tokens and the chat template
+
+    That of the model in the query, or of the first model.
+    """
+    return await computed_response(request, request.query_params.get("model"), on_thread(info_of))
 
 
 def info_of(served: ServedModel) -> TokenizerInfo:

@@ -125,7 +125,7 @@ def check_hears(served: ServedModel, task: str) -> None:
 async def _answer(request: Request, body: TranscriptionBody | TranslationBody) -> Response:
     transcriber = Transcriber(body)
     asked = body.model_copy(update={"receipt": False})  # whatever --receipts says: no program could verify it
-    response = await answer(request, asked, transcriber.make, transcriber.shape)
+    response = await answer(request, asked, transcriber.make, transcriber.shape, first=TranscriptShape({}))
     if body.response_format != "text":
         return response
     return PlainTextResponse(orjson.loads(response.body)["text"] + "\n")

@@ -19,6 +19,19 @@ from service.state.stored import new_id
 from service.structured.call_reader import CallReader, Piece, pieces_of
 
 
+class FirstEvents(TypedEvents):
+    """The events of a response whose model is not loaded: an error alone."""
+
+    def failure(self, error: ApiError) -> Json:
+        return _failed(error, 0)
+
+
+def _failed(error: ApiError, number: int) -> Json:
+    """The event of an error after `number` other events."""
+    about = {"code": error.code, "message": error.message, "param": error.param}
+    return {"type": "error", "sequence_number": number, **about}
+
+
 @dataclass(slots=True)
 class ResponseShape(TypedEvents):
     """Writes `response` objects, and the events that build one. With a `reader` the text may contain tool calls.
@@ -89,8 +102,7 @@ class ResponseShape(TypedEvents):
         return self._event(kind, response=self.state(status, error))
 
     def failure(self, error: ApiError) -> Json:
-        about = {"code": error.code, "message": error.message, "param": error.param}
-        return {"type": "error", "sequence_number": self._sent, **about}
+        return _failed(error, self._sent)
 
     def _only_thought(self, finish: str) -> bool:
         return finish == "stop" and self._open is not None and self._open["type"] == "reasoning"

@@ -34,6 +34,7 @@ def test_keys_see_and_use_only_their_models(tmp_path: Path) -> None:
                 live.post(LOAD, {"model": name}, headers=one),
                 live.http.get(f"/v1/models/{name}", headers=one),
                 live.http.get("/v1/engine/events", params={"model": name}, headers=one),
+                live.http.get("/tokenizer_info", params={"model": name}, headers=one),
             ):
                 message = f'the model "{name}" does not exist here; served: b, small'
                 error = found.json()["error"]

@@ -1,5 +1,6 @@
 """Streams of a model that is not loaded yet: signs of life, then the answer, or the error as an event."""
 
+import json
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,6 +18,7 @@ STREAMS = [
     ("/v1/chat/completions", CHAT, "data: [DONE]"),
     ("/v1/messages", CHAT, 'data: {"type":"message_stop"'),
 ]
+RESPONSE = ("/v1/responses", {"input": "hi", "max_output_tokens": 4, "stream": True})
 
 
 @pytest.fixture(autouse=True)
@@ -45,10 +47,8 @@ def test_a_stream_begins_while_its_model_loads(
         assert rest[-1].startswith(last)
 
 
-@pytest.mark.parametrize(("path", "body", "last"), STREAMS)
-def test_a_load_that_fails_after_the_status_is_an_event(
-    path: str, body: dict[str, object], last: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("path", "body"), [*(row[:2] for row in STREAMS), RESPONSE])
+def test_a_load_that_fails_after_the_status_is_an_event(path: str, body: dict[str, object], tmp_path: Path) -> None:
     entries = {"a": {}, "b": {"source": "large", "load_timeout": 1, **LATE}}
     with ExitStack() as ending, serving(tmp_path, entries) as live:
         response = live.post(path, {**body, "model": "b"})
@@ -56,4 +56,10 @@ def test_a_load_that_fails_after_the_status_is_an_event(
         assert response.status_code == 200
         assert "b was not loaded within 1 s" in response.text or "could not be loaded" in response.text
         assert "[DONE]" not in response.text
-        assert '"error"' in response.text
+        *_, data = (line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: "))
+        event = json.loads(data)
+        if path == "/v1/responses":
+            assert (event["type"], event["sequence_number"], "message" in event) == ("error", 0, True)
+            assert f"event: error\ndata: {data}" in response.text
+        else:
+            assert event["error"]["message"]
