@@ -4,7 +4,7 @@ A step delays the next token of each sequence that decodes by its whole length. 
 decoding leaves of the target between two tokens. They get more if a waiting prompt needs more for the target of its
 first token: its chunks grow as its time runs out. If the first token would be late even so, nothing limits the step,
 because then the largest steps serve all requests soonest. Images and audio take seconds however large the steps are:
-they get what decoding leaves, half of that while text waits for tokens, and no more. Without decoding sequences only the
+they get what decoding leaves, half of it while text waits for tokens, and no more. Without decoding sequences only the
 pace of the machine limits the prompts: no step may take so long that the watchdog takes the engine for hung.
 """
 
