@@ -89,7 +89,7 @@ async def load(request: Request, body: LoadBody) -> Response:
     The answer comes once the model serves. `GET /v1/models/{name}` tells how far loading is.
     """
     model = _managed(request, body.model)
-    before = model.idle_seconds
+    before = model.idle_seconds  # holds if the load is refused
     if body.keep_alive is not None:
         model.idle_seconds = check_keep_alive(body.keep_alive)
     state: State = request.app.state.noria

@@ -87,6 +87,10 @@ def test_a_wav_file_from_a_pipe_is_read_to_its_end(size: int) -> None:
     assert len(decode(wav(riff_size=size, data_size=size), LONG)) == 1600
 
 
+def test_a_wav_file_may_count_its_first_8_bytes_too() -> None:
+    assert len(decode(wav(riff_size=3244), LONG)) == 1600
+
+
 def cut(data: bytes) -> bytes:
     return data[: len(data) * 3 // 4]
 
