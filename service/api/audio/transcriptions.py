@@ -108,7 +108,7 @@ class Transcriber:
         if body.task == "translate":
             return chat_request(chat, served, media)
         assert served.chat is not None, "a model without a chat format hears nothing"
-        tokens = transcription(served.chat, served.tokenizer, body.language or None)
+        tokens = transcription(served.chat, served.tokenizer, body.language)
         return chat_request(chat, served, media, expanded(tokens, media, served, "file"))
 
 
