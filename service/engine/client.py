@@ -6,6 +6,7 @@ watches and replaces engines.
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -91,6 +92,7 @@ class EngineClient:
         self._new_supervisor = partial(Supervisor, new_engine, self._take, self._lose_engine, patience, spare)
         self._supervisor = self._new_supervisor()
         self._supervision: asyncio.Task[None] | None = None
+        self._load_began, self._load_seconds = 0.0, 0.0
         self._decided = asyncio.Event()  # set while an engine serves, and when none will
 
     def spawn(self) -> None:
@@ -109,7 +111,7 @@ class EngineClient:
         `renew` gives the options of each later engine; without it they stay as they are, but for the adapters.
         """
         self.adapters.start(options.get("adapters", ()))
-        self.state = "starting"
+        self.state, self._load_began = "starting", time.monotonic()
         self._decided.clear()
 
         async def current() -> Mapping[str, Any]:
@@ -158,9 +160,10 @@ class EngineClient:
     def submit_choices(self, request: Submit) -> list[Mailbox]:
         """Queue the choices of one prompt, under new ids. Returns a mailbox for each.
 
-        Raises EngineUnavailable unless the engine is ready.
+        While an engine replaces another they wait for it. Raises EngineUnavailable in any other state than ready.
         """
-        self._require_ready()
+        if self.state != "restarting":
+            self._require_ready()
         request = replace(request, id=self._next_id)
         self._next_id += request.n
         return self._submitted.submit(request)
@@ -252,6 +255,7 @@ class EngineClient:
         if self.info is not None and self.info.description.get("weights") != info.description.get("weights"):
             raise ModelError("the model's weights have changed since this service started; restart it to serve them")
         self.info, self.state = info, "ready"
+        self._load_seconds = time.monotonic() - self._load_began
         self._forget_adapters()
         self.note("ready", 1.0)
         self._decided.set()
@@ -270,8 +274,9 @@ class EngineClient:
             self.note("restarting", 0.0)
         self.stats = Stats()
         self.n_lost += 1
+        self._load_began = time.monotonic()
         self._decided.clear()
-        self._submitted.lose_engine()
+        self._submitted.lose_engine(self._load_seconds)
         self._fail_answers()
 
     def _fail_answers(self) -> None:

@@ -16,7 +16,9 @@ from service.engine.messages import Abort, Submit, ToEngine, Update
 log = logging.getLogger("noria.engine")
 
 WAIT_SECONDS = 30.0
-"""How long sequences wait for the next engine."""
+"""How long sequences wait for the next engine at least."""
+LOADS = 3
+"""They wait at least this many times as long as the last load took: the disk may be slower this time."""
 MAX_LOST = 3
 """Engines that a sequence may lose: it may be what kills them."""
 
@@ -35,15 +37,19 @@ class Submitted:
         self._continues = continues
         self._running: dict[int, Mailbox] = {}  # the engine has these
         self._waiting: dict[int, Mailbox] = {}  # for the next engine
-        self._goes_on = False  # whether the present engine gets what waits
+        self._goes_on = True  # whether the present engine gets what waits
+        self._seconds = WAIT_SECONDS
         self._timer: asyncio.TimerHandle | None = None
 
     def submit(self, request: Submit) -> list[Mailbox]:
-        """Send a request. Returns a mailbox for each of its choices."""
+        """Send a request, or let it wait for the next engine. Returns a mailbox for each of its choices."""
         own = (replace(request, id=id_, choice=request.choice + index, n=1) for index, id_ in enumerate(request.ids))
         mailboxes = [Mailbox(item, self._close) for item in own]
-        self._running |= {mailbox.id: mailbox for mailbox in mailboxes}
-        self._send(request)
+        if self._goes_on:
+            self._running |= {mailbox.id: mailbox for mailbox in mailboxes}
+            self._send(request)
+        else:
+            self._wait(mailboxes)
         return mailboxes
 
     def deliver(self, updates: Iterable[Update]) -> None:
@@ -55,18 +61,26 @@ class Submitted:
                 del self._running[update.id]
             mailbox.put(update)
 
-    def lose_engine(self) -> None:
-        """The engine has ended: its sequences wait for the next one, or fail with EngineDied."""
+    def lose_engine(self, load_seconds: float) -> None:
+        """The engine has ended: its sequences wait for the next one, or fail with EngineDied.
+
+        The last engine took `load_seconds` until it served.
+        """
         lost, self._running, self._goes_on = self._running, {}, False
+        self._seconds = max(WAIT_SECONDS, LOADS * load_seconds)
         for mailbox in lost.values():
             mailbox.n_lost += 1
             if mailbox.n_lost > MAX_LOST or (mailbox.sent and not self._continues):
                 mailbox.fail(EngineDied())
             else:
-                mailbox.waits = True
-                self._waiting[mailbox.id] = mailbox
-        if self._waiting and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(WAIT_SECONDS, self.fail)
+                self._wait([mailbox])
+
+    def _wait(self, mailboxes: Iterable[Mailbox]) -> None:
+        for mailbox in mailboxes:
+            mailbox.waits = True
+            self._waiting[mailbox.id] = mailbox
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._seconds, self.fail)
 
     def go_on(self, lost_adapters: Container[int]) -> None:
         """Another engine serves: submit again what waits, but for sequences whose adapter is lost."""

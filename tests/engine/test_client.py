@@ -120,15 +120,14 @@ def test_updates_are_merged_while_the_reader_is_away() -> None:
     with_client(thread, body)
 
 
-def test_while_an_engine_is_replaced_no_request_can_be_submitted() -> None:
+def test_while_an_engine_is_replaced_nobody_can_look_and_requests_wait() -> None:
     hosts = Hosts(process)
 
     async def body(client: EngineClient) -> None:
         os.kill(hosts.pid(0), signal.SIGKILL)
         await until(lambda: client.state == "restarting")
         with pytest.raises(EngineUnavailable, match="restarting"):
-            client.submit([1], PARAMS)
-        await until(lambda: client.state == "ready")
+            await client.look()
         assert await collect(client.submit([1], PARAMS)) == expected([1], PARAMS)
         assert len(hosts.made) == 2
 

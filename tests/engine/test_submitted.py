@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -234,5 +235,44 @@ def test_an_engine_that_dies_while_it_loads_counts_for_none(monkeypatch: pytest.
         hosts.made[0].kill()
         assert [*first[0], *await collect(mailbox)] == expected([1], LONG)
         assert len(hosts.made) == 4
+
+    with_client(hosts, body, model="slow")
+
+
+def test_what_is_submitted_between_two_engines_waits_for_the_second() -> None:
+    """Its body, images or audio were being decoded when the first one died."""
+    hosts = Hosts(thread)
+
+    async def body(client: EngineClient) -> None:
+        await lose(client, hosts)
+        mailboxes = client.submit_choices(Submit(0, [1, 2], PARAMS, n=2))
+        closed = client.submit([3], PARAMS)
+        closed.close()
+        found = await asyncio.gather(*map(collect, mailboxes))
+        assert found == [expected([1, 2], PARAMS, choice) for choice in range(2)]
+        assert client.state == "ready"
+        await until(lambda: client.stats.running == 0)
+
+    with_client(hosts, body)
+
+
+@pytest.mark.usefixtures("held")
+def test_the_wait_is_as_long_as_loads_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load takes longer than the least wait."""
+    monkeypatch.setattr("service.engine.submitted.WAIT_SECONDS", 0.01)
+    clock = iter([100.0, 100.5, 200.0])
+    monkeypatch.setattr("service.engine.client.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    hosts = Hosts(thread)
+
+    async def body(client: EngineClient) -> None:
+        mailbox = client.submit([1], LONG)
+        await begun([mailbox])
+        hosts.made[-1].kill()
+        while client.state != "restarting":
+            await asyncio.sleep(0.02)
+        lost = asyncio.get_running_loop().time()
+        with pytest.raises(EngineDied):
+            await collect(mailbox)
+        assert asyncio.get_running_loop().time() - lost > 1.0, "three loads of half a second"
 
     with_client(hosts, body, model="slow")
