@@ -4,7 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -109,20 +109,37 @@ def test_amx_that_gains_too_little_does_not_serve(with_amx: Path, tmp_path: Path
         assert server.answer() == ANSWER
 
 
+def own_tests(folder: Path, files: Sequence[str], environment: Mapping[str, str] = {}) -> None:
+    """Run files of tests/model in a copy of Noria: all pass, and none is skipped."""
+    for name in ("tests", "benchmarks"):
+        shutil.copytree(ROOT / name, folder / name, ignore=WITHOUT)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    paths = [f"tests/model/{file}" for file in files]
+    command = [sys.executable, "-m", "pytest", "-rs", "-k", "not hold_no_memory", *paths]
+    variables = own_shell() | dict(environment)
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "SKIPPED" not in done.stdout
+
+
 def test_the_kernels_own_tests_with_amx(with_amx: Path) -> None:
     """Those of the order of additions, of outliers and of bits, of which no other processor runs all.
 
     Emulated tiles are memory of a thread.
     """
-    for name in ("tests", "benchmarks"):
-        shutil.copytree(ROOT / name, with_amx / name, ignore=WITHOUT)
-    shutil.copy(ROOT / "pyproject.toml", with_amx)
     files = [
         *("kernels/test_check.py", "kernels/test_kernels.py", "kernels/test_pairs.py", "linear/test_bfloat16.py"),
         *("attention/test_variants.py::test_variants_have_the_same_bits", "network/test_compiled.py"),
     ]
-    paths = [f"tests/model/{file}" for file in files]
-    command = [sys.executable, "-m", "pytest", "-rs", "-k", "not hold_no_memory", *paths]
-    done = subprocess.run(command, cwd=with_amx, env=own_shell(), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    assert "SKIPPED" not in done.stdout
+    own_tests(with_amx, files)
+
+
+def test_the_kernels_own_tests_with_address_sanitizer(tmp_path: Path) -> None:
+    """No access beyond a tensor, nor beyond an array of the memory that products, experts and a step divide."""
+    folder = copy(tmp_path, compiler("sanitized"))
+    gcc = subprocess.run(["cc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    files = ("mixed_experts", "layouts", "fp4", "lora", "kernels")
+    network = ("compiled", "latent", "lora", "moe")
+    paths = [*(f"kernels/test_{name}.py" for name in files), *(f"network/test_{name}.py" for name in network)]
+    # Python itself never gives all its memory back.
+    own_tests(folder, paths, {"LD_PRELOAD": gcc.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0"})

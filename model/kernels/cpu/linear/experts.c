@@ -13,7 +13,9 @@
 FIELDS(experts_t, F(gate), F(w13), F(w2), F(shared_w13), F(shared_w2), F(n_experts), F(n_used), F(routed_scale));
 #undef F
 
-enum { GATES = 8, ALIGNED = 5 * 64 }; /* bytes at most that aligned arrays of a product lose */
+enum { GATES = 8 };
+enum { A_CHANNEL = 4 };                   /* bytes of an activation at most, in all layouts: experts may have several */
+enum { A_PRODUCT = 5 * (64 + RED_ZONE) }; /* bytes at most that the arrays of a product lose between them */
 
 /* The memory of one call. Pair i is choice i % n_used of token i / n_used. In the order of experts it is pair
  * `places[i]`, and `rows` has the token of each pair in that order. */
@@ -28,6 +30,7 @@ typedef struct {
     call *calls;
     float *gate_up, *shared_gate_up, *out; /* [pairs, 2 hidden_dim], [n_rows, 2 of the shared], [pairs, dim] */
     void *rest;
+    arena memory;
 } block;
 
 /* An expert that is here: all have its sizes. */
@@ -43,7 +46,7 @@ static int64_t divide(block *b, void *scratch) {
     const weights *w13 = e->w13[some_expert(e)];
     int64_t n = b->n_rows, pairs = n * e->n_used, gate_up = w13->n_out, dim = w13->n_in;
     int64_t shared = e->shared_w13 ? e->shared_w13->n_out : 0;
-    arena a = {(uintptr_t)scratch, 0};
+    arena a = enough(scratch);
     b->dim = (int)dim;
     b->logits = take(&a, n * e->n_experts * 4);
     b->shares = take(&a, pairs * 4);
@@ -55,10 +58,10 @@ static int64_t divide(block *b, void *scratch) {
     b->gate_up = take(&a, pairs * gate_up * 4);
     b->shared_gate_up = take(&a, n * shared * 4);
     b->out = take(&a, pairs * dim * 4);
-    b->rest = take(&a, 0);
-    int64_t a_channel = w13->format == BF16 ? 4 : 3; /* bytes at most, with the channels padded to 64 */
     int64_t widest = most_of(pairs * (most_of(dim, gate_up / 2) + 63), n * (most_of(dim, shared / 2) + 63));
-    return a.used + widest * a_channel + (e->n_experts + 1) * ALIGNED;
+    b->rest = take(&a, widest * A_CHANNEL + (e->n_experts + 1) * A_PRODUCT);
+    b->memory = a;
+    return a.used;
 }
 
 /* A number that can be compared: NaN is the least. */
@@ -198,4 +201,5 @@ void EXPORT(experts)(const experts_t *e, const float *x, int64_t n_rows, const f
     multiply_all(&b, e->w2, GATED);
     noria_parallel(add_some, &b, row_tasks); /* from here on x may have changed */
     if (e->shared_w2) GLUE(linear, VARIANT)(e->shared_w2, b.shared_gate_up, n_rows, GATED, 0, 0, y, 1, b.rest);
+    give_back(&b.memory);
 }

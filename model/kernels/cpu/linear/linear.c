@@ -97,7 +97,7 @@ static void prepare(call *c) {
 
 int64_t EXPORT(linear_scratch)(const weights *w, int64_t n_rows) {
     call c = {.w = w, .n_rows = (int)n_rows};
-    arena a = {0, 0};
+    arena a = {0};
     prepare(&c);
     take_activations(&c, &a);
     return a.used;
@@ -105,7 +105,7 @@ int64_t EXPORT(linear_scratch)(const weights *w, int64_t n_rows) {
 
 void GLUE(multiply, VARIANT)(call *calls, int n, void *scratch) {
     int row_tasks = 0, tasks = 0;
-    arena a = {(uintptr_t)scratch, 0};
+    arena a = enough(scratch);
     for (call *c = calls; c < calls + n; c++) {
         prepare(c);
         take_activations(c, &a);
@@ -115,6 +115,7 @@ void GLUE(multiply, VARIANT)(call *calls, int n, void *scratch) {
     noria_parallel(prepare_some, &calls, shrink_tasks(calls) + row_tasks);
     noria_parallel(products, &calls, tasks);
     expand_all(calls);
+    give_back(&a);
 }
 
 void GLUE(adapted, VARIANT)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps,

@@ -74,7 +74,7 @@ static void take_latent(work *w, arena *a) {
 /* Divides n_bytes of scratch memory. Returns the bytes that it should have, or as many as are needed to count more. */
 static int64_t take_all(work *w, void *scratch, int64_t n_bytes) {
     const network_t *m = w->m;
-    arena a = {(uintptr_t)scratch, 0};
+    arena a = {(uintptr_t)scratch, 0, (uintptr_t)scratch + (uintptr_t)n_bytes};
     for (int64_t p = 0; p < m->n_pools; p++) w->pools[p].spans = take(&a, w->s->n_slices * (int64_t)sizeof(span_t));
     if (a.used > n_bytes) return a.used;
     int64_t samples = w->s->sampling ? w->n_samples : 0, rank = 0;
@@ -215,5 +215,7 @@ int64_t EXPORT(step)(const network_t *m, const step_t *s, void *scratch, int64_t
     int64_t n_runs = make_runs(&w, 0, 0, w.n_rows);
     GLUE(network, VARIANT)(m->layers, m->n_layers, calls, s->x, w.n_rows, m->eps, w.gate_up, &w.latent, w.runs, n_runs,
                            w.product);
-    return s->sampling ? sample_all(&w) : DONE;
+    problem = s->sampling ? sample_all(&w) : DONE;
+    give_back(&(arena){(uintptr_t)scratch, n_bytes, 0});
+    return problem;
 }
