@@ -16,6 +16,7 @@ from service.access.record import RequestRecord
 from service.api.lanes import written
 from service.api.ongoing import never
 from service.api.prompt import Make, on_thread
+from service.api.routes import LargeAnswer
 from service.api.state import State, hosted
 from service.engine.messages import FINISHES
 from service.errors.dialects import Dialect
@@ -294,7 +295,7 @@ async def whole_response(
         return await state.work.run(lambda: written(whole), size)
 
     written_whole = await while_connected(request.receive, state.drain.expired, content())
-    return Response(written_whole, media_type="application/json")
+    return LargeAnswer(written_whole, computed=True)
 
 
 async def computed_response(request: Request, model: str | None, make: Make[Mapping[str, object]]) -> Response:

@@ -1,8 +1,9 @@
 """The state that all endpoints share, and the bound on the bodies that they read."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from fastapi import Request
 
@@ -27,6 +28,12 @@ LARGE_BODIES = 16
 RETRY_SECONDS = 1
 
 
+class Take(Protocol):
+    """What `Bodies.holding` gives."""
+
+    def __call__(self, n_bytes: int, *, refuses: bool = True) -> None: ...
+
+
 class Bodies:
     """The bytes of large bodies in memory, by sender. `max_bytes` is the limit of one body."""
 
@@ -35,13 +42,16 @@ class Bodies:
         self._limit = LARGE_BODIES * max_bytes
 
     @contextmanager
-    def holding(self, sender: str) -> Iterator[Callable[[int], None]]:
-        """Count what a large body holds inside the context. The function counts more bytes, and raises Overloaded."""
+    def holding(self, sender: str) -> Iterator[Take]:
+        """Count what a large body, or a large answer, holds inside the context.
+
+        The function counts more bytes. It raises Overloaded, but not for what is there already (`refuses` false).
+        """
         held = 0
 
-        def take(n_bytes: int) -> None:
+        def take(n_bytes: int, *, refuses: bool = True) -> None:
             nonlocal held
-            if n_bytes and self.held.is_full(sender, self._limit, n_bytes):
+            if refuses and n_bytes and self.held.is_full(sender, self._limit, n_bytes):
                 what = "bytes of large bodies are in memory"
                 raise Overloaded(what, self.held.total, self._limit, RETRY_SECONDS)
             held += n_bytes

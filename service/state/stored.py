@@ -19,15 +19,19 @@ def new_id(prefix: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StoredItem:
-    """One item of a conversation, as JSON. `output`: a model has written it."""
+    """One item of a conversation, as JSON without log probabilities. `output`: a model has written it.
+
+    `scored` is the same with them, where there are any.
+    """
 
     id: str
     value: bytes
     output: bool = False
+    scored: bytes = b""
 
     @property
     def size(self) -> int:
-        return ROW_BYTES + len(self.id) + len(self.value)
+        return ROW_BYTES + len(self.id) + len(self.value) + len(self.scored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,8 @@ class Stored:
     """A response or a conversation. `value` is its JSON without its items.
 
     `previous` is the response that it continues. `running`: the server still computes it, and does not evict it.
-    `events` are those of its stream, compressed; empty without any. `request` is what computes it again, while it runs.
+    `events` are those of its stream, compressed; empty without any, and as `Tables` finds it. `request` is what
+    computes it again, while it runs.
     """
 
     id: str

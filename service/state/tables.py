@@ -10,12 +10,25 @@ from service.errors.errors import HistoryTooLarge, StoreFull
 from service.state.stored import Owner, Stored, StoredItem, Use
 
 MEMORY = ":memory:"
-VERSION = 1
+VERSION = 2
 APPLICATION = 0x4E6F7269
 """"Nori": a file of another program is not touched."""
 MARKS = {"application_id": APPLICATION, "user_version": VERSION}
 LARGEST = 2**25
 """Bytes of one response or conversation: a request reads all its items at once."""
+EVENTS_PIECE = 2**16
+"""Compressed bytes of events that are read at once."""
+UPGRADE = """
+ALTER TABLE items ADD COLUMN scored BLOB NOT NULL DEFAULT x'';
+UPDATE items
+    SET scored = value, value = CAST(json_set(CAST(value AS TEXT), '$.content[0].logprobs', json('[]')) AS BLOB)
+    WHERE output AND json_extract(CAST(value AS TEXT), '$.content[0].logprobs[0]') IS NOT NULL;
+UPDATE stored SET size = size + (
+    SELECT coalesce(sum(length(value)), 0) FROM items
+    WHERE owner = stored.owner AND holder = stored.id AND length(scored)
+);
+"""
+"""From version 1, in which items had their log probabilities among the rest."""
 SCHEMA = """
 CREATE TABLE stored (
     owner TEXT NOT NULL, id TEXT NOT NULL, previous TEXT, used REAL NOT NULL, size INTEGER NOT NULL,
@@ -26,7 +39,7 @@ CREATE INDEX oldest ON stored (owner, running, used);
 CREATE INDEX expiring ON stored (used);
 CREATE TABLE items (
     owner TEXT NOT NULL, holder TEXT NOT NULL, position INTEGER NOT NULL, id TEXT NOT NULL, output INTEGER NOT NULL,
-    value BLOB NOT NULL, PRIMARY KEY (owner, holder, position)
+    value BLOB NOT NULL, scored BLOB NOT NULL DEFAULT x'', PRIMARY KEY (owner, holder, position)
 );
 CREATE INDEX by_id ON items (owner, id);
 """
@@ -53,16 +66,16 @@ class Tables:
 
     def _open(self) -> None:
         """Lock the file, and make the tables if there are none."""
-        marks = tuple(self._db.execute(f"PRAGMA {name}").fetchone()[0] for name in MARKS)
+        application, version = (self._db.execute(f"PRAGMA {name}").fetchone()[0] for name in MARKS)
         (n_tables,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if marks != tuple(MARKS.values()) and (any(marks) or n_tables):
+        if (application or n_tables) and (application != APPLICATION or version not in (1, VERSION)):
             raise sqlite3.DatabaseError("it is the file of another program, or of another version")
         for pragma in ("locking_mode=EXCLUSIVE", "journal_mode=WAL", "synchronous=NORMAL"):
             self._db.execute(f"PRAGMA {pragma}")
         self._db.execute("PRAGMA secure_delete=ON")  # what a client deletes is gone from the file
-        if not n_tables:
+        if version != VERSION:
             marked = "".join(f"PRAGMA {name}={value};" for name, value in MARKS.items())
-            self._db.executescript(f"BEGIN;{SCHEMA}{marked}COMMIT;")
+            self._db.executescript(f"BEGIN;{UPGRADE if n_tables else SCHEMA}{marked}COMMIT;")
         with self._db:
             self._db.execute("UPDATE stored SET used = used WHERE 0")  # takes the lock now, not at the first answer
 
@@ -118,7 +131,7 @@ class Tables:
     def remove_item(self, owner: Owner, holder: str, id: str) -> bool:
         """Remove an item of something. False: it is gone."""
         with self._change():
-            removed = [item for item in self._items(owner.name, holder) if item.id == id]
+            removed = [item for item in self._items(owner.name, holder, scored=True) if item.id == id]
             self._db.execute("DELETE FROM items WHERE owner = ? AND holder = ? AND id = ?", (owner.name, holder, id))
             self._resize(owner.name, holder, -sum(item.size for item in removed))
         self._purge()
@@ -135,11 +148,21 @@ class Tables:
         """Take what was deleted out of the write-ahead log, too."""
         self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
-    def find(self, owner: Owner, id: str) -> Stored | None:
-        """Something with its items. It counts as used."""
+    def find(self, owner: Owner, id: str, *, scored: bool = False) -> Stored | None:
+        """Something with its items, without its events; log probabilities only if `scored`. It counts as used."""
         self._expire()
         self._touch(owner.name, id)
-        return next((stored for _, stored in self._select("owner = ? AND id = ?", owner.name, id)), None)
+        found = self._select("owner = ? AND id = ?", owner.name, id, scored=scored)
+        return next((stored for _, stored in found), None)
+
+    def events(self, owner: Owner, id: str, at: int) -> bytes | None:
+        """The compressed events of a response from byte `at` on, `EVENTS_PIECE` bytes at most. None: it is gone."""
+        row = self._db.execute("SELECT rowid FROM stored WHERE owner = ? AND id = ?", (owner.name, id)).fetchone()
+        if row is None:
+            return None
+        with self._db.blobopen("stored", "events", row[0], readonly=True) as events:
+            events.seek(at)
+            return events.read(EVENTS_PIECE)
 
     def chain(self, owner: Owner, id: str, limit: int) -> list[StoredItem] | None:
         """The items of a response and of all that it continues, the oldest first. None: one of these is missing.
@@ -187,22 +210,27 @@ class Tables:
             self._recount()
             raise
 
-    def _select(self, where: str, *values: str) -> Iterator[tuple[str, Stored]]:
-        columns = "owner, id, value, previous, running, events, request"
-        for owner, id, value, previous, running, *blobs in self._db.execute(
+    def _select(self, where: str, *values: str, scored: bool = False) -> Iterator[tuple[str, Stored]]:
+        columns = "owner, id, value, previous, running, request"
+        for owner, id, value, previous, running, request in self._db.execute(
             f"SELECT {columns} FROM stored WHERE {where}", values
         ):
-            yield owner, Stored(id, value, self._items(owner, id), previous, bool(running), *blobs)
+            items = self._items(owner, id, scored=scored)
+            yield owner, Stored(id, value, items, previous, bool(running), request=request)
 
-    def _items(self, owner: str, holder: str) -> tuple[StoredItem, ...]:
+    def _items(self, owner: str, holder: str, *, scored: bool) -> tuple[StoredItem, ...]:
         rows = self._db.execute(
-            "SELECT id, value, output FROM items WHERE owner = ? AND holder = ? ORDER BY position", (owner, holder)
+            f"SELECT id, value, output, {'scored' if scored else 'NULL'} FROM items "
+            "WHERE owner = ? AND holder = ? ORDER BY position",
+            (owner, holder),
         )
-        return tuple(StoredItem(id, value, bool(output)) for id, value, output in rows)
+        return tuple(StoredItem(id, value, bool(output), scores or b"") for id, value, output, scores in rows)
 
     def _insert(self, owner: str, holder: str, items: Sequence[StoredItem], first: int) -> None:
-        rows = [(owner, holder, first + n, item.id, item.output, item.value) for n, item in enumerate(items)]
-        self._db.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?, ?)", rows)
+        rows = [
+            (owner, holder, first + n, item.id, item.output, item.value, item.scored) for n, item in enumerate(items)
+        ]
+        self._db.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
     def _runs(self, owner: str, id: str) -> bool:
         running = "SELECT 1 FROM stored WHERE owner = ? AND id = ? AND running"

@@ -156,6 +156,7 @@ SETUPS = {
     "models": Setup(_models),
     "prefixes": Setup(lambda folder: ([*SERVE], {"NORIA_PREFIX_STORE": str(folder / "pages")})),
     "responses": Setup(_responses),
+    "large bodies": Setup(lambda folder: ([*SERVE], {"NORIA_MAX_BODY": "40MiB"})),
 }
 
 

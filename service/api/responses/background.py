@@ -17,13 +17,14 @@ from service.api.responses.answers import ResponseError, ResponseState
 from service.api.responses.body import ResponsesBody
 from service.api.responses.creation import Creation
 from service.api.responses.shape import ResponseShape
-from service.api.routes import json_response
+from service.api.routes import LargeAnswer
 from service.api.state import hosted
 from service.errors.errors import ApiError, Cancelled, NotStored, StoreFull, Unavailable, as_api_error
 from service.generation.request import ServedModel
 from service.http.sse import Json
 from service.observe.view.requests import LiveRequest
-from service.state.stored import Stored
+from service.state.store import Store
+from service.state.stored import Owner, Stored
 from service.state.tables import Tables
 
 END = b"\n\n"
@@ -52,11 +53,14 @@ class Background:
         """
         creation, state = self._creation, self._creation.state
         shape = creation.shape(served, creation.body.model or name)
-        queued, sent = shape.queued(), b""
-        if state.settings.finish_after_restart:
-            sent = written_request(creation.body, "" if served is None else served.fingerprint)
-        begun = creation.stored(queued[-1]["response"], running=True, request=sent)
-        if not await state.store.run(Tables.put, creation.owner, begun, only_running=again):
+        queued, again_by = shape.queued(), "" if served is None else served.fingerprint
+
+        def write(tables: Tables) -> Stored | None:
+            sent = written_request(creation.body, again_by) if state.settings.finish_after_restart else b""
+            begun = creation.stored(queued[-1]["response"], running=True, request=sent)
+            return begun if tables.put(creation.owner, begun, only_running=again) else None
+
+        if (begun := await state.store.run(write)) is None:
             raise NotStored("response", shape.id)
         self._queued, self._shape, self._begun = queued, shape, begun
 
@@ -79,6 +83,11 @@ class Background:
         generation = self._live.generation
         began = generation is not None and any(choice.admitted for choice in generation.choices)
         return self._shape.state("in_progress" if began else "queued")
+
+    @property
+    def size(self) -> int:
+        """About the bytes of `state`."""
+        return self._begun.size + self.ongoing.recording.n_bytes
 
     def cancel(self) -> None:
         self._live.cancel()
@@ -124,15 +133,20 @@ class Background:
 
     async def _replace(self, last: Sequence[Json]) -> bool:
         """Store the end, with all events up to the last ones. False: a client has deleted it, or the store is full."""
-        state, recording, owner = self._creation.state, self.ongoing.recording, self._creation.owner
-        frames = [] if recording.first else [*recording.frames, *map(self._shape.frame, last)]
-        events = await state.work.run(lambda: zlib.compress(b"".join(frames), 1), sum(map(len, frames)))
-        stored = self._creation.stored(last[-1], events=events if frames else b"")
+        creation, recording = self._creation, self.ongoing.recording
+        store, owner, frames, complete = creation.state.store, creation.owner, [*recording.frames], not recording.first
+
+        def written() -> bytes:
+            return zlib.compress(b"".join((*frames, *map(self._shape.frame, last))), 1) if complete else b""
+
+        events = await creation.state.work.run(written, recording.n_bytes)
         try:
-            return await state.store.run(Tables.put, owner, stored, only_running=True)
+            return await store.run(
+                lambda tables: tables.put(owner, creation.stored(last[-1], events=events), only_running=True)
+            )
         except (StoreFull, Unavailable) as error:
             with suppress(StoreFull, Unavailable):  # whoever asks is told
-                await state.store.run(Tables.put, owner, ended_as(self._begun, error), only_running=True)
+                await put_ended(store, owner, self._begun, error)
             return False
 
 
@@ -143,7 +157,8 @@ async def in_background(request: Request, body: ResponsesBody) -> Response:
         body = body.model_copy(update={"seed": secrets.randbits(63)})  # that of the second time, too
     background = await begin(request, Creation(request, body), record)
     if not body.stream:
-        return json_response(background.state)
+        waiting, state = background.state, request.app.state.noria
+        return LargeAnswer(await state.work.run(lambda: orjson.dumps(waiting), record.body_bytes))
     record.streams = True
     return background.read(-1)
 
@@ -193,6 +208,6 @@ def ended_as(stored: Stored, error: ApiError | None) -> Stored:
     return replace(stored, value=orjson.dumps(orjson.loads(stored.value) | end), running=False, request=b"")
 
 
-def events_after(stored: Stored, after: int) -> bytes:
-    """The stored events after number `after`."""
-    return b"".join(event + END for event in zlib.decompress(stored.events).split(END)[after + 1 : -1])
+async def put_ended(store: Store, owner: Owner, stored: Stored, error: ApiError | None) -> bool:
+    """Store that a response that ran has ended so. False: a client has deleted it."""
+    return await store.run(lambda tables: tables.put(owner, ended_as(stored, error), only_running=True))

@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-import orjson
 from fastapi import Request
 from starlette.responses import Response
 
@@ -15,7 +14,7 @@ from service.api.answering import submit, whole_response
 from service.api.prompt import Chat, of_chat
 from service.api.responses.answers import CompactedResponse
 from service.api.responses.body import CompactBody, InputBody
-from service.api.responses.history import history_of, stored_input
+from service.api.responses.history import history_of, item_json
 from service.api.responses.items import SUMMARY, AnyItem, CompactionItem, InputMessage
 from service.api.responses.shape import usage_json
 from service.api.responses.truncation import fitted
@@ -67,7 +66,7 @@ async def compact(request: Request, body: CompactBody) -> Response:
             "id": new_id("resp"),
             "object": "response.compaction",
             "created_at": int(time.time()),
-            "output": [orjson.loads(item.value) for item in stored_input([*users, summary])],
+            "output": [*map(item_json, users), item_json(summary)],
             "usage": usage_json(usage),
         }
 

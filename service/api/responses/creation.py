@@ -90,7 +90,7 @@ class Creation:
         response = response_in(events[-1])
         if self._stores:
             try:
-                await self.state.store.run(Tables.put, self.owner, self.stored(events[-1]))
+                await self.state.store.run(lambda tables: tables.put(self.owner, self.stored(events[-1])))
             except (StoreFull, Unavailable) as error:
                 log.warning("a response is not stored: %s", error)
                 response["store"] = False
@@ -100,9 +100,13 @@ class Creation:
         """Add the input and the output to the conversation, if there is one."""
         if self.body.conversation_id is None:
             return
-        added = (*self.items, *stored_output(response["output"]))
+        owner, id = self.owner, self.body.conversation_id
+
+        def append(tables: Tables) -> bool:
+            return tables.append(owner, id, (*self.items, *stored_output(response["output"])))
+
         try:
-            if not await self.state.store.run(Tables.append, self.owner, self.body.conversation_id, added):
+            if not await self.state.store.run(append):
                 log.warning("a conversation is not continued: it is deleted")
         except (StoreFull, Unavailable) as error:
             log.warning("a conversation is not continued: %s", error)

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from model.errors import quoted
 from service.access.record import RequestRecord
+from service.api.lanes import written
 from service.api.responses.body import CompactBody, InputBody
 from service.api.responses.items import (
     ID_PREFIXES,
@@ -123,15 +124,21 @@ def _missing(state: State, param: str, kind: str, id: str, code: str) -> Invalid
 
 def stored_input(items: Sequence[AnyItem]) -> tuple[StoredItem, ...]:
     """The items as they are stored: as OpenAI's API lists them, each with an id."""
-    return tuple(StoredItem(item["id"], orjson.dumps(item)) for item in map(_listed, items))
+    return tuple(StoredItem(item["id"], orjson.dumps(item)) for item in map(item_json, items))
 
 
 def stored_output(items: Sequence[Json]) -> tuple[StoredItem, ...]:
     """The items of an answer, as they are stored."""
-    return tuple(StoredItem(item["id"], orjson.dumps(item), output=True) for item in items)
+    return tuple(map(_output, items))
 
 
-def _listed(item: AnyItem) -> Json:
+def _output(item: Json) -> StoredItem:
+    content = [part | {"logprobs": []} if "logprobs" in part else part for part in item.get("content", ())]
+    plain = item | {"content": content} if content else item
+    return StoredItem(item["id"], written(plain), output=True, scored=b"" if plain == item else written(item))
+
+
+def item_json(item: AnyItem) -> Json:
     status: Json = {"status": "completed"}
     match item:
         case InputMessage():

@@ -10,11 +10,12 @@ from fastapi import FastAPI, Request
 from service.access.keys import Key
 from service.access.record import Policy, RequestRecord
 from service.api.ongoing import detach, never
-from service.api.responses.background import begin, ended_as, read_request
+from service.api.responses.background import begin, put_ended, read_request
 from service.api.responses.body import ResponsesBody
 from service.api.responses.creation import Creation
 from service.api.state import State
 from service.errors.errors import ApiError, Unavailable, as_api_error
+from service.schema.fields import Json
 from service.state.stored import Owner, Stored
 from service.state.tables import Tables
 
@@ -61,8 +62,7 @@ async def _compute_again(app: FastAPI, owner: str, key: Key | None, stored: Stor
         raise Lost("")
     if owner and key is None:
         raise Lost(", and does not know its key any more")
-    fingerprint, sent = read_request(stored)
-    body = ResponsesBody.model_validate_json(sent)
+    fingerprint, sent, body, begun = await state.work.run(lambda: _read(stored), stored.size)
     hosted = state.models.find(body.model, key)
     await state.models.until_loaded(hosted)
     if fingerprint and fingerprint != hosted.admission.require(body.model).fingerprint:
@@ -75,11 +75,17 @@ async def _compute_again(app: FastAPI, owner: str, key: Key | None, stored: Stor
     scope = {"type": "http", "app": app, "method": "POST", "path": PATH, "headers": [], "noria.record": record}
     request = Request(scope, receive=never)
     detach(scope)
-    await begin(request, Creation(request, body, orjson.loads(stored.value)), record, again=True)
+    await begin(request, Creation(request, body, begun), record, again=True)
     log.info("computing a response again", extra={"fields": {"id": stored.id}})
+
+
+def _read(stored: Stored) -> tuple[str, bytes, ResponsesBody, Json]:
+    """The fingerprint, the body as it is stored and as a request, and the response so far."""
+    fingerprint, sent = read_request(stored)
+    return fingerprint, sent, ResponsesBody.model_validate_json(sent), orjson.loads(stored.value)
 
 
 async def _mark_failed(state: State, owner: str, stored: Stored, error: ApiError) -> None:
     with suppress(ApiError):  # the log has it
-        if await state.store.run(Tables.put, Owner(owner), ended_as(stored, error), only_running=True):
+        if await put_ended(state.store, Owner(owner), stored, error):
             log.warning("a response that ran when the server ended has failed", extra={"fields": {"id": stored.id}})

@@ -14,7 +14,7 @@ from service.api.responses.background import in_background
 from service.api.responses.body import ResponsesBody, TokensBody
 from service.api.responses.creation import Creation
 from service.api.responses.history import history_of
-from service.api.responses.shape import FirstEvents
+from service.api.responses.shape import ErrorEvents
 from service.api.responses.truncation import fitted
 from service.api.resuming import refuse_resume
 from service.api.routes import post
@@ -38,7 +38,7 @@ async def responses(request: Request, body: ResponsesBody) -> Response:
     if body.background:
         return await in_background(request, body)
     creation = Creation(request, body)
-    return await answer(request, body, creation.make, creation.shape, creation.save, FirstEvents())
+    return await answer(request, body, creation.make, creation.shape, creation.save, ErrorEvents())
 
 
 @post("/v1/responses/input_tokens", body=TokensBody, request={"input": "Say hello."}, answer=CountedInput)

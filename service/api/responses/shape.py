@@ -19,11 +19,14 @@ from service.state.stored import new_id
 from service.structured.call_reader import CallReader, Piece, pieces_of
 
 
-class FirstEvents(TypedEvents):
-    """The events of a response whose model is not loaded: an error alone."""
+@dataclass(slots=True)
+class ErrorEvents(TypedEvents):
+    """The error of a response whose other events are written elsewhere: `n_sent` so far."""
+
+    n_sent: int = 0
 
     def failure(self, error: ApiError) -> Json:
-        return _failed(error, 0)
+        return _failed(error, self.n_sent)
 
 
 def _failed(error: ApiError, number: int) -> Json:

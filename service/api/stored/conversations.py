@@ -9,12 +9,11 @@ from pydantic import Field
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
-from service.api.queries import several
 from service.api.responses.body import Metadata
 from service.api.responses.history import History, read_referenced, stored_input
 from service.api.responses.items import Item
-from service.api.routes import get, json_response, post
-from service.api.stored.lists import INCLUDED, QUERIES, ItemList, item_list, listed, shown
+from service.api.routes import LargeAnswer, get, json_response, post
+from service.api.stored.lists import INCLUDED, QUERIES, ItemList, included, item_list, listed
 from service.api.stored.requested import Requested
 from service.errors.errors import NotStored
 from service.schema.fields import Body, Items, optional
@@ -80,14 +79,15 @@ async def create(request: Request, body: CreateBody) -> Response:
         "metadata": body.metadata or {},
     }
     items = await _resolved(asked, body.items or [])
-    await asked.store.run(Tables.put, asked.owner, Stored(conversation["id"], orjson.dumps(conversation), items))
-    return json_response(conversation)
+    stored = Stored(conversation["id"], orjson.dumps(conversation), items)
+    await asked.store.run(Tables.put, asked.owner, stored)
+    return _shown(stored.value)
 
 
 @get(PATH, answer=Conversation)
 async def retrieve(request: Request) -> Response:
     """Show a conversation"""
-    return json_response(orjson.loads((await _asked(request).read()).value))
+    return _shown((await _asked(request).read()).value)
 
 
 @post(PATH, body=UpdateBody, request={"metadata": {"topic": "wheels"}}, answer=Conversation)
@@ -95,9 +95,10 @@ async def update(request: Request, body: UpdateBody) -> Response:
     """Change the metadata of a conversation"""
     asked = _asked(request)
     conversation = orjson.loads((await asked.read()).value) | {"metadata": body.metadata or {}}
-    if not await asked.store.run(Tables.update, asked.owner, asked.id, orjson.dumps(conversation)):
+    value = orjson.dumps(conversation)
+    if not await asked.store.run(Tables.update, asked.owner, asked.id, value):
         raise asked.missing
-    return json_response(conversation)
+    return _shown(value)
 
 
 @get(PATH, methods=("DELETE",), answer=DeletedConversation)
@@ -115,28 +116,31 @@ async def delete(request: Request) -> Response:
 @get(f"{PATH}/items", answer=ItemList, queries=QUERIES)
 async def list_items(request: Request) -> Response:
     """List the items of a conversation, the last one first"""
-    return json_response(listed(request, (await _asked(request).read()).items))
+    asked = _asked(request)
+    stored = await asked.read(included(request))
+    return await asked.answer(lambda: listed(request, stored.items), stored.size)
 
 
 @post(f"{PATH}/items", body=ItemsBody, request={"items": HELLO}, answer=ItemList)
 async def create_items(request: Request, body: ItemsBody) -> Response:
     """Add items to a conversation"""
-    asked, included = _asked(request), several(request, "include", INCLUDED)
-    await asked.read()
+    asked = _asked(request)
+    included(request)
+    stored = await asked.read()
     added = await _resolved(asked, body.items)
     if not await asked.store.run(Tables.append, asked.owner, asked.id, added):
         raise asked.missing
-    return json_response(item_list(added, False, included))
+    return await asked.answer(lambda: item_list(added, False), stored.size)
 
 
 @get(f"{PATH}/items/{{item_id}}", answer=ConversationItem, queries={"include": INCLUDED})
 async def retrieve_item(request: Request) -> Response:
     """Show an item of a conversation"""
-    item_id = request.path_params["item_id"]
-    found = [item for item in (await _asked(request).read()).items if item.id == item_id]
+    asked, item_id = _asked(request), request.path_params["item_id"]
+    found = [item for item in (await asked.read(included(request))).items if item.id == item_id]
     if not found:
         raise NotStored("item", item_id)
-    return json_response(shown(found[:1], several(request, "include", INCLUDED))[0])
+    return LargeAnswer(found[0].scored or found[0].value)
 
 
 @get(f"{PATH}/items/{{item_id}}", methods=("DELETE",), answer=Conversation)
@@ -146,7 +150,12 @@ async def delete_item(request: Request) -> Response:
     stored = await asked.read()
     if not await asked.store.run(Tables.remove_item, asked.owner, asked.id, item_id):
         raise NotStored("item", item_id)
-    return json_response(orjson.loads(stored.value))
+    return _shown(stored.value)
+
+
+def _shown(value: bytes) -> Response:
+    """A conversation without its items, which is small."""
+    return Response(value, media_type="application/json")
 
 
 def _asked(request: Request) -> Requested:
@@ -156,4 +165,5 @@ def _asked(request: Request) -> Requested:
 async def _resolved(asked: Requested, items: list[Any]) -> tuple[StoredItem, ...]:
     """Items of a body, with stored ones in place of references."""
     referenced = await read_referenced(asked.state, asked.record, items, "items")
-    return stored_input(History(referenced=referenced).resolved(items))
+    history = History(referenced=referenced)
+    return await asked.state.work.run(lambda: stored_input(history.resolved(items)), asked.record.body_bytes)

@@ -9,9 +9,8 @@ from typing_extensions import TypedDict
 
 from model.errors import quoted
 from service.api.queries import choice, number, several
-from service.api.responses.body import LOGPROBS, Included
+from service.api.responses.body import Included
 from service.errors.errors import InvalidRequest
-from service.schema.fields import Json
 from service.state.stored import StoredItem
 
 INCLUDED: tuple[str, ...] = get_args(Included)
@@ -39,20 +38,19 @@ def listed(request: Request, items: Sequence[StoredItem]) -> ItemList:
         if position is None:
             raise InvalidRequest(f"after: no item {quoted(after)} is in the list", param="after")
         ordered = ordered[position + 1 :]
-    return item_list(ordered[:limit], len(ordered) > limit, several(request, "include", INCLUDED))
+    return item_list(ordered[:limit], len(ordered) > limit)
 
 
-def item_list(items: Sequence[StoredItem], has_more: bool, included: Sequence[str]) -> ItemList:
+def item_list(items: Sequence[StoredItem], has_more: bool) -> ItemList:
     first, last = (items[0].id, items[-1].id) if items else ("", "")
-    return {"object": "list", "data": shown(items, included), "first_id": first, "last_id": last, "has_more": has_more}
+    return {"object": "list", "data": json_of(items), "first_id": first, "last_id": last, "has_more": has_more}
 
 
-def shown(items: Sequence[StoredItem], included: Sequence[str]) -> list[Json]:
-    """The JSON of items. Log probabilities are left out unless they are included."""
-    data: list[Json] = [orjson.loads(item.value) for item in items]
-    if LOGPROBS not in included:
-        for item in data:
-            for part in item.get("content", ()) if item["type"] == "message" else ():
-                if part.get("logprobs"):
-                    part["logprobs"] = []
-    return data
+def included(request: Request) -> list[str]:
+    """What a request wants beside the items. Raises InvalidRequest."""
+    return several(request, "include", INCLUDED)
+
+
+def json_of(items: Sequence[StoredItem]) -> list[Any]:
+    """The JSON of items as it is stored: an item may have 32 MiB, and to parse it would take seconds."""
+    return [orjson.Fragment(item.scored or item.value) for item in items]

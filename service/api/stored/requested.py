@@ -1,10 +1,15 @@
 """The response or the conversation that a request names in its path."""
 
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
+import orjson
 from fastapi import Request
+from starlette.responses import Response
 
 from service.access.record import RequestRecord
+from service.api.responses.body import LOGPROBS
+from service.api.routes import LargeAnswer
 from service.api.state import State
 from service.errors.errors import InvalidRequest, NotStored
 from service.state.stored import PREFIXES, Owner, Stored
@@ -28,11 +33,16 @@ class Requested:
         if not self.id.startswith(PREFIXES[kind]):
             raise self.missing
 
-    async def read(self) -> Stored:
-        """Raises NotStored, also for another key's."""
-        if (stored := await self.store.run(Tables.find, self.owner, self.id)) is None:
+    async def read(self, included: Sequence[str] = ()) -> Stored:
+        """With log probabilities where `included` names them. Raises NotStored, also for another key's."""
+        scored = LOGPROBS in included
+        if (stored := await self.store.run(Tables.find, self.owner, self.id, scored=scored)) is None:
             raise self.missing
         return stored
+
+    async def answer(self, write: Callable[[], Mapping[str, Any]], size: int) -> Response:
+        """The answer that `write` makes of stored values of this size. The event loop serves others meanwhile."""
+        return LargeAnswer(await self.state.work.run(lambda: orjson.dumps(write()), size))
 
     async def delete(self) -> None:
         """Raises NotStored."""

@@ -11,25 +11,20 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from service.access.record import Policy
-from service.api.queries import BOOLEANS, choice, number, several
+from service.api.queries import BOOLEANS, choice, number
 from service.api.responses.answers import StoredResponse
-from service.api.responses.background import Background, ended_as, events_after
+from service.api.responses.background import Background, ended_as, put_ended
 from service.api.routes import get, json_response
-from service.api.stored.lists import INCLUDED, QUERIES, ItemList, listed, shown
+from service.api.stored.events import StoredEvents
+from service.api.stored.lists import INCLUDED, QUERIES, ItemList, included, json_of, listed
 from service.api.stored.requested import Requested
 from service.errors.errors import InvalidRequest, Unavailable
-from service.http.sse import HEADERS
 from service.schema.fields import Json
 from service.state.stored import Stored
-from service.state.tables import Tables
 
 QUIET = Policy(quiet=True)
 """A key at its limit of requests may still ask about its responses, and end them."""
 PATH = "/v1/responses/{id}"
-NO_EVENTS = (
-    "stream: no events of this response are stored. They are for a response with background, unless it was queued or "
-    "running when the server ended, the store did not take its end, or it had too many events"
-)
 
 
 class DeletedResponse(TypedDict):
@@ -52,19 +47,16 @@ async def retrieve(request: Request) -> Response:
     """
     asked = Requested(request, "response")
     after = number(request, "starting_after", -1, least=0)
-    included = several(request, "include", INCLUDED)
     streams = choice(request, "stream", BOOLEANS, "false") == "true"
     if after >= 0 and not streams:
         raise InvalidRequest("starting_after needs stream true", param="starting_after")
     if (running := _running(asked)) is not None:
-        return running.read(after) if streams else json_response(running.state)
-    stored = await _read(asked)
-    if not streams:
-        return json_response(_whole(stored, included))
-    if not stored.events:
-        raise InvalidRequest(NO_EVENTS, param="stream")
-    events = await asked.state.work.run(lambda: events_after(stored, after), len(stored.events))
-    return Response(events, headers={name.decode(): value.decode() for name, value in HEADERS})
+        present = running.state
+        return running.read(after) if streams else await asked.answer(lambda: present, running.size)
+    stored = await _read(asked, included(request))
+    if streams:
+        return await StoredEvents(asked, after).response()
+    return await asked.answer(lambda: _whole(stored), stored.size)
 
 
 @get(PATH, methods=("DELETE",), answer=DeletedResponse, policy=QUIET)
@@ -89,14 +81,15 @@ async def cancel(request: Request) -> Response:
     """
     asked = Requested(request, "response")
     if _running(asked) is None and (stored := await _read(asked)).running:
-        await asked.store.run(Tables.put, asked.owner, ended_as(stored, None), only_running=True)
+        await put_ended(asked.store, asked.owner, stored, None)
     if (running := _running(asked)) is not None and running.ongoing.task is not None:
         running.cancel()
         await asyncio.wait([running.ongoing.task])
-    response = _whole(await _read(asked), ())
+    stored = await _read(asked)
+    response = await asked.state.work.run(lambda: _whole(stored), stored.size)
     if not response["background"]:
         raise InvalidRequest("only a response that is created with background can be cancelled", param="id")
-    return json_response(response)
+    return await asked.answer(lambda: response, stored.size)
 
 
 @get(f"{PATH}/input_items", answer=ItemList, queries=QUERIES)
@@ -105,8 +98,10 @@ async def input_items(request: Request) -> Response:
 
     They are those of its own request.
     """
-    stored = await Requested(request, "response").read()
-    return json_response(listed(request, [item for item in stored.items if not item.output]))
+    asked = Requested(request, "response")
+    stored = await asked.read()
+    included(request)
+    return await asked.answer(lambda: listed(request, [item for item in stored.items if not item.output]), stored.size)
 
 
 def _running(asked: Requested) -> Background | None:
@@ -114,18 +109,18 @@ def _running(asked: Requested) -> Background | None:
     return found
 
 
-async def _read(asked: Requested) -> Stored:
+async def _read(asked: Requested, included: Sequence[str] = ()) -> Stored:
     """What is stored of a response that does not run. The store may not have taken its end: then it has failed."""
-    stored = await asked.read()
+    stored = await asked.read(included)
     if not stored.running or (asked.owner.name, asked.id) in asked.state.ongoing.found:
         return stored
-    lost = ended_as(stored, Unavailable("the store did not take the end of this response", "store_failed"))
+    lost = Unavailable("the store did not take the end of this response", "store_failed")
     with suppress(Unavailable):
-        await asked.store.run(Tables.put, asked.owner, lost, only_running=True)
-    return lost
+        await put_ended(asked.store, asked.owner, stored, lost)
+    return await asked.state.work.run(lambda: ended_as(stored, lost), stored.size)
 
 
-def _whole(stored: Stored, included: Sequence[str]) -> Json:
+def _whole(stored: Stored) -> Json:
     """The response with its output."""
     facts: Json = orjson.loads(stored.value)
-    return facts | {"output": shown([item for item in stored.items if item.output], included)}
+    return facts | {"output": json_of([item for item in stored.items if item.output])}

@@ -1,17 +1,23 @@
-"""Stored responses: their disk is full, and the server is killed while it stores and computes them."""
+"""Stored responses: their disk is full, the server is killed while it has some, and clients read large ones slowly."""
 
 import signal
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from tests.drill.attacks.connections import held
 from tests.drill.processes import send
-from tests.drill.row import LoneRow, NotPossible, check
+from tests.drill.row import MIB, LoneRow, NotPossible, Promise, Row, check
+from tests.drill.stage import Stage
 from tests.drill.target import Target, running
+from tests.e2e.server import MODEL
 
 PATH = "/v1/responses"
 DISK = "size=1m"
 END_SECONDS = 60.0
+READERS, READS = 25, 8
+ITEM_BYTES = 31 * MIB
 STORY = {"input": "Tell me a long story.", "temperature": 0, "max_output_tokens": 200}
 
 
@@ -89,7 +95,51 @@ def killed() -> str:
         return f"{len(whole)} stored responses, 1 finished"
 
 
+def slow_readers(stage: Stage) -> str:
+    """Let readers of a long stored stream stop reading at its beginning."""
+    scores = {"top_logprobs": 20, "include": ["message.output_text.logprobs"]}
+    long = STORY | {"max_output_tokens": 1500, "min_tokens": 1500, "model": MODEL} | scores
+    id = finished(stage.target, created(stage.target, **long, background=True)["id"])["id"]
+    with stage.target.server.http.stream("GET", f"{PATH}/{id}?stream=true") as whole:
+        n_bytes = sum(map(len, whole.iter_bytes()))
+    check(n_bytes > 4 * MIB, f"the stream has {n_bytes} bytes only")
+    head = f"GET {PATH}/{id}?stream=true HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
+    with held(stage.target.port, READERS, head) as socks:
+        check(len(socks) == READERS, f"{len(socks)} connections")
+        time.sleep(5.0)
+    return f"{READERS} readers of {n_bytes // MIB} MiB"
+
+
+def large_item(stage: Stage) -> str:
+    """Read a large item of a conversation many times at once."""
+    text = "x" * ITEM_BYTES
+    http = stage.target.server.http
+    items = [{"role": "user", "content": text}]
+    path = f"/v1/conversations/{http.post('/v1/conversations', json={'items': items}).json()['id']}/items"
+
+    def read(_: int) -> int:
+        answer = http.get(path)
+        whole = answer.status_code == 429 or answer.json()["data"][0]["content"][0]["text"] == text
+        check(whole, f"an item got {answer.status_code}: {answer.text[:200]}")
+        return answer.status_code
+
+    with ThreadPoolExecutor(READS) as pool:
+        statuses = [*pool.map(read, range(READS))]
+    return f"{statuses.count(200)} of {READS} reads of {ITEM_BYTES // MIB} MiB"
+
+
 ROWS = (
+    Row(
+        f"{READERS} readers of a long stored stream that do not read",
+        Promise("each holds a piece of it"),
+        slow_readers,
+    ),
+    Row(
+        f"{READS} reads at once of a stored item of {ITEM_BYTES // MIB} MiB",
+        Promise("each is whole or a 429", memory=12 * ITEM_BYTES),
+        large_item,
+        "large bodies",
+    ),
     LoneRow(
         "the disk of stored responses is full",
         "requests are answered with store false; those that need the store get a 503",

@@ -331,3 +331,33 @@ def test_what_is_deleted_is_gone_from_the_files(tmp_path: Path) -> None:
     tables.remove_item(A, "c", "i")
     assert not any(b"secret-text" in found.read_bytes() for found in tmp_path.iterdir())
     assert any(b"rest" in found.read_bytes() for found in tmp_path.iterdir())
+
+
+def test_a_file_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> None:
+    """Its items had their log probabilities among the rest."""
+    path = str(tmp_path / "responses.db")
+    db = sqlite3.connect(path)
+    scored = b'{"type":"message","content":[{"type":"output_text","text":"a","logprobs":[{"token":"a"}]}]}'
+    plain = b'{"type":"message","content":[{"type":"output_text","text":"a","logprobs":[]}]}'
+    call = b'{"type":"function_call","arguments":"{}"}'
+    db.executescript(
+        "CREATE TABLE stored (owner TEXT NOT NULL, id TEXT NOT NULL, previous TEXT, used REAL NOT NULL, size INTEGER "
+        "NOT NULL, running INTEGER NOT NULL, value BLOB NOT NULL, events BLOB NOT NULL, request BLOB NOT NULL, "
+        "PRIMARY KEY (owner, id)); CREATE INDEX oldest ON stored (owner, running, used); CREATE INDEX expiring ON "
+        "stored (used); CREATE TABLE items (owner TEXT NOT NULL, holder TEXT NOT NULL, position INTEGER NOT NULL, "
+        "id TEXT NOT NULL, output INTEGER NOT NULL, value BLOB NOT NULL, PRIMARY KEY (owner, holder, position)); "
+        "CREATE INDEX by_id ON items (owner, id); PRAGMA application_id=1315926633; PRAGMA user_version=1;"
+    )
+    old = Stored("r", b"{}", (StoredItem("in", b"{}"), StoredItem("out", scored, True), StoredItem("call", call, True)))
+    db.execute("INSERT INTO stored VALUES ('a', 'r', NULL, 1000, ?, 0, x'7b7d', x'', x'')", (old.size,))
+    rows = [("a", "r", n, item.id, item.output, item.value) for n, item in enumerate(old.items)]
+    db.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?, ?)", rows)
+    db.commit()
+    db.close()
+    for _ in range(2):
+        tables, _clock = made(path=path)
+        expected = (old.items[0], StoredItem("out", plain, True, scored), old.items[2])
+        assert tables.find(A, "r", scored=True) == Stored("r", b"{}", expected)
+        assert tables.find(A, "r") == Stored("r", b"{}", (old.items[0], StoredItem("out", plain, True), old.items[2]))
+        assert tables.total.n_bytes == Stored("r", b"{}", expected).size
+        tables.close()

@@ -1,0 +1,63 @@
+"""The stored events of a response that has ended: read, unpacked and sent in pieces, as the client takes them."""
+
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import nullcontext
+from functools import partial
+
+from service.api.responses.background import END
+from service.api.responses.shape import ErrorEvents
+from service.api.stored.requested import Requested
+from service.errors.errors import InvalidRequest
+from service.http.sse import EventStream
+from service.state.tables import EVENTS_PIECE, Tables
+
+NO_EVENTS = (
+    "stream: no events of this response are stored. They are for a response with background, unless it was queued or "
+    "running when the server ended, the store did not take its end, or it had too many events"
+)
+
+
+class StoredEvents:
+    """The stream of the events after number `after`. A reader holds one compressed piece, and one that is unpacked."""
+
+    def __init__(self, requested: Requested, after: int) -> None:
+        self._requested = requested
+        self._framing = ErrorEvents()
+        self._inflater = zlib.decompressobj()
+        self._skipped = after + 1  # events that are still to be left out
+        self._rest = b""  # the beginning of such an event
+
+    async def response(self) -> EventStream:
+        """Raises InvalidRequest if none are stored."""
+        if not (first := await self._piece(0)):
+            raise InvalidRequest(NO_EVENTS, param="stream")
+        return EventStream(self._frames(first), nullcontext(), self._requested.state.drain.expired, self._framing)
+
+    async def _piece(self, at: int) -> bytes:
+        owner, id, store = self._requested.owner, self._requested.id, self._requested.store
+        if (piece := await store.run(Tables.events, owner, id, at)) is None:
+            raise self._requested.missing  # deleted meanwhile
+        return piece
+
+    async def _frames(self, piece: bytes) -> AsyncIterator[list[bytes]]:
+        at = 0
+        while piece:
+            at += len(piece)
+            while piece:
+                text = await self._requested.state.work.run(partial(self._unpacked, piece), len(piece))
+                self._framing.n_sent += text.count(END)
+                if text:
+                    yield [text]
+                piece = self._inflater.unconsumed_tail
+            piece = await self._piece(at)
+        yield [self._inflater.flush()]
+
+    def _unpacked(self, piece: bytes) -> bytes:
+        """The next events in a compressed piece, as far as `EVENTS_PIECE` bytes hold them."""
+        text = self._rest + self._inflater.decompress(piece, EVENTS_PIECE)
+        *skipped, rest = text.split(END, self._skipped)
+        self._skipped -= len(skipped)
+        self._framing.n_sent += len(skipped)
+        self._rest = rest if self._skipped else b""
+        return b"" if self._skipped else rest
