@@ -83,6 +83,14 @@ class ModelSettings(RunnerOptions):
         "Number of choices (`n` for each prompt) that may wait. While as many wait, the next request gets a 429.",
         least=1,
     )
+    max_queue_media: int = option(
+        2**29,
+        "Bytes of decoded images and audio that may wait for their first token. While as many wait, the next request "
+        "gets a 429.",
+        least=1,
+        is_size=True,
+        in_plan=True,
+    )
     repetition_detection: str | None = option(
         None,
         "End an answer that repeats itself, if the request does not say. MAX,MIN,COUNT: as soon as it ends with COUNT "

@@ -346,7 +346,7 @@ def make_info(
 
 def create_fake(progress: Callable[[str, float], None], **options: object) -> FakeRunner:
     """What an engine loads in tests. `model`: "fake", "recite", "marks", "slow" (20 ms a step), "slow recite",
-    "large" (loads for a minute), "images" or "audio" (with an encoder), "broken" or "crash"."""
+    "large" (loads for a minute), "images", "slow images" or "audio" (with an encoder), "broken" or "crash"."""
     progress("loading weights", 0.5)
     model = options["model"]
     if model == "large":
@@ -358,11 +358,11 @@ def create_fake(progress: Callable[[str, float], None], **options: object) -> Fa
     length = int(options.get("max_model_len") or (4096 if model in ("slow", "audio") else 512))  # type: ignore[call-overload]
     limits = RunnerOptions("", max_sequences=options["max_sequences"], max_step_tokens=options["max_step_tokens"])  # type: ignore[arg-type]
     info = make_info(page_size=16, pools=((None, 512),), max_model_len=length, limits=limits.step_limits("cpu"))
-    if model == "images":
+    words = str(model).split()
+    if "images" in words:
         info = replace(info, images=IMAGES, media_tokens=64)
     if model == "audio":
         info = replace(info, audio=AUDIO, media_tokens=4 * AUDIO.chunk_tokens)
-    words = str(model).split()
     runner = FakeRunner(info, 0.02 if "slow" in words else 0.0, SAYS.get(words[-1], next_token))
     for number, path in options.get("adapters", ()):  # type: ignore[attr-defined]
         runner.adapters.load(number, path)

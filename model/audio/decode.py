@@ -69,6 +69,14 @@ def decode(data: bytes, max_seconds: float, on_size: Callable[[int], None] = lam
     return samples
 
 
+def seconds(data: bytes, max_seconds: float) -> float:
+    """How long a file is at least, by its header alone; 0 if that does not tell. Raises AudioError as `decode` does."""
+    with _open(data, BytesIO(data)) as file:
+        _check(data, file, max_seconds)
+        guessed = MP3_GUESS if file.format == "MP3" else 0
+        return 0.0 if file.frames == NO_FRAMES else max(0, file.frames - guessed) / file.samplerate
+
+
 def _open(data: bytes, source: BytesIO) -> Stream:
     """The file with its header read. No other reader of libsndfile sees the data."""
     if not _is_known(data):

@@ -7,7 +7,7 @@ The argument is the file descriptor of the socket. The largest size is the limit
 
 import socket
 
-from model.audio.decode import decode
+from model.audio.decode import decode, seconds
 from model.audio.mel import log_mel
 from model.audio.sizes import RATE, MelFormat
 from model.machine.decoding import Fields, Limits, OnSize, TimeLimit, serve
@@ -30,9 +30,12 @@ def memory(max_seconds: int) -> int:
 
 
 def mel(data: bytes, format: Fields, max_seconds: int, on_size: OnSize) -> tuple[Fields, bytes]:
-    """Chunks and seconds of an audio file, and its spectrum. Raises AudioError."""
+    """Chunks and seconds of an audio file, and its spectrum; without mel bins its length alone. Raises AudioError."""
     wanted = MelFormat(**format)
-    samples = decode(data, min(wanted.max_seconds, max_seconds), on_size)
+    limit = min(wanted.max_seconds, max_seconds)
+    if not wanted.n_mels:
+        return {"n_chunks": 0, "seconds": seconds(data, limit)}, b""
+    samples = decode(data, limit, on_size)
     spectrum = log_mel(samples, wanted.n_mels)
     return {"n_chunks": len(spectrum), "seconds": len(samples) / RATE}, spectrum.tobytes()
 

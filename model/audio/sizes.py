@@ -20,7 +20,7 @@ CHUNK_SECONDS = CHUNK_SAMPLES / RATE
 
 @dataclass(frozen=True, slots=True)
 class MelFormat:
-    """Mel bins of the spectrum, and the limit of seconds for a file."""
+    """Mel bins of the spectrum, 0 for the length alone, and the limit of seconds for a file."""
 
     n_mels: int
     max_seconds: int

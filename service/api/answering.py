@@ -14,9 +14,9 @@ from starlette.responses import Response
 
 from service.access.record import RequestRecord
 from service.api.lanes import written
+from service.api.large import LargeAnswer
 from service.api.ongoing import never
 from service.api.prompt import Make, on_thread
-from service.api.routes import LargeAnswer
 from service.api.state import State, hosted
 from service.engine.messages import FINISHES
 from service.errors.dialects import Dialect

@@ -10,7 +10,7 @@ from model.media import MediaSpan
 from service.api.state import State
 from service.audio.audio import DecodedAudio, limited, read_audio
 from service.errors.errors import InvalidRequest
-from service.generation.request import ServedModel
+from service.generation.request import ModelRequest, ServedModel
 from service.images.images import read_source
 from service.media.source import Source
 from service.schema.fields import Json
@@ -61,6 +61,19 @@ async def heard(state: State, sources: Sequence[Source], info: RunnerInfo) -> li
     assert info.audio is not None, "a model without an audio encoder refuses audio at once"
     found = await state.audio.decode(sources, limited(info))
     return [Recording(audio, info.audio.chunk_tokens) for audio in found]
+
+
+def restorable(
+    made: ModelRequest, state: State, sources: Sequence[Source], info: RunnerInfo, media: Sequence[Decoded]
+) -> ModelRequest:
+    """A request whose media, which were decoded from these files, can be decoded again."""
+    (prompt,) = made.prompts
+    n_dropped = sum(len(item.spans(0)) for item in media) - len(prompt.submit.media)
+
+    async def restore() -> bytes:
+        return inputs_after(await decoded(state, sources, info), n_dropped)
+
+    return replace(made, prompts=(replace(prompt, restore=restore),))
 
 
 async def decoded(state: State, sources: Sequence[Source], info: RunnerInfo) -> Sequence[Decoded]:

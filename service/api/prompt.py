@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from model.chat.formats import ChatFormat
 from model.chat.media import MEDIA_ROLES, refused_media
@@ -15,7 +15,7 @@ from model.sampling_params import check_ids
 from model.tokenizers.base import Tokenizer
 from service.access.record import MAX_IGNORED, RequestRecord
 from service.api.lanes import SMALL_BYTES
-from service.api.media import Decoded, decoded, expanded, inputs_after, source_of, spans_after
+from service.api.media import Decoded, decoded, expanded, inputs_after, restorable, source_of, spans_after
 from service.api.reasoning import ReasoningOptions, ignored_reasoning, reasoning_of, reasoning_variables, with_thought
 from service.api.state import State
 from service.errors.errors import ContextExceeded, InvalidRequest
@@ -109,7 +109,10 @@ def of_chat(chat: Callable[[], Chat], work: Callable[[Chat, ServedModel, Sequenc
         with state.bodies.holding(record.sender) as take:  # it waits for media of others
             take(max(0, record.body_bytes - SMALL_BYTES))
             media = await decoded(state, sources, served.info)
-            return await on_thread(lambda served: work(asked, served, media))(state, record, served)
+            made = await on_thread(lambda served: work(asked, served, media))(state, record, served)
+        if isinstance(made, ModelRequest):
+            made = cast("T", restorable(made, state, sources, served.info, media))
+        return made
 
     return make
 

@@ -15,7 +15,6 @@ from fastapi import Request
 from pydantic import ValidationError
 from pydantic_core import from_json
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 from typing_extensions import is_typeddict
 
 from model.errors import quoted
@@ -36,9 +35,6 @@ HELLO = [{"role": "user", "content": "Say hello."}]
 SMALL_MARKS = 2**11
 """A small body with at most this many brackets and quotation marks is checked on the event loop: a thread would cost
 more."""
-
-LARGE_ANSWER = 2**20
-"""Bytes from which on an answer counts as a large body."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,25 +200,6 @@ async def read_bytes(request: Request, limit: int, take: Callable[[int], None]) 
         take(min(len(part), max(0, size - SMALL_BYTES)))
         parts.append(part)
     return b"".join(parts)
-
-
-class LargeAnswer(Response):
-    """A whole answer in JSON. Beyond `LARGE_ANSWER` it counts as a large body does, until its client has it.
-
-    It raises Overloaded as a body does unless it is `computed`: then it would be lost.
-    """
-
-    def __init__(self, content: bytes, *, computed: bool = False) -> None:
-        super().__init__(content, media_type="application/json")
-        self._computed = computed
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        state: State = scope["app"].state.noria
-        n_bytes = len(self.body)
-        with state.bodies.holding(scope["noria.record"].sender) as take:
-            if n_bytes > LARGE_ANSWER:
-                take(n_bytes, refuses=not self._computed)
-            await super().__call__(scope, receive, send)
 
 
 def json_response(answer: Mapping[str, Any], status: int = 200) -> Response:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from model.audio.client import AudioProcess
 from model.audio.sizes import MelFormat
@@ -59,6 +59,12 @@ class Audios(Media[AudioProcess, MelFormat, DecodedAudio]):
         kind = Kind("audio", "audio files", MAX_FILES, start, decoded, lambda audio: len(audio.inputs))
         super().__init__(kind, on_restart, on_decoded)
 
+    async def decode(self, sources: Sequence[Source], format: MelFormat) -> list[DecodedAudio]:
+        """As that of other media. No file is decoded before the headers of all say how long they are together."""
+        if len(sources) > 1:
+            await super().decode(sources, replace(format, n_mels=0))
+        return await super().decode(sources, format)
+
     def check(self, sources: Sequence[Source], found: Sequence[DecodedAudio], format: MelFormat) -> None:
         seconds = sum(audio.seconds for audio in found)
         if seconds > format.max_seconds:
@@ -75,6 +81,6 @@ def start(patient: bool) -> AudioProcess:
 def decoded(process: AudioProcess, data: bytes, format: MelFormat) -> DecodedAudio:
     """The spectrum of an audio file, with the digests of its chunks. Raises AudioError and ProcessLost."""
     mel = process.decode(data, format)
-    n_bytes = len(mel.data) // mel.n_chunks
+    n_bytes = len(mel.data) // max(1, mel.n_chunks)
     chunks = (memoryview(mel.data)[n * n_bytes : (n + 1) * n_bytes] for n in range(mel.n_chunks))
     return DecodedAudio(mel.seconds, tuple(hashlib.blake2b(it, digest_size=16).hexdigest() for it in chunks), mel.data)

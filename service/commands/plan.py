@@ -46,9 +46,10 @@ def show(settings: Settings, total: int | None, *, as_json: bool) -> None:
     reason = lack(made, options)
     ways = list(remedies(directory, options, made)) if reason else []
     if as_json:
-        print(json.dumps({"device": device, **asdict(made), "possible": not reason, "remedies": ways}, indent=1))
+        about = {**asdict(made), "waiting_media": settings.max_queue_media if made.encoder else 0}
+        print(json.dumps({"device": device, **about, "possible": not reason, "remedies": ways}, indent=1))
     else:
-        _print(made, f"{device}{_whose(device) if total is None and own else ''}")
+        _print(made, f"{device}{_whose(device) if total is None and own else ''}", settings.max_queue_media)
     if reason:
         raise OptionError(f"nothing fits: {reason}; enough would be {', or '.join(ways)}")
 
@@ -58,17 +59,17 @@ def _whose(device: str) -> str:
     return f" of this machine{f' with driver {found}' if found else ''}"
 
 
-def _print(plan: MemoryPlan, device: str) -> None:
+def _print(plan: MemoryPlan, device: str, waiting_media: int) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    for name, text in lines(plan, device):
+    for name, text in lines(plan, device, waiting_media):
         console.print(f"{name:14}{text}", markup=False)
     if len(plan.ranks) > 1:
         console.print(ranks(plan))
     console.print(table(plan))
 
 
-def lines(plan: MemoryPlan, device: str) -> Iterator[tuple[str, str]]:
-    """The lines of the plan, each as its title and its text."""
+def lines(plan: MemoryPlan, device: str, waiting_media: int) -> Iterator[tuple[str, str]]:
+    """The lines of the plan, each as its title and its text. `waiting_media` is --max-queue-media."""
     memory = "memory unknown; give --memory 80GiB to see what fits" if plan.memory is None else size(plan.memory)
     in_group = len(plan.ranks) > 1
     yield "device", f"{device}, {memory}{' for each rank' if in_group and plan.memory is not None else ''}"
@@ -84,6 +85,7 @@ def lines(plan: MemoryPlan, device: str) -> Iterator[tuple[str, str]]:
         yield plan.encodes, f"{size(plan.encoder)} of the weights are the {one} encoder"
         what = "one image" if one == "image" else "a chunk of audio"
         yield "", f"{size(plan.media)} for {plan.media_tokens:,} tokens of embeddings and the encoding of {what}"
+        yield "", f"{size(waiting_media)} of the host's memory for decoded {plan.encodes} of requests that wait"
     yield "a step", f"about {size(plan.step)}, {plan.step_tokens} tokens of {plan.step_sequences} sequences"
     if plan.graphs:
         yield "CUDA graphs", f"about {size(plan.graphs)}, of steps that only decode"

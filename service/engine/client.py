@@ -16,7 +16,7 @@ from typing import Any, Literal
 from model.batch import RunnerInfo
 from model.errors import ModelError
 from model.sampling_params import SamplingParams
-from service.engine.mailbox import EngineDied, EngineUnavailable, Mailbox
+from service.engine.mailbox import EngineDied, EngineUnavailable, Mailbox, Restore
 from service.engine.messages import (
     AdapterLoaded,
     Beat,
@@ -157,16 +157,17 @@ class EngineClient:
         """Queue one sequence. Otherwise as `submit_choices`; the options are fields of `Submit`."""
         return self.submit_choices(Submit(0, prompt, params, **options))[0]
 
-    def submit_choices(self, request: Submit) -> list[Mailbox]:
+    def submit_choices(self, request: Submit, restore: Restore | None = None) -> list[Mailbox]:
         """Queue the choices of one prompt, under new ids. Returns a mailbox for each.
 
-        While an engine replaces another they wait for it. Raises EngineUnavailable in any other state than ready.
+        `restore` gives the inputs where they are needed again: this side does not hold them meanwhile. While an engine
+        replaces another the choices wait for it. Raises EngineUnavailable in any other state than ready.
         """
         if self.state != "restarting":
             self._require_ready()
         request = replace(request, id=self._next_id)
         self._next_id += request.n
-        return self._submitted.submit(request)
+        return self._submitted.submit(request, restore)
 
     async def look(self, ids: Sequence[int] = ()) -> Picture:
         """A picture of everything in the engine, or of these sequences, after the present step.

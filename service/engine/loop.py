@@ -221,6 +221,7 @@ class EngineLoop:
         return self._scheduler.fail_steps()
 
     def _report(self, updates: list[Update]) -> None:
+        updates += self._scheduler.take_returned()
         stats = self._scheduler.stats(self._landed)._replace(grammar_restarts=self._runner.grammar_restarts)
         self._send(Report(tuple(updates), stats))
         self._landed = 0

@@ -1,11 +1,14 @@
 """The mailbox that a request waits on: updates of one sequence, merged until the reader takes them."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from model.sampling_params import SamplingParams
 from service.engine.messages import Submit, Update
+
+Restore = Callable[[], Awaitable[bytes]]
+"""It decodes the images or the audio of a request again, and gives `Submit.inputs`."""
 
 
 class EngineUnavailable(Exception):
@@ -51,12 +54,14 @@ class Mailbox:
     """Async iterator over the updates of the one sequence of a request; it ends after that whose `finish` is set.
 
     Raises the error of `fail`. `close` tells the engine to forget an unfinished sequence. The sequence may go on with
-    another engine, whose updates follow those of the first: `rest` is what to submit.
+    another engine, whose updates follow those of the first: `rest` is what to submit, with what `restore` gives as
+    inputs, if it is there: until then nobody but the engine has them.
     """
 
-    def __init__(self, request: Submit, on_close: Callable[[int], None]) -> None:
+    def __init__(self, request: Submit, on_close: Callable[[int], None], restore: Restore | None = None) -> None:
         self.id = request.id
-        self.request = request
+        self.request = request if restore is None else replace(request, inputs=b"")
+        self.restore = restore
         self.output: list[int] = []  # all tokens so far
         self.sent = False  # whether the client has a part of the answer
         self.waits = False  # whether it waits for another engine

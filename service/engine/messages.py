@@ -23,6 +23,8 @@ PIECE = 2**18
 FINISHES = ("abort", "timeout", "length", "repetition", "stop")
 """Reasons for which a sequence ends without an error. A request has the first of them that one of its choices has.
 `service/generation/finish.py` has the words for them."""
+AGAIN = "again"
+"""The end of a preempted sequence whose images or audio the engine has no more: the service submits it again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 
 from model.errors import counted
-from service.engine.mailbox import EngineDied, Mailbox
-from service.engine.messages import Abort, Submit, ToEngine, Update
+from service.engine.mailbox import EngineDied, Mailbox, Restore
+from service.engine.messages import AGAIN, Abort, Submit, ToEngine, Update
 
 log = logging.getLogger("noria.engine")
 
@@ -40,11 +40,15 @@ class Submitted:
         self._goes_on = True  # whether the present engine gets what waits
         self._seconds = WAIT_SECONDS
         self._timer: asyncio.TimerHandle | None = None
+        self._restoring: set[asyncio.Task[None]] = set()
 
-    def submit(self, request: Submit) -> list[Mailbox]:
-        """Send a request, or let it wait for the next engine. Returns a mailbox for each of its choices."""
+    def submit(self, request: Submit, restore: Restore | None = None) -> list[Mailbox]:
+        """Send a request, or let it wait for the next engine. Returns a mailbox for each of its choices.
+
+        `restore` gives its inputs again: nobody holds them here once the engine has them.
+        """
         own = (replace(request, id=id_, choice=request.choice + index, n=1) for index, id_ in enumerate(request.ids))
-        mailboxes = [Mailbox(item, self._close) for item in own]
+        mailboxes = [Mailbox(item, self._close, restore) for item in own]
         if self._goes_on:
             self._running |= {mailbox.id: mailbox for mailbox in mailboxes}
             self._send(request)
@@ -57,6 +61,9 @@ class Submitted:
             mailbox = self._running.get(update.id)
             if mailbox is None:
                 continue
+            if update.finish == AGAIN:
+                self._resubmit(mailbox)
+                continue
             if update.finish is not None:
                 del self._running[update.id]
             mailbox.put(update)
@@ -67,6 +74,8 @@ class Submitted:
         The last engine took `load_seconds` until it served.
         """
         lost, self._running, self._goes_on = self._running, {}, False
+        for task in self._restoring:
+            task.cancel()
         self._seconds = max(WAIT_SECONDS, LOADS * load_seconds)
         for mailbox in lost.values():
             mailbox.n_lost += 1
@@ -110,8 +119,27 @@ class Submitted:
         asyncio.get_running_loop().call_soon(self._submit_next)
         self._running[mailbox.id] = mailbox
         mailbox.waits = False
-        self._send(mailbox.rest)
+        self._resubmit(mailbox)
         self._on_continue()
+
+    def _resubmit(self, mailbox: Mailbox) -> None:
+        if mailbox.restore is None:
+            self._send(mailbox.rest)
+        else:
+            task = asyncio.create_task(self._restored(mailbox, mailbox.restore))
+            self._restoring.add(task)
+            task.add_done_callback(self._restoring.discard)
+
+    async def _restored(self, mailbox: Mailbox, restore: Restore) -> None:
+        """Submit a sequence again once its images or its audio are decoded again."""
+        try:
+            inputs = await restore()
+        except Exception as error:
+            if self._running.pop(mailbox.id, None) is not None:
+                mailbox.fail(error)
+        else:
+            if mailbox.id in self._running:  # nobody has closed it meanwhile
+                self._send(replace(mailbox.rest, inputs=inputs))
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

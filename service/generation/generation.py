@@ -34,16 +34,21 @@ class Observed(Protocol):
 
 
 class Backlog:
-    """What waits for the engine: choices without a first step, and the tokens of prompts without one."""
+    """What waits for the engine: choices without a first step, and the tokens of prompts without one.
+
+    `media` are bytes of decoded images and audio, of requests without a first token.
+    """
 
     def __init__(self) -> None:
         self.tokens = Share()
         self.choices = Share()
+        self.media = Share()
 
-    def add(self, tenant: str, tokens: int, choices: int) -> None:
+    def add(self, tenant: str, tokens: int, choices: int, media: int) -> None:
         """Count more; negative numbers count what waits no longer."""
         self.tokens.add(tenant, tokens)
         self.choices.add(tenant, choices)
+        self.media.add(tenant, media)
 
 
 class Generation:
@@ -73,7 +78,7 @@ class Generation:
         self._metrics = metrics
         self._record = record
         self._backlog = backlog
-        self._waiting = (0, 0)  # this request's part of the backlog: tokens, choices
+        self._waiting = (0, 0, 0)  # this request's part of the backlog: tokens, choices, bytes of decoded media
         self.submitted = time.perf_counter()
         self._first: float | None = None
         self._miss: CacheMiss | None = None
@@ -95,12 +100,13 @@ class Generation:
 
         Raises EngineUnavailable.
         """
-        request, timeout = self._request, self._request.timeout
-        self._wait(self.usage.prompt, request.n_choices)
+        whole, timeout = self._request, self._request.timeout
+        request = self._request = replace(whole, prompts=tuple(prompt.without_inputs for prompt in whole.prompts))
+        self._wait(self.usage.prompt, request.n_choices, sum(len(prompt.submit.inputs) for prompt in whole.prompts))
         stops = [StopString.compile(stop) for stop in request.params.stop]
         try:
-            for prompt in request.prompts:
-                for mailbox in self._mailboxes(prompt):
+            for prompt, sent in zip(request.prompts, whole.prompts, strict=True):
+                for mailbox in self._mailboxes(sent):
                     self.choices.append(Choice(len(self.choices), prompt, request, mailbox, self._text(stops)))
                 if prompt is not request.prompts[-1]:
                     await asyncio.sleep(0)
@@ -123,7 +129,7 @@ class Generation:
         if self._cancelled or not prompt.tokens:
             return [Mailbox.late("abort" if self._cancelled else "timeout") for _ in range(self._n)]
         sent = replace(prompt.submit, tenant=self._record.tenant, cache_owner=self._record.cache_owner)
-        return self._client.submit_choices(sent)
+        return self._client.submit_choices(sent, prompt.restore)
 
     def _text(self, stops: list[StopString]) -> TextStream | ThinkingStream:
         params, reasoning = self._request.params, self._request.reasoning
@@ -139,9 +145,9 @@ class Generation:
             return text
         return ThinkingStream(reasoning, text) if reasoning.apart else CountingStream(reasoning, text, self._tokenizer)
 
-    def _wait(self, tokens: int, choices: int) -> None:
-        self._waiting = (self._waiting[0] + tokens, self._waiting[1] + choices)
-        self._backlog.add(self._record.tenant, tokens, choices)
+    def _wait(self, tokens: int, choices: int, media: int = 0) -> None:
+        self._waiting = (self._waiting[0] + tokens, self._waiting[1] + choices, self._waiting[2] + media)
+        self._backlog.add(self._record.tenant, tokens, choices, media)
 
     def _expire(self) -> None:
         for choice in self.choices:
@@ -235,6 +241,7 @@ class Generation:
         now = time.perf_counter()
         if choice.last_token is None:
             self._first = self._first or now
+            self._wait(0, 0, -self._waiting[2])
             self._metrics.observe_first_token(now - self._record.started)
             if self._record.first_token_seconds is None:
                 self._record.first_token_seconds = now - self._record.started
@@ -266,7 +273,7 @@ class Generation:
             pump.cancel()
         for choice in self.choices:
             choice.mailbox.close()
-        self._wait(-self._waiting[0], -self._waiting[1])
+        self._wait(*(-part for part in self._waiting))
 
 
 async def _by_token(mailbox: Mailbox) -> AsyncIterator[Update]:

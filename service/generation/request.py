@@ -5,7 +5,7 @@ import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
@@ -21,6 +21,7 @@ from model.sampling_params import RepetitionDetection, SamplingParams, check_ids
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.pieces import encode_inner
 from service import version
+from service.engine.mailbox import Restore
 from service.engine.messages import Submit
 from service.generation.adapters import Adapter
 from service.generation.thinking import Reasoning
@@ -111,17 +112,23 @@ def longest_piece(tokenizer: Tokenizer) -> int:
 class Prompt:
     """What the engine computes, the text to return before the answer (None: no echo), and where its tokens start.
 
-    `submit` has no id yet, and no sender. `starts` is empty where tokens have no logprobs. A begin token, which is not
-    in the text, starts at 0.
+    `submit` has no id yet, and no sender. `restore` decodes its images or its audio again. `starts` is empty where
+    tokens have no logprobs. A begin token, which is not in the text, starts at 0.
     """
 
     submit: Submit
     echo: str | None = None
     starts: Sequence[int] = ()
+    restore: Restore | None = None
 
     @property
     def tokens(self) -> list[int]:
         return self.submit.prompt
+
+    @property
+    def without_inputs(self) -> "Prompt":
+        """The prompt once the engine has its images or its audio."""
+        return replace(self, submit=replace(self.submit, inputs=b"")) if self.submit.inputs else self
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,7 @@ class Admission:
         self._max_queue = settings.max_queue
         self._max_tokens = settings.max_queue_tokens
         self._max_choices = settings.max_queue_choices
+        self._max_media = settings.max_queue_media
         self._rate = FinishRate()
 
     @property
@@ -136,9 +137,13 @@ class Admission:
                 self._on_idle()
 
     def check_backlog(self, tenant: str) -> None:
-        """Raise Overloaded if as many tokens or choices wait as may. No request is too large for an empty queue."""
+        """Raise Overloaded if as many tokens, choices or media wait as may.
+
+        No request is too large for an empty queue.
+        """
         self._check("prompt tokens are waiting", self.backlog.tokens, tenant, self._max_tokens)
         self._check("choices are waiting", self.backlog.choices, tenant, self._max_choices)
+        self._check("bytes of decoded images and audio are waiting", self.backlog.media, tenant, self._max_media)
 
     def _check(self, what: str, share: Share, tenant: str, limit: int, n: int = 1) -> None:
         if share.is_full(tenant, limit, n):

@@ -17,6 +17,8 @@ D = TypeVar("D")
 
 CACHE_BYTES = 64 * 2**20
 """Decoded bytes that are kept: a conversation sends its files again with each request."""
+ENTRY_BYTES = 2**10
+"""What each of them counts at least: the length of audio is kept, too."""
 REQUESTS = 4
 """As many requests may have files decoded that the engine's queue does not count yet: what a file decodes to can be far
 larger than a request's body."""
@@ -96,7 +98,7 @@ class Media(Generic[P, F, D]):
     ) -> None:
         self._kind = kind
         self._on_decoded = on_decoded
-        self._recent: Recent[tuple[bytes, F], D] = Recent(CACHE_BYTES, kind.size)  # by the file's digest
+        self._recent: Recent[tuple[bytes, F], D] = Recent(CACHE_BYTES, lambda it: max(ENTRY_BYTES, kind.size(it)))
         self._suspects: Recent[tuple[bytes, F], bool] = Recent(MAX_SUSPECTS)  # if they exceeded the longer limit too
         self._turns = asyncio.Semaphore(REQUESTS)
         self._decoder, self._decoder_turn = Decoder(kind, on_restart), asyncio.Lock()
@@ -172,7 +174,8 @@ class Media(Generic[P, F, D]):
         except MediaError as error:
             raise self._refusal(source, str(error)) from None
         self._recent.note((source.digest, format), decoded)
-        self._on_decoded(time.monotonic() - began)
+        if self._kind.size(decoded):  # else it was measured only
+            self._on_decoded(time.monotonic() - began)
         return decoded
 
     def _refusal(self, source: Source, problem: str) -> InvalidRequest:

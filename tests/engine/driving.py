@@ -11,7 +11,7 @@ from model.batch import Runner, RunnerInfo, StepBatch, StepOutput, TokenLogprob
 from model.sampling_params import SamplingParams
 from service.engine.budget import PromptBudget
 from service.engine.loop import EngineLoop
-from service.engine.messages import FromEngine, Report, Stats, Stop, Submit, ToEngine, Update
+from service.engine.messages import AGAIN, FromEngine, Report, Stats, Stop, Submit, ToEngine, Update
 from service.engine.prefixes.store import PrefixStore
 from service.engine.scheduling.scheduler import Scheduler
 from tests.fakes import AheadRunner, FakeRunner, PipelineRunner, Say, next_token, sample_token
@@ -80,6 +80,8 @@ class Drive:
         self.answers: dict[int, list[int]] = defaultdict(list)
         self.updates: dict[int, list[Update]] = defaultdict(list)
         self.finished: dict[int, str] = {}
+        self.n_again = 0
+        self._requests: dict[int, Submit] = {}
         self._planned: list[tuple[StepBatch, list[tuple[Any, ...]]]] = []
         self.flights: deque[tuple[StepBatch, Callable[[], StepOutput]]] = deque()
 
@@ -93,7 +95,10 @@ class Drive:
         return None
 
     def submit(self, sequence_id: int, prompt: list[int], params: SamplingParams, choice: int = 0, **more: Any) -> None:
-        self.scheduler.submit(Submit(sequence_id, prompt, params, choice, **more))
+        request = Submit(sequence_id, prompt, params, choice, **more)
+        parts = [replace(request, id=id, choice=choice + index, n=1) for index, id in enumerate(request.ids)]
+        self._requests |= {part.id: part for part in parts}
+        self.scheduler.submit(request)
 
     def step(self) -> StepBatch:
         """Plan and launch one step, if there is anything to plan. Read the oldest one if it is time."""
@@ -110,6 +115,8 @@ class Drive:
     def launch(self) -> StepBatch:
         """Plan a step, check every invariant, and launch it."""
         batch = self.scheduler.plan()
+        for update in self.scheduler.take_returned():
+            self._submit_again(update)
         self._planned.append((batch, copied(batch)))
         self.check(batch)
         if self.lack and batch.n_tokens > self.info.max_sequences and self.lack.random() < 0.3:
@@ -118,6 +125,15 @@ class Drive:
         elif batch:
             self.flights.append((batch, self.runner.launch(batch)))
         return batch
+
+    def _submit_again(self, update: Update) -> None:
+        """Do what the service does with a preempted sequence whose images the engine has no more."""
+        assert update == Update(update.id, finish=AGAIN)
+        assert self._requests[update.id].media
+        n_scored = sum(len(item.prompt_logprobs) for item in self.updates[update.id])
+        output = [*self.answers[update.id]]
+        self.scheduler.submit(replace(self._requests[update.id], output=output, n_scored=n_scored))
+        self.n_again += 1
 
     def land(self) -> StepBatch:
         """Read and commit the oldest step in flight."""

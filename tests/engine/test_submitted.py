@@ -4,14 +4,18 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from model.media import MediaSpan
 from model.sampling_params import SamplingParams
 from service.engine.client import EngineClient
 from service.engine.mailbox import EngineDied, Mailbox
-from service.engine.messages import Submit
+from service.engine.messages import AGAIN, Submit, Update
+from service.engine.submitted import Submitted
 from service.engine.supervision.process import EngineHandle
 from tests.engine.driving import expected
 from tests.engine.hosting import PARAMS, Hosts, collect, process, thread, until, with_client
@@ -244,7 +248,9 @@ def test_what_is_submitted_between_two_engines_waits_for_the_second() -> None:
     hosts = Hosts(thread)
 
     async def body(client: EngineClient) -> None:
-        await lose(client, hosts)
+        hosts.made[0].kill()
+        while client.state == "ready":  # noqa: ASYNC110 - the next engine serves soon
+            await asyncio.sleep(0)
         mailboxes = client.submit_choices(Submit(0, [1, 2], PARAMS, n=2))
         closed = client.submit([3], PARAMS)
         closed.close()
@@ -267,12 +273,70 @@ def test_the_wait_is_as_long_as_loads_take(monkeypatch: pytest.MonkeyPatch) -> N
     async def body(client: EngineClient) -> None:
         mailbox = client.submit([1], LONG)
         await begun([mailbox])
-        hosts.made[-1].kill()
-        while client.state != "restarting":
-            await asyncio.sleep(0.02)
+        await lose(client, hosts)
         lost = asyncio.get_running_loop().time()
         with pytest.raises(EngineDied):
             await collect(mailbox)
         assert asyncio.get_running_loop().time() - lost > 1.0, "three loads of half a second"
 
     with_client(hosts, body, model="slow")
+
+
+# Sequences whose images or audio the service does not hold
+
+
+class Wire:
+    """What the engine would get, and a file that is decoded as often as the engine needs it."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.n_decoded = 0
+        self.submitted = Submitted(self.sent.append, lambda: None)
+        self.whole = Submit(5, [1, 2], LONG, media=(MediaSpan(0, 1, 1, "d"),), inputs=b"pixels", n=2)
+
+    async def restore(self) -> bytes:
+        self.n_decoded += 1
+        await asyncio.sleep(0)
+        if self.n_decoded == 4:
+            raise KeyError("the process that decodes is gone")
+        return b"pixels"
+
+
+def test_inputs_are_with_the_engine_alone_and_are_decoded_again_for_the_next_one() -> None:
+    async def main() -> None:
+        wire = Wire()
+        first, second = wire.submitted.submit(wire.whole, wire.restore)
+        assert wire.sent == [wire.whole]
+        assert first.request.inputs == second.request.inputs == b""
+        wire.submitted.deliver([Update(5, (7,)), Update(6, (8, 9))])
+        wire.submitted.deliver([Update(6, finish=AGAIN)])  # the engine has preempted the second choice
+        await asyncio.sleep(0.01)
+        again = replace(wire.whole, id=6, choice=1, n=1, output=[8, 9])
+        assert wire.sent[1:] == [again]
+        wire.submitted.lose_engine(0.1)
+        wire.submitted.go_on(())
+        await asyncio.sleep(0.01)
+        assert wire.sent[2:] == [replace(wire.whole, n=1, output=[7]), again]
+        wire.submitted.deliver([Update(5, finish=AGAIN), Update(6, (1,), finish="length")])
+        with pytest.raises(KeyError, match="decodes is gone"):
+            await collect(first)
+        assert await collect(second) == [8, 9, 1]
+        assert wire.n_decoded == 4
+
+    asyncio.run(main())
+
+
+def test_what_is_closed_or_loses_its_engine_while_it_is_decoded_is_not_submitted() -> None:
+    async def main() -> None:
+        wire = Wire()
+        first, second = wire.submitted.submit(wire.whole, wire.restore)
+        wire.submitted.deliver([Update(5, finish=AGAIN), Update(6, finish=AGAIN)])
+        await asyncio.sleep(0)
+        first.close()
+        wire.submitted.lose_engine(0.1)
+        await asyncio.sleep(0.01)
+        assert [message for message in wire.sent if isinstance(message, Submit)] == [wire.whole]
+        assert second.waits
+        wire.submitted.fail()
+
+    asyncio.run(main())

@@ -18,7 +18,7 @@ from service.api.audio.answers import Transcript
 from service.api.audio.shape import TranscriptShape
 from service.api.forms import post_form
 from service.api.lanes import SMALL_BYTES
-from service.api.media import Decoded, expanded, heard
+from service.api.media import Decoded, expanded, heard, restorable
 from service.api.prompt import Chat, chat_request, on_thread
 from service.api.state import State
 from service.errors.errors import InvalidRequest
@@ -92,7 +92,8 @@ class Transcriber:
             take(max(0, record.body_bytes - SMALL_BYTES))
             media = await heard(state, [source], served.info)
         self.seconds = media[0].audio.seconds
-        return await on_thread(lambda served: self._request(served, media))(state, record, served)
+        made = await on_thread(lambda served: self._request(served, media))(state, record, served)
+        return restorable(made, state, [source], served.info, media)
 
     def shape(self, served: ServedModel, name: str) -> TranscriptShape:
         verbose = self.body.response_format == "verbose_json"

@@ -12,12 +12,12 @@ from starlette.responses import Response
 
 from service.access.record import RequestRecord
 from service.api.answering import stream_frames, submit_signed
+from service.api.large import LargeAnswer
 from service.api.ongoing import Ongoing, detach, never
 from service.api.responses.answers import ResponseError, ResponseState
 from service.api.responses.body import ResponsesBody
 from service.api.responses.creation import Creation
 from service.api.responses.shape import ResponseShape
-from service.api.routes import LargeAnswer
 from service.api.state import hosted
 from service.errors.errors import ApiError, Cancelled, NotStored, StoreFull, Unavailable, as_api_error
 from service.generation.request import ServedModel

@@ -9,10 +9,11 @@ from pydantic import Field
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
+from service.api.large import LargeAnswer
 from service.api.responses.body import Metadata
 from service.api.responses.history import History, read_referenced, stored_input
 from service.api.responses.items import Item
-from service.api.routes import LargeAnswer, get, json_response, post
+from service.api.routes import get, json_response, post
 from service.api.stored.lists import INCLUDED, QUERIES, ItemList, included, item_list, listed
 from service.api.stored.requested import Requested
 from service.errors.errors import NotStored

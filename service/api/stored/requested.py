@@ -8,8 +8,8 @@ from fastapi import Request
 from starlette.responses import Response
 
 from service.access.record import RequestRecord
+from service.api.large import LargeAnswer
 from service.api.responses.body import LOGPROBS
-from service.api.routes import LargeAnswer
 from service.api.state import State
 from service.errors.errors import InvalidRequest, NotStored
 from service.state.stored import PREFIXES, Owner, Stored

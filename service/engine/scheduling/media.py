@@ -14,7 +14,7 @@ sequence that waits has its place, no other sequence gets a new one.
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
-from itertools import count
+from itertools import accumulate, count, pairwise
 from typing import NamedTuple
 
 from model.batch import RunnerInfo
@@ -33,10 +33,10 @@ class EncodedMedia:
 
     __slots__ = ("done", "holders", "in_flight", "inputs", "number", "span")
 
-    def __init__(self, number: int, span: MediaSpan, inputs: memoryview) -> None:
+    def __init__(self, number: int, span: MediaSpan, inputs: bytes) -> None:
         self.number = number
         self.span = span  # the place of the item in the sequence that held it first
-        self.inputs: memoryview | None = inputs  # None once it is finished
+        self.inputs: bytes | None = inputs  # None once it is finished
         self.done = 0
         self.in_flight = False
         self.holders = 0
@@ -91,7 +91,12 @@ class MediaStore:
         """Bytes of the inputs of an item."""
         return self._format.n_bytes(span.rows, span.columns)
 
-    def hold(self, span: MediaSpan, inputs: memoryview) -> EncodedMedia | None:
+    def cut(self, request: Submit) -> list[bytes]:
+        """The inputs of each item, apart: one that is not needed any more can be freed."""
+        ends = [*accumulate(map(self.n_bytes, request.media), initial=0)]
+        return [request.inputs[start:end] for start, end in pairwise(ends)]
+
+    def hold(self, span: MediaSpan, inputs: bytes) -> EncodedMedia | None:
         """The item of this digest, held once more; None if its sequence must wait."""
         self._waits = self._waits or not self._has_place(span)
         if self._waits:
@@ -194,15 +199,19 @@ class MediaStore:
 
 
 class MediaTable:
-    """The media of one sequence: their places and inputs, and which of the encoded media it holds."""
+    """The media of one sequence: their places and inputs, and which of the encoded media it holds.
 
-    __slots__ = ("_held", "_inputs", "_store", "end", "spans")
+    The inputs of the first `passed` ones are gone: their positions are computed.
+    """
 
-    def __init__(self, store: MediaStore, request: Submit) -> None:
+    __slots__ = ("_held", "_inputs", "_store", "end", "passed", "spans")
+
+    def __init__(self, store: MediaStore, request: Submit, inputs: Iterable[bytes]) -> None:
         self.spans = tuple(_owned(span, request.cache_owner) for span in request.media)
         self.end = self.spans[-1].stop if self.spans else 0  # no item is at this position or behind it
         self._store = store
-        self._inputs = tuple(_cut(memoryview(request.inputs), map(store.n_bytes, self.spans)))
+        self._inputs = [*inputs]
+        self.passed = 0
         self._held: dict[int, EncodedMedia] = {}  # by place in `spans`
 
     @property
@@ -243,9 +252,12 @@ class MediaTable:
         return tuple(PlacedMedia(item.number, span) for span, item in held if span.start < stop and span.stop > start)
 
     def roll(self, next_position: int) -> None:
-        """Release the media before the next position to compute."""
-        for index in [index for index in self._held if self.spans[index].stop <= next_position]:
-            self._store.release(self._held.pop(index))
+        """Release the media before the next position to compute, and their inputs."""
+        while self.passed < len(self.spans) and self.spans[self.passed].stop <= next_position:
+            if (item := self._held.pop(self.passed, None)) is not None:
+                self._store.release(item)
+            self._inputs[self.passed] = b""
+            self.passed += 1
 
     def clear(self) -> None:
         """Release all media."""
@@ -257,13 +269,6 @@ class MediaTable:
         if item is not None:
             self._held[index] = item
         return item
-
-
-def _cut(data: memoryview, sizes: Iterator[int]) -> Iterator[memoryview]:
-    start = 0
-    for size in sizes:
-        yield data[start : start + size]
-        start += size
 
 
 def _owned(span: MediaSpan, owner: str) -> MediaSpan:

@@ -23,10 +23,10 @@ from itertools import chain, count
 
 from model.batch import BROKEN_NUMBERS, RunnerInfo, SliceOutput, StepBatch, StepOutput
 from service.engine.budget import PromptBudget, StepLimit, prompt_work
-from service.engine.messages import Stats, Submit, Update
+from service.engine.messages import AGAIN, Stats, Submit, Update
 from service.engine.picture import Reason
 from service.engine.prefixes.store import PrefixStore
-from service.engine.scheduling.media import MediaStore
+from service.engine.scheduling.media import MediaStore, MediaTable
 from service.engine.scheduling.pages import PagePool
 from service.engine.scheduling.prefix import Trail, awaits_page, copy_part, fits, reuse
 from service.engine.scheduling.prompt_lookup import DraftBudget
@@ -89,6 +89,7 @@ class Scheduler:
         self._running = Running()
         self._planned: deque[Step] = deque()  # in flight, oldest first
         self._n_committed = 0
+        self._returned: list[Update] = []
         self._totals: Counter[str] = Counter()  # by their names in Stats
         self._blocked: Reason | None = None  # why the latest plan admitted no more
 
@@ -121,8 +122,10 @@ class Scheduler:
             request = replace(request, params=params)
         now = self._clock()
         name = self._adapter_name(request.adapter) if request.adapter else ""
+        inputs = self._media.cut(request)
         for index in range(request.n):
-            sequence = Sequence(request, index, self.pools, self._media, now, next(self._numbers), name)
+            media = MediaTable(self._media, request, inputs)
+            sequence = Sequence(request, index, self.pools, media, now, next(self._numbers), name)
             self._sequences[sequence.id] = sequence
             self._queue.add(sequence)
 
@@ -230,6 +233,11 @@ class Scheduler:
             self._forget(sequence)
         self._media.fail(encoded)
         return [Update(sequence.id, finish="error") for sequence in failed]
+
+    def take_returned(self) -> list[Update]:
+        """The ends of sequences that were preempted since the last call, and that the service must submit again."""
+        returned, self._returned = self._returned, []
+        return returned
 
     def stats(self, step_tokens: int = 0) -> Stats:
         return Stats(
@@ -385,7 +393,11 @@ class Scheduler:
         self._queue.add(sequence)
 
     def _preempt(self, sequence: Sequence) -> None:
-        self._requeue(sequence)
+        if sequence.media.passed:
+            self._forget(sequence)
+            self._returned.append(Update(sequence.id, finish=AGAIN))
+        else:
+            self._requeue(sequence)
         self._totals["preemptions"] += 1
         log.debug("sequence %d is preempted at %d tokens: no page is left", sequence.id, sequence.length)
 

@@ -9,7 +9,7 @@ from model.batch import SliceOutput, TokenLogprob
 from model.sampling_params import PARAMETERS, SamplingParams, Stage
 from model.token_counts import TokenCounts
 from service.engine.messages import CacheMiss, Submit, Update
-from service.engine.scheduling.media import MediaStore, MediaTable
+from service.engine.scheduling.media import MediaTable
 from service.engine.scheduling.pages import PagePool, Table, chain_seed, page_content, page_name
 from service.engine.scheduling.prompt_lookup import PromptLookup
 from service.engine.scheduling.repetition import Repetition
@@ -29,7 +29,7 @@ class Sequence:
         submit: Submit,
         index: int,
         pools: Items[PagePool],
-        media: MediaStore,
+        media: MediaTable,
         arrived: float,
         number: int,
         adapter_name: str = "",
@@ -60,7 +60,7 @@ class Sequence:
         self.queued: float | None = 0.0 if submit.output else None
         self.tables = tuple(Table(pool) for pool in pools)
         self._rolling = [table for table in self.tables if table.pool.window is not None]
-        self.media = MediaTable(media, submit)
+        self.media = media
         placeholder = submit.prompt[submit.media[0].start] if submit.media else None
         self.lookup = PromptLookup(placeholder) if submit.params.prompt_lookup_num_tokens else None
         wanted = submit.params.repetition_detection

@@ -334,3 +334,23 @@ def play(engine: ImageDrive, requests: list[Request]) -> None:
             else:
                 assert engine.finished[number] == ("error" if bad else "length")
                 assert engine.answers[number] == ([] if bad else answer)
+
+
+def test_an_item_is_freed_once_its_positions_are_computed_and_comes_again_after_a_preemption() -> None:
+    """Two sequences outgrow the pages: the younger one is preempted after its image, which the engine has no more."""
+    prompts = {1: prompt_of([1, 2, 3], RED, [4]), 2: prompt_of([5], BLUE, [6])}
+    params = SamplingParams(max_tokens=14)
+    engine = drive(pages=10, max_step_tokens=64)
+    for number, prompt in prompts.items():
+        engine.ask(number, prompt, params)
+    tables = {number: engine.scheduler._sequences[number].media for number in prompts}
+    assert [len(b"".join(table._inputs)) for table in tables.values()] == [
+        len(item.inputs) for item in prompts.values()
+    ]
+    while not all(table.passed for table in tables.values()):
+        engine.step()
+    assert not any(b"".join(table._inputs) for table in tables.values())
+    engine.run()
+    assert engine.n_again
+    for number, prompt in prompts.items():
+        assert engine.answers[number] == expected(prompt.prompt, params)

@@ -8,16 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from service.state.tables import Tables
+from tests.service.api.background import LONG, PATH, ended, events, killed, state
 from tests.service.live import Live, answer, busy, hurried, idle, running
 from tests.waiting import PATIENCE, eventually
 
-PATH = "/v1/responses"
-LONG: dict[str, Any] = {"input": "hi", "background": True, "max_output_tokens": 60, "temperature": 0}
 PROMPT = "u:hi;a:"
 TEXT = answer(PROMPT, 60)
 
@@ -34,31 +32,8 @@ def package(live: Live) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def state(live: Live, id: str, **options: Any) -> dict[str, Any]:
-    response = live.http.get(f"{PATH}/{id}", **options)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-def ended(live: Live, id: str, **options: Any) -> dict[str, Any]:
-    eventually(lambda: state(live, id, **options)["status"] not in ("queued", "in_progress"), "the end")
-    return state(live, id, **options)
-
-
 def text_of(response: dict[str, Any]) -> str:
     return "".join(part["text"] for item in response["output"] for part in item["content"])
-
-
-def events(live: Live, id: str, after: int | None = None) -> list[dict[str, Any]]:
-    query = "stream=true" + ("" if after is None else f"&starting_after={after}")
-    return parsed(live.http.get(f"{PATH}/{id}?{query}"))
-
-
-def parsed(response: httpx.Response) -> list[dict[str, Any]]:
-    assert response.status_code == 200, response.text
-    *frames, rest = response.text.split("\n\n")
-    assert rest == ""
-    return [json.loads(frame.partition("\ndata: ")[2]) for frame in frames]
 
 
 def test_it_is_queued_runs_and_is_complete(slow: Live) -> None:
@@ -294,12 +269,6 @@ def test_memory_of_events_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert refusal.status_code == 400
         assert live.state.ongoing.recordings.n_bytes == 0
         assert live.state.ongoing.found == {}
-
-
-def killed(live: Live, path: Path, copy: Path) -> None:
-    """Copy the file, as a server that is killed now leaves it."""
-    for suffix in ("", "-wal"):
-        Path(f"{copy}{suffix}").write_bytes(Path(f"{path}{suffix}").read_bytes())
 
 
 @pytest.mark.parametrize("tools", [False, True])

@@ -467,3 +467,20 @@ def test_bodies_whose_images_wait_are_bounded(seeing: Live, monkeypatch: pytest.
     finally:
         waits.set()
     assert state.bodies.held.total == 0
+
+
+def test_decoded_bytes_that_wait_for_a_token_are_bounded() -> None:
+    """A long answer of text goes first, an image waits, and the next image gets a 429, until the first has its turn."""
+    options: Json = {"model": "slow images", "served_model_name": ("fake",), "max_sequences": 1, "max_queue_media": 100}
+    with running(chat=ImageChat(), tokenizer=ImageTokenizer(), **options) as live, ThreadPoolExecutor(2) as pool:
+        media = live.model("fake").admission.backlog.media
+        text = pool.submit(live.post, CHAT, {"messages": [{"role": "user", "content": "a"}], "max_tokens": 200})
+        eventually(lambda: live.engine.stats.running == 1, "the text is written")
+        waiting = pool.submit(live.post, CHAT, CHAT_BODY | {"max_tokens": 2})
+        eventually(lambda: media.total > 0, "the images wait")
+        assert media.total == (2 * 3 + 1) * 16 * 3  # tokens of 4 x 4 pixels
+        error = refused(live, CHAT, CHAT_BODY, 429)
+        assert "336 bytes of decoded images and audio are waiting, the limit is 100" in error["message"]
+        assert text.result().status_code == waiting.result().status_code == 200
+        assert media.total == 0
+        assert live.post(CHAT, CHAT_BODY | {"max_tokens": 2}).status_code == 200

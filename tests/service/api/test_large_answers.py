@@ -13,8 +13,8 @@ import orjson
 import pytest
 
 from service.api.lanes import Lanes
+from service.api.large import LARGE_ANSWER, LargeAnswer
 from service.api.responses.background import END
-from service.api.routes import LARGE_ANSWER, LargeAnswer
 from service.api.state import Bodies
 from service.api.stored.events import StoredEvents
 from service.errors.errors import NotStored, Overloaded
@@ -22,7 +22,7 @@ from service.http.sse import EventStream
 from service.state.store import Store
 from service.state.stored import Owner, Stored
 from service.state.tables import EVENTS_PIECE, MEMORY, Tables
-from tests.service.api.test_background import LONG, PATH, ended, events, killed, state
+from tests.service.api.background import LONG, PATH, ended, events, killed, state
 from tests.service.live import Live, hurried, running
 from tests.waiting import eventually
 

@@ -125,3 +125,12 @@ def test_without_a_process_nothing_is_blamed(hearing: Hearing) -> None:
         error = hearing.refused(source(1), kind=Unavailable)
     assert (error.status, error.code) == (503, "audio_unavailable")
     assert hearing.decode(source(1))[0].seconds == 1
+
+
+def test_files_that_are_too_long_together_are_not_decoded(hearing: Hearing) -> None:
+    """Their headers tell. The audio of none has been decoded, so that none is remembered."""
+    files = [source(40, seed=1, param="first"), source(40, seed=2, param="second")]
+    error = hearing.refused(*files)
+    assert str(error) == "the audio up to second lasts 80.0 s; the limit for a request is 70 s"
+    assert [hearing.audios._recent.find((file.digest, FORMAT)) for file in files] == [None, None]
+    assert len(hearing.decode(files[0], source(20, seed=3))) == 2
