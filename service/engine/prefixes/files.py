@@ -7,12 +7,14 @@
 
 A file is a head, the bytes of the page, and the SHA-256 of both. The head has all that a reader expects: format,
 fingerprint, pool, the name of the page before, tokens and media. So a reader compares the head with its own, byte by
-byte, and then the hash. A file that differs anywhere is removed. It gets its name when it is complete.
+byte, and then the hash. A file that was read to its end and differs anywhere is removed, one that cannot be read stays.
+It gets its name when it is complete.
 """
 
 import fcntl
 import os
 import re
+import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -29,6 +31,7 @@ ALIGNMENT = 64
 HASH_BYTES = sha256().digest_size
 FOLDER = re.compile(r"[0-9a-f]{32}")
 SUFFIX = ".page"
+ABSENT = (FileNotFoundError, NotADirectoryError)
 LEFT = 7 / 8
 """The part of the bound that a removal of files leaves: the next one then comes late."""
 
@@ -45,7 +48,7 @@ class PageKey(NamedTuple):
 class PageFiles:
     """The pages with one fingerprint in `directory`, which has at most `limit` bytes of pages with any.
 
-    Any thread may call this. `write` and `touch` may raise OSError.
+    Any thread may call this. All but `remove` may raise OSError, such as without a free descriptor.
     """
 
     def __init__(self, directory: Path, fingerprint: str, limit: int, about: str = "") -> None:
@@ -55,13 +58,13 @@ class PageFiles:
 
     def changed(self) -> int:
         """When files came or went last: a number that differs then."""
-        with suppress(OSError):
+        with suppress(*ABSENT):
             return self._folder.stat().st_mtime_ns
         return 0
 
     def names(self) -> set[str]:
         """The names of all files, see `file_name`."""
-        with suppress(OSError), os.scandir(self._folder) as entries:
+        with suppress(*ABSENT), os.scandir(self._folder) as entries:
             return {entry.name for entry in entries}
         return set()
 
@@ -101,17 +104,15 @@ class PageFiles:
         return True
 
     def read(self, key: PageKey, n_bytes: int) -> memoryview | None:
-        """The bytes of a page; None if they are not there, or not right: then the file is removed."""
-        head = self._head(key, n_bytes)
-        end = len(head) + n_bytes
-        size = end + HASH_BYTES
-        whole = memoryview(bytearray(size + 1))  # a file with more bytes than a page is wrong, too
-        with suppress(OSError), open(self._path(key.pool, key.name), "rb", opener=_careful) as file:
-            n_read = file.readinto(whole)
-            if n_read == size and whole[: len(head)] == head and sha256(whole[:end]).digest() == whole[end:size]:
-                with suppress(OSError):  # a directory that cannot be written
-                    os.utime(file.fileno())
-                return whole[len(head) : end]
+        """The bytes of a page; None if there is none. Removes what is no file, and a file of other bytes."""
+        path = self._path(key.pool, key.name)
+        try:
+            if stat.S_ISREG(path.lstat().st_mode):
+                data = _checked(path, self._head(key, n_bytes), n_bytes)
+                if data is not None:
+                    return data
+        except ABSENT:
+            return None
         self.remove(key.pool, key.name)
         return None
 
@@ -195,6 +196,20 @@ def remove_oldest(directory: Path, limit: int, size: int) -> int:
             Path(file.path).unlink()
         used -= file.n_bytes
     return used
+
+
+def _checked(path: Path, head: bytes, n_bytes: int) -> memoryview | None:
+    """The bytes of the page in a file, and note its use; None if the file has other bytes. Raises OSError."""
+    end = len(head) + n_bytes
+    size = end + HASH_BYTES
+    whole = memoryview(bytearray(size + 1))  # a file with more bytes than a page is wrong, too
+    with open(path, "rb", opener=_careful) as file:
+        n_read = file.readinto(whole)
+        if n_read != size or whole[: len(head)] != head or sha256(whole[:end]).digest() != whole[end:size]:
+            return None
+        with suppress(OSError):  # a directory that cannot be written
+            os.utime(file.fileno())
+    return whole[len(head) : end]
 
 
 def _careful(path: str, flags: int) -> int:

@@ -77,6 +77,7 @@ class PrefixStore:
         self._lock = threading.Lock()  # of `_queued`
         self._names: set[str] = set()  # of the files that are there, or wait to be written
         self._has_list = threading.Event()
+        self._seen, self._listed = -1, set[str]()  # the directory's `changed`, and its files then
         self._logged: dict[str, float] = {}
         self._n_wanted = self._n_done = 0  # readings
         self._n_pages_read = 0
@@ -158,26 +159,37 @@ class PrefixStore:
 
     def _list(self) -> None:
         """Take note of the files that came and went, such as those of other servers."""
-        seen, listed = -1, set[str]()
         while True:
-            if (changed := self._files.changed()) != seen:
-                before, listed = listed, self._files.names()
-                self._names |= listed - before
-                self._names -= before - listed
-                seen = changed if time.time_ns() - changed > CLOCK_NS else -1
+            self._try("listed", self._list_once)
             self._has_list.set()
             time.sleep(LIST_SECONDS)
+
+    def _list_once(self) -> None:
+        if (changed := self._files.changed()) != self._seen:
+            before, self._listed = self._listed, self._files.names()
+            self._names |= self._listed - before
+            self._names -= before - self._listed
+            self._seen = changed if time.time_ns() - changed > CLOCK_NS else -1
 
     def _fill(self, reading: Reading) -> None:
         whole = True
         for _, key in reading.pages:
-            data = self._files.read(key, self._pages.page_bytes(key.pool))
+            data = self._page(key)
             if data is None:
-                self._names.discard(file_name(key.pool, key.name))
                 whole = False  # a damaged file after it would keep its page from being written again
             elif whole and not reading.fill(self._pages, data):
                 return
             self._n_pages_read += 1
+
+    def _page(self, key: PageKey) -> memoryview | None:
+        """The bytes of a page. Forgets one without any, or a sequence would come back to a disk that fails."""
+        data = None
+        try:
+            data = self._files.read(key, self._pages.page_bytes(key.pool))
+        finally:
+            if data is None:
+                self._names.discard(file_name(key.pool, key.name))
+        return data
 
     def _try(self, what: str, job: Callable[[], None]) -> bool:
         """Do a job; returns whether it succeeded. The engine serves on without what fails."""

@@ -437,6 +437,7 @@ class Scheduler:
             sequence.own_tokens()
             sequence.queued = self._clock() - sequence.arrived
             sequence.cached = reused
+            sequence.from_disk = 0 if sequence.in_memory is None else max(0, reused - sequence.in_memory)
             n_reused = reused // self.pools[0].page_size
             sequence.miss = self._trail.miss(sequence, n_reused)
             self._trail.note(sequence, range(n_reused))

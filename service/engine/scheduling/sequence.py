@@ -56,6 +56,7 @@ class Sequence:
         self.first_update = True
         self.cached = 0
         self.from_disk = 0  # of the cached tokens
+        self.in_memory: int | None = None  # cached tokens before pages were first read from the disk
         self.miss: CacheMiss | None = None
         self.queued: float | None = 0.0 if submit.output else None
         self.tables = tuple(Table(pool) for pool in pools)

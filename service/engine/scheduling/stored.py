@@ -99,7 +99,8 @@ class StoredPrefixes:
         n_tokens = len(names) * self._page_size
         if n_tokens <= sequence.computed or not _fit(sequence, names):
             return False
-        sequence.from_disk = n_tokens - sequence.computed
+        if sequence.in_memory is None:
+            sequence.in_memory = sequence.computed
         sequence.computed = n_tokens
         self.waiting[sequence] = reading = Reading(
             [
@@ -134,8 +135,6 @@ class StoredPrefixes:
         for sequence, reading in found:
             del self.waiting[sequence]
             self.behind.clear()
-            if reading.n_read < len(reading.pages):
-                sequence.from_disk = 0
             for page, key in reading.pages[: reading.n_read]:
                 pool = self.pools[key.pool]
                 pool.name(page, key.name)

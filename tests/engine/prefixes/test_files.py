@@ -1,8 +1,12 @@
 """Files of pages: what is damaged is never served, the bound holds, and servers share a directory."""
 
+import errno
 import multiprocessing
 import os
+import resource
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -78,6 +82,57 @@ def test_a_right_file_under_a_wrong_name_is_not_served(tmp_path: Path, change: s
     path.write_bytes(foreign.read_bytes())
     assert right.read(asked, N_BYTES) is None
     assert not path.exists()
+
+
+@contextmanager
+def without_descriptors() -> Iterator[None]:
+    """Every open fails with EMFILE."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_without_a_free_descriptor_no_page_is_removed(tmp_path: Path) -> None:
+    store = files(tmp_path)
+    store.write(key(1), data(1))
+    with without_descriptors():
+        with pytest.raises(OSError, match="Too many open files"):
+            store.read(key(1), N_BYTES)
+        with pytest.raises(OSError, match="Too many open files"):
+            store.names()
+    assert store.read(key(1), N_BYTES) == data(1)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ENFILE, errno.ENOMEM, errno.ESTALE])
+def test_a_file_that_cannot_be_opened_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    store = files(tmp_path)
+    store.write(key(1), data(1))
+
+    def fails(*given: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", fails)
+        with pytest.raises(OSError, match=os.strerror(number)):
+            store.read(key(1), N_BYTES)
+    assert store.read(key(1), N_BYTES) == data(1)
+
+
+def test_a_file_whose_blocks_cannot_be_read_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first page of a process's own memory gives EIO, as a broken block of a disk does."""
+    store = files(tmp_path)
+    store.write(key(1), data(1))
+    with monkeypatch.context() as patch:
+        memory = os.open("/proc/self/mem", os.O_RDONLY)
+        patch.setattr(os, "open", lambda *given: memory)
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            store.read(key(1), N_BYTES)
+    assert store.read(key(1), N_BYTES) == data(1)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "folder"])

@@ -1,5 +1,6 @@
 """The threads that write and read pages: the loop never waits, and no trouble of the disk stops it."""
 
+import errno
 import logging
 import threading
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import pytest
 from model.batch import PrefixFiles
 from model.errors import OptionError
 from service.engine.prefixes import store as module
-from service.engine.prefixes.files import PageFiles
+from service.engine.prefixes.files import PageFiles, PageKey
 from service.engine.prefixes.store import PrefixStore, Reading, open_store
 from tests.engine.prefixes.pages import N_BYTES, PRINT, data, files, key, paths
 from tests.fakes import make_info
@@ -102,6 +103,55 @@ def test_all_damaged_pages_of_a_reading_are_found_and_written_again(tmp_path: Pa
         store.save(number, key(number))
     store.finish(WAIT)
     assert [files(tmp_path).read(key(number), N_BYTES) for number in range(5)] == [data(n) for n in range(5)]
+
+
+def test_a_page_that_cannot_be_read_stays_on_disk_and_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its sequence goes on without it: it would come back for it at once, for ever."""
+    page_files = files(tmp_path)
+    store, woken = new_store(tmp_path, Pages(), page_files)
+    for number in range(4):
+        store.save(number, key(number))
+    store.finish(WAIT)
+    read = page_files.read
+
+    def fails(one: PageKey, n_bytes: int) -> memoryview | None:
+        if one == key(2):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return read(one, n_bytes)
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(page_files, "read", fails)
+        store.read(reading := Reading([(10 + number, key(number)) for number in range(4)]))
+        woken.wait(lambda: reading.done)
+    assert reading.n_read == 2
+    assert [store.has(0, key(number).name) for number in range(4)] == [True, True, False, True]
+    assert "pages of --prefix-store cannot be read: [Errno 24] Too many open files" in caplog.text
+    store.save(2, key(2))  # it was computed
+    store.read(reading := Reading([(10 + number, key(number)) for number in range(4)]))
+    woken.wait(lambda: reading.done)
+    assert (reading.n_read, store.counts["pages_dropped"]) == (4, 0)
+
+
+def test_a_directory_that_cannot_be_listed_loses_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LIST_SECONDS", 0.01)
+    monkeypatch.setattr(module, "CLOCK_NS", 2**62)  # it is listed again and again
+    page_files = files(tmp_path)
+    store, _ = new_store(tmp_path, Pages(), page_files)
+    store.save(1, key(1))
+    store.finish(WAIT)
+    failed = threading.Semaphore(0)
+
+    def fails() -> set[str]:
+        failed.release()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(page_files, "names", fails)
+        assert failed.acquire(timeout=WAIT)
+        assert failed.acquire(timeout=WAIT), "it is not tried again"
+        assert store.has(0, key(1).name)
 
 
 def test_a_cancelled_reading_writes_to_no_page_any_more(tmp_path: Path) -> None:
