@@ -11,6 +11,7 @@ from model.chat.reasoning import STYLES
 from model.checkpoint.embedded import EMBEDDED_REPETITION
 from model.checkpoint.resolve import EMBEDDED, default_name
 from model.errors import OptionError, ParameterError, one_line, short
+from model.machine.owners import problem_of
 from model.options import RunnerOptions, check_limits, flag_name, option
 from model.sampling_params import RepetitionDetection
 
@@ -134,10 +135,10 @@ class ModelSettings(RunnerOptions):
             if isinstance(value, tuple) and any(not item.strip() for item in value):
                 raise OptionError(f"{flag_name(declared)} must not be empty")
         check_file("--chat-template", self.chat_template)
+        self._check_sharding()
         self._check_prefixes()
         _ = self.repetition
         self._check_adapters()
-        self._check_sharding()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -178,10 +179,14 @@ class ModelSettings(RunnerOptions):
             if self.prefix_store_size is not None:
                 raise OptionError("--prefix-store-size needs --prefix-store DIR")
             return
+        directory = Path(self.prefix_store)
         try:
-            Path(self.prefix_store).mkdir(0o700, parents=True, exist_ok=True)
+            directory.mkdir(0o700, parents=True, exist_ok=True)
+            problem = problem_of(directory, directory / "lock", *filter(Path.is_dir, directory.iterdir()))
         except OSError as error:
-            raise OptionError(f"--prefix-store {self.prefix_store}: {one_line(error)}; expected a directory") from error
+            raise OptionError(f"--prefix-store {directory}: {one_line(error)}; expected a directory") from error
+        if problem is not None:
+            raise OptionError(f"--prefix-store: {problem}")
 
     def _check_adapters(self) -> None:
         for name, path in self.adapters_given.items():

@@ -5,9 +5,11 @@ import logging
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from model.errors import OptionError
+from model.machine.owners import problem_of
 from service.errors.errors import Unavailable
 from service.settings import STORE_BOUNDS, Settings
 from service.state.stored import Use
@@ -17,6 +19,8 @@ log = logging.getLogger("noria.state")
 
 P = ParamSpec("P")
 T = TypeVar("T")
+SUFFIXES = ("", "-wal", "-journal")
+"""Of the files of a database. SQLite takes what is in a journal, whoever wrote it."""
 
 
 class Store:
@@ -51,7 +55,10 @@ class Store:
 def opened(settings: Settings) -> Store:
     """The store of --responses-store. Raises OptionError for a file that cannot be used."""
     wanted = settings.responses_store
+    files = () if wanted in STORE_BOUNDS else (Path(f"{wanted}{suffix}") for suffix in SUFFIXES)
     try:
+        if (problem := problem_of(*files)) is not None:
+            raise OptionError(f"--responses-store: {problem}")
         tables = Tables(MEMORY if wanted in STORE_BOUNDS else wanted, *settings.responses_bounds)
         return Store(tables, enabled=wanted != "off")
     except (sqlite3.Error, OSError) as error:

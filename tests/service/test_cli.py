@@ -111,6 +111,16 @@ def test_options_that_cannot_be_are_one_line(arguments: tuple[str, ...], words: 
     check_refusal(noria("serve", *arguments), *words)
 
 
+@pytest.mark.parametrize("name", ["", "lock", "0" * 32])
+def test_a_prefix_store_that_others_may_change_is_refused_at_the_start(tmp_path: Path, name: str) -> None:
+    place = tmp_path / "pages" / name
+    (tmp_path / "pages").mkdir(0o700)
+    place.touch() if name == "lock" else place.mkdir(exist_ok=True)
+    place.chmod(0o777)
+    words = f"--prefix-store: mode 0777 of {place} lets other users write to it; chmod go-w it, or choose another place"
+    check_refusal(noria("serve", "--prefix-store", tmp_path / "pages"), words)
+
+
 def check_refusal(done: Done | subprocess.CompletedProcess[str], *words: str) -> None:
     assert done.returncode == 1, done.stderr
     assert done.stderr.startswith("noria: ")

@@ -11,6 +11,7 @@ byte, and then the hash. A file that was read to its end and differs anywhere is
 It gets its name when it is complete.
 """
 
+import errno
 import fcntl
 import os
 import re
@@ -21,6 +22,8 @@ from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
+
+from model.machine.owners import problem_of
 
 FORMAT = 1
 """Another one if the head, or the meaning of its fields, changes."""
@@ -63,9 +66,11 @@ class PageFiles:
         return 0
 
     def names(self) -> set[str]:
-        """The names of all files, see `file_name`."""
-        with suppress(*ABSENT), os.scandir(self._folder) as entries:
-            return {entry.name for entry in entries}
+        """The names of all files, see `file_name`. Those that another user could have written count for nothing."""
+        with suppress(*ABSENT):
+            _refuse(self._directory, self._folder)
+            with os.scandir(self._folder) as entries:
+                return {entry.name for entry in entries}
         return set()
 
     def touch(self, pool: int, name: bytes) -> None:
@@ -88,13 +93,14 @@ class PageFiles:
             return False
         path, unfinished = self._path(key.pool, key.name), self._directory / "unfinished"
         with locked(self._directory) as lock:
+            self._make_folder()
             if path.exists():
                 os.utime(path)
                 return True
-            self._make_folder()
             self._reserve(lock, size)
+            unfinished.unlink(missing_ok=True)
             try:
-                with open(unfinished, "wb", opener=_careful) as file:
+                with open(unfinished, "xb", opener=_careful) as file:
                     file.writelines((head, data, mark.digest()))
                 unfinished.rename(path)
             except OSError:  # such as a full disk
@@ -129,6 +135,9 @@ class PageFiles:
             self._folder.mkdir(0o700)
             with open(self._folder / "about", "w", opener=_careful) as file:
                 file.write(self._about)
+        if self._folder.is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        _refuse(self._folder)
 
     def _reserve(self, lock: int, size: int) -> None:
         """Add `size` to the bytes in use. Files are removed if they would be more than the bound."""
@@ -154,10 +163,12 @@ class PageFile(NamedTuple):
 
 @contextmanager
 def locked(directory: Path) -> Iterator[int]:
-    """Hold the lock of a directory, which is made if it is not there; the descriptor of the lock."""
+    """Hold the lock of a directory, which is made if it is not there; the descriptor of the lock. Raises OSError."""
     directory.mkdir(0o700, parents=True, exist_ok=True)
-    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    path = directory / "lock"
+    lock = _careful(str(path), os.O_RDWR | os.O_CREAT)
     try:
+        _refuse(directory, path)
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield lock
     finally:
@@ -167,7 +178,8 @@ def locked(directory: Path) -> Iterator[int]:
 def folders(directory: Path) -> list[Path]:
     """The folders of fingerprints in a directory."""
     with os.scandir(directory) as entries:
-        return [Path(entry.path) for entry in entries if FOLDER.fullmatch(entry.name)]
+        found = [entry for entry in entries if FOLDER.fullmatch(entry.name)]
+        return [Path(entry.path) for entry in found if entry.is_dir(follow_symlinks=False)]
 
 
 def page_files(folder: Path) -> Iterator[PageFile]:
@@ -196,6 +208,12 @@ def remove_oldest(directory: Path, limit: int, size: int) -> int:
             Path(file.path).unlink()
         used -= file.n_bytes
     return used
+
+
+def _refuse(*paths: Path) -> None:
+    """Raise PermissionError if another user may change one of these."""
+    if (problem := problem_of(*paths)) is not None:
+        raise PermissionError(problem)
 
 
 def _checked(path: Path, head: bytes, n_bytes: int) -> memoryview | None:

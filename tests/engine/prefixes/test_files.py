@@ -6,7 +6,7 @@ import os
 import resource
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from service.engine.prefixes.files import PageFiles, PageKey, file_name, folders, page_files
-from tests.engine.prefixes.pages import N_BYTES, OTHER_PRINT, data, files, key, paths
+from tests.engine.prefixes.pages import N_BYTES, OTHER_PRINT, PRINT, data, files, key, paths
+from tests.owners import give_away
 
 
 def bytes_in(directory: Path) -> int:
@@ -133,6 +134,41 @@ def test_a_file_whose_blocks_cannot_be_read_is_not_removed(tmp_path: Path, monke
         with pytest.raises(OSError, match=os.strerror(errno.EIO)):
             store.read(key(1), N_BYTES)
     assert store.read(key(1), N_BYTES) == data(1)
+
+
+@pytest.mark.parametrize("name", ["lock", "unfinished", "folder"])
+def test_no_link_leads_out_of_the_directory(tmp_path: Path, name: str) -> None:
+    """A link in place of a file or a folder: nothing is written or removed where it leads."""
+    store, outside = files(tmp_path / "store", limit=400), tmp_path / "outside"
+    outside.mkdir()
+    (outside / "data").write_bytes(b"of somebody")
+    (outside / "data.page").write_bytes(bytes(500))
+    place = tmp_path / "store" / (PRINT if name == "folder" else name)
+    place.parent.mkdir()
+    place.symlink_to(outside if name == "folder" else outside / "data")
+    with suppress(OSError):
+        store.write(key(1), data(1))
+    assert sorted(path.name for path in outside.iterdir()) == ["data", "data.page"]
+    assert (outside / "data").read_bytes() == b"of somebody"
+
+
+@pytest.mark.parametrize("name", ["", "lock", PRINT])
+@pytest.mark.parametrize("how", ["owner", "mode"])
+def test_what_another_user_may_change_is_neither_read_nor_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, how: str
+) -> None:
+    store = files(tmp_path / "store")
+    store.write(key(1), data(1))
+    place = tmp_path / "store" / name
+    if how == "owner":
+        give_away(place, monkeypatch)
+    else:
+        place.chmod(0o777)
+    with pytest.raises(PermissionError, match=f"owns {place}," if how == "owner" else f"mode 0777 of {place} lets"):
+        store.write(key(2), data(2))
+    if name != "lock":
+        with pytest.raises(PermissionError, match=str(place)):
+            store.names()
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
