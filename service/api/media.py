@@ -56,31 +56,34 @@ class Recording:
         return tuple(MediaSpan(start + at * n, 1, n, name, breaks=0) for at, name in enumerate(self.audio.digests))
 
 
-async def heard(state: State, sources: Sequence[Source], info: RunnerInfo) -> list[Recording]:
+async def heard(state: State, sources: Sequence[Source], info: RunnerInfo, owner: str) -> list[Recording]:
     """The recordings of a request as the model's encoder reads them. Raises InvalidRequest and Unavailable."""
     assert info.audio is not None, "a model without an audio encoder refuses audio at once"
-    found = await state.audio.decode(sources, limited(info))
+    found = await state.audio.decode(sources, limited(info), owner)
     return [Recording(audio, info.audio.chunk_tokens) for audio in found]
 
 
 def restorable(
-    made: ModelRequest, state: State, sources: Sequence[Source], info: RunnerInfo, media: Sequence[Decoded]
+    made: ModelRequest, state: State, sources: Sequence[Source], info: RunnerInfo, owner: str, media: Sequence[Decoded]
 ) -> ModelRequest:
     """A request whose media, which were decoded from these files, can be decoded again."""
     (prompt,) = made.prompts
     n_dropped = sum(len(item.spans(0)) for item in media) - len(prompt.submit.media)
 
     async def restore() -> bytes:
-        return inputs_after(await decoded(state, sources, info), n_dropped)
+        return inputs_after(await decoded(state, sources, info, owner), n_dropped)
 
     return replace(made, prompts=(replace(prompt, restore=restore),))
 
 
-async def decoded(state: State, sources: Sequence[Source], info: RunnerInfo) -> Sequence[Decoded]:
-    """The images or the audio of a request as the model's encoder reads them. Raises InvalidRequest and Unavailable."""
+async def decoded(state: State, sources: Sequence[Source], info: RunnerInfo, owner: str) -> Sequence[Decoded]:
+    """The images or the audio of a request as the model's encoder reads them. Raises InvalidRequest and Unavailable.
+
+    Only requests of the same `owner` (`cache_owner`) share what was decoded.
+    """
     if info.images is not None:
-        return await state.images.decode(sources, info.images)
-    return await heard(state, sources, info)
+        return await state.images.decode(sources, info.images, owner)
+    return await heard(state, sources, info, owner)
 
 
 def expanded(

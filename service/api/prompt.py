@@ -108,10 +108,10 @@ def of_chat(chat: Callable[[], Chat], work: Callable[[Chat, ServedModel, Sequenc
             return made
         with state.bodies.holding(record.sender) as take:  # it waits for media of others
             take(max(0, record.body_bytes - SMALL_BYTES))
-            media = await decoded(state, sources, served.info)
+            media = await decoded(state, sources, served.info, record.cache_owner)
             made = await on_thread(lambda served: work(asked, served, media))(state, record, served)
         if isinstance(made, ModelRequest):
-            made = cast("T", restorable(made, state, sources, served.info, media))
+            made = cast("T", restorable(made, state, sources, served.info, record.cache_owner, media))
         return made
 
     return make

@@ -59,11 +59,11 @@ class Audios(Media[AudioProcess, MelFormat, DecodedAudio]):
         kind = Kind("audio", "audio files", MAX_FILES, start, decoded, lambda audio: len(audio.inputs))
         super().__init__(kind, on_restart, on_decoded)
 
-    async def decode(self, sources: Sequence[Source], format: MelFormat) -> list[DecodedAudio]:
+    async def decode(self, sources: Sequence[Source], format: MelFormat, owner: str = "") -> list[DecodedAudio]:
         """As that of other media. No file is decoded before the headers of all say how long they are together."""
         if len(sources) > 1:
-            await super().decode(sources, replace(format, n_mels=0))
-        return await super().decode(sources, format)
+            await super().decode(sources, replace(format, n_mels=0), owner)
+        return await super().decode(sources, format, owner)
 
     def check(self, sources: Sequence[Source], found: Sequence[DecodedAudio], format: MelFormat) -> None:
         seconds = sum(audio.seconds for audio in found)

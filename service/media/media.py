@@ -104,14 +104,15 @@ class Media(Generic[P, F, D]):
         self._decoder, self._decoder_turn = Decoder(kind, on_restart), asyncio.Lock()
         self._patient, self._patient_turn = Decoder(kind, patient=True), asyncio.Lock()
 
-    async def decode(self, sources: Sequence[Source], format: F) -> list[D]:
-        """What a request's files decode to, for the model.
+    async def decode(self, sources: Sequence[Source], format: F, owner: str = "") -> list[D]:
+        """What a request's files decode to, for the model. They are found again by requests of the same owner only.
 
         Raises InvalidRequest, naming the field, for a file that cannot be used; Unavailable without a process.
         """
         if len(sources) > (limit := self._kind.max_files):
             message = f"a request may have at most {limit} {self._kind.limited}, got {len(sources)}"
             raise InvalidRequest(message, param=sources[limit].param)
+        sources = [source.owned_by(owner) for source in sources]
         known = [self._recent.find((source.digest, format)) for source in sources]
         if all(known):  # they wait for nobody
             found = [decoded for decoded in known if decoded is not None]

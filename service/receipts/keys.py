@@ -1,7 +1,9 @@
 """The keys of receipts: Ed25519 by the package `cryptography`, which is optional and imported where it is used."""
 
 import base64
+import logging
 import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +11,8 @@ from model.errors import OptionError
 
 if TYPE_CHECKING:  # it may be missing
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+log = logging.getLogger("noria.receipts")
 
 NO_CRYPTOGRAPHY = "a package that is not installed (the extra receipts): pip install cryptography"
 PUBLIC_BYTES = 32
@@ -40,6 +44,10 @@ def read_key(path: Path) -> SigningKey:
         raise OptionError(f"the receipt key {path} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError):  # no PEM; with a password
         raise OptionError(f"{path} holds no receipt key: expected {PEM}") from None
+    status = path.stat()
+    if status.st_uid == os.geteuid() and status.st_mode & 0o077:  # as ssh: of files that the user can change
+        mode = stat.S_IMODE(status.st_mode)
+        log.warning("mode %04o of the receipt key %s lets other users sign in its name; chmod 600 it", mode, path)
     if not isinstance(private, Ed25519PrivateKey):
         raise OptionError(f"{path} holds a key of another kind: expected {PEM}")
     return SigningKey(private)

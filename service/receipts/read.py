@@ -1,6 +1,6 @@
 """A receipt as a file or a client gives it, checked: its fields, its own hashes and its signature."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -9,6 +9,8 @@ from model.errors import OptionError
 from service.receipts.keys import has_signed
 from service.receipts.receipt import MARK, Receipt, digest, signed_bytes, token_bytes
 
+PLAIN = ("message", "text", "output_text", "thinking", "reasoning")
+"""The types of the parts of an answer without calls."""
 FIELDS: TypeAdapter[Receipt] = TypeAdapter(Receipt)
 
 
@@ -32,6 +34,38 @@ def found_in(value: Any, place: str) -> list[Receipt]:
     if isinstance(value, Mapping) and "format" not in value:
         raise OptionError(f'{place} has no receipts: a request gets them with "receipt": true')
     return [parsed(value, place)]
+
+
+def texts(answer: Any, *, streamed: bool) -> list[str | None]:
+    """The text of each choice of a whole answer; None for one with calls. A receipt or the end of a stream has none."""
+    try:
+        whole = answer.get("response", answer)
+        if choices := whole.get("choices"):
+            if "text" in choices[0]:
+                return [] if streamed else [choice["text"] for choice in choices]
+            return [_text(choice["message"]) for choice in choices]
+        return [_text(whole)] if {"content", "output"} & whole.keys() and "format" not in whole else []
+    except (AttributeError, KeyError, TypeError):
+        return []
+
+
+def _text(message: Mapping[str, Any]) -> str | None:
+    """The text of a message, or of the messages of a response, without thoughts; None with calls."""
+    parts = message.get("output", message.get("content"))
+    if isinstance(parts, str) and not message.get("tool_calls"):
+        return parts
+    if message.get("tool_calls") or any(part["type"] not in PLAIN for part in parts or ()):
+        return None
+    return "".join((_text(part) if "content" in part else part.get("text")) or "" for part in parts or ())
+
+
+def faults_around(receipts: Sequence[Receipt], texts: Sequence[str | None]) -> Iterator[str]:
+    """How the answer around its receipts differs from what they sign: in the number of choices, or in a text."""
+    if texts and len(texts) != len(receipts):
+        yield f"choices: the answer has {len(texts)}, and {len(receipts)} receipts"
+    for index, (one, text) in enumerate(zip(receipts, texts, strict=False)):
+        if text is not None and digest(text.encode()) != one["text"]:
+            yield f"choices[{index}]: its text is not the signed one"
 
 
 def faults(receipt: Receipt, key: str | None) -> Iterator[str]:

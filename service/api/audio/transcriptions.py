@@ -90,10 +90,10 @@ class Transcriber:
         source = of_bytes(self.body.file, "file")
         with state.bodies.holding(record.sender) as take:
             take(max(0, record.body_bytes - SMALL_BYTES))
-            media = await heard(state, [source], served.info)
+            media = await heard(state, [source], served.info, record.cache_owner)
         self.seconds = media[0].audio.seconds
         made = await on_thread(lambda served: self._request(served, media))(state, record, served)
-        return restorable(made, state, [source], served.info, media)
+        return restorable(made, state, [source], served.info, record.cache_owner, media)
 
     def shape(self, served: ServedModel, name: str) -> TranscriptShape:
         verbose = self.body.response_format == "verbose_json"

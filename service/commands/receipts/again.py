@@ -138,10 +138,16 @@ def answers(client: httpx.Client, endpoint: str, body: Mapping[str, Any]) -> lis
     return found_in(found, f"the answer of {client.base_url}")
 
 
-def compared(client: httpx.Client, receipts: Sequence[Receipt], body: Mapping[str, Any]) -> list[Difference]:
-    """Compute the request of these receipts again, and return what differs. Raises OptionError."""
+def compared(
+    client: httpx.Client, receipts: Sequence[Receipt], body: Mapping[str, Any], *, complete: bool = False
+) -> list[Difference]:
+    """Compute the request of these receipts again, and return what differs. Raises OptionError.
+
+    `complete` says that they are the receipts of all choices.
+    """
     again = answers(client, receipts[0]["endpoint"], body_for(receipts[0], body))
-    return [
+    missing = Difference("choices", f"{len(receipts)} in the answer, {len(again)} here")
+    return [missing] * (complete and len(again) != len(receipts)) + [
         item
         for one in receipts
         for item in differences(one, same_choice(one, again), lambda token: token_name(client, token))

@@ -16,7 +16,7 @@ from service.commands.receipts.stored import response_id, stored_request
 from service.receipts.arithmetic import no_promise
 from service.receipts.compare import CUT, STATED, Difference
 from service.receipts.keys import is_public
-from service.receipts.read import faults, found_in
+from service.receipts.read import faults, faults_around, found_in, texts
 from service.receipts.receipt import Receipt
 
 
@@ -55,20 +55,26 @@ def verify(options: VerifyOptions) -> None:
     wrong = [Difference("signature", fault) for one in receipts for fault in faults(one, key)]
     keys = ", ".join(dict.fromkeys(one["key"] for one in receipts))
     typer.echo("\n".join(fault.message for fault in wrong) or f"signature: valid, by the key {keys}")
-    found, promised = ([], True) if body is None else computed(options, receipts, body)
+    around = texts(answer, streamed=bool(body and body.get("stream")))
+    for fault in (changed := [*faults_around(receipts, around)]):
+        typer.echo(fault)
+    if answer.keys() > {"receipts"} and (not around or None in around):
+        typer.echo("text: not all of the answer is compared, because the file ends a stream or has tool calls")
+    found, promised = ([], True) if body is None else computed(options, receipts, body, complete=bool(around))
     if wrong and body is not None and not found:
         typer.echo(f"what was changed is not computed again: one of {', '.join(STATED)}")
+    wrong += [Difference("around", fault) for fault in changed]
     raise typer.Exit(again.exit_code([*wrong, *found], promised=promised))
 
 
 def computed(
-    options: VerifyOptions, receipts: Sequence[Receipt], body: Mapping[str, Any]
+    options: VerifyOptions, receipts: Sequence[Receipt], body: Mapping[str, Any], *, complete: bool
 ) -> tuple[list[Difference], bool]:
     """What differs when the request is computed again, and whether equal bits are promised. It tells both."""
     with again.server(options.model, options.url, options.api_key, receipts[0]) as client:
         why_not = no_promise(receipts[0], again.arithmetic_at(client))
         typer.echo(f"equal bits: {f'not promised: {why_not}' if why_not else 'promised here'}")
-        found = again.compared(client, receipts, body)
+        found = again.compared(client, receipts, body, complete=complete)
     if others := [item.message for item in found if item.field == "defaults"]:
         raise OptionError(f"{others[0]}; start the server at --url with those of the receipt, or verify without --url")
     for item in found:

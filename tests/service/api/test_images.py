@@ -144,6 +144,23 @@ def prompt_of(body: ChatBody | ResponsesBody | MessagesBody, model: ServedModel,
     return chat_request(chat, model, images).prompts[0]
 
 
+# Who shares what was decoded
+
+
+@pytest.mark.parametrize(("isolation", "expected"), [("key", [1, 2, 2, 2]), ("none", [1, 1, 1, 1])])
+def test_a_key_shares_decoded_images_with_itself_alone(isolation: str, expected: list[int]) -> None:
+    """Else the time of an answer would tell a key which images others have sent."""
+    keys, decodings = ("first", "second"), []
+    with running(
+        chat=ImageChat(), tokenizer=ImageTokenizer(), model="images", api_keys=keys, cache_isolation=isolation
+    ) as live:
+        for key in (*keys, *keys):
+            live.http.headers["authorization"] = f"Bearer {key}"
+            assert live.post(CHAT, {**CHAT_BODY, "max_tokens": 1}).status_code == 200
+            decodings.append(live.metric("noria_image_decode_seconds_count") / 2)
+    assert decodings == expected
+
+
 # The same tokens in all APIs
 
 
@@ -431,7 +448,7 @@ def test_a_format_without_images(seeing: Live) -> None:
 
 
 def test_the_time_of_a_request_covers_its_images(seeing: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def forever(self: Images, sources: object, format: object) -> list[DecodedImage]:
+    async def forever(self: Images, *given: object) -> list[DecodedImage]:
         await asyncio.sleep(60)
         return []
 

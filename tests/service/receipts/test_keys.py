@@ -33,6 +33,18 @@ def _hex(base64: str) -> str:
     return subprocess.run(["base64", "--decode"], input=base64.encode(), capture_output=True, check=True).stdout.hex()
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o400, 0o644, 0o640, 0o604])
+def test_a_key_that_others_may_read_is_named_with_its_mode(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int
+) -> None:
+    path = tmp_path / "key.pem"
+    make_key(path)
+    path.chmod(mode)
+    read_key(path)
+    words = f"mode 0{mode:o} of the receipt key {path} lets other users sign in its name; chmod 600 it"
+    assert [record.getMessage() for record in caplog.records] == [words] * bool(mode & 0o077)
+
+
 def test_openssl_makes_keys_too(tmp_path: Path) -> None:
     path = tmp_path / "key.pem"
     subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", str(path)], check=True)

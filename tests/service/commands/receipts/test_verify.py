@@ -1,5 +1,6 @@
 """`noria verify` with the fake model: what is equal, and each field that is changed."""
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,60 @@ def test_every_api_streamed_or_not(live: Live, path: str, body: dict[str, Any], 
     bare = [{name: value for name, value in one.items() if name != "content"} for one in answer["receipts"]]
     done = verify(live, tmp_path, {"receipts": bare}, body=given)
     assert "\nequal: " in done.stdout, done.stdout
+
+
+def changed(answer: dict[str, Any], place: tuple[str | int, ...], value: Any) -> dict[str, Any]:
+    """The answer with another value at a place, or without the item there if the value is None."""
+    made = inside = copy.deepcopy(answer)
+    for name in place[:-1]:
+        inside = inside[name]  # type: ignore[index]
+    if value is None:
+        del inside[place[-1]]  # type: ignore[arg-type]
+    else:
+        inside[place[-1]] = value  # type: ignore[index]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "place"),
+    [
+        (CHAT, {"messages": USER, "n": 2}, ("choices", 1, "message", "content")),
+        ("/v1/completions", {"prompt": "a", "echo": True}, ("choices", 0, "text")),
+        ("/v1/fim/completions", {"prompt": "a"}, ("choices", 0, "message", "content")),
+        ("/v1/messages", {"messages": USER}, ("content", 0, "text")),
+        (RESPONSES, {"input": "hi"}, ("output", 0, "content", 0, "text")),
+        (RESPONSES, {"input": "hi", "stream": True}, ("response", "output", 0, "content", 0, "text")),
+    ],
+)
+def test_a_changed_text_of_an_answer_is_found(
+    live: Live, path: str, body: dict[str, Any], place: tuple[str | int, ...], tmp_path: Path
+) -> None:
+    given = {**body, ("max_output_tokens" if path == RESPONSES else "max_tokens"): 4, "receipt": True}
+    answer = live.events(path, given)[-1] if body.get("stream") else live.post(path, given).json()
+    assert verify(live, tmp_path, answer, body=given).returncode == 0
+    index = place[1] if place[0] == "choices" else 0
+    done = verify(live, tmp_path, changed(answer, place, "Transfer all."), body=given)
+    assert (done.returncode, f"choices[{index}]: its text is not the signed one" in done.stdout) == (3, True)
+    done = verify(live, tmp_path, changed(answer, place, "Transfer all."), "--signature-only", body=None)
+    assert done.returncode == 3
+
+
+def test_a_choice_too_few_or_too_many_is_found(live: Live, answered: dict[str, Any], tmp_path: Path) -> None:
+    done = verify(live, tmp_path, changed(answered, ("choices", 1), None))
+    assert (done.returncode, "choices: the answer has 1, and 2 receipts" in done.stdout) == (3, True)
+    done = verify(live, tmp_path, changed(changed(answered, ("choices", 1), None), ("receipts", 1), None))
+    assert (done.returncode, "choices: 1 in the answer, 2 here" in done.stdout) == (3, True)
+
+
+def test_a_text_that_the_file_does_not_have_is_said_to_be_not_compared(
+    live: Live, answered: dict[str, Any], tmp_path: Path
+) -> None:
+    calls = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+    end = {"choices": [{"index": 0, "delta": {}}], "receipts": answered["receipts"]}
+    for answer in (changed(answered, ("choices", 0, "message"), calls), end):
+        done = verify(live, tmp_path, answer)
+        assert (done.returncode, "text: not all of the answer is compared" in done.stdout) == (0, True)
+    assert "not all" not in verify(live, tmp_path, answered).stdout
 
 
 CHANGES: dict[str, Any] = {
