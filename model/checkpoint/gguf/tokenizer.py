@@ -130,8 +130,9 @@ def _sentencepiece(metadata: Metadata) -> Tokenizer:
 def score_merges(vocab: Mapping[str, int], scores: Sequence[float], control: set[str]) -> list[tuple[str, str]]:
     """Merges of a SentencePiece BPE model: every split of a piece into two pieces, highest score of the piece first.
 
-    SentencePiece joins the adjacent pair whose joined piece has the highest score. A list of merges in the order of
-    scores has the same effect. Control pieces are not text, and have no merges.
+    SentencePiece joins the adjacent pair whose joined piece has the highest score, and of pairs that give one piece the
+    leftmost. A list ranks them: the longest left part comes first. Such pairs overlap in runs alone, as of spaces. The
+    longest pieces of a run are on the left. Control pieces are not text, and have no merges.
     """
     merges = []
     for piece, index in vocab.items():
@@ -139,7 +140,7 @@ def score_merges(vocab: Mapping[str, int], scores: Sequence[float], control: set
             continue
         splits = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
         known = [pair for pair in splits if pair[0] in vocab and pair[1] in vocab and control.isdisjoint(pair)]
-        merges += [(-scores[index], vocab[left], vocab[right], (left, right)) for left, right in known]
+        merges += [(-scores[index], index, -len(left), (left, right)) for left, right in known]
     return [pair for *_, pair in sorted(merges)]
 
 

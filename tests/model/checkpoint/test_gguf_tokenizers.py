@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from model.errors import ModelError
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
 from tests.gguf_models import write_tokenizer
+from tests.model.tokenizers.runs import runs
 from tests.model.tokenizers.vocabularies import DATA
 
 N_SPECIAL, N_TOKENS = 1000, 9000
@@ -97,6 +99,20 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @given(text=texts | words)
 def test_ids_are_those_of_mistral_common(case: Case, text: str) -> None:
     assert case.ours.encode(text, add_bos=False, parse_control=False) == case.theirs(text)
+
+
+def test_runs_have_the_ids_of_mistral_common(case: Case) -> None:
+    for text in runs():
+        assert case.ours.encode(text, add_bos=False, parse_control=False) == case.theirs(text), (text[:3], len(text))
+
+
+def test_periodic_texts_have_the_ids_of_mistral_common(case: Case) -> None:
+    """Only in these do two pairs of one piece overlap."""
+    random = Random(0)
+    for _ in range(1500):
+        unit = "".join(random.choices("abehlo =-.\n", k=random.randint(1, 4)))
+        text = "".join(random.choice([unit * random.randint(1, 9), "foo ", "  ", "x"]) for _ in range(5))
+        assert case.ours.encode(text, add_bos=False, parse_control=False) == case.theirs(text), text
 
 
 def test_ids_of_whole_texts(case: Case) -> None:

@@ -11,6 +11,7 @@ from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
 from service.generation.text import TextStream
 from tests.model.tokenizers.kinds import KINDS, PIPELINES, Library
+from tests.model.tokenizers.runs import runs
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,12 @@ def test_texts_have_the_ids_of_the_library(case: Case, text: str) -> None:
     if not any(name in text for name in tokenizer.control):  # the `tokenizers` library would find it
         assert ids == library.encode(text)
     assert tokenizer.decode(ids) == library.decode(ids)
+
+
+def test_runs_have_the_ids_of_the_library(case: Case) -> None:
+    for text in runs():
+        expected = case.library.encode(text)
+        assert case.tokenizer.encode(text, add_bos=False, parse_control=False) == expected, (text[:3], len(text))
 
 
 def test_the_begin_token_comes_first_where_the_model_has_one(case: Case) -> None:
