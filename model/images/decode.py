@@ -73,6 +73,8 @@ def _open(data: bytes, max_pixels: int) -> Image.Image:
     hidden = image.info.get("transparency")
     if isinstance(hidden, tuple) and data[BIT_DEPTH] == 16:
         image.info["transparency"] = tuple(value >> 8 for value in hidden)
+    elif isinstance(hidden, int) and image.format == "PNG" and image.mode == "L":  # its samples are scaled to 8 bits
+        image.info["transparency"] = hidden * 255 // (2 ** data[BIT_DEPTH] - 1)
     return image
 
 

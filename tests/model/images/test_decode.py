@@ -123,6 +123,19 @@ def test_the_transparent_colour_of_a_png_becomes_white(
     assert dot(png(4, 4, rows, chunk(b"tRNS", hidden), depth=depth, colour=colour)) == (seen,) * 3
 
 
+@pytest.mark.parametrize("depth", [1, 2, 4, 8])
+def test_only_the_transparent_grey_of_a_png_is_white(depth: int) -> None:
+    """All pairs of a sample and a transparent one: they are compared as the file has them, before they are scaled."""
+    top = 2**depth - 1
+    samples = range(top + 1) if depth < 8 else (0, 1, 7, 127, 254, 255)
+    for sample in samples:
+        row = b"\0" + bytes([sum(sample << shift for shift in range(0, 8, depth))]) * depth
+        for hidden in samples:
+            seen = 255 if sample == hidden else sample * 255 // top
+            data = png(8, 4, row * 4, chunk(b"tRNS", hidden.to_bytes(2, "big")), depth=depth, colour=GREY)
+            assert dot(data) == (seen,) * 3, (sample, hidden)
+
+
 def test_one_bit_has_two_greys() -> None:
     assert dot(png(8, 4, b"\0\xff" * 4, depth=1, colour=GREY)) == (255, 255, 255)
     assert dot(png(8, 4, b"\0\0" * 4, depth=1, colour=GREY)) == (0, 0, 0)
