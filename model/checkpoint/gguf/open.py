@@ -25,7 +25,7 @@ from model.checkpoint.gguf.parts import find_parts
 from model.checkpoint.gguf.reader import read_parts
 from model.checkpoint.gguf.rope import wrong_conversions
 from model.checkpoint.gguf.rows import read_row
-from model.checkpoint.gguf.tokenizer import Metadata, tokenizer_files
+from model.checkpoint.gguf.tokenizer import Metadata, tokenizer_files, wrong_padding
 from model.checkpoint.names import GGUF
 from model.errors import ModelError, one_line
 
@@ -78,7 +78,8 @@ def _opened(
         config = hf_config(file.metadata, shapes, _divisors(paths, file.tensors), index.dtype)
         img_break = _img_break(index, file.metadata) if beside else None
     encoder, unused = find_encoder(beside, source, config["hidden_size"], img_break)
-    return GgufModel(index, file.metadata, config, encoder, (*wrong_conversions(source.name, file.metadata), *unused))
+    wrong = (*wrong_conversions(source.name, file.metadata), *wrong_padding(source.name, file.metadata))
+    return GgufModel(index, file.metadata, config, encoder, (*wrong, *unused))
 
 
 def gguf_files(source: Path) -> Traversable:

@@ -26,6 +26,7 @@ def tokenizer_files(metadata: Metadata) -> dict[str, str]:
     kind = metadata.get("tokenizer.ggml.model", "")
     if kind not in _BUILDERS:
         raise ModelError(f"the GGUF file has a {short(kind)} tokenizer; Noria supports {', '.join(_BUILDERS)}")
+    _check(metadata)
     tokenizer = _BUILDERS[kind](metadata)
     for token_type, special in ((UNKNOWN, True), (CONTROL, True), (UNUSED, True), (USER_DEFINED, False)):
         names = _tokens_of_type(metadata, token_type)
@@ -46,13 +47,32 @@ def tokenizer_config(metadata: Metadata) -> dict[str, Any]:
     tokens = metadata["tokenizer.ggml.tokens"]
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     for role, key in _ROLES.items():
-        if (token := metadata.get(f"tokenizer.ggml.{key}_token_id")) is not None:
+        if (token := metadata.get(f"tokenizer.ggml.{key}_token_id")) in range(len(tokens)):
             config[f"{role}_token"] = tokens[token]
     adds_bos = metadata.get("tokenizer.ggml.add_bos_token", _adds_bos(metadata))
     config["add_bos_token"] = bool(adds_bos) and "bos_token" in config
     if template := metadata.get("tokenizer.chat_template"):
         config["chat_template"] = template
     return config
+
+
+def wrong_padding(name: str, metadata: Metadata) -> tuple[str, ...]:
+    """A line for a padding token that is not in the vocabulary. No text that is served has one."""
+    pad, n_tokens = metadata.get("tokenizer.ggml.padding_token_id"), len(metadata.get("tokenizer.ggml.tokens", ()))
+    if pad is None or pad in range(n_tokens):
+        return ()
+    return (f"{name} has tokenizer.ggml.padding_token_id {short(pad)}, beyond its {n_tokens} tokens: it is ignored",)
+
+
+def _check(metadata: Metadata) -> None:
+    """Raise ModelError for a table of another length than the vocabulary, and for a token that is not in it."""
+    n_tokens = len(metadata["tokenizer.ggml.tokens"])
+    for key in ("tokenizer.ggml.scores", "tokenizer.ggml.token_type"):
+        if (n_values := len(metadata.get(key, ())) or n_tokens) != n_tokens:
+            raise ModelError(f"the GGUF file has {n_values} values in {key}, expected {n_tokens}, one for each token")
+    for key in (f"tokenizer.ggml.{role}_token_id" for role in ("bos", "eos", "unknown")):
+        if (token := metadata.get(key, 0)) not in range(n_tokens):
+            raise ModelError(f"the GGUF file has {short(token)} in {key}, expected 0..{n_tokens - 1}")
 
 
 def _adds_bos(metadata: Metadata) -> bool:

@@ -16,7 +16,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from model.checkpoint.gguf.open import open_gguf
 from model.checkpoint.gguf.reader import GgufFile, read_gguf
+from model.checkpoint.gguf.tokenizer import tokenizer_config
 from model.checkpoint.model_files import model_files
 from model.checkpoint.open import open_checkpoint
 from model.checkpoint.resolve import resolve
@@ -178,6 +180,33 @@ def test_a_file_newer_than_the_reader_is_not_called_damaged(data: bytes, message
     found = str(fault(lambda: read_gguf(tmp_path / "m.gguf")))
     assert found.startswith(message)
     assert "download it again" not in found
+
+
+@pytest.mark.parametrize("pad", [np.int32(-1), np.uint32(2**32 - 1), np.uint32(10**5)])
+def test_a_padding_token_beyond_the_vocabulary_is_ignored_with_a_word(whole: Whole, pad: Any, tmp_path: Path) -> None:
+    assert started(tmp_path, whole.changed(tokenizer__ggml__padding_token_id=pad)) is None
+    n_tokens = len(whole.file.metadata["tokenizer.ggml.tokens"])
+    assert open_gguf(tmp_path / "m.gguf").doubts == (
+        f"m.gguf has tokenizer.ggml.padding_token_id {pad}, beyond its {n_tokens} tokens: it is ignored",
+    )
+    assert "pad_token" not in tokenizer_config(open_gguf(tmp_path / "m.gguf").metadata)
+
+
+@pytest.mark.parametrize("role", ["bos", "eos", "unknown"])
+def test_a_token_beyond_the_vocabulary_is_named_with_its_key_and_limit(whole: Whole, role: str, tmp_path: Path) -> None:
+    n_tokens = len(whole.file.metadata["tokenizer.ggml.tokens"])
+    for token in (np.int32(-1), np.uint32(n_tokens)):
+        message = started(tmp_path, whole.changed(**{f"tokenizer.ggml.{role}_token_id": token}))
+        assert f"{token} in tokenizer.ggml.{role}_token_id, expected 0..{n_tokens - 1}" in str(message)
+
+
+def test_a_table_of_another_length_than_the_vocabulary_is_named(whole: Whole, tmp_path: Path) -> None:
+    n_tokens = len(whole.file.metadata["tokenizer.ggml.tokens"])
+    types = np.ones(n_tokens - 1, np.int32)
+    message = started(tmp_path, whole.changed(tokenizer__ggml__token_type=types))
+    assert f"{n_tokens - 1} values in tokenizer.ggml.token_type, expected {n_tokens}, one for each token" in str(
+        message
+    )
 
 
 def test_a_model_without_embeddings_or_with_merges_of_no_tokens_is_named(whole: Whole, tmp_path: Path) -> None:
