@@ -1,20 +1,21 @@
 """Blocks of GGUF as groups of 32 channels with a scale and maybe a minimum.
 
-Q4_0, Q4_1 and Q8_0 are such groups in the file. Q5_0, Q5_1 and IQ4_NL fit into the 8-bit layout exactly. Q4_K, Q5_K and
-IQ4_XS have a short scale (and minimum) for each group and a float16 factor for 256 channels: their products are rounded
-to float16, by at most 2^-11 of their size. All other kinds are quantized again, to 8 bits. The layouts are those of
-llama.cpp's ggml-common.h.
+Q4_0, Q4_1 and Q8_0 are such groups in the file. Q1_0 and Q2_0 fit into the 4-bit layout exactly, Q5_0, Q5_1 and IQ4_NL
+into the 8-bit layout. Q4_K, Q5_K and IQ4_XS have a short scale (and minimum) for each group and a float16 factor for
+256 channels: their products are rounded to float16, by at most 2^-11 of their size. All other kinds are quantized
+again, to 8 bits. The layouts are those of llama.cpp's ggml-common.h.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from model.checkpoint.block_matrix import BlockMatrix
 from model.checkpoint.gguf.index import OTHERS, STORED
+from model.checkpoint.gguf.values import dequantized, integers, known_kinds
 from model.kernels.groups import BLOCK_GROUP
 
 AS_THEY_ARE: Mapping[str, int] = {"Q4_0": 2, "Q4_1": 4, "Q8_0": 2}
@@ -45,9 +46,7 @@ class EncodedMatrix:
 
     def columns(self, columns: range) -> "EncodedMatrix":
         """Some input channels. Other channels of their first and of their last block stay in `data`."""
-        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
-        block, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[self.kind]]
+        block, n_bytes = next(kind[1:] for kind in known_kinds().values() if kind.name == self.kind)
         first, stop = self.skip + columns.start, self.skip + columns.stop
         data = self.data[:, first // block * n_bytes : -(-stop // block) * n_bytes]
         return EncodedMatrix(data, self.kind, (len(data), len(columns)), first % block)
@@ -85,12 +84,7 @@ class EncodedMatrix:
 
     def dequantize(self) -> Tensor:
         """float32 [n_out, n_in]."""
-        from gguf import GGMLQuantizationType
-        from gguf.quants import dequantize
-
-        with np.errstate(all="ignore"):  # a damaged weight is found by who takes it
-            values: np.ndarray = dequantize(self.data.numpy(), GGMLQuantizationType[self.kind])
-        return torch.from_numpy(values[:, self._own])
+        return torch.from_numpy(dequantized(self.data.numpy(), self.kind)[:, self._own])
 
 
 def as_they_are(rows: Tensor, kind: str) -> BlockMatrix:
@@ -132,6 +126,14 @@ def _iq4_nl(rows: Tensor) -> BlockMatrix:
     return BlockMatrix(_CODES[_nibbles(groups[..., 2:]).int()], _halves(groups, 0))
 
 
+def _few_bits(kind: str, rows: Tensor) -> BlockMatrix:
+    values, scales = map(torch.from_numpy, integers(rows.numpy(), kind))
+    q = (values.flatten(1).unflatten(1, (-1, BLOCK_GROUP)) + 8).view(torch.uint8)
+    return BlockMatrix(
+        q[..., :_HALF] | q[..., _HALF:] << 4, scales.repeat_interleave(values.shape[2] // BLOCK_GROUP, 1)
+    )
+
+
 def _q4_k(rows: Tensor) -> BlockMatrix:
     blocks = rows.unflatten(1, (-1, 144))
     q = _pairs_of_groups(blocks[..., 16:])
@@ -156,6 +158,8 @@ def _iq4_xs(rows: Tensor) -> BlockMatrix:
 
 
 _DECODERS: Mapping[str, Callable[[Tensor], BlockMatrix]] = {
+    "Q1_0": partial(_few_bits, "Q1_0"),
+    "Q2_0": partial(_few_bits, "Q2_0"),
     "Q5_0": _q5_0,
     "Q5_1": _q5_1,
     "IQ4_NL": _iq4_nl,

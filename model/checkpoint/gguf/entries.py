@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from model.checkpoint.gguf.index import Entry
-from model.checkpoint.gguf.reader import is_readable, readable_kinds
+from model.checkpoint.gguf.values import readable_kinds
 from model.checkpoint.names import Names, native_name
 from model.errors import ModelError, short
 
@@ -14,7 +14,7 @@ def entries(tensor: Entry, names: Names) -> Iterator[Entry]:
     name = native_name(tensor.name, names)
     if name is None:
         raise ModelError(f"the GGUF file has a tensor {short(tensor.name)}, which no supported model family has")
-    if not is_readable(tensor.kind):
+    if tensor.kind not in readable_kinds():
         reads = ", ".join(readable_kinds())
         raise ModelError(f"the GGUF file has {tensor.name!r} of kind {tensor.kind}; Noria reads {reads}")
     if "*" not in name:

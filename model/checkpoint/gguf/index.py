@@ -26,6 +26,8 @@ class Stored:
 
 
 STORED: Mapping[str, Stored] = {
+    "Q1_0": Stored(4),
+    "Q2_0": Stored(4),
     "Q4_0": Stored(4),
     "Q4_1": Stored(4, has_minima=True),
     "Q4_K": Stored(4, has_minima=True, own_bits=4.5),

@@ -10,7 +10,7 @@ from model.errors import ModelError
 
 PREFERENCE = (
     *("Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q6_K", "Q8_0", "BF16", "F16", "F32"),
-    *("IQ4_NL", "IQ4_XS", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K"),
+    *("IQ4_NL", "IQ4_XS", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K", "Q2_0", "Q1_0"),
 )
 """Kinds in the order of the choice where none is named: 4 bits first, then what is larger, then what loses more."""
 _NAMES = r"(?:UD-)?I?Q\d_\w+|TQ\d_\d|BF16|F16|F32|FP16|FP32|MXFP4(?:_\w+)?"

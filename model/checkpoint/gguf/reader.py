@@ -9,13 +9,15 @@ import mmap
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from model.checkpoint.gguf.index import FLOATS, Entry
+from model.checkpoint.gguf.index import Entry
+from model.checkpoint.gguf.values import known_kinds, readable_kinds
 from model.errors import ModelError, one_line, short
 
 VERSIONS = (2, 3)
@@ -171,6 +173,10 @@ def _tensors(cursor: _Cursor, n_tensors: int, alignment: int) -> list[Entry]:
     found = list(_placed(described, start, alignment))
     if len({tensor.name for tensor in found}) < n_tensors:
         raise Damaged("it has two tensors of one name")
+    for one, other in pairwise(sorted(found, key=lambda tensor: tensor.offset)):
+        if (end := one.offset + one.n_bytes) > other.offset:  # blocks of another size under a known number, too
+            place = f"ends at byte {end}, and {short(other.name)} begins at {other.offset}"
+            raise Damaged(f"its tensor {short(one.name)} in {one.kind} {place}")
     last = max(found, key=lambda tensor: tensor.offset + tensor.n_bytes, default=None)
     if last is not None and (end := last.offset + last.n_bytes) > len(cursor.data):
         raise Damaged(f"its tensor {short(last.name)} ends at byte {end}, the file at byte {len(cursor.data)}")
@@ -189,9 +195,7 @@ def _described(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
 
 
 def _placed(described: Sequence[tuple[str, tuple[int, ...], int, int]], start: int, alignment: int) -> Iterator[Entry]:
-    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
-    kinds = {int(kind): (kind.name, *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
+    kinds = known_kinds()
     for name, shape, number, offset in described:
         what = f"the tensor {short(name)}"
         if number not in kinds:
@@ -202,23 +206,3 @@ def _placed(described: Sequence[tuple[str, tuple[int, ...], int, int]], start: i
         if offset % alignment:
             raise Damaged(f"{what} starts at {offset}, expected a multiple of {alignment}")
         yield Entry(name, kind, shape, start + offset, prod(shape) // block * n_bytes)
-
-
-def readable_kinds() -> tuple[str, ...]:
-    """GGUF's names of the kinds that Noria reads."""
-    from gguf.constants import GGMLQuantizationType
-
-    return tuple(kind.name for kind in GGMLQuantizationType if is_readable(kind.name))
-
-
-def is_readable(kind: str) -> bool:
-    """Whether a known kind has floats, or the gguf package decodes it."""
-    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-    from gguf.quants import dequantize
-
-    number = GGMLQuantizationType[kind]
-    try:
-        dequantize(np.zeros((1, GGML_QUANT_SIZES[number][1]), np.uint8), number)  # a row of one block
-    except NotImplementedError:
-        return kind in FLOATS
-    return True

@@ -5,18 +5,14 @@ from pathlib import Path
 import numpy as np
 
 from model.checkpoint.gguf.index import Entry
+from model.checkpoint.gguf.values import dequantized
 
 
 def read_row(path: Path, entry: Entry, number: int = 0) -> np.ndarray:
     """Return row `number` of a matrix, or a whole vector, of any kind in float32 [n_in]."""
-    from gguf.constants import GGMLQuantizationType
-    from gguf.quants import dequantize
-
     n_bytes = entry.n_bytes // (entry.shape[0] if len(entry.shape) > 1 else 1)
     data = np.fromfile(path, np.uint8, n_bytes, offset=entry.offset + number * n_bytes)
-    with np.errstate(all="ignore"):  # a damaged weight is found by who takes it
-        row: np.ndarray = dequantize(data, GGMLQuantizationType[entry.kind])
-    return row
+    return dequantized(data, entry.kind)
 
 
 def are_unlike(one: np.ndarray, other: np.ndarray) -> bool:

@@ -1,5 +1,6 @@
 """GGUF files for tests: random networks of transformers, and files with embeddings only."""
 
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,9 @@ FACTORS = {
 """Bytes of the float16 factors in the blocks for which the package has no encoder."""
 EXPONENTS = {"IQ1_M": ((55,), 0x10), "MXFP4": ((0,), 0x70), "NVFP4": ((0, 1, 2, 3), 0x20)}
 """Bytes of other factors, and what their upper halves are set to: values that are neither huge nor NaN."""
-KINDS = ("Q4_0", "Q4_1", "Q8_0", "Q5_0", "Q5_1", *FACTORS, *EXPONENTS, "F16", "BF16", "F32")
+BITS = {"Q1_0": (41, 128, 1), "Q2_0": (42, 64, 2)}
+"""Number, values of a block, and bits of a value where the package has no decoder (llama.cpp, 01243c58)."""
+KINDS = (*BITS, "Q4_0", "Q4_1", "Q8_0", "Q5_0", "Q5_1", *FACTORS, *EXPONENTS, "F16", "BF16", "F32")
 
 
 def permute(weights: np.ndarray, n_heads: int) -> np.ndarray:
@@ -46,6 +49,12 @@ def permute(weights: np.ndarray, n_heads: int) -> np.ndarray:
 
 def encoded(kind: str, n_out: int, n_in: int, random: np.random.Generator) -> np.ndarray:
     """Random rows in this kind; where the package has no encoder, random bytes with factors that are numbers."""
+    if kind in BITS:
+        _, block, bits = BITS[kind]
+        data = random.integers(0, 256, (n_out, n_in // block, 2 + block * bits // 8), dtype=np.uint8)
+        factors = random.uniform(0.001, 0.02, data.shape[:2]).astype(np.float16)
+        data[:, :, :2] = factors.view(np.uint8).reshape(*data.shape[:2], 2)
+        return data.reshape(n_out, -1)
     if kind not in FACTORS and kind not in EXPONENTS:
         values = random.standard_normal((n_out, n_in)).astype(np.float32)
         return quantize(values, GGMLQuantizationType[kind])
@@ -57,6 +66,33 @@ def encoded(kind: str, n_out: int, n_in: int, random: np.random.Generator) -> np
         factors = random.uniform(0.001, 0.02, data.shape[:2]).astype(np.float16)
         data[:, :, at : at + 2] = factors.view(np.uint8).reshape(*data.shape[:2], 2)
     return data.reshape(n_out, -1)
+
+
+def meant(data: np.ndarray, kind: str) -> np.ndarray:
+    """The values of rows as the package decodes them, or value by value as llama.cpp's C does."""
+    if kind not in BITS:
+        return dequantize(data, GGMLQuantizationType[kind])
+    _, block, bits = BITS[kind]
+    rows = []
+    for row in data.reshape(len(data), -1, 2 + block * bits // 8):
+        rows.append([])
+        for record in row:
+            (d,) = struct.unpack("<e", record[:2].tobytes())
+            for j in range(block):
+                q = int(record[2 + j * bits // 8]) >> (j * bits % 8) & (2**bits - 1)
+                rows[-1].append((d if q else -d) if kind == "Q1_0" else (q - 1) * d)
+    return np.array(rows, np.float32)
+
+
+def add(file: GGUFWriter, name: str, data: np.ndarray, kind: str) -> None:
+    """Add rows of a kind, which the package may not know."""
+    if kind not in BITS:
+        file.add_tensor(name, data, raw_dtype=GGMLQuantizationType[kind])
+        return
+    number, block, bits = BITS[kind]
+    shape = (len(data), data.shape[1] // (2 + block * bits // 8) * block)
+    file.add_tensor_info(name, shape, np.dtype(np.float32), data.nbytes, number)  # type: ignore[arg-type]
+    file.tensors[-1][name].tensor = data
 
 
 def new_file(path: Path, architecture: str = "llama", **split: int) -> GGUFWriter:
@@ -150,8 +186,8 @@ def stored(kinds: dict[str, str], path: Path, n_out: int = 300, n_in: int = 512)
     expected = {}
     for name, kind in kinds.items():
         data = encoded(kind, n_out, n_in, random)
-        expected[name] = torch.from_numpy(dequantize(data, GGMLQuantizationType[kind]))
-        file.add_tensor(f"blk.0.attn_{name}.weight", data, raw_dtype=GGMLQuantizationType[kind])
+        expected[name] = torch.from_numpy(meant(data, kind))
+        add(file, f"blk.0.attn_{name}.weight", data, kind)
     write(file)
     tensors = dict(open_checkpoint(path).tensors())
     return {name: (tensors[f"layers.0.attention.w{name}.weight"], expected[name]) for name in kinds}

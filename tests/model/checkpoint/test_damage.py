@@ -157,6 +157,10 @@ def a_tensor(name: str, sizes: list[int], kind: int = 0, offset: int = 0) -> byt
         ),
         (with_counts(1, 0, a_tensor("t", [4], offset=4)), "the tensor 't' starts at 4, expected a multiple of 32"),
         (with_counts(2, 0, a_tensor("a", [1]) * 2), "it has two tensors of one name"),
+        (
+            with_counts(2, 0, a_tensor("a", [128], kind=42) + a_tensor("b", [1], offset=32)),
+            "its tensor 'a' in Q2_0 ends at byte [0-9]+, and 'b' begins at [0-9]+",
+        ),
     ],
 )
 def test_the_message_says_what_was_expected_and_found(data: bytes, message: str, tmp_path: Path) -> None:
@@ -170,8 +174,8 @@ def test_the_message_says_what_was_expected_and_found(data: bytes, message: str,
     [
         (with_counts(0, 0, version=4), "m.gguf has version 4 of GGUF; Noria reads 2 and 3"),
         (
-            with_counts(1, 0, a_tensor("t", [4], kind=42)),
-            "m.gguf has the tensor 't' of GGUF's kind number 42; Noria reads F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, ",
+            with_counts(1, 0, a_tensor("t", [4], kind=99)),
+            "m.gguf has the tensor 't' of GGUF's kind number 99; Noria reads F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, ",
         ),
     ],
 )

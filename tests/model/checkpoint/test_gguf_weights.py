@@ -8,7 +8,7 @@ from torch import Tensor
 
 from model.checkpoint.gguf.index import Index
 from model.checkpoint.gguf.open import open_gguf
-from model.checkpoint.gguf.reader import readable_kinds
+from model.checkpoint.gguf.values import readable_kinds
 from model.checkpoint.matrices import BlockMatrix, EncodedMatrix, common_form, in_form
 from model.kernels.cpu import native
 from model.linear.int4 import Int4Linear
@@ -30,14 +30,14 @@ def test_matrices_of_a_quantized_file_mean_what_the_package_says(kind: str, tmp_
     assert torch.equal(matrix.dequantize(), expected)
 
 
-@pytest.mark.parametrize("kind", ["Q5_0", "Q5_1", "IQ4_NL", "Q4_K", "Q5_K", "IQ4_XS"])
+@pytest.mark.parametrize("kind", ["Q1_0", "Q2_0", "Q5_0", "Q5_1", "IQ4_NL", "Q4_K", "Q5_K", "IQ4_XS"])
 def test_blocks_become_groups_without_another_quantization(kind: str, tmp_path: Path) -> None:
     """Exactly, or with the float16 rounding of a group's scale and minimum."""
     matrix, expected = stored({"q": kind}, tmp_path / "m.gguf")["q"]
     assert isinstance(matrix, EncodedMatrix)
     blocks = matrix.blocks()
-    assert blocks.quants.shape[2] == (16 if kind == "Q4_K" else 32)
-    if kind in ("Q5_0", "Q5_1", "IQ4_NL"):
+    assert blocks.quants.shape[2] == (16 if kind in ("Q1_0", "Q2_0", "Q4_K") else 32)
+    if kind in ("Q1_0", "Q2_0", "Q5_0", "Q5_1", "IQ4_NL"):
         assert torch.equal(blocks.dequantize(), expected)
         return
     rounding = (blocks.integers() * blocks.scales.float()[:, :, None]).abs()
