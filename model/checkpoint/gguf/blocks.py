@@ -46,7 +46,7 @@ class EncodedMatrix:
 
     def columns(self, columns: range) -> "EncodedMatrix":
         """Some input channels. Other channels of their first and of their last block stay in `data`."""
-        block, n_bytes = next(kind[1:] for kind in known_kinds().values() if kind.name == self.kind)
+        block, n_bytes = next(sizes for name, *sizes in known_kinds().values() if name == self.kind)
         first, stop = self.skip + columns.start, self.skip + columns.stop
         data = self.data[:, first // block * n_bytes : -(-stop // block) * n_bytes]
         return EncodedMatrix(data, self.kind, (len(data), len(columns)), first % block)

@@ -12,48 +12,39 @@ import numpy as np
 from model.checkpoint.gguf.index import FLOATS
 
 
-class Kind(NamedTuple):
-    """A kind of tensors: GGUF's name, the values and the bytes of a block."""
-
-    name: str
-    block: int
-    n_bytes: int
-
-
 class Few(NamedTuple):
-    """How a kind of few bits stores a value: `bits` with the number q for `step * q - 1` scales."""
+    """A kind of few bits: GGUF's number, values and bytes of a block. A value is `step * q - 1` scales."""
 
     number: int
     block: int
+    n_bytes: int
     bits: int
     step: int
 
 
-FEW = {"Q1_0": Few(41, 128, bits=1, step=2), "Q2_0": Few(42, 64, bits=2, step=1)}
+FEW = {"Q1_0": Few(41, 128, 18, bits=1, step=2), "Q2_0": Few(42, 64, 18, bits=2, step=1)}
 """A fork of llama.cpp writes blocks of 128 values under the number of Q2_0."""
-_SCALE = 2
-"""Bytes of a scale."""
 
 
-def known_kinds() -> dict[int, Kind]:
-    """All kinds by GGUF's numbers, also those that Noria does not read."""
+def known_kinds() -> dict[int, tuple[str, int, int]]:
+    """Name, values and bytes of a block of all kinds by GGUF's numbers, also of those that Noria does not read."""
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-    known = {int(number): Kind(number.name, *GGML_QUANT_SIZES[number]) for number in GGMLQuantizationType}
-    return known | {few.number: Kind(name, few.block, _SCALE + few.block * few.bits // 8) for name, few in FEW.items()}
+    known = {int(number): (number.name, *GGML_QUANT_SIZES[number]) for number in GGMLQuantizationType}
+    return known | {few.number: (name, few.block, few.n_bytes) for name, few in FEW.items()}
 
 
 @cache
 def readable_kinds() -> tuple[str, ...]:
     """GGUF's names of the kinds that Noria reads: floats, and those that have a decoder."""
-    return tuple(kind.name for kind in known_kinds().values() if _is_readable(kind))
+    return tuple(name for name, _, n_bytes in known_kinds().values() if name in FLOATS or _has_decoder(name, n_bytes))
 
 
-def _is_readable(kind: Kind) -> bool:
+def _has_decoder(kind: str, n_bytes: int) -> bool:
     try:
-        dequantized(np.zeros((1, kind.n_bytes), np.uint8), kind.name)  # a row of one block
+        dequantized(np.zeros((1, n_bytes), np.uint8), kind)  # a row of one block
     except NotImplementedError:
-        return kind.name in FLOATS
+        return False
     return True
 
 
@@ -63,17 +54,16 @@ def dequantized(data: np.ndarray, kind: str) -> np.ndarray:
     from gguf.quants import dequantize
 
     with np.errstate(all="ignore"):  # a damaged weight is found by who takes it
-        if kind in FEW:
-            values, scales = integers(data, kind)
-            return (values * scales.astype(np.float32)[..., None]).reshape(*data.shape[:-1], -1)
-        floats: np.ndarray = dequantize(data, GGMLQuantizationType[kind])
-        return floats
+        if kind not in FEW:
+            return np.asarray(dequantize(data, GGMLQuantizationType[kind]))
+        values, scales = integers(data, kind)
+        return (values * scales.astype(np.float32)[..., None]).reshape(*data.shape[:-1], -1)
 
 
 def integers(data: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray]:
     """int8 [..., blocks, values of a block] and float16 scales [..., blocks] of a kind of few bits."""
     few = FEW[kind]
-    blocks = data.reshape(*data.shape[:-1], -1, _SCALE + few.block * few.bits // 8)
-    q = blocks[..., _SCALE:, None] >> np.arange(0, 8, few.bits, dtype=np.uint8) & (2**few.bits - 1)
-    values = q.reshape(*blocks.shape[:-1], few.block).astype(np.int8) * few.step - 1
-    return values.astype(np.int8), np.ascontiguousarray(blocks[..., :_SCALE]).view(np.float16)[..., 0]
+    blocks = data.reshape(*data.shape[:-1], -1, few.n_bytes)
+    q = blocks[..., 2:, None] >> np.arange(0, 8, few.bits, dtype=np.uint8) & (2**few.bits - 1)
+    values = q.reshape(*blocks.shape[:-1], few.block).astype(np.int8) * np.int8(few.step) - np.int8(1)
+    return values, np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0]
