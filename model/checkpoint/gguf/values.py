@@ -1,6 +1,6 @@
 """GGUF's kinds of tensors: their numbers, the sizes of their blocks, and their values. No torch.
 
-The gguf package knows most. It has no decoder of Q1_0 and does not know Q2_0: their layouts are those of llama.cpp's
+The gguf package has no decoder of Q1_0 and does not know Q2_0: their layouts are those of llama.cpp's
 ggml-common.h of 2026 (commit 01243c58). A block is a float16 scale and the bits of its values, the lowest ones first.
 """
 

@@ -73,7 +73,7 @@ def meant(data: np.ndarray, kind: str) -> np.ndarray:
     if kind not in BITS:
         return dequantize(data, GGMLQuantizationType[kind])
     _, block, bits = BITS[kind]
-    rows = []
+    rows: list[list[float]] = []
     for row in data.reshape(len(data), -1, 2 + block * bits // 8):
         rows.append([])
         for record in row:
@@ -91,7 +91,7 @@ def add(file: GGUFWriter, name: str, data: np.ndarray, kind: str) -> None:
         return
     number, block, bits = BITS[kind]
     shape = (len(data), data.shape[1] // (2 + block * bits // 8) * block)
-    file.add_tensor_info(name, shape, np.dtype(np.float32), data.nbytes, number)  # type: ignore[arg-type]
+    file.add_tensor_info(name, shape, np.dtype(np.float32), data.nbytes, number)
     file.tensors[-1][name].tensor = data
 
 
