@@ -18,7 +18,7 @@ from service.generation.request import ModelRequest, ServedModel
 from service.helpers import HelperThread, LimitsExceeded, Recent
 from service.schema.fields import Json, Structure
 from service.schema.structured_output import ResponseFormat, StructuredOutputBody, StructuredOutputs
-from service.structured.json_schema import bounded, closed, exact, readable
+from service.structured.json_schema import enforceable
 
 SPACE = r"\x20|\x0A[\x20\x09]{0,32}"
 """White space in JSON: a space or an indented new line. Small models would otherwise write it until max_tokens."""
@@ -140,10 +140,10 @@ def with_spaces(schema: Json, field: str) -> Json:
     if "x-guidance" in schema:
         raise InvalidRequest(f"{field}: x-guidance is not supported, got {quoted(schema['x-guidance'])}", param=field)
     try:
-        numbers = exact(readable(schema))
+        changed = enforceable(schema)
     except ValueError as error:
         raise InvalidRequest(f"{field} cannot be enforced: {error}", param=field, code="invalid_grammar") from None
-    return bounded(closed(numbers)) | {"x-guidance": {"whitespace_pattern": SPACE}}
+    return changed | {"x-guidance": {"whitespace_pattern": SPACE}}
 
 
 def regex_grammar(regex: str, field: str) -> Json:

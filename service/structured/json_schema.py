@@ -15,10 +15,11 @@ from typing import Any, TypeGuard
 
 from model.errors import quoted
 from service.schema.fields import Json
+from service.structured.strings import patterned
 
 MAPS = ("properties", "patternProperties", "$defs", "definitions")
-LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-ONES = ("items", "additionalProperties")
+VALUES = ("const", "enum", "default", "examples")
+"""Keywords whose values are no schemas. A reference may lead to a schema below any other one."""
 JOINED = ("if", "not", "dependentSchemas", "unevaluatedProperties")
 CHOOSING = ("allOf", "oneOf")
 LOWER, UPPER = ("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")
@@ -99,19 +100,24 @@ def inner(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
     """The value of a keyword, with `change` made to the schemas in it."""
     if key in MAPS and isinstance(value, dict):
         return {name: change(schema) for name, schema in value.items()}
-    if key in LISTS and isinstance(value, list):
-        return [change(schema) for schema in value]
-    return change(value) if key in ONES else value
+    if key in VALUES:
+        return value
+    return [change(part) for part in value] if isinstance(value, list) else change(value)
 
 
-def bounded(schema: Any) -> Any:
+def each(schema: Any, rule: Callable[[Json], Json]) -> Any:
+    """The schema with a rule applied to each schema in it, then to itself."""
+    if not isinstance(schema, dict):
+        return schema
+    return rule({key: inner(key, value, lambda part: each(part, rule)) for key, value in schema.items()})
+
+
+def bounded(schema: Json) -> Json:
     """The schema with inclusive bounds in place of exclusive ones that llguidance would read as inclusive.
 
     It misreads whole numbers whose other bound is less than 1 further from 0, as in "above 0, at most 0.5".
     """
-    if not isinstance(schema, dict):
-        return schema
-    changed = {key: inner(key, value, bounded) for key, value in schema.items()}
+    changed = dict(schema)
     for name, inclusive, others, sign in BOUNDS:
         bound = changed.get(name)
         if not _is_number(bound) or bound != int(bound) or sign * bound < 0:
@@ -125,14 +131,12 @@ def bounded(schema: Any) -> Any:
     return changed
 
 
-def readable(schema: Any) -> Any:
+def readable(schema: Json) -> Json:
     """The schema without keywords that ask nothing of the answer, and with whole numbers where llguidance needs them.
 
     It leaves out formats that are not known, and `$schema` of a dialect that is not known.
     """
-    if not isinstance(schema, dict):
-        return schema
-    changed = {key: inner(key, value, readable) for key, value in schema.items() if not _says_nothing(key, value)}
+    changed = {key: value for key, value in schema.items() if not _says_nothing(key, value)}
     for key in COUNTS:
         if isinstance(number := changed.get(key), float) and number.is_integer():
             changed[key] = int(number)
@@ -151,11 +155,9 @@ def _is_number(value: Any) -> TypeGuard[float]:
     return type(value) in (int, float) and abs(value) < MAX_EXACT
 
 
-def exact(schema: Any) -> Any:
+def exact(schema: Json) -> Json:
     """The schema with numbers that llguidance reads exactly. Raises ValueError if there are none for it."""
-    if not isinstance(schema, dict):
-        return schema
-    changed = {key: inner(key, value, exact) for key, value in schema.items()}
+    changed = dict(schema)
     for name in ("const", "enum"):
         for number in _numbers(changed.get(name)):
             if not _is_exact(number):
@@ -210,3 +212,15 @@ def _number(schema: Json, name: str) -> float | None:
     """The bound of a name. None without one, and for what is no number in JSON."""
     value = schema.get(name)
     return value if type(value) is int or (type(value) is float and math.isfinite(value)) else None
+
+
+RULES = (readable, exact, bounded, patterned)
+"""Each changes one schema, without those in it."""
+
+
+def enforceable(schema: Json) -> Json:
+    """The schema as llguidance reads it right. Raises ValueError, naming the keyword, if there is none."""
+    changed = schema
+    for rule in RULES:
+        changed = each(changed, rule)
+    return closed(changed)

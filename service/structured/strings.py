@@ -1,0 +1,59 @@
+"""Rules for strings in JSON schemas: patterns and formats, written as llguidance reads them right."""
+
+import re
+
+from service.schema.fields import Json
+
+TOKEN = re.compile(
+    r"""
+    (?P<unit> \x1F | \\(?: x1F | u001F | U0{6}1F | [xu]\{0*1F\} ) )
+  | (?P<flag> \(\? [a-z-]{0,9} x )
+  | (?P<property> \\p (?: \{[^}]{0,64}\} | . ) )
+  | \\.
+  | \[ (?P<negated> \^? ) (?P<body> \]? (?: \\.? | [^]\\] )* ) (?P<end> \]? )
+    """,
+    re.VERBOSE | re.DOTALL | re.IGNORECASE,
+)
+"""A part of a pattern that has to be read as a whole. A class without an end goes up to the end of the pattern."""
+ITEM = re.compile(
+    r"(?P<first>@)(?:-(?P<last>@))?".replace("@", r"\\(?:[xu]\{[^}]{0,9}\}|x..|u....|.)|[^\\]"), re.DOTALL
+)
+"""A character or a range in a class."""
+SETS = "[]&~-"
+"""Characters of a class that llguidance would read as operations on sets."""
+
+
+def patterned(schema: Json) -> Json:
+    """The schema with patterns that llguidance reads right. Raises ValueError if there are none."""
+    changed = dict(schema)
+    if isinstance(pattern := schema.get("pattern"), str):
+        changed["pattern"] = narrowed(pattern)
+    if isinstance(names := schema.get("patternProperties"), dict):
+        changed["patternProperties"] = {narrowed(name): part for name, part in names.items()}
+        if len(changed["patternProperties"]) < len(names):
+            raise ValueError("patternProperties has one pattern twice")
+    return changed
+
+
+def narrowed(pattern: str) -> str:
+    """The pattern with classes that do not match U+001F. Raises ValueError where it is meant outside of a class.
+
+    llguidance writes a class with all control characters as all escapes of JSON, with those of the quote and the
+    backslash. Of two classes in an alternation it makes one, so no class may have the last control character.
+    """
+    return TOKEN.sub(_narrowed, pattern)
+
+
+def _narrowed(token: re.Match[str]) -> str:
+    if token["unit"] or token["flag"]:
+        raise ValueError(f"pattern has {'the flag x' if token['flag'] else 'U+001F'}, which is not supported")
+    if token["property"]:
+        return rf"[{token[0]}&&[^\x1f]]"
+    if not token["end"]:
+        return token[0]
+    return rf"[[{token['negated']}{ITEM.sub(_item, token['body'])}]&&[^\x1f]]"
+
+
+def _item(item: re.Match[str]) -> str:
+    first, last = (part and ("\\" + part if part in SETS else part) for part in (item["first"], item["last"]))
+    return first if last is None else f"{first}-{last}"
