@@ -18,10 +18,12 @@ from service.generation.request import ModelRequest, ServedModel
 from service.helpers import HelperThread, LimitsExceeded, Recent
 from service.schema.fields import Json, Structure
 from service.schema.structured_output import ResponseFormat, StructuredOutputBody, StructuredOutputs
-from service.structured.json_schema import enforceable
+from service.structured.json_schema import enforceable, has_open_names
 
 SPACE = r"\x20|\x0A[\x20\x09]{0,32}"
 """White space in JSON: a space or an indented new line. Small models would otherwise write it until max_tokens."""
+SHORT_ESCAPES = 'nrbtf\\"'
+"""Escapes without \\u, which could write a declared name in a second way where other names are allowed."""
 ANY_OBJECT: Json = {"type": "object"}
 OBJECT_OR_LIST: Json = {"anyOf": [{"type": "object"}, {"type": "array"}]}
 """The schema that Mistral's models were told for json_object."""
@@ -143,7 +145,8 @@ def with_spaces(schema: Json, field: str) -> Json:
         changed = enforceable(schema)
     except ValueError as error:
         raise InvalidRequest(f"{field} cannot be enforced: {error}", param=field, code="invalid_grammar") from None
-    return changed | {"x-guidance": {"whitespace_pattern": SPACE}}
+    escapes = {"json_allowed_escapes": SHORT_ESCAPES} if has_open_names(changed) else {}
+    return changed | {"x-guidance": {"whitespace_pattern": SPACE, **escapes}}
 
 
 def regex_grammar(regex: str, field: str) -> Json:

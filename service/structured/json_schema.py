@@ -224,3 +224,20 @@ def enforceable(schema: Json) -> Json:
     for rule in RULES:
         changed = each(changed, rule)
     return closed(changed)
+
+
+def has_open_names(schema: Json) -> bool:
+    """Whether an object of the schema may have names beside those that it declares."""
+    found = []
+
+    def note(part: Json) -> Json:
+        named = any(part.get(key) for key in ("properties", "required", "patternProperties"))
+        found.append(named and _is_open(part))
+        return part
+
+    each(schema, note)
+    return any(found)
+
+
+def _is_open(schema: Json) -> bool:
+    return bool(schema.get("patternProperties")) or schema.get("additionalProperties") is not False
