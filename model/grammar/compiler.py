@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from model.errors import ParameterError
 from model.grammar.follower import Follower, Matcher, problem
+from model.grammar.numbers import Numbers
 from model.grammar.thinking import Tables, Thinking, ThinkingMatcher
 from model.grammar.vocabulary import Vocabulary
 from model.tokenizers.base import Tokenizer
@@ -41,6 +42,7 @@ class Compiler:
         self._tokenizer = LLTokenizer(
             TokenizerWrapper(_Tokens(vocabulary, self._tokens_of)), eos_token=[*vocabulary.ends]
         )
+        self.numbers = Numbers.of(vocabulary)
         self._tables = cache(lambda: Tables(vocabulary, self._tokens_of))
 
     @property
@@ -103,7 +105,8 @@ class CompiledGrammars:
 
     def follower(self, grammar: str) -> Follower:
         """The state of a new sequence in a grammar. Raises as `matcher` does."""
-        return Follower(self.matcher(grammar), self._compiler.ends)
+        numbers = self._compiler.numbers if '"json_schema":' in grammar else None
+        return Follower(self.matcher(grammar), self._compiler.ends, numbers)
 
     def _compile(self, grammar: str) -> "Matcher | ParameterError":
         try:

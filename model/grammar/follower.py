@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from model.errors import MAX_CHARS
+from model.grammar.numbers import Numbers
 from model.grammar.thinking import ThinkingMatcher
 
 if TYPE_CHECKING:
@@ -19,12 +20,14 @@ BURST_SECONDS, TOKEN_SECONDS = 1.0, 0.01
 class Follower:
     """The state of one sequence in its grammar: a matcher that has consumed the sequence's tokens.
 
-    `ends` are the tokens that end an output.
+    `ends` are the tokens that end an output. `numbers` bounds the numbers of a grammar for JSON.
     """
 
-    def __init__(self, matcher: Matcher, ends: Collection[int] = ()) -> None:
+    def __init__(self, matcher: Matcher, ends: Collection[int] = (), numbers: Numbers | None = None) -> None:
         self._matcher = matcher.deep_copy()
         self._ends = ends
+        self._numbers = numbers
+        self._n_digits = 0
         self._n_tokens = 0
         self._seconds = 0.0
 
@@ -43,13 +46,17 @@ class Follower:
         started = time.thread_time()
         self._matcher.consume_tokens(list(tokens))
         self._n_tokens += len(tokens)
-        masks = [] if self._fault() else [self._matcher.compute_bitmask()]
+        for token in tokens:
+            self._n_digits = self._digits_after(self._n_digits, token)
+        n_digits = self._n_digits
+        masks = [] if self._fault() else [self._mask(n_digits)]
         for token in draft:
             # nothing follows an end token, and llguidance does not count it when it goes back
             if token in self._ends or self._fault() or not self._matcher.validate_tokens([token]):
                 break
             self._matcher.consume_token(token)
-            masks.append(self._matcher.compute_bitmask())
+            n_digits = self._digits_after(n_digits, token)
+            masks.append(self._mask(n_digits))
         fault = self._fault()
         if fault:
             del masks[-1:]
@@ -57,6 +64,13 @@ class Follower:
             self._matcher.rollback(len(masks) - 1)
         self._seconds += time.thread_time() - started
         return masks, fault
+
+    def _digits_after(self, before: int, token: int) -> int:
+        return self._numbers.n_digits(before, token) if self._numbers else 0
+
+    def _mask(self, n_digits: int) -> bytes:
+        mask = self._matcher.compute_bitmask()
+        return self._numbers.bounded(mask, n_digits) if self._numbers else mask
 
     def _fault(self) -> str:
         if self._seconds > BURST_SECONDS + TOKEN_SECONDS * self._n_tokens:

@@ -6,12 +6,12 @@ calls. What it allows depends only on the tokens before, so an answer is the sam
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
-from model.grammar.vocabulary import Vocabulary
+from model.grammar.vocabulary import Vocabulary, bits
 from model.sampling_params import FREE_END
 from model.tokenizers.pieces import n_begun
 
@@ -74,7 +74,7 @@ class Tables:
         self.control = {vocabulary.pieces[token]: token for token in vocabulary.control}
         self.n_octets = -(-len(self.pieces) // 32) * 4
         hidden = {*vocabulary.control, *vocabulary.ends}
-        self.text = _bits(n for n, piece in enumerate(self.pieces) if piece and n not in hidden)
+        self.text = bits(n for n, piece in enumerate(self.pieces) if piece and n not in hidden)
         self.all = (1 << len(self.pieces)) - 1
         self.spaces = {n: piece.decode() for n, piece in enumerate(self.pieces) if piece and not piece.strip(SPACE)}
         self.tokens_of = tokens_of
@@ -84,7 +84,7 @@ class Tables:
     def _crossing(self, closing: bytes, n_matched: int) -> int:
         """Tokens that end a thought, whose last bytes are `closing[:n_matched]`, and have text after its end."""
         last = closing[-1:]
-        return _bits(
+        return bits(
             n
             for n, piece in enumerate(self.pieces)
             if last in piece and (closing[:n_matched] + piece).partition(closing)[2].strip(SPACE)
@@ -98,7 +98,7 @@ class Tables:
             for n, piece in enumerate(self.pieces)
             if piece[:1] == first or (not before and piece[:1].isspace())
         )
-        return self.text & _bits(
+        return self.text & bits(
             n for n, text in near if text and (opening.startswith(text) or text.startswith(opening))
         )
 
@@ -187,7 +187,7 @@ class ThinkingMatcher:
             return allowed | self._opening_tokens(state)
         if state.phase == "gap":
             room = MAX_GAP - len(state.tail)
-            return allowed | _bits(n for n, text in self._tables.spaces.items() if len(text) <= room)
+            return allowed | bits(n for n, text in self._tables.spaces.items() if len(text) <= room)
         return allowed
 
     def _allowed_answer(self, state: State) -> int:
@@ -271,12 +271,3 @@ class ThinkingMatcher:
             alive = strict or bool(matcher.validate_tokens([token]))
             fed = alive and bool(matcher.consume_token(token))
         return State("answer", state.n_thought, b"", matcher, alive, fed or (matcher is None))
-
-
-def _bits(tokens: Iterator[int]) -> int:
-    """The set of tokens as an integer."""
-    found = [*tokens]
-    octets = bytearray(max(found, default=0) // 8 + 1)
-    for token in found:
-        octets[token // 8] |= 1 << token % 8
-    return int.from_bytes(octets, "little")

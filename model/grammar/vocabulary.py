@@ -1,7 +1,7 @@
 """The tokens of a model as grammars see them. No torch, no llguidance."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from model.tokenizers.base import Tokenizer
@@ -23,6 +23,11 @@ class Vocabulary:
         padding = [b""] * (size - len(pieces))
         return cls((*pieces, *padding), tuple(sorted(names.keys())), tuple(ends))
 
+    def beginning(self, chars: bytes) -> int:
+        """The tokens of text that begin with one of these bytes, as a set of `bits`."""
+        hidden = {*self.control, *self.ends}
+        return bits(n for n, piece in enumerate(self.pieces) if piece and piece[0] in chars and n not in hidden)
+
     def to_json(self) -> str:
         """The vocabulary as JSON, for another process."""
         return json.dumps([[piece.decode("latin-1") for piece in self.pieces], self.control, self.ends])
@@ -32,3 +37,12 @@ class Vocabulary:
         """Inverse of `to_json`."""
         pieces, control, ends = json.loads(text)
         return cls(tuple(piece.encode("latin-1") for piece in pieces), tuple(control), tuple(ends))
+
+
+def bits(tokens: Iterator[int]) -> int:
+    """The set of tokens as an integer, a bit each, lowest first."""
+    found = [*tokens]
+    octets = bytearray(max(found, default=0) // 8 + 1)
+    for token in found:
+        octets[token // 8] |= 1 << token % 8
+    return int.from_bytes(octets, "little")
