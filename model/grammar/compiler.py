@@ -13,7 +13,7 @@ from model.errors import ParameterError
 from model.grammar.follower import Follower, Matcher, problem
 from model.grammar.numbers import Numbers
 from model.grammar.thinking import Tables, Thinking, ThinkingMatcher
-from model.grammar.vocabulary import Vocabulary
+from model.grammar.vocabulary import Vocabulary, bits
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.pieces import encode_inner
 
@@ -37,22 +37,25 @@ class Compiler:
     def __init__(self, vocabulary: Vocabulary, encode: Callable[[str], list[int]] | None = None) -> None:
         from llguidance import LLTokenizer, TokenizerWrapper
 
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._encode = encode
         self._tokenizer = LLTokenizer(
             TokenizerWrapper(_Tokens(vocabulary, self._tokens_of)), eos_token=[*vocabulary.ends]
         )
         self.numbers = Numbers.of(vocabulary)
+        self._endings = (bits(vocabulary.ends), bits(vocabulary.control), vocabulary.beginning(b'"]}'))
         self._tables = cache(lambda: Tables(vocabulary, self._tokens_of))
-
-    @property
-    def ends(self) -> tuple[int, ...]:
-        return self._vocabulary.ends
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, ends: Sequence[int], size: int) -> "Compiler":
         """A compiler with the model's own tokenization; see `Vocabulary.of`."""
         return cls(Vocabulary.of(tokenizer, ends, size), partial(encode_inner, tokenizer))
+
+    def ending(self, mask: bytes) -> bytes:
+        """The tokens of a mask that end the output, or a thought, or a text or an object; the mask if it has none."""
+        allowed = int.from_bytes(mask, "little")
+        chosen = next((allowed & tokens for tokens in self._endings if allowed & tokens), allowed)
+        return chosen.to_bytes(len(mask), "little")
 
     def compile(self, grammar: str) -> Matcher:
         """A matcher at the start of the output, with its first mask computed. Raises ParameterError("grammar")."""
@@ -79,12 +82,12 @@ class Compiler:
         if not matcher.is_error():
             matcher.compute_bitmask()
         if matcher.is_error():
-            raise ParameterError("grammar", f"llguidance says: {problem(matcher)}")
+            raise ParameterError("grammar", problem(matcher))
         return matcher
 
     def _tokens_of(self, text: str) -> list[int]:
         ids = self._encode(text) if self._encode else []
-        if b"".join(map(self._vocabulary.pieces.__getitem__, ids)) == text.encode():
+        if b"".join(map(self.vocabulary.pieces.__getitem__, ids)) == text.encode():
             return ids
         return self._tokenizer.greedy_tokenize(text)
 
@@ -93,7 +96,7 @@ class CompiledGrammars:
     """The compiled grammars that were used last. For any thread."""
 
     def __init__(self, compiler: Compiler) -> None:
-        self._compiler = compiler
+        self.compiler = compiler
         self._compiled = lru_cache(MAX_COMPILED)(self._compile)
 
     def matcher(self, grammar: str) -> Matcher:
@@ -105,12 +108,12 @@ class CompiledGrammars:
 
     def follower(self, grammar: str) -> Follower:
         """The state of a new sequence in a grammar. Raises as `matcher` does."""
-        numbers = self._compiler.numbers if '"json_schema":' in grammar else None
-        return Follower(self.matcher(grammar), self._compiler.ends, numbers)
+        numbers = self.compiler.numbers if '"json_schema":' in grammar else None
+        return Follower(self.matcher(grammar), self.compiler.vocabulary.ends, numbers)
 
     def _compile(self, grammar: str) -> "Matcher | ParameterError":
         try:
-            return self._compiler.compile(grammar)
+            return self.compiler.compile(grammar)
         except ParameterError as error:
             return error
 

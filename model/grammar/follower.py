@@ -36,6 +36,10 @@ class Follower:
         """Whether nothing but the end of the output may follow, or it has come."""
         return self._matcher.is_stopped()
 
+    def forced(self) -> list[int]:
+        """The tokens that must come next, as far as the grammar knows."""
+        return [] if isinstance(self._matcher, ThinkingMatcher) else self._matcher.compute_ff_tokens()
+
     def masks(self, tokens: Sequence[int], draft: Sequence[int]) -> tuple[list[bytes], str]:
         """Masks of the tokens that may come after `tokens`, which are consumed, and after each token of the draft.
 
@@ -78,7 +82,19 @@ class Follower:
         return problem(self._matcher) if self._matcher.is_error() else ""
 
 
+# Wording: the library has these sentences, and no code, for what is wrong.
+OURS = {
+    "NoExtensionBias": "no token can follow",
+    "coerce_one_of": "schemas of oneOf may match the same value: use anyOf",
+    "Regex is empty": "no text has this pattern, format and length",
+    "Too many items": "it becomes too complex",
+    "too many states": "it becomes too complex",
+}
+"""Words of the library about its options or its inside -> what is wrong, for a client."""
+
+
 def problem(matcher: Matcher) -> str:
-    """The library's own sentence about the error of a matcher, on one line."""
+    """A sentence about the error of a matcher, on one line."""
     # Wording: the library puts this word where verbose errors would stand; no argument leaves it out.
-    return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:MAX_CHARS]
+    text = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:MAX_CHARS]
+    return next((sentence for words, sentence in OURS.items() if words in text), text)

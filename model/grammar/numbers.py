@@ -20,7 +20,7 @@ class Numbers(NamedTuple):
 
     @classmethod
     def of(cls, vocabulary: Vocabulary) -> Self:
-        ends = bits(iter(vocabulary.ends))
+        ends = bits(vocabulary.ends)
         return cls(vocabulary.pieces, vocabulary.beginning(DIGITS), vocabulary.beginning(OTHERS) | ends)
 
     def n_digits(self, before: int, token: int) -> int:

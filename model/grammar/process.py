@@ -14,11 +14,12 @@ grammar's: its parent reads on stderr what it was.
 import contextlib
 import socket
 import threading
+import time
 from random import Random
 from typing import Any
 
 from model.checkpoint.generation_config import read_generation
-from model.errors import ParameterError, one_line
+from model.errors import ParameterError, one_line, quoted
 from model.grammar.archive import unpack
 from model.grammar.compiler import CompiledGrammars, Compiler
 from model.grammar.follower import Follower
@@ -38,7 +39,10 @@ COMPILE_BYTES = 64 * 2**20
 FOLLOW_BYTES = 4 * 2**30
 STACK_BYTES = 2**20
 """Stack of the thread that compiles, the same in every process: a grammar that passed once passes again."""
-TRIAL_TOKENS = 32
+RANDOM_STEPS, TRIAL_STEPS, TRIAL_SECONDS = 32, 1024, 0.25
+"""A trial follows a grammar for some random tokens, then to the end of the answer within these limits."""
+LAST_CHARS = 40
+"""Characters of the text before a fault, in its message."""
 
 
 def main(trying: socket.socket, following: socket.socket | None = None) -> None:
@@ -77,20 +81,25 @@ def _try(sock: socket.socket, library: CompiledGrammars, timer: Timer, n_bytes: 
 
 
 def _tried(library: CompiledGrammars, grammar: str) -> str:
-    """What is wrong with a grammar, "" if nothing: it is compiled, then followed for some random tokens."""
+    """What is wrong with a grammar, "" if nothing: it is compiled, then followed to the end of an answer."""
     try:
-        return _walk(library.follower(grammar), Random(0))
+        return _walk(library, library.follower(grammar), Random(0))
     except ParameterError as error:
         return one_line(error)
 
 
-def _walk(follower: Follower, rng: Random) -> str:
+def _walk(library: CompiledGrammars, follower: Follower, rng: Random) -> str:
     tokens: list[int] = []
-    for _ in range(TRIAL_TOKENS):
+    text, deadline = b"", time.thread_time() + TRIAL_SECONDS
+    for n in range(TRIAL_STEPS):
         masks, fault = follower.masks(tokens, ())
-        if fault or follower.stopped or not any(masks[0]):
-            return fault
-        tokens = [_some_token(masks[0], rng)]
+        if fault:
+            return f"{fault}, after {quoted(' '.join(text.decode(errors='ignore').split())[-LAST_CHARS:])}"
+        if follower.stopped or not any(masks[0]) or time.thread_time() > deadline:
+            return ""
+        mask = masks[0] if n < RANDOM_STEPS else library.compiler.ending(masks[0])
+        tokens = follower.forced() or [_some_token(mask, rng)]
+        text += b"".join(map(library.compiler.vocabulary.pieces.__getitem__, tokens))
     return ""
 
 

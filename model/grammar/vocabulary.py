@@ -1,7 +1,7 @@
 """The tokens of a model as grammars see them. No torch, no llguidance."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from model.tokenizers.base import Tokenizer
@@ -39,7 +39,7 @@ class Vocabulary:
         return cls(tuple(piece.encode("latin-1") for piece in pieces), tuple(control), tuple(ends))
 
 
-def bits(tokens: Iterator[int]) -> int:
+def bits(tokens: Iterable[int]) -> int:
     """The set of tokens as an integer, a bit each, lowest first."""
     found = [*tokens]
     octets = bytearray(max(found, default=0) // 8 + 1)

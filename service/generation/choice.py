@@ -128,7 +128,9 @@ class Choice:
         """The delta of an update. At a stop string the sequence ends, and the engine aborts it."""
         if update.finish == "error":
             if update.failure is not None and update.fault is None:
-                raise InvalidRequest(update.failure, code="grammar_failed")
+                fields = self._request.grammar_fields
+                names = f"{' and '.join(fields)} cannot be enforced any further: " if fields else ""
+                raise InvalidRequest(names + update.failure, param=next(iter(fields), None), code="grammar_failed")
             raise ApiError(update.fault or "the engine could not compute this request", code="engine_error")
         self._prompt_logprobs += update.prompt_logprobs
         self._cached = self._cached if update.cached is None else update.cached

@@ -141,18 +141,23 @@ def call_constraint(
 
     Raises InvalidRequest for parameters that are not the schema of an object.
     """
-    rules = [*_calls(calls, style, tokenizer)]
+    named = [_arguments(number, function, enforced=calls.must) for number, function in enumerate(calls.functions)]
+    fields = ["tools"]
     if calls.must:
-        return Constraint(_grammar("start: calls", *rules), ("tools",))
-    if otherwise is None:
-        return Constraint(_grammar(*_text_or_calls(style, tokenizer), *rules), ("tools",))
-    whole = _grammar("start: @answer | calls", *rules)["grammars"]
-    answer = otherwise.grammar["grammars"][0] | {"name": "answer"}
-    return Constraint({"grammars": [*whole, answer]}, ("tools", *otherwise.fields))
+        start = ["start: calls"]
+    elif otherwise is None:
+        start = [*_text_or_calls(style, tokenizer)]
+    else:
+        start = ["start: @answer | calls"]
+        fields += otherwise.fields
+        named.append(otherwise.grammar["grammars"][0] | {"name": "answer"})
+    rules = "\n".join([*start, *_calls(calls, style, tokenizer)])
+    return Constraint({"grammars": [*lark_grammar(rules)["grammars"], *named]}, tuple(fields))
 
 
-def _grammar(*rules: str) -> Json:
-    return lark_grammar("\n".join(rules))
+def _arguments(number: int, function: Function, *, enforced: bool) -> Json:
+    """The grammar of a call's arguments. By itself it has errors that show no rules of ours."""
+    return {"name": f"arguments{number}", "json_schema": _parameters(function, enforced=enforced)}
 
 
 def _calls(calls: AllowedCalls, style: Style, tokenizer: Tokenizer) -> Iterator[str]:
@@ -161,8 +166,7 @@ def _calls(calls: AllowedCalls, style: Style, tokenizer: Tokenizer) -> Iterator[
         opening = _words(style.opening + function.name, tokenizer)
         middle, closing = _words(style.middle, tokenizer), _words(style.closing, tokenizer)
         before, after = _ids(style, tokenizer)
-        yield f"call{number}: {opening} {before} {middle} arguments{number} {after} {closing}"
-        yield f"arguments{number}: %json {json.dumps(_parameters(function, enforced=calls.must))}"
+        yield f"call{number}: {opening} {before} {middle} @arguments{number} {after} {closing}"
     yield "call: " + " | ".join(f"call{number}" for number in range(len(calls.functions)))
     more = "" if calls.one or style.single else f"({_words(style.between, tokenizer)} call){{0,{MAX_ANSWER_CALLS - 1}}}"
     yield f'others: "" {more} {_words(style.last, tokenizer)}'

@@ -18,7 +18,7 @@ from service.generation.request import ModelRequest, ServedModel
 from service.helpers import HelperThread, LimitsExceeded, Recent
 from service.schema.fields import Json, Structure
 from service.schema.structured_output import ResponseFormat, StructuredOutputBody, StructuredOutputs
-from service.structured.json_schema import enforceable, has_open_names
+from service.structured.json_schema import enforceable, mixes_names
 
 SPACE = r"\x20|\x0A[\x20\x09]{0,32}"
 """White space in JSON: a space or an indented new line. Small models would otherwise write it until max_tokens."""
@@ -145,7 +145,7 @@ def with_spaces(schema: Json, field: str) -> Json:
         changed = enforceable(schema)
     except ValueError as error:
         raise InvalidRequest(f"{field} cannot be enforced: {error}", param=field, code="invalid_grammar") from None
-    escapes = {"json_allowed_escapes": SHORT_ESCAPES} if has_open_names(changed) else {}
+    escapes = {"json_allowed_escapes": SHORT_ESCAPES} if mixes_names(changed) else {}
     return changed | {"x-guidance": {"whitespace_pattern": SPACE, **escapes}}
 
 

@@ -11,6 +11,7 @@ is read exactly if its digits are at most 2^53, and it has at most 22 places.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any, TypeGuard
 
 from model.errors import quoted
@@ -165,6 +166,8 @@ def exact(schema: Json) -> Json:
     for name in (*LOWER, *UPPER):
         if (bound := _number(changed, name)) is not None and abs(bound) > MAX_EXACT:
             changed[name] = _inward(name, bound)
+    if changed.get("type") == "integer" and (step := _number(changed, "multipleOf")):
+        changed["multipleOf"] = Fraction(repr(step)).numerator  # the whole ones among the multiples of a fraction
     _compare(schema, changed)
     return changed
 
@@ -226,18 +229,15 @@ def enforceable(schema: Json) -> Json:
     return closed(changed)
 
 
-def has_open_names(schema: Json) -> bool:
-    """Whether an object of the schema may have names beside those that it declares."""
-    found = []
+def mixes_names(schema: Json) -> bool:
+    """Whether an object of the schema has two kinds of names: declared ones, those of patterns, and any others."""
+    mixed = []
 
     def note(part: Json) -> Json:
-        named = any(part.get(key) for key in ("properties", "required", "patternProperties"))
-        found.append(named and _is_open(part))
+        declared = part.get("properties") or part.get("required")
+        others = part.get("additionalProperties") is not False
+        mixed.append(sum(map(bool, (declared, part.get("patternProperties"), others))) > 1)
         return part
 
     each(schema, note)
-    return any(found)
-
-
-def _is_open(schema: Json) -> bool:
-    return bool(schema.get("patternProperties")) or schema.get("additionalProperties") is not False
+    return any(mixed)

@@ -74,7 +74,7 @@ def value_of(name: str, annotation: Any) -> Any:
 WRONG: tuple[Any, ...] = (None, True, -1, 2.5, 10**30, "x y", [None], [{"a": None}], {"a": [False]}, {"type": "x"})
 PYTHON = re.compile(r"\b(None|True|False|dict|dictionary|tuple|pydantic|instance|NoneType)\b|Input should|(?<!\w)'")
 NAMED = re.compile(
-    r"(unknown fields? |, |did you mean )'[^']*'|'Authorization: Bearer KEY'|'x-api-key: KEY'|llguidance says: .*"
+    r"(unknown fields? |, |did you mean )'[^']*'|'Authorization: Bearer KEY'|'x-api-key: KEY'|cannot be enforced: .*"
     r"|Input should be 'user' or 'assistant', or 'system'"
 )
 """Names of fields are in single quotes; values are JSON. A sentence of another library is quoted as it is. Claude

@@ -98,7 +98,8 @@ def test_a_grammar_that_fails_in_the_engine_fails_its_request(live: Live, stream
     body = {"messages": USER, "max_tokens": 3, "guided_grammar": 'start: "broken"', "stream": stream}
     error = refused(live, "/v1/chat/completions", body)
     assert error["code"] == "grammar_failed"
-    assert error["message"] == "the grammar is broken"
+    assert error["message"] == "guided_grammar cannot be enforced any further: the grammar is broken"
+    assert error["param"] == "guided_grammar"
 
 
 @pytest.mark.parametrize("stream", [True, False])
