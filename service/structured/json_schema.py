@@ -217,7 +217,18 @@ def _number(schema: Json, name: str) -> float | None:
     return value if type(value) is int or (type(value) is float and math.isfinite(value)) else None
 
 
-RULES = (readable, exact, bounded, patterned)
+def countable(schema: Json) -> Json:
+    """The schema itself. Raises ValueError where one name could count twice: the grammar does not know earlier ones."""
+    least, names = schema.get("minProperties"), schema.get("required", [])
+    others = schema.get("patternProperties") or schema.get("additionalProperties") is not False
+    if _is_number(least) and isinstance(names, list) and others and least > len(set(map(str, names))) + 1:
+        raise ValueError(
+            f"minProperties {least} may be at most 1 more than the names in required, where others may come"
+        )
+    return schema
+
+
+RULES = (readable, exact, bounded, countable, patterned)
 """Each changes one schema, without those in it."""
 
 

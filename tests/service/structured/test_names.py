@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from service.errors.errors import InvalidRequest
 from tests.service.structured.accepts import accepts_any, matcher_of, takes
 
 ROLE = {"properties": {"role": {"const": "user"}}, "required": ["role"]}
@@ -52,3 +53,35 @@ def test_a_declared_name_with_a_control_character_has_no_second_spelling(name: s
 def test_strings_have_all_control_characters_where_no_name_is_both_declared_and_open(schema: Any) -> None:
     value = {} if schema.get("properties", {}).get("a", {}).get("type") == "object" else "\x1b[0m"
     assert takes(schema, {"a": value or {"b": "\x1b[0m"}})
+
+
+TEXT = {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {**OBJECT, "minProperties": 2},
+        {**OBJECT, "minProperties": 3.0, "additionalProperties": TEXT},
+        {**OBJECT, "minProperties": 2, "patternProperties": {"^a": TEXT}, "additionalProperties": False},
+        {**OBJECT, "minProperties": 3, "properties": {"a": TEXT}, "required": ["a"]},
+        {"allOf": [{**OBJECT, "minProperties": 2}, {"additionalProperties": TEXT}]},
+    ],
+)
+def test_a_count_that_one_name_could_reach_is_refused(schema: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"x cannot be enforced: minProperties [23]"):
+        matcher_of(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "enough", "few"),
+    [
+        ({**OBJECT, "minProperties": 1}, {"a": "b"}, {}),
+        ({**OBJECT, "minProperties": 2, "properties": {"a": TEXT}, "required": ["a"]}, {"a": "", "b": 1}, {"a": ""}),
+        ({**OBJECT, "minProperties": 2, "required": ["a", "b"]}, {"a": 1, "b": 1}, {"a": 1}),
+        ({**OBJECT, "minProperties": 1, "properties": {"a": TEXT}, "additionalProperties": False}, {"a": ""}, {}),
+    ],
+)
+def test_a_count_that_needs_different_names_is_enforced(schema: Any, enough: Any, few: Any) -> None:
+    assert takes(schema, enough)
+    assert not takes(schema, few)
