@@ -12,11 +12,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from typing import Any, TypeGuard
 
 from model.errors import quoted
 from service.schema.fields import Json
-from service.structured.strings import patterned
+from service.structured.strings import formatted, patterned
 
 MAPS = ("properties", "patternProperties", "$defs", "definitions")
 VALUES = ("const", "enum", "default", "examples")
@@ -110,7 +111,8 @@ def each(schema: Any, rule: Callable[[Json], Json]) -> Any:
     """The schema with a rule applied to each schema in it, then to itself."""
     if not isinstance(schema, dict):
         return schema
-    return rule({key: inner(key, value, lambda part: each(part, rule)) for key, value in schema.items()})
+    within = partial(each, rule=rule)
+    return rule({key: inner(key, value, within) for key, value in schema.items()})
 
 
 def bounded(schema: Json) -> Json:
@@ -232,12 +234,12 @@ RULES = (readable, exact, bounded, countable, patterned)
 """Each changes one schema, without those in it."""
 
 
-def enforceable(schema: Json) -> Json:
+def enforceable(schema: Json) -> Any:
     """The schema as llguidance reads it right. Raises ValueError, naming the keyword, if there is none."""
     changed = schema
     for rule in RULES:
         changed = each(changed, rule)
-    return closed(changed)
+    return each(closed(changed), formatted)
 
 
 def mixes_names(schema: Json) -> bool:

@@ -1,6 +1,7 @@
 """Rules for strings in JSON schemas: patterns and formats, written as llguidance reads them right."""
 
 import re
+from collections.abc import Mapping
 
 from service.schema.fields import Json
 
@@ -21,6 +22,23 @@ ITEM = re.compile(
 """A character or a range in a class."""
 SETS = "[]&~-"
 """Characters of a class that llguidance would read as operations on sets."""
+
+FOURTH = "(?:0[48]|[2468][048]|[13579][26])"
+DAY = f"(?:0*[1-9][0-9]*-(?:..-(?:[013].|2[0-8])|(?:0[13-9]|1.)-29)|(?:..{FOURTH}|{FOURTH}00)-02-29)"
+SECOND = r":[0-5].(?:\.[0-9]{1,32})?(?:[zZ]|[+-]..:..)"
+BESIDE: Mapping[object, Json] = {
+    "date": {"pattern": f"^{DAY}$"},
+    "time": {"pattern": f"{SECOND}$"},
+    "date-time": {"pattern": f"^{DAY}[tT].*{SECOND}$"},
+    "hostname": {"maxLength": 253},
+}
+"""Formats that llguidance reads too widely -> what must hold too. Python has no year 0 and no second 60."""
+
+
+def formatted(schema: Json) -> Json:
+    """The schema with what its format does not say to llguidance."""
+    beside, others = BESIDE.get(str(schema.get("format"))), schema.get("allOf", [])
+    return schema | {"allOf": [*others, beside]} if beside and isinstance(others, list) else schema
 
 
 def patterned(schema: Json) -> Json:
