@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, TypeAlias
 
 from model.errors import MAX_CHARS
@@ -27,7 +28,7 @@ class Follower:
         self._matcher = matcher.deep_copy()
         self._ends = ends
         self._numbers = numbers
-        self._n_digits = 0
+        self._tail = b""
         self._n_tokens = 0
         self._seconds = 0.0
 
@@ -50,17 +51,15 @@ class Follower:
         started = time.thread_time()
         self._matcher.consume_tokens(list(tokens))
         self._n_tokens += len(tokens)
-        for token in tokens:
-            self._n_digits = self._digits_after(self._n_digits, token)
-        n_digits = self._n_digits
-        masks = [] if self._fault() else [self._mask(n_digits)]
+        tail = self._tail = reduce(self._after, tokens, self._tail)
+        masks = [] if self._fault() else [self._mask(tail)]
         for token in draft:
             # nothing follows an end token, and llguidance does not count it when it goes back
             if token in self._ends or self._fault() or not self._matcher.validate_tokens([token]):
                 break
             self._matcher.consume_token(token)
-            n_digits = self._digits_after(n_digits, token)
-            masks.append(self._mask(n_digits))
+            tail = self._after(tail, token)
+            masks.append(self._mask(tail))
         fault = self._fault()
         if fault:
             del masks[-1:]
@@ -69,12 +68,12 @@ class Follower:
         self._seconds += time.thread_time() - started
         return masks, fault
 
-    def _digits_after(self, before: int, token: int) -> int:
-        return self._numbers.n_digits(before, token) if self._numbers else 0
+    def _after(self, tail: bytes, token: int) -> bytes:
+        return self._numbers.tail(tail, token) if self._numbers else b""
 
-    def _mask(self, n_digits: int) -> bytes:
+    def _mask(self, tail: bytes) -> bytes:
         mask = self._matcher.compute_bitmask()
-        return self._numbers.bounded(mask, n_digits) if self._numbers else mask
+        return self._numbers.bounded(mask, tail) if self._numbers else mask
 
     def _fault(self) -> str:
         if self._seconds > BURST_SECONDS + TOKEN_SECONDS * self._n_tokens:
@@ -87,8 +86,7 @@ OURS = {
     "NoExtensionBias": "no token can follow",
     "coerce_one_of": "schemas of oneOf may match the same value: use anyOf",
     "Regex is empty": "no text has this pattern, format and length",
-    "Too many items": "it becomes too complex",
-    "too many states": "it becomes too complex",
+    **dict.fromkeys(("Too many items", "too many states"), "it becomes too complex"),
 }
 """Words of the library about its options or its inside -> what is wrong, for a client."""
 

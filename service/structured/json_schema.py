@@ -224,9 +224,7 @@ def countable(schema: Json) -> Json:
     least, names = schema.get("minProperties"), schema.get("required", [])
     others = schema.get("patternProperties") or schema.get("additionalProperties") is not False
     if _is_number(least) and isinstance(names, list) and others and least > len(set(map(str, names))) + 1:
-        raise ValueError(
-            f"minProperties {least} may be at most 1 more than the names in required, where others may come"
-        )
+        raise ValueError(f"minProperties {least} may be at most 1 more than the names in required with open names")
     return schema
 
 
