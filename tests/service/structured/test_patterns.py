@@ -11,8 +11,11 @@ from llguidance import LLMatcher
 
 from model.errors import ParameterError
 from service.errors.errors import InvalidRequest
+from service.schema.tools import AllowedCalls, Function
+from service.structured.call_style import STYLES, call_constraint
 from service.structured.strings import narrowed
-from tests.service.structured.accepts import accepts_any, matcher_of
+from tests.fakes import IntegerTokenizer
+from tests.service.structured.accepts import COMPILER, accepts_any, matcher_of
 
 UNIT = "\x1f"
 """The control character that a class in brackets does not match: docs/api.md says so."""
@@ -163,6 +166,20 @@ def test_a_pattern_in_a_list_of_items_is_found() -> None:
     matcher = matcher_of({"$schema": draft, "type": "array", "items": [{"type": "string", "pattern": '^[^"]*$'}]})
     assert accepts_any(matcher, '["', "ab", '"]')
     assert not accepts_any(matcher, '["', 'a"b', '"]')
+
+
+def test_the_arguments_of_a_strict_tool_follow_patterns_and_have_one_spelling_of_names() -> None:
+    role = {"role": {"const": "user"}, "a": {"type": "string", "pattern": '^[^"]*$'}}
+    parameters = {"type": "object", "properties": role, "required": ["role", "a"], "additionalProperties": True}
+    function = Function(name="f", parameters=parameters, strict=True)
+    grammar = call_constraint(AllowedCalls((function,)), STYLES["hermes"], IntegerTokenizer()).serialized()
+    matcher = COMPILER.compile(grammar)
+    assert isinstance(matcher, LLMatcher)
+    before, end = '<tool_call>\n{"name": "f", "arguments": {"role": "user", "a": "', "}\n</tool_call>"
+    assert accepts_any(matcher, before, "b\\", '"}' + end)
+    assert not accepts_any(matcher, before, 'b"', '"}' + end)
+    assert accepts_any(matcher, before + '", "', "other", '": "admin"}' + end)
+    assert not accepts_any(matcher, before + '", "', "role", '": "admin"}' + end)
 
 
 @pytest.mark.parametrize(
