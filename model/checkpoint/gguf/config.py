@@ -13,6 +13,8 @@ from model.checkpoint.gguf.rope import read_latent_rope, read_rope
 from model.errors import ModelError, short
 
 EMBEDDINGS = "tok_embeddings.weight"
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
+"""Types of tokens."""
 _LATENT = (
     *("attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla", "attention.value_length_mla"),
     *("leading_dense_block_count", "expert_shared_count", "expert_weights_scale"),
@@ -68,6 +70,12 @@ _SAMPLING = {
 }
 """Keys after `general.sampling.`, and the names of the same parameters in `generation_config.json`."""
 
+_ENDS = (
+    *("</s>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>"),
+    *("<end_of_turn>", "<EOT>", "<|EOT|>"),
+)
+"""Texts of tokens that end an answer, whatever the keys say: those of llama.cpp's list that Llama's layout has."""
+
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -110,10 +118,22 @@ def hf_config(
 
 
 def generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """End tokens that the file names: `eos` (sequence), `eot` (turn, GGUF's word) and `eom` (message); its sampling."""
-    ends = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    eos = list(dict.fromkeys(end for end in ends if end is not None))
+    """End tokens, and the sampling that the file recommends."""
+    eos = end_tokens(metadata)
     return ({"eos_token_id": eos} if eos else {}) | _sampling(metadata)
+
+
+def end_tokens(metadata: Mapping[str, Any]) -> list[int]:
+    """Ids of the end tokens: `eos` (sequence), `eot` (turn, GGUF's word), `eom` (message), and those of known texts.
+
+    A text that could be an HTML tag counts if the file does not call it an ordinary token.
+    """
+    tokens, types = (metadata.get(f"tokenizer.ggml.{name}", ()) for name in ("tokens", "token_type"))
+    places = ((text, token) for token, text in enumerate(tokens) if text in _ENDS)
+    known = (token for text, token in places if "|" in text or (len(types) and types[token] != NORMAL))
+    named = (metadata.get(f"tokenizer.ggml.{name}_token_id", -1) for name in ("eos", "eot", "eom"))
+    ends = map(int, (*named, *metadata.get("tokenizer.ggml.eos_token_ids", ()), *known))
+    return [end for end in dict.fromkeys(ends) if 0 <= end < len(tokens)]
 
 
 def _sampling(metadata: Mapping[str, Any]) -> dict[str, float | int]:

@@ -5,6 +5,7 @@ byte fallback; its merges follow from the pieces' scores).
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +13,11 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from model.checkpoint.gguf.config import CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, end_tokens
 from model.checkpoint.words import LLAMA3_WORDS, TEKKEN_WORDS
 from model.errors import ModelError, short
 
-UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5
+_TEMPLATE = re.compile(r"tokenizer\.chat_template(?:\.(.+))?")
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 Metadata = Mapping[str, Any]
@@ -49,10 +51,12 @@ def tokenizer_config(metadata: Metadata) -> dict[str, Any]:
     for role, key in _ROLES.items():
         if (token := metadata.get(f"tokenizer.ggml.{key}_token_id")) in range(len(tokens)):
             config[f"{role}_token"] = tokens[token]
+    config["additional_special_tokens"] = [tokens[token] for token in end_tokens(metadata)]
     adds_bos = metadata.get("tokenizer.ggml.add_bos_token", _adds_bos(metadata))
     config["add_bos_token"] = bool(adds_bos) and "bos_token" in config
-    if template := metadata.get("tokenizer.chat_template"):
-        config["chat_template"] = template
+    found = ((match[1] or "default", metadata[match[0]]) for match in map(_TEMPLATE.fullmatch, metadata) if match)
+    if templates := [{"name": name, "template": text} for name, text in found]:
+        config["chat_template"] = templates
     return config
 
 
@@ -83,7 +87,7 @@ def _adds_bos(metadata: Metadata) -> bool:
 
 def _tokens_of_type(metadata: Metadata, token_type: int) -> list[str]:
     tokens = metadata["tokenizer.ggml.tokens"]
-    types = metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
+    types = metadata.get("tokenizer.ggml.token_type", [NORMAL] * len(tokens))
     return [token for token, kind in zip(tokens, types, strict=True) if kind == token_type]
 
 

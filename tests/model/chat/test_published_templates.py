@@ -5,13 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from model.chat.formats import load_chat
 from model.chat.jinja import JinjaChat
 from model.chat.reasoning import switched
 from model.errors import ParameterError
 from model.tokenizers.base import Tokenizer
+from model.tokenizers.load import load_tokenizer
+from tests.gguf_models import write_tokenizer
 from tests.model.chat.published import (
     ANSWER,
     CALLED,
@@ -23,6 +25,7 @@ from tests.model.chat.published import (
     source,
     theirs,
 )
+from tests.model.tokenizers.role_files import ggml
 
 
 def chat_of(name: str, directory: Path, tokenizer: Tokenizer) -> JinjaChat:
@@ -97,6 +100,21 @@ def test_a_model_with_two_templates_uses_one_for_tools(
         with_tools = chat.render(CALLED, tools=[TOOL])
         assert "<tools>" in with_tools
         assert "<tools>" not in chat.render([USER])
+
+
+def test_a_gguf_file_with_two_templates_uses_one_for_tools(tmp_path: Path) -> None:
+    """Its keys end with the names that the list of a directory has."""
+    metadata = ggml({})
+    for (_, file), key in zip(TWO, ("tokenizer.chat_template", "tokenizer.chat_template.tool_use"), strict=True):
+        metadata[key] = source(file)
+    metadata["tokenizer.chat_templates"] = [name for name, _ in TWO[1:]]
+    write_tokenizer(metadata, tmp_path)
+    chat, oracle = load_chat(tmp_path, load_tokenizer(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)
+    assert chat is not None
+    assert chat.call_style == "hermes"
+    for messages, tools in (([SYSTEM, USER], None), (CALLED, [TOOL])):
+        expected = oracle.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+        assert chat.render(messages, tools=tools) == expected
 
 
 TWO = [("default", "chatml"), ("tool_use", "hermes-2-pro.tool_use")]
