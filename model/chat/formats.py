@@ -14,11 +14,11 @@ from model.chat.conversation import NOTHING, Message
 from model.chat.jinja import JinjaChat
 from model.chat.mistral import MistralChat
 from model.chat.variables import SPECIAL_TOKENS
-from model.checkpoint.files import layout, read_json
+from model.checkpoint.files import layout
 from model.checkpoint.model_files import model_files
 from model.tokenizers.base import Tokenizer
-from model.tokenizers.config import special_token, tokenizer_config
 from model.tokenizers.load import mistral_tokenizer_file
+from model.tokenizers.roles import Roles, read_roles
 
 log = logging.getLogger(__name__)
 _DATED = re.compile(r"replace\(\s*['\"]\{today\}")
@@ -84,18 +84,21 @@ class ChatFormat(Protocol):
         ...
 
 
-def load_chat(model: Traversable, tokenizer: Tokenizer, template: str | None = None) -> ChatFormat | None:
+def load_chat(
+    model: Traversable, tokenizer: Tokenizer, template: str | None = None, roles: Roles | None = None
+) -> ChatFormat | None:
     """The chat format of a model directory, None if the model has none.
 
     The directory's template comes first, then a tokenizer file of Mistral's. In Hugging Face's layout the name
     `tokenizer.model` alone says nothing: models of other makers have such a file too.
     A template that would tell the model `{today}` in place of a date, as that of Mistral Small 4, comes last. The log
     names it.
-    `template` is Jinja source that replaces the directory's. Raises ModelError for a template that is not valid Jinja.
+    `template` is Jinja source that replaces the directory's; `roles` are those of its tokens, if they were read.
+    Raises ModelError for a template that is not valid Jinja.
     """
     directory = model_files(model)
-    config = tokenizer_config(directory)
-    sources = {"default": template} if template else _templates(directory, config)
+    roles = roles or read_roles(directory, template)
+    sources = roles.templates
     file = _mistral_file(directory)
     if _is_undated(sources.get("default", "")):
         better = None if template else file
@@ -106,7 +109,7 @@ def load_chat(model: Traversable, tokenizer: Tokenizer, template: str | None = N
     if "default" in sources:
         ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
         named = {role: tokenizer.name(token) for role, token in ids.items() if token is not None}
-        named |= {role: name for role in SPECIAL_TOKENS if (name := special_token(config, role))}
+        named |= {role: name for role, name in roles.named.items() if role in SPECIAL_TOKENS}
         return JinjaChat(sources["default"], tokenizer, named, sources.get("tool_use"))
     return None if file is None else MistralChat(file, tokenizer)
 
@@ -121,22 +124,3 @@ def _mistral_file(directory: Traversable) -> Path | None:
     if file is None or (file.name == "tokenizer.model" and layout(Path(str(directory))) != "native"):
         return None
     return Path(str(file))
-
-
-def _templates(directory: Traversable, config: Mapping[str, Any]) -> dict[str, str]:
-    """The directory's templates by name; a single template is called "default". The order is that of transformers."""
-    if (path := directory / "chat_template.jinja").is_file():
-        folder = directory / "additional_chat_templates"
-        others = {file.name: file for file in (folder.iterdir() if folder.is_dir() else ())}
-        named = {name.removesuffix(".jinja"): others[name] for name in sorted(others) if name.endswith(".jinja")}
-        return {name: file.read_text(encoding="utf-8") for name, file in {"default": path, **named}.items()}
-    template = config.get("chat_template") or _processor_template(directory)
-    if isinstance(template, list):
-        return {entry["name"]: entry["template"] for entry in template}
-    return {} if template is None else {"default": template}
-
-
-def _processor_template(directory: Traversable) -> Any:
-    """The template in `chat_template.json`, where the first models with images have it."""
-    path = directory / "chat_template.json"
-    return read_json(path).get("chat_template") if path.is_file() else None

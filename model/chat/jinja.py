@@ -105,6 +105,17 @@ class JinjaChat:
     def render(self, messages: Sequence[Message], **options: Any) -> str:
         return self._renderer(**options)(self._fitted(messages, options.get("tools")))
 
+    def written_end(self) -> str:
+        """The name of the control token that the template writes after an answer; empty if there is none."""
+        secret = secrets.token_hex(16)
+        messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": secret}]
+        try:
+            words = self.render(messages, add_generation_prompt=False)
+        except ParameterError:
+            return ""
+        found = self._control.match(words.rpartition(secret)[2].lstrip()) if secret in words else None
+        return found[0] if found else ""
+
     def left_out(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[int]:
         found = self._template_for(tools).needs.left_out(messages)
         secret = {index: secrets.token_hex(16) for index in found}

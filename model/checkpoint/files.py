@@ -53,6 +53,11 @@ def read_json(path: Traversable) -> dict[str, Any]:
     return value
 
 
+def read_json_if_any(path: Traversable) -> dict[str, Any]:
+    """The JSON object in `path`, empty without such a file. Raises ModelError as `read_json` does."""
+    return read_json(path) if path.is_file() else {}
+
+
 def _integer(digits: str) -> int | float:
     """A whole number; infinity for one that no float holds, as JSON has for 1e999: each field refuses that."""
     return int(digits) if len(digits) < MAX_DIGITS else float(digits)

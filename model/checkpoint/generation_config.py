@@ -1,13 +1,15 @@
 """Generation defaults of a model directory: end tokens and sampling parameters. No torch."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources.abc import Traversable
 from typing import Any
 
-from model.checkpoint.files import read_json
+from model.checkpoint.files import read_json_if_any
 from model.checkpoint.model_files import model_files
+from model.errors import ModelError, short
 
+GENERATION, CONFIG, ENDS = "generation_config.json", "config.json", "eos_token_id"
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Sampling parameters that a model may set."""
 
@@ -24,25 +26,24 @@ class GenerationDefaults:
         return {**given} if given.get("temperature") == 0 else {**self.sampling, **given}
 
 
-def read_generation(directory: Traversable, eos_id: int | None = None) -> GenerationDefaults:
-    """The defaults in `generation_config.json`. End tokens are else those in `config.json`, else `eos_id`.
-
-    A model of text and images may have them in the `text_config` of `config.json`. `eos_id` is the tokenizer's end
-    token.
-    """
+def read_generation(directory: Traversable, ends: Iterable[int] | None = None) -> GenerationDefaults:
+    """The defaults in `generation_config.json`, with these end tokens; None: those that the configurations name."""
     directory = model_files(directory)
-    path = directory / "generation_config.json"
-    raw = read_json(path) if path.is_file() else {}
-    ends = raw.get("eos_token_id")
-    if ends is None and (directory / "config.json").is_file():
-        config = read_json(directory / "config.json")
-        ends = config.get("eos_token_id")
-        if ends is None and isinstance(config.get("text_config"), dict):
-            ends = config["text_config"].get("eos_token_id")
-    if ends is None:
-        ends = [] if eos_id is None else [eos_id]
+    raw = read_json_if_any(directory / GENERATION)
     sampling = {name: raw[name] for name in SAMPLING if raw.get(name) is not None}
     return GenerationDefaults(
-        eos_token_ids=tuple(ends) if isinstance(ends, list) else (ends,),
+        eos_token_ids=tuple(configured_ends(directory)[1] if ends is None else ends),
         sampling=sampling if raw.get("do_sample") is not False else {},
     )
+
+
+def configured_ends(directory: Traversable) -> tuple[str, list[int]]:
+    """A file and its end tokens: `generation_config.json`, else `config.json`, perhaps in the `text_config` there."""
+    generation, config = (read_json_if_any(directory / name) for name in (GENERATION, CONFIG))
+    for file, content in ((GENERATION, generation), (CONFIG, config), (CONFIG, config.get("text_config"))):
+        if isinstance(content, dict) and (ends := content.get(ENDS)) is not None:
+            ids = ends if isinstance(ends, list) else [ends]
+            if not all(isinstance(token, int) for token in ids):
+                raise ModelError(f"{file} has {short(ends)} in {ENDS}, expected the id of a token or a list of ids")
+            return file, ids
+    return CONFIG, []

@@ -16,7 +16,10 @@ from model.errors import ModelError, one_line, size
 log = logging.getLogger(__name__)
 
 _TEXT = ("config.json", "params.json", "quantize_config.json", "generation_config.json")
-_TOKENIZER = ("tekken.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tokenizer.model.v*")
+_TOKENIZER = (
+    *("tekken.json", "tokenizer.json", "tokenizer.model", "tokenizer.model.v*"),
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+)
 _TEMPLATES = (
     "chat_template.jinja",
     "chat_template.json",

@@ -18,7 +18,8 @@ import time
 from random import Random
 from typing import Any
 
-from model.checkpoint.generation_config import read_generation
+from model.chat.ends import end_tokens
+from model.chat.formats import load_chat
 from model.errors import ParameterError, one_line, quoted
 from model.grammar.archive import unpack
 from model.grammar.compiler import CompiledGrammars, Compiler
@@ -27,6 +28,7 @@ from model.grammar.vocabulary import Vocabulary
 from model.machine.frames import receive, send
 from model.machine.limits import Timer, limit_memory, run
 from model.tokenizers.load import load_tokenizer
+from model.tokenizers.roles import read_roles
 
 COMPILE_SECONDS = 2.0
 MASK_SECONDS = 0.5
@@ -65,8 +67,10 @@ def _compiler(first: dict[str, Any], archive: bytes) -> Compiler:
     if not archive:
         return Compiler(Vocabulary.from_json(first["vocabulary"]))
     directory = unpack(archive)
-    tokenizer = load_tokenizer(directory)
-    return Compiler.of(tokenizer, read_generation(directory, tokenizer.eos_id).eos_token_ids, first["size"])
+    roles = read_roles(directory)
+    tokenizer = load_tokenizer(directory, roles)
+    chat = load_chat(directory, tokenizer, roles=roles)
+    return Compiler.of(tokenizer, [*end_tokens(directory, roles, tokenizer, chat)], first["size"])
 
 
 def _try(sock: socket.socket, library: CompiledGrammars, timer: Timer, n_bytes: int | None) -> None:

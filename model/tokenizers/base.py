@@ -16,7 +16,7 @@ class Tokenizer(Protocol):
     strips_leading_space: bool
     """Whether encoding adds a space before the first word (SentencePiece). Decoding from the start removes it."""
     control: dict[str, int]
-    """Ids of the control tokens by name."""
+    """Ids of the control tokens by name: what a text cannot spell."""
 
     def encode(self, text: str, *, add_bos: bool, parse_control: bool) -> list[int]:
         """Ids of `text`, after the begin token if `add_bos` and the model has one.
@@ -26,7 +26,10 @@ class Tokenizer(Protocol):
         ...
 
     def piece(self, token: int) -> bytes:
-        """The bytes that this token stands for; empty for control tokens and for ids outside the vocabulary."""
+        """The bytes that this token stands for; empty for ids outside the vocabulary.
+
+        Empty also for control tokens, but for marks of a chat template that the model's files call text.
+        """
         ...
 
     def name(self, token: int) -> str:

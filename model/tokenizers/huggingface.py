@@ -2,52 +2,64 @@
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from importlib.resources.abc import Traversable
 from typing import Any
 
 import tokenizers
-from tokenizers import models
+from tokenizers import AddedToken, models
 
 from model.checkpoint.words import LLAMA3_WORDS
-from model.errors import ModelError, one_line
-from model.tokenizers.config import special_token, tokenizer_config
+from model.errors import ModelError, one_line, short
 from model.tokenizers.pieces import decode_pieces, readable
+from model.tokenizers.roles import Roles, is_mark, read_roles
 
 _DECODERS = ("ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace")
 
 
 class HuggingFaceTokenizer:
-    """A pipeline of the `tokenizers` library. Its special added tokens are the control tokens.
+    """A pipeline of the `tokenizers` library. Its special added tokens are control tokens, and so are `marks`.
 
+    `marks` are added tokens that chat templates write. Where they are not special, an answer has their text.
     Raises ModelError for other models than BPE.
     """
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, *, bos: str | None, eos: str | None) -> None:
+    def __init__(
+        self, tokenizer: tokenizers.Tokenizer, *, bos: str | None, eos: str | None, marks: Collection[str] = ()
+    ) -> None:
         if not isinstance(tokenizer.model, models.BPE):
             raise ModelError(f"tokenizer.json has a {type(tokenizer.model).__name__} model; Noria supports BPE")
         self._tokenizer = tokenizer
+        left = {"truncation": tokenizer.truncation, "padding": tokenizer.padding, "dropout": tokenizer.model.dropout}
+        self._left_on = [name for name, setting in left.items() if setting]
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.model.dropout = None
         added = tokenizer.get_added_tokens_decoder()
-        self.control: dict[str, int] = {token.content: index for index, token in added.items() if token.special}
-        self._control_names = {index: name for name, index in self.control.items()}
+        self._added = {index: token.content for index, token in added.items()}
+        self._silent = frozenset(index for index, token in added.items() if token.special)
+        self._control_names = {i: name for i, name in self._added.items() if i in self._silent or name in marks}
+        self.control: dict[str, int] = {name: index for index, name in self._control_names.items()}
         self._steps = _decoder_steps(tokenizer)
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         self.bos_id: int | None = tokenizer.token_to_id(bos) if bos else None
         self.eos_id: int | None = tokenizer.token_to_id(eos) if eos else None
         self.strips_leading_space = any(_strips(step) for step in self._steps.values())
-        self._prefix: list[int] = [token for token in tokenizer.encode("").ids if token == self.bos_id]
+        begun = tokenizer.encode("a")  # what the pipeline puts after a text would end a prompt
+        self._prefix: list[int] = begun.ids[: [*begun.sequence_ids, 0].index(0)]
 
     @classmethod
-    def load(cls, directory: Traversable) -> "HuggingFaceTokenizer":
-        """The tokenizer in `tokenizer.json`; `tokenizer_config.json` names the begin and end tokens."""
+    def load(cls, directory: Traversable, roles: Roles | None = None) -> "HuggingFaceTokenizer":
+        """The tokenizer in `tokenizer.json`, with the roles that all files of the directory give to its tokens."""
+        roles = roles or read_roles(directory)
         try:
             tokenizer = tokenizers.Tokenizer.from_buffer((directory / "tokenizer.json").read_bytes())
         except Exception as error:  # the library raises bare Exception
             raise ModelError(f"tokenizer.json cannot be read: {one_line(error)}") from error
-        config = tokenizer_config(directory)
-        bos, eos = special_token(config, "bos_token"), special_token(config, "eos_token")
-        return cls(tokenizer, bos=bos, eos=eos)
+        _add(tokenizer, roles)
+        marks = roles.in_templates(token.content for token in tokenizer.get_added_tokens_decoder().values())
+        return cls(tokenizer, bos=roles.named.get("bos_token"), eos=roles.named.get("eos_token"), marks=marks)
 
     def encode(self, text: str, *, add_bos: bool, parse_control: bool) -> list[int]:
         tokenizer = self._tokenizer if parse_control else self._plain
@@ -56,10 +68,10 @@ class HuggingFaceTokenizer:
         return self._prefix + ids if add_bos else ids
 
     def piece(self, token: int) -> bytes:
-        if token in self._control_names or token < 0 or (text := self._tokenizer.id_to_token(token)) is None:
+        if token in self._silent or token < 0 or (text := self._tokenizer.id_to_token(token)) is None:
             return b""
         if "ByteLevel" in self._steps:
-            return _from_byte_level(text)
+            return self._added[token].encode() if token in self._added else _from_byte_level(text)
         if "ByteFallback" in self._steps and len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
             return bytes([int(text[3:5], 16)])
         return text.replace("▁", " ").encode()
@@ -69,6 +81,12 @@ class HuggingFaceTokenizer:
 
     def decode(self, tokens: list[int], *, keep_control: bool = False) -> str:
         return decode_pieces(self, tokens, keep_control=keep_control)
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Lines about the file for its user: settings that do not act, and a pipeline that is known to be wrong."""
+        left = f"tokenizer.json has {' and '.join(self._left_on)} on, as a training run left it: it is off here"
+        return tuple(filter(None, (left if self._left_on else None, self.doubt)))
 
     @property
     def doubt(self) -> str | None:
@@ -108,6 +126,21 @@ class HuggingFaceTokenizer:
         ]
         spec["post_processor"] = None
         return tokenizers.Tokenizer.from_str(json.dumps(spec))
+
+
+def _add(tokenizer: tokenizers.Tokenizer, roles: Roles) -> None:
+    """Add the tokens of other files, and make those with a role special."""
+    for name, added in roles.added.items():
+        if tokenizer.token_to_id(name) is None:
+            if added.id != (size := tokenizer.get_vocab_size()):
+                raise ModelError(f"{added.file} gives {short(name)} the id {added.id}; the next one is {size}")
+            tokenizer.add_tokens([AddedToken(name, normalized=False)])
+    known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
+    for name in sorted(roles.special):
+        token = known.get(name) or AddedToken(name, normalized=False)
+        if not token.special and (name in known or (is_mark(name) and tokenizer.token_to_id(name) is not None)):
+            token.special = True
+            tokenizer.add_special_tokens([token])
 
 
 def _described(part: str, value: Any) -> dict[str, Any]:

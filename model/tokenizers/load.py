@@ -8,13 +8,14 @@ from model.checkpoint.files import layout
 from model.checkpoint.model_files import model_files
 from model.errors import ModelError
 from model.tokenizers.base import Tokenizer
+from model.tokenizers.roles import Roles, read_roles
 
 TEKKEN, HUGGINGFACE = "tekken.json", "tokenizer.json"
 _SENTENCEPIECE = re.compile(r"tokenizer\.model(\.v(\d+))?(m\d+)?")
 
 
-def load_tokenizer(directory: Traversable) -> Tokenizer:
-    """The tokenizer of a model directory or GGUF file.
+def load_tokenizer(directory: Traversable, roles: Roles | None = None) -> Tokenizer:
+    """The tokenizer of a model directory or GGUF file, with the roles that its files give to its tokens.
 
     Raises ModelError, one line, for a directory without a tokenizer that can be read.
     """
@@ -25,14 +26,14 @@ def load_tokenizer(directory: Traversable) -> Tokenizer:
     if path.name == HUGGINGFACE:
         from model.tokenizers.huggingface import HuggingFaceTokenizer
 
-        return HuggingFaceTokenizer.load(directory)
+        return HuggingFaceTokenizer.load(directory, roles)
     if path.name == TEKKEN:
         from model.tokenizers.tekken import TekkenTokenizer
 
         return TekkenTokenizer(path)
     from model.tokenizers.sentencepiece import SentencePieceTokenizer
 
-    return SentencePieceTokenizer(path)
+    return SentencePieceTokenizer(path, roles or read_roles(directory))
 
 
 def tokenizer_file(directory: Traversable) -> Traversable | None:

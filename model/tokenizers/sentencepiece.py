@@ -2,17 +2,18 @@
 
 from importlib.resources.abc import Traversable
 
-from model.errors import ModelError
-from model.tokenizers.pieces import control_pattern, decode_pieces, encode_with_control, readable
+from model.errors import ModelError, short
+from model.tokenizers.pieces import control_pattern, decode_pieces, encode_inner, encode_with_control, readable
+from model.tokenizers.roles import NO_ROLES, Roles
 
 
 class SentencePieceTokenizer:
-    """A SentencePiece model. The library never finds control pieces in text.
+    """A SentencePiece model, and the tokens that other files add. The library never finds control pieces in text.
 
-    Raises ModelError for a file that is not a SentencePiece model.
+    Raises ModelError for a file that is not a SentencePiece model, and for an added token whose id is another's.
     """
 
-    def __init__(self, path: Traversable) -> None:
+    def __init__(self, path: Traversable, roles: Roles = NO_ROLES) -> None:
         from sentencepiece import SentencePieceProcessor
 
         self._model = SentencePieceProcessor()
@@ -20,42 +21,58 @@ class SentencePieceTokenizer:
             self._model.LoadFromSerializedProto(path.read_bytes())
         except (OSError, RuntimeError) as error:
             raise ModelError(f"{path.name} is not a readable SentencePiece model; download it again") from error
-        self.vocab_size: int = self._model.vocab_size()
-        self.bos_id: int | None = _id_or_none(self._model.bos_id())
-        self.eos_id: int | None = _id_or_none(self._model.eos_id())
-        self.control: dict[str, int] = {
-            self._model.id_to_piece(token): token for token in range(self.vocab_size) if self._is_control(token)
-        }
-        self._pattern = control_pattern(self.control)
+        ids = range(self._model.vocab_size())
+        pieces = {token: self._model.id_to_piece(token) for token in ids}
+        for name, given in roles.added.items():
+            if (taken := pieces.get(given.id, name)) != name:
+                raise ModelError(f"{given.file} gives {short(name)} the id {given.id}, which {short(taken)} has")
+        added = {name: given.id for name, given in roles.added.items()}
+        own = {pieces[token]: token for token in ids if self._is_control(token)}
+        # The library finds user-defined pieces in every text. Only they, control pieces and bytes have no score.
+        found = {pieces[token]: token for token in ids if not self._model.get_score(token)} | added
+        silent = own | {name: found[name] for name in sorted(roles.special & found.keys())}
+        self.control: dict[str, int] = silent | {name: found[name] for name in sorted(roles.in_templates(found))}
+        self._names = {token: name for name, token in self.control.items()}
+        self._texts = {token: name.encode() for name, token in (added | self.control).items()}
+        self._texts |= dict.fromkeys(silent.values(), b"")
+        self._words = {name: token for name, token in added.items() if name not in self.control}
+        self._patterns = tuple(map(control_pattern, (self._words, self._words | self.control)))
+        self._spellable = frozenset(self.control.values()).difference(own.values())
+        self.vocab_size: int = max([len(ids), *(token + 1 for token in added.values())])
+        self.bos_id: int | None = self._id_of(roles.named.get("bos_token"), self._model.bos_id())
+        self.eos_id: int | None = self._id_of(roles.named.get("eos_token"), self._model.eos_id())
         # Reading this from the proto would need protobuf. The encoding of a word has the same information.
         self.strips_leading_space: bool = self._model.encode("a", out_type=str)[0].startswith("▁")
 
     def encode(self, text: str, *, add_bos: bool, parse_control: bool) -> list[int]:
         ids = [self.bos_id] if add_bos and self.bos_id is not None else []
-        if not parse_control:
-            return ids + self._model.encode(text)
-        return ids + list(encode_with_control(text, self.control, self._pattern, self._model.encode))
+        known = self._words | self.control if parse_control else self._words
+        return ids + list(encode_with_control(text, known, self._patterns[parse_control], self._spelled))
 
     def piece(self, token: int) -> bytes:
-        if not 0 <= token < self.vocab_size or self._is_control(token):
-            return b""
+        if token in self._texts or not 0 <= token < self._model.vocab_size():
+            return self._texts.get(token, b"")
         if self._model.is_byte(token):
             return bytes([int(self._model.id_to_piece(token)[3:5], 16)])
         return self._model.id_to_piece(token).replace("▁", " ").encode()
 
     def name(self, token: int) -> str:
-        if not 0 <= token < self.vocab_size:
-            return ""
-        if self._is_control(token):
-            return self._model.id_to_piece(token)
-        return readable(self.piece(token))
+        return self._names.get(token) or readable(self.piece(token))
 
     def decode(self, tokens: list[int], *, keep_control: bool = False) -> str:
         return decode_pieces(self, tokens, keep_control=keep_control)
 
+    def _spelled(self, text: str) -> list[int]:
+        """Ids of a text. The library finds user-defined pieces in it: a text with a control token is cut."""
+        ids: list[int] = self._model.encode(text)
+        if len(text) < 2 or self._spellable.isdisjoint(ids):
+            return ids
+        half = len(text) // 2
+        return self._spelled(text[:half]) + encode_inner(self, text[half:])
+
+    def _id_of(self, name: str | None, default: int) -> int | None:
+        token = self.control.get(name or "", default)
+        return token if token >= 0 else None
+
     def _is_control(self, token: int) -> bool:
         return self._model.is_control(token) or self._model.is_unknown(token) or self._model.is_unused(token)
-
-
-def _id_or_none(token: int) -> int | None:
-    return token if token >= 0 else None

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from model.chat.ends import end_tokens
 from model.chat.formats import ChatFormat, load_chat
 from model.chat.reasoning import STYLES, Marks, has_tokens
 from model.checkpoint.digest import network_files, stamp
@@ -26,23 +27,25 @@ from model.sharding.shard import check
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.huggingface import HuggingFaceTokenizer
 from model.tokenizers.load import load_tokenizer
+from model.tokenizers.roles import read_roles
 from service.engine.client import EngineClient
 from service.generation.adapters import given_adapters
 from service.generation.request import ServedModel, longest_piece
 from service.settings import Settings
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("noria")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class TextSide:
-    """What the service reads from a model's directory. `doubts` are lines about its files, for the log."""
+    """What the service reads from a model's directory. `roles` and `doubts` are lines about its files, for the log."""
 
     tokenizer: Tokenizer
     chat: ChatFormat | None
     defaults: GenerationDefaults
     longest_piece: int
+    roles: str
     doubts: tuple[str, ...] = ()
 
 
@@ -68,6 +71,7 @@ async def load_served(settings: Settings, client: EngineClient) -> ServedModel:
         text.cancel()
         network.cancel()
     assert client.info is not None
+    log.info("%s", side.roles)
     for doubt in side.doubts:
         log.warning("%s", doubt)
     return ServedModel(
@@ -94,18 +98,19 @@ def check_layout(settings: Settings, directory: Path) -> None:
 def load_text_side(directory: Path, chat_template: Path | None) -> TextSide:
     """The tokenizer, chat format and generation defaults of a model directory."""
     files = model_files(directory)
-    tokenizer = load_tokenizer(files)
-    chat = load_chat(files, tokenizer, _read(chat_template))
+    roles = read_roles(files, _read(chat_template))
+    tokenizer = load_tokenizer(files, roles)
+    chat = load_chat(files, tokenizer, roles=roles)
     if chat is not None and chat_template is not None:
         _try_template(chat, chat_template)
-    defaults = read_generation(files, tokenizer.eos_id)
-    return TextSide(tokenizer, chat, defaults, longest_piece(tokenizer), _doubts(directory, tokenizer))
+    ends = end_tokens(files, roles, tokenizer, chat)
+    told, doubts = roles.told(tokenizer, ends), _doubts(directory, tokenizer)
+    return TextSide(tokenizer, chat, read_generation(files, ends), longest_piece(tokenizer), told, doubts)
 
 
 def _doubts(directory: Path, tokenizer: Tokenizer) -> tuple[str, ...]:
     of_files = open_gguf(directory).doubts if is_gguf(directory) else ()
-    of_words = tokenizer.doubt if isinstance(tokenizer, HuggingFaceTokenizer) else None
-    return (*of_files, of_words) if of_words else of_files
+    return (*of_files, *tokenizer.doubts) if isinstance(tokenizer, HuggingFaceTokenizer) else of_files
 
 
 def _frozen(side: TextSide) -> TextSide:
@@ -147,7 +152,8 @@ def runner_options(settings: Settings, directory: Path) -> dict[str, Any]:
     """Keyword arguments of the runner: the fields of RunnerOptions."""
     options = {field.name: getattr(settings, field.name) for field in fields(RunnerOptions)}
     adapters = tuple((adapter.number, str(adapter.path)) for adapter in given_adapters(settings))
-    return options | {"model": str(directory), "adapters": adapters}
+    template = str(settings.chat_template) if settings.chat_template else None
+    return options | {"model": str(directory), "adapters": adapters, "chat_template": template}
 
 
 def _read(path: Path | None) -> str | None:

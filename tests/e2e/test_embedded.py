@@ -53,6 +53,12 @@ def test_chat_answers(server: LiveServer) -> None:
     assert answer.choices[0].finish_reason == "stop"
 
 
+def test_the_log_says_once_what_gave_the_roles_of_tokens(server: LiveServer) -> None:
+    (line,) = [line for line in server.log.splitlines() if "roles of tokens: " in line]
+    assert "bos_token '<|im_start|>' (tokenizer_config.json), " in line
+    assert "end '<|im_end|>' (generation_config.json), end '<|endoftext|>' (generation_config.json), " in line
+
+
 def test_choices_differ_and_each_is_reproducible(server: LiveServer) -> None:
     body = {"n": 4, "seed": 11, "temperature": 0.9}
     choices = complete(server, **body)

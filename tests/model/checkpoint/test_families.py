@@ -295,7 +295,7 @@ def test_names() -> None:
 def test_generation_defaults(generation: dict, ends: tuple, sampling: dict, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**PUBLISHED, "eos_token_id": 2}))
     (tmp_path / "generation_config.json").write_text(json.dumps(generation))
-    defaults = read_generation(tmp_path, eos_id=5)
+    defaults = read_generation(tmp_path)
     assert (defaults.eos_token_ids, defaults.sampling) == (ends, sampling)
 
 
@@ -312,9 +312,9 @@ def test_a_request_is_completed_unless_it_is_greedy() -> None:
         ({"eos_token_id": [2, 4]}, (2, 4)),
         ({"text_config": {"eos_token_id": [3, 4]}}, (3, 4)),
         ({"eos_token_id": 2, "text_config": {"eos_token_id": 3}}, (2,)),
-        ({"text_config": {}}, (5,)),
+        ({"text_config": {}}, ()),
     ],
 )
 def test_end_tokens_of_every_configuration(config: dict, ends: tuple, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert read_generation(tmp_path, eos_id=5).eos_token_ids == ends
+    assert read_generation(tmp_path).eos_token_ids == ends

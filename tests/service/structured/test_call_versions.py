@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from mistral_common.protocol.instruct.request import ChatCompletionRequest
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+from tokenizers import AddedToken
 
 from model.chat.formats import load_chat
 from model.chat.mistral import CALL_STYLES, MistralChat
@@ -28,6 +29,7 @@ from service.structured.call_style import STYLES, Style, call_constraint, explai
 from tests.fakes import IntegerTokenizer, make_info
 from tests.model.chat.published import ANSWER, CALLED, FORMATS, SYSTEM, TOOL, USER, source
 from tests.model.chat.versions import write_directory
+from tests.model.tokenizers.role_files import CLOSE, END, pipeline, write
 from tests.service.live import FakeChat, running
 
 Json = dict[str, Any]
@@ -202,6 +204,26 @@ def test_a_whole_answer_has_the_calls_of_the_model() -> None:
     calls = [(call["id"], call["function"]) for call in choice["message"]["tool_calls"]]
     weather, time_now = {"name": "weather", "arguments": '{"city": "é"}'}, {"name": "time_now", "arguments": "{}"}
     assert calls == [("abcdefgh1", weather), ("abcdefgh2", time_now)]
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_marks_of_calls_that_are_tokens_are_written_and_read(special: bool, tmp_path: Path) -> None:
+    """Whether the tokenizer's file calls them special or not: the template writes them, so no text becomes them."""
+    inner = pipeline()
+    marks = ("<tool_call>", "</tool_call>")
+    inner.add_tokens([AddedToken(mark, special=special, normalized=False) for mark in marks])
+    tokenizer = load_tokenizer(write(tmp_path, inner, {"chat_template.jinja": source("hermes-2-pro.tool_use")}))
+    style, compiler = STYLES["hermes"], Compiler.of(tokenizer, [END], tokenizer.vocab_size)
+    text = '<tool_call>\n{"name": "time_now", "arguments": {}}\n</tool_call>'
+    tokens = tokenizer.encode(text, add_bos=False, parse_control=True)
+    assert [token for token in tokens if token > CLOSE] == [tokenizer.control[mark] for mark in marks]
+    for choice in ("auto", "required"):
+        body = ToolsBody.model_validate({"tools": TOOLS, "tool_choice": choice})
+        matcher = compiler.compile(call_constraint(body.calls, style, tokenizer).serialized())
+        assert matcher.try_consume_tokens([*tokens, END]) == len(tokens) + 1
+    visible = bytes_of(tokenizer, keep_control=style.control(tokenizer))
+    _, (call,) = gathered(CallReader(style).feed(b"".join(map(visible, tokens)).decode(), final=True))
+    assert call["function"]["name"] == "time_now"
 
 
 @pytest.fixture(scope="module")

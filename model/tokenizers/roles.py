@@ -1,0 +1,120 @@
+"""The roles of tokens, united from all files of a model directory that name tokens by their text. No torch.
+
+A role makes a token a control token, whatever its own flag says. Programs write the same fact to several files, and
+often to one of them only.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources.abc import Traversable
+from typing import Any, NamedTuple
+
+from model.checkpoint.files import read_json_if_any
+from model.errors import ModelError, one_line, short
+from model.tokenizers.base import Tokenizer
+
+CONFIG, SPECIAL_MAP, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+TEMPLATE, TEMPLATES = "chat_template.jinja", "additional_chat_templates"
+_DECODER = "added_tokens_decoder"
+_LISTS = ("additional_special_tokens", "extra_special_tokens")
+_MARK = re.compile(r"[^\w\s].*\w.*[^\w\s]", re.DOTALL)
+
+
+class Given(NamedTuple):
+    """What a file says of a token: its role, or the id with which the token is added to the vocabulary."""
+
+    file: str
+    text: str
+    role: str = ""
+    id: int = -1
+    special: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """What all files say of tokens. `named` has the token of each role, such as "bos_token", as transformers finds it.
+
+    `templates` are the chat templates by name; a single one is called "default".
+    """
+
+    given: tuple[Given, ...]
+    named: Mapping[str, str]
+    templates: Mapping[str, str]
+
+    @property
+    def added(self) -> dict[str, Given]:
+        """Added tokens by text, in the order of their ids."""
+        return {given.text: given for given in sorted(self.given, key=lambda given: given.id) if given.id >= 0}
+
+    @property
+    def special(self) -> frozenset[str]:
+        """Tokens that have a role, or that a file calls special."""
+        return frozenset(given.text for given in self.given if given.special)
+
+    def in_templates(self, names: Iterable[str]) -> frozenset[str]:
+        """Those of the tokens that are marks in the templates' own words: a message must not spell them."""
+        words = "".join(self.templates.values())
+        return frozenset(name for name in names if is_mark(name) and name in words)
+
+    def told(self, tokenizer: Tokenizer, ends: Mapping[int, str]) -> str:
+        """A line for the log: each role, and what gives it. `ends` are the ids of all end tokens."""
+        parts = [
+            f"{given.role} {short(given.text)} ({given.file})" for given in self.given if given.role.endswith("_token")
+        ]
+        parts += [f"end {short(tokenizer.name(token))} ({source})" for token, source in ends.items()]
+        parts += [f"mark {short(name)} (chat template)" for name in sorted(self.in_templates(tokenizer.control))]
+        return f"roles of tokens: {', '.join(parts) or 'none'}; added tokens: {len(self.added)}"
+
+
+NO_ROLES = Roles((), {}, {})
+
+
+def is_mark(text: str) -> bool:
+    """Whether a token is written as a mark: `<|im_start|>` and `[INST]` are, words, signs and white space are not."""
+    return _MARK.fullmatch(text.strip()) is not None
+
+
+def read_roles(directory: Traversable, template: str | None = None) -> Roles:
+    """The roles in a model directory; `template` replaces its chat templates. Raises ModelError, which names a file."""
+    config, others = (read_json_if_any(directory / name) for name in (CONFIG, SPECIAL_MAP))
+    known = [*_roles(CONFIG, config), *_roles(SPECIAL_MAP, others)]
+    named = {given.role: given.text for given in known if given.file == CONFIG or _DECODER not in config}
+    known += _added(config, read_json_if_any(directory / ADDED))
+    return Roles(tuple(known), named, {"default": template} if template else _templates(directory, config))
+
+
+def _roles(file: str, content: Mapping[str, Any]) -> Iterator[Given]:
+    """Tokens with a role, and special tokens without one. A token is a string or an object with it."""
+    for role, value in content.items():
+        listed = value.values() if isinstance(value, dict) else value or ()
+        for item in listed if role in _LISTS else [value] if role.endswith("_token") else []:
+            text = item.get("content") if isinstance(item, dict) else item
+            if isinstance(text, str) and text:
+                yield Given(file, text, role)
+
+
+def _added(config: Mapping[str, Any], others: Mapping[str, Any]) -> Iterator[Given]:
+    """Added tokens. Those of the configuration have flags."""
+    file = ADDED
+    try:
+        yield from (Given(file, text, id=int(token), special=False) for text, token in others.items())
+        file = CONFIG
+        for token, entry in (config.get(_DECODER) or {}).items():
+            yield Given(file, entry["content"], id=int(token), special=entry.get("special") is True)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ModelError(f"{file} has an added token without a text or an id: {one_line(error)}") from error
+
+
+def _templates(directory: Traversable, config: Mapping[str, Any]) -> dict[str, str]:
+    """The directory's templates by name. The order is that of transformers."""
+    if (path := directory / TEMPLATE).is_file():
+        folder = directory / TEMPLATES
+        others = {file.name: file for file in (folder.iterdir() if folder.is_dir() else ())}
+        named = {name.removesuffix(".jinja"): others[name] for name in sorted(others) if name.endswith(".jinja")}
+        return {name: file.read_text(encoding="utf-8") for name, file in {"default": path, **named}.items()}
+    # the first models with images have it in a file of its own
+    template = config.get("chat_template") or read_json_if_any(directory / "chat_template.json").get("chat_template")
+    if isinstance(template, list):
+        return {entry["name"]: entry["template"] for entry in template}
+    return {} if template is None else {"default": template}
