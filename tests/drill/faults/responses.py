@@ -6,6 +6,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
+
 from tests.drill.attacks.connections import held
 from tests.drill.processes import send
 from tests.drill.row import MIB, LoneRow, NotPossible, Promise, Row, check
@@ -16,6 +18,12 @@ from tests.e2e.server import MODEL
 PATH = "/v1/responses"
 DISK = "size=1m"
 END_SECONDS = 60.0
+LETTERS = {
+    "type": "json_schema",
+    "name": "letters",
+    "schema": {"type": "array", "items": {"enum": ["a", "b", "c"]}, "minItems": 500, "maxItems": 500},
+}
+"""The format of an answer of about 2,000 tokens."""
 READERS, READS = 25, 8
 ITEM_BYTES = 31 * MIB
 STORY = {"input": "Tell me a long story.", "temperature": 0, "max_output_tokens": 200}
@@ -98,8 +106,8 @@ def killed() -> str:
 def slow_readers(stage: Stage) -> str:
     """Let readers of a long stored stream stop reading at its beginning."""
     scores = {"top_logprobs": 20, "include": ["message.output_text.logprobs"]}
-    long = STORY | {"max_output_tokens": 1500, "min_tokens": 1500, "model": MODEL} | scores
-    id = finished(stage.target, created(stage.target, **long, background=True)["id"])["id"]
+    long = {"model": MODEL, "input": "Write letters.", "max_output_tokens": 3000, "text": {"format": LETTERS}}
+    id = finished(stage.target, created(stage.target, **long, **scores, background=True)["id"])["id"]
     with stage.target.server.http.stream("GET", f"{PATH}/{id}?stream=true") as whole:
         n_bytes = sum(map(len, whole.iter_bytes()))
     check(n_bytes > 4 * MIB, f"the stream has {n_bytes} bytes only")
@@ -113,12 +121,12 @@ def slow_readers(stage: Stage) -> str:
 def large_item(stage: Stage) -> str:
     """Read a large item of a conversation many times at once."""
     text = "x" * ITEM_BYTES
-    http = stage.target.server.http
     items = [{"role": "user", "content": text}]
-    path = f"/v1/conversations/{http.post('/v1/conversations', json={'items': items}).json()['id']}/items"
+    made = httpx.post(f"{stage.target.url}/v1/conversations", json={"items": items}, timeout=END_SECONDS)
+    address = f"{stage.target.url}/v1/conversations/{made.json()['id']}/items"
 
     def read(_: int) -> int:
-        answer = http.get(path)
+        answer = httpx.get(address, timeout=END_SECONDS)
         whole = answer.status_code == 429 or answer.json()["data"][0]["content"][0]["text"] == text
         check(whole, f"an item got {answer.status_code}: {answer.text[:200]}")
         return answer.status_code
@@ -136,7 +144,7 @@ ROWS = (
     ),
     Row(
         f"{READS} reads at once of a stored item of {ITEM_BYTES // MIB} MiB",
-        Promise("each is whole or a 429", memory=12 * ITEM_BYTES),
+        Promise("each is whole or a 429", memory=16 * ITEM_BYTES),
         large_item,
         "large bodies",
     ),
