@@ -1,5 +1,7 @@
 """Requests to a runner behind a scheduler, without a server."""
 
+from dataclasses import replace
+
 from model.batch import TokenLogprob
 from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
@@ -22,12 +24,19 @@ def serve_with(scheduler: Scheduler, runner: ModelRunner, requests: list[Request
 
 
 def answers_to(scheduler: Scheduler, runner: ModelRunner, requests: list[Submit]) -> list[Answer]:
-    """The answers of requests with the ids 0, 1, 2, ..."""
+    """The answers of requests with the ids 0, 1, 2, ...
+
+    One that the scheduler has preempted after its images or audio is submitted again, as the service does it.
+    """
     answers: list[Answer] = [[] for _ in requests]
     for request in requests:
         scheduler.submit(request)
     while scheduler.has_work:
-        for update in scheduler.commit(runner.step(scheduler.plan())):
+        batch = scheduler.plan()
+        for update in scheduler.take_returned():
+            output = [token for token, _ in answers[update.id]]
+            scheduler.submit(replace(requests[update.id], output=output))
+        for update in scheduler.commit(runner.step(batch)) if batch else ():
             answers[update.id] += zip(update.tokens, update.logprobs or [None] * len(update.tokens), strict=True)
     scheduler.check_idle()
     return answers
