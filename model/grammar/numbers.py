@@ -29,7 +29,7 @@ class Numbers(NamedTuple):
     def bounded(self, mask: bytes, tail: bytes) -> bytes:
         """The mask without further digits, where a number has enough of them and may have something else.
 
-        A text that is no number could go on with a letter or a quote, or with nothing but digits.
+        Inside a string a letter or a quote may follow, or only digits: then the mask stays.
         """
         if len(tail) < MAX_DIGITS or not tail.isdigit():
             return mask

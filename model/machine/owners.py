@@ -8,8 +8,8 @@ from pathlib import Path
 def problem_of(*paths: Path) -> str | None:
     """Why another user than this one and root may change one of these, and what to do; None if nobody may.
 
-    A directory with the sticky bit is right: others may add to it, and rename or remove nothing. What is not there is
-    right, too. A link must belong to this user or root, as what it leads to.
+    A directory with the sticky bit passes, because others cannot rename or remove files in it. A missing path passes.
+    For a link, both the link and its target must belong to this user or root.
     """
     found = (problem for path in paths if os.path.lexists(path) for problem in _problems(path))
     return next(found, None)

@@ -11,6 +11,7 @@ from typing import Literal
 from urllib.parse import quote
 
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -235,10 +236,7 @@ class RequestMiddleware:
         except (ClientGone, ClientDisconnect):
             record.status = CLIENT_GONE
         except Exception as error:
-            failure = as_api_error(error)
-            if failure.status == 400 and failure.param is not None:
-                record.refused = (printable(failure.param),)
-            response = error_response(failure, record.policy.dialect)
+            response = _refusal(error, record)
             if record.status is None:
                 await response(scope, receive, send)
 
@@ -254,6 +252,14 @@ class RequestMiddleware:
         if (found := self._keys.find(keys)) is None:
             raise Unauthorized(name)
         return found
+
+
+def _refusal(error: Exception, record: RequestRecord) -> Response:
+    """The answer to a request that failed. No frame that handles the request may hold the error, which holds them."""
+    failure = as_api_error(error)
+    if failure.status == 400 and failure.param is not None:
+        record.refused = (printable(failure.param),)
+    return error_response(failure, record.policy.dialect)
 
 
 def request_id(scope: Scope) -> str:

@@ -13,7 +13,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from service.access.record import RequestRecord
-from service.api.lanes import written
+from service.api.lanes import SMALL_BYTES, written
 from service.api.large import LargeAnswer
 from service.api.ongoing import never
 from service.api.prompt import Make, on_thread
@@ -281,12 +281,13 @@ async def whole_response(
 
     n_logprobs = sum(len(part.scored) + len(part.prompt_logprobs or ()) for part in parts)
     n_numbers = sum(len(part.embedding) for part in parts)
-    size = n_logprobs * LOGPROB_BYTES + n_numbers * NUMBER_BYTES
-    if n_logprobs + n_numbers < LARGE:
+    n_bytes = request.scope["noria.record"].body_bytes  # compaction, echo and receipts repeat the body
+    size = n_logprobs * LOGPROB_BYTES + n_numbers * NUMBER_BYTES + n_bytes
+    if n_logprobs + n_numbers < LARGE and n_bytes <= SMALL_BYTES:
         whole = answer()
         if save is not None:
             await save([whole])
-        return Response(orjson.dumps(whole), media_type="application/json")
+        return LargeAnswer(orjson.dumps(whole), computed=True)
 
     async def content() -> bytes:
         whole = await state.work.run(answer, size)
@@ -310,7 +311,7 @@ async def computed_response(request: Request, model: str | None, make: Make[Mapp
     with ExitStack() as stack:
         _, served = await admit(stack, request, model)
         whole = await while_connected(request.receive, state.drain.expired, content(served))
-    return Response(whole, media_type="application/json")
+    return LargeAnswer(whole, computed=True)
 
 
 async def stream_frames(

@@ -12,7 +12,7 @@ LARGE_ANSWER = 2**20
 class LargeAnswer(Response):
     """A whole answer in JSON. Beyond `LARGE_ANSWER` it counts as a large body does, until its client has it.
 
-    It raises Overloaded as a body does unless it is `computed`: then it would be lost.
+    Raises Overloaded where the budget is full. A `computed` answer is sent all the same: a refusal would lose it.
     """
 
     def __init__(self, content: bytes, *, computed: bool = False) -> None:

@@ -54,8 +54,8 @@ class Mailbox:
     """Async iterator over the updates of the one sequence of a request; it ends after that whose `finish` is set.
 
     Raises the error of `fail`. `close` tells the engine to forget an unfinished sequence. The sequence may go on with
-    another engine, whose updates follow those of the first: `rest` is what to submit, with what `restore` gives as
-    inputs, if it is there: until then nobody but the engine has them.
+    another engine, whose updates follow those of the first: `rest` is what to submit. If there is a `restore`,
+    `rest` has no inputs: `restore` decodes them again. Only the engine holds them.
     """
 
     def __init__(self, request: Submit, on_close: Callable[[int], None], restore: Restore | None = None) -> None:

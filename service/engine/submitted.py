@@ -41,6 +41,7 @@ class Submitted:
         self._seconds = WAIT_SECONDS
         self._timer: asyncio.TimerHandle | None = None
         self._restoring: set[asyncio.Task[None]] = set()
+        self._decoding: dict[Restore, asyncio.Future[bytes]] = {}
 
     def submit(self, request: Submit, restore: Restore | None = None) -> list[Mailbox]:
         """Send a request, or let it wait for the next engine. Returns a mailbox for each of its choices.
@@ -133,13 +134,20 @@ class Submitted:
     async def _restored(self, mailbox: Mailbox, restore: Restore) -> None:
         """Submit a sequence again once its images or its audio are decoded again."""
         try:
-            inputs = await restore()
+            inputs = await self._decoded(restore)
         except Exception as error:
             if self._running.pop(mailbox.id, None) is not None:
                 mailbox.fail(error)
         else:
             if mailbox.id in self._running:  # nobody has closed it meanwhile
                 self._send(replace(mailbox.rest, inputs=inputs))
+
+    async def _decoded(self, restore: Restore) -> bytes:
+        """What `restore` gives, once for all choices that need it at the same time."""
+        if (task := self._decoding.get(restore)) is None:
+            task = self._decoding[restore] = asyncio.ensure_future(restore())
+            task.add_done_callback(lambda _: self._decoding.pop(restore, None))
+        return await asyncio.shield(task)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -153,6 +153,7 @@ class Worker:
                 if isinstance(message, Stop):
                     return self._close()
                 self._dispatch(message)
+                del message  # it may have decoded media, and the next one may come late
         finally:
             self._inbox.put(Stop())
             if not self._ended.is_set():

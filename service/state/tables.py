@@ -96,7 +96,7 @@ class Tables:
         """
         with self._change():
             self._expire()
-            if only_running and not self._runs(owner.name, stored.id):
+            if only_running and not self.runs(owner.name, stored.id):
                 return False
             self._remove(owner.name, stored.id)
             if stored.running:
@@ -157,6 +157,7 @@ class Tables:
 
     def events(self, owner: Owner, id: str, at: int) -> bytes | None:
         """The compressed events of a response from byte `at` on, `EVENTS_PIECE` bytes at most. None: it is gone."""
+        self._touch(owner.name, id)
         row = self._db.execute("SELECT rowid FROM stored WHERE owner = ? AND id = ?", (owner.name, id)).fetchone()
         if row is None:
             return None
@@ -232,7 +233,8 @@ class Tables:
         ]
         self._db.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
-    def _runs(self, owner: str, id: str) -> bool:
+    def runs(self, owner: str, id: str) -> bool:
+        """Whether something is stored as running."""
         running = "SELECT 1 FROM stored WHERE owner = ? AND id = ? AND running"
         return self._db.execute(running, (owner, id)).fetchone() is not None
 

@@ -20,8 +20,8 @@ from service.schema.fields import Json
 from service.structured.strings import formatted, patterned
 
 MAPS = ("properties", "patternProperties", "$defs", "definitions")
-VALUES = ("const", "enum", "default", "examples")
-"""Keywords whose values are no schemas. A reference may lead to a schema below any other one."""
+VALUES = ("const", "enum", "default", "example", "examples")
+"""Keywords whose values are no schemas. Below every other keyword there may be a schema that a `$ref` names."""
 JOINED = ("if", "not", "dependentSchemas", "unevaluatedProperties")
 CHOOSING = ("allOf", "oneOf")
 LOWER, UPPER = ("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")
@@ -102,7 +102,7 @@ def inner(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
     """The value of a keyword, with `change` made to the schemas in it."""
     if key in MAPS and isinstance(value, dict):
         return {name: change(schema) for name, schema in value.items()}
-    if key in VALUES:
+    if key in VALUES or key.startswith("x-"):
         return value
     return [change(part) for part in value] if isinstance(value, list) else change(value)
 

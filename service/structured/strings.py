@@ -36,7 +36,7 @@ BESIDE: Mapping[object, Json] = {
 
 
 def formatted(schema: Json) -> Json:
-    """The schema with what its format does not say to llguidance."""
+    """Add the rules of a format that llguidance does not enforce."""
     beside, others = BESIDE.get(str(schema.get("format"))), schema.get("allOf", [])
     return schema | {"allOf": [*others, beside]} if beside and isinstance(others, list) else schema
 
@@ -57,7 +57,8 @@ def narrowed(pattern: str) -> str:
     """The pattern with classes that do not match U+001F. Raises ValueError where it is meant outside of a class.
 
     llguidance writes a class with all control characters as all escapes of JSON, with those of the quote and the
-    backslash. Of two classes in an alternation it makes one, so no class may have the last control character.
+    backslash. It joins the classes of an alternation into one. So each class leaves out U+001F: then no union has all
+    control characters.
     """
     return TOKEN.sub(_narrowed, pattern)
 

@@ -30,6 +30,8 @@ class Person(BaseModel, extra="forbid"):
 PERSON = Person.model_json_schema()
 FORM = json_constraint(PERSON, "json").serialized()
 SCHEMAS = [random_schema(random.Random(number)) for number in range(16)]
+ENDS = (2, 0)
+"""Tokens that end an answer, `<|im_end|>` and `<|endoftext|>`: a grammar allows both at its end."""
 BUDGETS = range(10, 14)
 """Tokens of the thoughts of further requests. Every other one of their answers must be a person."""
 
@@ -60,7 +62,7 @@ def requests(tokenizer: Tokenizer, prompt: list[int]) -> list[Request]:
 
 
 def params(grammar: str, seed: int = 0, max_tokens: int = 64) -> SamplingParams:
-    common: dict[str, Any] = {"temperature": 1.0, "stop_token_ids": (2,), "logprobs": 2}
+    common: dict[str, Any] = {"temperature": 1.0, "stop_token_ids": ENDS, "logprobs": 2}
     return SamplingParams(**common, seed=seed, max_tokens=max_tokens, grammar=grammar)
 
 
@@ -75,11 +77,11 @@ def text(tokenizer: Tokenizer, answer: Answer) -> str:
 
 def test_what_ends_by_itself_validates(tokenizer: Tokenizer, answers: list[Answer]) -> None:
     found = list(zip(SCHEMAS, answers, strict=False))
-    ended = [(schema, answer) for schema, answer in found if answer[-1][0] == 2]
+    ended = [(schema, answer) for schema, answer in found if answer[-1][0] in ENDS]
     assert len(ended) > 10
     for schema, answer in ended:
         jsonschema.validate(json.loads(text(tokenizer, answer)), schema)
-    assert all(len(answer) == 64 for _, answer in found if answer[-1][0] != 2)
+    assert all(len(answer) == 64 for _, answer in found if answer[-1][0] not in ENDS)
 
 
 def test_thoughts_end_with_a_sentence_and_answers_follow(tokenizer: Tokenizer, answers: list[Answer]) -> None:

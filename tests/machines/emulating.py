@@ -2,7 +2,7 @@
 
 KIND amx: AVX-512 and AMX in instructions of AVX2 (avx512.h, EMULATED_TILES), which the processor then claims to have.
 KIND older: it does not know AVX-512.
-KIND sanitized: the same, with AddressSanitizer, which also watches the space between arrays of scratch memory (pool.h).
+KIND sanitized: as older, with AddressSanitizer, which also watches the space between arrays of scratch memory (pool.h).
 """
 
 import subprocess
@@ -20,7 +20,7 @@ QUICK = ("-O1", "-fno-strict-aliasing")
 
 
 OWN = {"amx": ("-DFORCED_LEVEL=4",), "sanitized": ("-fsanitize=address", "-DSANITIZED")}
-"""Flags of a kind that no flag of ours implies."""
+"""Flags that a kind adds to every call."""
 
 
 def main() -> int:

@@ -84,10 +84,11 @@ class Background:
         began = generation is not None and any(choice.admitted for choice in generation.choices)
         return self._shape.state("in_progress" if began else "queued")
 
-    @property
-    def size(self) -> int:
-        """About the bytes of `state`."""
-        return self._begun.size + self.ongoing.recording.n_bytes
+    async def shown(self) -> Response:
+        """The response as it stands, as an answer. A thread writes it: its instructions may be long."""
+        state, size = self.state, self._begun.size + self.ongoing.recording.n_bytes
+        content = await self._creation.state.work.run(lambda: orjson.dumps(state), size)
+        return LargeAnswer(content, computed=True)
 
     def cancel(self) -> None:
         self._live.cancel()
@@ -157,8 +158,7 @@ async def in_background(request: Request, body: ResponsesBody) -> Response:
         body = body.model_copy(update={"seed": secrets.randbits(63)})  # that of the second time, too
     background = await begin(request, Creation(request, body), record)
     if not body.stream:
-        waiting, state = background.state, request.app.state.noria
-        return LargeAnswer(await state.work.run(lambda: orjson.dumps(waiting), record.body_bytes))
+        return await background.shown()
     record.streams = True
     return background.read(-1)
 

@@ -62,8 +62,8 @@ class Creation:
     async def read_input(self) -> None:
         """Read the items of the input before there is a model. Raises InvalidRequest as `make`."""
         async with history_of(self.state, self.record, self.body) as history:
-            work = partial(history.resolved, self.body.input)
-            self.items = stored_input(await self.state.work.run(work, self.record.body_bytes))
+            items = self.state.work.run(lambda: stored_input(history.resolved(self.body.input)), self.record.body_bytes)
+            self.items = await items
 
     def _chat(self, history: History) -> Chat:
         own = history.resolved(self.body.input)

@@ -118,8 +118,7 @@ async def delete(request: Request) -> Response:
 async def list_items(request: Request) -> Response:
     """List the items of a conversation, the last one first"""
     asked = _asked(request)
-    stored = await asked.read(included(request))
-    return await asked.answer(lambda: listed(request, stored.items), stored.size)
+    return await asked.answer(lambda stored: listed(request, stored.items), included(request))
 
 
 @post(f"{PATH}/items", body=ItemsBody, request={"items": HELLO}, answer=ItemList)
@@ -127,11 +126,12 @@ async def create_items(request: Request, body: ItemsBody) -> Response:
     """Add items to a conversation"""
     asked = _asked(request)
     included(request)
-    stored = await asked.read()
     added = await _resolved(asked, body.items)
     if not await asked.store.run(Tables.append, asked.owner, asked.id, added):
         raise asked.missing
-    return await asked.answer(lambda: item_list(added, False), stored.size)
+    size = sum(item.size for item in added)
+    content = await asked.state.work.run(lambda: orjson.dumps(item_list(added, False)), size)
+    return LargeAnswer(content, computed=True)
 
 
 @get(f"{PATH}/items/{{item_id}}", answer=ConversationItem, queries={"include": INCLUDED})

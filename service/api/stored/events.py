@@ -8,8 +8,8 @@ from functools import partial
 from service.api.responses.background import END
 from service.api.responses.shape import ErrorEvents
 from service.api.stored.requested import Requested
-from service.errors.errors import InvalidRequest
-from service.http.sse import EventStream
+from service.errors.errors import ApiError, InvalidRequest
+from service.http.sse import ClientGone, EventStream
 from service.state.tables import EVENTS_PIECE, Tables
 
 NO_EVENTS = (
@@ -26,7 +26,8 @@ class StoredEvents:
         self._framing = ErrorEvents()
         self._inflater = zlib.decompressobj()
         self._skipped = after + 1  # events that are still to be left out
-        self._rest = b""  # the beginning of such an event
+        self._rest = b""  # the beginning of an event
+        self._inside = False  # whether the client has the beginning of an event without its end
 
     async def response(self) -> EventStream:
         """Raises InvalidRequest if none are stored."""
@@ -42,22 +43,33 @@ class StoredEvents:
 
     async def _frames(self, piece: bytes) -> AsyncIterator[list[bytes]]:
         at = 0
-        while piece:
-            at += len(piece)
+        try:
             while piece:
-                text = await self._requested.state.work.run(partial(self._unpacked, piece), len(piece))
-                self._framing.n_sent += text.count(END)
-                if text:
-                    yield [text]
-                piece = self._inflater.unconsumed_tail
-            piece = await self._piece(at)
-        yield [self._inflater.flush()]
+                at += len(piece)
+                while piece:
+                    text = await self._requested.state.work.run(partial(self._unpacked, piece), len(piece))
+                    if text:
+                        self._inside = not text.endswith(END)
+                        yield [text]
+                    piece = self._inflater.unconsumed_tail
+                piece = await self._piece(at)
+        except ApiError:
+            if self._inside:  # a part of an event is sent: the error's event must not follow it
+                raise ClientGone from None
+            raise
+        if not self._skipped:
+            yield [self._rest + self._inflater.flush()]
 
     def _unpacked(self, piece: bytes) -> bytes:
-        """The next events in a compressed piece, as far as `EVENTS_PIECE` bytes hold them."""
+        """The next events in a compressed piece, or a part of an event that is larger than `EVENTS_PIECE`."""
         text = self._rest + self._inflater.decompress(piece, EVENTS_PIECE)
         *skipped, rest = text.split(END, self._skipped)
         self._skipped -= len(skipped)
-        self._framing.n_sent += len(skipped)
-        self._rest = rest if self._skipped else b""
-        return b"" if self._skipped else rest
+        if self._skipped:
+            self._rest = rest[-1:]  # it may be the first byte of an end
+            self._framing.n_sent += len(skipped)
+            return b""
+        cut = rest.rfind(END) + len(END) if END in rest else max(0, len(rest) - 1) * (len(rest) > EVENTS_PIECE)
+        self._rest = rest[cut:]
+        self._framing.n_sent += len(skipped) + rest[:cut].count(END)
+        return rest[:cut]

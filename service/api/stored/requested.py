@@ -40,9 +40,19 @@ class Requested:
             raise self.missing
         return stored
 
-    async def answer(self, write: Callable[[], Mapping[str, Any]], size: int) -> Response:
-        """The answer that `write` makes of stored values of this size. The event loop serves others meanwhile."""
-        return LargeAnswer(await self.state.work.run(lambda: orjson.dumps(write()), size))
+    async def answer(self, write: Callable[[Stored], Mapping[str, Any]], included: Sequence[str] = ()) -> Response:
+        """The answer that `write` makes of what is stored. Raises NotStored.
+
+        The store's thread reads and writes, one answer after the other: what waits holds nothing.
+        """
+
+        def content(tables: Tables) -> bytes | None:
+            stored = tables.find(self.owner, self.id, scored=LOGPROBS in included)
+            return None if stored is None else orjson.dumps(write(stored))
+
+        if (found := await self.store.run(content)) is None:
+            raise self.missing
+        return LargeAnswer(found)
 
     async def delete(self) -> None:
         """Raises NotStored."""

@@ -1,7 +1,6 @@
 """Stored responses: `GET`, `DELETE`, `cancel` and `input_items` of `/v1/responses/{id}`."""
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Literal
 
@@ -21,6 +20,7 @@ from service.api.stored.requested import Requested
 from service.errors.errors import InvalidRequest, Unavailable
 from service.schema.fields import Json
 from service.state.stored import Stored
+from service.state.tables import Tables
 
 QUIET = Policy(quiet=True)
 """A key at its limit of requests may still ask about its responses, and end them."""
@@ -50,13 +50,13 @@ async def retrieve(request: Request) -> Response:
     streams = choice(request, "stream", BOOLEANS, "false") == "true"
     if after >= 0 and not streams:
         raise InvalidRequest("starting_after needs stream true", param="starting_after")
+    names = included(request)
     if (running := _running(asked)) is not None:
-        present = running.state
-        return running.read(after) if streams else await asked.answer(lambda: present, running.size)
-    stored = await _read(asked, included(request))
+        return running.read(after) if streams else await running.shown()
     if streams:
         return await StoredEvents(asked, after).response()
-    return await asked.answer(lambda: _whole(stored), stored.size)
+    await _end_lost(asked)
+    return await asked.answer(lambda stored: _whole(_ended(asked, stored)), names)
 
 
 @get(PATH, methods=("DELETE",), answer=DeletedResponse, policy=QUIET)
@@ -80,16 +80,20 @@ async def cancel(request: Request) -> Response:
     One that has ended stays as it is.
     """
     asked = Requested(request, "response")
-    if _running(asked) is None and (stored := await _read(asked)).running:
+    await _end_lost(asked)
+    if _running(asked) is None and (stored := _ended(asked, await asked.read())).running:
         await put_ended(asked.store, asked.owner, stored, None)
     if (running := _running(asked)) is not None and running.ongoing.task is not None:
         running.cancel()
         await asyncio.wait([running.ongoing.task])
-    stored = await _read(asked)
-    response = await asked.state.work.run(lambda: _whole(stored), stored.size)
-    if not response["background"]:
-        raise InvalidRequest("only a response that is created with background can be cancelled", param="id")
-    return await asked.answer(lambda: response, stored.size)
+
+    def cancelled(stored: Stored) -> Json:
+        response = _whole(_ended(asked, stored))
+        if not response["background"]:
+            raise InvalidRequest("only a response that is created with background can be cancelled", param="id")
+        return response
+
+    return await asked.answer(cancelled)
 
 
 @get(f"{PATH}/input_items", answer=ItemList, queries=QUERIES)
@@ -99,9 +103,8 @@ async def input_items(request: Request) -> Response:
     They are those of its own request.
     """
     asked = Requested(request, "response")
-    stored = await asked.read()
     included(request)
-    return await asked.answer(lambda: listed(request, [item for item in stored.items if not item.output]), stored.size)
+    return await asked.answer(lambda stored: listed(request, [item for item in stored.items if not item.output]))
 
 
 def _running(asked: Requested) -> Background | None:
@@ -109,15 +112,22 @@ def _running(asked: Requested) -> Background | None:
     return found
 
 
-async def _read(asked: Requested, included: Sequence[str] = ()) -> Stored:
-    """What is stored of a response that does not run. The store may not have taken its end: then it has failed."""
-    stored = await asked.read(included)
-    if not stored.running or (asked.owner.name, asked.id) in asked.state.ongoing.found:
-        return stored
-    lost = Unavailable("the store did not take the end of this response", "store_failed")
-    with suppress(Unavailable):
-        await put_ended(asked.store, asked.owner, stored, lost)
-    return await asked.state.work.run(lambda: ended_as(stored, lost), stored.size)
+LOST = Unavailable("the store did not take the end of this response", "store_failed")
+
+
+async def _end_lost(asked: Requested) -> None:
+    """Store the end of a response that does not run, and whose end the store did not take: it has failed."""
+    if await asked.store.run(Tables.runs, asked.owner.name, asked.id) and not _runs(asked):
+        with suppress(Unavailable):
+            await put_ended(asked.store, asked.owner, await asked.read(), LOST)
+
+
+def _ended(asked: Requested, stored: Stored) -> Stored:
+    return ended_as(stored, LOST) if stored.running and not _runs(asked) else stored
+
+
+def _runs(asked: Requested) -> bool:
+    return (asked.owner.name, asked.id) in asked.state.ongoing.found
 
 
 def _whole(stored: Stored) -> Json:

@@ -58,11 +58,11 @@ def verify(options: VerifyOptions) -> None:
     around = texts(answer, streamed=bool(body and body.get("stream")))
     for fault in (changed := [*faults_around(receipts, around)]):
         typer.echo(fault)
-    if answer.keys() > {"receipts"} and (not around or None in around):
-        typer.echo("text: not all of the answer is compared, because the file ends a stream or has tool calls")
     found, promised = ([], True) if body is None else computed(options, receipts, body, complete=bool(around))
     if wrong and body is not None and not found:
         typer.echo(f"what was changed is not computed again: one of {', '.join(STATED)}")
+    if answer.keys() > {"receipts"} and (not around or None in around):
+        typer.echo("text: not all of the answer is compared, because the file ends a stream or has tool calls")
     wrong += [Difference("around", fault) for fault in changed]
     raise typer.Exit(again.exit_code([*wrong, *found], promised=promised))
 

@@ -51,7 +51,7 @@ class PageKey(NamedTuple):
 class PageFiles:
     """The pages with one fingerprint in `directory`, which has at most `limit` bytes of pages with any.
 
-    Any thread may call this. All but `remove` may raise OSError, such as without a free descriptor.
+    Any thread may call this. All but `remove` raise OSError, for example if no descriptor is free.
     """
 
     def __init__(self, directory: Path, fingerprint: str, limit: int, about: str = "") -> None:

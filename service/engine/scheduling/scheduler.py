@@ -90,6 +90,7 @@ class Scheduler:
         self._planned: deque[Step] = deque()  # in flight, oldest first
         self._n_committed = 0
         self._returned: list[Update] = []
+        self._places: dict[int, int] = {}  # the numbers of sequences that the service will submit again
         self._totals: Counter[str] = Counter()  # by their names in Stats
         self._blocked: Reason | None = None  # why the latest plan admitted no more
 
@@ -125,12 +126,14 @@ class Scheduler:
         inputs = self._media.cut(request)
         for index in range(request.n):
             media = MediaTable(self._media, request, inputs)
-            sequence = Sequence(request, index, self.pools, media, now, next(self._numbers), name)
+            number = self._places.pop(request.ids[index], None) or next(self._numbers)
+            sequence = Sequence(request, index, self.pools, media, now, number, name)
             self._sequences[sequence.id] = sequence
             self._queue.add(sequence)
 
     def abort(self, sequence_id: int) -> None:
         """Forget a sequence and release its pages. An unknown id is no error."""
+        self._places.pop(sequence_id, None)
         if (sequence := self._sequences.get(sequence_id)) is not None:
             self._forget(sequence)
 
@@ -395,6 +398,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         if sequence.media.passed:
             self._forget(sequence)
+            self._places[sequence.id] = sequence.number
             self._returned.append(Update(sequence.id, finish=AGAIN))
         else:
             self._requeue(sequence)
