@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from model.errors import ParameterError, quoted
 from model.tokenizers.base import Tokenizer
+from model.tokenizers.roles import THOUGHT_TAGS
 
 THOUGHT = "reasoning_content"
 """The key of a message with the thought before its content."""
@@ -37,7 +38,7 @@ class Marks:
 
 STYLES: Mapping[str, Marks] = {
     "tokens": Marks("[THINK]", "[/THINK]", trims=False),
-    "tags": Marks("<think>", "</think>", trims=True),
+    "tags": Marks(*THOUGHT_TAGS, trims=True),
 }
 """tokens: Mistral's control tokens, from tokenizer version 13 on. tags: text, or tokens of these names."""
 

@@ -1,7 +1,7 @@
 """The roles of tokens, united from all files of a model directory that name tokens by their text. No torch.
 
-A role makes a token a control token, whatever its own flag says. Programs write the same fact to several files, and
-often to one of them only.
+A role makes a token a control token, whatever its own flag says. Programs write a role to any of
+these files, often to one only.
 """
 
 import re
@@ -16,6 +16,8 @@ from model.tokenizers.base import Tokenizer
 
 CONFIG, SPECIAL_MAP, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 TEMPLATE, TEMPLATES = "chat_template.jinja", "additional_chat_templates"
+THOUGHT_TAGS = ("<think>", "</think>")
+"""Tags around a thought. They open no turn, and templates look for them in the contents of earlier answers."""
 _DECODER = "added_tokens_decoder"
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
 _MARK = re.compile(r"[^\w\s].*\w.*[^\w\s]", re.DOTALL)
@@ -55,7 +57,7 @@ class Roles:
     def in_templates(self, names: Iterable[str]) -> frozenset[str]:
         """Those of the tokens that are marks in the templates' own words: a message must not spell them."""
         words = "".join(self.templates.values())
-        return frozenset(name for name in names if is_mark(name) and name in words)
+        return frozenset(name for name in names if is_mark(name) and name in words and name not in THOUGHT_TAGS)
 
     def told(self, tokenizer: Tokenizer, ends: Mapping[int, str]) -> str:
         """A line for the log: each role, and what gives it. `ends` are the ids of all end tokens."""

@@ -179,6 +179,23 @@ def test_marks_that_are_text_for_their_files_are_text_in_answers(tmp_path: Path)
     assert mine.decode(ids) == oracle.decode(ids, skip_special_tokens=True) == "<|im_start|>a"
 
 
+@pytest.mark.parametrize("beside", ["", "<tool_call>"])
+def test_an_earlier_answer_may_have_tags_of_thoughts_and_calls(beside: str, tmp_path: Path) -> None:
+    """The tags are tokens without a flag, as those of DeepSeek-R1-Distill; its template removes thoughts so."""
+    tokenizer = pipeline(special=("<s>", "</s>"))
+    marks = ("<think>", "</think>", "<tool_call>")
+    tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in marks])
+    cut = "{% set message = dict(message, content=message.content.split('</think>')[-1]) %}"
+    template = CHATML.replace("<|im_start|>", cut + "<|im_start|>", 1) + "<think>{# <tool_call> #}"
+    mine = load_tokenizer(write(tmp_path, tokenizer, {"chat_template.jinja": template}))
+    assert set(marks) & mine.control.keys() == {"<tool_call>"}
+    hi = {"role": "user", "content": "hi <think>" + beside}
+    answers = [{"role": "assistant", "content": thought + "hello" + beside} for thought in ("<think>hm</think>", "")]
+    with_thought, without = (chat_ids(tmp_path, [hi, answer, hi]) for answer in answers)
+    assert with_thought == without
+    assert mine.control["<tool_call>"] not in without
+
+
 def test_words_and_white_space_that_templates_contain_are_not_control(tmp_path: Path) -> None:
     tokenizer = pipeline()
     words = ["user", "\n", "  ", "...", "größe"]
