@@ -15,13 +15,11 @@ from model.chat.media import ImageTokens, check_media
 from model.chat.needs import Needs, in_parts, needs_of
 from model.chat.reasoning import EFFORT, SWITCHES, check_effort, style_of_template, way_of_template, with_thought
 from model.chat.schema import FIELD, response_format
-from model.chat.template import FAULTS, call_style, compile_template
 from model.chat.variables import RESERVED, check_variables
 from model.errors import ParameterError, one_line
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.pieces import control_pattern, encode_inner
-
-TRIAL_TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
+from model.tokenizers.template import FAULTS, TRIAL_TOOL, compile_template
 
 
 class _Template(NamedTuple):
@@ -205,6 +203,22 @@ class JinjaChat:
             raise ParameterError(
                 "messages", f"the chat template cannot render these messages: {one_line(error)}"
             ) from error
+
+
+def call_style(source: str, tokenizer: Tokenizer, *, single: bool = False) -> str | None:
+    """The style of tool calls, found by what the template writes before a call; None if it is not known.
+
+    `single`: the template takes one call in a message.
+    """
+    if "[TOOL_CALLS]" in source and "[TOOL_CALLS]" in tokenizer.control:
+        if "[ARGS]" not in source:
+            return "mistral"
+        return "mistral-v11" if "[CALL_ID]" in source else "mistral-args"
+    if "<tool_call>" in source:
+        return None if "<function=" in source or "<arg_key>" in source else "hermes"
+    if '"parameters": ' in source and "ipython" in source:
+        return "llama-single" if single else "llama"
+    return None
 
 
 def _mark_whole(content: str, opening: str, closing: str) -> str:

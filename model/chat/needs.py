@@ -10,7 +10,7 @@ from model.chat.conversation import Message
 from model.chat.media import IMAGE
 from model.chat.order import Order, order_of, texts_beside_calls
 from model.chat.reasoning import EFFORT, EFFORTS, PARTS, check_thought
-from model.chat.template import FAULTS
+from model.tokenizers.template import FAULTS
 
 Render = Callable[..., str]
 USER = {"role": "user", "content": "Hello"}

@@ -1,7 +1,7 @@
 """The roles of tokens, united from all files of a model directory that name tokens by their text. No torch.
 
-A role makes a token a control token, whatever its own flag says. Programs write a role to any of
-these files, often to one only.
+A role makes a token a control token, whatever its own flag says. Programs write a role to any of these files,
+often to one only.
 """
 
 import re
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from model.checkpoint.files import read_json_if_any
 from model.errors import ModelError, one_line, short
 from model.tokenizers.base import Tokenizer
+from model.tokenizers.template import written
 
 CONFIG, SPECIAL_MAP, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 TEMPLATE, TEMPLATES = "chat_template.jinja", "additional_chat_templates"
@@ -56,7 +57,7 @@ class Roles:
 
     def in_templates(self, names: Iterable[str]) -> frozenset[str]:
         """Those of the tokens that are marks in the templates' own words: a message must not spell them."""
-        words = "".join(self.templates.values())
+        words = "".join(map(written, self.templates.values()))
         return frozenset(name for name in names if is_mark(name) and name in words and name not in THOUGHT_TAGS)
 
     def told(self, tokenizer: Tokenizer, ends: Mapping[int, str]) -> str:

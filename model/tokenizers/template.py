@@ -2,16 +2,21 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
+from functools import lru_cache
+from itertools import product
 from typing import Any
 
 from model.errors import ModelError
-from model.tokenizers.base import Tokenizer
 
 FAULTS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
 """What a template may raise besides jinja2's TemplateError."""
+TRIAL_ROLES = ("system", "user", "assistant", "tool")
+TRIAL_TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
 
 
+@lru_cache(maxsize=4)  # the tokenizer and the chat format need it
 def compile_template(source: str) -> tuple[Callable[..., str], frozenset[str]]:
     """A function that renders the template, and the variables that it reads. Raises ModelError for invalid Jinja."""
     from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
@@ -43,20 +48,17 @@ def compile_template(source: str) -> tuple[Callable[..., str], frozenset[str]]:
         raise ModelError(f"the chat template is not valid Jinja, line {error.lineno}: {error.message}") from error
 
 
-def call_style(source: str, tokenizer: Tokenizer, *, single: bool = False) -> str | None:
-    """The style of tool calls, found by what the template writes before a call; None if it is not known.
+def written(source: str) -> str:
+    """The template's source, and what it writes around short conversations: it may compose a mark of two texts."""
+    from jinja2 import TemplateError
 
-    `single`: the template takes one call in a message.
-    """
-    if "[TOOL_CALLS]" in source and "[TOOL_CALLS]" in tokenizer.control:
-        if "[ARGS]" not in source:
-            return "mistral"
-        return "mistral-v11" if "[CALL_ID]" in source else "mistral-args"
-    if "<tool_call>" in source:
-        return None if "<function=" in source or "<arg_key>" in source else "hermes"
-    if '"parameters": ' in source and "ipython" in source:
-        return "llama-single" if single else "llama"
-    return None
+    texts = [source]
+    for tools, (start, end) in product((None, [TRIAL_TOOL]), ((0, 4), (0, 3), (1, 3))):
+        messages = [{"role": role, "content": "Hello"} for role in TRIAL_ROLES[start:end]]
+        with suppress(ModelError, TemplateError, *FAULTS):
+            values = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": True}
+            texts.append(compile_template(source)[0](bos_token="", eos_token="", **values))
+    return "\n".join(texts)
 
 
 def _to_json(
