@@ -9,7 +9,7 @@ from model.checkpoint.model_files import model_files
 from model.tokenizers.load import tokenizer_file
 from model.tokenizers.roles import ADDED, CONFIG, SPECIAL_MAP, TEMPLATE, TEMPLATES, read_roles
 
-NAMES = (CONFIG, SPECIAL_MAP, ADDED, "generation_config.json", "config.json")
+NAMES = (CONFIG, SPECIAL_MAP, ADDED, "generation_config.json", "config.json", "params.json")
 """What `load_tokenizer` and `end_tokens` read, besides the file of the tokenizer and the chat templates."""
 
 

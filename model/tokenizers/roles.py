@@ -5,6 +5,7 @@ often to one only.
 """
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
@@ -38,17 +39,28 @@ class Given(NamedTuple):
 class Roles:
     """What all files say of tokens. `named` has the token of each role, such as "bos_token", as transformers finds it.
 
-    `templates` are the chat templates by name; a single one is called "default".
+    `templates` are the chat templates by name; a single one is called "default". `n_tokens` are those of the model.
     """
 
     given: tuple[Given, ...]
     named: Mapping[str, str]
     templates: Mapping[str, str]
+    n_tokens: int = sys.maxsize
 
     @property
     def added(self) -> dict[str, Given]:
-        """Added tokens by text, in the order of their ids."""
-        return {given.text: given for given in sorted(self.given, key=lambda given: given.id) if given.id >= 0}
+        """Added tokens of the model by text, in the order of their ids."""
+        ordered = sorted(self.given, key=lambda given: given.id)
+        return {given.text: given for given in ordered if 0 <= given.id < self.n_tokens}
+
+    def doubts(self, tokenizer: Tokenizer) -> tuple[str, ...]:
+        """A line for each file with added tokens that the tokenizer does not have, or has under other ids."""
+        found = {given.file: given for given in self.given if given.id >= 0 and not _has(tokenizer, given)}
+        return tuple(
+            f"{file} adds tokens that are not the tokenizer's, such as {short(given.text)} with the id {given.id}: "
+            "they are ignored"
+            for file, given in found.items()
+        )
 
     @property
     def special(self) -> frozenset[str]:
@@ -63,14 +75,22 @@ class Roles:
     def told(self, tokenizer: Tokenizer, ends: Mapping[int, str]) -> str:
         """A line for the log: each role, and what gives it. `ends` are the ids of all end tokens."""
         parts = [
-            f"{given.role} {short(given.text)} ({given.file})" for given in self.given if given.role.endswith("_token")
+            f"{given.role} {short(given.text)} ({given.file})"
+            for given in self.given
+            if given.role.endswith("_token") and given.text in tokenizer.control
         ]
         parts += [f"end {short(tokenizer.name(token))} ({source})" for token, source in ends.items()]
         parts += [f"mark {short(name)} (chat template)" for name in sorted(self.in_templates(tokenizer.control))]
-        return f"roles of tokens: {', '.join(parts) or 'none'}; added tokens: {len(self.added)}"
+        n_added = sum(_has(tokenizer, given) for given in self.added.values())
+        return f"roles of tokens: {', '.join(parts) or 'none'}; added tokens: {n_added}"
 
 
 NO_ROLES = Roles((), {}, {})
+
+
+def _has(tokenizer: Tokenizer, given: Given) -> bool:
+    """Whether the tokenizer has an added token under its id."""
+    return tokenizer.name(given.id) in (given.text, given.text.replace("▁", " "))
 
 
 def is_mark(text: str) -> bool:
@@ -84,7 +104,15 @@ def read_roles(directory: Traversable, template: str | None = None) -> Roles:
     known = [*_roles(CONFIG, config), *_roles(SPECIAL_MAP, others)]
     named = {given.role: given.text for given in known if given.file == CONFIG or _DECODER not in config}
     known += _added(config, read_json_if_any(directory / ADDED))
-    return Roles(tuple(known), named, {"default": template} if template else _templates(directory, config))
+    templates = {"default": template} if template else _templates(directory, config)
+    return Roles(tuple(known), named, templates, _n_tokens(directory))
+
+
+def _n_tokens(directory: Traversable) -> int:
+    """The number of the model's embeddings, where a configuration has it."""
+    files = [read_json_if_any(directory / name) for name in ("config.json", "params.json")]
+    sizes = [part.get("vocab_size") for file in files for part in (file, file.get("text_config") or {})]
+    return min((size for size in sizes if isinstance(size, int)), default=sys.maxsize)
 
 
 def _roles(file: str, content: Mapping[str, Any]) -> Iterator[Given]:

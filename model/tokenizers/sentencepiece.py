@@ -10,7 +10,8 @@ from model.tokenizers.roles import NO_ROLES, Roles
 class SentencePieceTokenizer:
     """A SentencePiece model, and the tokens that other files add. The library never finds control pieces in text.
 
-    Raises ModelError for a file that is not a SentencePiece model, and for an added token whose id is another's.
+    Raises ModelError for a file that is not a SentencePiece model, and for an added token whose id is another's. A
+    control piece stays one under its own name.
     """
 
     def __init__(self, path: Traversable, roles: Roles = NO_ROLES) -> None:
@@ -24,9 +25,9 @@ class SentencePieceTokenizer:
         ids = range(self._model.vocab_size())
         pieces = {token: self._model.id_to_piece(token) for token in ids}
         for name, given in roles.added.items():
-            if (taken := pieces.get(given.id, name)) != name:
+            if (taken := pieces.get(given.id, name)) != name and not self._is_control(given.id):
                 raise ModelError(f"{given.file} gives {short(name)} the id {given.id}, which {short(taken)} has")
-        added = {name: given.id for name, given in roles.added.items()}
+        added = {name: given.id for name, given in roles.added.items() if pieces.get(given.id, name) == name}
         own = {pieces[token]: token for token in ids if self._is_control(token)}
         # The library finds user-defined pieces in every text. Only they, control pieces and bytes have no score.
         found = {pieces[token]: token for token in ids if not self._model.get_score(token)} | added

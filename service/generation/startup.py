@@ -104,7 +104,7 @@ def load_text_side(directory: Path, chat_template: Path | None) -> TextSide:
     if chat is not None and chat_template is not None:
         _try_template(chat, chat_template)
     ends = end_tokens(files, roles, tokenizer, chat)
-    told, doubts = roles.told(tokenizer, ends), _doubts(directory, tokenizer)
+    told, doubts = roles.told(tokenizer, ends), (*_doubts(directory, tokenizer), *roles.doubts(tokenizer))
     return TextSide(tokenizer, chat, read_generation(files, ends), longest_piece(tokenizer), told, doubts)
 
 
