@@ -114,7 +114,7 @@ def load(setup: Setup, checkpoint: Checkpoint, progress: Progress, member: Membe
     sizes = sizes._replace(length=length)
     model = read(setup, checkpoint, progress, member.group)
     adapters = _read_adapters(setup, progress)
-    archive = pack(Path(options.model), options.chat_template)
+    archive = pack(Path(options.model), options.template)
     masks = Masks(First({"size": setup.config.vocab_size}, archive), setup.config.vocab_size)
     about = _describe(setup, checkpoint), prefix_files(setup, checkpoint)
     build = partial(_runner, setup, model, masks, adapters, *about, member.runner)

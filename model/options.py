@@ -7,7 +7,6 @@ and the table in the documentation from both.
 import re
 from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields
-from pathlib import Path
 from typing import Any, TypeVar
 
 from model.config import VALUE_BYTES
@@ -296,7 +295,7 @@ class RunnerOptions:
     expert_parallel: bool = option(
         False, "Give each rank of a stage whole experts instead of a part of each.", in_plan=True
     )
-    chat_template: Path | None = option(None, "File with a Jinja chat template.", unset="the model's", group="Chat")
+    template: str | None = None  # the text of --chat-template
     adapters: tuple[tuple[int, str], ...] = ()
 
     @property

@@ -41,12 +41,12 @@ class ModelSettings(RunnerOptions):
     served_model_name: tuple[str, ...] = option(
         (), "Model id that clients use; repeat the flag for aliases.", unset="name of the hub model, folder or file"
     )
+    chat_template: Path | None = option(None, "File with a Jinja chat template.", unset="the model's", group="Chat")
     reasoning_style: str = option(
         "auto",
         "How the model marks its reasoning: tokens ([THINK]) or tags (<think>). none leaves it in the answer. "
         "auto reads the tokenizer and the chat template.",
         choices=("auto", *STYLES, "none"),
-        group="Chat",
     )
     reasoning_format: str = option(
         "auto",

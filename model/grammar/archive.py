@@ -3,7 +3,6 @@
 import io
 import zipfile
 from importlib.resources.abc import Traversable
-from pathlib import Path
 
 from model.checkpoint.model_files import model_files
 from model.tokenizers.load import tokenizer_file
@@ -13,16 +12,16 @@ NAMES = (CONFIG, SPECIAL_MAP, ADDED, "generation_config.json", "config.json", "p
 """What `load_tokenizer` and `end_tokens` read, besides the file of the tokenizer and the chat templates."""
 
 
-def pack(model: Traversable, template: Path | str | None = None) -> bytes:
+def pack(model: Traversable, template: str | None = None) -> bytes:
     """An archive of the files of a model. It is as long as they are. Raises OSError.
 
-    The file `template` takes the place of the model's chat templates.
+    The text `template` takes the place of the model's chat templates.
     """
     directory = model_files(model)
     present = [path for name in NAMES if (path := directory / name).is_file()]
     if (tokenizer := tokenizer_file(directory)) is not None:
         present.append(directory / tokenizer.name)
-    templates = read_roles(directory, Path(template).read_text() if template else None).templates
+    templates = read_roles(directory, template).templates
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for path in present:

@@ -57,14 +57,16 @@ async def load_served(settings: Settings, client: EngineClient) -> ServedModel:
     directory = await in_thread(lambda: resolve(settings.model, revision=settings.revision, progress=client.note))
     await in_thread(lambda: check_layout(settings, directory))
     source = (directory, await in_thread(lambda: _stamp(directory)))
+    options = await in_thread(lambda: runner_options(settings, directory))
 
     async def renew() -> dict[str, Any]:
         """The runner's options for another engine: the model's files may have gone, or moved."""
         find = partial(resolve_again, settings.model, directory, progress=client.note)
-        return runner_options(settings, await in_thread(find))
+        return options | {"model": str(await in_thread(find))}
 
-    text = asyncio.create_task(in_thread(lambda: _frozen(load_text_side(directory, settings.chat_template))))
-    network = asyncio.create_task(client.start(runner_options(settings, directory), renew))
+    read = partial(load_text_side, directory, settings.chat_template, options["template"])
+    text = asyncio.create_task(in_thread(lambda: _frozen(read())))
+    network = asyncio.create_task(client.start(options, renew))
     try:
         side, _ = await asyncio.gather(text, network)
     finally:
@@ -95,10 +97,10 @@ def check_layout(settings: Settings, directory: Path) -> None:
         check(read_config(directory, max_model_len=settings.max_model_len), settings.layout)
 
 
-def load_text_side(directory: Path, chat_template: Path | None) -> TextSide:
-    """The tokenizer, chat format and generation defaults of a model directory."""
+def load_text_side(directory: Path, chat_template: Path | None, template: str | None = None) -> TextSide:
+    """The tokenizer, chat format and generation defaults of a model directory. `template` is the file's text."""
     files = model_files(directory)
-    roles = read_roles(files, _read(chat_template))
+    roles = read_roles(files, template or _read(chat_template))
     tokenizer = load_tokenizer(files, roles)
     chat = load_chat(files, tokenizer, roles=roles)
     if chat is not None and chat_template is not None:
@@ -152,8 +154,7 @@ def runner_options(settings: Settings, directory: Path) -> dict[str, Any]:
     """Keyword arguments of the runner: the fields of RunnerOptions."""
     options = {field.name: getattr(settings, field.name) for field in fields(RunnerOptions)}
     adapters = tuple((adapter.number, str(adapter.path)) for adapter in given_adapters(settings))
-    template = str(settings.chat_template) if settings.chat_template else None
-    return options | {"model": str(directory), "adapters": adapters, "chat_template": template}
+    return options | {"model": str(directory), "adapters": adapters, "template": _read(settings.chat_template)}
 
 
 def _read(path: Path | None) -> str | None:

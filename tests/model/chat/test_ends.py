@@ -91,7 +91,7 @@ def test_a_template_of_the_user_ends_answers_too(tmp_path: Path) -> None:
     side = load_text_side(tmp_path, template)
     assert side.defaults.eos_token_ids == (END, CLOSE)
     assert side.tokenizer.control["<|im_start|>"] == OPEN
-    ends, control = packed_ends(pack(tmp_path, str(template)))
+    ends, control = packed_ends(pack(tmp_path, template.read_text()))
     assert ([*ends], control) == ([END, CLOSE], side.tokenizer.control)
 
 

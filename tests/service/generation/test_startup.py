@@ -10,6 +10,7 @@ import pytest
 
 from model.checkpoint.generation_config import GenerationDefaults
 from model.errors import ModelError, NoriaError, OptionError
+from model.options import RunnerOptions
 from service.engine.client import EngineClient
 from service.generation.request import ServedModel, longest_piece
 from service.generation.startup import load_served
@@ -139,3 +140,21 @@ def test_what_is_doubtful_about_a_models_files_is_logged_once(tmp_path: Path, ca
     load(Settings(model=str(tmp_path / "model.gguf")), Ready())
     (record,) = (record for record in caplog.records if record.levelname == "WARNING")
     assert record.message.startswith("model.gguf has a context of 128 tokens without the keys of YaRN: ")
+
+
+def test_every_engine_gets_the_template_that_the_service_has_read(tmp_path: Path) -> None:
+    """The file may have gone, or have another text, when an engine dies."""
+    template = tmp_path / "own.jinja"
+    template.write_text("{{ messages[0].content }}")
+    write(new_file(tmp_path / "model.gguf"))
+    found = []
+
+    class Ready(Client):
+        async def start(self, options: Any, renew: Any) -> None:
+            template.unlink()
+            found.extend([options, await renew()])
+            self.info = make_info()
+
+    load(Settings(model=str(tmp_path / "model.gguf"), chat_template=template), Ready())
+    assert found[0] == found[1]
+    assert RunnerOptions(**found[1]).template == "{{ messages[0].content }}"
