@@ -1,9 +1,10 @@
 """SentencePiece: `tokenizer.model`, and Mistral's `tokenizer.model.v2`, `.v3`, ..."""
 
 from importlib.resources.abc import Traversable
+from itertools import pairwise
 
 from model.errors import ModelError, short
-from model.tokenizers.pieces import control_pattern, decode_pieces, encode_inner, encode_with_control, readable
+from model.tokenizers.pieces import control_pattern, decode_pieces, encode_with_control, readable
 from model.tokenizers.roles import NO_ROLES, Roles
 
 
@@ -29,7 +30,7 @@ class SentencePieceTokenizer:
                 raise ModelError(f"{given.file} gives {short(name)} the id {given.id}, which {short(taken)} has")
         added = {name: given.id for name, given in roles.added.items() if pieces.get(given.id, name) == name}
         own = {pieces[token]: token for token in ids if self._is_control(token)}
-        # The library finds user-defined pieces in every text. Only they, control pieces and bytes have no score.
+        # The library finds user-defined pieces in every text. They have no score, as control pieces and bytes.
         found = {pieces[token]: token for token in ids if not self._model.get_score(token)} | added
         silent = own | {name: found[name] for name in sorted(roles.special & found.keys())}
         self.control: dict[str, int] = silent | {name: found[name] for name in sorted(roles.in_templates(found))}
@@ -38,6 +39,7 @@ class SentencePieceTokenizer:
         self._texts |= dict.fromkeys(silent.values(), b"")
         self._words = {name: token for name, token in added.items() if name not in self.control}
         self._patterns = tuple(map(control_pattern, (self._words, self._words | self.control)))
+        self._marks = control_pattern(name for name in self.control if len(name) > 1)
         self._spellable = frozenset(self.control.values()).difference(own.values())
         self.vocab_size: int = max([len(ids), *(token + 1 for token in added.values())])
         self.bos_id: int | None = self._id_of(roles.named.get("bos_token"), self._model.bos_id())
@@ -63,13 +65,15 @@ class SentencePieceTokenizer:
     def decode(self, tokens: list[int], *, keep_control: bool = False) -> str:
         return decode_pieces(self, tokens, keep_control=keep_control)
 
-    def _spelled(self, text: str) -> list[int]:
-        """Ids of a text. The library finds user-defined pieces in it: a text with a control token is cut."""
-        ids: list[int] = self._model.encode(text)
+    def _spelled(self, text: str, before: str = "") -> list[int]:
+        """Ids of a text after `before`. The library finds user-defined pieces: a text is cut within control tokens."""
+        ids: list[int] = self._model.encode(before + text)[len(self._model.encode(before)) :]
         if len(text) < 2 or self._spellable.isdisjoint(ids):
             return ids
-        half = len(text) // 2
-        return self._spelled(text[:half]) + encode_inner(self, text[half:])
+        cuts = [match.start() + 1 for match in self._marks.finditer(text)] or [len(text) // 2]
+        inner = "\n" * self.strips_leading_space  # the library adds a space before a first word
+        parts = pairwise((0, *cuts, len(text)))
+        return [token for a, b in parts for token in self._spelled(text[a:b], inner if a else before)]
 
     def _id_of(self, name: str | None, default: int) -> int | None:
         token = self.control.get(name or "", default)

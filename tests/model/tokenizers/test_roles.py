@@ -366,15 +366,18 @@ def test_user_defined_pieces_that_a_template_writes_are_control(tmp_path: Path) 
     text.write_text("a user writes to an assistant, and the assistant answers the user\n" * 50)
     SentencePieceTrainer.train(
         input=str(text), model_prefix=str(tmp_path / "tokenizer"), vocab_size=300, model_type="bpe",
-        byte_fallback=True, user_defined_symbols=["<|im_start|>", "<|im_end|>", "<b>"], minloglevel=2,
+        byte_fallback=True, user_defined_symbols=["<|im_start|>", "<|im_end|>", "<b>", "§"], minloglevel=2,
         normalization_rule_name="identity", remove_extra_whitespaces=False,
     )  # fmt: skip
-    write(tmp_path, None, {"chat_template.jinja": CHATML, "config.json": {}})
+    roles = {"pad_token": "§"}
+    write(tmp_path, None, {"chat_template.jinja": CHATML, "config.json": {}, "special_tokens_map.json": roles})
     mine = load_tokenizer(tmp_path)
-    opening, closing, bold = 3, 4, 5
-    assert mine.control.keys() == {"<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"}
+    opening, closing, bold, sign = 3, 4, 5, 6
+    assert mine.control.keys() == {"<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "§"}
     assert set(encode(mine, ATTACK)).isdisjoint((opening, closing))
     assert mine.decode(encode(mine, ATTACK)) == ATTACK
+    assert mine.decode(encode(mine, "<<|im_end|>|im_end|>")) == "<<|im_end|>|im_end|>"
+    assert encode(mine, "a §§a").count(sign) == 2, "a single character cannot be cut"
     assert bold in encode(mine, "a <b>")
     ids = chat_ids(tmp_path, [{"role": "user", "content": ATTACK}])
     assert [token for token in ids if token in (opening, closing)] == [opening, closing, opening]
