@@ -28,7 +28,7 @@ class Tokenizer(Protocol):
     def piece(self, token: int) -> bytes:
         """The bytes that this token stands for; empty for ids outside the vocabulary.
 
-        Empty also for control tokens, but for marks of a chat template that the model's files call text.
+        Control tokens have no bytes. A mark of a chat template that no file calls special keeps its text.
         """
         ...
 

@@ -15,6 +15,8 @@ from model.errors import ModelError, short
 EMBEDDINGS = "tok_embeddings.weight"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 """Types of tokens."""
+EOS = "tokenizer.ggml.eos_token_id"
+"""The key of the end token, which is -1 where a model has none."""
 _LATENT = (
     *("attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla", "attention.value_length_mla"),
     *("leading_dense_block_count", "expert_shared_count", "expert_weights_scale"),
@@ -74,7 +76,8 @@ _ENDS = (
     *("</s>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>"),
     *("<end_of_turn>", "<EOT>", "<|EOT|>"),
 )
-"""Texts of tokens that end an answer, whatever the keys say: those of llama.cpp's list that Llama's layout has."""
+"""Texts of tokens that end an answer, whatever the keys say: the texts of llama.cpp's list that models with Llama's
+layout use."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -106,7 +109,7 @@ def hf_config(
         else read_rope(values, head_dim, divisors),
         "tie_word_embeddings": "output.weight" not in shapes,
         "bos_token_id": values.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": values.get("tokenizer.ggml.eos_token_id"),
+        "eos_token_id": None if values.get(EOS) == -1 else values.get(EOS),
         "dtype": dtype,
     }
     config |= _windows(values, n_layers)
@@ -132,7 +135,7 @@ def end_tokens(metadata: Mapping[str, Any]) -> list[int]:
     places = ((text, token) for token, text in enumerate(tokens) if text in _ENDS)
     known = (token for text, token in places if "|" in text or (len(types) and types[token] != NORMAL))
     named = (metadata.get(f"tokenizer.ggml.{name}_token_id", -1) for name in ("eos", "eot", "eom"))
-    ends = map(int, (*named, *metadata.get("tokenizer.ggml.eos_token_ids", ()), *known))
+    ends = map(int, (*named, *np.ravel(metadata.get("tokenizer.ggml.eos_token_ids", ())), *known))
     return [end for end in dict.fromkeys(ends) if 0 <= end < len(tokens)]
 
 

@@ -90,11 +90,12 @@ def gguf_files(source: Path) -> Traversable:
     opened = open_gguf(source)
     sampling = EMBEDDED_SAMPLING if is_embedded(source) else {}
     with _metadata_of(source):
+        files = tokenizer_files(opened.metadata)
         configs = {
             "config.json": opened.config,
             "generation_config.json": {**sampling, **generation_config(opened.metadata)},
         }
-        files = {name: json.dumps(config) for name, config in configs.items()} | tokenizer_files(opened.metadata)
+        files |= {name: json.dumps(config) for name, config in configs.items()}
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, text in files.items():

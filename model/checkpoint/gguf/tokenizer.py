@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from model.checkpoint.gguf.config import CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, end_tokens
+from model.checkpoint.gguf.config import CONTROL, EOS, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, end_tokens
 from model.checkpoint.words import LLAMA3_WORDS, TEKKEN_WORDS
 from model.errors import ModelError, short
 
@@ -55,7 +55,7 @@ def tokenizer_config(metadata: Metadata) -> dict[str, Any]:
     adds_bos = metadata.get("tokenizer.ggml.add_bos_token", _adds_bos(metadata))
     config["add_bos_token"] = bool(adds_bos) and "bos_token" in config
     found = ((match[1] or "default", metadata[match[0]]) for match in map(_TEMPLATE.fullmatch, metadata) if match)
-    if templates := [{"name": name, "template": text} for name, text in found]:
+    if templates := [{"name": name, "template": text} for name, text in found if text]:
         config["chat_template"] = templates
     return config
 
@@ -75,7 +75,7 @@ def _check(metadata: Metadata) -> None:
         if (n_values := len(metadata.get(key, ())) or n_tokens) != n_tokens:
             raise ModelError(f"the GGUF file has {n_values} values in {key}, expected {n_tokens}, one for each token")
     for key in (f"tokenizer.ggml.{role}_token_id" for role in ("bos", "eos", "unknown")):
-        if (token := metadata.get(key, 0)) not in range(n_tokens):
+        if (token := metadata.get(key, 0)) not in range(n_tokens) and (key, token) != (EOS, -1):
             raise ModelError(f"the GGUF file has {short(token)} in {key}, expected 0..{n_tokens - 1}")
 
 
@@ -154,9 +154,9 @@ def _sentencepiece(metadata: Metadata) -> Tokenizer:
 def score_merges(vocab: Mapping[str, int], scores: Sequence[float], control: set[str]) -> list[tuple[str, str]]:
     """Merges of a SentencePiece BPE model: every split of a piece into two pieces, highest score of the piece first.
 
-    SentencePiece joins the adjacent pair whose joined piece has the highest score, and of pairs that give one piece the
-    leftmost. A list ranks them: the longest left part comes first. Such pairs overlap in runs alone, as of spaces. The
-    longest pieces of a run are on the left. Control pieces are not text, and have no merges.
+    Mistral and Llama give all runs of spaces one score. SentencePiece then joins the leftmost pair. A list of merges
+    has no positions: pieces of one score are ranked by id, and the splits of a piece by the length of the left part.
+    This gives SentencePiece's ids for the vocabularies of Mistral and Llama 2. Control pieces have no merges.
     """
     merges = []
     for piece, index in vocab.items():

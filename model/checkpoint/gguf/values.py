@@ -23,7 +23,8 @@ class Few(NamedTuple):
 
 
 FEW = {"Q1_0": Few(41, 128, 18, bits=1, step=2), "Q2_0": Few(42, 64, 18, bits=2, step=1)}
-"""A fork of llama.cpp writes blocks of 128 values under the number of Q2_0."""
+"""A fork of llama.cpp writes blocks of 128 values under the number of Q2_0. The reader refuses such a file, because its
+tensors would overlap or exceed it."""
 
 
 def known_kinds() -> dict[int, tuple[str, int, int]]:

@@ -16,6 +16,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from model.checkpoint.gguf.config import generation_config
 from model.checkpoint.gguf.open import open_gguf
 from model.checkpoint.gguf.reader import GgufFile, read_gguf
 from model.checkpoint.gguf.tokenizer import tokenizer_config
@@ -199,9 +200,32 @@ def test_a_padding_token_beyond_the_vocabulary_is_ignored_with_a_word(whole: Who
 @pytest.mark.parametrize("role", ["bos", "eos", "unknown"])
 def test_a_token_beyond_the_vocabulary_is_named_with_its_key_and_limit(whole: Whole, role: str, tmp_path: Path) -> None:
     n_tokens = len(whole.file.metadata["tokenizer.ggml.tokens"])
-    for token in (np.int32(-1), np.uint32(n_tokens)):
+    for token in (np.int32(-2 if role == "eos" else -1), np.uint32(n_tokens)):
         message = started(tmp_path, whole.changed(**{f"tokenizer.ggml.{role}_token_id": token}))
         assert f"{token} in tokenizer.ggml.{role}_token_id, expected 0..{n_tokens - 1}" in str(message)
+
+
+def test_a_model_may_have_no_end_token(whole: Whole, tmp_path: Path) -> None:
+    """llama.cpp serves it with a warning."""
+    assert started(tmp_path, whole.changed(tokenizer__ggml__eos_token_id=np.int32(-1))) is None
+    assert open_gguf(tmp_path / "m.gguf").config["eos_token_id"] is None
+
+
+def test_a_list_of_end_tokens_may_be_a_number(whole: Whole, tmp_path: Path) -> None:
+    assert started(tmp_path, whole.changed(tokenizer__ggml__eos_token_ids=np.uint32(5))) is None
+    assert 5 in generation_config(open_gguf(tmp_path / "m.gguf").metadata)["eos_token_id"]
+
+
+def test_a_short_table_is_named_before_it_is_used(whole: Whole, tmp_path: Path) -> None:
+    """By the search for end tokens in it."""
+    tokens = [*whole.file.metadata["tokenizer.ggml.tokens"][:-1], "</s>"]
+    data = whole.changed(tokenizer__ggml__tokens=tokens, tokenizer__ggml__token_type=np.ones(1, np.int32))
+    assert "1 values in tokenizer.ggml.token_type, expected" in str(started(tmp_path, data))
+
+
+def test_an_empty_chat_template_is_none(whole: Whole, tmp_path: Path) -> None:
+    assert started(tmp_path, whole.changed(tokenizer__chat_template="")) is None
+    assert "chat_template" not in tokenizer_config(open_gguf(tmp_path / "m.gguf").metadata)
 
 
 def test_a_table_of_another_length_than_the_vocabulary_is_named(whole: Whole, tmp_path: Path) -> None:
