@@ -125,14 +125,20 @@ def _roles(file: str, content: Mapping[str, Any]) -> Iterator[Given]:
                 yield Given(file, text, role)
 
 
+def _id(token: Any) -> int:
+    if (number := int(token)) < 0:
+        raise ValueError(f"the id {number}")
+    return number
+
+
 def _added(config: Mapping[str, Any], others: Mapping[str, Any]) -> Iterator[Given]:
     """Added tokens. Those of the configuration have flags."""
     file = ADDED
     try:
-        yield from (Given(file, text, id=int(token), special=False) for text, token in others.items())
+        yield from (Given(file, text, id=_id(token), special=False) for text, token in others.items())
         file = CONFIG
         for token, entry in (config.get(_DECODER) or {}).items():
-            yield Given(file, entry["content"], id=int(token), special=entry.get("special") is True)
+            yield Given(file, entry["content"], id=_id(token), special=entry.get("special") is True)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise ModelError(f"{file} has an added token without a text or an id: {one_line(error)}") from error
 

@@ -25,11 +25,11 @@ class SentencePieceTokenizer:
             raise ModelError(f"{path.name} is not a readable SentencePiece model; download it again") from error
         ids = range(self._model.vocab_size())
         pieces = {token: self._model.id_to_piece(token) for token in ids}
-        for name, given in roles.added.items():
-            if (taken := pieces.get(given.id, name)) != name and not self._is_control(given.id):
-                raise ModelError(f"{given.file} gives {short(name)} the id {given.id}, which {short(taken)} has")
-        added = {name: given.id for name, given in roles.added.items() if pieces.get(given.id, name) == name}
         own = {pieces[token]: token for token in ids if self._is_control(token)}
+        for name, given in roles.added.items():
+            if (taken := pieces.setdefault(given.id, name)) != name and taken not in own:
+                raise ModelError(f"{given.file} gives {short(name)} the id {given.id}, which {short(taken)} has")
+        added = {name: given.id for name, given in roles.added.items() if pieces[given.id] == name}
         # The library finds user-defined pieces in every text. They have no score, as control pieces and bytes.
         found = {pieces[token]: token for token in ids if not self._model.get_score(token)} | added
         silent = own | {name: found[name] for name in sorted(roles.special & found.keys())}

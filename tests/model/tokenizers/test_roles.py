@@ -303,6 +303,14 @@ def test_an_added_word_beside_a_sentencepiece_model_is_text(tmp_path: Path) -> N
     ("files", "message"),
     [
         ({"added_tokens.json": {"<a>": 5}}, r"added_tokens\.json gives '<a>' the id 5, which '<0x02>' has"),
+        (
+            {"added_tokens.json": {"<a>": 32000, "<b>": 32000}},
+            r"added_tokens\.json gives '<b>' the id 32000, which '<a>' has",
+        ),
+        (
+            {"added_tokens.json": {"<a>": -1}},
+            r"added_tokens\.json has an added token without a text or an id: the id -1",
+        ),
         ({"added_tokens.json": {"<a>": None}}, r"added_tokens\.json has an added token without a text or an id: "),
         (
             {"tokenizer_config.json": {"added_tokens_decoder": {"9": {}}}},
