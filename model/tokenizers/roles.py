@@ -72,14 +72,19 @@ class Roles:
         words = "".join(map(written, self.templates.values()))
         return frozenset(name for name in names if is_mark(name) and name in words and name not in THOUGHT_TAGS)
 
-    def told(self, tokenizer: Tokenizer, ends: Mapping[int, str]) -> str:
-        """A line for the log: each role, and what gives it. `ends` are the ids of all end tokens."""
+    def told(self, tokenizer: Tokenizer, ends: Mapping[int, str], sources: Mapping[str, str]) -> str:
+        """A line for the log: each role, and what gives it.
+
+        `ends` are the ids of all end tokens, `sources` other names of files, for a model that has no such files.
+        """
         parts = [
-            f"{given.role} {short(given.text)} ({given.file})"
+            f"{given.role} {short(given.text)} ({sources.get(given.file, given.file)})"
             for given in self.given
             if given.role.endswith("_token") and given.text in tokenizer.control
         ]
-        parts += [f"end {short(tokenizer.name(token))} ({source})" for token, source in ends.items()]
+        begin = tokenizer.encode("", add_bos=True, parse_control=False)
+        parts += [f"begin {short(tokenizer.name(token))} (tokenizer)" for token in begin]
+        parts += [f"end {short(tokenizer.name(token))} ({sources.get(file, file)})" for token, file in ends.items()]
         parts += [f"mark {short(name)} (chat template)" for name in sorted(self.in_templates(tokenizer.control))]
         n_added = sum(_has(tokenizer, given) for given in self.added.values())
         return f"roles of tokens: {', '.join(parts) or 'none'}; added tokens: {n_added}"

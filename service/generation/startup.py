@@ -35,6 +35,8 @@ from service.settings import Settings
 
 log = logging.getLogger("noria")
 T = TypeVar("T")
+IN_GGUF = {"tokenizer_config.json": "GGUF keys", "generation_config.json": "GGUF keys and known texts"}
+"""What the files that Noria makes of a GGUF file's metadata are from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,8 @@ def load_text_side(directory: Path, chat_template: Path | None, template: str | 
     if chat is not None and chat_template is not None:
         _try_template(chat, chat_template)
     ends = end_tokens(files, roles, tokenizer, chat)
-    told, doubts = roles.told(tokenizer, ends), (*_doubts(directory, tokenizer), *roles.doubts(tokenizer))
+    told = roles.told(tokenizer, ends, IN_GGUF if is_gguf(directory) else {})
+    doubts = (*_doubts(directory, tokenizer), *roles.doubts(tokenizer))
     return TextSide(tokenizer, chat, read_generation(files, ends), longest_piece(tokenizer), told, doubts)
 
 

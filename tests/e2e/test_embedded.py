@@ -55,8 +55,9 @@ def test_chat_answers(server: LiveServer) -> None:
 
 def test_the_log_says_once_what_gave_the_roles_of_tokens(server: LiveServer) -> None:
     (line,) = [line for line in server.log.splitlines() if "roles of tokens: " in line]
-    assert "bos_token '<|im_start|>' (tokenizer_config.json), " in line
-    assert "end '<|im_end|>' (generation_config.json), end '<|endoftext|>' (generation_config.json), " in line
+    assert "bos_token '<|im_start|>' (GGUF keys), " in line
+    ends = [f"end '{end}' (GGUF keys and known texts), " for end in ("<|im_end|>", "<|endoftext|>")]
+    assert "".join(ends) in line
 
 
 def test_choices_differ_and_each_is_reproducible(server: LiveServer) -> None:

@@ -18,6 +18,8 @@ from model.tokenizers.load import load_tokenizer
 from service.generation.startup import load_text_side
 from service.generation.text import StopString, TextStream
 from tests.gguf_models import write_tokenizer
+from tests.model.checkpoint.gguf_files import new_file
+from tests.model.checkpoint.gguf_files import write as write_gguf
 from tests.model.tokenizers.role_files import BEGIN, CHATML, CLOSE, END, OPEN, Files, ggml, pipeline, write
 from tests.model.tokenizers.vocabularies import DATA, V1, V3
 
@@ -435,3 +437,16 @@ def test_one_line_says_what_was_taken_from_where(tmp_path: Path) -> None:
         "end '</s>' (generation_config.json), end '<|im_end|>' (tokenizer), mark '<|im_end|>' (chat template), "
         "mark '<|im_start|>' (chat template); added tokens: 1"
     )
+
+
+def test_the_line_names_what_a_tokenizers_file_puts_before_a_text(tmp_path: Path) -> None:
+    write(tmp_path, pipeline(post="<s> $A"), {})
+    assert load_text_side(tmp_path, None).roles == "roles of tokens: begin '<s>' (tokenizer); added tokens: 0"
+
+
+def test_the_line_names_no_file_that_a_gguf_model_does_not_have(tmp_path: Path) -> None:
+    write_gguf(new_file(tmp_path / "model.gguf"))
+    line = load_text_side(tmp_path / "model.gguf", None).roles
+    assert ".json" not in line
+    assert "eos_token '</s>' (GGUF keys), " in line
+    assert "end '</s>' (GGUF keys and known texts)" in line
