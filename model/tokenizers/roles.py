@@ -1,7 +1,7 @@
 """The roles of tokens, united from all files of a model directory that name tokens by their text. No torch.
 
-A role makes a token a control token, whatever its own flag says. Programs write a role to any of these files,
-often to one only.
+A role makes a token a control token, whatever its own flag says. Programs write a role to any of these files, often to
+one only.
 """
 
 import re
@@ -22,6 +22,7 @@ THOUGHT_TAGS = ("<think>", "</think>")
 """Tags around a thought. They open no turn, and templates look for them in the contents of earlier answers."""
 _DECODER = "added_tokens_decoder"
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
+_IDS = range(sys.maxsize)
 _MARK = re.compile(r"[^\w\s].*\w.*[^\w\s]", re.DOTALL)
 
 
@@ -56,11 +57,8 @@ class Roles:
     def doubts(self, tokenizer: Tokenizer) -> tuple[str, ...]:
         """A line for each file with added tokens that the tokenizer does not have, or has under other ids."""
         found = {given.file: given for given in self.given if given.id >= 0 and not _has(tokenizer, given)}
-        return tuple(
-            f"{file} adds tokens that are not the tokenizer's, such as {short(given.text)} with the id {given.id}: "
-            "they are ignored"
-            for file, given in found.items()
-        )
+        why = "which is not in the tokenizer: such tokens are ignored"
+        return tuple(f"{file} adds {short(token.text)} with the id {token.id}, {why}" for file, token in found.items())
 
     @property
     def special(self) -> frozenset[str]:
@@ -73,10 +71,7 @@ class Roles:
         return frozenset(name for name in names if is_mark(name) and name in words and name not in THOUGHT_TAGS)
 
     def told(self, tokenizer: Tokenizer, ends: Mapping[int, str], sources: Mapping[str, str]) -> str:
-        """A line for the log: each role, and what gives it.
-
-        `ends` are the ids of all end tokens, `sources` other names of files, for a model that has no such files.
-        """
+        """A line for the log: each role, and what gives it: a file, or what `sources` names in its place."""
         parts = [
             f"{given.role} {short(given.text)} ({sources.get(given.file, given.file)})"
             for given in self.given
@@ -130,20 +125,14 @@ def _roles(file: str, content: Mapping[str, Any]) -> Iterator[Given]:
                 yield Given(file, text, role)
 
 
-def _id(token: Any) -> int:
-    if (number := int(token)) < 0:
-        raise ValueError(f"the id {number}")
-    return number
-
-
 def _added(config: Mapping[str, Any], others: Mapping[str, Any]) -> Iterator[Given]:
     """Added tokens. Those of the configuration have flags."""
     file = ADDED
     try:
-        yield from (Given(file, text, id=_id(token), special=False) for text, token in others.items())
+        yield from (Given(file, text, id=_IDS.index(int(token)), special=False) for text, token in others.items())
         file = CONFIG
         for token, entry in (config.get(_DECODER) or {}).items():
-            yield Given(file, entry["content"], id=_id(token), special=entry.get("special") is True)
+            yield Given(file, entry["content"], id=_IDS.index(int(token)), special=entry.get("special") is True)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise ModelError(f"{file} has an added token without a text or an id: {one_line(error)}") from error
 

@@ -12,7 +12,6 @@ from model.errors import ModelError
 
 FAULTS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
 """What a template may raise besides jinja2's TemplateError."""
-TRIAL_ROLES = ("system", "user", "assistant", "tool")
 TRIAL_TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
 
 
@@ -53,8 +52,9 @@ def written(source: str) -> str:
     from jinja2 import TemplateError
 
     texts = [source]
-    for tools, (start, end) in product((None, [TRIAL_TOOL]), ((0, 4), (0, 3), (1, 3))):
-        messages = [{"role": role, "content": "Hello"} for role in TRIAL_ROLES[start:end]]
+    trials = ("system", "user", "assistant", "tool"), ("system", "user", "assistant"), ("user", "assistant")
+    for tools, roles in product((None, [TRIAL_TOOL]), trials):
+        messages = [{"role": role, "content": "Hello"} for role in roles]
         with suppress(ModelError, TemplateError, *FAULTS):
             values = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": True}
             texts.append(compile_template(source)[0](bos_token="", eos_token="", **values))

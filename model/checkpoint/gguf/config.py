@@ -15,8 +15,6 @@ from model.errors import ModelError, short
 EMBEDDINGS = "tok_embeddings.weight"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 """Types of tokens."""
-EOS = "tokenizer.ggml.eos_token_id"
-"""The key of the end token, which is -1 where a model has none."""
 _LATENT = (
     *("attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla", "attention.value_length_mla"),
     *("leading_dense_block_count", "expert_shared_count", "expert_weights_scale"),
@@ -109,7 +107,7 @@ def hf_config(
         else read_rope(values, head_dim, divisors),
         "tie_word_embeddings": "output.weight" not in shapes,
         "bos_token_id": values.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": None if values.get(EOS) == -1 else values.get(EOS),
+        "eos_token_id": values.get("tokenizer.ggml.eos_token_id"),
         "dtype": dtype,
     }
     config |= _windows(values, n_layers)
@@ -122,8 +120,7 @@ def hf_config(
 
 def generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """End tokens, and the sampling that the file recommends."""
-    eos = end_tokens(metadata)
-    return ({"eos_token_id": eos} if eos else {}) | _sampling(metadata)
+    return {"eos_token_id": end_tokens(metadata)} | _sampling(metadata)
 
 
 def end_tokens(metadata: Mapping[str, Any]) -> list[int]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from model.checkpoint.gguf.config import CONTROL, EOS, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, end_tokens
+from model.checkpoint.gguf.config import CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, end_tokens
 from model.checkpoint.words import LLAMA3_WORDS, TEKKEN_WORDS
 from model.errors import ModelError, short
 
@@ -75,7 +75,7 @@ def _check(metadata: Metadata) -> None:
         if (n_values := len(metadata.get(key, ())) or n_tokens) != n_tokens:
             raise ModelError(f"the GGUF file has {n_values} values in {key}, expected {n_tokens}, one for each token")
     for key in (f"tokenizer.ggml.{role}_token_id" for role in ("bos", "eos", "unknown")):
-        if (token := metadata.get(key, 0)) not in range(n_tokens) and (key, token) != (EOS, -1):
+        if (token := metadata.get(key, 0)) not in range(-1 if "eos" in key else 0, n_tokens):  # -1: none
             raise ModelError(f"the GGUF file has {short(token)} in {key}, expected 0..{n_tokens - 1}")
 
 

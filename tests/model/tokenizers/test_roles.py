@@ -311,7 +311,7 @@ def test_an_added_word_beside_a_sentencepiece_model_is_text(tmp_path: Path) -> N
         ),
         (
             {"added_tokens.json": {"<a>": -1}},
-            r"added_tokens\.json has an added token without a text or an id: the id -1",
+            r"added_tokens\.json has an added token without a text or an id: -1 is not in range",
         ),
         ({"added_tokens.json": {"<a>": None}}, r"added_tokens\.json has an added token without a text or an id: "),
         (
@@ -361,8 +361,7 @@ def test_added_tokens_that_are_not_the_tokenizers_are_ignored(
     mine, side = load_tokenizer(tmp_path), load_text_side(tmp_path, None)
     assert (mine.vocab_size, mine.control, mine.name(id)) == (base.vocab_size, base.control, base.name(id))
     assert side.doubts == (
-        f"added_tokens.json adds tokens that are not the tokenizer's, such as {added!r} with the id {id}: "
-        "they are ignored",
+        f"added_tokens.json adds {added!r} with the id {id}, which is not in the tokenizer: such tokens are ignored",
     )
     assert added not in side.roles
     assert side.roles.endswith("added tokens: 0")
