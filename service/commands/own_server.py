@@ -26,6 +26,7 @@ OPTIONS = {field.name for field in fields(RunnerOptions)} | {
     *(
         "revision",
         "served_model_name",
+        "chat_template",
         "reasoning_style",
         "reasoning_budget",
         "repetition_detection",

@@ -13,9 +13,9 @@ from service.settings import Settings
 
 
 def test_every_option_is_a_flag_and_the_runner_takes_its_own() -> None:
-    """Adapters are those of --lora, numbered."""
+    """Adapters are those of --lora, numbered, and the template is the text of --chat-template."""
     found = [field.name for field, _ in flags(Settings)]
-    assert found == [field.name for field in fields(Settings) if field.name != "adapters"]
+    assert found == [field.name for field in fields(Settings) if field.name not in ("adapters", "template")]
     assert {field.name for field in fields(RunnerOptions)} <= {field.name for field in fields(Settings)}
 
 

@@ -104,20 +104,20 @@ def test_models_that_are_alike_fit_beside_each_other_on_a_gpu(n_models: int, mon
 
 
 def test_a_wait_for_memory_has_the_time_of_its_own_request_and_is_no_failure(tmp_path: Path) -> None:
-    entries = {"a": {"source": "slow"}, "b": {"load_timeout": 1, **LATE}}
+    entries = {"a": {"source": "slow"}, "b": {"load_timeout": 3, **LATE}}
     body = {"model": "b", "prompt": "hi", "max_tokens": 5}
     with serving(tmp_path, entries, memory_budget=1) as live, ExitStack() as stack:
         lines = stack.enter_context(begun(live, model="a", max_tokens=1000))
         first = stack.enter_context(posted(live, COMPLETIONS, body))
         eventually(lambda: live.model("b").waits_for_memory, "it waits for memory")
-        time.sleep(0.5)
+        time.sleep(1.5)
         second = stack.enter_context(posted(live, COMPLETIONS, body))
         for reply in (first.result(PATIENCE), second.result(PATIENCE)):
             error = reply.json()["error"]
             assert (reply.status_code, error["code"]) == (503, "model_loading")
             assert int(reply.headers["retry-after"]) >= 1
             assert "waits for memory: it needs 1 bytes of --memory-budget 1; models in use hold 1" in error["message"]
-            assert reply.elapsed.total_seconds() >= 1
+            assert reply.elapsed.total_seconds() >= 3
         eventually(lambda: states(live)["b"] == "unloaded", "nobody waits any more")
         assert count(live, "loads", model="b", outcome="error") == 0
         with hurried():
