@@ -138,8 +138,7 @@ def test_the_kernels_own_tests_with_address_sanitizer(tmp_path: Path) -> None:
     """No access beyond a tensor, nor beyond an array of the memory that products, experts and a step divide."""
     folder = copy(tmp_path, compiler("sanitized"))
     gcc = subprocess.run(["cc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
-    files = ("mixed_experts", "layouts", "fp4", "lora", "kernels")
-    network = ("compiled", "latent", "lora", "moe")
-    paths = [*(f"kernels/test_{name}.py" for name in files), *(f"network/test_{name}.py" for name in network)]
+    files = ("kernels/mixed_experts", "kernels/fp4", "network/compiled", "network/latent", "network/lora")
+    paths = [f"{name.replace('/', '/test_')}.py" for name in files]
     # Python itself never gives all its memory back.
     own_tests(folder, paths, {"LD_PRELOAD": gcc.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0"})
