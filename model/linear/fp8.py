@@ -49,9 +49,8 @@ class Fp8Linear(WeightsOnly):
         return ROWS if self._multiplies(x) else super().few_rows(x)
 
     def _multiplies(self, x: Tensor) -> bool:
-        """Whether the GPU multiplies this shape and format in fp8."""
-        fits = x.dtype is torch.bfloat16 and self.n_in % 16 == 0 and self.n_out % 16 == 0
-        return fits and x.is_cuda and torch.cuda.get_device_capability(x.device) >= OLDEST
+        """Whether PyTorch multiplies this shape and format in fp8."""
+        return self.n_in % 16 == 0 and self.n_out % 16 == 0 and multiplies(x)
 
     def scaled(self, x: Tensor) -> Tensor:
         """W x with x rounded to fp8, both factors as they are in the tensor cores."""
@@ -66,6 +65,11 @@ class Fp8Linear(WeightsOnly):
             output_dtype=x.dtype,
             use_fast_accum=True,
         )
+
+
+def multiplies(x: Tensor) -> bool:
+    """Whether the tensor cores multiply fp8 where x is, for a model in its format."""
+    return x.dtype is torch.bfloat16 and x.is_cuda and torch.cuda.get_device_capability(x.device) >= OLDEST
 
 
 def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from model.kernels.cpu import native
 from model.kernels.cpu.packed import PackedExperts, PackedWeights
 from model.kernels.cuda.layouts import DeviceWeights
+from model.linear import fp8
 from model.linear.base import RMSNorm
 from model.linear.floats import Floats
 from model.linear.selection import make_linear
@@ -112,8 +113,10 @@ class MoE(nn.Module):
         assignment = routing.assign(self.gate(x), self.n_used, tile.rows, self.routed_scale)
         some = len(self.experts) < self.n_experts
         slots, experts = assignment.slots, self._here(assignment.experts)
-        inner = product.grouped(x, w13, slots, experts, self.n_used, tile, n_pairs, gated=True)
-        y = product.grouped(inner, w2, slots, experts, 1, tile, n_pairs, gated=False, some=some)  # [T * k, dim]
+        narrow = w13.layout == "fp8" and tile.rows > fp8.ROWS and fp8.multiplies(x)
+        inner = product.grouped(x, w13, slots, experts, self.n_used, tile, n_pairs, gated=True, narrow=narrow)
+        more = {"gated": False, "some": some, "narrow": narrow}
+        y = product.grouped(inner, w2, slots, experts, 1, tile, n_pairs, **more)  # [T * k, dim]
         return routing.join(y, assignment.shares, onto)
 
     def _here(self, experts: Tensor) -> Tensor:

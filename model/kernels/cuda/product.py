@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from model.kernels.cuda import interpreted
-from model.kernels.cuda.convert import e4m3, int4
+from model.kernels.cuda.convert import e4m3, int4, to_fp8
 from model.kernels.cuda.gate import silu
 from model.kernels.cuda.layouts import DeviceWeights
 from model.kernels.groups import INT4_GROUP
@@ -99,10 +99,14 @@ def _add(sums, values, row, k, n_in, tile, DTYPE: tl.constexpr, LAYOUT: tl.const
     else:
         weights = tl.load(at, mask=(k < n_in)[None, :], other=0)
     if LAYOUT == "fp8":
-        weights = e4m3(weights, DTYPE)
+        weights = weights.to(DTYPE, bitcast=True) if tl.float8e4nv == DTYPE else e4m3(weights, DTYPE)
     if _PLAIN:
         weights = weights.to(tl.float32)
-    return tl.dot(weights, tile, sums, input_precision="ieee")
+    if LAYOUT != "fp8":
+        return tl.dot(weights, tile, sums, input_precision="ieee")
+    # Triton overwrites converted weights while an unfinished product reads them, if products wait for each other's sums
+    # (triton#9433, ADR 11). An fma is not folded back into the product, as an addition is.
+    return tl.fma(tl.dot(weights, tile, input_precision="ieee"), 1.0, sums)
 
 
 @triton.jit
@@ -177,8 +181,15 @@ def _exchange(sums, ups, parts, arrivals, mask, GATED: tl.constexpr, OUTPUTS: tl
 
 
 @triton.jit
-def _finish(sums, ups, scales, n, n_out, onto, y, out, mask, LAYOUT: tl.constexpr, GATED: tl.constexpr):
-    """Store sums [OUTPUTS, ROWS] at `out` of y: with the scales of outputs, gated, added to `onto`."""
+def _finish(
+    sums, ups, scales, n, n_out, x_scales, source, there, onto, y, out, mask, LAYOUT: tl.constexpr, GATED: tl.constexpr
+):  # fmt: skip
+    """Store sums [OUTPUTS, ROWS] at `out` of y: with the scales of rows and outputs, gated, added to `onto`."""
+    if x_scales is not None:
+        factor = tl.load(x_scales + source, mask=there, other=0.0)[None, :]
+        sums *= factor
+        if GATED:
+            ups *= factor
     if LAYOUT == "fp8":
         sums *= tl.load(scales + n)[:, None]
         if GATED:
@@ -192,7 +203,7 @@ def _finish(sums, ups, scales, n, n_out, onto, y, out, mask, LAYOUT: tl.constexp
 
 @triton.jit(do_not_specialize=["n_rows"])
 def _product(
-    x, values, scales, zeros, onto, y, slots, experts, parts, arrivals,
+    x, x_scales, values, scales, zeros, onto, y, slots, experts, parts, arrivals,
     n_rows, n_in, width, n_out, n_total, n_table, choices,
     LAYOUT: tl.constexpr, GATED: tl.constexpr, GROUPED: tl.constexpr, EVEN: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, CHANNELS: tl.constexpr,
@@ -236,7 +247,7 @@ def _product(
             sums, ups, last = _exchange(sums, ups, parts, arrivals, mask, GATED, OUTPUTS, ROWS)
             mask = mask & last
     out = slot.to(tl.int64)[None, :] * n_out + column  # [OUTPUTS, ROWS]
-    _finish(sums, ups, scales, n, n_out, onto, y, out, mask, LAYOUT, GATED)
+    _finish(sums, ups, scales, n, n_out, x_scales, source, there, onto, y, out, mask, LAYOUT, GATED)
 
 
 def product(
@@ -268,15 +279,18 @@ def grouped(
     *,
     gated: bool,
     some: bool = False,
+    narrow: bool = False,
 ) -> Tensor:
     """The row of x of each (token, choice) pair, times the weights of its expert -> [n_pairs, n_out].
 
     `weights` are those of all experts, with one more axis. Block i of `tile.rows` slots belongs to expert experts[i]
     (-1: to none). Slots hold pairs (-1: none). Pair p uses row p // choices of x. With `some`, the blocks do not have
-    all pairs: the rows of the others are zeros.
+    all pairs: the rows of the others are zeros. With `narrow` x is rounded to fp8, in which the tensor cores multiply.
     """
     y = (x.new_zeros if some else x.new_empty)(n_pairs, weights.n_out // (2 if gated else 1))
-    _launch(x, weights, y, tile, len(experts), 1, gated=gated, slots=slots, experts=experts, choices=choices)
+    x, x_scales = to_fp8(x) if narrow else (x, None)
+    places = slots, experts, choices
+    _launch(x, weights, y, tile, len(experts), 1, gated=gated, places=places, x_scales=x_scales)
     return y
 
 
@@ -290,10 +304,11 @@ def _launch(
     *,
     gated: bool,
     onto: Tensor | None = None,
-    slots: Tensor | None = None,
-    experts: Tensor | None = None,
-    choices: int = 1,
+    places: tuple[Tensor | None, Tensor | None, int] = (None, None, 1),
+    x_scales: Tensor | None = None,
 ) -> None:
+    """Launch `_product`; `places` are slots, experts and choices of `grouped`."""
+    slots, experts, choices = places
     n_in, n_out = weights.n_in, y.shape[1]
     scales, zeros = (*weights.tables, None, None)[:2]
     n_table = weights.n_out * (n_in // INT4_GROUP if weights.layout == "int4" else 1)
@@ -302,7 +317,7 @@ def _launch(
     size = n_blocks * columns * splits * tile.rows * tile.outputs * (2 if gated else 1) if splits > 1 else 0
     parts = x.new_empty(size, dtype=torch.float32)
     _product[(n_blocks, columns, splits)](
-        x.contiguous(), weights.bytes, scales, zeros, onto, y, slots, experts, parts, arrivals(x.device),
+        x.contiguous(), x_scales, weights.bytes, scales, zeros, onto, y, slots, experts, parts, arrivals(x.device),
         len(x), n_in, weights.values.shape[-1], n_out, weights.n_out, n_table, choices,
         LAYOUT=weights.layout, GATED=gated, GROUPED=slots is not None, EVEN=n_in % channels == 0,
         ROWS=tile.rows, OUTPUTS=tile.outputs, CHANNELS=channels, num_warps=tile.warps,

@@ -98,6 +98,26 @@ def test_grouped_by_expert(layout: str) -> None:
     assert y[2].isnan().all()
 
 
+@pytest.mark.parametrize("gated", [False, True])
+def test_grouped_in_fp8(gated: bool) -> None:
+    """Rows that fp8 holds exactly, each with a scale of its own, times the weights of two experts."""
+    torch.manual_seed(0)
+    parts = [weights_of("fp8", torch.randn(20, 128)) for _ in range(2)]
+    x = torch.randn(3, 128).mul(40).to(torch.float8_e4m3fn).float()
+    x[:, 7] = -448
+    x *= torch.tensor([1 / 64, 1 / 512, 1 / 2048])[:, None]
+    tile = product.tile_of("fp8", 128, fixed=False)
+    slots = torch.full((2, tile.rows), -1, dtype=torch.int32)
+    slots[0, :2], slots[1, :4] = torch.tensor([4, 1]), torch.tensor([0, 3, 5, 2])
+    experts = torch.tensor([1, 0], dtype=torch.int32)
+    weights = stacked([part for part, _ in parts])
+    y = product.grouped(x, weights, slots, experts, 2, tile, 6, gated=gated, narrow=True)
+    assert y.dtype == x.dtype
+    for pair, expert in ((4, 1), (1, 1), (0, 0), (3, 0), (5, 0), (2, 0)):
+        expected = x[pair // 2].double() @ parts[expert][1].double().T
+        close(y[pair], silu(expected[:10]) * expected[10:] if gated else expected)
+
+
 @DTYPES
 @pytest.mark.parametrize("dim", [5, 64, 300])
 def test_norm(dim: int, dtype: torch.dtype) -> None:

@@ -23,8 +23,8 @@ def dense(layout: str, n_rows: int, dtype: torch.dtype = BF16, gated: bool = Fal
     return launch
 
 
-def experts(layout: str, n_rows: int) -> Callable[[], None]:
-    """Rows of 8 experts with 2 choices, as many for each expert as one tile has."""
+def experts(layout: str, n_rows: int, *, narrow: bool = False) -> Callable[[], None]:
+    """Rows of 8 experts with 2 choices, as many for each expert as one tile has; with `narrow` rounded to fp8."""
 
     def launch() -> None:
         x = torch.empty(n_rows * 4, 1024, dtype=BF16)
@@ -32,7 +32,7 @@ def experts(layout: str, n_rows: int) -> Callable[[], None]:
         tile = product.tile_of(layout, n_rows, fixed=False)
         logits = torch.empty(len(x), 8, dtype=BF16)
         plan = routing.assign(logits, 2, tile.rows, 2.5)
-        product.grouped(x, weights, plan.slots, plan.experts, 2, tile, 2 * len(x), gated=True)
+        product.grouped(x, weights, plan.slots, plan.experts, 2, tile, 2 * len(x), gated=True, narrow=narrow)
         routing.join(torch.empty(2 * len(x), 1024, dtype=BF16), plan.shares, x)
 
     return launch
@@ -68,6 +68,7 @@ LAUNCHES: dict[str, tuple[Callable[[], None], tuple[int, ...]]] = {
     "int4, 128 rows": (dense("int4", 128), (120,)),
     "int4, float16": (dense("int4", 1, F16), (80,)),
     "plain, experts": (experts("plain", 128), (89,)),
+    "experts in fp8": (experts("fp8", 128, narrow=True), (89, 90, 100)),
     "adapters": (lora, (90,)),
     "around products": (around, (90,)),
     "narrow weights": (narrow, (80,)),
