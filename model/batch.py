@@ -15,6 +15,10 @@ from model.token_counts import TokenCounts
 
 PAGE_SIZE = 32
 """Positions of a page, unless the attention backend needs another number."""
+SHORT = 16
+"""The greatest number of tokens of a short slice: on a GPU many programs share its keys."""
+GRAPH_ROWS = 768
+"""The greatest number of rows of a step with prompts that a CUDA graph computes."""
 BROKEN_NUMBERS = "the model's numbers for this request are not finite"
 """The fault of a slice whose keys and values may be broken too: nothing of its sequence is reused."""
 UNKNOWN = -1
@@ -254,6 +258,10 @@ class StepTooLarge(MemoryError):
         self.media_faults = media_faults
 
 
+class DeviceLost(RuntimeError):
+    """The device computes nothing more for this process: another process has to go on."""
+
+
 class Adapters(Protocol):
     """The LoRA adapters of a model, by number. Any thread may call this while a step runs."""
 
@@ -333,7 +341,7 @@ class Runner(Protocol):
         `runs_ahead`, right after the next launch. With a `pipeline`, several steps may be launched before the results
         are read, in the order of the launches. No two of them sample for one sequence; a chunk of a prompt may follow
         the chunk before it. Both functions raise the errors of the step. A step of at most `max_sequences` tokens is
-        never a StepTooLarge.
+        never a StepTooLarge. After DeviceLost no step can be computed.
         """
         ...
 

@@ -65,6 +65,17 @@ def free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
 
 
+def lost() -> bool:
+    """Whether the GPU serves this process no more, as after an illegal access: then every call fails."""
+    if not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
 def name_of(dtype: torch.dtype) -> str:
     """PyTorch's name of a dtype, such as "bfloat16"."""
     return str(dtype).removeprefix("torch.")

@@ -14,8 +14,9 @@ from typing import TypeVar
 
 import torch
 
-from model.batch import SliceOutput, StepBatch, StepOutput, StepTooLarge
-from model.machine.device import of_memory
+from model.batch import DeviceLost, SliceOutput, StepBatch, StepOutput, StepTooLarge
+from model.errors import one_line
+from model.machine.device import lost, of_memory
 
 log = logging.getLogger(__name__)
 
@@ -26,12 +27,14 @@ Compute = Callable[[StepBatch], StepOutput]
 def attempt(compute: Callable[[], T], batch: StepBatch, most: float = inf) -> T | None:
     """The result of `compute` for the batch, or None if it failed and its slices may succeed apart.
 
-    Raises StepTooLarge if memory ran out for more than `most` tokens. When this function ends, the error is released,
-    and with it its frames, which hold tensors.
+    Raises StepTooLarge if memory ran out for more than `most` tokens, and DeviceLost. When this function ends, the
+    error is released, and with it its frames, which hold tensors.
     """
     try:
         return compute()
     except Exception as error:
+        if lost():
+            raise DeviceLost(f"the GPU computes nothing more for this process: {one_line(error)}") from error
         out_of_memory = of_memory(error)
         if len(batch.slices) == 1 and not out_of_memory:
             raise

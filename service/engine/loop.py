@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from model.batch import BROKEN_NUMBERS, Runner, StepBatch, StepOutput, StepTooLarge
+from model.batch import BROKEN_NUMBERS, DeviceLost, Runner, StepBatch, StepOutput, StepTooLarge
 from service.engine.messages import (
     Abort,
     AdapterRead,
@@ -214,7 +214,7 @@ class EngineLoop:
     def _fail(self, error: Exception, n_tokens: int) -> list[Update]:
         """End the sequences of the failed step and of the steps after it, which depend on it."""
         self._failed_steps += 1
-        if self._failed_steps >= MAX_FAILED_STEPS:
+        if self._failed_steps >= MAX_FAILED_STEPS or isinstance(error, DeviceLost):
             raise error
         log.exception("a step of %d tokens failed; its requests end with an error", n_tokens)
         self._flights.clear()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from model.batch import BROKEN_NUMBERS, StepBatch, StepOutput
+from model.batch import BROKEN_NUMBERS, DeviceLost, StepBatch, StepOutput
 from model.sampling_params import SamplingParams
 from service.engine.loop import MAX_FAILED_STEPS
 from service.engine.messages import Abort, FromEngine, Report, Submit, ToEngine
@@ -194,6 +194,17 @@ def test_an_error_that_repeats_is_raised() -> None:
     script: list[list[ToEngine]] = [[Submit(i, [40], SamplingParams(), 0)] for i in range(MAX_FAILED_STEPS)]
     with pytest.raises(RuntimeError, match="the device is gone"):
         Client(Broken(INFO), script)
+
+
+def test_a_lost_device_ends_the_engine_at_once() -> None:
+    """No request ends: the service gives them to the next engine."""
+
+    class Lost(AheadRunner):
+        def step(self, batch: StepBatch) -> StepOutput:
+            raise DeviceLost("the GPU computes nothing more")
+
+    with pytest.raises(DeviceLost, match="computes nothing more"):
+        Client(Lost(INFO), [[Submit(1, [40], SamplingParams(), 0)]])
 
 
 def test_what_can_wait_is_done_while_nothing_is_to_do() -> None:

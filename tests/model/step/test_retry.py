@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from model.batch import UNKNOWN, PageTable, Slice, SliceOutput, StepBatch, StepOutput, StepTooLarge
+from model.batch import UNKNOWN, DeviceLost, PageTable, Slice, SliceOutput, StepBatch, StepOutput, StepTooLarge
 from model.grammar.vocabulary import Vocabulary
 from model.loading import load_from
 from model.machine.helper import First
 from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
+from model.step import retry
 from model.step.masks import Masks
 from model.step.retry import apart, attempt
 from model.step.runner import ModelRunner
@@ -245,3 +246,19 @@ def test_an_attempt_that_failed_holds_no_memory(batch: StepBatch) -> None:
 
     apart(batch, compute)
     assert len(tensors) == 2 * (len(batch.slices) - 1), "each half but the whole"
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_lost_device_fails_the_whole_step(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices are not tried apart: every call fails from now on."""
+    calls = []
+
+    def compute() -> StepOutput:
+        calls.append(1)
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(retry, "lost", lambda: True)
+    batch = StepBatch(tuple(part(number, prompt(number), 0, GREEDY) for number in range(n)))
+    with pytest.raises(DeviceLost, match="for this process: CUDA error: an illegal memory access"):
+        attempt(compute, batch)
+    assert len(calls) == 1
