@@ -15,7 +15,8 @@ from model.sharding.shard import Part
 
 VALUES_AT_ONCE = 2**18
 """Values that are decoded or quantized at once: float32 copies then take 1 MiB, which the cache of a core holds."""
-
+GPU_VALUES_AT_ONCE = 2**25
+"""The same for what is in the memory of a GPU, where each piece takes a few launches."""
 
 Matrix = Tensor | BlockMatrix | EncodedMatrix | QuantizedMatrix | Fp4Matrix
 M = TypeVar("M", bound=Matrix)
@@ -50,7 +51,11 @@ def parts(rows: Matrix) -> Iterator[Tensor]:
 def pieces(rows: M) -> Iterator[M]:
     """The matrix in pieces of whole rows, about `VALUES_AT_ONCE`, in its own format. A vector has width 1."""
     width = rows.shape[1] if len(rows.shape) > 1 else 1
-    step = max(16, VALUES_AT_ONCE // width // 16 * 16)  # the CPU's kernels store 16 outputs together
+    values = rows.values if isinstance(rows, QuantizedMatrix) else rows
+    on_gpu = isinstance(values, Tensor) and values.is_cuda
+    step = max(
+        16, (GPU_VALUES_AT_ONCE if on_gpu else VALUES_AT_ONCE) // width // 16 * 16
+    )  # the CPU's kernels store 16 outputs together
     for first in range(0, len(rows), step):
         yield rows[first : first + step]  # type: ignore[misc]
 
