@@ -79,6 +79,7 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE
     device = choose_device(options.device)
     if why := unused_gpu(options.device):
         log.warning("no GPU is used: %s, or choose --device cpu", why)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans for half a second at each new shape of an image or a chunk
     kernels = native.kernels() if device.type == "cpu" else None
     here = Abilities(device.type, native_formats(device), compiled=kernels is not None)
     made = decide(checkpoint.config, checkpoint.kind, checkpoint.own_bits, options, here, place.layout)
