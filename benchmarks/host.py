@@ -185,7 +185,7 @@ def measure(case: Case) -> dict[str, float]:
     scheduler = Scheduler(runner.info, max_sequences=runner.info.max_sequences, max_step_tokens=STEP_TOKENS)
     for name in ("assume", "plan", "commit"):
         setattr(scheduler, name, meter.timed(name, getattr(scheduler, name)))
-    places = ((packing, "pack", "pack"), (graphs.StaticInputs, "fill", "fill"), (sampler, "sample", "sample"))
+    places = ((packing, "columns", "pack"), (graphs.StaticInputs, "fill", "fill"), (sampler, "sample", "sample"))
     originals = [getattr(owner, attribute) for owner, attribute, _ in places]
     for (owner, attribute, name), original in zip(places, originals, strict=True):
         setattr(owner, attribute, _method(meter.timed(name, original)))

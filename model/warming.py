@@ -12,7 +12,7 @@ from model.network.kernels import kernel_errors, row_counts
 from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
 from model.setup import Setup
-from model.step.executors.graphs import CudaCapture, DecodeGraphs, GraphExecutor
+from model.step.executors.graphs import CudaCapture, GraphExecutor, StepGraphs
 from model.step.executors.torch import TorchExecutor
 from model.step.runner import ModelRunner
 
@@ -62,7 +62,7 @@ def compile_all(runner: Runner, model: Transformer, progress: Progress) -> None:
         runner.adapters.unload(BLANK)
 
 
-def capture_all(graphs: DecodeGraphs, progress: Progress) -> None:
+def capture_all(graphs: StepGraphs, progress: Progress) -> None:
     """Capture all graphs."""
     total = graphs.n_missing
     while missing := graphs.n_missing:

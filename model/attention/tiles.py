@@ -9,11 +9,10 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from model.attention.inputs import Span
+from model.batch import SHORT
 from model.kernels.cuda.attention import ITEM
 from model.kernels.cuda.limits import shared_bytes
 
-SHORT = 16
-"""The greatest number of tokens of a short slice."""
 SPLIT, FAN = 128, 16
 """Keys in a part; parts in a group, and groups in a section. Parts begin at multiples of SPLIT, which is a multiple of
 every `Tiles.keys` and of the page size. The order of sums, and so the bits of an answer, follow from both numbers."""

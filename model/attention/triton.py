@@ -23,7 +23,6 @@ from model.attention.inputs import PoolInputs
 from model.attention.rope import RopeRows
 from model.attention.tiles import (
     FAN,
-    SHORT,
     SPLIT,
     Gpu,
     KernelHeads,
@@ -34,7 +33,7 @@ from model.attention.tiles import (
     power,
     tiles_of,
 )
-from model.batch import PAGE_SIZE
+from model.batch import PAGE_SIZE, SHORT
 from model.errors import OptionError
 from model.kernels import cuda as kernels
 from model.kernels.cuda.attention import ITEM

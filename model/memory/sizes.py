@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from model.batch import PoolSpec, max_pages
+from model.batch import GRAPH_ROWS, SHORT, PoolSpec, max_pages
 from model.checkpoint.quantized.config import Fp4, OwnBits
 from model.config import VALUE_BYTES, ModelConfig
 from model.decide import stored_bits
@@ -22,8 +22,8 @@ ADAPTER_RANK = 16
 """The rank of the LoRA adapters that plans tell of."""
 CONTEXT_BYTES = 2**29
 """Roughly what a GPU's driver takes for a process."""
-GRAPH_BYTES = 2**27
-"""An estimate of what else CUDA graphs hold, 128 MiB:
+GRAPH_BYTES = 3 * 2**26
+"""An estimate of what else CUDA graphs hold, 192 MiB:
 
 - cuBLAS's workspace, 32 MiB;
 - a piece of narrow weights in the model's format, or the sums of products that share channels, 64 MiB;
@@ -87,17 +87,22 @@ class PoolSizes:
         return n_rows * (2 * config.dim + max(attention, feed_forward)) * value_bytes
 
     def graph_bytes(self, length: int, value_bytes: int) -> int:
-        """An estimate of what the CUDA graphs hold: inputs and logits of all rows, and the memory of the largest step.
+        """An estimate of what the CUDA graphs hold: inputs, logits of all sequences, the memory of the largest step.
 
         The inputs are `StaticInputs` of graphs.py, for sequences of up to `length` tokens. The step has its block, its
         logits in the model's format and in float32, and the sums of attention, which all layers of a window share.
         """
         config, n, n_pools = self.config, self.max_sequences, len(self.config.pool_windows)
-        pages = sum(max_pages(window, length, self.page_size, 1) for window in config.pool_windows)
-        inputs = 8 * n * (4 + 6 * n_pools + pages)
+        rows = max(n, min(GRAPH_ROWS, self.max_step_tokens))
+        pages = sum(n * max_pages(window, length, self.page_size, 1) for window in config.pool_windows)
+        pages += n_pools * (rows // self.page_size + n if rows > n else 0)
+        inputs = 8 * ((2 + n_pools) * rows + (2 + 5 * n_pools) * n + pages)
         logits = n * config.vocab_size * (4 + 4 + value_bytes)
-        sums = n_pools * max(LEAST_SUMS, 2 * n) * (config.n_heads * (config.heads.value_dim + 2) * 4 + 64)
-        return inputs + logits + self.block_bytes(n, value_bytes) + sums + GRAPH_BYTES
+        busy = -(-LEAST_SUMS // config.heads.n_groups) * (SHORT if rows > n else 1)
+        sums = (
+            n_pools * max(LEAST_SUMS, busy, 2 * (rows + n)) * (config.n_heads * (config.heads.value_dim + 2) * 4 + 64)
+        )
+        return inputs + logits + self.block_bytes(rows, value_bytes) + sums + GRAPH_BYTES
 
     def longest(self, budget: int, spare: int) -> int:
         """The longest sequence in tokens, up to the model's context; 0 if none fits.

@@ -6,7 +6,7 @@ All new tokens of a step are concatenated into one row axis `[T]`, without paddi
 
 from array import array
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -16,6 +16,23 @@ import torch
 from model.attention.inputs import TABLE_WIDTH, PackedInputs, PoolInputs
 from model.batch import UNKNOWN, Slice, StepBatch
 from model.machine.transfers import Ints, upload
+
+
+class PoolColumns(NamedTuple):
+    """A step in one pool, on the host: slots [T], pages [P] and `PoolInputs.table` [S, 5]."""
+
+    slots: Ints
+    pages: Ints
+    table: Ints
+
+
+class Columns(NamedTuple):
+    """A step on the host: token ids [T], positions [T] and rows to sample after [D], and the step in each pool."""
+
+    tokens: Ints
+    positions: Ints
+    sample_rows: Ints
+    pools: Sequence[PoolColumns]
 
 
 class Rows(NamedTuple):
@@ -35,30 +52,40 @@ def pack(
     device: torch.device,
     last_rows: Mapping[int, int] = MappingProxyType({}),
 ) -> PackedInputs:
+    """`columns` as tensors on `device`."""
+    step = columns(batch, page_size, windows, last_rows)
+    arrays = [*step[:3], *chain.from_iterable((*pool[:2], pool.table.ravel()) for pool in step.pools)]
+    token_ids, where, sampled, *placed = upload(arrays, device)
+    return PackedInputs(
+        tokens=token_ids,
+        positions=where,
+        pools=tuple(
+            PoolInputs(window, page_size, slots, pages, table.view(-1, TABLE_WIDTH), pool.table)
+            for window, slots, pages, table, pool in zip(
+                windows, placed[::3], placed[1::3], placed[2::3], step.pools, strict=True
+            )
+        ),
+        sample_rows=sampled,
+    )
+
+
+def columns(
+    batch: StepBatch,
+    page_size: int,
+    windows: Sequence[int | None],
+    last_rows: Mapping[int, int] = MappingProxyType({}),
+) -> Columns:
     """All slices concatenated. `windows` has one entry for each pool, like `Slice.tables`.
 
     An UNKNOWN token becomes -1 - `last_rows[sequence_id]`: the row of the token among those that the last step sampled.
     """
     slices = batch.slices
     rows = _rows(slices)
-    arrays: list[Ints] = [_tokens(slices, last_rows), rows.positions, sample_rows(slices)]
-    tables: list[Ints] = []
+    pools = []
     for index, window in enumerate(windows):
         pages, table = _place(slices, rows, index, window, page_size)
-        arrays += [_slots(rows, pages, table, page_size), pages, table.ravel()]
-        tables.append(table)
-    token_ids, where, sampled, *placed = upload(arrays, device)
-    return PackedInputs(
-        tokens=token_ids,
-        positions=where,
-        pools=tuple(
-            PoolInputs(window, page_size, slots, pages, table.view(-1, TABLE_WIDTH), numbers)
-            for window, slots, pages, table, numbers in zip(
-                windows, placed[::3], placed[1::3], placed[2::3], tables, strict=True
-            )
-        ),
-        sample_rows=sampled,
-    )
+        pools.append(PoolColumns(_slots(rows, pages, table, page_size), pages, table))
+    return Columns(_tokens(slices, last_rows), rows.positions, sample_rows(slices), pools)
 
 
 def score_rows(slices: Sequence[Slice]) -> list[tuple[int, int]]:

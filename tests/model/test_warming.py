@@ -21,7 +21,7 @@ from model.network.moe import MoE
 from model.network.transformer import Transformer
 from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
-from model.step.executors.graphs import GraphExecutor, buckets
+from model.step.executors.graphs import GraphExecutor, shapes
 from model.step.runner import ModelRunner
 from model.vision_config import VisionConfig
 from model.warming import BLANK, step, steps
@@ -167,7 +167,7 @@ def test_a_fast_start_leaves_the_rest_for_later(monkeypatch: pytest.MonkeyPatch)
     with recorded() as launches:
         assert warm(runner, monkeypatch, fast_start=True) == []
         launches.mark()
-        assert missing_graphs(runner) == len(buckets(24)) == 8
+        assert missing_graphs(runner) == len(shapes(24, 600)) == 22
         while runner.idle():
             pass
         serve(runner)
@@ -194,7 +194,7 @@ def test_progress_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         stages = warm(runner, monkeypatch)
     fractions = [done for stage, done in stages if stage == "compiling kernels"]
     assert fractions == sorted(fractions)
-    assert stages[len(fractions) :] == [(f"capturing CUDA graph {i + 1} of 8", i / 8) for i in range(8)]
+    assert stages[len(fractions) :] == [(f"capturing CUDA graph {i + 1} of 22", i / 22) for i in range(22)]
     assert missing_graphs(runner) == 0
     assert not runner.adapters.has(BLANK)
 

@@ -1,35 +1,41 @@
-"""Steps that only decode as CUDA graphs: one for each bucket of slices, all over the same memory.
+"""Steps of up to GRAPH_ROWS rows as CUDA graphs, and all that only decode: one graph for each `Shape`, over one memory.
 
 A graph repeats the same kernels on the same addresses. Its inputs therefore have static memory, which is filled before
-each replay. Rows beyond those of the step are padding (slot -1, no queries). Grids are those of the longest sequences;
-programs without work end at once. All graphs write their logits to one place, because memory that belongs to one graph
-cannot be used by the others.
+each replay. Rows beyond those of the step are padding (slot -1), and so are slices (no queries). Grids are those of the
+longest sequences; programs without work end at once. All graphs write their logits to one place, because memory that
+belongs to one graph cannot be used by the others.
 """
 
 import logging
-from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from model.attention.inputs import TABLE_WIDTH, PackedInputs, PoolInputs, Span
-from model.batch import PoolSpec, RunnerInfo, StepBatch, max_pages
+from model.batch import GRAPH_ROWS, SHORT, PoolSpec, RunnerInfo, StepBatch, max_pages
 from model.errors import one_line
-from model.machine.transfers import staged
+from model.machine.device import of_memory
+from model.machine.transfers import Ints
 from model.step.ahead import LastTokens
 from model.step.executors import Views
 from model.step.executors.torch import TorchExecutor
+from model.step.packing import Columns
 from model.step.sampler import Sampled
 
 log = logging.getLogger(__name__)
 
-CPU = torch.device("cpu")
+LEAST_ROWS, FEW_SLICES = 64, 32
+"""The least graph of a step with prompts, and the slices of those that serve few. More slices cost empty programs."""
+ATTEMPTS = 2
+"""Captures of a graph that fail before no other is tried."""
 
 Compute = Callable[[PackedInputs, Tensor], Tensor]
-"""Logits [N, vocab_size] from packed inputs and the tokens [M] that the step before sampled; waits for nothing."""
+"""Logits [D, vocab_size] from packed inputs and the tokens [M] that the step before sampled; waits for nothing."""
 
 Replay = Callable[[], None]
 Capture = Callable[[Callable[[], Tensor]], Replay]
@@ -47,6 +53,25 @@ def buckets(greatest: int) -> list[int]:
     return [*(size for size in sizes if size < greatest), greatest]
 
 
+class Shape(NamedTuple):
+    """The greatest numbers of rows and slices of the steps that a graph serves. If equal, each slice has one token."""
+
+    rows: int
+    slices: int
+
+    @property
+    def decodes(self) -> bool:
+        return self.rows == self.slices
+
+
+def shapes(max_sequences: int, max_step_tokens: int) -> list[Shape]:
+    """The shape of each graph, the least first."""
+    most = min(GRAPH_ROWS, max_step_tokens)
+    rows = [n for n in buckets(most) if n >= min(LEAST_ROWS, most)]
+    mixed = {Shape(n, min(slices, max_sequences, n - 1)) for n in rows for slices in (FEW_SLICES, max_sequences)}
+    return sorted([*(Shape(n, n) for n in buckets(max_sequences)), *(shape for shape in mixed if shape.slices)])
+
+
 class CudaCapture:
     """`Capture` for CUDA. All graphs share one pool of memory, because only one runs at a time. They share one stream,
     because cuBLAS allocates a workspace for each stream."""
@@ -61,86 +86,116 @@ class CudaCapture:
         with torch.cuda.stream(self._side):
             compute()  # compiles kernels, which a capture must not do
         current.wait_stream(self._side)
-        with torch.cuda.stream(current), torch.cuda.graph(graph, pool=self._pool, stream=self._side):
+        # Another thread may allocate meanwhile: it loads an adapter, or reads stored pages.
+        capture = torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local")
+        with torch.cuda.stream(current), capture:
             compute()  # if this fails, the stream of `graph` may stay the current one
         return graph.replay
 
 
 class StaticInputs:
-    """The inputs of a step of up to `n` slices, of one token each, in static memory."""
+    """The inputs of steps of up to `most` rows and slices in static memory. The pages of each pool are at its end."""
 
-    def __init__(self, info: RunnerInfo, n: int, device: torch.device) -> None:
+    def __init__(self, info: RunnerInfo, most: Shape, device: torch.device) -> None:
         self._info = info
-        self.last_tokens = torch.zeros(n, dtype=torch.int64, device=device)
-        self._rows = torch.arange(n, device=device)
-        sizes = [n, n] + [size for _ in info.pools for size in (n, TABLE_WIDTH * n)]
-        self._columns = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
-        self._tokens, self._positions, *placed = self._columns.split(sizes)
-        self._slots, self._tables = placed[::2], [table.view(n, TABLE_WIDTH) for table in placed[1::2]]
-        self._pages = [torch.zeros(n * _max_pages(info, pool), dtype=torch.int64, device=device) for pool in info.pools]
+        self.last_tokens = torch.zeros(most.slices, dtype=torch.int64, device=device)
+        sizes = [most.rows, most.rows, most.slices]
+        sizes += [size for _ in info.pools for size in (most.rows, TABLE_WIDTH * most.slices)]
+        self._n_fixed = sum(sizes)
+        self._starts = np.cumsum([0, *sizes]).tolist()
+        places = [_page_entries(info, pool, most) for pool in info.pools]
+        self._memory = torch.zeros(self._n_fixed + sum(places), dtype=torch.int64, device=device)
+        self._tokens, self._positions, self._sample_rows, *others = self._memory.split([*sizes, *places])
+        self._slots, self._pages = others[: 2 * len(places) : 2], others[2 * len(places) :]
+        self._tables = [table.view(-1, TABLE_WIDTH) for table in others[1 : 2 * len(places) : 2]]
+        self._padding = self._padded(most)
 
-    def first(self, n: int) -> PackedInputs:
-        """The inputs of n slices, for the longest sequences."""
+    def _padded(self, most: Shape) -> Ints:
+        """The inputs of a step without slices, but for its pages. Padding slices begin after all rows."""
+        padding = np.zeros(self._n_fixed, dtype=np.int64)
+        for slots, table in zip(self._starts[3::2], self._starts[4::2], strict=False):
+            padding[slots:table] = -1
+            padding[table : table + TABLE_WIDTH * most.slices : TABLE_WIDTH] = most.rows
+        return padding
+
+    def first(self, shape: Shape) -> PackedInputs:
+        """The inputs of the first rows and slices, with the spans of the longest sequences."""
         return PackedInputs(
-            tokens=self._tokens[:n],
-            positions=self._positions[:n],
+            tokens=self._tokens[: shape.rows],
+            positions=self._positions[: shape.rows],
             pools=tuple(
                 PoolInputs(
                     window=pool.window,
                     page_size=self._info.page_size,
-                    slots=self._slots[i][:n],
-                    pages=self._pages[i][: n * _max_pages(self._info, pool)],
-                    table=self._tables[i][:n],
-                    numbers=np.array([_longest(self._info, pool, row) for row in range(n)]),
+                    slots=self._slots[i][: shape.rows],
+                    pages=self._pages[i],
+                    table=self._tables[i][: shape.slices],
+                    numbers=np.array([_longest(self._info, pool, n) for n in _lengths(shape)]),
                 )
                 for i, pool in enumerate(self._info.pools)
             ),
-            sample_rows=self._rows[:n],
+            sample_rows=self._sample_rows[: shape.slices],
         )
 
     def clear(self) -> None:
-        """Make every row padding."""
-        self._columns.zero_()
-        for slots in self._slots:
-            slots.fill_(-1)
+        """Make every row and slice padding."""
+        self._memory[: self._n_fixed].copy_(torch.from_numpy(self._padding))
 
-    def fill(self, packed: PackedInputs, last_tokens: Tensor) -> None:
-        """Copy a step that was packed on the host; its UNKNOWN tokens refer to `last_tokens` [M]."""
-        columns = torch.zeros(self._columns.shape, dtype=torch.int64)
-        n, size = len(packed.tokens), len(self.last_tokens)
-        tokens, positions, *placed = columns.split([size, size, *[size, TABLE_WIDTH * size] * len(packed.pools)])
-        tokens[:n], positions[:n] = packed.tokens, packed.positions
-        for pool, slots, table, pages in zip(packed.pools, placed[::2], placed[1::2], self._pages, strict=True):
-            slots[:n], slots[n:] = pool.slots, -1
-            table.view(size, TABLE_WIDTH)[:n] = pool.table
-            pages[: len(pool.pages)].copy_(staged(pool.pages, pages.device), non_blocking=True)
-        self._columns.copy_(staged(columns, self._columns.device), non_blocking=True)
-        n_last = min(len(last_tokens), size)
+    def fill(self, step: Columns, last_tokens: Tensor) -> None:
+        """Copy a step from the host; its UNKNOWN tokens refer to `last_tokens` [M]."""
+        pages = [pool.pages for pool in step.pools]
+        columns = [*step[:3], *chain.from_iterable((pool.slots, pool.table.ravel()) for pool in step.pools)]
+        host = self._host(self._n_fixed + len(pages[0]))
+        values = host.numpy()
+        values[: self._n_fixed] = self._padding
+        values[self._n_fixed :] = pages[0]
+        for start, column in zip(self._starts, columns, strict=False):
+            values[start : start + len(column)] = column
+        self._memory[: len(host)].copy_(host, non_blocking=True)
+        for place, found in zip(self._pages[1:], pages[1:], strict=True):
+            (host := self._host(len(found))).numpy()[:] = found
+            place[: len(host)].copy_(host, non_blocking=True)
+        n_last = min(len(last_tokens), len(self.last_tokens))
         self.last_tokens[:n_last].copy_(last_tokens[:n_last])
 
-
-def _max_pages(info: RunnerInfo, pool: PoolSpec) -> int:
-    return max_pages(pool.window, info.max_model_len, info.page_size, 1)
-
-
-def _longest(info: RunnerInfo, pool: PoolSpec, row: int) -> Span:
-    """The span of the last token of the longest sequence."""
-    start = info.max_model_len - 1
-    return Span(row, 1, start, 0 if pool.window is None else max(0, start - pool.window + 1), 0)
+    def _host(self, n: int) -> Tensor:
+        """Memory of the host that the device can copy from while the host continues."""
+        return torch.empty(n, dtype=torch.int64, pin_memory=self._memory.is_cuda)
 
 
-class DecodeGraphs:
-    """The graphs of steps of at most `max_slices` slices, of one token each."""
+def _page_entries(info: RunnerInfo, pool: PoolSpec, most: Shape) -> int:
+    """The greatest number of pages that all slices of a step see: those of their last tokens, and of the others."""
+    chunks = 0 if most.decodes else most.rows // info.page_size + most.slices
+    return most.slices * max_pages(pool.window, info.max_model_len, info.page_size, 1) + chunks
+
+
+def _lengths(shape: Shape) -> list[int]:
+    """Numbers of tokens of slices for which memory is enough for all steps: all short ones, and one that is longer."""
+    if shape.decodes:
+        return [1] * shape.slices
+    n_long = min(shape.slices, shape.rows // SHORT)
+    return [*[SHORT] * n_long, *[1] * (shape.slices - n_long), SHORT + 1]
+
+
+def _longest(info: RunnerInfo, pool: PoolSpec, n: int) -> Span:
+    """The span of the last n tokens of the longest sequence."""
+    start = max(0, info.max_model_len - n)
+    return Span(0, n, start, 0 if pool.window is None else max(0, start - pool.window + 1), 0)
+
+
+class StepGraphs:
+    """The graphs of steps of at most `max_slices` slices."""
 
     def __init__(
         self, compute: Compute, info: RunnerInfo, max_slices: int, device: torch.device, capture: Capture
     ) -> None:
         self._compute = compute
         self._capture = capture
-        self._inputs = StaticInputs(info, max_slices, device)
+        self._shapes = shapes(max_slices, info.max_step_tokens)
+        self._inputs = StaticInputs(info, Shape(max(shape.rows for shape in self._shapes), max_slices), device)
         self._logits = torch.empty(max_slices, info.vocab_size, device=device)
-        self._sizes = buckets(max_slices)
-        self._graphs: dict[int, Replay] = {}
+        self._graphs: dict[Shape, Replay] = {}
+        self._failures = Counter[Shape]()
 
     @property
     def n_missing(self) -> int:
@@ -148,8 +203,8 @@ class DecodeGraphs:
         return len(self._missing)
 
     @property
-    def _missing(self) -> list[int]:
-        return [size for size in self._sizes if size not in self._graphs]
+    def _missing(self) -> list[Shape]:
+        return [shape for shape in self._shapes if shape not in self._graphs]
 
     def capture_next(self) -> bool:
         """Capture one more graph; return whether others are missing.
@@ -157,47 +212,52 @@ class DecodeGraphs:
         The greatest comes first, because its memory is enough for all others. Then the smallest follows.
         """
         if missing := self._missing:
-            self._capture_size(missing[0 if self._graphs else -1])
+            self._capture_shape(missing[0 if self._graphs else -1])
         return bool(self._missing)
 
-    def logits(self, packed: PackedInputs, last_tokens: Tensor) -> Tensor | None:
-        """Logits [n, vocab_size] of a step packed on the host, until the next step. None if there is no graph."""
-        n = len(packed.tokens)
-        at = bisect_left(self._sizes, n)
-        if at == len(self._sizes):
-            return None
-        replay = self._graphs.get(self._sizes[at]) or self._capture_size(self._sizes[at])
+    def logits(self, step: Columns, last_tokens: Tensor) -> Tensor | None:
+        """Logits [D, vocab_size] of a step on the host, until the next step. None if there is no graph."""
+        n_rows, n_slices, n_sampled = len(step.tokens), len(step.pools[0].table), len(step.sample_rows)
+        shape = self._least(n_rows, max(n_slices, n_sampled), decodes=n_rows == n_slices)
+        replay = shape and (self._graphs.get(shape) or self._capture_shape(shape))
         if replay is None:
             return None
-        self._inputs.fill(packed, last_tokens)
+        self._inputs.fill(step, last_tokens)
         replay()
-        return self._logits[:n]
+        return self._logits[:n_sampled]
 
-    def _capture_size(self, size: int) -> Replay | None:
-        """Capture a graph. If that fails, probably for lack of memory, no graph is made of this size or above."""
-        inputs, logits = self._inputs.first(size), self._logits[:size]
+    def _least(self, n_rows: int, n_slices: int, *, decodes: bool) -> Shape | None:
+        """The least shape that serves such a step."""
+        fits = (shape for shape in self._shapes if shape.rows >= n_rows and shape.slices >= n_slices)
+        return next((shape for shape in fits if decodes or not shape.decodes), None)
+
+    def _capture_shape(self, shape: Shape) -> Replay | None:
+        """Capture a graph. Steps of its shape are computed without one if that fails for want of memory, or twice."""
+        inputs, logits = self._inputs.first(shape), self._logits[: shape.slices]
         self._inputs.clear()
         try:
-            self._graphs[size] = self._capture(lambda: logits.copy_(self._compute(inputs, self._inputs.last_tokens)))
+            self._graphs[shape] = self._capture(lambda: logits.copy_(self._compute(inputs, self._inputs.last_tokens)))
         except Exception as error:  # from PyTorch or Triton: the step can still be computed without a graph
             why = f"{type(error).__name__}: {one_line(error)}"
-            log.warning("cannot capture a graph of %d sequences, such steps are computed without one: %s", size, why)
-            self._sizes = [smaller for smaller in self._sizes if smaller < size]
+            log.warning("cannot capture a graph of %d rows, %d sequences: %s", *shape, why)
+            self._failures[shape] += 1
+            if of_memory(error) or self._failures[shape] == ATTEMPTS:
+                self._shapes.remove(shape)
             return None
-        return self._graphs[size]
+        return self._graphs[shape]
 
 
 class GraphExecutor:
-    """The `Executor` that replays graphs of up to `max_slices` decoding slices. `eager` computes all other steps."""
+    """The `Executor` that replays graphs of up to `max_slices` slices. `eager` computes all other steps."""
 
     def __init__(self, eager: TorchExecutor, max_slices: int, capture: Capture) -> None:
         self._eager = eager
-        self.graphs = DecodeGraphs(self._decode, eager.info, max_slices, eager.device, capture)
+        self.graphs = StepGraphs(self._step, eager.info, max_slices, eager.device, capture)
 
     def start(self, batch: StepBatch, views: Views, before: LastTokens) -> tuple[Tensor, Sequence[Sampled]]:
         """See `Executor`."""
-        if only_decodes(batch, views):
-            logits = self.graphs.logits(self._eager.pack(batch, before, CPU), before.tokens)
+        if batch.slices and only_samples(batch):
+            logits = self.graphs.logits(self._eager.columns(batch, before), before.tokens)
             if logits is not None:
                 return torch.empty(0), self._eager.head.sample_logits(logits, [*chain.from_iterable(views)])
         return self._eager.start(batch, views, before)
@@ -206,16 +266,12 @@ class GraphExecutor:
         """Capture the next graph."""
         return self.graphs.capture_next()
 
-    def _decode(self, inputs: PackedInputs, last_tokens: Tensor) -> Tensor:
-        """Logits [T, vocab_size] of every row."""
-        return self._eager.model.logits(self._eager.hidden(inputs, last_tokens))
+    def _step(self, inputs: PackedInputs, last_tokens: Tensor) -> Tensor:
+        """Logits [D, vocab_size] of the rows after which tokens are sampled."""
+        hidden = self._eager.hidden(inputs, last_tokens)
+        return self._eager.model.logits(hidden.index_select(0, inputs.sample_rows))
 
 
-def only_decodes(batch: StepBatch, views: Views) -> bool:
-    """Whether every slice is one token of text, after which one is sampled. Graphs have no products of adapters.
-
-    A slice of one token samples at most one.
-    """
-    if not batch.n_tokens == sum(map(len, views)) == len(batch.slices):
-        return False
-    return not any(item.media or item.adapter or item.scores_prompt for item in batch.slices)
+def only_samples(batch: StepBatch) -> bool:
+    """Whether the step computes text, and nothing but tokens is read of it. Graphs have no products of adapters."""
+    return not any(item.media or item.adapter or item.scores_prompt or item.params.embed for item in batch.slices)

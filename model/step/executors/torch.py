@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 
-import torch
 from torch import Tensor
 
 from model.attention.base import Attention
@@ -42,7 +41,8 @@ class TorchExecutor:
 
     def start(self, batch: StepBatch, views: Views, before: LastTokens) -> tuple[Tensor, Sequence[Sampled]]:
         """See `Executor`."""
-        inputs = self.pack(batch, before, self.device)
+        inputs = packing.pack(batch, self.info.page_size, self._windows, self.device, before.rows)
+        inputs = replace(inputs, embedded=self._media.place(batch, self.device))
         lengths = [item.stop - item.start for item in batch.slices]
         hidden = self.hidden(inputs, before.tokens, self.head.adapters_of(batch.slices, lengths))
         if not self.model.has_head:
@@ -53,10 +53,9 @@ class TorchExecutor:
         """Nothing can wait."""
         return False
 
-    def pack(self, batch: StepBatch, before: LastTokens, device: torch.device) -> PackedInputs:
-        """The step as tensors on `device`."""
-        inputs = packing.pack(batch, self.info.page_size, self._windows, device, before.rows)
-        return replace(inputs, embedded=self._media.place(batch, device))
+    def columns(self, batch: StepBatch, before: LastTokens) -> packing.Columns:
+        """A step without media on the host."""
+        return packing.columns(batch, self.info.page_size, self._windows, before.rows)
 
     def hidden(self, inputs: PackedInputs, last_tokens: Tensor, adapters: StepAdapters | None = None) -> Tensor:
         """Hidden states [T, dim] before the last norm; `last_tokens` [M] are those that the step before sampled."""

@@ -15,7 +15,7 @@ from model.memory import profile
 from model.memory.sizes import GRAPH_BYTES, PoolSizes, check_step
 from model.options import RunnerOptions
 from model.setup import Setup, choose
-from model.step.executors.graphs import DecodeGraphs
+from model.step.executors.graphs import StepGraphs
 from model.step.runner import ModelRunner
 from tests.model.driving import checkpoint, tiny
 
@@ -134,12 +134,12 @@ def test_bytes_of_graphs(max_sequences: int, length: int, windows: tuple[int | N
     sizes = PoolSizes(config, 32, 32, 48, max_sequences)
     specs = tuple(PoolSpec(window, 4) for window in config.pool_windows)
     info = RunnerInfo(32, specs, length, config.vocab_size, config.dim, max_sequences, 48, {})
-    graphs = DecodeGraphs(lambda inputs, last: torch.empty(0), info, max_sequences, torch.device("cpu"), capture)
+    graphs = StepGraphs(lambda inputs, last: torch.empty(0), info, max_sequences, torch.device("cpu"), capture)
     found = [*vars(graphs._inputs).values(), *graphs._inputs._pages, graphs._logits]
     memory = [one.untyped_storage() for one in found if isinstance(one, torch.Tensor)]
     held = {each.data_ptr(): each.nbytes() for each in memory}
-    step = max_sequences * (config.vocab_size * (4 + 4) + (2 * 32 + 3 * 48) * 4)
-    sums = len(specs) * 1024 * (4 * (8 + 2) * 4 + 64)
+    step = max_sequences * config.vocab_size * (4 + 4) + 48 * (2 * 32 + 3 * 48) * 4
+    sums = len(specs) * 512 * 16 * (4 * (8 + 2) * 4 + 64)
     assert sum(held.values()) == sizes.graph_bytes(length, 4) - step - sums - GRAPH_BYTES
 
 

@@ -15,15 +15,18 @@ from model.loading import load_from
 from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
 from model.step import head, sampler
-from model.step.executors.graphs import DecodeGraphs, GraphExecutor, Replay, buckets
+from model.step.executors.graphs import GraphExecutor, Replay, Shape, StepGraphs, buckets, shapes
 from model.step.executors.torch import TorchExecutor
-from model.step.packing import pack
+from model.step.packing import Columns, columns, pack
 from service.engine.messages import Submit, ToEngine
 from tests.engine.driving import Client
 from tests.model.driving import checkpoint, tiny
 
 CPU = torch.device("cpu")
-INFO = RunnerInfo(4, (PoolSpec(5, 40), PoolSpec(None, 40)), 32, 7, 3, 64, 512, {}, runs_ahead=True)
+INFO = RunnerInfo(4, (PoolSpec(5, 40), PoolSpec(None, 40)), 32, 7, 3, 64, 1, {}, runs_ahead=True)
+"""Steps have one token of a sequence: all graphs decode."""
+MIXED = replace(INFO, max_step_tokens=160)
+NONE = torch.zeros(1, dtype=torch.int64)
 WINDOWS = [5, None]
 
 
@@ -82,8 +85,43 @@ def decoding(n: int, length: int, unknown: bool = False) -> StepBatch:
     return StepBatch(tuple(slices))
 
 
+def with_prompts(n: int, lengths: list[int], unknown: bool = False) -> StepBatch:
+    """Chunks of prompts of these lengths before n sequences that decode. The last chunk does not end its prompt."""
+    slices = []
+    for number, length in enumerate(lengths, 100):
+        n_prompt = length + (number == 99 + len(lengths))
+        tables = tuple(PageTable(0, [(3 * number + block) % 40 for block in range(-(-length // 4))]) for _ in WINDOWS)
+        tokens = [(number + i) % 90 for i in range(n_prompt)]
+        slices.append(Slice(number, tokens, n_prompt, 0, length, tables, SamplingParams(max_tokens=30)))
+    return StepBatch((*slices, *decoding(n, 17, unknown).slices))
+
+
 def packed(batch: StepBatch, rows: dict[int, int] | None = None) -> PackedInputs:
     return pack(batch, INFO.page_size, WINDOWS, CPU, rows or {})
+
+
+def host(batch: StepBatch, rows: dict[int, int] | None = None) -> Columns:
+    return columns(batch, INFO.page_size, WINDOWS, rows or {})
+
+
+def sampled_slices(inputs: PackedInputs, sampled: Tensor) -> Tensor:
+    """All that the slice of each sampled row may read, [D, 14]."""
+    tokens = torch.where(inputs.tokens < 0, sampled[(-1 - inputs.tokens).clamp(min=0)], inputs.tokens)
+    slices: dict[int, list[int]] = {}
+    for pool in inputs.pools:
+        firsts = pool.table[:, 0].tolist()
+        assert firsts == sorted(firsts), "tiles are found by bisection"
+        for at, n_queries, start, first_key, page in pool.table.tolist():
+            rows = slice(at, at + n_queries)
+            n_pages = ((start + n_queries - 1) // 4 - first_key // 4 + 1) * bool(n_queries)
+            pages = sum((i + 1) * p for i, p in enumerate(pool.pages[page:][:n_pages].tolist()))
+            slots = sum((i + 1) * slot for i, slot in enumerate(pool.slots[rows].tolist()))
+            found = [int(tokens[rows].sum()), int(inputs.positions[rows].sum())]
+            found += [n_queries, start, first_key, slots, pages]
+            for row in range(at, at + n_queries):
+                slices.setdefault(row, []).extend(found)
+    found = [slices.get(row, [0] * 14) for row in inputs.sample_rows.tolist()]
+    return torch.tensor(found, dtype=torch.float32).view(-1, 14)
 
 
 def test_buckets() -> None:
@@ -100,52 +138,84 @@ def test_buckets() -> None:
 
 def test_a_step_reads_its_own_inputs_whatever_was_there_before() -> None:
     recorder = Recorder()
-    graphs = DecodeGraphs(summary, INFO, 9, CPU, recorder)
-    none = torch.zeros(1, dtype=torch.int64)
+    graphs = StepGraphs(summary, INFO, 9, CPU, recorder)
     for n, length in ((9, 28), (2, 5), (3, 28), (9, 4), (1, 1), (5, 17)):
-        inputs = packed(decoding(n, length))
-        assert torch.equal(graphs.logits(inputs, none), summary(inputs, none))  # type: ignore[arg-type]
+        batch = decoding(n, length)
+        assert torch.equal(graphs.logits(host(batch), NONE), summary(packed(batch), NONE))  # type: ignore[arg-type]
     assert recorder.replays == [9, 2, 4, 9, 1, 8]
     assert recorder.sizes == [9, 2, 4, 1, 8]
 
 
 def test_unknown_tokens_are_those_that_were_sampled() -> None:
-    graphs = DecodeGraphs(summary, INFO, 4, CPU, Recorder())
+    graphs = StepGraphs(summary, INFO, 4, CPU, Recorder())
     sampled = torch.tensor([13, 11, 12])
-    inputs = packed(decoding(3, 9, unknown=True), {0: 1, 1: 2, 2: 0})
-    found = graphs.logits(inputs, sampled)
+    found = graphs.logits(host(decoding(3, 9, unknown=True), {0: 1, 1: 2, 2: 0}), sampled)
     assert found is not None
     assert found[:, 0].tolist() == [11, 12, 13]
 
 
 def test_recording_waits_for_a_pause_and_ends() -> None:
     recorder = Recorder()
-    graphs = DecodeGraphs(summary, INFO, 8, CPU, recorder)
+    graphs = StepGraphs(summary, INFO, 8, CPU, recorder)
     assert [graphs.capture_next() for _ in range(4)] == [True, True, True, False]
     assert recorder.sizes == [8, 1, 2, 4], "the greatest first: the others fit into its memory"
     assert not graphs.capture_next()
     assert recorder.replays == []
 
 
+def test_shapes_of_steps_with_prompts() -> None:
+    """Rows grow by a quarter at most, for few slices and for all; where all fit into a decoding step none is needed."""
+    assert shapes(4, 1) == [Shape(1, 1), Shape(2, 2), Shape(4, 4)]
+    mixed = [shape for shape in shapes(256, 2048) if not shape.decodes]
+    assert mixed[:4] == [(64, 32), (64, 63), (80, 32), (80, 79)]
+    assert mixed[-4:] == [(640, 32), (640, 256), (768, 32), (768, 256)]
+    assert [shape for shape in shapes(3, 40) if not shape.decodes] == [(40, 3)]
+
+
+def test_a_step_with_prompts_reads_its_own_inputs() -> None:
+    """Steps of chunks, of tokens of sequences that decode, of both, and after greater and lesser ones."""
+    recorder = Recorder()
+    graphs = StepGraphs(sampled_slices, replace(MIXED, vocab_size=14), 40, CPU, recorder)
+    sampled = torch.arange(50, 90)
+    for n, lengths in ((30, [20, 31, 5]), (0, [2]), (3, [30, 30]), (38, [29, 31]), (0, [9, 1, 17]), (5, [])):
+        batch, rows = with_prompts(n, lengths, unknown=True), {i: n - 1 - i for i in range(n)}
+        expected = sampled_slices(packed(batch, rows), sampled)
+        assert torch.equal(graphs.logits(host(batch, rows), sampled), expected)  # type: ignore[arg-type]
+    assert recorder.replays == [40, 32, 32, 40, 32, 8]
+    assert graphs.logits(host(with_prompts(0, [30, 30, 30, 30, 30, 11])), sampled) is None, "more rows than any graph"
+
+
 @pytest.mark.parametrize("failure", [torch.OutOfMemoryError, RuntimeError, Exception])
 def test_where_a_recording_fails_steps_go_without(failure: type[Exception], caplog: pytest.LogCaptureFixture) -> None:
+    """A graph that does not fit is tried once, another failure may be one of the moment. The others are captured."""
     recorder = Recorder(max_rows=5, failure=failure)
-    graphs = DecodeGraphs(summary, INFO, 12, CPU, recorder)
-    none = torch.zeros(1, dtype=torch.int64)
-    assert graphs.logits(packed(decoding(7, 9)), none) is None
-    assert graphs.logits(packed(decoding(12, 9)), none) is None
-    inputs = packed(decoding(4, 9))
-    assert torch.equal(graphs.logits(inputs, none), summary(inputs, none))  # type: ignore[arg-type]
+    graphs = StepGraphs(summary, INFO, 12, CPU, recorder)
+    for _ in range(3):
+        assert graphs.logits(host(decoding(7, 9)), NONE) is None
+        assert graphs.logits(host(decoding(12, 9)), NONE) is None
+    batch = decoding(4, 9)
+    assert torch.equal(graphs.logits(host(batch), NONE), summary(packed(batch), NONE))  # type: ignore[arg-type]
     while graphs.capture_next():
         pass
     assert sorted(recorder.sizes) == [1, 2, 4]
+    assert len(caplog.records) == (2 if failure is torch.OutOfMemoryError else 4)
     assert all(record.message.endswith(f"{failure.__name__}: it does not fit") for record in caplog.records)
+
+
+def test_a_failure_of_the_moment_costs_no_graph() -> None:
+    recorder = Recorder(max_rows=3, failure=RuntimeError)
+    graphs = StepGraphs(summary, INFO, 8, CPU, recorder)
+    assert graphs.logits(host(decoding(4, 9)), NONE) is None
+    recorder.max_rows = 100
+    while graphs.capture_next():
+        pass
+    assert sorted(recorder.sizes) == [1, 2, 4, 8]
 
 
 @pytest.mark.parametrize("greatest", [1, 4])
 def test_more_than_there_is_a_graph_for(greatest: int) -> None:
-    graphs = DecodeGraphs(summary, INFO, greatest, CPU, Recorder())
-    assert graphs.logits(packed(decoding(greatest + 1, 9)), torch.zeros(1, dtype=torch.int64)) is None
+    graphs = StepGraphs(summary, INFO, greatest, CPU, Recorder())
+    assert graphs.logits(host(decoding(greatest + 1, 9)), NONE) is None
 
 
 def test_answers_of_a_network_are_the_same_with_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,5 +245,5 @@ def test_answers_of_a_network_are_the_same_with_graphs(monkeypatch: pytest.Monke
                 assert isinstance(runner.executor, TorchExecutor)
                 runner.executor = GraphExecutor(runner.executor, 4, capture)
         answers.append(Client(runner, script, max_sequences=4, max_step_tokens=16).answers)
-    assert recorder.replays == [2, 4, 4, 1, 1]
+    assert recorder.replays == [4, 2, 4, 4, 1, 1], "the first step has the prompts"
     assert answers[0] == answers[1]
