@@ -17,8 +17,8 @@ PROCESSES = 250 + 115 + 146 + 100 + 16 * 8
 """MiB of the engine, the service, the spare engine, grammars, and large bodies with --max-body 8MiB: the table "Sizing"
 of docs/operations.md."""
 CUDA = 7424
-"""MiB of host memory for CUDA's libraries and its driver in two processes, and for the weights on their way to the GPU: an
-estimate that nobody has measured. Together with the rest it is 8 GiB."""
+"""MiB of host memory for CUDA's libraries and driver, and for weights on their way to the GPU: an estimate that nobody
+has measured. Together with the rest it is 8 GiB."""
 
 
 def resources(plan: dict[str, Any], n_processors: int) -> dict[str, dict[str, str]]:

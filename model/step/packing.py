@@ -74,9 +74,11 @@ def columns(
     page_size: int,
     windows: Sequence[int | None],
     last_rows: Mapping[int, int] = MappingProxyType({}),
+    n_sampled: Sequence[int] | None = None,
 ) -> Columns:
     """All slices concatenated. `windows` has one entry for each pool, like `Slice.tables`.
 
+    `n_sampled` are the numbers of `samples` of the slices, if they are known: counting them takes time.
     An UNKNOWN token becomes -1 - `last_rows[sequence_id]`: the row of the token among those that the last step sampled.
     """
     slices = batch.slices
@@ -85,7 +87,7 @@ def columns(
     for index, window in enumerate(windows):
         pages, table = _place(slices, rows, index, window, page_size)
         pools.append(PoolColumns(_slots(rows, pages, table, page_size), pages, table))
-    return Columns(_tokens(slices, last_rows), rows.positions, sample_rows(slices), pools)
+    return Columns(_tokens(slices, last_rows), rows.positions, sample_rows(slices, n_sampled), pools)
 
 
 def score_rows(slices: Sequence[Slice]) -> list[tuple[int, int]]:
@@ -120,9 +122,9 @@ def _tokens(slices: Sequence[Slice], last_rows: Mapping[int, int]) -> Ints:
     return np.array(tokens, dtype=np.int64)
 
 
-def sample_rows(slices: Sequence[Slice]) -> Ints:
-    """As many of the last rows of each slice as it has `samples`."""
-    counts = np.array([len(item.samples) for item in slices], dtype=np.int64)
+def sample_rows(slices: Sequence[Slice], n_sampled: Sequence[int] | None = None) -> Ints:
+    """As many of the last rows of each slice as it has `samples`; see `columns`."""
+    counts = np.array([len(item.samples) for item in slices] if n_sampled is None else n_sampled, dtype=np.int64)
     ends = np.cumsum([item.stop - item.start for item in slices])
     found: Ints = np.repeat(ends - counts - _before(counts), counts) + np.arange(counts.sum())
     return found

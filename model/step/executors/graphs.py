@@ -257,7 +257,7 @@ class GraphExecutor:
     def start(self, batch: StepBatch, views: Views, before: LastTokens) -> tuple[Tensor, Sequence[Sampled]]:
         """See `Executor`."""
         if batch.slices and only_samples(batch):
-            logits = self.graphs.logits(self._eager.columns(batch, before), before.tokens)
+            logits = self.graphs.logits(self._eager.columns(batch, views, before), before.tokens)
             if logits is not None:
                 return torch.empty(0), self._eager.head.sample_logits(logits, [*chain.from_iterable(views)])
         return self._eager.start(batch, views, before)

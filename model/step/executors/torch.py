@@ -53,9 +53,9 @@ class TorchExecutor:
         """Nothing can wait."""
         return False
 
-    def columns(self, batch: StepBatch, before: LastTokens) -> packing.Columns:
+    def columns(self, batch: StepBatch, views: Views, before: LastTokens) -> packing.Columns:
         """A step without media on the host."""
-        return packing.columns(batch, self.info.page_size, self._windows, before.rows)
+        return packing.columns(batch, self.info.page_size, self._windows, before.rows, list(map(len, views)))
 
     def hidden(self, inputs: PackedInputs, last_tokens: Tensor, adapters: StepAdapters | None = None) -> Tensor:
         """Hidden states [T, dim] before the last norm; `last_tokens` [M] are those that the step before sampled."""
