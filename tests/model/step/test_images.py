@@ -13,7 +13,7 @@ from model.loading import create
 from model.media import MediaSpan, MediaWork, PlacedMedia
 from model.sampling_params import SamplingParams
 from model.step import media
-from model.step.executors.graphs import only_decodes
+from model.step.executors.graphs import only_samples
 from model.step.runner import ModelRunner
 from tests.model import pixtral
 from tests.model.pixtral import IMG, IMG_BREAK, IMG_END
@@ -154,7 +154,7 @@ def test_what_is_forgotten_is_released(runner: ModelRunner) -> None:
 def test_no_graph_computes_an_image_or_an_adapter() -> None:
     text = item(0, start=9)
     for one, is_text in ((text, True), (item(0, 1, start=9), False), (text._replace(adapter=1), False)):
-        assert only_decodes(StepBatch((one,)), [one.samples]) == is_text
+        assert only_samples(StepBatch((one,))) == is_text
 
 
 def test_warming_up_leaves_no_image(runner: ModelRunner) -> None:
