@@ -229,7 +229,7 @@ class StepGraphs:
     def _least(self, n_rows: int, n_slices: int, *, decodes: bool) -> Shape | None:
         """The least shape that serves such a step."""
         fits = (shape for shape in self._shapes if shape.rows >= n_rows and shape.slices >= n_slices)
-        return next((shape for shape in fits if decodes or not shape.decodes), None)
+        return next((shape for shape in fits if shape.decodes == decodes), None)
 
     def _capture_shape(self, shape: Shape) -> Replay | None:
         """Capture a graph. Steps of its shape are computed without one if that fails for want of memory, or twice."""

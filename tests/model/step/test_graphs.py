@@ -185,6 +185,13 @@ def test_a_step_with_prompts_reads_its_own_inputs() -> None:
     assert graphs.logits(host(with_prompts(0, [30, 30, 30, 30, 30, 11])), sampled) is None, "more rows than any graph"
 
 
+def test_a_step_that_only_decodes_has_a_graph_of_its_own() -> None:
+    recorder = Recorder()
+    graphs = StepGraphs(sampled_slices, replace(MIXED, vocab_size=14), 80, CPU, recorder)
+    graphs.logits(host(decoding(60, 9)), NONE)
+    assert recorder.replays == [64], "not the graph of 64 rows and 63 slices"
+
+
 @pytest.mark.parametrize("failure", [torch.OutOfMemoryError, RuntimeError, Exception])
 def test_where_a_recording_fails_steps_go_without(failure: type[Exception], caplog: pytest.LogCaptureFixture) -> None:
     """A graph that does not fit is tried once, another failure may be one of the moment. The others are captured."""
