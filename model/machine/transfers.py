@@ -13,12 +13,17 @@ Ints = NDArray[np.int64]
 def upload(arrays: Sequence[Ints], device: torch.device) -> tuple[Tensor, ...]:
     """Integer arrays as int64 tensors on `device`, in one asynchronous transfer."""
     sizes = [len(array) for array in arrays]
-    return staged(torch.from_numpy(np.concatenate(arrays)), device).to(device, non_blocking=True).split(sizes)
+    return send(torch.from_numpy(np.concatenate(arrays)), device).split(sizes)
 
 
 def staged(tensor: Tensor, device: torch.device) -> Tensor:
     """A host tensor in memory that `device` can copy from while the host continues."""
     return tensor.pin_memory() if device.type == "cuda" else tensor
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """A host tensor on `device`. The host does not wait for the copy."""
+    return staged(tensor, device).to(device, non_blocking=True)
 
 
 class Fetch:

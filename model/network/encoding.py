@@ -16,6 +16,7 @@ from model.attention.encoder import EncoderAttention, encoder_attention
 from model.kernels.cpu import native
 from model.kernels.cpu.functions import Kernels
 from model.linear.schemes import SCHEMES
+from model.machine.transfers import send
 
 TILE = 256
 """Patches, or tokens of the text model, that are computed at once."""
@@ -119,7 +120,7 @@ class Encoder(nn.Module, ABC):
             patch_ids=patch_ids,
             x=weight.new_empty(n_patches, width),
             attention=encoder_attention(
-                rotations.to(weight.device),
+                send(rotations, weight.device),
                 n_heads,
                 torch.bfloat16 if self._compiled else weight.dtype,
                 self._kernels,

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.machine.transfers import staged
+from model.machine.transfers import send
 
 
 def noise_keys(seeds: Sequence[int], choices: Sequence[int], indices: Sequence[int]) -> NDArray[np.uint64]:
@@ -33,7 +33,7 @@ def noise(keys: NDArray[np.uint64], n_tokens: int, device: torch.device, first: 
     are Chris Wellons' lowbias32.
     """
     words = torch.from_numpy(keys.view(np.int32).reshape(-1, 2))  # [n, 2]
-    halves = staged(words, device).to(device, non_blocking=True)
+    halves = send(words, device)
     x = torch.arange(first, first + n_tokens, dtype=torch.int32, device=device) * (halves[:, 1:] | 1) + halves[:, :1]
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B - 2**32)):
         x.bitwise_xor_((x >> shift).bitwise_and_((1 << (32 - shift)) - 1)).mul_(factor)

@@ -1,6 +1,7 @@
 """The audio encoder: the mel spectrum of a chunk of audio to embeddings of the text model."""
 
 import math
+from functools import cache
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from torch.nn.functional import gelu
 from model.audio_config import STRIDE, AudioConfig
 from model.kernels.cpu.functions import Kernels
 from model.linear.selection import make_linear
+from model.machine.transfers import send
 from model.network.audio.block import AudioBlock, Biased, LayerNorm
 from model.network.encoding import Encoder, Encoding
 
@@ -50,7 +52,7 @@ class AudioEncoder(Encoder):
             )
         silent = torch.tensor([1.0, 0.0]).expand(config.head_dim // 2, 2).T  # cosines and sines that rotate nothing
         return self.begun(
-            values.view(shape).T.contiguous().to(device),
+            send(values.view(shape).T.contiguous(), device),
             torch.arange(config.n_positions, device=device).view(-1, config.group),
             silent.expand(config.n_positions, 2, -1).contiguous(),
             config.n_heads,
@@ -65,7 +67,7 @@ class AudioEncoder(Encoder):
         if tile.start == 0:
             x[0] = 0  # before the first frame there is nothing
         windows = torch.stack((x[:-2:STRIDE], x[1:-1:STRIDE], x[2::STRIDE]), dim=2)  # [n, dim, KERNEL]
-        return gelu(self.conv2(windows.flatten(1))) + self._positions(tile.start, stop).to(x)
+        return gelu(self.conv2(windows.flatten(1))) + self._positions(x)[tile.start : stop]
 
     def join(self, x: Tensor) -> Tensor:
         return self.w_out(gelu(self.w_in(self.norm(x).flatten(1))))
@@ -76,9 +78,9 @@ class AudioEncoder(Encoder):
         end = (self.config.group * dim + self.dim) * self.dim
         return first, 3 * dim * dim, dim * dim + 2 * dim * hidden + 2 * n_patches * dim, end
 
-    def _positions(self, start: int, stop: int) -> Tensor:
-        table = self.positions
-        return table[start:stop] if isinstance(table, Tensor) else sinusoids(start, stop, self.config.dim)
+    def _positions(self, x: Tensor) -> Tensor:
+        table, n, dim = self.positions, self.config.n_positions, self.config.dim
+        return table.to(x) if isinstance(table, Tensor) else sinusoids(n, dim, x.device, x.dtype)
 
 
 def _seen(frames: Tensor, start: int, stop: int) -> Tensor:
@@ -89,11 +91,12 @@ def _seen(frames: Tensor, start: int, stop: int) -> Tensor:
     return torch.stack((padded[:-2], padded[1:-1], padded[2:]), dim=2).flatten(1)
 
 
-def sinusoids(start: int, stop: int, dim: int) -> Tensor:
-    """Whisper's vectors of positions start..stop-1 [n, dim]: sines, then cosines, of wavelengths 2 pi to 20,000 pi.
+@cache
+def sinusoids(n: int, dim: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Whisper's vectors of n positions [n, dim]: sines, then cosines, of wavelengths 2 pi to 20,000 pi.
 
     Worked example: dim 4 has the frequencies 1 and 1 / 10,000; position 3 is sin 3, sin 0.0003, cos 3, cos 0.0003.
     """
     step = math.log(10_000) / (dim // 2 - 1)
-    angles = torch.arange(start, stop).float()[:, None] * torch.exp(-step * torch.arange(dim // 2).float())
-    return torch.cat((angles.sin(), angles.cos()), dim=1)
+    angles = torch.arange(n).float()[:, None] * torch.exp(-step * torch.arange(dim // 2).float())
+    return torch.cat((angles.sin(), angles.cos()), dim=1).to(device, dtype)

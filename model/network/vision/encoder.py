@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from model.kernels.cpu.functions import Kernels
 from model.linear.base import RMSNorm
 from model.linear.selection import make_linear
+from model.machine.transfers import send
 from model.network.encoding import Encoder, Encoding
 from model.network.vision.adapter import Adapter
 from model.network.vision.block import VisionBlock
@@ -41,7 +42,7 @@ class ImageEncoder(Encoder):
         height, width, device = rows * config.merge, columns * config.merge, self.weight.device
         ids = torch.arange(height * width, device=device).view(rows, config.merge, columns, config.merge)
         return self.begun(
-            unfold(pixels.view(shape).to(device), config.patch_size),
+            unfold(send(pixels.view(shape), device), config.patch_size),
             ids.transpose(1, 2).reshape(rows * columns, -1),
             rotations(height, width, config.head_dim, config.rope_theta),
             config.n_heads,

@@ -15,9 +15,10 @@ def unfold(pixels: Tensor, side: int) -> Tensor:
 
 def normalize(patches: Tensor) -> Tensor:
     """uint8 patches [n, 3 * side * side] -> float32: `(value / 255 - mean) / deviation` of its channel."""
-    mean, deviation = (torch.tensor(values, device=patches.device)[:, None] for values in (MEAN, DEVIATION))
     channels = patches.view(len(patches), 3, -1).float() / 255
-    return ((channels - mean) / deviation).flatten(1)
+    for channel, mean, deviation in zip(channels.unbind(1), MEAN, DEVIATION, strict=True):
+        channel.sub_(mean).div_(deviation)  # a tensor of them would be copied to a GPU, which waits
+    return channels.flatten(1)
 
 
 def rotations(height: int, width: int, head_dim: int, theta: float) -> Tensor:

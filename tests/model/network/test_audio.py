@@ -64,8 +64,7 @@ def test_embeddings_are_those_of_transformers(form: str, saved: Saved) -> None:
 
 def test_positions_that_a_file_does_not_have_are_those_of_whisper() -> None:
     table = voxtral.build().model.audio_tower.embed_positions.weight.detach()
-    torch.testing.assert_close(sinusoids(0, 1500, 32), table, atol=1e-6, rtol=0)
-    torch.testing.assert_close(sinusoids(256, 512, 32), table[256:512], atol=1e-6, rtol=0)
+    torch.testing.assert_close(sinusoids(1500, 32, table.device, table.dtype), table, atol=1e-6, rtol=0)
 
 
 def prompt(n_chunks: int) -> Iterator[int]:
