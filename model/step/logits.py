@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.batch import Slice
-from model.machine.transfers import upload
+from model.machine.transfers import send, upload
 from model.token_counts import TokenCounts
 
 HIDDEN = float("-inf")
@@ -58,7 +58,7 @@ def _coordinates(ids: Sequence[NDArray[np.int64]], device: torch.device) -> tupl
 
 def column(values: Sequence[float], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
     """One float a row: [n, 1]."""
-    return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)[:, None]
+    return send(torch.tensor(values, dtype=dtype), device)[:, None]
 
 
 def _allowed(logits: Tensor, slices: Sequence[Slice]) -> None:
@@ -72,7 +72,8 @@ def _allowed(logits: Tensor, slices: Sequence[Slice]) -> None:
 def _bad_words(logits: Tensor, slices: Sequence[Slice]) -> None:
     """Hide the last token of a bad word if its other tokens end the output."""
     ids = [np.array(list(_completing(item)), dtype=np.int64) for item in slices]
-    logits[_coordinates(ids, logits.device)] = HIDDEN
+    # Not `logits[...] = HIDDEN`: a number is copied to a GPU, and the host waits for it.
+    logits.index_put_(_coordinates(ids, logits.device), logits.new_full((), HIDDEN))
 
 
 def _completing(item: Slice) -> Iterator[int]:
@@ -86,7 +87,8 @@ def _min_tokens(logits: Tensor, slices: Sequence[Slice]) -> None:
     """Hide end tokens while the output has fewer than `min_tokens` tokens."""
     early = [item.stop - item.n_prompt < item.params.min_tokens for item in slices]
     ends = [item.params.stop_token_ids if is_early else () for item, is_early in zip(slices, early, strict=True)]
-    logits[_coordinates([np.array(ids, dtype=np.int64) for ids in ends], logits.device)] = HIDDEN
+    where = _coordinates([np.array(ids, dtype=np.int64) for ids in ends], logits.device)
+    logits.index_put_(where, logits.new_full((), HIDDEN))
 
 
 def _logit_bias(logits: Tensor, slices: Sequence[Slice]) -> None:

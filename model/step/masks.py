@@ -19,10 +19,10 @@ from model.batch import Slice
 from model.grammar.client import GrammarProcess
 from model.grammar.process import MASK_SECONDS
 from model.machine.helper import ATTEMPTS, CannotStart, First, ProcessLost
+from model.machine.transfers import send
 from model.step.logits import HIDDEN, SamplingStep
 
 TOO_MUCH = f"following the grammar took more than {MASK_SECONDS:g} s for one token, or too much memory"
-NO_TOKEN_LEFT = "the grammar and the request's other limits leave no token"
 LOST = "the process that follows grammars was lost twice; try again"
 CANNOT_START = "the process that follows grammars cannot be started; try again"
 
@@ -177,20 +177,15 @@ class Masks:
         raise next((lost for lost in reversed(losses) if not lost.by_limits), losses[-1])
 
     def _hide(self, logits: Tensor, slices: Sequence[Slice]) -> None:
-        """Hide the tokens that are not allowed. A row with no token left fails; its token 0 stays."""
+        """Hide the tokens that are not allowed."""
         self._collect()
         rows = [(item.sequence_id, item.stop) for item in slices]
         # A row after a refused token, or after a failure, has no mask: its sampled token is not used.
         masks = np.stack([self._rows.get(row, self._all_allowed)[: self._n_octets] for row in rows])
         self._added = self._added.to(logits.device)
-        octets = torch.from_numpy(masks).to(logits.device, non_blocking=True).int().flatten()
+        octets = send(torch.from_numpy(masks), logits.device).int().flatten()
         added = self._added.index_select(0, octets).view(len(rows), -1)
         logits += added[:, : logits.shape[1]]  # on a CPU ten times as fast as masked_fill_
-        empty = logits.amax(dim=-1) == HIDDEN
-        logits[:, 0].masked_fill_(empty, 0.0)
-        for row, is_empty in zip(rows, empty.tolist(), strict=True):
-            if is_empty:
-                self._failures.setdefault(row, NO_TOKEN_LEFT)
 
 
 def _bits() -> Tensor:

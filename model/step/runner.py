@@ -22,7 +22,7 @@ from model.step.media import Media
 
 REPORTS = frozenset({"logprobs", "prompt_logprobs", "embed"})
 """Parameters whose results the runner adds to those of a slice."""
-ALL_HIDDEN = "no token can be sampled: the request hides all tokens"
+ALL_HIDDEN = "no token can be sampled: the limits of the request, with its grammar, hide all tokens"
 
 
 class Started(NamedTuple):

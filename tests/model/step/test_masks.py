@@ -16,8 +16,10 @@ import torch
 from model.batch import Slice
 from model.grammar.archive import pack
 from model.grammar.client import GrammarProcess
+from model.kernels.cpu.records import NO_TOKEN
 from model.machine.helper import First
 from model.sampling_params import SamplingParams
+from model.step import sampler
 from model.step.logits import HIDDEN
 from model.step.masks import LOST, Masks
 from model.tokenizers.load import load_tokenizer
@@ -122,13 +124,16 @@ def test_a_token_that_the_grammar_does_not_allow_fails_its_own_sequence(masks: M
     assert "doesn't satisfy the grammar" in str(masks.failure(bad.samples))
 
 
-def test_a_row_with_nothing_left_is_a_failure_and_can_be_sampled(masks: Masks) -> None:
-    item = view([token("a")])
-    masks.start([item.samples])
-    logits = torch.full((1, WIDTH), HIDDEN)
-    masks.step.change(logits, item.samples)
-    assert logits.max() > HIDDEN
-    assert "leave no token" in str(masks.failure(item.samples))
+def test_a_row_with_nothing_left_gives_no_token_and_is_no_failure_of_the_grammar(masks: Masks) -> None:
+    """Who reads the tokens finds it out: the step that hides tokens waits for no GPU."""
+    good, empty = view([token("a")]), view([token("a")], number=2)
+    masks.start([good.samples, empty.samples])
+    logits = torch.zeros(2, WIDTH)
+    logits[1, sorted(oracle([token("a")]))] = HIDDEN
+    sampled = sampler.sample(logits, [*good.samples, *empty.samples], (masks.step,)).read()
+    assert sampled[0][0] in oracle([token("a")])
+    assert sampled[1] == (NO_TOKEN, None)
+    assert masks.all_well
 
 
 def test_a_grammar_that_does_not_compile_is_a_failure(masks: Masks) -> None:
