@@ -1,8 +1,9 @@
 """One token from each row of logits: the greatest, or one sampled from the distribution that `Stage.DISTRIBUTION` left.
 
-On a CPU a compiled kernel samples all rows in one call. PyTorch does it elsewhere, and does not wait for a GPU.
+Kernels sample all rows: compiled ones on a CPU, those of Triton on a GPU. Elsewhere PyTorch does. No GPU is waited for.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,19 +12,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.batch import Slice
+from model.kernels import cuda as triton
 from model.kernels.cpu import records
 from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.records import NO_TOKEN, NOT_FINITE
-from model.machine.transfers import upload
-from model.step.logits import HIDDEN, SamplingStep, apply, column, indices, rows_of
+from model.sampling_params import SamplingParams
+from model.step.logits import HIDDEN, column, indices, rows_of
 from model.step.noise import noise, noise_keys
 
 LEAST_TEMPERATURE = 1e-30
 """Below it, differences of float32 logits overflow. Sampling is greedy at much greater values already."""
 LEAST_TOP_P = 1e-30
 """Below it, float32 may become 0. Only one token is left at much greater values already."""
-RACED = frozenset({"temperature", "seed"})
-"""Parameters of `_race` itself."""
+IMPLEMENTED = frozenset({"temperature", "seed", "min_p", "top_k", "top_p"})
+"""What `choose` implements."""
 
 
 def choose(logits: Tensor, slices: Sequence[Slice], kernels: Kernels | None, first: int = 0) -> Tensor:
@@ -32,21 +34,27 @@ def choose(logits: Tensor, slices: Sequence[Slice], kernels: Kernels | None, fir
     The logits are overwritten. Afterwards the chosen token's value is its logit in a greedy row, and what `_race`
     compares in the others.
     """
-    if kernels is None:
-        return _choose(logits, slices, first)
-    return kernels.sample(logits, kernel_rows(slices, first))
-
-
-def _choose(logits: Tensor, slices: Sequence[Slice], first: int) -> Tensor:
-    """`choose` in PyTorch: the greatest logit, the first of equals, or a sampled token."""
-    tokens, greatest = logits.argmax(dim=-1), logits.amax(dim=-1)
-    sampled = [row for row, item in enumerate(slices) if item.params.temperature > 0]
-    if sampled:
-        values, where = rows_of(logits, sampled), indices(sampled, logits.device)
-        tokens.index_copy_(0, where, _race(values, [slices[row] for row in sampled], first))
-        if values is not logits:
-            logits.index_copy_(0, where, values)
+    if kernels is not None:
+        return kernels.sample(logits, kernel_rows(slices, first))
+    greatest, tokens = logits.max(dim=-1)  # the first of equals
+    if any(item.params.temperature > 0 for item in slices):
+        tokens = _sampled(logits, slices, greatest, tokens, first)
     return tokens.masked_fill_(~greatest.isfinite(), NOT_FINITE).masked_fill_(greatest == HIDDEN, NO_TOKEN)
+
+
+def _sampled(logits: Tensor, slices: Sequence[Slice], greatest: Tensor, tokens: Tensor, first: int) -> Tensor:
+    """The tokens of the `greatest` logits in greedy rows, and tokens drawn in the others."""
+    if triton.serves(logits):
+        from model.kernels.cuda import sampling
+
+        if logits.shape[1] <= sampling.MOST_TOKENS:
+            return sampling.race(logits, greatest, tokens, kernel_rows(slices, first, sampling.ROW))
+    sampled = [row for row, item in enumerate(slices) if item.params.temperature > 0]
+    values, where = rows_of(logits, sampled), indices(sampled, logits.device)
+    tokens.index_copy_(0, where, _race(values, [slices[row] for row in sampled], first))
+    if values is not logits:
+        logits.index_copy_(0, where, values)
+    return tokens
 
 
 def _race(logits: Tensor, slices: Sequence[Slice], first: int) -> Tensor:
@@ -56,8 +64,13 @@ def _race(logits: Tensor, slices: Sequence[Slice], first: int) -> Tensor:
     clocks ring almost at the same time. A walk along cumulated probabilities would pass every error on to all tokens
     after it.
     """
-    _temperature(logits, slices)
-    apply(DISTRIBUTION_STEPS, logits, slices)
+    params = [item.params for item in slices]
+    # Shift to a maximum of 0, then divide: no temperature overflows.
+    temperatures = column([max(each.temperature, LEAST_TEMPERATURE) for each in params], logits.device)
+    logits.sub_(logits.amax(dim=-1, keepdim=True)).div_(temperatures)
+    logits.masked_fill_(logits < column([each.min_p for each in params], logits.device).log_(), HIDDEN)
+    if any(each.top_k > 0 or each.top_p < 1 for each in params):
+        _cut(logits, params)
     waits = noise(_keys_of(slices), logits.shape[1], logits.device, first).log_().neg_()
     return logits.exp_().div_(waits).argmax(dim=-1)
 
@@ -94,9 +107,9 @@ def _keys_of(slices: Sequence[Slice]) -> NDArray[np.uint64]:
     )
 
 
-def kernel_rows(slices: Sequence[Slice], first: int = 0) -> NDArray[np.void]:
-    """The parameters of each row for kernels/cpu/sample.c; temperature 0 is greedy. The first token is `first`."""
-    rows = np.zeros(len(slices), dtype=records.sampling())
+def kernel_rows(slices: Sequence[Slice], first: int = 0, form: np.dtype[np.void] | None = None) -> NDArray[np.void]:
+    """The rows' parameters in `form`, or for sample.c. Temperature 0 is greedy. The first token is `first`."""
+    rows = np.zeros(len(slices), dtype=records.sampling() if form is None else form)
     sampled = [row for row, item in enumerate(slices) if item.params.temperature > 0]
     if sampled:
         chosen = [slices[row] for row in sampled]
@@ -110,55 +123,17 @@ def kernel_rows(slices: Sequence[Slice], first: int = 0) -> NDArray[np.void]:
     return rows
 
 
-def _temperature(logits: Tensor, slices: Sequence[Slice]) -> None:
-    """Shift to a maximum of 0, then divide: no temperature overflows."""
-    temperatures = column([max(item.params.temperature, LEAST_TEMPERATURE) for item in slices], logits.device)
-    logits.sub_(logits.amax(dim=-1, keepdim=True)).div_(temperatures)
+def _cut(logits: Tensor, params: Sequence[SamplingParams]) -> None:
+    """Hide all but the `top_k` likeliest tokens, then all but the fewest whose probabilities reach `top_p`, ties by id.
 
-
-def _min_p(logits: Tensor, slices: Sequence[Slice]) -> None:
-    """Hide tokens that are less than `min_p` times as likely as the likeliest."""
-    least = logits.amax(dim=-1, keepdim=True) + column([item.params.min_p for item in slices], logits.device).log()
-    logits.masked_fill_(logits < least, HIDDEN)
-
-
-def _top_k(logits: Tensor, slices: Sequence[Slice]) -> None:
-    """Hide all but the k likeliest tokens, ties by id."""
-    counts = [min(item.params.top_k, logits.shape[1]) for item in slices]
-    (ranks,) = upload([np.array(counts)], logits.device)
-    best = logits.topk(max(counts), dim=-1).values
-    _keep(logits, best.gather(1, ranks[:, None] - 1), ranks[:, None])
-
-
-def _top_p(logits: Tensor, slices: Sequence[Slice]) -> None:
-    """Hide all but the smallest set of likeliest tokens whose probabilities reach `top_p`, ties by id.
-
-    Weights are added as integers: the sums have the same bits in any order, beside any other rows.
+    The weights of logits up to 0 are added as integers, in units of 2^-41 (`fixed` in sample.c): the sums have the same
+    bits in any order, beside any other rows.
     """
-    share = column([item.params.top_p for item in slices], logits.device, torch.float64)
-    wanted = (share * _units(logits).sum(dim=-1, keepdim=True)).ceil_()  # [n, 1]
-    ordered = logits.sort(dim=-1, descending=True).values
-    reached = _units(ordered).cumsum(dim=-1) >= wanted
-    reached[:, -1] = True
-    last = reached.int().argmax(dim=-1, keepdim=True)
-    _keep(logits, ordered.gather(1, last), last + 1)
-
-
-def _units(logits: Tensor) -> Tensor:
-    """The weights of logits up to 0, which are 0 to 1, as int64 in units of 2^-41; see `fixed` in sample.c."""
-    return (logits.exp().double() * 2.0**41).long()
-
-
-def _keep(logits: Tensor, cut: Tensor, counts: Tensor) -> None:
-    """Hide all but the `counts` [n, 1] greatest logits of each row. The least of them is cut [n, 1]; ties by id."""
-    equal = logits == cut
-    places = counts - (logits > cut).sum(dim=-1, keepdim=True)
-    logits.masked_fill_((logits < cut) | (equal & (equal.cumsum(dim=-1) > places)), HIDDEN)
-
-
-DISTRIBUTION_STEPS = (
-    SamplingStep(frozenset({"min_p"}), _min_p),
-    SamplingStep(frozenset({"top_k"}), _top_k),
-    SamplingStep(frozenset({"top_p"}), _top_p),
-)
-"""Sampling steps of the distribution, in this order, after the temperature."""
+    counts = column([p.top_k if p.top_k > 0 else math.inf for p in params], logits.device)
+    shares = column([p.top_p if p.top_p < 1 else math.inf for p in params], logits.device, torch.float64)
+    ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
+    ordered.masked_fill_(torch.arange(logits.shape[1], device=logits.device) >= counts, HIDDEN)
+    sums = (ordered.exp().double() * 2.0**41).long().cumsum_(dim=-1)
+    reached = sums[:, :-1] >= (shares * sums[:, -1:]).ceil_()
+    ordered[:, 1:].masked_fill_(reached, HIDDEN)
+    logits.scatter_(1, ids, ordered)

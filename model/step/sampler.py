@@ -20,7 +20,7 @@ from model.kernels.cpu.functions import Kernels
 from model.machine.transfers import Fetch
 from model.network.group import Group
 from model.sampling_params import PARAMETERS, Stage
-from model.step.distribution import DISTRIBUTION_STEPS, RACED, best, best_of_all, choose, kernel_rows
+from model.step.distribution import IMPLEMENTED, best, best_of_all, choose, kernel_rows
 from model.step.logits import LOGITS_STEPS, PENALTIES, SamplingStep, apply, counted, indices, rows_of
 from model.step.logprobs import Scores, log_softmax
 from model.token_counts import TokenCounts
@@ -95,7 +95,7 @@ def compiled_rows(slices: Sequence[Slice]) -> CompiledRows | None:
     return CompiledRows(rows, counts)
 
 
-NEEDS_ALL = CHANGES_LOGITS.union({"logprobs"}, *(step.parameters for step in DISTRIBUTION_STEPS))
+NEEDS_ALL = CHANGES_LOGITS | {"logprobs", "min_p", "top_k", "top_p"}
 """Parameters for which a row's token depends on more than the best token of each part of the vocabulary."""
 
 
@@ -150,7 +150,6 @@ def accepted(
 
 def unimplemented(last: Sequence[SamplingStep], reported: Set[str]) -> set[str]:
     """Parameters of the table that no step implements, or that request a report that is not `reported`."""
-    steps = (*LOGITS_STEPS, *last, *DISTRIBUTION_STEPS)
     stages = (Stage.LOGITS, Stage.DISTRIBUTION, Stage.REPORT)
     needed = {name for name, row in PARAMETERS.items() if row.stage in stages}
-    return needed - reported - RACED.union(*(step.parameters for step in steps))
+    return needed - reported - IMPLEMENTED.union(*(step.parameters for step in (*LOGITS_STEPS, *last)))

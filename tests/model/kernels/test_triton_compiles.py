@@ -28,6 +28,15 @@ def test_compiles(compiled: list[Compiled], name: str, capability: int) -> None:
     assert all(one.pending and min(one.pending) >= 2 for one in attend), "a loop fetches keys and values ahead"
 
 
+def test_sampling_compiles_without_a_register_in_memory() -> None:
+    pytest.importorskip("triton")
+    made = compiling.compiled("sampling")
+    assert not [one.error for one in made if one.error]
+    assert {one.capability for one in made} == {80, 86, 89, 90, 100}
+    assert {one.kernel for one in made} == {"_pass"}
+    assert all(one.stack == 0 and one.shared <= LEAST_SHARED for one in made)
+
+
 def of(compiled: list[Compiled], name: str, capability: int, kernel: str) -> Compiled:
     """A kernel of the launch "attention, `name`"."""
     key = (f"attention, {name}", capability, kernel)
