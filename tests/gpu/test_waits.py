@@ -27,7 +27,7 @@ from model.warming import step
 from tests.model.driving import checkpoint, random_tensors, tiny
 from tests.model.grammar.vocabulary import FIRST
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode")]
 GPU = torch.device("cuda")
 
 
