@@ -39,7 +39,9 @@ def python_command(
     """
     descriptors = [sock.fileno() for sock in sockets]
     path = os.pathsep.join(filter(None, [str(HOME), os.environ.get("PYTHONPATH")]))
-    variables = {**os.environ, "PYTHONPATH": path, PARENT: str(os.getpid()), **environment}
+    # CUDA would number GPUs by speed. nvidia-smi, from which plans are made, numbers them by bus.
+    base = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ}
+    variables = {**base, "PYTHONPATH": path, PARENT: str(os.getpid()), **environment}
     # -P: a folder or file named "model" in the user's working directory must not shadow our package.
     return [sys.executable, "-P", "-m", module, *arguments, *map(str, descriptors)], {
         "stdin": subprocess.DEVNULL,

@@ -24,9 +24,15 @@ def driver() -> str | None:
 
 
 def gpu_memory(part: Literal["total", "free"] = "total") -> int | None:
-    """Bytes of the first GPU that this process may use; None without a GPU, or without nvidia-smi."""
-    mebibytes = None if hidden() else _ask(f"memory.{part}")
-    return int(mebibytes) * 2**20 if mebibytes and mebibytes.strip().isdecimal() else None
+    """Bytes of the first GPU that this process may use; None without a GPU or nvidia-smi, or if it `is_divided`."""
+    found = None if hidden() else _ask(f"memory.{part},mig.mode.current")
+    mebibytes, _, mode = (found or "").partition(",")
+    return int(mebibytes) * 2**20 if mebibytes.strip().isdecimal() and mode.strip() != "Enabled" else None
+
+
+def is_divided() -> bool:
+    """Whether MIG divides the first GPU: nvidia-smi then does not tell the memory of a part."""
+    return _first().startswith("MIG-") or (_ask("mig.mode.current") or "").strip() == "Enabled"
 
 
 def _first() -> str:

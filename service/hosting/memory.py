@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from model.checkpoint.resolve import resolve
 from model.errors import MemoryLack, OptionError
-from model.machine.gpu import gpu_memory
+from model.machine.gpu import gpu_memory, is_divided
 from model.machine.host import free_memory
 from model.memory.plan import make_plan
 from model.memory.remedies import lack
@@ -39,7 +39,7 @@ def device_of(wanted: str) -> tuple[str, int | None]:
     """Return the device to plan for, and its memory in bytes: all of a GPU, what is free for a CPU (None: unknown)."""
     if wanted != "cpu":
         gpu = gpu_memory()
-        if gpu is not None or wanted == "cuda":
+        if gpu is not None or wanted == "cuda" or is_divided():
             return "cuda", gpu
     return "cpu", free_memory()
 
@@ -50,7 +50,8 @@ def budget_of(settings: Settings) -> int:
         return settings.memory_budget
     device, memory = device_of(settings.device)
     if memory is None:
-        raise OptionError("the memory of the GPU is not known here: give several models a --memory-budget")
+        why = "MIG divides it" if is_divided() else "nvidia-smi does not tell it"
+        raise OptionError(f"the memory of the GPU is not known ({why}): give several models a --memory-budget")
     share = BUDGET_SHARE if device == "cpu" else settings.gpu_memory_utilization or GPU_UTILIZATION
     return int(memory * share)
 

@@ -38,6 +38,7 @@ def check(answer: dict[str, Any]) -> None:
     assert answer["model"] == model.__path__[0]
     assert answer["stdin"] == ""
     assert answer["environment"]["PYTHONPATH"].endswith("theirs")
+    assert answer["environment"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID", "nvidia-smi numbers GPUs so"
     assert answer["environment"]["ADDED"] == "yes"
     assert "REMOVED" not in answer["environment"]
 
