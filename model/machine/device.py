@@ -1,6 +1,7 @@
 """The device that a model runs on, its number formats, and its free memory."""
 
 import os
+import re
 from collections.abc import Mapping
 
 import torch
@@ -22,23 +23,25 @@ def choose_device(name: str) -> torch.device:
     """The device for --device `name`; "auto" is CUDA if there is a GPU. Raises OptionError."""
     if name not in DEVICES:
         raise OptionError(f"--device {name} is not known, choose one of: {', '.join(DEVICES)}")
-    present = torch.cuda.is_available()
-    if name == "cuda" and not present:
+    usable = name != "cpu" and torch.cuda.is_available() and _lack_of_code() is None
+    if name == "cuda" and not usable:
         raise OptionError(f"--device cuda: {_no_cuda()}, or use --device cpu")
-    return torch.device("cuda" if present and name != "cpu" else "cpu")
+    return torch.device("cuda" if usable else "cpu")
 
 
 def unused_gpu(name: str) -> str | None:
     """Why --device `name` is not the GPU that is here; None if it is, if there is none, or if somebody chose so."""
-    if name != "auto" or torch.cuda.is_available() or gpu.hidden() or gpu.driver() is None:
+    if name != "auto" or choose_device(name).type == "cuda" or gpu.hidden() or gpu.driver() is None:
         return None
     return _no_cuda()
 
 
 def _no_cuda() -> str:
-    """Why PyTorch finds no CUDA device, and what to do."""
+    """Why PyTorch uses no CUDA device, and what to do."""
     if gpu.hidden():
         return f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r} hides every GPU; change it"
+    if torch.cuda.is_available() and (why := _lack_of_code()) is not None:
+        return why
     if (driver := gpu.driver()) is None:
         return f"PyTorch {torch.__version__} finds no CUDA device, and there is no NVIDIA driver; install one"
     try:
@@ -49,6 +52,22 @@ def _no_cuda() -> str:
     return (
         f"PyTorch {torch.__version__} cannot use the GPU of NVIDIA's driver {driver} ({why}); update the driver, "
         f"install another build ({BUILDS}), or give the container its GPUs (docker run --gpus all)"
+    )
+
+
+def _lack_of_code() -> str | None:
+    """Why this PyTorch cannot compute on the GPU that it finds: it has no code for it. None if it has."""
+    names = torch.cuda.get_arch_list()
+    if not names:
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    known = [found.groups() for name in names if (found := re.match(r"(sm|compute)_(\d+)(\d)", name))]
+    # A binary (sm) runs on its own generation only, intermediate code (compute) on all later ones.
+    if any((int(x), int(y)) <= (major, minor) and (kind == "compute" or int(x) == major) for kind, x, y in known):
+        return None
+    return (
+        f"PyTorch {torch.__version__} has no code for a GPU of compute capability {major}.{minor}, only for "
+        f"{', '.join(names)}; install another build ({BUILDS})"
     )
 
 

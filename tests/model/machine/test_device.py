@@ -8,6 +8,7 @@ import torch
 from model.errors import OptionError
 from model.machine import gpu
 from model.machine.device import choose_device, unused_gpu
+from service.hosting.memory import device_of
 
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Thu Nov  2 18:50:03 UTC 2023\nGCC version:  gcc 12.2.0\n"
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build  (dvs-builder)\n"
@@ -79,3 +80,39 @@ def test_a_gpu_that_is_used(machine: Machine, monkeypatch: pytest.MonkeyPatch) -
     assert unused_gpu("auto") is None
     assert (choose_device("auto").type, choose_device("cpu").type) == ("cuda", "cpu")
     assert gpu.driver() == "580.65.06"
+
+
+@pytest.mark.parametrize(
+    ("capability", "known"), [((7, 0), False), ((7, 5), True), ((8, 9), True), ((11, 0), False), ((13, 0), True)]
+)
+def test_a_gpu_for_which_pytorch_has_no_code(
+    capability: tuple[int, int], known: bool, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU serves, as with an old driver. Intermediate code runs on all later models."""
+    machine.driver("580.65.06")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "sm_86", "sm_90a", "compute_120"])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert choose_device("auto").type == ("cuda" if known else "cpu")
+    if known:
+        assert unused_gpu("auto") is None
+        return
+    why = unused_gpu("auto")
+    assert why is not None
+    assert f"has no code for a GPU of compute capability {capability[0]}.{capability[1]}, only for sm_75, sm_80," in why
+    assert machine.refused() == f"--device cuda: {why}, or use --device cpu"
+
+
+def test_a_divided_gpu_has_unknown_memory(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MIG: nvidia-smi tells the memory of the whole GPU, and nothing of a part."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text('#!/bin/sh\ncase "$*" in *gpu=mig*) echo Enabled;; *memory.total*) echo 81559, Enabled;; esac\n')
+    tool.chmod(0o700)
+    assert gpu.gpu_memory() is None
+    assert gpu.is_divided()
+    assert device_of("auto") == ("cuda", None)
+    tool.write_text('#!/bin/sh\ncase "$*" in *gpu=mig*) echo "[N/A]";; *memory.total*) echo "24564, [N/A]";; esac\n')
+    assert gpu.gpu_memory() == 24564 * 2**20
+    assert not gpu.is_divided()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-0b1c")
+    assert gpu.is_divided()
