@@ -39,7 +39,8 @@ from model.kernels import cuda as kernels
 from model.kernels.cuda.attention import ITEM
 from model.latent_config import Heads
 
-MAX_WIDTH, MAX_GROUP, MAX_LATENT, MAX_TURNING = 256, 128, 512, 64
+MAX_WIDTH, MAX_GROUP, MAX_LATENT, MAX_TURNING = 256, 64, 512, 64
+"""Kernels of greater groups would keep kilobytes of their sums in memory, on every GPU. Latents divide theirs."""
 NO_WINDOW = 2**31 - 1
 WRITE_ROWS, JOIN_HEADS, JOIN_STAGES = 16, 4, 8
 """Heads that a program writes, of any tokens; heads that a program joins, of one token, and how it fetches ahead."""

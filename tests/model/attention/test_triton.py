@@ -131,8 +131,8 @@ def test_whole_network(backend: TritonAttention) -> None:
 
 
 def test_too_wide_heads_and_groups_are_refused(backend: TritonAttention) -> None:
-    for heads, width in (((1, 1), 258), ((129, 1), 8)):
-        with pytest.raises(OptionError, match="--attention triton serves heads of up to 256 and groups of up to 128"):
+    for heads, width in (((1, 1), 258), ((65, 1), 8)):
+        with pytest.raises(OptionError, match="--attention triton serves heads of up to 256 and groups of up to 64"):
             attend(backend, random_heads([1], heads, width), [1], None)
 
 
