@@ -33,6 +33,7 @@ from model.network import weights
 from model.network.adapters import AdapterStore, count_values, read_adapter
 from model.network.compiled import compiled_network
 from model.network.group import Group
+from model.network.kernels import leave_to_torch
 from model.network.transformer import Transformer
 from model.options import DRAFT_TOKENS, RunnerOptions, check_limits
 from model.prefixes import prefix_files
@@ -166,6 +167,7 @@ def read(setup: Setup, checkpoint: Checkpoint, progress: Progress, group: Group 
         model = Transformer(setup.config, setup.scheme.name, setup.shard, group, setup.kernels)
     if setup.options.deterministic:
         linear.fix_tiles(model)
+    leave_to_torch(model, setup.by_torch)
     if setup.scheme.compiled:
         torch.set_num_threads(1)  # the kernels' threads do nearly all the work; PyTorch's would only spin
     progress("loading weights", 0.0)
@@ -232,7 +234,9 @@ def _runner(
     pools = PagePools.allocate(config, specs, lambda shape: backend.allocate(shape, setup.kv_dtype, device))
     tables = RopeTables.build(config, length, device)
     media = Media(model.encoder)
-    head = (SplitHead if model.splits_layers else Head)(model, adapters, (masks.step,), setup.kernels)
+    head = (SplitHead if model.splits_layers else Head)(
+        *(model, adapters, (masks.step,), setup.kernels, setup.by_torch)
+    )
     compiled = compiled_network(model, backend, pools, tables, head.block_rows)
     if compiled and setup.kernels is not None:
         description |= {"arithmetic": native.arithmetic(setup.kernels)}
@@ -319,6 +323,7 @@ def _describe(setup: Setup, checkpoint: Checkpoint) -> dict[str, str | int]:
         "dtype": name_of(setup.dtype),
         "kv_dtype": name_of(setup.kv_dtype),
         "attention": setup.attention_name,
+        **({"by_torch": ", ".join(sorted(setup.by_torch))} if setup.by_torch else {}),
         **({"softmax_scale": f"{latent.softmax_scale:.6g}"} if (latent := setup.config.latent) else {}),
         "quantize": setup.chosen.name,
         **({"layout": layout.name} if layout.size > 1 else {}),

@@ -1,24 +1,25 @@
 """How a model runs: device, formats, weight scheme, attention backend, and what its memory must hold."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from model import attention
+from model import attention, selftest
 from model.attention.base import Attention
 from model.checkpoint.open import Checkpoint
 from model.config import ModelConfig
-from model.decide import Abilities, decide
-from model.kernels import cuda
+from model.decide import Abilities, Decision, decide
+from model.errors import OptionError
 from model.kernels.cpu import native
 from model.kernels.cpu.functions import Kernels
 from model.linear.schemes import Scheme, encoder_slowness
 from model.machine.device import DTYPES, choose_device, name_of, native_formats, unused_gpu
 from model.machine.host import choose_threads
+from model.machine.processor import processor_name
 from model.memory import sizes as memory
 from model.memory.media import MediaSizes, media_sizes
-from model.network.kernels import try_out as try_products
 from model.options import RunnerOptions
 from model.sharding.layout import SINGLE, Place
 from model.sharding.shard import Shard
@@ -33,6 +34,7 @@ class Setup:
     `chosen` is the weight scheme that --quantize names, `scheme` the one that serves for it on this device.
     `dtype` is the format of the embeddings, `activations` the format of the values between layers. `shard` is what this
     rank holds: all of the model if it is the only one. `kernels` are the compiled ones, on a CPU that has them.
+    `by_torch` are the kinds of a GPU's kernels that failed the self-test: PyTorch computes what they would.
     `targets` are seconds to the first token, and between two tokens.
     """
 
@@ -46,6 +48,7 @@ class Setup:
     attention_name: str
     attention: Attention
     kernels: Kernels | None
+    by_torch: frozenset[str]
     shard: Shard
     pool_sizes: memory.PoolSizes
     media: MediaSizes | None
@@ -58,8 +61,12 @@ class Setup:
 
     @property
     def captures(self) -> bool:
-        """Whether CUDA graphs compute the steps that only decode. Ranks that share a model have none."""
-        return self.device.type == "cuda" and self.attention.capturable and self.shard.place.layout.size == 1
+        """Whether CUDA graphs compute the steps that only decode. Ranks that share a model have none.
+
+        PyTorch's experts wait for the device, so that they cannot be captured.
+        """
+        able = self.attention.capturable and "experts" not in self.by_torch
+        return self.device.type == "cuda" and able and self.shard.place.layout.size == 1
 
     def graph_bytes(self, length: int) -> int:
         """What the graphs hold for sequences of up to `length` tokens."""
@@ -81,11 +88,15 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE
         log.warning("no GPU is used: %s, or choose --device cpu", why)
     torch.backends.cuda.enable_cudnn_sdp(False)  # it plans for half a second at each new shape of an image or a chunk
     kernels = native.kernels() if device.type == "cpu" else None
-    here = Abilities(device.type, native_formats(device), compiled=kernels is not None)
-    made = decide(checkpoint.config, checkpoint.kind, checkpoint.own_bits, options, here, place.layout)
+    _use_threads(1)  # threads of the self-test would only wait for each other
+    facts, formats = (checkpoint.config, checkpoint.kind, checkpoint.own_bits, options), native_formats(device)
+
+    def decided(kernels: Kernels | None) -> Decision:
+        return decide(*facts, Abilities(device.type, formats, compiled=kernels is not None), place.layout)
+
+    made, kernels, by_torch = _tested(decided, kernels, place, device, options.deterministic)
     if (latent := made.config.latent) is not None:
         log.info("%s", latent.scale_words)
-    _use_threads(choose_threads(options.threads))
     shard, activations, kv_dtype = made.shard(place), DTYPES[made.activations], getattr(torch, made.cache.dtype)
     own = shard.config
     backend_name, backend = attention.choose(
@@ -93,15 +104,46 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE
         kernels=kernels,
         deterministic=options.deterministic,
         heads=own.heads,
+        fault=lambda backend: selftest.attention_fault(backend, own, kv_dtype, activations, device),
     )
-    if device.type == "cuda" and cuda.obstacle(device) is None:
-        try_products(made.scheme, own.dim, activations, device)
+    _use_threads(choose_threads(options.threads))
     targets = options.target_seconds(device.type)
     sizes = memory.pool_sizes(own, options, device.type, made.dtype, backend.page_size)
     slowness = encoder_slowness(made.scheme)
     media = media_sizes(shard.whole, options, activations.itemsize, slowness) if place.is_first else None
-    formats = made.chosen, made.scheme, DTYPES[made.dtype], activations, kv_dtype
-    return Setup(options, device, *formats, backend_name, backend, kernels, shard, sizes, media, targets)
+    served = made.chosen, made.scheme, DTYPES[made.dtype], activations, kv_dtype
+    return Setup(options, device, *served, backend_name, backend, kernels, by_torch, shard, sizes, media, targets)
+
+
+def _tested(
+    decided: Callable[[Kernels | None], Decision],
+    kernels: Kernels | None,
+    place: Place,
+    device: torch.device,
+    fixed: bool,
+) -> tuple[Decision, Kernels | None, frozenset[str]]:
+    """The decision for kernels that pass the self-test, these of a CPU, and the kinds of a GPU's that do not.
+
+    Raises OptionError where no other way serves, as with --deterministic on a GPU, which makes tiles `fixed`.
+    """
+    made = decided(kernels)
+    own, activations = made.shard(place).config, DTYPES[made.activations]
+    faults = selftest.faults(own, made.scheme, activations, device, kernels, fixed)
+    why = "; ".join(f"{kind}: {fault}" for kind, fault in faults.items())
+    if not faults:
+        return made, kernels, frozenset()
+    if kernels is None:
+        if fixed:
+            raise OptionError(f"--deterministic needs kernels that do not work on this GPU ({why}); leave it out")
+        log.warning("PyTorch serves, several times slower, for kernels that do not work on this GPU (%s)", why)
+        return made, None, frozenset(faults)
+    wrong = f"the compiled kernels, {kernels.variant}, do not work on this processor, {processor_name()} ({why})"
+    try:
+        made = decided(None)
+    except OptionError as error:
+        raise OptionError(f"{wrong}; name another variant in NORIA_KERNELS, and report this; else {error}") from error
+    log.warning("PyTorch serves, several times slower: %s", wrong)
+    return made, None, frozenset()
 
 
 def _use_threads(threads: int) -> None:

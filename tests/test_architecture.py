@@ -32,7 +32,7 @@ MODEL_ROOMS = """
     machine; images, audio; kernels; checkpoint; linear; attention
     options; decide; memory
     tokenizers; chat; grammar
-    network; step; setup; prefixes; warming; loading; ranks
+    network; step; selftest; setup; prefixes; warming; loading; ranks
 """
 SERVICE_ROOMS = """
     model_settings; settings; logs

@@ -1,17 +1,15 @@
 """Attention backends by name. To add one, add a file here and a row below. The contract test finds it."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from model.attention.base import Attention
 from model.attention.paged import PagedAttention
 from model.attention.sdpa import SdpaAttention
-from model.attention.trial import try_out
 from model.attention.triton import TritonAttention
 from model.errors import OptionError
-from model.kernels import cuda
 from model.kernels.cpu.functions import Kernels
 from model.latent_config import Heads
 from model.linear.schemes import CACHE_FORMATS
@@ -38,29 +36,37 @@ def choose(
     kernels: Kernels | None = None,
     deterministic: bool = False,
     heads: Sequence[int] | None = None,
+    fault: Callable[[Attention], str | None] = lambda backend: None,
 ) -> tuple[str, Attention]:
     """The name of a backend and the backend, for keys and values in `dtype`.
 
     "auto" chooses paged on a CPU with compiled `kernels`, for float32 `activations` or keys and values in int8, and
-    triton on a GPU. Otherwise it chooses sdpa. With `deterministic`, a row has the same bits in every step.
-    `heads` are those of `ModelConfig.heads`. A GPU tries the backend out for them. Where paged does not serve
-    them, or triton fails at them, "auto" is sdpa, with a warning.
+    triton on a GPU that runs it. Otherwise it chooses sdpa. With `deterministic`, a row has the same bits in every
+    step. `heads` are those of `ModelConfig.heads`. `fault` says what is wrong with a backend that has kernels of its
+    own, None if nothing is. Where paged or triton does not serve the heads, or has a fault, "auto" is sdpa, with a
+    warning.
     Raises OptionError for an unknown name, and for a backend that does not serve these options.
     """
     chosen = _auto(device, dtype, activations, kernels, deterministic) if name == "auto" else name
-    backend = _made(chosen, device, dtype, kernels, deterministic)
-    if heads is None:
-        return chosen, backend
     try:
-        if (why := backend.unfit(Heads(*heads))) is not None:
+        backend = _made(chosen, device, dtype, kernels, deterministic)
+        if heads is not None and (why := _unsuited(backend, Heads(*heads), fault)) is not None:
             raise OptionError(f"--attention {chosen} {why}{'' if name == 'auto' else '; use --attention sdpa'}")
-        if device.type == "cuda":
-            try_out(chosen, backend, Heads(*heads), dtype, activations, device)
     except OptionError as error:
-        if name != "auto":
+        if name != "auto" or chosen == "sdpa":
             raise
         return "sdpa", _instead(error, device, dtype, deterministic)
     return chosen, backend
+
+
+def _unsuited(backend: Attention, heads: Heads, fault: Callable[[Attention], str | None]) -> str | None:
+    """Why a backend does not serve these heads, as a clause; None if it does."""
+    if (why := backend.unfit(heads)) is not None or isinstance(backend, SdpaAttention):
+        return why
+    if (why := fault(backend)) is None:
+        return None
+    n_heads, n_kv_heads, head_dim, _ = heads
+    return f"does not work here for {n_heads} query heads and {n_kv_heads} key heads of {head_dim} ({why})"
 
 
 def _instead(error: OptionError, device: torch.device, dtype: torch.dtype, deterministic: bool) -> Attention:
@@ -77,11 +83,6 @@ def _auto(
     device: torch.device, dtype: torch.dtype, activations: torch.dtype, kernels: Kernels | None, deterministic: bool
 ) -> str:
     if device.type == "cuda":
-        if (why := cuda.obstacle(device)) is not None:
-            raise OptionError(
-                f"--attention auto is triton on a GPU, which {why}; without it --attention sdpa serves, several times "
-                "slower"
-            )
         return "triton"
     suits = deterministic or dtype is torch.int8 or (activations is torch.float32 and dtype in PagedAttention.dtypes)
     return "paged" if kernels is not None and suits else "sdpa"

@@ -22,13 +22,16 @@ class RMSNorm(nn.Module):
     Worked example, unit scale: [3, 4] has mean square 12.5 -> [0.8485, 1.1314].
     """
 
+    by_torch = False
+    """Whether PyTorch computes it on a GPU too, because the kernel failed the self-test. Loading sets it."""
+
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        if triton.serves(x):
+        if triton.serves(x) and not self.by_torch:
             from model.kernels.cuda.norm import rms_norm as kernel
 
             return kernel(x, self.weight, self.eps)

@@ -25,6 +25,8 @@ class Floats(Projection):
     """
 
     fixed = False
+    by_torch = False
+    """Whether PyTorch computes any number of rows, because a kernel failed the self-test. Loading sets it."""
     weights: DeviceWeights | None
     """The weights for the GPU's kernels; None before they are assigned."""
 
@@ -54,15 +56,18 @@ class Floats(Projection):
         return self._run(x, gated=True) if self._in_kernel(x) and not self.fixed else self.gate(self(x))
 
     def gate(self, gate_up: Tensor) -> Tensor:
-        if triton.serves(gate_up):
+        if self.in_triton(gate_up):
             from model.kernels.cuda.gate import swiglu as gate
 
             return gate(gate_up)
         return swiglu(*gate_up.chunk(2, dim=-1))
 
+    def in_triton(self, x: Tensor) -> bool:
+        """Whether kernels compute with such tensors."""
+        return triton.serves(x) and not self.by_torch
+
     def _in_kernel(self, x: Tensor) -> bool:
-        weights = self.weights
-        return weights is not None and triton.serves(x) and (self.fixed or len(x) <= self.few_rows(x))
+        return self.weights is not None and self.in_triton(x) and (self.fixed or len(x) <= self.few_rows(x))
 
     def few_rows(self, x: Tensor) -> int:
         """The greatest number of such rows that the kernel computes."""
@@ -119,7 +124,7 @@ class WeightsOnly(Floats):
     def _widened(self, rows: slice, x: Tensor) -> Tensor:
         """These rows of W in the format of x."""
         assert self.weights is not None, "no weights have been loaded"
-        if not triton.serves(x):
+        if not self.in_triton(x):
             return self.dequantize(self.weights, rows).to(x.dtype)
         from model.kernels.cuda.convert import dequantize
 

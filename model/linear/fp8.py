@@ -38,7 +38,7 @@ class Fp8Linear(WeightsOnly):
         return weights.values[rows].float() * weights.tables[0][rows, None]
 
     def product(self, x: Tensor) -> Tensor:
-        if self.fixed or len(x) <= ROWS:
+        if self.fixed or self.by_torch or len(x) <= ROWS:
             return super().product(x)
         if triton.serves(x):
             return self.scaled(x) if self._multiplies(x) else super().product(x)

@@ -1,5 +1,6 @@
 """The number formats of this processor. No torch."""
 
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,11 @@ def native_formats(root: Path = Path("/")) -> frozenset[str]:
     fields = dict(_fields(root / "proc/cpuinfo"))
     flags = {flag for name in INSTRUCTIONS for flag in fields.get(name, "").split()}
     return frozenset({"float32", *(name for name, needed in FORMAT_FLAGS.items() if needed & flags)})
+
+
+def processor_name(root: Path = Path("/")) -> str:
+    """What the processor calls itself, such as "AMD EPYC 7763"; its architecture where the system does not tell."""
+    return dict(_fields(root / "proc/cpuinfo")).get("model name") or platform.machine()
 
 
 def _fields(path: Path) -> Iterator[tuple[str, str]]:

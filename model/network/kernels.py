@@ -1,22 +1,20 @@
-"""Finds the row counts at which a GPU changes kernels: steps on both sides of each change compile all kernels."""
+"""A GPU's kernels in a network: row counts on both sides of each change, errors, and what PyTorch computes instead."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-import torch
 from torch import nn
 
 from model.errors import OptionError, one_line
 from model.kernels import cuda as triton
 from model.kernels.cuda.layouts import FEW_ROWS
+from model.linear.base import RMSNorm
 from model.linear.floats import Floats
-from model.linear.schemes import Scheme
-from model.linear.selection import make_linear
 from model.network.moe import MoE
 
-OUTPUTS, MANY = 256, 1024
-"""Outputs of the product that is tried out, and its greatest number of rows."""
+OWNERS: Mapping[str, type[RMSNorm | Floats | MoE]] = {"norms": RMSNorm, "products": Floats, "experts": MoE}
+"""The parts of a network by the kind of their kernels."""
 
 
 class Kind(NamedTuple):
@@ -43,7 +41,7 @@ def _kind(part: nn.Module) -> Kind | None:
     """The kind of a projection or of a layer's experts; None if no kernel of a GPU computes it."""
     if isinstance(part, MoE) and part.stacked is not None:
         return Kind(part.stacked[0].layout, bool(part.gate.fixed), part.n_experts, part.n_used)
-    if isinstance(part, Floats) and part.weights is not None and triton.serves(part.weights.values):
+    if isinstance(part, Floats) and part.weights is not None and part.in_triton(part.weights.values):
         return Kind(part.weights.layout, part.fixed)
     return None
 
@@ -74,14 +72,9 @@ def kernel_errors(options: str) -> Iterator[None]:
         ) from error
 
 
-@torch.inference_mode()
-def try_out(scheme: Scheme, n_in: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Compute products of `n_in` channels with no weights that mean anything. Raises OptionError if that fails."""
-    part = make_linear(n_in, OUTPUTS, scheme=scheme.name)
-    assert isinstance(part, Floats)
-    part.assign_weights(part.allocate((), dtype, device))
-    with kernel_errors(f"--quantize {scheme.quantize}"):
-        for n_rows in row_counts(part, MANY):
-            x = torch.zeros(n_rows, n_in, dtype=dtype, device=device)
-            part(x, onto=part(x))
-            part.gated(x)
+def leave_to_torch(model: nn.Module, kinds: Collection[str]) -> None:
+    """Let PyTorch compute what these kinds of kernels would, from now on."""
+    owners = tuple(OWNERS[kind] for kind in kinds if kind in OWNERS)
+    for part in model.modules():
+        if isinstance(part, owners):
+            part.by_torch = True

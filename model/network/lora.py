@@ -168,9 +168,12 @@ class StepAdapters:
 
     @classmethod
     def of(
-        cls, adapters: Sequence[Adapter | None], lengths: Sequence[int], device: torch.device
+        cls, adapters: Sequence[Adapter | None], lengths: Sequence[int], device: torch.device, *, by_torch: bool = False
     ) -> "StepAdapters | None":
-        """The step whose slice i has `lengths[i]` rows and uses `adapters[i]`; None if no row uses an adapter."""
+        """The step whose slice i has `lengths[i]` rows and uses `adapters[i]`; None if no row uses an adapter.
+
+        With `by_torch` no kernels of a GPU serve.
+        """
         distinct = tuple(dict.fromkeys(one for one, n in zip(adapters, lengths, strict=True) if one is not None and n))
         if not distinct:
             return None
@@ -178,7 +181,8 @@ class StepAdapters:
         owners = np.repeat([index.get(one, -1) for one in adapters], lengths)
         found = [np.flatnonzero(owners == i) for i in range(len(distinct))]
         rows = upload(found, device)
-        return cls(distinct, tuple(rows), _group(distinct, found, device) if triton.serves(rows[0]) else None)
+        grouped = triton.serves(rows[0]) and not by_torch
+        return cls(distinct, tuple(rows), _group(distinct, found, device) if grouped else None)
 
     def layer(self, number: int) -> LayerUses:
         """The uses of a layer."""

@@ -35,6 +35,8 @@ class MoE(nn.Module):
     """
 
     packed: PackedExperts | None = None
+    by_torch = False
+    """Whether the weights stay apart on a GPU too, because a kernel failed the self-test. Loading sets it."""
 
     def __init__(
         self,

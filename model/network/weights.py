@@ -123,7 +123,7 @@ def _internal(tensor: Matrix, place: Place, rotation: str) -> Matrix:
 def _reserve(model: Transformer, dtype: torch.dtype, device: torch.device) -> None:
     """Allocate the weights that do not get their memory when they arrive."""
     for module in model.modules():
-        if isinstance(module, MoE) and triton.serve_on(device):
+        if isinstance(module, MoE) and triton.serve_on(device) and not module.by_torch:
             module.reserve(dtype, device)
         elif isinstance(module, WeightsOnly) and module.weights is None:
             module.assign_weights(module.allocate((), dtype, device))

@@ -1,6 +1,6 @@
 """The output head of a step: logits, sampled tokens and norms of hidden states, some rows at a time."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from torch import Tensor
 
@@ -16,17 +16,23 @@ from model.step.logits import SamplingStep
 
 class Head:
     """The head of `model` with the `adapters` of its requests; `last` are the last sampling steps on the logits,
-    `kernels` the compiled ones of a CPU.
+    `kernels` the compiled ones of a CPU. `by_torch` are kinds of a GPU's kernels that do not serve.
 
     `block_rows` limits the memory of logits. It is a multiple of 4: every block begins at a multiple of 16 bytes.
     """
 
     def __init__(
-        self, model: Transformer, adapters: AdapterStore, last: Sequence[SamplingStep], kernels: Kernels | None
+        self,
+        model: Transformer,
+        adapters: AdapterStore,
+        last: Sequence[SamplingStep],
+        kernels: Kernels | None,
+        by_torch: Collection[str] = (),
     ) -> None:
         self.adapters, self.last, self.kernels = adapters, last, kernels
         self.block_rows = max(4, LOGIT_VALUES // model.config.vocab_size // 4 * 4)
         self.model, self.device = model, next(model.parameters()).device
+        self._adapts_by_torch = "adapters" in by_torch
 
     def sample(self, hidden: Tensor, slices: Sequence[Slice]) -> list[sampler.Sampled]:
         """One token after each of these slices, from hidden states [N, dim]."""
@@ -55,7 +61,7 @@ class Head:
         if not any(item.adapter for item in slices):
             return None
         found = [self.adapters.get(item.adapter) if item.adapter else None for item in slices]
-        return StepAdapters.of(found, lengths, self.device)
+        return StepAdapters.of(found, lengths, self.device, by_torch=self._adapts_by_torch)
 
     def _blocks(self, hidden: Tensor) -> Iterator[tuple[slice, Tensor]]:
         for first in range(0, len(hidden), self.block_rows):

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from model import loading
 from model.attention import BACKENDS, choose
@@ -144,7 +143,6 @@ def test_a_model_with_heads_beyond_the_kernels_is_served(
 
 
 GPU = torch.device("cuda")
-TRY_OUT = triton_kernels.try_out
 
 
 @pytest.fixture
@@ -152,67 +150,72 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[int, int]], None]:
     """Pretend a GPU of some compute capability, on which nothing is interpreted."""
     pytest.importorskip("triton")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setattr(triton_kernels, "try_out", lambda device: None)
     return lambda capability: monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
 
 
-def test_auto_on_a_gpu(gpu: Callable[[tuple[int, int]], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton needs tensor cores and its package."""
+def test_auto_on_a_gpu(
+    gpu: Callable[[tuple[int, int]], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Triton needs tensor cores and its package. Without them PyTorch's operation serves, with a warning."""
     gpu((9, 0))
     assert choose("auto", GPU, torch.bfloat16)[0] == "triton"
     assert choose("auto", GPU, torch.float8_e4m3fn)[0] == "triton"
     assert choose("sdpa", GPU, torch.bfloat16)[0] == "sdpa"
+    assert not caplog.records
     gpu((7, 5))
-    with pytest.raises(OptionError, match=r"compute capability 8.0 or more, this one has 7.5; .* --attention sdpa"):
-        choose("auto", GPU, torch.float16)
+    assert choose("auto", GPU, torch.float16)[0] == "sdpa"
+    assert "several times as long: --attention triton needs a GPU of compute capability 8.0 or more" in caplog.text
+    with pytest.raises(OptionError, match=r"compute capability 8.0 .*, but --deterministic needs --attention paged"):
+        choose("auto", GPU, torch.float16, deterministic=True)
     monkeypatch.setattr(triton_kernels, "find_spec", lambda name: None)
-    with pytest.raises(OptionError, match=r"on a GPU, which needs the package triton, .* --attention sdpa serves"):
-        choose("auto", GPU, torch.bfloat16)
+    assert choose("auto", GPU, torch.float16)[0] == "sdpa"
+    assert "needs the package triton, which is not installed" in caplog.text
+    caplog.clear()
     assert choose("sdpa", GPU, torch.float16)[0] == "sdpa"
+    assert not caplog.records
 
 
-def test_triton_is_tried_out_before_it_is_trusted(
-    gpu: Callable[[tuple[int, int]], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_triton_with_a_fault_leaves_attention_to_sdpa(
+    gpu: Callable[[tuple[int, int]], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Triton needs a C compiler at run time."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    from model.kernels.cuda import norm
+    gpu((8, 9))
+    asked = list[Attention]()
 
-    TRY_OUT.cache_clear()
-    assert TRY_OUT(CPU) is None
-    monkeypatch.delenv("TRITON_INTERPRET")
+    def fault(backend: Attention) -> str:
+        asked.append(backend)
+        return "OutOfResources: shared memory"
 
-    def fails(*args: object) -> Tensor:
-        raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.")
+    options: dict[str, Any] = {"heads": (32, 8, 128), "fault": fault}
+    message = r"^--attention triton does not work here for 32 query heads and 8 key heads of 128 \(OutOfResources: .*\)"
+    with pytest.raises(OptionError, match=f"{message}; use --attention sdpa$"):
+        choose("triton", GPU, torch.bfloat16, **options)
+    assert not caplog.records
+    name, backend = choose("auto", GPU, torch.bfloat16, **options)
+    assert (name, type(backend)) == ("sdpa", BACKENDS["sdpa"])
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "8 key heads of 128 (OutOfResources: shared memory)" in record.message
+    with pytest.raises(OptionError, match=f"{message}, but --deterministic needs --attention paged"):
+        choose("auto", GPU, torch.bfloat16, deterministic=True, **options)
+    with pytest.raises(OptionError, match=r"^--attention triton does not .*, but --kv-dtype fp8 needs "):
+        choose("auto", GPU, torch.float8_e4m3fn, **options)
+    assert len(asked) == 4
+    assert choose("sdpa", GPU, torch.bfloat16, **options)[0] == "sdpa"
+    assert len(asked) == 4, "PyTorch is not compared with itself"
 
-    def doubles(x: Tensor, *more: object) -> Tensor:
-        return 2 * x
 
+def test_heads_that_triton_does_not_serve(
+    gpu: Callable[[tuple[int, int]], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Groups of 128 queries would keep their sums in memory; latents divide their 128 heads."""
     gpu((9, 0))
-    missing = r"does not work here \(RuntimeError: Failed to find C compiler.*python3-dev\).* TRITON_CACHE_DIR"
-    for kernel, why in ((fails, missing), (doubles, "gives wrong")):
-        TRY_OUT.cache_clear()
-        monkeypatch.setattr(norm, "rms_norm", kernel)
-        monkeypatch.setattr(triton_kernels, "try_out", lambda device: TRY_OUT(CPU))
-        with pytest.raises(OptionError, match=f"--attention auto is triton on a GPU, which {why}"):
-            choose("auto", GPU, torch.bfloat16)
-        assert re.search(why, caplog.text)
-        with pytest.raises(OptionError, match=f"--attention triton {why}"):
-            choose("triton", GPU, torch.bfloat16)
-    TRY_OUT.cache_clear()
-
-
-def test_a_gpu_without_memory_is_not_one_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton")
-    from model.kernels.cuda import norm
-
-    def fails(*args: object) -> Tensor:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(norm, "rms_norm", fails)
-    TRY_OUT.cache_clear()
-    with pytest.raises(torch.OutOfMemoryError):
-        TRY_OUT(CPU)
+    assert choose("auto", GPU, torch.bfloat16, heads=(64, 1, 64))[0] == "triton"
+    assert choose("auto", GPU, torch.bfloat16, heads=(128, 1, 576, 512))[0] == "triton"
+    assert not caplog.records
+    for heads in ((2, 1, 512), (128, 1, 64)):
+        assert choose("auto", GPU, torch.bfloat16, heads=heads)[0] == "sdpa"
+        assert "--attention triton serves heads of up to 256 and groups of up to 64 queries" in caplog.text
+        caplog.clear()
 
 
 REFUSALS = {

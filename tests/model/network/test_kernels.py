@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from model.errors import OptionError
 from model.kernels import cuda as triton
-from model.linear.schemes import SCHEMES
+from model.linear.base import RMSNorm
 from model.linear.selection import make_linear
 from model.network import kernels
-from model.network.kernels import kernel_errors, row_counts, try_out
+from model.network.kernels import kernel_errors, leave_to_torch, row_counts
+from model.network.moe import MoE
 from tests.model.driving import CPU
 
 pytest.importorskip("triton")
@@ -29,27 +29,19 @@ def test_row_counts_are_on_both_sides_of_each_change(monkeypatch: pytest.MonkeyP
     assert row_counts(nn.ModuleList(), 100) == [1, 100]
 
 
-@pytest.mark.filterwarnings("ignore:invalid value encountered")  # the weights are memory that nobody has written
-def test_products_are_tried_out_at_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel that fails for many rows only is found, and the error names the way out."""
-    from triton.runtime.errors import OutOfResources
-
-    from model.kernels.cuda import product
-
-    plain, seen = product.product, []
-
-    def fails(x: torch.Tensor, *args: object, **more: object) -> torch.Tensor:
-        seen.append(len(x))
-        if len(x) > 32:
-            raise OutOfResources(119000, 101376, "shared memory")
-        return plain(x, *args, **more)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(product, "product", fails)
-    message = r"--quantize fp8: a kernel does not work on this GPU \(OutOfResources: .*Required: 119000, Hardware lim"
-    with pytest.raises(OptionError, match=message):
-        try_out(SCHEMES["fp8"], 64, torch.float32, CPU)
-    assert seen[0] == 1
-    assert max(seen) > 32
+def test_kinds_that_are_left_to_torch() -> None:
+    """Experts that stay apart are computed one after another, and each part by PyTorch if products fail too."""
+    block = MoE(64, 64, 4, 2)
+    assert block.gate.in_triton(torch.ones(1))  # type: ignore[operator]
+    leave_to_torch(block, {"experts", "attention"})
+    assert block.by_torch
+    assert block.gate.in_triton(torch.ones(1))  # type: ignore[operator]
+    leave_to_torch(block, {"products"})
+    assert not block.gate.in_triton(torch.ones(1))  # type: ignore[operator]
+    norm = RMSNorm(4, 1e-5)
+    leave_to_torch(norm, {"norms"})
+    norm.weight.data = torch.ones(4)
+    assert norm(torch.ones(1, 4)).isfinite().all()  # no kernel runs on a CPU
 
 
 def test_other_errors_stay_as_they_are() -> None:
