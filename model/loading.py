@@ -310,6 +310,11 @@ def check_options(options: RunnerOptions) -> None:
         raise OptionError(f"--gpu-memory-utilization {share} needs a GPU, the device is cpu; use --cache-memory")
 
 
+def _kernels_reason(setup: Setup) -> str:
+    failed = setup.kernels is None and native.kernels() is not None
+    return f"{native.reason()}; it failed the self-test, see the log" if failed else native.reason()
+
+
 def _describe(setup: Setup, checkpoint: Checkpoint) -> dict[str, str | int]:
     device, layout = setup.device, setup.shard.place.layout
     stored = stored_as(setup.scheme, name_of(setup.dtype), checkpoint.own_bits)
@@ -329,6 +334,6 @@ def _describe(setup: Setup, checkpoint: Checkpoint) -> dict[str, str | int]:
         **({"layout": layout.name} if layout.size > 1 else {}),
         **({"checkpoint": f"{checkpoint.summary}; served as {stored}"} if checkpoint.summary else {}),
         "kernels": native.describe(setup.kernels),
-        **({"kernels_reason": native.reason()} if device.type == "cpu" else {}),
+        **({"kernels_reason": _kernels_reason(setup)} if device.type == "cpu" else {}),
         "torch": torch.__version__,
     }
