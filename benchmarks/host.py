@@ -90,10 +90,10 @@ class Meter:
         self._inside, self._begun = 0, time.thread_time_ns()
 
     def timed(self, name: str, call: Callable[..., T]) -> Callable[..., T]:
-        def timing(*args: Any) -> T:
+        def timing(*args: Any, **more: Any) -> T:
             before, self._inside, began = self._inside, 0, time.thread_time_ns()
             try:
-                return call(*args)
+                return call(*args, **more)
             finally:
                 took = time.thread_time_ns() - began
                 self.steps[-1][name] += took - self._inside
@@ -201,7 +201,7 @@ def measure(case: Case) -> dict[str, float]:
 
 def _method(call: Callable[..., T]) -> Callable[..., T]:
     """A plain function, which a class binds as a method."""
-    return lambda *args: call(*args)
+    return lambda *args, **more: call(*args, **more)
 
 
 def _answer(names: list[str]) -> None:

@@ -28,17 +28,19 @@ IMPLEMENTED = frozenset({"temperature", "seed", "min_p", "top_k", "top_p"})
 """What `choose` implements."""
 
 
-def choose(logits: Tensor, slices: Sequence[Slice], kernels: Kernels | None, first: int = 0) -> Tensor:
+def choose(
+    logits: Tensor, slices: Sequence[Slice], kernels: Kernels | None, first: int = 0, *, by_torch: bool = False
+) -> Tensor:
     """Columns [N] of the chosen tokens, or NO_TOKEN or NOT_FINITE, from logits [N, n] of the n tokens from `first` on.
 
     The logits are overwritten. Afterwards the chosen token's value is its logit in a greedy row, and what `_race`
-    compares in the others.
+    compares in the others. `kernels` are those of a CPU; with `by_torch` no kernels of a GPU serve either.
     """
     if kernels is not None:
         return kernels.sample(logits, kernel_rows(slices, first))
     greatest, tokens = logits.max(dim=-1)  # the first of equals
     if any(item.params.temperature > 0 for item in slices):
-        tokens = _sampled(logits, slices, greatest, tokens, first)
+        tokens = (_raced if by_torch else _sampled)(logits, slices, greatest, tokens, first)
     return tokens.masked_fill_(~greatest.isfinite(), NOT_FINITE).masked_fill_(greatest == HIDDEN, NO_TOKEN)
 
 
@@ -49,6 +51,11 @@ def _sampled(logits: Tensor, slices: Sequence[Slice], greatest: Tensor, tokens: 
 
         if logits.shape[1] <= sampling.MOST_TOKENS:
             return sampling.race(logits, greatest, tokens, kernel_rows(slices, first, sampling.ROW))
+    return _raced(logits, slices, greatest, tokens, first)
+
+
+def _raced(logits: Tensor, slices: Sequence[Slice], _: Tensor, tokens: Tensor, first: int) -> Tensor:
+    """`_sampled` by PyTorch."""
     sampled = [row for row, item in enumerate(slices) if item.params.temperature > 0]
     values, where = rows_of(logits, sampled), indices(sampled, logits.device)
     tokens.index_copy_(0, where, _race(values, [slices[row] for row in sampled], first))
@@ -75,12 +82,14 @@ def _race(logits: Tensor, slices: Sequence[Slice], first: int) -> Tensor:
     return logits.exp_().div_(waits).argmax(dim=-1)
 
 
-def best(logits: Tensor, slices: Sequence[Slice], kernels: Kernels | None, first: int) -> Tensor:
+def best(
+    logits: Tensor, slices: Sequence[Slice], kernels: Kernels | None, first: int, *, by_torch: bool = False
+) -> Tensor:
     """Return [N, 3] float64 for the tokens from `first` on: an id or a code of `choose`, its value, the greatest logit.
 
     Logits [N, n] float32 are overwritten.
     """
-    tops, columns = logits.amax(dim=-1), choose(logits, slices, kernels, first)
+    tops, columns = logits.amax(dim=-1), choose(logits, slices, kernels, first, by_torch=by_torch)
     values = logits.gather(1, columns.clamp(min=0)[:, None])[:, 0]
     return torch.stack((torch.where(columns < 0, columns, columns + first), values, tops), dim=1).double()
 

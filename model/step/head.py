@@ -32,7 +32,7 @@ class Head:
         self.adapters, self.last, self.kernels = adapters, last, kernels
         self.block_rows = max(4, LOGIT_VALUES // model.config.vocab_size // 4 * 4)
         self.model, self.device = model, next(model.parameters()).device
-        self._adapts_by_torch = "adapters" in by_torch
+        self._adapts_by_torch, self._samples_by_torch = "adapters" in by_torch, "sampling" in by_torch
 
     def sample(self, hidden: Tensor, slices: Sequence[Slice]) -> list[sampler.Sampled]:
         """One token after each of these slices, from hidden states [N, dim]."""
@@ -40,12 +40,15 @@ class Head:
         for block, rows in self._blocks(hidden):
             some = slices[block]
             logits = self.model.logits(rows, self.adapters_of(some, [1] * len(some)))
-            found.append(sampler.sample(logits, some, self.last, self.kernels))
+            found.append(self._sampled(logits, some))
         return found
 
     def sample_logits(self, logits: Tensor, slices: Sequence[Slice]) -> list[sampler.Sampled]:
         """One token after each of these slices, from logits [N, vocab_size]."""
-        return [sampler.sample(rows, slices[block], self.last, self.kernels) for block, rows in self._blocks(logits)]
+        return [self._sampled(rows, slices[block]) for block, rows in self._blocks(logits)]
+
+    def _sampled(self, logits: Tensor, slices: Sequence[Slice]) -> sampler.Sampled:
+        return sampler.sample(logits, slices, self.last, self.kernels, by_torch=self._samples_by_torch)
 
     def logits(self, hidden: Tensor, item: Slice) -> Iterator[Tensor]:
         """Logits [n, vocab_size] of hidden states [N, dim] of one slice, a block at a time."""
@@ -77,6 +80,7 @@ class SplitHead(Head):
             own, group = self.model.own_logits(rows).float(), self.model.group
             assert group is not None
             widths = self.model.shard.vocab_widths
-            sampled = sampler.sample_parts(own, slices[block], group, widths, self.last, self.kernels)
+            kernels = self.last, self.kernels
+            sampled = sampler.sample_parts(own, slices[block], group, widths, *kernels, by_torch=self._samples_by_torch)
             found += [sampled] if sampled is not None else []
         return found

@@ -52,16 +52,21 @@ class Sampled:
 
 
 def sample(
-    logits: Tensor, slices: Sequence[Slice], last: Sequence[SamplingStep] = (), kernels: Kernels | None = None
+    logits: Tensor,
+    slices: Sequence[Slice],
+    last: Sequence[SamplingStep] = (),
+    kernels: Kernels | None = None,
+    *,
+    by_torch: bool = False,
 ) -> Sampled:
     """One token after each slice, from logits [N, vocab_size] float32, which are overwritten.
 
-    `last` are the last steps on the logits, `kernels` the compiled ones of a CPU.
+    `last` are the last steps on the logits, `kernels` the compiled ones of a CPU. With `by_torch` none of a GPU serve.
     """
     wanted = [row for row, item in enumerate(slices) if item.params.logprobs is not None]
     own = log_softmax(rows_of(logits, wanted)) if wanted else None
     apply((*LOGITS_STEPS, *last), logits, slices)
-    tokens = choose(logits, slices, kernels)
+    tokens = choose(logits, slices, kernels, by_torch=by_torch)
     scored = None
     if own is not None:
         counts = [slices[row].params.logprobs or 0 for row in wanted]
@@ -106,6 +111,8 @@ def sample_parts(
     widths: Sequence[int],
     last: Sequence[SamplingStep] = (),
     kernels: Kernels | None = None,
+    *,
+    by_torch: bool = False,
 ) -> Sampled | None:
     """As `sample`, where each rank of a stage has columns of the logits, `widths` of them; None on all but the first.
 
@@ -117,7 +124,8 @@ def sample_parts(
     own_parts, of_parts = rows_of(own, parts), [slices[row] for row in parts]
     logits = group.gather(rows_of(own, whole), widths) if whole else None
     before = sum(widths[: group.place.tensor_rank])
-    found = group.gather(best(own_parts, of_parts, kernels, before), (3,) * len(widths)) if parts else None
+    tops = best(own_parts, of_parts, kernels, before, by_torch=by_torch) if parts else None
+    found = None if tops is None else group.gather(tops, (3,) * len(widths))
     if group.place.tensor_rank > 0:
         return None
     tokens = own.new_empty(len(slices), dtype=torch.int64)
@@ -125,7 +133,7 @@ def sample_parts(
         tokens.index_copy_(0, indices(parts, own.device), best_of_all(found, of_parts))
     if logits is None:
         return Sampled(tokens, {}, None)
-    others = sample(logits, [slices[row] for row in whole], last, kernels)
+    others = sample(logits, [slices[row] for row in whole], last, kernels, by_torch=by_torch)
     return others.among(tokens, whole)
 
 

@@ -231,9 +231,9 @@ def test_answers_of_a_network_are_the_same_with_graphs(monkeypatch: pytest.Monke
     monkeypatch.setattr(head, "LOGIT_VALUES", 4 * 64)
     sample = sampler.sample
 
-    def some(logits: Tensor, *more: Any) -> sampler.Sampled:
+    def some(logits: Tensor, *more: Any, **others: Any) -> sampler.Sampled:
         assert len(logits) <= 4, "more rows than there is memory for"
-        return sample(logits, *more)
+        return sample(logits, *more, **others)
 
     monkeypatch.setattr(sampler, "sample", some)
     requests: list[ToEngine] = [
