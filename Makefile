@@ -60,7 +60,7 @@ check: .venv/.ready-dev
 	scripts/check
 
 clean:
-	rm -rf .venv .clients .ray .arm build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .clients .ray .arm .gpu-simulated build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .venv/.ready: $(INPUTS)
 	@scripts/setup
