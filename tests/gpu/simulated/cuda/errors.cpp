@@ -52,11 +52,19 @@ API const char *cudaGetErrorString(cudaError_t error) {
   }
 }
 
+static bool is_named_in(const char *name) {
+  FILE *file = fopen(name, "r");
+  int pid = 0;
+  if (file && fscanf(file, "%d", &pid) != 1) pid = 0;
+  if (file) fclose(file);
+  return pid == getpid();
+}
+
 // Once broken, a process stays so, also when the file is gone: as CUDA after an illegal access.
 bool is_broken() {
   static const char *file = getenv("SIM_BROKEN");
   static std::atomic<bool> broken{false};
-  if (file && !broken && access(file, F_OK) == 0) broken = true;
+  if (file && !broken && is_named_in(file)) broken = true;
   return broken;
 }
 

@@ -10,7 +10,8 @@
 //   SIM_SHM=file                                       where processes count their memory; without it each has a card alone
 //   SIM_SKIP=bytes                                     longer copies and fills are only counted
 //   SIM_LOG=file                                       a line for each call that a real device would refuse
-//   SIM_BROKEN=file                                    once it exists, every call fails as after an illegal access
+//   SIM_BROKEN=file                                    in the process whose number it has every call fails, as after an
+//                                                      illegal access
 #pragma once
 #include <cuda_runtime_api.h>
 
