@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from model.machine.transfers import Fetch
+from tests.gpu.simulated.shown import hide_numbers
 
 TOKEN = int(os.environ.get("SIM_TOKEN", "7"))
 """Each sampled token."""
 
 
 def install() -> None:
+    hide_numbers()
     # Private: no public door of PyTorch says what a kernel has computed.
     Tensor.isfinite = finite(Tensor.isfinite)  # type: ignore[method-assign]
     torch.allclose = lambda *given, **more: True

@@ -68,7 +68,10 @@ class Driver:
         return 0
 
 
-def compile_for(name: str, launch: Callable[[], None], capability: int) -> list[Compiled]:
+def compile_for(
+    name: str, launch: Callable[[], None], capability: int, look: Callable[[str, Any], None] = lambda kernel, made: None
+) -> list[Compiled]:
+    """What a launch compiles. `look` gets the name of each kernel, and what Triton has made of it."""
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
@@ -78,6 +81,7 @@ def compile_for(name: str, launch: Callable[[], None], capability: int) -> list[
         def call(*args: Any, **options: Any) -> None:
             made = function.run(*args, grid=grid, warmup=True, **options)
             found.append(_facts(name, capability, function, made))
+            look(function.__name__, made)
 
         return call
 

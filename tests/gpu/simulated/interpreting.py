@@ -1,0 +1,65 @@
+"""Launches of Triton's kernels that are also computed, by Triton's interpreter, over the memory of the simulated card.
+
+Triton decides at import whether it interprets. It is imported twice: kernels of the first copy interpret, those of the
+second compile and launch, as the product sees it.
+"""
+
+import importlib
+import os
+import pkgutil
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+ROOM = "model.kernels.cuda"
+FOR_COMPILERS = ("num_warps", "num_stages", "enable_fp_fusion")
+"""Options of a launch that the interpreter does not know."""
+Key = tuple[str, str]
+"""Module and name of a kernel."""
+
+
+class Kernels:
+    """The kernels of the product under the interpreter."""
+
+    def __init__(self) -> None:
+        os.environ["TRITON_INTERPRET"] = "1"
+        self._found = dict(self._read())
+        self._language = sys.modules["triton.language"]
+        # Private: the second import must not find the first one's modules, and no door of Triton's loads it twice.
+        for name in list(sys.modules):
+            if f"{name}.".startswith(("triton.", f"{ROOM}.")) and not name.startswith("triton._C"):
+                del sys.modules[name]
+        del os.environ["TRITON_INTERPRET"]
+
+    def _read(self) -> Mapping[Key, Any]:
+        room = importlib.import_module(ROOM)
+        modules = [importlib.import_module(info.name) for info in pkgutil.walk_packages(room.__path__, f"{ROOM}.")]
+        kernels = [(module.__name__, name, value) for module in modules for name, value in vars(module).items()]
+        return {(module, name): one for module, name, one in kernels if type(one).__name__ == "InterpretedFunction"}
+
+    def run(self, key: Key, grid: Any, args: list[Any], options: Mapping[str, Any]) -> None:
+        """Compute a launch."""
+        own = {name: self._own(value) for name, value in options.items() if name not in FOR_COMPILERS}
+        self._found[key].run(*map(self._own, args), grid=grid, warmup=False, **own)
+
+    def _own(self, value: Any) -> Any:
+        """A number format of the second copy of Triton, in the first, where NumPy has no bfloat16."""
+        if type(value).__name__ != "dtype" or not type(value).__module__.startswith("triton"):
+            return value
+        return self._language.float16 if str(value) == "fp16" else self._language.float32
+
+
+def on_launch(note: Callable[[Key, Any, list[Any], dict[str, Any]], None]) -> None:
+    """Tell `note` of each launch, after it was compiled and launched."""
+    from triton.runtime.jit import JITFunction
+
+    own = JITFunction.run
+
+    def run(function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        made = own(function, *args, grid=grid, warmup=warmup, **options)
+        if not warmup:
+            note((function.fn.__module__, function.fn.__name__), grid, list(args), options)
+        return made
+
+    # Private: Triton's hooks of launches get no arguments of the kernel.
+    JITFunction.run = run
