@@ -147,8 +147,8 @@ def test_a_captured_step_serves_shorter_ones(device: torch.device, window: int |
     qkv = torch.randn(4, 8 + 2 * 2, 128, dtype=torch.bfloat16, device=device)
     rope = RopeRows(torch.randn(4, 2, 64, device=device), torch.rand(4, device=device))
     longest, shorter = step([2000] * 4), step([700, 30])
-    prepared = backend.prepare(longest)
-    backend.attend(qkv, 8, rope, cache, prepared)  # compiles
+    backend.attend(qkv, 8, rope, cache, backend.prepare(longest))  # compiles
+    prepared = backend.prepare(longest)  # not the one above: it keeps its plan, which then is not in the graph
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = backend.attend(qkv, 8, rope, cache, prepared)

@@ -112,12 +112,25 @@ class Card:
     def __init__(self) -> None:
         self._kernels = Kernels()
         self._capture: list[Work] | None = None
+        self._rests = False
 
     def do(self, work: Work) -> None:
-        if self._capture is None:
-            work()
-        else:
+        if self._capture is not None:
             self._capture.append(work)
+        elif not self._rests:
+            work()
+
+    def resting(self, own: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of whose steps nobody reads the results: they are launched, and captured, but not computed."""
+
+        def call(*args: Any, **options: Any) -> Any:
+            self._rests = True
+            try:
+                return own(*args, **options)
+            finally:
+                self._rests = False
+
+        return call
 
     def launched(self, key: Key, grid: Any, args: list[Any], options: dict[str, Any]) -> None:
         self.do(
@@ -223,7 +236,17 @@ def install() -> None:
     on_launch(card.launched)
     # Private: PyTorch has no door through which a replay's work can be noted.
     torch.cuda.CUDAGraph = torch.cuda.graphs.CUDAGraph = graphs(card)  # type: ignore[misc]
+    rest_while_warming(card)
     Operations(card).__enter__()
+
+
+def rest_while_warming(card: Card) -> None:
+    from model import warming
+    from model.memory import profile
+
+    warming.compile_all = card.resting(warming.compile_all)
+    warming.capture_all = card.resting(warming.capture_all)
+    profile.cache_budget = card.resting(profile.cache_budget)
 
 
 def pytest_configure() -> None:

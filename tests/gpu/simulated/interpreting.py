@@ -11,9 +11,16 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+import torch
+
+from tests.model.kernels.interpreter import unchecked
+
 ROOM = "model.kernels.cuda"
+LARGEST = 448.0
 FOR_COMPILERS = ("num_warps", "num_stages", "enable_fp_fusion")
 """Options of a launch that the interpreter does not know."""
+WORDS = {"fp32": "float32", "fp16": "float16", "fp8e4nv": "float8e4nv"}
 Key = tuple[str, str]
 """Module and name of a kernel."""
 
@@ -25,6 +32,8 @@ class Kernels:
         os.environ["TRITON_INTERPRET"] = "1"
         self._found = dict(self._read())
         self._language = sys.modules["triton.language"]
+        unchecked()
+        rounded_to_fp8()
         # Private: the second import must not find the first one's modules, and no door of Triton's loads it twice.
         for name in list(sys.modules):
             if f"{name}.".startswith(("triton.", f"{ROOM}.")) and not name.startswith("triton._C"):
@@ -46,7 +55,22 @@ class Kernels:
         """A number format of the second copy of Triton, in the first, where NumPy has no bfloat16."""
         if type(value).__name__ != "dtype" or not type(value).__module__.startswith("triton"):
             return value
-        return self._language.float16 if str(value) == "fp16" else self._language.float32
+        return self._language.float32 if value.name == "bf16" else getattr(self._language, WORDS[value.name])
+
+
+def rounded_to_fp8() -> None:
+    """Convert to e4m3 by PyTorch: the interpreter loses the carry where rounding changes the exponent."""
+    interpreter = sys.modules["triton.runtime.interpreter"]
+    own = interpreter._convert_float
+
+    def convert(values: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if target.name != "fp8e4nv" or values.dtype.kind != "f":
+            return own(values, source, target, rounding)
+        numbers = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).clamp(-LARGEST, LARGEST)
+        return numbers.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+
+    # Private: the interpreter has no door for its conversions.
+    interpreter._convert_float = convert
 
 
 def on_launch(note: Callable[[Key, Any, list[Any], dict[str, Any]], None]) -> None:

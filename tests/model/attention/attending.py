@@ -2,10 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -19,37 +16,13 @@ from model.batch import PageTable, Slice, StepBatch
 from model.kernels.cpu import native
 from model.sampling_params import SamplingParams
 from model.step.packing import pack
+from tests.model.kernels.interpreter import unchecked
 
 CPU = torch.device("cpu")
 SWIFT = sorted(BACKENDS.keys() - {"triton"})
 """Backends for tests of whole networks. Triton is too slow: under its interpreter, a program takes 10 ms."""
 Heads = tuple[Tensor, Tensor, Tensor]
 """q [n, n_heads, head_dim], k and v [n, n_kv_heads, head_dim] of one sequence."""
-
-
-def unchecked() -> None:
-    """Let the interpreter do without what takes half of its time.
-
-    It does not look for overflow of integers. It replaces Triton's language when a kernel starts, and not again for
-    each function that the kernel calls.
-    """
-    interpreter = pytest.importorskip("triton.runtime.interpreter")
-    look_for_overflow(False)
-    replaced: set[str] = set()  # modules of functions
-
-    def call(function: Any, *args: Any, **more: Any) -> Any:
-        if function.fn.__module__ not in replaced:
-            replaced.add(function.fn.__module__)
-            interpreter._patch_lang(function.fn)
-        return function.rewrite()(*args, **more)
-
-    interpreter.InterpretedFunction.__call__ = call
-
-
-def look_for_overflow(wanted: bool) -> None:
-    """Let Triton's interpreter look for overflow of integers, or not."""
-    builder = pytest.importorskip("triton.runtime.interpreter").interpreter_builder
-    builder.options = replace(builder.options, sanitize_overflow=wanted)
 
 
 def make(name: str) -> Attention:

@@ -19,7 +19,8 @@ from model.kernels.cpu.functions import Kernels
 from model.latent_config import Heads
 from model.sampling_params import SamplingParams
 from model.step.packing import pack
-from tests.model.attention.attending import CPU, forget, make, unchecked
+from tests.model.attention.attending import CPU, forget, make
+from tests.model.kernels.interpreter import unchecked
 
 SMALL_4, LARGE_3 = Heads(32, 1, 320, 256), Heads(128, 1, 576, 512)
 ODD = [Heads(1, 1, 6, 2), Heads(3, 1, 14, 10), Heads(5, 1, 28, 20), Heads(8, 1, 96, 64), Heads(21, 1, 98, 90)]

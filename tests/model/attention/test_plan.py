@@ -8,7 +8,7 @@ import torch
 from model.attention.tiles import SHORT
 from model.batch import PAGE_SIZE
 from model.kernels.cuda.attention import ITEM
-from tests.model.attention.attending import unchecked
+from tests.model.kernels.interpreter import unchecked
 
 SPLIT, FAN = 32, 2
 UNITS = (SPLIT, SPLIT * FAN, SPLIT * FAN**2, 2**30)

@@ -24,10 +24,8 @@ from tests.model.attention.attending import (
     CPU,
     attend,
     forget,
-    look_for_overflow,
     make,
     random_heads,
-    unchecked,
     unrotated,
 )
 from tests.model.attention.dense import dense
@@ -35,6 +33,7 @@ from tests.model.attention.reference import ReferenceAttention
 from tests.model.attention.two_sequences import attend as attend_step
 from tests.model.attention.two_sequences import two_sequences
 from tests.model.driving import Driver, random_model, tiny
+from tests.model.kernels.interpreter import look_for_overflow, unchecked
 
 FP8 = torch.float8_e4m3fn
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3, FP8: 1e-5}

@@ -7,6 +7,7 @@ at another place in the matrix. A test of bit-identity would then test NumPy.
 import importlib.util
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,31 @@ def create_fma(builder: Any, x: Any, y: Any, z: Any) -> Any:
 
     exact = x.data.astype(np.float64) * y.data + z.data  # the product of two float32 is exact
     return TensorHandle(exact.astype(z.data.dtype), z.dtype.scalar)
+
+
+def unchecked() -> None:
+    """Let the interpreter do without what takes half of its time.
+
+    It does not look for overflow of integers. It replaces Triton's language when a kernel starts, and not again for
+    each function that the kernel calls.
+    """
+    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    look_for_overflow(False)
+    replaced: set[str] = set()  # modules of functions
+
+    def call(function: Any, *args: Any, **more: Any) -> Any:
+        if function.fn.__module__ not in replaced:
+            replaced.add(function.fn.__module__)
+            interpreter._patch_lang(function.fn)
+        return function.rewrite()(*args, **more)
+
+    interpreter.InterpretedFunction.__call__ = call
+
+
+def look_for_overflow(wanted: bool) -> None:
+    """Let Triton's interpreter look for overflow of integers, or not."""
+    builder = pytest.importorskip("triton.runtime.interpreter").interpreter_builder
+    builder.options = replace(builder.options, sanitize_overflow=wanted)
 
 
 @pytest.fixture(scope="session", autouse=True)
