@@ -8,6 +8,7 @@
 #   make test-page                             (the page at / in a real browser, Chromium)
 #   make test-machines                         (servers on other processors and in odd places: docs/machines.md)
 #   make test-arm                              (kernels and servers on an emulated 64-bit ARM processor, in .arm)
+#   make test-gpu-simulated                    (servers and kernels on GPUs that are not there, in .gpu-simulated)
 #   make test-ray                              (replicas on Ray Serve, in an environment of their own in .ray)
 #   make drill ARGS="--hours=1"                (attacks and faults on a live server, ten minutes without ARGS)
 MODEL ?=
@@ -21,7 +22,7 @@ export PIP_ARGS
 
 INPUTS := pyproject.toml constraints.txt scripts/setup model/kernels/cpu/build.py $(wildcard model/kernels/cpu/*.[ch] model/kernels/cpu/*/*.[ch])
 
-.PHONY: serve test test-tools test-page test-clients test-agents test-machines test-arm test-ray drill check clean
+.PHONY: serve test test-tools test-page test-clients test-agents test-machines test-arm test-gpu-simulated test-ray drill check clean
 
 serve: .venv/.ready
 	@exec .venv/bin/python -m service serve $(if $(MODEL),"$(MODEL)") --port $(PORT) $(ARGS)
@@ -49,6 +50,10 @@ test-machines: .venv/.ready-dev
 
 test-arm:
 	@scripts/test-arm $(ARGS)
+
+test-gpu-simulated: .venv/.ready-dev
+	@scripts/setup-gpu-simulated
+	scripts/on-simulated-gpu -m pytest -n $(WORKERS) --dist loadscope -m simulated tests/gpu/simulated $(ARGS)
 
 test-ray: .ray/.ready
 	.ray/bin/python -m pytest -c tests/ray/pytest.ini tests/ray $(ARGS)

@@ -20,18 +20,21 @@ class Card:
     folder: Path
     gib: float = 79.1
 
-    def variables(self, hook: str = "noop") -> dict[str, str]:
-        """Of a process in which `hook` says what kernels compute."""
-        paths = [str(HOOKS / hook), os.environ["PYTHONPATH"]]
+    @property
+    def own(self) -> dict[str, str]:
+        """The variables of the card itself."""
         return {
             "SIM_SM": self.capability.replace(".", ""),
             "SIM_GIB": str(self.gib),
             "SIM_SHM": str(self.folder / "memory"),
             "SIM_LOG": str(self.folder / "log"),
             "SIM_BROKEN": str(self.folder / "broken"),
-            "SIM_SKIP": "100000",
-            "PYTHONPATH": os.pathsep.join(paths),
         }
+
+    def variables(self) -> dict[str, str]:
+        """Of a server whose kernels compute nothing. It does not copy weights, which nobody reads."""
+        paths = (str(HOOKS / "noop"), os.environ["PYTHONPATH"])
+        return self.own | {"SIM_SKIP": "100000", "PYTHONPATH": os.pathsep.join(paths)}
 
     @property
     def refusals(self) -> str:

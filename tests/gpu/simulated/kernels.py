@@ -10,12 +10,14 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from itertools import zip_longest
 from typing import Any
 
 import torch
 
+from model.kernels.cuda import gate, norm
 from model.kernels.cuda.limits import shared_bytes
-from tests.model.kernels.compiling import compile_for
+from tests.model.kernels.compiling import Compiled, compile_for
 from tests.model.kernels.hazards import disassembled, hazards
 from tests.model.kernels.launches import products
 from tests.model.kernels.launches.attention import LONG, SHORT, attention
@@ -39,7 +41,14 @@ def attentions(capability: int) -> Launches:
         yield "attention, fp8 keys", attention(BF16, (32, 8), 128, kv_dtype=FP8, spans=spans)
 
 
-def dense() -> Launches:
+def around() -> None:
+    """What is around products where those in fp8 are not served."""
+    x = torch.empty(3, 4096, dtype=BF16)
+    norm.rms_norm(x, x[0], 1e-5)
+    gate.swiglu(x)
+
+
+def multiplications(capability: int) -> Launches:
     for layout in LAYOUTS:
         for rows in ROWS:
             yield f"{layout}, {rows} rows", products.dense(layout, rows)
@@ -47,7 +56,7 @@ def dense() -> Launches:
             yield f"{layout}, {rows} rows, experts", products.experts(layout, rows)
         yield f"{layout}, 64 rows, float16", products.dense(layout, 64, F16)
     yield "adapters", products.lora
-    yield "around products", products.around
+    yield "around products", products.around if capability >= 89 else around
     yield "narrow weights", products.narrow
 
 
@@ -57,16 +66,23 @@ def hazards_in(made: Any) -> int:
 
 
 def compiled(capability: int) -> Iterator[dict[str, Any]]:
+    """The facts of each kernel, once: launches of one model share some."""
     seen = set()
-    for launches in (attentions(capability), dense()):
+    for launches in (attentions(capability), multiplications(capability)):
         for name, launch in launches:
-            found: list[int] = []
-            kernels = compile_for(name, launch, capability, lambda _, made: found.append(hazards_in(made)))  # noqa: B023
-            for one, n_hazards in zip(kernels, [*found, 0], strict=False):
-                facts = asdict(one) | {"hazards": n_hazards, "limit": shared_bytes(divmod(capability, 10))}
+            for facts in kernels_of(name, launch, capability):
                 if (key := str({**facts, "launch": ""})) not in seen:
                     seen.add(key)
                     yield facts
+
+
+def kernels_of(name: str, launch: Callable[[], None], capability: int) -> Iterator[dict[str, Any]]:
+    """The facts of what a launch compiles. An error comes last, without machine code."""
+    found: list[int] = []
+    kernels = compile_for(name, launch, capability, lambda kernel, made: found.append(hazards_in(made)))
+    for one, n_hazards in zip_longest(kernels, found, fillvalue=0):
+        assert isinstance(one, Compiled)
+        yield asdict(one) | {"hazards": n_hazards, "limit": shared_bytes(divmod(capability, 10))}
 
 
 def main() -> None:
