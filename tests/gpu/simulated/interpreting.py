@@ -60,7 +60,7 @@ class Kernels:
 
 def rounded_to_fp8() -> None:
     """Convert to e4m3 by PyTorch: the interpreter loses the carry where rounding changes the exponent."""
-    interpreter = sys.modules["triton.runtime.interpreter"]
+    interpreter: Any = sys.modules["triton.runtime.interpreter"]
     own = interpreter._convert_float
 
     def convert(values: Any, source: Any, target: Any, rounding: Any) -> Any:

@@ -41,8 +41,8 @@ class Group(NamedTuple):
 def hazards(listing: Iterable[str]) -> list[Hazard]:
     """Those in loops with products, each of which is walked twice: the next pass may write what this one reads."""
     code = list(instructions(listing))
-    labels = {found[1]: at for at, (_, text) in enumerate(code) if (found := LABEL.fullmatch(text))}
-    found = {}
+    labels = {label[1]: at for at, (_, text) in enumerate(code) if (label := LABEL.fullmatch(text))}
+    found: dict[int, Hazard] = {}
     for at, (_, text) in enumerate(code):
         jump = JUMP.search(text)
         if jump and labels.get(jump[1], at) < at:
