@@ -11,6 +11,8 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+PRODUCT = re.compile(r"\b[HQI]GMMA")
+"""wgmma of 16 bits, of fp8 and of integers."""
 LABEL, JUMP = re.compile(r"(\.L_x_\d+):"), re.compile(r"\bBRA\b.*`\((\.L_x_\d+)\)")
 WAIT = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, (0x[0-9a-f]+)")
 """Waits until at most so many younger groups run."""
@@ -61,7 +63,7 @@ def walk(code: Sequence[tuple[int, str]]) -> Iterator[Hazard]:
     flying: list[Group] = []
     reads = frozenset[int]()  # of the group that has not ended
     for line, text in code:
-        if "HGMMA" in text:
+        if PRODUCT.search(text):
             reads |= read_by(text)
             if "gsb0" in text:
                 flying.append(Group(line, reads))
@@ -77,7 +79,7 @@ def walk(code: Sequence[tuple[int, str]]) -> Iterator[Hazard]:
 
 def read_by(product: str) -> frozenset[int]:
     """The registers of a product's first operand; none if it lies in shared memory."""
-    operand = REGISTER.fullmatch(product.split("HGMMA", 1)[1].split(",")[1].strip())
+    operand = REGISTER.fullmatch(PRODUCT.split(product, maxsplit=1)[1].split(",")[1].strip())
     return registers(operand, OPERAND)
 
 
