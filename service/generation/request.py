@@ -93,8 +93,12 @@ class ServedModel:
 
 
 def fingerprint(info: RunnerInfo, adapter: Adapter | None = None) -> str:
-    """A name for all that answers depend on besides the request: version, scheme, and a hash of weights and backend."""
+    """A name for all that answers depend on besides the request: version, scheme, and a hash of weights and backend.
+
+    Why these kernels were chosen is no part of it: that names a measured speed, which differs at each start.
+    """
     about = {"version": version(), "max_model_len": str(info.max_model_len), **info.description}
+    about.pop("kernels_reason", None)
     about["windows"] = [pool.window for pool in info.pools]
     if adapter is not None:
         about |= {"adapter": adapter.name, "adapter_files": adapter.files}

@@ -77,6 +77,8 @@ def test_two_stages_embed_as_one_process(alone: LiveServer, pair: LiveServer) ->
 
 def test_the_layout_has_a_name(alone: LiveServer, pair: LiveServer) -> None:
     whole, split = (server.http.get("/version").json() for server in (alone, pair))
+    for engine in (whole["engine"], split["engine"]):
+        del engine["kernels_reason"]  # names a measured speed where there is AMX
     assert split["engine"] == whole["engine"] | {"layout": "pp2"}
     assert split["fingerprint"] != whole["fingerprint"]
 

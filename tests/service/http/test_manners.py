@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -69,6 +70,8 @@ def test_the_fingerprint_changes_with_what_answers_depend_on() -> None:
     trained = make_info()
     trained.description["weights"] = "another"
     assert fingerprint(info) == fingerprint(make_info())
+    fast, faster = ({**info.description, "kernels_reason": f"amx is {gain} times as fast"} for gain in (2.5, 2.6))
+    assert fingerprint(replace(info, description=fast)) == fingerprint(replace(info, description=faster))
     narrow = make_info(pools=((64, 64),))
     assert len(set(map(fingerprint, (info, trained, other, narrow)))) == 4
 
