@@ -24,7 +24,10 @@ def run(card: Card, plugin: str, *tests: str) -> None:
     command += ["-m", "gpu", "--tb=short", *tests]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | card.own, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
-    assert not card.refusals
+    refusals = [
+        line for line in card.refusals.splitlines() if "out of memory" not in line
+    ]  # a test of memory wants those
+    assert not refusals
 
 
 @pytest.mark.parametrize("capability", CARDS)
