@@ -232,6 +232,7 @@ def graphs(card: Card) -> type[torch.cuda.CUDAGraph]:
 def install() -> None:
     """Before a module of the product is imported."""
     hide_numbers()
+    torch.backends.cuda.enable_cudnn_sdp(False)  # as a load of a model: tests of one backend load none
     card = Card()
     on_launch(card.launched)
     # Private: PyTorch has no door through which a replay's work can be noted.
