@@ -41,7 +41,7 @@ Check = tuple[str, Callable[[], float], float]
 """A kind of kernels, what computes its `error_of`, and the greatest error that rounding explains."""
 STEPS, LENGTHS = (((0, 140), (0, 1)), ((140, 143), (1, 40))), (143, 40)
 """Start and stop of two sequences in each step: long slices beside short ones, of which one has keys in two parts."""
-WINDOW, HIDDEN, RANK, N_TOKENS, FEW = 37, 128, 16, 1100, 7
+WINDOW, HIDDEN_DIM, RANK, N_TOKENS, FEW = 37, 128, 16, 1100, 7
 """The greatest window, because a longer one would hide no key; other sizes; rows of which a column has an average."""
 MOST = {"cpu": (256, 4, 150), "cuda": (2**16, 2**16, 1024)}
 """The greatest number of channels, of experts and of rows. A CPU's kernels are the same for all sizes."""
@@ -193,10 +193,10 @@ def product_checks(
     blocks = partial(FeedForward, scheme=scheme.name), FeedForward
     calls = (_added, _after_gate, lambda block, x: block.w13(x))
     for store in (torch.clone, quantize8) if scheme.name == "int4" else (torch.clone,):  # int4 has two layouts
-        yield "products", partial(error, *blocks, dim, HIDDEN, calls=calls, store=store), limit
+        yield "products", partial(error, *blocks, dim, HIDDEN_DIM, calls=calls, store=store), limit
     if n_experts:
         moe = partial(CompiledMoE if scheme.compiled else MoE, scheme=scheme.name)
-        sizes = min(dim, 512), HIDDEN, n_experts, min(config.n_experts_per_token, n_experts)
+        sizes = min(dim, 512), HIDDEN_DIM, n_experts, min(config.n_experts_per_token, n_experts)
         yield "experts", partial(error, moe, MoE, *sizes, calls=(_added,)), limit
 
 
@@ -244,9 +244,9 @@ def _filled(part: Floats | Compiled, make: Make, dtype: torch.dtype, store: Call
 def _adapter_error(n_in: int, dtype: torch.dtype, adapted: torch.dtype, device: torch.device, packed: bool) -> float:
     """Of rows of which all but the first have an adapter."""
     make = numbers(device)
-    a, b = ((make((n, width)) * width**-0.5).to(adapted) for n, width in ((RANK, n_in), (HIDDEN, RANK)))
+    a, b = ((make((n, width)) * width**-0.5).to(adapted) for n, width in ((RANK, n_in), (HIDDEN_DIM, RANK)))
     adapter = Adapter(({"wo": LowRank(a, (Part(0, 0, b),))},))
-    x, y = make((20, n_in)).to(dtype), make((20, HIDDEN)).to(dtype)
+    x, y = make((20, n_in)).to(dtype), make((20, HIDDEN_DIM)).to(dtype)
     right = torch.cat((y[:1], y[1:] + x[1:].float() @ a.float().T @ b.float().T)).float()
     step = StepAdapters.of([None, adapter.pack() if packed else adapter], [1, 19], device)
     assert step is not None

@@ -61,7 +61,7 @@ class Setup:
 
     @property
     def captures(self) -> bool:
-        """Whether CUDA graphs compute the steps that only decode. Ranks that share a model have none.
+        """Whether CUDA graphs compute steps. Ranks that share a model have none.
 
         PyTorch's experts wait for the device, so that they cannot be captured.
         """

@@ -51,8 +51,8 @@ class Attention(ABC):
     """Supported formats of the keys and values in the cache."""
 
     capturable = False
-    """Whether a step that only decodes can be captured in a CUDA graph and replayed. Its kernels then depend on two
-    numbers of the host only: how many slices there are, and the greatest length. Padding is neither written nor
+    """Whether a step can be captured in a CUDA graph and replayed for shorter ones. Its kernels then depend on the
+    numbers of the host only: rows, slices, and what the spans of the capture bound. Padding is neither written nor
     computed (see `PoolInputs`)."""
 
     @classmethod

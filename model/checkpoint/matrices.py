@@ -49,13 +49,11 @@ def parts(rows: Matrix) -> Iterator[Tensor]:
 
 
 def pieces(rows: M) -> Iterator[M]:
-    """The matrix in pieces of whole rows, about `VALUES_AT_ONCE`, in its own format. A vector has width 1."""
+    """The matrix in pieces of whole rows, as many values as fit at once, in its own format. A vector has width 1."""
     width = rows.shape[1] if len(rows.shape) > 1 else 1
     values = rows.values if isinstance(rows, QuantizedMatrix) else rows
-    on_gpu = isinstance(values, Tensor) and values.is_cuda
-    step = max(
-        16, (GPU_VALUES_AT_ONCE if on_gpu else VALUES_AT_ONCE) // width // 16 * 16
-    )  # the CPU's kernels store 16 outputs together
+    most = GPU_VALUES_AT_ONCE if isinstance(values, Tensor) and values.is_cuda else VALUES_AT_ONCE
+    step = max(16, most // width // 16 * 16)  # the CPU's kernels store 16 outputs together
     for first in range(0, len(rows), step):
         yield rows[first : first + step]  # type: ignore[misc]
 

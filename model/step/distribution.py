@@ -40,22 +40,19 @@ def choose(
         return kernels.sample(logits, kernel_rows(slices, first))
     greatest, tokens = logits.max(dim=-1)  # the first of equals
     if any(item.params.temperature > 0 for item in slices):
-        tokens = (_raced if by_torch else _sampled)(logits, slices, greatest, tokens, first)
+        tokens = _sampled(logits, slices, greatest, tokens, first, by_torch)
     return tokens.masked_fill_(~greatest.isfinite(), NOT_FINITE).masked_fill_(greatest == HIDDEN, NO_TOKEN)
 
 
-def _sampled(logits: Tensor, slices: Sequence[Slice], greatest: Tensor, tokens: Tensor, first: int) -> Tensor:
+def _sampled(
+    logits: Tensor, slices: Sequence[Slice], greatest: Tensor, tokens: Tensor, first: int, by_torch: bool
+) -> Tensor:
     """The tokens of the `greatest` logits in greedy rows, and tokens drawn in the others."""
-    if triton.serves(logits):
+    if triton.serves(logits) and not by_torch:
         from model.kernels.cuda import sampling
 
         if logits.shape[1] <= sampling.MOST_TOKENS:
             return sampling.race(logits, greatest, tokens, kernel_rows(slices, first, sampling.ROW))
-    return _raced(logits, slices, greatest, tokens, first)
-
-
-def _raced(logits: Tensor, slices: Sequence[Slice], _: Tensor, tokens: Tensor, first: int) -> Tensor:
-    """`_sampled` by PyTorch."""
     sampled = [row for row, item in enumerate(slices) if item.params.temperature > 0]
     values, where = rows_of(logits, sampled), indices(sampled, logits.device)
     tokens.index_copy_(0, where, _race(values, [slices[row] for row in sampled], first))

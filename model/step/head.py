@@ -80,7 +80,8 @@ class SplitHead(Head):
             own, group = self.model.own_logits(rows).float(), self.model.group
             assert group is not None
             widths = self.model.shard.vocab_widths
-            kernels = self.last, self.kernels
-            sampled = sampler.sample_parts(own, slices[block], group, widths, *kernels, by_torch=self._samples_by_torch)
+            sampled = sampler.sample_parts(
+                *(own, slices[block], group, widths, self.last, self.kernels), by_torch=self._samples_by_torch
+            )
             found += [sampled] if sampled is not None else []
         return found

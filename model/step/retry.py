@@ -33,8 +33,7 @@ def attempt(compute: Callable[[], T], batch: StepBatch, most: float = inf) -> T 
     try:
         return compute()
     except Exception as error:
-        if lost():
-            raise DeviceLost(f"the GPU computes nothing more for this process: {one_line(error)}") from error
+        _check_device(error)
         out_of_memory = of_memory(error)
         if len(batch.slices) == 1 and not out_of_memory:
             raise
@@ -46,11 +45,17 @@ def attempt(compute: Callable[[], T], batch: StepBatch, most: float = inf) -> T 
     return None
 
 
+def _check_device(error: Exception) -> None:
+    """Raise DeviceLost if the device has been lost, as the error then tells."""
+    if lost():
+        raise DeviceLost(f"the GPU computes nothing more for this process: {one_line(error)}") from error
+
+
 def apart(batch: StepBatch, compute: Compute) -> StepOutput:
     """The result of a step that failed: that of each half, down to slices. A slice that fails has a fault.
 
     `compute` may be called again for a part that it has begun. Raises the last error if every slice fails: then none of
-    them is to blame.
+    them is to blame. Raises DeviceLost.
     """
     errors: list[Exception] = []
     outputs = tuple(_halves(batch, compute, errors))
@@ -74,6 +79,7 @@ def _alone(batch: StepBatch, compute: Compute, errors: list[Exception]) -> Slice
     try:
         return compute(batch).slices[0]
     except Exception as error:
+        _check_device(error)
         log.exception("sequence %d ends: its part of a step fails", batch.slices[0].sequence_id)
         errors.append(error.with_traceback(None))
     return SliceOutput(fault=f"the engine could not compute this request ({type(errors[-1]).__name__})")

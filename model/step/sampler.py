@@ -100,7 +100,7 @@ def compiled_rows(slices: Sequence[Slice]) -> CompiledRows | None:
     return CompiledRows(rows, counts)
 
 
-NEEDS_ALL = CHANGES_LOGITS | {"logprobs", "min_p", "top_k", "top_p"}
+NEEDS_ALL = CHANGES_LOGITS | {"logprobs"} | (IMPLEMENTED - {"temperature", "seed"})
 """Parameters for which a row's token depends on more than the best token of each part of the vocabulary."""
 
 

@@ -52,18 +52,25 @@ def runner() -> ModelRunner:
     "values",
     [
         {"temperature": 0.0},
+        {"temperature": 0.7},
+        {"seed": 1},
+        {"top_p": 0.9},
+        {"top_k": 5},
+        {"min_p": 0.1},
         {"top_p": 0.9, "top_k": 5, "min_p": 0.1},
-        {"logprobs": 5, "prompt_logprobs": 3},
+        {"logprobs": 5},
+        {"prompt_logprobs": 3},
         {"allowed_token_ids": (1, 2, 3)},
         {"bad_words": ((5, 6), (7,))},
         {"min_tokens": 5, "stop_token_ids": (2,)},
         {"logit_bias": ((3, 1.0),)},
-        {"repetition_penalty": 1.2, "presence_penalty": 0.5},
+        {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+        {"embed": "mean", "max_tokens": 0},
     ],
-    ids=lambda values: next(iter(values)),
+    ids=", ".join,
 )
 def test_sampling(runner: ModelRunner, values: dict[str, Any]) -> None:
-    params = SamplingParams(max_tokens=8, **values)
+    params = SamplingParams(**{"max_tokens": 8, **values})
     for lengths in ([9], [1, 1]):
         batch = step(runner.info, lengths, params)
         runner.launch(batch)()  # it may compile

@@ -145,7 +145,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "serves", lambda x: True)
     monkeypatch.setattr(product, "TILES", small_tiles())
     monkeypatch.setattr(selftest, "MOST", {"cpu": (64, 4, 1)})
-    monkeypatch.setattr(selftest, "HIDDEN", 64)
+    monkeypatch.setattr(selftest, "HIDDEN_DIM", 64)
 
 
 @pytest.mark.usefixtures("small")

@@ -289,8 +289,14 @@ def grouped(
     """
     y = (x.new_zeros if some else x.new_empty)(n_pairs, weights.n_out // (2 if gated else 1))
     x, x_scales = to_fp8(x) if narrow else (x, None)
-    places = slots, experts, choices
-    _launch(x, weights, y, tile, len(experts), 1, gated=gated, places=places, x_scales=x_scales)
+    _launch(
+        *(x, weights, y, tile, len(experts), 1),
+        gated=gated,
+        slots=slots,
+        experts=experts,
+        choices=choices,
+        x_scales=x_scales,
+    )
     return y
 
 
@@ -304,11 +310,11 @@ def _launch(
     *,
     gated: bool,
     onto: Tensor | None = None,
-    places: tuple[Tensor | None, Tensor | None, int] = (None, None, 1),
+    slots: Tensor | None = None,
+    experts: Tensor | None = None,
+    choices: int = 1,
     x_scales: Tensor | None = None,
 ) -> None:
-    """Launch `_product`; `places` are slots, experts and choices of `grouped`."""
-    slots, experts, choices = places
     n_in, n_out = weights.n_in, y.shape[1]
     scales, zeros = (*weights.tables, None, None)[:2]
     n_table = weights.n_out * (n_in // INT4_GROUP if weights.layout == "int4" else 1)

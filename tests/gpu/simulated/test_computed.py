@@ -1,6 +1,6 @@
 """The tests for a device pass on each kind of card, where each operation and each launch is computed on the CPU.
 
-Those of memory pass where kernels compute nothing: their networks are too large for the interpreter.
+Those of memory and of waits pass where kernels compute nothing: their networks are too large for the interpreter.
 """
 
 import os
@@ -35,5 +35,5 @@ def test_numbers(capability: str, tmp_path: Path) -> None:
     run(Card(capability, tmp_path), "compute", "tests/gpu/test_cuda.py", "tests/gpu/test_ahead.py")
 
 
-def test_memory(tmp_path: Path) -> None:
-    run(Card("9.0", tmp_path), "noop", "tests/gpu/test_memory.py")
+def test_memory_and_waits(tmp_path: Path) -> None:
+    run(Card("9.0", tmp_path), "noop", "tests/gpu/test_memory.py", "tests/gpu/test_waits.py")

@@ -11,6 +11,7 @@ from torch import Tensor
 from model.kernels.cpu import native
 from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.records import sampling
+from tests.model.kernels.sampling_rows import random_rows
 
 
 @pytest.fixture
@@ -19,17 +20,6 @@ def fused() -> list[Kernels]:
     arm = platform.machine() in ("aarch64", "arm64")
     found = [native.variant(name) for name in native.available() if arm or name != "baseline"]
     return found or pytest.fail("no variant with fused multiply-adds")
-
-
-def random_rows(n: int, source: np.random.Generator) -> NDArray[np.void]:
-    rows = np.zeros(n, dtype=sampling())
-    rows["temperature"] = source.choice([0, 0.3, 1, 2, 1e-30, 1e30], n, p=[0.1, 0.3, 0.3, 0.2, 0.05, 0.05])
-    rows["min_p"] = source.choice([0, 0.01, 0.5], n, p=[0.7, 0.2, 0.1])
-    rows["top_p"] = source.choice([1, 0.9, 0.5, 0.999999, 1e-30], n)
-    rows["top_k"] = source.choice([0, 1, 5, 50, 300, 2**31 - 1], n)
-    rows["start"], rows["step"] = source.integers(-(2**31), 2**31, (2, n))
-    rows["step"] |= 1
-    return rows
 
 
 def sampled(kernels: Kernels, logits: Tensor, rows: NDArray[np.void]) -> tuple[list[int], list[float]]:
@@ -42,7 +32,8 @@ def sampled(kernels: Kernels, logits: Tensor, rows: NDArray[np.void]) -> tuple[l
 def test_vectors_of_all_widths_sample_the_same(fused: list[Kernels]) -> None:
     """Every other row is rounded to bfloat16, as many heads do: ties are common."""
     source = np.random.default_rng(0)
-    logits, rows = torch.from_numpy(source.standard_normal((400, 3001), np.float32) * 3), random_rows(400, source)
+    logits = torch.from_numpy(source.standard_normal((400, 3001), np.float32) * 3)
+    rows = random_rows(400, source, sampling())
     logits[::2] = logits[::2].bfloat16().float()
     first, *others = [sampled(kernels, logits, rows) for kernels in fused]
     assert all(other == first for other in others)

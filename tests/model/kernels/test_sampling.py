@@ -18,23 +18,13 @@ from model.kernels.cpu.records import sampling as row_of_c
 from model.kernels.cuda import sampling
 from model.sampling_params import SamplingParams
 from model.step import distribution
+from tests.model.kernels.sampling_rows import random_rows
 from tests.model.kernels.triton_case import poisoned
 
 
 @pytest.fixture(autouse=True)
 def poison() -> Iterator[None]:
     yield from poisoned()
-
-
-def random_rows(n: int, source: np.random.Generator) -> NDArray[np.void]:
-    rows = np.zeros(n, dtype=sampling.ROW)
-    rows["temperature"] = source.choice([0, 0.3, 1, 2, 1e-30, 1e30], n, p=[0.1, 0.3, 0.3, 0.2, 0.05, 0.05])
-    rows["min_p"] = source.choice([0, 0.01, 0.5], n, p=[0.7, 0.2, 0.1])
-    rows["top_p"] = source.choice([1, 0.9, 0.5, 0.999999, 1e-30], n)
-    rows["top_k"] = source.choice([0, 1, 5, 50, 300, 2**31 - 1], n)
-    rows["start"], rows["step"] = source.integers(-(2**31), 2**31, (2, n))
-    rows["step"] |= 1
-    return rows
 
 
 def random_logits(n: int, n_tokens: int, source: np.random.Generator) -> Tensor:
@@ -78,7 +68,7 @@ def test_draws_the_tokens_of_the_cpu(
 ) -> None:
     """10,000 rows of mixed parameters. `parts` programs share the columns of a row."""
     source = np.random.default_rng(n_tokens)
-    logits, rows = random_logits(n_rows, n_tokens, source), random_rows(n_rows, source)
+    logits, rows = random_logits(n_rows, n_tokens, source), random_rows(n_rows, source, sampling.ROW)
     tile(monkeypatch, 512, block, parts * -(-n_rows // 512))
     expected, after = by_the_cpu(logits, rows)
     assert {NO_TOKEN, NOT_FINITE} < set(expected.tolist())
@@ -89,7 +79,7 @@ def test_draws_the_tokens_of_the_cpu(
 
 def test_a_row_depends_neither_on_the_others_nor_on_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     source = np.random.default_rng(0)
-    logits, rows = random_logits(60, 600, source), random_rows(60, source)
+    logits, rows = random_logits(60, 600, source), random_rows(60, source, sampling.ROW)
     found = []
     for order, *sizes in (range(60), 64, 1024, 1), (range(59, -1, -1), 32, 128, 6), (range(7, 11), 1, 1024, 4):
         tile(monkeypatch, *sizes)

@@ -8,7 +8,10 @@ import torch
 from model.errors import OptionError
 from model.machine import gpu
 from model.machine.device import choose_device, unused_gpu
+from model.options import RunnerOptions
+from model.setup import choose
 from service.hosting.memory import device_of
+from tests.model.driving import checkpoint, tiny
 
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Thu Nov  2 18:50:03 UTC 2023\nGCC version:  gcc 12.2.0\n"
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build  (dvs-builder)\n"
@@ -116,3 +119,10 @@ def test_a_divided_gpu_has_unknown_memory(machine: Machine, tmp_path: Path, monk
     assert not gpu.is_divided()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-0b1c")
     assert gpu.is_divided()
+
+
+def test_pytorch_does_not_choose_the_attention_of_cudnn() -> None:
+    """It plans anew for each shape."""
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    choose(checkpoint(tiny((None,))), RunnerOptions("", device="cpu", cache_memory=2**22))
+    assert not torch.backends.cuda.cudnn_sdp_enabled()

@@ -262,3 +262,14 @@ def test_a_lost_device_fails_the_whole_step(n: int, monkeypatch: pytest.MonkeyPa
     with pytest.raises(DeviceLost, match="for this process: CUDA error: an illegal memory access"):
         attempt(compute, batch)
     assert len(calls) == 1
+
+
+def test_a_device_that_is_lost_by_a_slice_fails_the_whole_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No slice ends with a fault: all of them go on with another engine."""
+    monkeypatch.setattr(retry, "lost", lambda: True)
+
+    def compute(part: StepBatch) -> StepOutput:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    with pytest.raises(DeviceLost):
+        apart(StepBatch((part(1, prompt(1), 0, GREEDY),)), compute)
