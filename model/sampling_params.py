@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sized
 from dataclasses import asdict, dataclass, field, fields
 from enum import Enum, auto
 from functools import cached_property
+from struct import pack
 from typing import Any
 
 from model.errors import ParameterError, quoted
@@ -94,6 +95,12 @@ BIAS_LIMIT = 100.0
 MAX_GRAMMAR_CHARS = 2**17
 MAX_PATTERN_SIZE = 512
 MAX_PATTERN_COUNT = 1000
+LEAST_TEMPERATURE = 1e-30
+"""Below it, differences of float32 logits overflow. Sampling is greedy at much greater values already."""
+LEAST_TOP_P = 1e-30
+"""Below it, float32 may become 0. Only one token is left at much greater values already."""
+DRAWING = [("temperature", "f4"), ("min_p", "f4"), ("top_p", "f4"), ("top_k", "i4")]
+"""`SamplingParams.drawing` for NumPy."""
 FREE_END = '{"end": "free"'
 """The beginning of a grammar that does not say where the output ends."""
 
@@ -257,6 +264,12 @@ class SamplingParams:
         """Names of the parameters that have another value than the default or the neutral one."""
         rows = declared(type(self)).values()
         return frozenset(row.name for row in rows if getattr(self, row.name) not in (row.default, row.neutral))
+
+    @cached_property
+    def drawing(self) -> bytes:
+        """What a kernel needs to draw a token, as DRAWING."""
+        temperature = max(self.temperature, LEAST_TEMPERATURE) if self.temperature > 0 else 0.0
+        return pack("3fi", temperature, self.min_p, max(self.top_p, LEAST_TOP_P), max(self.top_k, 0))
 
     @cached_property
     def independent_of_output(self) -> bool:

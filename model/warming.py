@@ -1,5 +1,6 @@
 """The first steps of a runner, so that no request waits for initialization. They find weights that give no numbers."""
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -105,7 +106,8 @@ def step(
 
 def _slice(info: RunnerInfo, number: int, start: int, stop: int, params: SamplingParams, adapter: int) -> Slice:
     n_blocks = -(-stop // info.page_size)
-    tables = tuple(PageTable(0, [block % pool.n_pages for block in range(n_blocks)]) for pool in info.pools)
+    pages = (array("q", [block % pool.n_pages for block in range(n_blocks)]) for pool in info.pools)
+    tables = tuple(PageTable(0, of_pool) for of_pool in pages)
     return Slice(number, [0] * stop, stop, start, stop, tables, params, adapter=adapter)
 
 

@@ -16,14 +16,10 @@ from model.kernels import cuda as triton
 from model.kernels.cpu import records
 from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.records import NO_TOKEN, NOT_FINITE
-from model.sampling_params import SamplingParams
+from model.sampling_params import DRAWING, LEAST_TEMPERATURE, SamplingParams
 from model.step.logits import HIDDEN, column, indices, rows_of
 from model.step.noise import noise, noise_keys
 
-LEAST_TEMPERATURE = 1e-30
-"""Below it, differences of float32 logits overflow. Sampling is greedy at much greater values already."""
-LEAST_TOP_P = 1e-30
-"""Below it, float32 may become 0. Only one token is left at much greater values already."""
 IMPLEMENTED = frozenset({"temperature", "seed", "min_p", "top_k", "top_p"})
 """What `choose` implements."""
 
@@ -39,26 +35,25 @@ def choose(
     if kernels is not None:
         return kernels.sample(logits, kernel_rows(slices, first))
     greatest, tokens = logits.max(dim=-1)  # the first of equals
-    if any(item.params.temperature > 0 for item in slices):
-        tokens = _sampled(logits, slices, greatest, tokens, first, by_torch)
+    if in_place(logits, by_torch=by_torch):
+        from model.kernels.cuda import sampling
+
+        return sampling.race(logits, greatest, tokens, kernel_rows(slices, first, sampling.ROW))
+    if sampled := [row for row, item in enumerate(slices) if item.params.temperature > 0]:
+        values, where = rows_of(logits, sampled), indices(sampled, logits.device)
+        tokens.index_copy_(0, where, _race(values, [slices[row] for row in sampled], first))
+        if values is not logits:
+            logits.index_copy_(0, where, values)
     return tokens.masked_fill_(~greatest.isfinite(), NOT_FINITE).masked_fill_(greatest == HIDDEN, NO_TOKEN)
 
 
-def _sampled(
-    logits: Tensor, slices: Sequence[Slice], greatest: Tensor, tokens: Tensor, first: int, by_torch: bool
-) -> Tensor:
-    """The tokens of the `greatest` logits in greedy rows, and tokens drawn in the others."""
-    if triton.serves(logits) and not by_torch:
-        from model.kernels.cuda import sampling
+def in_place(logits: Tensor, *, by_torch: bool) -> bool:
+    """Whether a kernel of a GPU chooses the tokens, with a memory that does not grow with the vocabulary."""
+    if by_torch or not triton.serves(logits):
+        return False
+    from model.kernels.cuda import sampling
 
-        if logits.shape[1] <= sampling.MOST_TOKENS:
-            return sampling.race(logits, greatest, tokens, kernel_rows(slices, first, sampling.ROW))
-    sampled = [row for row, item in enumerate(slices) if item.params.temperature > 0]
-    values, where = rows_of(logits, sampled), indices(sampled, logits.device)
-    tokens.index_copy_(0, where, _race(values, [slices[row] for row in sampled], first))
-    if values is not logits:
-        logits.index_copy_(0, where, values)
-    return tokens
+    return logits.shape[1] <= sampling.MOST_TOKENS
 
 
 def _race(logits: Tensor, slices: Sequence[Slice], first: int) -> Tensor:
@@ -116,16 +111,12 @@ def _keys_of(slices: Sequence[Slice]) -> NDArray[np.uint64]:
 def kernel_rows(slices: Sequence[Slice], first: int = 0, form: np.dtype[np.void] | None = None) -> NDArray[np.void]:
     """The rows' parameters in `form`, or for sample.c. Temperature 0 is greedy. The first token is `first`."""
     rows = np.zeros(len(slices), dtype=records.sampling() if form is None else form)
-    sampled = [row for row, item in enumerate(slices) if item.params.temperature > 0]
-    if sampled:
-        chosen = [slices[row] for row in sampled]
-        keys = _keys_of(chosen).view(np.int32).reshape(-1, 2) | np.array([0, 1], dtype=np.int32)
-        keys[:, 0] += keys[:, 1] * np.int32(first)  # wraps at 2^32
-        params = [item.params for item in chosen]
-        rows[["temperature", "min_p", "top_p", "top_k", "start", "step"]][sampled] = [
-            (max(p.temperature, LEAST_TEMPERATURE), p.min_p, max(p.top_p, LEAST_TOP_P), max(p.top_k, 0), start, step)
-            for p, (start, step) in zip(params, keys.tolist(), strict=True)
-        ]
+    drawing = np.frombuffer(b"".join([item.params.drawing for item in slices]), dtype=DRAWING)
+    for name in drawing.dtype.names or ():
+        rows[name] = drawing[name]
+    starts, steps = _keys_of(slices).view(np.int32).reshape(-1, 2).T
+    rows["step"] = steps | 1
+    rows["start"] = starts + rows["step"] * np.int32(first)  # wraps at 2^32
     return rows
 
 

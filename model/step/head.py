@@ -44,7 +44,9 @@ class Head:
         return found
 
     def sample_logits(self, logits: Tensor, slices: Sequence[Slice]) -> list[sampler.Sampled]:
-        """One token after each of these slices, from logits [N, vocab_size]."""
+        """One token after each of these slices, from logits [N, vocab_size]. All at once, if that takes no memory."""
+        if sampler.in_place(logits, by_torch=self._samples_by_torch) and sampler.takes_no_memory(slices):
+            return [self._sampled(logits, slices)]
         return [self._sampled(rows, slices[block]) for block, rows in self._blocks(logits)]
 
     def _sampled(self, logits: Tensor, slices: Sequence[Slice]) -> sampler.Sampled:

@@ -14,7 +14,7 @@ def noise_keys(seeds: Sequence[int], choices: Sequence[int], indices: Sequence[i
     """One 64-bit key for each (seed, choice, output index): splitmix64 over the three, chained."""
     state = np.zeros(len(seeds), dtype=np.uint64)
     for words in (seeds, choices, indices):
-        state = _mix(state ^ np.array([word & (2**64 - 1) for word in words], dtype=np.uint64))
+        state = _mix(state ^ np.array(words, dtype=np.int64).view(np.uint64))
     return state
 
 

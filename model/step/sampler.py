@@ -20,7 +20,7 @@ from model.kernels.cpu.functions import Kernels
 from model.machine.transfers import Fetch
 from model.network.group import Group
 from model.sampling_params import PARAMETERS, Stage
-from model.step.distribution import IMPLEMENTED, best, best_of_all, choose, kernel_rows
+from model.step.distribution import IMPLEMENTED, best, best_of_all, choose, in_place, kernel_rows
 from model.step.logits import LOGITS_STEPS, PENALTIES, SamplingStep, apply, counted, indices, rows_of
 from model.step.logprobs import Scores, log_softmax
 from model.token_counts import TokenCounts
@@ -77,6 +77,11 @@ def sample(
 CHANGES_LOGITS = frozenset(name for name, row in PARAMETERS.items() if row.stage is Stage.LOGITS)
 NEEDS_PYTORCH = CHANGES_LOGITS.difference(PENALTIES) | {"logprobs"}
 """Parameters that the compiled kernel does not know. It implements penalties and all of `Stage.DISTRIBUTION`."""
+
+
+def takes_no_memory(slices: Sequence[Slice]) -> bool:
+    """Whether no sampling step on the logits, and no report, takes memory that grows with the vocabulary."""
+    return all((CHANGES_LOGITS | {"logprobs"}).isdisjoint(item.params.used) for item in slices)
 
 
 class CompiledRows(NamedTuple):

@@ -13,13 +13,15 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model.kernels.cpu.records import NO_TOKEN, NOT_FINITE
 from model.machine.transfers import send
 
 ROW = np.dtype("f4, f4, f4, i4, i4, i4")
 ROW.names = ("temperature", "min_p", "top_p", "top_k", "start", "step")
 """How to sample from a row: see `params` of sample.h."""
-ROWS, BLOCK, PROGRAMS = 1, 1024, 512
-"""Rows of a program, columns that it loads at once, and about how many programs share the columns of all rows."""
+ROWS, BLOCK, PROGRAMS, CHOICES = 1, 1024, 512, 32
+"""Rows of a program, columns that it loads at once, about how many programs share the columns of all rows, and rows of a
+program that only chooses."""
 MOST_TOKENS, DIGITS, RECORD = 2**20, 5, 3 + 2**10
 """A key's digits are three of a weight up to 1, and two of an id. A step of a search keeps RECORD integers for a row:
 the limit of the search before, the digits found, the number or weight still to find, and a sum for each next digit."""
@@ -125,23 +127,41 @@ def _pass(
         tl.atomic_add(at + 3, tl.sum(rest, axis=1), mask=drawn & (level == 0), sem="relaxed")
 
 
-def race(logits: Tensor, tops: Tensor, tokens: Tensor, rows: NDArray[np.void]) -> Tensor:
-    """Tokens [N]: drawn from logits [N, n] float32, but `tokens` in rows that are greedy or not finite.
+@triton.jit(do_not_specialize=["n_rows", "width"])
+def _choose(
+    logits, tops, tokens, scratch, n_rows, stride, width,
+    NO_TOKEN: tl.constexpr, NOT_FINITE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Program (rows): `tokens` are the places of the greatest logits before, the chosen tokens or codes after."""
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    there = rows < n_rows
+    top, key = tl.load(tops + rows, mask=there), tl.load(scratch + rows * width, mask=there)
+    rate = (key >> 2 * _BITS).to(tl.int32).to(tl.float32, bitcast=True)
+    token = tl.where(rate > 0, ~key & _IDS, tl.load(tokens + rows, mask=there))
+    tl.store(logits + rows * stride + token, tl.where(rate > 0, rate, top), mask=there)
+    token = tl.where(top == float("-inf"), NO_TOKEN, token)
+    tl.store(tokens + rows, tl.where(top < float("inf"), token, NOT_FINITE), mask=there)
 
-    `tops` [N] are the greatest logits, `rows` [N] are of `ROW`. A drawn token's logit becomes what the race compares.
+
+def race(logits: Tensor, tops: Tensor, tokens: Tensor, rows: NDArray[np.void]) -> Tensor:
+    """Tokens [N], NO_TOKEN or NOT_FINITE: drawn from logits [N, n] float32, but `tokens` in greedy rows.
+
+    `tops` [N] are the greatest logits, `tokens` [N] their places, which are overwritten. `rows` [N] are of `ROW`. A
+    drawn token's logit becomes what the race compares.
     """
     (n_rows, n_tokens), drawn = logits.shape, rows["temperature"] > 0
     n_counted = DIGITS * bool((drawn & (rows["top_k"] > 0)).any())
     n_steps = n_counted + DIGITS * bool((drawn & (rows["top_p"] < 1)).any())
-    integers = send(torch.from_numpy(rows.view(np.int32).reshape(n_rows, -1)), logits.device)  # [N, 6]
-    scratch = integers.new_zeros(n_rows, 1 + n_steps * RECORD, dtype=torch.int64)
-    blocks, groups = triton.cdiv(n_tokens, BLOCK), triton.cdiv(n_rows, ROWS)
-    columns = triton.cdiv(blocks, max(1, PROGRAMS // groups)) * BLOCK
-    grid, tensors = (groups, triton.cdiv(n_tokens, columns)), (logits, tops, integers.view(torch.float32), integers)
-    sizes = n_rows, n_tokens, logits.stride(0), scratch.shape[1], columns
-    for step in range(n_steps + 1):
-        _pass[grid](*tensors, scratch, *sizes, step, n_counted, step == n_steps, ROWS, BLOCK)
-    best, rates = scratch[:, 0], (scratch[:, 0] >> 20).int().view(torch.float32)
-    tokens = torch.where(rates > 0, ~best & MOST_TOKENS - 1, tokens)
-    logits.scatter_(1, tokens[:, None], torch.where(rates > 0, rates, tops)[:, None])
+    width = 1 + n_steps * RECORD
+    scratch = torch.zeros(n_rows, width, dtype=torch.int64, device=logits.device)
+    if drawn.any():
+        integers = send(torch.from_numpy(rows.view(np.int32).reshape(n_rows, -1)), logits.device)  # [N, 6]
+        blocks, groups = triton.cdiv(n_tokens, BLOCK), triton.cdiv(n_rows, ROWS)
+        columns = triton.cdiv(blocks, max(1, PROGRAMS // groups)) * BLOCK
+        grid, tensors = (groups, triton.cdiv(n_tokens, columns)), (logits, tops, integers.view(torch.float32), integers)
+        sizes = n_rows, n_tokens, logits.stride(0), width, columns
+        for step in range(n_steps + 1):
+            _pass[grid](*tensors, scratch, *sizes, step, n_counted, step == n_steps, ROWS, BLOCK)
+    grid, sizes = (triton.cdiv(n_rows, CHOICES),), (n_rows, logits.stride(0), width)
+    _choose[grid](logits, tops, tokens, scratch, *sizes, NO_TOKEN, NOT_FINITE, CHOICES, num_warps=1)
     return tokens

@@ -48,14 +48,12 @@ def by_the_cpu(logits: Tensor, rows: NDArray[np.void]) -> tuple[Tensor, Tensor]:
 
 
 def sampled(logits: Tensor, rows: NDArray[np.void]) -> Tensor:
-    """Tokens, -3 in a row whose greatest logit is not finite."""
-    tops, tokens = logits.max(dim=-1)
-    return sampling.race(logits, tops, tokens, rows).masked_fill_(~tops.isfinite(), -3)
+    return sampling.race(logits, *logits.max(dim=-1), rows)
 
 
 def tile(patch: pytest.MonkeyPatch, rows: int, block: int, programs: int) -> None:
     """Programs of so many rows, which load so many columns at once: the interpreter needs few programs."""
-    for name, value in {"ROWS": rows, "BLOCK": block, "PROGRAMS": programs}.items():
+    for name, value in {"ROWS": rows, "CHOICES": rows, "BLOCK": block, "PROGRAMS": programs}.items():
         patch.setattr(sampling, name, value)
 
 
@@ -72,7 +70,7 @@ def test_draws_the_tokens_of_the_cpu(
     tile(monkeypatch, 512, block, parts * -(-n_rows // 512))
     expected, after = by_the_cpu(logits, rows)
     assert {NO_TOKEN, NOT_FINITE} < set(expected.tolist())
-    assert sampled(logits, rows).tolist() == expected.where(expected >= 0, -3).tolist()
+    assert sampled(logits, rows).tolist() == expected.tolist()
     drawn, at = expected >= 0, expected.clamp(min=0)[:, None]
     torch.testing.assert_close(logits.gather(1, at)[drawn], after.gather(1, at)[drawn], rtol=1e-5, atol=0)
 
