@@ -24,6 +24,7 @@ from model.loading import create
 from model.sampling_params import SamplingParams
 from model.step.packing import pack
 from model.step.runner import ModelRunner
+from tests.gpu.cases import DTYPES, alternating, combined, sized
 from tests.model.attention.attending import CPU, attend, make, random_heads
 from tests.model.attention.reference import ReferenceAttention
 from tests.model.driving import Driver, random_model, random_tensors, tiny
@@ -31,6 +32,8 @@ from tests.model.driving import Driver, random_model, random_tensors, tiny
 pytestmark = pytest.mark.gpu
 
 WINDOW = 37
+LONG = sized(1300, 500)
+WIDTHS = [16, 32, 80, 96, 128, 256]
 LENGTHS = (1, 3, WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW + 3, 130)
 PROMPTS = [[(7 * i + i * i + seed) % 64 for i in range(n)] for seed, n in enumerate((3, 50, WINDOW, 1))]
 
@@ -54,15 +57,16 @@ def on(device: torch.device, name: str, dtype: torch.dtype = torch.float32) -> A
     return make(name)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize("heads", [(8, 2), (4, 4), (6, 1)], ids=str)
-@pytest.mark.parametrize("window", [None, 1, WINDOW])
-@pytest.mark.parametrize("chunks", [[1], [7, 1], [500]], ids=str)
+@pytest.mark.parametrize(
+    ("chunks", "window", "heads", "dtype"),
+    combined([(1,), (7, 1), (500,)], [None, 1, WINDOW], [(8, 2), (4, 4), (6, 1)], DTYPES),
+    ids=str,
+)
 @pytest.mark.parametrize("name", sorted(BACKENDS))
 def test_attention(
     device: torch.device,
     name: str,
-    chunks: list[int],
+    chunks: Sequence[int],
     window: int | None,
     heads: tuple[int, int],
     dtype: torch.dtype,
@@ -76,15 +80,16 @@ def test_attention(
 
 
 @needs_gpu
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize("width", [16, 32, 80, 96, 128, 256])
+@pytest.mark.parametrize(("width", "dtype"), alternating(WIDTHS, DTYPES), ids=str)
 def test_head_dims_and_long_sequences(device: torch.device, width: int, dtype: torch.dtype) -> None:
     """The keys have several parts, and pages have any size."""
     backend = on(device, "triton", dtype)
-    data = random_heads([1300, 40], (4, 1), width, dtype)
-    for window in (None, 600):
-        expected = attend(ReferenceAttention(), data, [1300], window)
-        for rows, wanted in zip(attend(backend, data, [1200, 90, 1], window, device=device), expected, strict=True):
+    data = random_heads([LONG, 40], (4, 1), width, dtype)
+    for window in (None, LONG // 2):
+        expected = attend(ReferenceAttention(), data, [LONG], window)
+        for rows, wanted in zip(
+            attend(backend, data, [LONG - 100, 90, 1], window, device=device), expected, strict=True
+        ):
             torch.testing.assert_close(rows, wanted, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
 
 
@@ -103,27 +108,31 @@ def test_float8_keys_and_values(device: torch.device, width: int, dtype: torch.d
 
 
 @needs_gpu
-@pytest.mark.parametrize("chunks", [[1], [1280, 1], [1250, 30, 5]], ids=str)
-@pytest.mark.parametrize("window", [None, 700])
+@pytest.mark.parametrize(
+    ("chunks", "window"), combined([[1], [LONG - 20, 1], [LONG - 50, 30, 5]], [None, LONG // 2 + 50]), ids=str
+)
 def test_bits_do_not_depend_on_who_is_beside(device: torch.device, window: int | None, chunks: list[int]) -> None:
     backend = on(device, "triton", torch.bfloat16)
-    data = random_heads([1300, 1300, 3, 600], (8, 2), 128, torch.bfloat16)
+    data = random_heads([LONG, LONG, 3, LONG // 2], (8, 2), sized(128, 16), torch.bfloat16)
     (alone,) = attend(backend, data[:1], chunks, window, device=device)
-    assert torch.equal(attend(backend, data, [chunks, [1300], [1], [599, 1]], window, device=device)[0], alone)
+    beside = [chunks, [LONG], [1], [LONG // 2 - 1, 1]]
+    assert torch.equal(attend(backend, data, beside, window, device=device)[0], alone)
 
 
 @needs_gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("heads", [(8, 2), (4, 4), (5, 1)], ids=str)
-@pytest.mark.parametrize("window", [None, 700])
+@pytest.mark.parametrize(
+    ("window", "heads", "dtype"),
+    combined([None, LONG // 2 + 50], [(8, 2), (4, 4), (5, 1)], [torch.bfloat16, torch.float32]),
+    ids=str,
+)
 def test_deterministic_bits_do_not_depend_on_chunks(
     device: torch.device, window: int | None, heads: tuple[int, int], dtype: torch.dtype
 ) -> None:
     on(device, "triton", dtype)
     backend = TritonAttention(deterministic=True)
-    data = random_heads([1300], heads, 128, dtype)
-    (whole,) = attend(backend, data, [1300], window, device=device)
-    for chunks in ([1], [7], [17], [1000, 250, 1]):
+    data = random_heads([LONG], heads, sized(128, 16), dtype)
+    (whole,) = attend(backend, data, [LONG], window, device=device)
+    for chunks in ([1], [7], [17], [LONG - 300, 250, 1]):
         assert torch.equal(attend(backend, data, chunks, window, device=device)[0], whole)
 
 

@@ -8,6 +8,7 @@ import torch
 from model.batch import Slice
 from model.sampling_params import SamplingParams
 from model.step import distribution
+from tests.gpu.cases import sized
 
 pytestmark = pytest.mark.gpu
 
@@ -15,9 +16,10 @@ DEVICE = os.environ.get("NORIA_TEST_DEVICE", "cuda")
 KINDS = ({}, {"top_p": 0.95}, {"top_k": 50}, {"min_p": 0.05}, {"top_k": 2000, "top_p": 0.5}, {"temperature": 0.0})
 
 
-@pytest.mark.parametrize("vocab_size", [500, 32_768, 131_072])
+@pytest.mark.parametrize("vocab_size", sized([500, 32_768, 131_072], [500, 32_768]))
 def test_tokens_and_values_are_those_of_each_row_alone(vocab_size: int) -> None:
-    items = [Slice(0, [0], 1, 0, 1, (), SamplingParams(seed=i, **KINDS[i % len(KINDS)]), 0) for i in range(48)]  # type: ignore[arg-type]
+    params = [SamplingParams(seed=i, **KINDS[i % len(KINDS)]) for i in range(sized(48, 12))]  # type: ignore[arg-type]
+    items = [Slice(0, [0], 1, 0, 1, (), each) for each in params]
     logits = (torch.randn(len(items), vocab_size, device=DEVICE) * 2).bfloat16().float()
     together = logits.clone()
     tokens = distribution.choose(together, items, None)

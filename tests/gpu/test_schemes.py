@@ -19,6 +19,7 @@ from model.network import weights
 from model.network.moe import MoE, route
 from model.network.transformer import Transformer
 from model.sharding.shard import shard_of
+from tests.gpu.cases import DTYPES, alternating, combined, sized
 from tests.model.attention.reference import ReferenceAttention
 from tests.model.driving import CPU, Driver, random_tensors, tiny
 from tests.model.kernels.triton_case import LAYOUTS, NAMES, poisoned, stacked, weights_of
@@ -27,6 +28,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 GPU = torch.device("cuda")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+SHAPES = sized([(4096, 4096), (6144, 1024), (100, 192)], [(256, 512), (100, 192)])
+WIDE, DEEP = sized((6144, 4096), (192, 256))
 SPARSE = {"n_experts": 8, "n_experts_per_token": 2}
 
 
@@ -46,15 +49,13 @@ def there(weights: DeviceWeights) -> DeviceWeights:
 
 
 @pytest.mark.usefixtures("poison")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shape", [(4096, 4096), (6144, 1024), (100, 192)], ids=str)
+@pytest.mark.parametrize(("shape", "layout", "dtype"), combined(SHAPES, LAYOUTS, DTYPES), ids=str)
 def test_products(shape: tuple[int, int], layout: str, dtype: torch.dtype) -> None:
     """The shapes reach every tile: few and many rows, alone, added to a tensor, as gate and up, and fixed."""
     torch.manual_seed(0)
     weights, matrix = weights_of(layout, torch.randn(shape) / shape[1] ** 0.5, dtype)
     mine = there(weights)
-    for n_rows in (1, 13, 17, 64, 65, 200):
+    for n_rows in sized((1, 13, 17, 64, 65, 200), (1, 17, 65)):
         x, onto = torch.randn(n_rows, shape[1]).to(dtype), torch.randn(n_rows, shape[0]).to(dtype)
         expected = x.float() @ matrix.T
         for fixed in (False, True):
@@ -71,12 +72,11 @@ def test_odd_channels() -> None:
     close(product.product(x.to(GPU), there(weights)), x.float() @ matrix.T)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "dtype"), alternating(LAYOUTS, DTYPES), ids=str)
 def test_a_row_has_the_same_bits_beside_any_others_in_fixed_tiles(layout: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    weights = there(weights_of(layout, torch.randn(6144, 4096) / 64, dtype)[0])
-    x = torch.randn(300, 4096, dtype=dtype, device=GPU)
+    weights = there(weights_of(layout, torch.randn(WIDE, DEEP) / 64, dtype)[0])
+    x = torch.randn(300, DEEP, dtype=dtype, device=GPU)
     for gated in (False, True):
         whole = product.product(x, weights, gated=gated, fixed=True)
         for first, stop in ((0, 1), (31, 33), (5, 260), (299, 300)):
@@ -107,11 +107,11 @@ def test_all_fp8_values() -> None:
 def test_programs_that_share_channels_leave_nothing_behind() -> None:
     """Many launches after each other, some alike: every sum is whole, and the same bits come again."""
     torch.manual_seed(0)
-    weights = there(weights_of("int4", torch.randn(4096, 14336) / 120, torch.bfloat16)[0])
+    weights = there(weights_of("int4", torch.randn(DEEP, 14336) / 120, torch.bfloat16)[0])
     for n_rows in (1, 16, 64, 100):
         x = torch.randn(n_rows, 14336, dtype=torch.bfloat16, device=GPU)
         first = product.product(x, weights)
-        assert all(torch.equal(product.product(x, weights), first) for _ in range(50))
+        assert all(torch.equal(product.product(x, weights), first) for _ in range(sized(50, 2)))
         assert not product.arrivals(x.device).any()
 
 
@@ -142,7 +142,7 @@ def test_rows_to_fp8() -> None:
     torch.testing.assert_close(scales.cpu(), expected[1])
 
 
-@pytest.mark.parametrize("n_rows", [1, 64, 200, 3000])
+@pytest.mark.parametrize("n_rows", sized([1, 64, 200, 3000], [1, 64, 200]))
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_experts(layout: str, n_rows: int) -> None:
     """The test covers the assignment of tokens to experts, and its grouped product."""
@@ -189,9 +189,9 @@ def network(config: ModelConfig, scheme: str, dtype: torch.dtype, device: torch.
     return model.eval()
 
 
-@pytest.mark.parametrize("fixed", [False, True], ids=["", "fixed"])
-@pytest.mark.parametrize("changes", [{}, SPARSE], ids=["dense", "sparse"])
-@pytest.mark.parametrize("scheme", ["none", *NAMES.values()])
+@pytest.mark.parametrize(
+    ("scheme", "changes", "fixed"), combined(["none", *NAMES.values()], [{}, SPARSE], [False, True]), ids=str
+)
 def test_networks(scheme: str, changes: dict[str, object], fixed: bool) -> None:
     """Few rows, and more rows than the kernels compute, agree with the CPU. float32 has no product in fp8."""
     config = tiny((None, 9), **({"dim": 64, "hidden_dim": 128, "head_dim": 16} | changes))

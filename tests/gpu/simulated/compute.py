@@ -9,7 +9,7 @@ replay computes that again. What does not lie in static memory is then a wrong n
 import ctypes
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -62,11 +62,19 @@ def noted(value: Any) -> Any:
     """An argument as a capture notes it: memory of the card, and a copy of a small tensor of the CPU."""
     if isinstance(value, torch.device):
         return torch.device("cpu")
+    if isinstance(value, torch.Generator):
+        return of_the_cpu(value)
     if not isinstance(value, Tensor):
         return value
     if value.is_cuda:
         return Memory(value)
     return value.detach().clone() if value.device.type == "cpu" and value.numel() < SMALL else value
+
+
+@cache
+def of_the_cpu(generator: torch.Generator) -> torch.Generator:
+    """The generator that gives the numbers of one of the card."""
+    return torch.Generator().manual_seed(generator.initial_seed())
 
 
 def on_cpu(value: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.model.kernels.interpreter import unchecked
+from tests.model.kernels.interpreter import create_dot, create_fma, unchecked
 
 ROOM = "model.kernels.cuda"
 LARGEST = 448.0
@@ -33,6 +33,7 @@ class Kernels:
         self._found = dict(self._read())
         self._language = sys.modules["triton.language"]
         unchecked()
+        exact_products()
         rounded_to_fp8()
         # Private: the second import must not find the first one's modules, and no door of Triton's loads it twice.
         for name in list(sys.modules):
@@ -49,13 +50,23 @@ class Kernels:
     def run(self, key: Key, grid: Any, args: list[Any], options: Mapping[str, Any]) -> None:
         """Compute a launch."""
         own = {name: self._own(value) for name, value in options.items() if name not in FOR_COMPILERS}
-        self._found[key].run(*map(self._own, args), grid=grid, warmup=False, **own)
+        with np.errstate(all="ignore"):  # a card does not warn
+            self._found[key].run(*map(self._own, args), grid=grid, warmup=False, **own)
 
     def _own(self, value: Any) -> Any:
         """A number format of the second copy of Triton, in the first, where NumPy has no bfloat16."""
         if type(value).__name__ != "dtype" or not type(value).__module__.startswith("triton"):
             return value
         return self._language.float32 if value.name == "bf16" else getattr(self._language, WORDS[value.name])
+
+
+def exact_products() -> None:
+    """Multiply as the tests of `tests/model` do: a row has the same bits at any place."""
+    # Private: as there.
+    builder: Any = sys.modules["triton.runtime.interpreter"].InterpreterBuilder
+    own = builder.create_dot
+    builder.create_fma = create_fma
+    builder.create_dot = lambda self, a, *more: (own if a.dtype.primitive_bitwidth < 16 else create_dot)(self, a, *more)
 
 
 def rounded_to_fp8() -> None:

@@ -15,6 +15,7 @@ from tests.gpu.simulated.card import Card
 pytestmark = [pytest.mark.simulated, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[3]
+NUMBERS = ("cuda", "ahead", "sample", "schemes", "selftest")
 CARDS = ("8.0", "9.0", "10.0")
 
 
@@ -32,7 +33,7 @@ def run(card: Card, plugin: str, *tests: str) -> None:
 
 @pytest.mark.parametrize("capability", CARDS)
 def test_numbers(capability: str, tmp_path: Path) -> None:
-    run(Card(capability, tmp_path), "compute", "tests/gpu/test_cuda.py", "tests/gpu/test_ahead.py")
+    run(Card(capability, tmp_path), "compute", *(f"tests/gpu/test_{name}.py" for name in NUMBERS))
 
 
 def test_memory_and_waits(tmp_path: Path) -> None:
