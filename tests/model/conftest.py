@@ -2,6 +2,7 @@
 
 import ctypes
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,8 @@ from model.kernels.cpu.functions import Kernels
 from tests.model.kernels.interpreter import product_in_order
 
 __all__ = ["kernels", "product_in_order"]
+
+TILES = Path(__file__).parent / "kernels/tiles.h"
 
 
 @pytest.fixture(params=native.LEVELS[::-1])
@@ -26,7 +29,13 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
         pytest.skip("this processor has no AVX-512 VNNI, which surrounds the tiles")
     target = tmp_path_factory.mktemp("tiles") / "emulated.so"
     flags = [
-        *(*build.FLAGS, build.INCLUDE, *build.variants()["avx512vnni"], "-DVARIANT=emulated", "-DEMULATED_TILES"),
+        *(
+            *build.FLAGS,
+            build.INCLUDE,
+            *build.variants()["avx512vnni"],
+            "-DVARIANT=emulated",
+            f'-DEMULATED_TILES="{TILES}"',
+        ),
         *("-O1", '-DFINGERPRINT=""'),  # the last level counts
     ]
     sources = [str(build.HERE / name) for name in (*build.SOURCES, "pool.c")]
