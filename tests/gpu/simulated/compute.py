@@ -37,6 +37,8 @@ NOTHING_TO_COMPUTE = {
 }
 READ_BY_THE_HOST = {aten.allclose.default, aten.equal.default}
 """Operations whose result is a value of Python."""
+SIZED_BY_VALUES = {aten.bincount.default}
+"""Operations whose results have sizes that depend on values."""
 SMALL = 64
 """Values of a tensor of the CPU that a capture keeps."""
 Work = Callable[[], None]
@@ -167,6 +169,10 @@ class Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in SIZED_BY_VALUES:
+            found = func(*tree_map(on_cpu, tree_map(noted, args)), **kwargs)
+            copy(Memory(result := torch.empty_like(found, device="cuda")).tensor(), found)
+            return result
         results = func(*args, **kwargs)
         touched = tree_flatten((args, kwargs, results))[0]
         if func in NOTHING_TO_COMPUTE or not any(isinstance(one, Tensor) and one.is_cuda for one in touched):
