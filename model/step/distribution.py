@@ -4,7 +4,7 @@ Kernels sample all rows: compiled ones on a CPU, those of Triton on a GPU. Elsew
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import numpy as np
 import torch
@@ -22,6 +22,17 @@ from model.step.noise import noise, noise_keys
 
 IMPLEMENTED = frozenset({"temperature", "seed", "min_p", "top_k", "top_p"})
 """What `choose` implements."""
+
+
+def implemented(kernels: Kernels | None, device: torch.device, *, by_torch: bool) -> Set[str]:
+    """What `choose` implements with the same arguments. Kernels know what their rows have, and the seed by its noise."""
+    if kernels is not None:
+        return IMPLEMENTED & {"seed", *(records.sampling().names or ())}
+    if not triton.serve_on(device) or by_torch:
+        return IMPLEMENTED
+    from model.kernels.cuda import sampling
+
+    return IMPLEMENTED & {"seed", *(sampling.ROW.names or ())}
 
 
 def choose(

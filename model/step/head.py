@@ -1,6 +1,6 @@
 """The output head of a step: logits, sampled tokens and norms of hidden states, some rows at a time."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence, Set
 
 from torch import Tensor
 
@@ -10,7 +10,7 @@ from model.memory.sizes import LOGIT_VALUES
 from model.network.adapters import AdapterStore
 from model.network.lora import StepAdapters
 from model.network.transformer import Transformer
-from model.step import sampler
+from model.step import distribution, sampler
 from model.step.logits import SamplingStep
 
 
@@ -33,6 +33,10 @@ class Head:
         self.block_rows = max(4, LOGIT_VALUES // model.config.vocab_size // 4 * 4)
         self.model, self.device = model, next(model.parameters()).device
         self._adapts_by_torch, self._samples_by_torch = "adapters" in by_torch, "sampling" in by_torch
+
+    def implemented(self) -> Set[str]:
+        """The parameters of the distribution that what samples here implements."""
+        return distribution.implemented(self.kernels, self.device, by_torch=self._samples_by_torch)
 
     def sample(self, hidden: Tensor, slices: Sequence[Slice]) -> list[sampler.Sampled]:
         """One token after each of these slices, from hidden states [N, dim]."""

@@ -161,8 +161,11 @@ def accepted(
     return tuple([token for token, _ in sampled]), tuple([logprob for _, logprob in sampled if logprob is not None])
 
 
-def unimplemented(last: Sequence[SamplingStep], reported: Set[str]) -> set[str]:
-    """Parameters of the table that no step implements, or that request a report that is not `reported`."""
+def unimplemented(last: Sequence[SamplingStep], chosen: Set[str], reported: Set[str]) -> set[str]:
+    """Parameters of the table that no step implements. `chosen` are those of the distribution that what serves knows.
+
+    `reported` are those whose report the runner gives.
+    """
     stages = (Stage.LOGITS, Stage.DISTRIBUTION, Stage.REPORT)
     needed = {name for name, row in PARAMETERS.items() if row.stage in stages}
-    return needed - reported - IMPLEMENTED.union(*(step.parameters for step in (*LOGITS_STEPS, *last)))
+    return needed - reported - chosen.union(*(step.parameters for step in (*LOGITS_STEPS, *last)))

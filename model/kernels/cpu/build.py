@@ -3,6 +3,7 @@
 The system's C compiler is used, else the one in the `ziglang` wheel, if it is installed.
 """
 
+import ctypes
 import hashlib
 import importlib.util
 import os
@@ -11,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -84,8 +85,12 @@ def suffix(variant: str) -> str:
     return variant.replace("-", "_")
 
 
-def build(target: Path) -> tuple[str, ...]:
-    """Compile into `target`; returns its variants. Raises RuntimeError with the compiler's message."""
+def build(target: Path, told: Callable[[str], object] = lambda line: None) -> tuple[str, ...]:
+    """Compile into `target`, unless it has these sources and variants; returns the variants, the best first.
+
+    The processor's own is compiled first: if it fails, it fails at once. `told` gets a line for each that is compiled.
+    Raises RuntimeError with the compiler's message.
+    """
     command = compiler()
     if command is None:
         raise RuntimeError("no C compiler found; install gcc or clang, or `pip install ziglang`")
@@ -94,14 +99,23 @@ def build(target: Path) -> tuple[str, ...]:
         known = {
             name: flags for name, flags in _targeted(command).items() if _compiles(command, name, flags, Path(folder))
         }
-        jobs = {f"{folder}/pool.o": [*general, f'-DFINGERPRINT="{fingerprint()}"', "-c", str(HERE / "pool.c")]}
-        for name, flags in known.items():
-            chosen = [*general, *flags, f"-DVARIANT={suffix(name)}"]
+        if _is_current(target, known):
+            return tuple(known)
+        pool = f"{folder}/pool.o"
+        _run([*general, f'-DFINGERPRINT="{fingerprint()}"', "-c", str(HERE / "pool.c"), "-o", pool])
+        own = next(filter(known.__contains__, _runnable(command, pool)), None)
+        order = sorted(known, key=lambda name: name != own)
+        jobs = {}
+        for name in order:
+            chosen = [*general, *known[name], f"-DVARIANT={suffix(name)}"]
             for source in SOURCES:
                 jobs[f"{folder}/{name}-{Path(source).stem}.o"] = [*chosen, "-c", str(HERE / source)]
-        _run_all([[*arguments, "-o", output] for output, arguments in jobs.items()])
+        for n_done in _run_all([[*arguments, "-o", output] for output, arguments in jobs.items()]):
+            if n_done % len(SOURCES) == 0:
+                n = n_done // len(SOURCES)
+                told(f"{order[n - 1]} is compiled, {n} of {len(order)}")
         linked = target.with_suffix(f".{os.getpid()}.tmp")
-        _run_all([[*command, "-shared", *jobs, "-o", str(linked), "-lpthread", "-lm"]])
+        _run([*command, "-shared", pool, *jobs, "-o", str(linked), "-lpthread", "-lm"])
         linked.replace(target)  # at once: a process that has the old one open keeps it
     return tuple(known)
 
@@ -126,11 +140,28 @@ def _compiles(command: Sequence[str], name: str, flags: Sequence[str], folder: P
     return subprocess.run(job, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
 
 
-def _run_all(commands: Sequence[Sequence[str]]) -> None:
-    """Run the commands, as many at once as there are processors: each compiler takes some 100 MiB of memory."""
+def _is_current(target: Path, known: Collection[str]) -> bool:
+    """Whether a library was built from these sources, with all these variants."""
+    found, names = target.read_bytes() if target.exists() else b"", [f"linear_{suffix(name)}\0" for name in known]
+    return all(word.encode() in found for word in (fingerprint(), *names))
+
+
+def _runnable(command: Sequence[str], pool: str) -> Sequence[str]:
+    """The variants that this processor runs, the best first; none if it does not run what the compiler makes."""
+    try:
+        _run([*command, "-shared", pool, "-o", f"{pool}.so", "-lpthread"])
+        return [*variants()][-1 - ctypes.CDLL(f"{pool}.so").noria_level() :]
+    except OSError:
+        return ()
+
+
+def _run_all(commands: Sequence[Sequence[str]]) -> Iterator[int]:
+    """Run the commands, as many at once as there are processors: each compiler takes some 100 MiB of memory.
+
+    Yields how many of the first ones are done.
+    """
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for _ in pool.map(_run, commands):
-            pass
+        yield from (n for n, _ in enumerate(pool.map(_run, commands), 1))
 
 
 def _run(command: Sequence[str]) -> None:
@@ -142,7 +173,7 @@ def _run(command: Sequence[str]) -> None:
 def main() -> None:
     """Build, and print the names of the variants. Exits with the reason if the library cannot be built."""
     try:
-        print(*build(library()))
+        print(*build(library(), told=lambda line: print(f"noria: kernels: {line}", file=sys.stderr)))
     except (RuntimeError, OSError) as error:
         sys.exit(f"noria: {error}")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from model.kernels.cpu import build
+from model.kernels.cpu import build, native
 
 SCRIPT = """#!/bin/sh
 case "$*" in
@@ -60,6 +60,32 @@ def test_a_source_that_does_not_compile_is_an_error(library: Path, monkeypatch: 
     with pytest.raises(RuntimeError, match="no such instruction"):
         build.build(library)
     assert not library.exists()
+
+
+def test_the_own_variant_is_first_and_the_others_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "SOURCES", ("sample.c",))
+    told = list[str]()
+    names = build.build(tmp_path / "library.so", told.append)
+    order = [native.available()[0], *(name for name in names if name != native.available()[0])]
+    assert told == [f"{name} is compiled, {n} of {len(names)}" for n, name in enumerate(order, 1)]
+
+
+def test_what_has_its_fingerprint_is_not_compiled_again(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other sources and a variant that is missing are compiled. The script's libraries are empty."""
+    monkeypatch.setenv("UNKNOWN", NONE)
+    names = tuple(build.VARIANTS["x86_64"])
+    words = [build.fingerprint(), *(f"linear_{build.suffix(name)}\0" for name in names)]
+    for left_out in words:
+        library.write_bytes("".join(words).replace(left_out, "").encode())
+        assert build.build(library) == names
+        assert not library.read_bytes(), left_out
+    library.write_bytes("".join(words).encode())
+    monkeypatch.setenv("UNKNOWN", "void noria_parallel")  # compiling would fail
+    assert build.build(library) == names
+    monkeypatch.delenv("CC")
+    told = list[str]()
+    build.build(build.library(), told.append)
+    assert told == [], "the real library has these words, too"
 
 
 def test_without_a_compiler_the_command_ends_with_one_line(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from model.batch import PoolSpec, RunnerInfo, Slice
+from model.kernels import cuda as triton
 from model.kernels.cpu import native, records
 from model.loading import load_from
 from model.options import RunnerOptions
 from model.sampling_params import PARAMETERS, SamplingParams, Stage
-from model.step import sampler
+from model.step import distribution, sampler
 from service.engine.scheduling import sequence
 from service.engine.scheduling.scheduler import Scheduler
 from tests.model.driving import checkpoint, tiny
@@ -82,3 +83,19 @@ def test_a_forgotten_parameter_stops_the_runner(like: str, monkeypatch: pytest.M
     options = RunnerOptions("", device="cpu", dtype="float32", cache_memory=2**22)
     with pytest.raises(NotImplementedError, match="no sampling step and no report implements forgotten"):
         load_from(checkpoint(tiny()), options, lambda stage, done: None)
+
+
+def test_a_parameter_that_only_pytorch_implements_stops_a_runner_with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel of a CPU, and that of a GPU, samples in place of PyTorch, and would ignore it."""
+    row = replace(PARAMETERS["min_p"], name="typical_p")
+    monkeypatch.setattr(sampler, "PARAMETERS", {**PARAMETERS, "typical_p": row})
+    monkeypatch.setattr(distribution, "IMPLEMENTED", distribution.IMPLEMENTED | {"typical_p"})
+    options = RunnerOptions("", device="cpu", dtype="float32", cache_memory=2**22)
+    with pytest.raises(NotImplementedError, match="no sampling step and no report implements typical_p"):
+        load_from(checkpoint(tiny()), options, lambda stage, done: None)
+    monkeypatch.setenv("NORIA_KERNELS", "torch")
+    load_from(checkpoint(tiny()), options, lambda stage, done: None)
+    monkeypatch.setattr(triton, "serve_on", lambda device: True)
+    gpu = torch.device("cuda")
+    assert "typical_p" not in distribution.implemented(None, gpu, by_torch=False)
+    assert "typical_p" in distribution.implemented(None, gpu, by_torch=True)
