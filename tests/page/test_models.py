@@ -198,7 +198,7 @@ def test_the_wheel_follows_the_choice(several: Live, page: Page) -> None:
     expect(page.get_by_text("Step 7: 1 decode row of 1 request")).to_be_visible()
     with hurried():
         choose(page, "late")
-        expect(page.get_by_text("No step yet.")).to_be_visible()
+        expect(page.get_by_text("No step since this page was opened.")).to_be_visible()
         expect(page.locator("#model")).to_have_text("ready")
     holds(page, "window.feeds.filter(({ open }) => open).length === 1")
     push(page, picture(state="unloaded"))

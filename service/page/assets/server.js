@@ -36,10 +36,10 @@ export class Server {
    * The response to a request, once it is a success, and when the request was sent: a person may have typed a key
    * before. Throws ServerError, or AbortError from `signal`.
    */
-  async #answered(path, { method = "GET", body = null, signal = null } = {}) {
+  async #answered(path, { method = "GET", body = null, signal = null, headers: own = {} } = {}) {
     for (;;) {
       const key = this.key;
-      const headers = {};
+      const headers = { ...own };
       if (key) headers.authorization = `Bearer ${key}`;
       const isForm = body instanceof FormData; // the browser then names the boundary
       if (body !== null && !isForm) headers["content-type"] = "application/json";

@@ -1,7 +1,7 @@
 // The text box, its images and recordings, and the buttons Send and Stop.
 
 import { can } from "../card.js";
-import { Component, createRef, html } from "../html.js";
+import { Component, createRef, html, sends, touches } from "../html.js";
 import { Media } from "./media.js";
 import { Recorder } from "./recorder.js";
 import { isAudio } from "./request.js";
@@ -21,6 +21,18 @@ function dataUrl(file) {
   });
 }
 
+/** A text file as a block of the message; null for a file that is no text. */
+async function blockOf(file) {
+  try {
+    const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+    const fence = "`".repeat(1 + Math.max(2, ...(text.match(/`+/g) ?? []).map((run) => run.length)));
+    return text.includes("\0") ? null : `${file.name}:\n${fence}\n${text.trimEnd()}\n${fence}\n`;
+  } catch {
+    return null;
+  }
+}
+
+const isMedia = ({ type }) => [...IMAGES, ...AUDIO].includes(type);
 /** What a model needs for a file of this type. */
 const needed = (type) => (AUDIO.includes(type) ? "audio" : "vision");
 
@@ -50,9 +62,7 @@ export class Composer extends Component {
   }
 
   key(event) {
-    // Safari ends a composition before its keydown, with key code 229.
-    const composing = event.isComposing || event.keyCode === 229;
-    if (event.key === "Enter" && !event.shiftKey && !composing) this.submit(event);
+    if (sends(event)) this.submit(event);
   }
 
   submit(event) {
@@ -76,9 +86,11 @@ export class Composer extends Component {
     const { view } = this.props;
     const added = [];
     for (const file of files) {
-      const reason = this.refusal(file);
+      const block = isMedia(file) || file.size > LARGEST ? null : await blockOf(file);
+      const reason = block === null && this.refusal(file);
       if (reason) view.tell(reason);
-      else added.push(await dataUrl(file));
+      else if (block === null) added.push(await dataUrl(file));
+      else this.type(`${/[^\n]$/.test(this.input.current.value) ? "\n" : ""}${block}`);
     }
     this.setState(({ images }) => ({ images: [...images, ...added] }));
     this.input.current.focus();
@@ -87,14 +99,13 @@ export class Composer extends Component {
   /** Why a file cannot go with the message; null if it can. */
   refusal({ name, type, size }) {
     const { card } = this.props;
-    if (![...IMAGES, ...AUDIO].includes(type)) {
-      return `${name}: expected an image (PNG, JPEG, WebP, GIF) or audio (WAV, FLAC, OGG, MP3).`;
-    }
+    if (size > LARGEST) return `${name}: a file has at most ${LARGEST} bytes, this one ${size}.`;
+    if (!isMedia({ type })) return `${name}: expected text, images (PNG, JPEG, WebP, GIF) or audio (WAV, FLAC, OGG, MP3).`;
     if (!can(card, needed(type))) {
       if (!card.capabilities) return "The model is not loaded yet.";
       return `This model takes no ${AUDIO.includes(type) ? "audio" : "images"}.`;
     }
-    return size > LARGEST ? `${name}: a file has at most ${LARGEST} bytes, this one ${size}.` : null;
+    return null;
   }
 
   /** Begin a recording, or end it and put it on the shelf. */
@@ -120,14 +131,16 @@ export class Composer extends Component {
     if (bytes > 0.99 * LARGEST) this.record();
   }
 
+  /** Write text at the end of the text box. */
+  type(text) {
+    this.input.current.value += text;
+    this.changed();
+  }
+
   /** Write the words of a recording into the text box, as they come. */
   async transcribe(url) {
-    const { current: input } = this.input;
     this.setState({ writes: true });
-    for await (const text of this.props.view.transcript(url)) {
-      input.value += text;
-      this.changed();
-    }
+    for await (const text of this.props.view.transcript(url)) this.type(text);
     this.setState({ writes: false });
   }
 
@@ -148,15 +161,10 @@ export class Composer extends Component {
     </span>`;
   }
 
-  files(card) {
-    const sees = can(card, "vision");
-    const hears = can(card, "audio");
-    const types = [...(sees ? IMAGES : []), ...(hears ? AUDIO : [])];
+  files() {
     return html`
-      <button type="button" hidden=${!types.length} onclick=${() => this.picker.current.click()}>
-        Add ${hears ? (sees ? "file" : "audio") : "image"}
-      </button>
-      <input type="file" accept=${types.join()} multiple hidden aria-hidden="true" ref=${this.picker}
+      <button type="button" onclick=${() => this.picker.current.click()}>Add file</button>
+      <input type="file" multiple hidden aria-hidden="true" ref=${this.picker}
         onchange=${(event) => this.pick(event)} />`;
   }
 
@@ -175,16 +183,16 @@ export class Composer extends Component {
       <label for="chat-input" class="unseen">Message</label>
       <div class="shelf" hidden=${!images.length}>${images.map((url, at) => this.item(url, at))}</div>
       <div class="row">
-        ${this.files(card)}
+        ${this.files()}
         ${this.microphone(card, level)}
-        <textarea id="chat-input" rows="1" dir="auto" placeholder="Ask something" enterkeyhint="send"
-          aria-describedby="chat-hint" ref=${this.input} oninput=${() => this.changed()}
+        <textarea id="chat-input" rows="1" dir="auto" placeholder="Ask something"
+          enterkeyhint=${touches() ? "enter" : "send"} aria-describedby="chat-hint" ref=${this.input} oninput=${() => this.changed()}
           onkeydown=${(event) => this.key(event)}
           onpaste=${(event) => this.take(event, event.clipboardData)}></textarea>
         <button type="submit" class="main" hidden=${running}>Send</button>
         <button type="button" class="main" hidden=${!running} onclick=${() => view.stop()}>Stop</button>
       </div>
-      <p id="chat-hint" class="hint">Enter sends, Shift-Enter breaks the line, Escape stops.</p>
+      <p id="chat-hint" class="hint" hidden=${touches()}>Enter sends, Shift-Enter breaks the line, Escape stops.</p>
       <p class="hint" hidden=${!card.description}>${card.description && `${card.id}: ${card.description}`}</p>
     </form>`;
   }

@@ -2,7 +2,7 @@
 
 import { asCurl, asPython } from "../code.js";
 import { CopyButton } from "../copy.js";
-import { Component, createRef, html, useLayoutEffect, useRef } from "../html.js";
+import { Component, createRef, html, sends, useLayoutEffect, useRef } from "../html.js";
 import { Tokens } from "../tokens.js";
 import { versions } from "./conversation.js";
 import { costOf, endingOf } from "./ending.js";
@@ -63,7 +63,7 @@ export class Message extends Component {
 
   key(event) {
     if (event.key === "Escape") this.cancel();
-    else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) this.save();
+    else if (sends(event)) this.save();
     else return;
     event.preventDefault();
     event.stopPropagation();

@@ -21,17 +21,18 @@ const seconds = (n) => orAborted.bind(null, new Promise((resolve) => setTimeout(
 /**
  * Fill `node` until its answer ends. Never throws: the node's state says how it ended.
  * `bodyOf(card, limited)` is the request, with the page's own limit or without; `changed()` follows each change of the
- * node.
+ * node. `resumed` is the body of a request that a reload has cut off: the server still writes its answer.
  */
-export async function answer({ server, model, node, bodyOf, signal, changed }) {
+export async function answer({ server, model, node, bodyOf, resumed, signal, changed }) {
   node.state = "waiting";
-  node.notice = "Waiting until the model is ready.";
+  node.notice = resumed ? "" : "Waiting until the model is ready.";
   changed();
   try {
-    await askModel({ server, model, node, bodyOf, signal, changed });
+    if (resumed) await read({ server, node, body: resumed, resumes: true, signal, changed });
+    else await askModel({ server, model, node, bodyOf, signal, changed });
     if (node.state !== "failed") node.state = "done";
   } catch (error) {
-    if (error.name === "AbortError") node.state = "stopped";
+    if (error.name === "AbortError" || (resumed && error.status === 404)) node.state = "stopped";
     else fail(node, error);
   }
   node.notice = "";
@@ -86,32 +87,40 @@ async function countDown({ node, signal, changed }, { message, retryAfter }) {
   }
 }
 
-async function read({ server, node, body, signal, changed }) {
-  const fold = folder(node);
+async function read({ server, node, body, signal, changed, resumes = false }) {
+  const { id } = node.sent;
+  const headers = resumes ? { "last-event-id": `${id}:` } : { "x-request-id": id, "x-noria-resume": "1" };
+  let fold = null;
   let ended = false;
-  for await (const { data, sent } of server.events(endpointOf(node.sent).path, { method: "POST", body, signal })) {
-    if (data === "[DONE]") ended = true;
-    else fold(JSON.parse(data), sent);
+  const { path } = endpointOf(node.sent);
+  for await (const { data, sent } of server.events(path, { method: "POST", body, signal, headers })) {
+    const chunk = data === "[DONE]" ? null : JSON.parse(data);
+    if (chunk === null) ended = true;
+    else if (chunk.error) fail(node, chunk.error);
+    else (fold ??= folder(node, resumes))(chunk, sent);
     changed();
     if (node.state === "failed") return;
   }
   if (!ended) throw new Error("The connection ended before the answer did.");
 }
 
-/** A function that folds the chunks of a stream into a node. */
-function folder(node) {
+/**
+ * A function that folds the chunks of a stream into a node, which begins as what it continues. Times are not known if
+ * the stream `resumes`: it begins with what came before.
+ */
+function folder(node, resumes) {
   const decoder = new TextDecoder();
-  const firstCall = node.calls?.length ?? 0;
-  const before = node.content || node.thought ? (node.stats ?? {}) : {}; // of the part that this one continues
-  node.finish = null;
-  node.stats = { ...before };
+  const earlier = resumes ? { first: node.stats?.first ?? 0 } : {};
+  const { content = "", thought = "", calls, scores, stats: before = {} } = structuredClone(node.sent.continued) ?? {};
+  Object.assign(node, { content, thought, calls, scores, finish: null, stats: { ...earlier, ...before } });
+  const firstCall = calls?.length ?? 0;
   let first = null; // when the first text came, and how many tokens it had
   return (chunk, sent) => {
-    if (chunk.error) return fail(node, chunk.error);
     if (chunk.prompt_progress) node.notice = progressOf(chunk.prompt_progress);
     const choice = chunk.choices?.[0];
     if (choice) foldChoice(choice, () => begin(chunk, sent));
-    if (chunk.usage) node.stats = joined(before, { first: node.stats.first, ...statsOf(chunk, first) });
+    const timed = resumes ? null : first;
+    if (chunk.usage) node.stats = joined(before, { first: node.stats.first, ...statsOf(chunk, timed) });
   };
 
   function foldChoice({ text, delta = { content: text }, logprobs, finish_reason: finish }, begin) {

@@ -1,6 +1,6 @@
 // The answers that are being written, one a conversation at most, and their way into the storage.
 
-import { pathTo, versions } from "./conversation.js";
+import { newId, pathTo, versions } from "./conversation.js";
 import { bodyOf, fieldsOf } from "./request.js";
 import { answer } from "./run.js";
 
@@ -24,11 +24,16 @@ export class Session {
   }
 
   stop(id) {
-    this.runs.get(id)?.controller.abort();
+    const run = this.runs.get(id);
+    run?.controller.abort();
+    if (run?.node.sent) this.server.json(`v1/requests/${run.node.sent.id}`, { method: "DELETE" }).catch(() => {});
   }
 
-  /** Write the answer `node`. `continued`: its text so far, which the answer goes on from. */
-  async write(conversation, node, continued = null) {
+  /**
+   * Write the answer `node`. `continued`: what it has so far, which the answer goes on from. `resumes`: a reload has cut
+   * off its request.
+   */
+  async write(conversation, node, continued = null, resumes = false) {
     const controller = new AbortController();
     const { head } = conversation;
     const all = versions(conversation).get(node.parent);
@@ -47,9 +52,10 @@ export class Session {
       node,
       bodyOf: (card, limited) => {
         const { raw, system } = head;
-        node.sent = { raw, system, fields: fieldsOf(head, card, { limited, before }), continued };
-        return bodyOf(node.sent, pathTo(conversation, node.parent));
+        node.sent = { id: newId(), raw, system, fields: fieldsOf(head, card, { limited, before }), continued };
+        return requestOf({ conversation, node });
       },
+      resumed: resumes ? requestOf({ conversation, node }) : null,
       signal: controller.signal,
       changed() {
         draw();
@@ -79,10 +85,8 @@ export class Session {
 
   /** The page goes: keep for a reload what is not stored yet. */
   #leave() {
-    const written = new Set(Array.from(this.runs.values(), ({ node }) => node));
     for (const { controller } of this.runs.values()) controller.abort();
-    const stopped = { state: "stopped", notice: "" };
-    const nodes = Array.from(this.unsaved.values(), (node) => (written.has(node) ? { ...node, ...stopped } : node));
+    const nodes = [...this.unsaved.values()];
     if (!nodes.length) return;
     try {
       sessionStorage.setItem(LEFT, JSON.stringify({ heads: [...this.heads], nodes })); // no transaction would end
@@ -91,7 +95,7 @@ export class Session {
     }
   }
 
-  /** Store what this tab could not store before a reload. */
+  /** Store what this tab could not store before a reload, and go on with the answers that it cut off. */
   async restore() {
     const left = sessionStorage.getItem(LEFT);
     sessionStorage.removeItem(LEFT);
@@ -99,8 +103,16 @@ export class Session {
     const { heads, nodes } = JSON.parse(left);
     for (const head of heads) await this.store.add({ head, nodes: new Map() });
     for (const node of nodes) await this.store.putNode(node);
+    for (const { id, conversation, sent, state } of nodes) {
+      if (!sent || !["waiting", "writing"].includes(state)) continue;
+      const loaded = await this.store.load(conversation);
+      if (loaded) this.write(loaded, loaded.nodes.get(id), null, true);
+    }
   }
 }
+
+/** The body of a node's request. */
+const requestOf = ({ conversation, node }) => bodyOf(node.sent, pathTo(conversation, node.parent));
 
 /** A function that schedules `work` unless it waits already. */
 function onceAtATime(schedule, work) {

@@ -1,7 +1,7 @@
 // The chat view: joins the list of conversations, the branch on screen, the text box and the settings.
 
 import { readFields } from "../fields.js";
-import { html, render } from "../html.js";
+import { html, render, touches } from "../html.js";
 import { COLOURS } from "../tokens.js";
 import { Composer } from "./composer.js";
 import { addNode, choose, newConversation, pathTo, titleOf } from "./conversation.js";
@@ -104,7 +104,8 @@ class View {
 
   async #start() {
     await this.session.restore();
-    const loaded = await this.store.load(sessionStorage.getItem(CURRENT) ?? "");
+    const current = sessionStorage.getItem(CURRENT) ?? "";
+    const loaded = this.session.live(current) ?? (await this.store.load(current));
     if (loaded && !this.saved && !this.conversation.nodes.size) this.#put(loaded);
     else this.history.refresh();
   }
@@ -142,7 +143,7 @@ class View {
 
   /** The button that was used is gone. On a phone the text box would bring up the keyboard. */
   #refocus() {
-    if (matchMedia("(hover: hover)").matches) this.#focus();
+    if (!touches()) this.#focus();
   }
 
   toggle(name, shown = !this.panels[name]) {
@@ -259,7 +260,8 @@ class View {
   }
 
   goOn(node) {
-    this.#write(node, { content: node.content, thought: node.thought ?? "" });
+    const { content, thought = "", scores, stats } = node;
+    this.#write(node, { content, thought, scores, stats });
   }
 
   #write(node, continued) {

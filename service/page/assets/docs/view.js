@@ -3,6 +3,17 @@
 import { html, render, useState } from "../html.js";
 import { Operation, textOf } from "./operation.js";
 
+/** The groups of operations: the first that fits the path has it. */
+const GROUPS = [
+  ["Chat", /^\/v1\/(chat|messages|responses$)/],
+  ["Stored responses and conversations", /^\/v1\/(responses|conversations)/],
+  ["Text, embeddings and tokens", /^\/v1\/(completions|fim|embeddings)|^\/(de)?token|template/],
+  ["Audio", /^\/v1\/audio/],
+  ["Models and adapters", /^\/v1\/(models|.*lora)/],
+  ["Ollama", /^\/api/],
+  ["The server", /./],
+];
+
 /** All operations of the document, in its order. */
 function operationsOf(described) {
   return Object.entries(described.paths).flatMap(([path, methods]) =>
@@ -28,7 +39,13 @@ function Docs({ described, server, model, operations }) {
       <label for="search">Search</label>
       <input id="search" type="search" autocomplete="off" placeholder="a path, a field, a word" oninput=${oninput} />
     </div>
-    ${operations.map((one) => html`<${Operation} ...${{ ...one, described, server, model, hidden: !matches(one) }} />`)}
+    ${GROUPS.map(([group]) => {
+      const own = operations.filter(({ path }) => GROUPS.find(([, fits]) => fits.test(path))[0] === group);
+      return html`<section hidden=${!own.some(matches)}>
+        <h2>${group}</h2>
+        ${own.map((one) => html`<${Operation} ...${{ ...one, described, server, model, hidden: !matches(one) }} />`)}
+      </section>`;
+    })}
     <p hidden=${operations.some(matches)}>Nothing matches.</p>
   </div>`;
 }

@@ -24,7 +24,7 @@ export class Steps {
   /** The newest step in words. */
   get newest() {
     const step = this.list.at(-1);
-    if (!step) return "No step yet.";
+    if (!step) return "No step since this page was opened.";
     const parts = PARTS.filter((name) => step[name]).map((name) => `${number(step[name])} ${name}`);
     const requests = step.sequences === 1 ? "1 request" : `${number(step.sequences)} requests`;
     const milliseconds = (1000 * step.seconds).toFixed(step.seconds < 0.01 ? 1 : 0);
