@@ -23,7 +23,8 @@ from tests.waiting import eventually
 
 AUDIO, BEGIN, TRANSCRIBE = 253, 252, 251
 """Bytes that are in no UTF-8 text."""
-TEXT: FilePayload = {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"words"}
+TEXT: FilePayload = {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"words\n```\nmore\n"}
+BINARY: FilePayload = {"name": "a.out", "mimeType": "", "buffer": b"\x7fELF\0"}
 PICTURE: FilePayload = {"name": "dot.png", "mimeType": "image/png", "buffer": b"\x89PNG"}
 WAV: FilePayload = {"name": "speech.wav", "mimeType": "audio/wav", "buffer": saved(speech(0.5))}
 
@@ -83,7 +84,7 @@ def test_a_model_without_audio_has_no_microphone(live: Live, page: Page) -> None
     with_card(page, description="It is deaf.")
     opened(page, live)
     expect(page.get_by_text("fake: It is deaf.")).to_be_visible()
-    for name in ("Record", "Stop recording", "Add audio", "Add file"):
+    for name in ("Record", "Stop recording"):
         expect(button(page, name)).to_be_hidden()
     page.locator(".composer input[type=file]").set_input_files(WAV)
     expect(page.get_by_role("alert").first).to_have_text("This model takes no audio.")
@@ -128,10 +129,14 @@ def test_a_recording_is_transcribed_and_sent(hearing: Live, page: Page) -> None:
 def test_files_that_go_with_a_message_and_those_that_do_not(hearing: Live, page: Page) -> None:
     sent = requests(page)
     opened(page, hearing)
-    expect(button(page, "Add audio")).to_be_visible()
     alert = page.get_by_role("alert").first
+    choose(page, BINARY)
+    expect(alert).to_have_text("a.out: expected text, images (PNG, JPEG, WebP, GIF) or audio (WAV, FLAC, OGG, MP3).")
+    box = page.get_by_label("Message")
+    box.fill("Read this:")
     choose(page, TEXT)
-    expect(alert).to_have_text("notes.txt: expected an image (PNG, JPEG, WebP, GIF) or audio (WAV, FLAC, OGG, MP3).")
+    expect(box).to_have_value(f"Read this:\nnotes.txt:\n````\n{TEXT['buffer'].decode().strip()}\n````\n")
+    box.fill("")
     choose(page, PICTURE)
     expect(alert).to_have_text("This model takes no images.")
     expect(page.locator(".shelf > *")).to_have_count(0)
@@ -202,7 +207,7 @@ def test_recordings_for_a_screen_reader_and_a_phone(
     choose(page, WAV, WAV)
     expect(page.locator(".shelf audio")).to_have_count(3)
     accessible(page)
-    for name in ("Record", "Add audio", "Send", "Message"):
+    for name in ("Record", "Add file", "Send", "Message"):
         found = page.get_by_label(name, exact=True) if name == "Message" else button(page, name)
         expect(found).to_be_in_viewport(ratio=1)
     ask(page, "What is said?")

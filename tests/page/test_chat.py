@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from playwright.sync_api import Locator, Page, ViewportSize, expect
+from playwright.sync_api import Browser, Locator, Page, ViewportSize, expect
 
-from tests.page.chat import answers, ask, button, item, opened, set_fields, unlock
+from tests.page.chat import answers, ask, button, item, opened, requests, set_fields, unlock
 from tests.page.conftest import LOOKS, PHONE
 from tests.service.live import Live, answer, hurried, idle, running
 from tests.waiting import eventually
@@ -93,21 +93,66 @@ def test_stop_keeps_the_text_and_ends_the_request(slow: Live, page: Page, how: s
     expect(answers(page)).to_have_text(text, use_inner_text=True)
 
 
-def test_a_reload_keeps_the_text_and_the_answer_goes_on(slow: Live, page: Page) -> None:
+def test_an_answer_goes_on_after_a_reload(slow: Live, page: Page) -> None:
+    """The same request: the server goes on with it, and is asked for its text from the beginning."""
+    sent = requests(page)
+    page.goto(slow.url)
+    set_fields(page, max_tokens="150")
+    ask(page, "reload")
+    wait_writing(page)
+    page.reload()
+    expect(page.locator(".cost")).to_have_text(re.compile("^150 tokens · "))
+    assert plain(page) == answer("u:reload;a:", 150)
+    assert len(sent) == 2 and sent[0] == sent[1]
+    page.reload()
+    expect(page.locator(".cost")).to_have_text(re.compile("^150 tokens · "))
+    assert len(sent) == 2
+
+
+def test_a_reload_while_an_answer_goes_on_from_its_text(slow: Live, page: Page) -> None:
+    """Stopped, continued, reloaded while it continues, and stopped: the engine is idle, the text has no gap."""
     page.goto(slow.url)
     ask(page, "reload")
     wait_writing(page)
-    before = answers(page).inner_text()
-    page.reload()
-    eventually(idle(slow), "the engine has dropped the request")
-    expect(page.locator(".ending")).to_contain_text("Stopped.")
+    button(page, "Stop").click()
     kept = plain(page)
-    assert kept.startswith(before)
     button(page, "Continue").click()
     eventually(lambda: len(plain(page)) > len(kept) + 5, "the answer goes on")
+    page.reload()
+    eventually(lambda: len(plain(page)) > len(kept) + 40, "it goes on after the reload, too")
     button(page, "Stop").click()
+    eventually(idle(slow), "the engine has dropped the request")
     written = plain(page)
     assert written == answer("u:reload;a:", len(written))
+
+
+def test_an_answer_that_the_server_does_not_know_any_more_keeps_its_text(page: Page) -> None:
+    with running(model="slow", resume_seconds=0) as live:
+        page.goto(live.url)
+        ask(page, "reload")
+        wait_writing(page)
+        before = answers(page).inner_text()
+        page.reload()
+        expect(page.locator(".ending")).to_contain_text("Stopped.")
+        assert plain(page).startswith(before)
+
+
+def test_enter_breaks_the_line_on_a_touch_screen(reciting: Live, browser: Browser) -> None:
+    context = browser.new_context(viewport=PHONE, has_touch=True, is_mobile=True)
+    page = context.new_page()
+    opened(page, reciting)
+    expect(page.get_by_text("Enter sends")).to_be_hidden()
+    box = page.get_by_label("Message")
+    box.fill("first")
+    box.press("Enter")
+    box.press_sequentially("second")
+    expect(box).to_have_value("first\nsecond")
+    button(page, "Send").tap()
+    expect(answers(page)).to_have_text("first\nsecond", use_inner_text=True)
+    button(page, "Edit").tap()
+    page.get_by_label("Your text").press("Enter")
+    expect(button(page, "Send again")).to_be_visible()
+    context.close()
 
 
 def test_a_reload_at_the_end_of_an_answer_loses_nothing(reciting: Live, page: Page) -> None:

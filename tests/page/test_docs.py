@@ -23,10 +23,10 @@ def test_it_has_every_operation_field_and_status(live: Live, page: Page) -> None
     expected = [(method.upper(), path) for path, methods in document["paths"].items() for method in methods]
     expect(boxes).to_have_count(len(expected))
     page.evaluate(OPEN_ALL)
-    described = [item for methods in document["paths"].values() for item in methods.values()]
-    for box, (method, path), item in zip(boxes.all(), expected, described, strict=True):
-        expect(box.locator("> summary")).to_contain_text(method)
-        assert box.locator("> summary h3").inner_text() == path
+    for box in boxes.all():
+        method, path = box.locator("> summary .method").inner_text(), box.locator("> summary h3").inner_text()
+        expected.remove((method, path))
+        item = document["paths"][path][method.lower()]
         shown = box.inner_text()
         for status, response in item["responses"].items():
             assert f"{status} {response['description']}".replace("`", "") in shown
@@ -35,6 +35,20 @@ def test_it_has_every_operation_field_and_status(live: Live, page: Page) -> None
             names = {name.inner_text() for name in box.locator("code").all()}
             missing = schema.get("properties", {}).keys() - names
             assert not [name for name in missing if "description" in schema["properties"][name]]
+
+
+def test_operations_are_in_groups_and_chat_is_first(live: Live, page: Page) -> None:
+    page.goto(f"{live.url}/docs")
+    expect(page.locator(".operation h3").first).to_have_text("/v1/chat/completions")
+    groups = page.locator(".docs section")
+    expect(groups.get_by_role("heading", level=2)).to_have_text(
+        ["Chat", "Stored responses and conversations", "Text, embeddings and tokens", "Audio", "Models and adapters"]
+        + ["Ollama", "The server"]
+    )
+    ollama = groups.filter(has=page.get_by_role("heading", name="Ollama")).locator(".operation h3")
+    assert all(name.startswith("/api/") for name in ollama.all_inner_texts())
+    page.get_by_label("Search").fill("anthropic")
+    expect(groups.filter(has=page.get_by_role("heading", name="Ollama"))).to_be_hidden()
 
 
 def test_it_sends_a_request_with_the_key_of_the_tab(locked: Live, page: Page) -> None:
@@ -75,7 +89,7 @@ def test_search_and_keyboard(live: Live, page: Page) -> None:
     search = page.get_by_label("Search")
     search.fill("logit_bias completions")
     shown = page.locator(".operation:visible h3")
-    expect(shown).to_have_text(["/v1/completions", "/v1/fim/completions", "/v1/chat/completions"])
+    expect(shown).to_have_text(["/v1/chat/completions", "/v1/completions", "/v1/fim/completions"])
     search.press("Tab")
     page.keyboard.press("Enter")
     expect(page.get_by_label("Body, as JSON")).to_be_visible()
