@@ -31,6 +31,10 @@ _NATIVE_WEIGHTS = ("consolidated*.safetensors",)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors for want of space."""
 FREE_SPACE = "free some (noria list, noria rm NAME), or move the cache with HF_HOME"
+OFFLINE = (
+    "set HF_ENDPOINT for a mirror, HTTPS_PROXY for a proxy, or copy a model's directory or .gguf file here and name its path"
+)
+"""What to do where the hub cannot be reached."""
 
 Fetch = Callable[[Iterable[str], type[Any]], Path]
 """Downloads the files that match the patterns; returns the directory of the revision."""
@@ -44,7 +48,7 @@ def download(model: str, *, revision: str | None, progress: Progress, weights: b
     configuration is downloaded; that of a GGUF file is in the file. HF_ENDPOINT, HF_HOME and HF_TOKEN apply. Without a
     connection a complete earlier download is used. Raises ModelError, one line.
     """
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
         LocalEntryNotFoundError,
@@ -76,8 +80,8 @@ def download(model: str, *, revision: str | None, progress: Progress, weights: b
         raise
     except LocalEntryNotFoundError as error:
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-        missing = "it is not on this machine, and the hub does not answer"
-        raise ModelError(f"{name} cannot be downloaded from the hub: {missing}: {one_line(cause)}") from error
+        missing = f"it is not on this machine, and {constants.ENDPOINT} does not answer: {one_line(cause)}"
+        raise ModelError(f"{name} cannot be downloaded from the hub: {missing}; {OFFLINE}") from error
     except Exception as error:  # also of the HTTP library, which differs between versions
         remedy = f"; {FREE_SPACE}" if isinstance(error, OSError) and error.errno in FULL else ""
         raise ModelError(f"{name} cannot be downloaded from the hub: {one_line(error)}{remedy}") from error

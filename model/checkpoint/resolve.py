@@ -12,6 +12,9 @@ from model.errors import ModelError, one_line
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
 """A name on the hub, perhaps with the kind of a GGUF file."""
 
+EXAMPLES = ("mistralai/Voxtral-Mini-3B-2507", "mistralai/Ministral-3-3B-Instruct-2512-GGUF:Q4_K_M")
+"""Hub names of a model's directory, and of a GGUF file of one kind."""
+
 
 def ignore_progress(stage: str, fraction: float) -> None:
     """Does nothing: the default of `progress`."""
@@ -34,8 +37,8 @@ def resolve(
     if not (is_dir or is_file):
         if found.suffix.lower() == ".gguf" or not _HUB_NAME.fullmatch(model):
             raise ModelError(
-                f"there is no model at {model!r}: expected a directory, a .gguf file, a hub name org/name "
-                f"(or org/name:Q4_K_M for a GGUF file of one kind), or {EMBEDDED}"
+                f"there is no model at {model!r}: expected {EMBEDDED}, the path of a directory or a .gguf file, or a hub "
+                f"name such as {' or '.join(EXAMPLES)} (a GGUF file of one kind)"
             )
         from model.checkpoint.hub import download
 

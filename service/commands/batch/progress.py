@@ -3,6 +3,7 @@
 from typing import Any
 
 from service.commands.batch.results import Results, is_failure
+from service.commands.endpoint import error_message
 from service.commands.pulse import Pace
 
 
@@ -17,6 +18,7 @@ class Progress:
         self.failed = failed
         self._results = results
         self._tokens = 0
+        self._first = ""  # failure of this run
         self._done = total - left
         self.start()
 
@@ -29,7 +31,9 @@ class Progress:
         """Write a result and count it."""
         self._results.write(result)
         self._done += 1
-        self.failed += is_failure(result)
+        if is_failure(result):
+            self.failed += 1
+            self._first = self._first or f"; first failure: {reason(result)}"
         self._tokens += output_tokens(result)
 
     def report(self) -> tuple[float, str]:
@@ -45,7 +49,13 @@ class Progress:
     def summary(self) -> str:
         """The line at the end of the batch."""
         rate = f", {self._tokens} tokens at {self._pace.rate(self._tokens):.0f} tokens/s" if self._tokens else ""
-        return f"batch: {self.counts()}{rate}"
+        return f"batch: {self.counts()}{rate}; results in {self._results.path}{self._first}"
+
+
+def reason(result: dict[str, Any]) -> str:
+    """Which line has no good answer, and why, on one line: the message of its error, or of the server's."""
+    message = error_message(result["error"] or result["response"]["body"])
+    return " ".join(f"{result['custom_id'] or ''} {message}".split())
 
 
 def output_tokens(result: dict[str, Any]) -> int:

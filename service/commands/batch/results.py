@@ -29,7 +29,7 @@ class Results:
 
     def __init__(self, path: Path, file: io.FileIO) -> None:
         self._good: dict[bytes, bool] = {}
-        self._path = path
+        self.path = path
         self._file = file
 
     def remember(self, result: dict[str, Any]) -> None:
@@ -51,7 +51,7 @@ class Results:
             while data:
                 data = data[self._file.write(data) :]
         except OSError as error:
-            raise OptionError(f"{self._path} cannot be written: {error.strerror}") from error
+            raise OptionError(f"{self.path} cannot be written: {error.strerror}") from error
         self.remember(result)
 
 

@@ -17,6 +17,9 @@ THOUGHT_FIELDS = ("reasoning_content", "reasoning")
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
+REFUSALS = (400, 413, 422)
+"""Statuses of a request that another time is refused again."""
+
 Message = dict[str, Any]
 
 
@@ -41,6 +44,10 @@ class End(NamedTuple):
 
 
 Event = Piece | Progress | End
+
+
+class Refused(OptionError):
+    """The server refuses the request for what is in it."""
 
 
 class Conversation:
@@ -81,6 +88,16 @@ class Conversation:
         self.messages.append({"role": "user", "content": parts if len(parts) > 1 else text})
         self.audio, self.images = [], []
 
+    def take_back(self) -> str:
+        """Remove the last message, if it is the user's: its text. Its images and recordings go with the next one."""
+        if not self.messages or self.messages[-1]["role"] != "user":
+            return ""
+        content = self.messages.pop()["content"]
+        parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+        self.audio = [part for part in parts if part["type"] == "input_audio"]
+        self.images = [part for part in parts if part["type"] == "image_url"]
+        return "\n".join(part["text"] for part in parts if part["type"] == "text")
+
     def retract(self) -> None:
         """Remove the last answer, so that `answer` gives another. Raises OptionError without a message to answer."""
         self._drop("assistant")
@@ -117,7 +134,7 @@ class Conversation:
         with self.client.stream("POST", "/v1/chat/completions", json=body) as response:
             if not response.is_success:
                 response.read()
-                raise OptionError(clean(refusal(response)))
+                raise (Refused if response.status_code in REFUSALS else OptionError)(clean(refusal(response)))
             has_ended = False
             for line in response.iter_lines():
                 data = event_data(line)

@@ -1,13 +1,18 @@
 """How an answer is shown: on a terminal with the thought dimmed, in a file or a pipe its text alone."""
 
+import re
+import shutil
 import sys
 from typing import Any
+
+from rich.cells import cell_len
 
 from service.commands.chat.conversation import End, Event, Progress
 from service.generation.finish import FINISHES
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
-ERASE_LINE = "\r\x1b[K"
+ERASE_REST = "\x1b[K"
+ERASE_LINE = f"\r{ERASE_REST}"
 LIMITS = ("max_completion_tokens", "max_tokens")
 """Fields that limit the length of an answer."""
 
@@ -21,6 +26,26 @@ def cut_note(reason: str, fields: dict[str, Any]) -> str:
     return note and f"[{note}]"
 
 
+class Lines:
+    """Text on a terminal. A word that does not fit its line moves to the next one, also if it comes in pieces."""
+
+    def __init__(self) -> None:
+        self._column, self._word = 0, ""
+
+    def lay(self, text: str) -> str:
+        """Return `text` with its breaks."""
+        width, laid = shutil.get_terminal_size().columns, ""
+        for part in re.findall(r"\s|\S+", text):
+            before, cells = cell_len(self._word), 1 if part.isspace() else cell_len(part)
+            self._word = "" if part.isspace() else self._word + part
+            if self._word and before < self._column and self._column + cells >= width:
+                laid += "\b" * before + f"{ERASE_REST}\n" + self._word.removesuffix(part)
+                self._column = before
+            laid += part
+            self._column = 0 if part == "\n" else (self._column + cells) % width
+        return laid
+
+
 class Shown:
     """An answer as it comes. Without `styled` the thought is left out, and why the answer was cut goes to stderr."""
 
@@ -28,7 +53,7 @@ class Shown:
         self._fields = fields
         self._styled = styled
         self._is_thought = self._has_text = self._has_status = False
-        self._note = ""
+        self._note, self._lines = "", Lines()
 
     def show(self, event: Event) -> None:
         """Print a piece, or how much of the prompt is computed; keep why the answer ended."""
@@ -41,7 +66,8 @@ class Shown:
         elif self._styled or not event.is_thought:
             gap = "\n\n" if self._is_thought and not event.is_thought else ""
             self._is_thought, self._has_text = event.is_thought, True
-            print(f"{gap}{_dimmed(event.text) if event.is_thought else event.text}", end="", flush=True)
+            text = self._lines.lay(gap + event.text) if self._styled else event.text
+            print(_dimmed(text) if event.is_thought else text, end="", flush=True)
 
     def end(self, note: str = "") -> None:
         """End the line, and print `note`, or why the answer was cut."""

@@ -11,6 +11,7 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion, Path
 from prompt_toolkit.document import Document
 
 from model.errors import OptionError, one_line
+from model.sampling_params import PARAMETERS
 from service.commands.chat.conversation import Conversation, check_messages
 from service.commands.chat.models import described, switch
 from service.commands.endpoint import list_models
@@ -33,7 +34,7 @@ OFFERED = (
     *("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "stop", "reasoning_effort"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
-"""Fields that Tab completes. `/set` takes any, and the server refuses what it does not know."""
+"""Fields that Tab completes. `/set` takes any: it checks the bounds of some, and the server refuses what is wrong."""
 
 
 class Outcome(NamedTuple):
@@ -73,7 +74,7 @@ class Slash:
         self._chat = conversation
 
     def obey(self, line: str) -> Outcome:
-        """Do what `line`, which starts with a slash, says. Raises OptionError for what cannot be done."""
+        """Do what `line`, which starts with a slash, says. Raises NoriaError for what cannot be done."""
         name, _, argument = line[1:].partition(" ")
         command = COMMANDS.get(name.strip())
         if command is None:
@@ -105,7 +106,10 @@ class Slash:
         if text == DEFAULT:
             fields.pop(name, None)
         elif text:
-            fields[name] = value_of(text.strip())
+            value, row = value_of(text.strip()), PARAMETERS.get(name)
+            if row and row.description and self._chat.shows_progress:  # the server is Noria
+                row.check(value)
+            fields[name] = value
         names = [name] if name else [*fields]
         lines = [f"{name} {shown(fields[name]) if name in fields else DEFAULT}" for name in names]
         return Outcome("\n".join(lines) or "all fields have the server's defaults; /set NAME VALUE changes one")

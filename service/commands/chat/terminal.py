@@ -15,7 +15,7 @@ from prompt_toolkit.utils import is_dumb_terminal
 from rich.console import Console
 
 from model.errors import NoriaError
-from service.commands.chat.conversation import Conversation, clean
+from service.commands.chat.conversation import Conversation, Refused, clean
 from service.commands.chat.display import Shown
 from service.commands.chat.models import with_load
 from service.commands.chat.slash import Slash
@@ -30,6 +30,7 @@ class Lines:
     """
 
     def __init__(self, words: Completer) -> None:
+        self.given = ""  # what the next line begins with
         self._session: PromptSession[str] = PromptSession(
             PROMPT,
             multiline=True,
@@ -48,7 +49,8 @@ class Lines:
 
         Spaces at its beginning stay: they may be the indentation of code.
         """
-        text = self._session.prompt()
+        given, self.given = self.given, ""
+        text = self._session.prompt(default=given)
         return text.encode(errors="replace").decode().rstrip().lstrip("\n")
 
 
@@ -124,6 +126,9 @@ class Chat:
                 self._conversation.say(line.removeprefix("/") if line.startswith("//") else line)
                 self._answer()
         except NoriaError as error:
+            if isinstance(error, Refused):
+                text = self._conversation.take_back()
+                self._lines.given = f"/{text}" if text.startswith("/") else text
             self._console.print(clean(str(error)), style="red")
         return True
 

@@ -13,6 +13,7 @@ import pytest
 
 from model.checkpoint.gguf.kinds import choose, find_kinds
 from model.checkpoint.gguf.parts import find_parts
+from model.checkpoint.hub import OFFLINE
 from model.checkpoint.resolve import default_name, ignore_progress, resolve, resolve_again
 from model.errors import ModelError
 from tests.model.checkpoint.fake_hub import SHA, Hub, serving
@@ -227,8 +228,9 @@ def test_no_connection_is_one_line_and_an_earlier_download_still_serves(hub: Hub
     assert later["files"] == first["files"]
     assert [path.rpartition("/")[2][:13] for path in paths(kind)] == ["Model-7B-Q8_0"] * 2
     assert other["error"] == "org/ggufs has no GGUF file of kind Q4_K_M on the hub; it has Q8_0"
-    missing = "it is not on this machine, and the hub does not answer: "
+    missing = "it is not on this machine, and http://127.0.0.1:9 does not answer: "
     assert error["error"].startswith(f"org/both cannot be downloaded from the hub: {missing}")
+    assert error["error"].endswith(f"; {OFFLINE}")
     assert "ConnectError" not in error["error"]
     assert "\n" not in error["error"]
 

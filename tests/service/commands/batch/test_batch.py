@@ -117,9 +117,12 @@ def test_a_finished_batch_needs_no_server_and_its_failures_can_be_tried_again(tm
     source = write(tmp_path / "in.jsonl", [line("a", "hi"), line("b", "hi", max_tokens=500)])
     out = tmp_path / "out.jsonl"
     with running(max_model_len=100) as live:
-        assert batch(source, out, "--url", live.url)[0] == 1
+        code, said = batch(source, out, "--url", live.url)
     first = results(out)
-    assert batch(source, out, "--url", "http://127.0.0.1:9") == (1, "batch: 2 of 2 lines (100%), 1 failed\n")
+    (message,) = (one["response"]["body"]["error"]["message"] for one in first if one["custom_id"] == "b")
+    assert (code, said.partition("; ")[2]) == (1, f"results in {out}; first failure: b {message}\n")
+    again = f"batch: 2 of 2 lines (100%), 1 failed; results in {out}\n"
+    assert batch(source, out, "--url", "http://127.0.0.1:9") == (1, again)
     assert results(out) == first
     with running(max_model_len=600) as live:
         code, said = batch(source, out, "--url", live.url, "--retry-failed")
@@ -161,4 +164,4 @@ def test_results_of_other_lines_stay_and_do_not_count(live: Live, tmp_path: Path
     assert "2 of 2 lines (100%)" in said
     assert {one["custom_id"] for one in results(out)} == {"a", "b", "c", "d"}
     write(source, [line("a", "x")])
-    assert batch(source, out, "--url", "http://127.0.0.1:9") == (0, "batch: 1 of 1 lines (100%)\n")
+    assert batch(source, out, "--url", "http://127.0.0.1:9") == (0, f"batch: 1 of 1 lines (100%); results in {out}\n")

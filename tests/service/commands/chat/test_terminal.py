@@ -131,17 +131,33 @@ def test_the_server_refuses_a_value_and_the_chat_goes_on() -> None:
         chat.send("/set stream false")
         chat.says("> /set stream false", "the chat sets stream itself")
         chat.send("/set temperature 2.5")
-        chat.says("> /set temperature 2.5", "temperature 2.5")
-        chat.send("Hello")
-        chat.shows("temperature must be")
-        chat.send("/set temperature default")
-        chat.says("> /set temperature default", "temperature default")
+        chat.says("> /set temperature 2.5", "temperature must be between 0.0 and 2.0, got 2.5")
+        chat.send("/set nonsense 1")
+        chat.says("> /set nonsense 1", "nonsense 1")
+        chat.send("//Hello")
+        chat.until(lambda: chat.lines[-1] == "> //Hello" and "nonsense" in chat.lines[-2], "the message, given back")
+        chat.type(CTRL_C)
+        chat.send("/set nonsense default")
+        chat.says("> /set nonsense default", "nonsense default")
         chat.send("/set max_tokens 5")
         chat.says("> /set max_tokens 5", "max_tokens 5")
         chat.send("/set")
         chat.says("> /set", "max_tokens 5")
         chat.send("Hello")
         chat.shows("[cut at max_tokens 5]")
+
+
+def test_lines_break_at_spaces(tmp_path: Path) -> None:
+    """A word in pieces moves whole, one that is longer than a line fills lines; wide letters count twice."""
+    pieces = ("one two thr", "ee four fi", "ve\nsix ", "a" * 30, " seven 水", "車 eight nine")
+    fake = FakeOpenAI(pieces=pieces, finish_reason="stop")
+    with serving(fake) as url, terminal("--url", url, columns=20) as chat:
+        chat.send("Count")
+        long = ["six", "a" * 20, "a" * 10 + " seven", "水車 eight nine"]
+        chat.says("> Count", "one two three four", "five", *long)
+        chat.send(f"/save {tmp_path}/c")
+        chat.shows("saved 2 messages")
+    assert json.loads((tmp_path / "c").read_text())[-1]["content"] == "".join(pieces)
 
 
 def test_the_progress_of_a_long_prompt_is_shown_and_erased() -> None:
