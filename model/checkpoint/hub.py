@@ -32,9 +32,9 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors for want of space."""
 FREE_SPACE = "free some (noria list, noria rm NAME), or move the cache with HF_HOME"
 OFFLINE = (
-    "set HF_ENDPOINT for a mirror, HTTPS_PROXY for a proxy, or copy a model's directory or .gguf file here and name its path"
+    "set HF_ENDPOINT for a mirror, HTTPS_PROXY for a proxy, or copy a directory or .gguf file here and name its path "
+    "(docs/trouble.md#the-hub-does-not-answer)"
 )
-"""What to do where the hub cannot be reached."""
 
 Fetch = Callable[[Iterable[str], type[Any]], Path]
 """Downloads the files that match the patterns; returns the directory of the revision."""

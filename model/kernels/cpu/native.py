@@ -136,7 +136,7 @@ def _library() -> ctypes.CDLL | None:
         if compiled.noria_fingerprint().decode() != fingerprint():
             raise OSError(f"{library().name} was built from other sources")
     except (OSError, AttributeError) as error:
-        log.warning("no compiled kernels, PyTorch serves (%s); build them: %s", error, BUILD)
+        log.warning("no compiled kernels, PyTorch serves (%s); build them: %s (docs/trouble.md#no-compiler)", error, BUILD)
         return None
     for name in filter(partial(has, compiled), LEVELS):
         check_numbers(name)

@@ -115,7 +115,9 @@ def test_set_up_says_what_was_compiled(tmp_path: Path, build_line: str, said: st
         ["scripts/setup"], env=environment, cwd=build.HERE.parents[2], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[-1].startswith(said)
+    *_, compiled, last = done.stderr.splitlines()
+    assert compiled.startswith(said)
+    assert last.endswith(f'export PATH="{tmp_path}/bin:$PATH"')
 
 
 def test_a_blank_compiler_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
