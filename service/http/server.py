@@ -111,7 +111,6 @@ class Server(uvicorn.Server):
         if self._loop is None or not self.started:
             self.should_exit = True
         elif self._draining:
-            log.warning("the drain has ended: a second signal ends the process at once")
             os._exit(128 + sig)
         else:
             log.info("draining: requests in flight finish, new ones are refused; another signal ends at once")
