@@ -4,9 +4,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ROWS = [
-    line for line in (ROOT / "docs/changing.md").read_text(encoding="utf-8").splitlines() if line.startswith("| ")
-]
+ROWS = [line for line in (ROOT / "docs/changing.md").read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
 PATH = re.compile(r"`([\w./-]+?/|[\w./-]+\.(?:py|c|h|js|html|md|json))`")
 PRODUCT = [
     path.relative_to(ROOT).as_posix()
@@ -29,8 +27,7 @@ def test_a_sampling_parameter_is_in_the_files_of_its_row() -> None:
     """Of the distribution, with a default in the model's files: `min_p` is such a one."""
     (row,) = (row for row in ROWS if row.startswith("| a sampling parameter |"))
     word = re.compile(r"\bmin_p\b")
-    files = [path for path in PRODUCT if path.startswith(("model/", "service/")) and path.endswith((".py", ".c", ".h", ".js"))]
+    files = [path for path in PRODUCT if re.match(r"(model|service)/.*\.(py|c|h|js)$", path)]
     having = {path.rpartition("/")[2] for path in files if word.search((ROOT / path).read_text(encoding="utf-8"))}
     assert len(having) > 10
-    # The sampler reads the penalties alone, but says of which parameters a token depends on all logits.
     assert {name for name in having if f"{name}`" not in row and f"/{name}" not in row} == set()

@@ -1,4 +1,4 @@
-"""README.md: its claim is computed from its table, the table from the recorded runs; models and commands have one form."""
+"""README.md: its claim is computed from its table, the table from recorded runs; models and commands have one form."""
 
 import json
 import re
@@ -74,6 +74,9 @@ def test_models_are_those_of_the_page_of_models() -> None:
 def test_commands_have_one_form_and_trouble_is_last() -> None:
     """`noria`, for which set-up prints how to set PATH."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    assert [page for page in pages if re.search(r"^ {4}\S*bin/noria", page.read_text(encoding="utf-8"), re.MULTILINE)] == []
+    assert [
+        page for page in pages if re.search(r"^ {4}\S*bin/noria", page.read_text(encoding="utf-8"), re.MULTILINE)
+    ] == []
     assert "](docs/trouble.md)" in README.rstrip().splitlines()[-1]
-    assert "export PATH=" in README and "export PATH=" in (ROOT / "scripts/setup").read_text(encoding="utf-8")
+    assert "export PATH=" in README
+    assert "export PATH=" in (ROOT / "scripts/setup").read_text(encoding="utf-8")

@@ -31,10 +31,7 @@ _NATIVE_WEIGHTS = ("consolidated*.safetensors",)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors for want of space."""
 FREE_SPACE = "free some (noria list, noria rm NAME), or move the cache with HF_HOME"
-OFFLINE = (
-    "set HF_ENDPOINT for a mirror, HTTPS_PROXY for a proxy, or copy a directory or .gguf file here and name its path "
-    "(docs/trouble.md#the-hub-does-not-answer)"
-)
+OFFLINE = "set HF_ENDPOINT or HTTPS_PROXY, or copy a directory or .gguf file (docs/trouble.md#the-hub-does-not-answer)"
 
 Fetch = Callable[[Iterable[str], type[Any]], Path]
 """Downloads the files that match the patterns; returns the directory of the revision."""

@@ -12,9 +12,6 @@ from model.errors import ModelError, one_line
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
 """A name on the hub, perhaps with the kind of a GGUF file."""
 
-EXAMPLES = ("mistralai/Voxtral-Mini-3B-2507", "mistralai/Ministral-3-3B-Instruct-2512-GGUF:Q4_K_M")
-"""Hub names of a model's directory, and of a GGUF file of one kind."""
-
 
 def ignore_progress(stage: str, fraction: float) -> None:
     """Does nothing: the default of `progress`."""
@@ -37,8 +34,8 @@ def resolve(
     if not (is_dir or is_file):
         if found.suffix.lower() == ".gguf" or not _HUB_NAME.fullmatch(model):
             raise ModelError(
-                f"there is no model at {model!r}: expected {EMBEDDED}, the path of a directory or a .gguf file, or a hub "
-                f"name such as {' or '.join(EXAMPLES)} (a GGUF file of one kind)"
+                f"there is no model at {model!r}: expected a directory, a .gguf file, {EMBEDDED}, or a hub name as "
+                "mistralai/Voxtral-Mini-3B-2507 or mistralai/Ministral-3-3B-Instruct-2512-GGUF:Q4_K_M (a kind of GGUF)"
             )
         from model.checkpoint.hub import download
 

@@ -25,10 +25,10 @@ IMPLEMENTED = frozenset({"temperature", "seed", "min_p", "top_k", "top_p"})
 
 
 def implemented(kernels: Kernels | None, device: torch.device, *, by_torch: bool) -> Set[str]:
-    """What `choose` implements with the same arguments. Kernels know what their rows have, and the seed by its noise."""
+    """What `choose` implements with these arguments. Kernels know what their rows have, and the seed by its noise."""
     if kernels is not None:
         return IMPLEMENTED & {"seed", *(records.sampling().names or ())}
-    if not triton.serve_on(device) or by_torch:
+    if by_torch or not triton.serve_on(device):
         return IMPLEMENTED
     from model.kernels.cuda import sampling
 

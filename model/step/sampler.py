@@ -162,10 +162,7 @@ def accepted(
 
 
 def unimplemented(last: Sequence[SamplingStep], chosen: Set[str], reported: Set[str]) -> set[str]:
-    """Parameters of the table that no step implements. `chosen` are those of the distribution that what serves knows.
-
-    `reported` are those whose report the runner gives.
-    """
+    """Parameters of the table without a step, but for those of the distribution that are `chosen`, and `reported`."""
     stages = (Stage.LOGITS, Stage.DISTRIBUTION, Stage.REPORT)
     needed = {name for name, row in PARAMETERS.items() if row.stage in stages}
     return needed - reported - chosen.union(*(step.parameters for step in (*LOGITS_STEPS, *last)))

@@ -103,7 +103,7 @@ def test_an_answer_goes_on_after_a_reload(slow: Live, page: Page) -> None:
     page.reload()
     expect(page.locator(".cost")).to_have_text(re.compile("^150 tokens · "))
     assert plain(page) == answer("u:reload;a:", 150)
-    assert len(sent) == 2 and sent[0] == sent[1]
+    assert sent == [sent[0]] * 2
     page.reload()
     expect(page.locator(".cost")).to_have_text(re.compile("^150 tokens · "))
     assert len(sent) == 2

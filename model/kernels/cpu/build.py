@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -86,10 +86,10 @@ def suffix(variant: str) -> str:
 
 
 def build(target: Path, told: Callable[[str], object] = lambda line: None) -> tuple[str, ...]:
-    """Compile into `target`, unless it has these sources and variants; returns the variants, the best first.
+    """Compile into `target`, unless it has these sources and variants; returns its variants.
 
-    The processor's own is compiled first: if it fails, it fails at once. `told` gets a line for each that is compiled.
-    Raises RuntimeError with the compiler's message.
+    The processor's own is the first to compile or to fail, and `told` gets a line for each. Raises RuntimeError with
+    the compiler's message.
     """
     command = compiler()
     if command is None:
@@ -109,11 +109,13 @@ def build(target: Path, told: Callable[[str], object] = lambda line: None) -> tu
         for name in order:
             chosen = [*general, *known[name], f"-DVARIANT={suffix(name)}"]
             for source in SOURCES:
-                jobs[f"{folder}/{name}-{Path(source).stem}.o"] = [*chosen, "-c", str(HERE / source)]
-        for n_done in _run_all([[*arguments, "-o", output] for output, arguments in jobs.items()]):
-            if n_done % len(SOURCES) == 0:
-                n = n_done // len(SOURCES)
-                told(f"{order[n - 1]} is compiled, {n} of {len(order)}")
+                output = f"{folder}/{name}-{Path(source).stem}.o"
+                jobs[output] = [*chosen, "-c", str(HERE / source), "-o", output]
+        # As many at once as there are processors: each compiler takes some 100 MiB of memory.
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+            for n, _ in enumerate(threads.map(_run, jobs.values()), 1):
+                if n % len(SOURCES) == 0:
+                    told(f"{order[n // len(SOURCES) - 1]} is compiled, {n // len(SOURCES)} of {len(order)}")
         linked = target.with_suffix(f".{os.getpid()}.tmp")
         _run([*command, "-shared", pool, *jobs, "-o", str(linked), "-lpthread", "-lm"])
         linked.replace(target)  # at once: a process that has the old one open keeps it
@@ -142,8 +144,8 @@ def _compiles(command: Sequence[str], name: str, flags: Sequence[str], folder: P
 
 def _is_current(target: Path, known: Collection[str]) -> bool:
     """Whether a library was built from these sources, with all these variants."""
-    found, names = target.read_bytes() if target.exists() else b"", [f"linear_{suffix(name)}\0" for name in known]
-    return all(word.encode() in found for word in (fingerprint(), *names))
+    words = (fingerprint(), *(f"linear_{suffix(name)}\0" for name in known))
+    return target.exists() and all(word.encode() in target.read_bytes() for word in words)
 
 
 def _runnable(command: Sequence[str], pool: str) -> Sequence[str]:
@@ -153,15 +155,6 @@ def _runnable(command: Sequence[str], pool: str) -> Sequence[str]:
         return [*variants()][-1 - ctypes.CDLL(f"{pool}.so").noria_level() :]
     except OSError:
         return ()
-
-
-def _run_all(commands: Sequence[Sequence[str]]) -> Iterator[int]:
-    """Run the commands, as many at once as there are processors: each compiler takes some 100 MiB of memory.
-
-    Yields how many of the first ones are done.
-    """
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        yield from (n for n, _ in enumerate(pool.map(_run, commands), 1))
 
 
 def _run(command: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 LEVELS = tuple(reversed(variants()))
 """Names of this architecture's variants. Their places are what `noria_level` in pool.c returns."""
-BUILD = "python -m model.kernels.cpu.build"
+BUILD = "python -m model.kernels.cpu.build (docs/trouble.md#no-compiler)"
 ARITHMETIC = 1
 """The version of what the kernels compute: raise it with every change that gives an answer other bits.
 `tests/e2e/test_arithmetic.py` has the answers of this version."""
@@ -136,7 +136,7 @@ def _library() -> ctypes.CDLL | None:
         if compiled.noria_fingerprint().decode() != fingerprint():
             raise OSError(f"{library().name} was built from other sources")
     except (OSError, AttributeError) as error:
-        log.warning("no compiled kernels, PyTorch serves (%s); build them: %s (docs/trouble.md#no-compiler)", error, BUILD)
+        log.warning("no compiled kernels, PyTorch serves (%s); build them: %s", error, BUILD)
         return None
     for name in filter(partial(has, compiled), LEVELS):
         check_numbers(name)

@@ -17,9 +17,6 @@ THOUGHT_FIELDS = ("reasoning_content", "reasoning")
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
-REFUSALS = (400, 413, 422)
-"""Statuses of a request that another time is refused again."""
-
 Message = dict[str, Any]
 
 
@@ -47,7 +44,9 @@ Event = Piece | Progress | End
 
 
 class Refused(OptionError):
-    """The server refuses the request for what is in it."""
+    """The server refuses a request for what is in it, by one of these statuses: another time, too."""
+
+    STATUSES = (400, 413, 422)
 
 
 class Conversation:
@@ -134,7 +133,7 @@ class Conversation:
         with self.client.stream("POST", "/v1/chat/completions", json=body) as response:
             if not response.is_success:
                 response.read()
-                raise (Refused if response.status_code in REFUSALS else OptionError)(clean(refusal(response)))
+                raise (Refused if response.status_code in Refused.STATUSES else OptionError)(clean(refusal(response)))
             has_ended = False
             for line in response.iter_lines():
                 data = event_data(line)

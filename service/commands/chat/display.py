@@ -11,8 +11,7 @@ from service.commands.chat.conversation import End, Event, Progress
 from service.generation.finish import FINISHES
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
-ERASE_REST = "\x1b[K"
-ERASE_LINE = f"\r{ERASE_REST}"
+ERASE_LINE = "\r\x1b[K"
 LIMITS = ("max_completion_tokens", "max_tokens")
 """Fields that limit the length of an answer."""
 
@@ -26,7 +25,7 @@ def cut_note(reason: str, fields: dict[str, Any]) -> str:
     return note and f"[{note}]"
 
 
-class Lines:
+class Wrapping:
     """Text on a terminal. A word that does not fit its line moves to the next one, also if it comes in pieces."""
 
     def __init__(self) -> None:
@@ -39,7 +38,7 @@ class Lines:
             before, cells = cell_len(self._word), 1 if part.isspace() else cell_len(part)
             self._word = "" if part.isspace() else self._word + part
             if self._word and before < self._column and self._column + cells >= width:
-                laid += "\b" * before + f"{ERASE_REST}\n" + self._word.removesuffix(part)
+                laid += "\b" * before + " " * before + "\n" + self._word.removesuffix(part)
                 self._column = before
             laid += part
             self._column = 0 if part == "\n" else (self._column + cells) % width
@@ -53,7 +52,7 @@ class Shown:
         self._fields = fields
         self._styled = styled
         self._is_thought = self._has_text = self._has_status = False
-        self._note, self._lines = "", Lines()
+        self._note, self._wrapping = "", Wrapping()
 
     def show(self, event: Event) -> None:
         """Print a piece, or how much of the prompt is computed; keep why the answer ended."""
@@ -66,7 +65,7 @@ class Shown:
         elif self._styled or not event.is_thought:
             gap = "\n\n" if self._is_thought and not event.is_thought else ""
             self._is_thought, self._has_text = event.is_thought, True
-            text = self._lines.lay(gap + event.text) if self._styled else event.text
+            text = self._wrapping.lay(gap + event.text) if self._styled else event.text
             print(_dimmed(text) if event.is_thought else text, end="", flush=True)
 
     def end(self, note: str = "") -> None:
