@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from model.checkpoint.resolve import resolve
+from model.errors import ModelError
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 WHY = README.partition("**Why**\n")[2].partition("**Why not**")[0]
@@ -69,6 +72,15 @@ def test_models_are_those_of_the_page_of_models() -> None:
     rows = re.findall(r"^\| \d+ GiB \|.+$", README, re.MULTILINE)
     assert [row.split()[1] for row in rows] == ["8", "16", "32"]
     assert all(row in page for row in rows)
+
+
+def test_an_unknown_model_shows_names_of_the_page_of_models() -> None:
+    with pytest.raises(ModelError) as caught:
+        resolve("mistral")
+    names = re.findall(r"\w+/[\w.:-]+", str(caught.value))
+    page = (ROOT / "docs/models.md").read_text(encoding="utf-8")
+    assert len(names) == 2
+    assert all(f"`noria serve {name}`" in page for name in names)
 
 
 def test_commands_have_one_form_and_trouble_is_last() -> None:

@@ -4,7 +4,7 @@ Kernels sample all rows: compiled ones on a CPU, those of Triton on a GPU. Elsew
 """
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ IMPLEMENTED = frozenset({"temperature", "seed", "min_p", "top_k", "top_p"})
 """What `choose` implements."""
 
 
-def implemented(kernels: Kernels | None, device: torch.device, *, by_torch: bool) -> Set[str]:
+def implemented(kernels: Kernels | None, device: torch.device, *, by_torch: bool) -> frozenset[str]:
     """What `choose` implements with these arguments. Kernels know what their rows have, and the seed by its noise."""
     if kernels is not None:
         return IMPLEMENTED & {"seed", *(records.sampling().names or ())}

@@ -1,6 +1,6 @@
 """The output head of a step: logits, sampled tokens and norms of hidden states, some rows at a time."""
 
-from collections.abc import Collection, Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Sequence
 
 from torch import Tensor
 
@@ -34,7 +34,7 @@ class Head:
         self.model, self.device = model, next(model.parameters()).device
         self._adapts_by_torch, self._samples_by_torch = "adapters" in by_torch, "sampling" in by_torch
 
-    def implemented(self) -> Set[str]:
+    def implemented(self) -> frozenset[str]:
         """The parameters of the distribution that what samples here implements."""
         return distribution.implemented(self.kernels, self.device, by_torch=self._samples_by_torch)
 

@@ -161,7 +161,7 @@ def accepted(
     return tuple([token for token, _ in sampled]), tuple([logprob for _, logprob in sampled if logprob is not None])
 
 
-def unimplemented(last: Sequence[SamplingStep], chosen: Set[str], reported: Set[str]) -> set[str]:
+def unimplemented(last: Sequence[SamplingStep], chosen: frozenset[str], reported: Set[str]) -> set[str]:
     """Parameters of the table without a step, but for those of the distribution that are `chosen`, and `reported`."""
     stages = (Stage.LOGITS, Stage.DISTRIBUTION, Stage.REPORT)
     needed = {name for name, row in PARAMETERS.items() if row.stage in stages}
