@@ -21,18 +21,9 @@ from model.step.logits import HIDDEN, column, indices, rows_of
 from model.step.noise import noise, noise_keys
 
 IMPLEMENTED = frozenset({"temperature", "seed", "min_p", "top_k", "top_p"})
-"""What `choose` implements."""
-
-
-def implemented(kernels: Kernels | None, device: torch.device, *, by_torch: bool) -> frozenset[str]:
-    """What `choose` implements with these arguments. Kernels know what their rows have, and the seed by its noise."""
-    if kernels is not None:
-        return IMPLEMENTED & {"seed", *(records.sampling().names or ())}
-    if by_torch or not triton.serve_on(device):
-        return IMPLEMENTED
-    from model.kernels.cuda import sampling
-
-    return IMPLEMENTED & {"seed", *(sampling.ROW.names or ())}
+"""What `choose` implements in PyTorch."""
+BY_KERNELS = IMPLEMENTED & {"seed", *(name for name, _ in DRAWING)}
+"""What it implements where kernels sample: what `kernel_rows` tells them, and the seed by the noise of start and step."""
 
 
 def choose(

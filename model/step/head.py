@@ -5,18 +5,21 @@ from collections.abc import Collection, Iterator, Sequence
 from torch import Tensor
 
 from model.batch import Slice
+from model.kernels import cuda as triton
 from model.kernels.cpu.functions import Kernels
 from model.memory.sizes import LOGIT_VALUES
 from model.network.adapters import AdapterStore
 from model.network.lora import StepAdapters
 from model.network.transformer import Transformer
-from model.step import distribution, sampler
+from model.step import sampler
+from model.step.distribution import BY_KERNELS, IMPLEMENTED
 from model.step.logits import SamplingStep
 
 
 class Head:
     """The head of `model` with the `adapters` of its requests; `last` are the last sampling steps on the logits,
-    `kernels` the compiled ones of a CPU. `by_torch` are kinds of a GPU's kernels that do not serve.
+    `kernels` the compiled ones of a CPU. `by_torch` are kinds of a GPU's kernels that do not serve. `implemented` are
+    the parameters of the distribution that what samples here knows.
 
     `block_rows` limits the memory of logits. It is a multiple of 4: every block begins at a multiple of 16 bytes.
     """
@@ -33,10 +36,8 @@ class Head:
         self.block_rows = max(4, LOGIT_VALUES // model.config.vocab_size // 4 * 4)
         self.model, self.device = model, next(model.parameters()).device
         self._adapts_by_torch, self._samples_by_torch = "adapters" in by_torch, "sampling" in by_torch
-
-    def implemented(self) -> frozenset[str]:
-        """The parameters of the distribution that what samples here implements."""
-        return distribution.implemented(self.kernels, self.device, by_torch=self._samples_by_torch)
+        by_kernels = kernels is not None or (triton.serve_on(self.device) and not self._samples_by_torch)
+        self.implemented = BY_KERNELS if by_kernels else IMPLEMENTED
 
     def sample(self, hidden: Tensor, slices: Sequence[Slice]) -> list[sampler.Sampled]:
         """One token after each of these slices, from hidden states [N, dim]."""

@@ -78,7 +78,7 @@ class ModelRunner:
     def __init__(
         self, executor: Executor, head: Head, pools: PagePools, info: RunnerInfo, masks: Masks, media: Media
     ) -> None:
-        if missing := sampler.unimplemented((masks.step,), head.implemented(), REPORTS):
+        if missing := sampler.unimplemented((masks.step,), head.implemented, REPORTS):
             raise NotImplementedError(f"no sampling step and no report implements {', '.join(sorted(missing))}")
         self.executor, self.info, self.adapters = executor, info, head.adapters
         self.head, self.pages, self._masks, self._media = head, pools, masks, media

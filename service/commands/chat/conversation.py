@@ -87,16 +87,6 @@ class Conversation:
         self.messages.append({"role": "user", "content": parts if len(parts) > 1 else text})
         self.audio, self.images = [], []
 
-    def take_back(self) -> str:
-        """Remove the last message, if it is the user's: its text. Its images and recordings go with the next one."""
-        if not self.messages or self.messages[-1]["role"] != "user":
-            return ""
-        content = self.messages.pop()["content"]
-        parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-        self.audio = [part for part in parts if part["type"] == "input_audio"]
-        self.images = [part for part in parts if part["type"] == "image_url"]
-        return "\n".join(part["text"] for part in parts if part["type"] == "text")
-
     def retract(self) -> None:
         """Remove the last answer, so that `answer` gives another. Raises OptionError without a message to answer."""
         self._drop("assistant")

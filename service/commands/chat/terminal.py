@@ -123,14 +123,21 @@ class Chat:
                     self._answer()
                 return outcome.then != "leave"
             if line:
-                self._conversation.say(line.removeprefix("/") if line.startswith("//") else line)
-                self._answer()
+                self._say(line)
         except NoriaError as error:
-            if isinstance(error, Refused):
-                text = self._conversation.take_back()
-                self._lines.given = f"/{text}" if text.startswith("/") else text
             self._console.print(clean(str(error)), style="red")
         return True
+
+    def _say(self, line: str) -> None:
+        """Answer a message. One that the server refuses is given back, with its images and audio."""
+        chat = self._conversation
+        before = [*chat.messages], chat.audio, chat.images
+        chat.say(line.removeprefix("/") if line.startswith("//") else line)
+        try:
+            self._answer()
+        except Refused:
+            (chat.messages, chat.audio, chat.images), self._lines.given = before, line
+            raise
 
     def _answer(self) -> None:
         """Show the answer as it comes. Raises NoriaError with the server's error."""

@@ -13,7 +13,7 @@ from model.kernels.cpu import native, records
 from model.loading import load_from
 from model.options import RunnerOptions
 from model.sampling_params import PARAMETERS, SamplingParams, Stage
-from model.step import distribution, sampler
+from model.step import distribution, head, sampler
 from service.engine.scheduling import sequence
 from service.engine.scheduling.scheduler import Scheduler
 from tests.model.driving import checkpoint, tiny
@@ -89,13 +89,12 @@ def test_a_parameter_that_only_pytorch_implements_stops_a_runner_with_kernels(mo
     """The kernel of a CPU, and that of a GPU, samples in place of PyTorch, and would ignore it."""
     row = replace(PARAMETERS["min_p"], name="typical_p")
     monkeypatch.setattr(sampler, "PARAMETERS", {**PARAMETERS, "typical_p": row})
-    monkeypatch.setattr(distribution, "IMPLEMENTED", distribution.IMPLEMENTED | {"typical_p"})
+    monkeypatch.setattr(head, "IMPLEMENTED", distribution.IMPLEMENTED | {"typical_p"})
     options = RunnerOptions("", device="cpu", dtype="float32", cache_memory=2**22)
     with pytest.raises(NotImplementedError, match="no sampling step and no report implements typical_p"):
         load_from(checkpoint(tiny()), options, lambda stage, done: None)
     monkeypatch.setenv("NORIA_KERNELS", "torch")
     load_from(checkpoint(tiny()), options, lambda stage, done: None)
     monkeypatch.setattr(triton, "serve_on", lambda device: True)
-    gpu = torch.device("cuda")
-    assert "typical_p" not in distribution.implemented(None, gpu, by_torch=False)
-    assert "typical_p" in distribution.implemented(None, gpu, by_torch=True)
+    with pytest.raises(NotImplementedError, match="no sampling step and no report implements typical_p"):
+        load_from(checkpoint(tiny()), options, lambda stage, done: None)

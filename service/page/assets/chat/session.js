@@ -29,10 +29,7 @@ export class Session {
     if (run?.node.sent) this.server.json(`v1/requests/${run.node.sent.id}`, { method: "DELETE" }).catch(() => {});
   }
 
-  /**
-   * Write the answer `node`. `continued`: what it has so far, which the answer goes on from. `resumes`: a reload has cut
-   * off its request.
-   */
+  /** Write the answer `node`, which goes on from `continued`. `resumes`: a reload has cut off its request. */
   async write(conversation, node, continued = null, resumes = false) {
     const controller = new AbortController();
     const { head } = conversation;
