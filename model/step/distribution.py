@@ -23,7 +23,7 @@ from model.step.noise import noise, noise_keys
 IMPLEMENTED = frozenset({"temperature", "seed", "min_p", "top_k", "top_p"})
 """What `choose` implements in PyTorch."""
 BY_KERNELS = IMPLEMENTED & {"seed", *(name for name, _ in DRAWING)}
-"""What it implements where kernels sample: what `kernel_rows` tells them, and the seed by the noise of start and step."""
+"""What it implements where kernels sample: what `kernel_rows` tells them, and the seed by start and step."""
 
 
 def choose(

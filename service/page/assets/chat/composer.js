@@ -100,7 +100,7 @@ export class Composer extends Component {
   refusal({ name, type, size }) {
     const { card } = this.props;
     if (size > LARGEST) return `${name}: a file has at most ${LARGEST} bytes, this one ${size}.`;
-    if (!isMedia({ type })) return `${name}: expected text, images (PNG, JPEG, WebP, GIF) or audio (WAV, FLAC, OGG, MP3).`;
+    if (!isMedia({ type })) return `${name}: expected text, images (PNG, JPEG, WebP, GIF), audio (WAV, FLAC, OGG, MP3).`;
     if (!can(card, needed(type))) {
       if (!card.capabilities) return "The model is not loaded yet.";
       return `This model takes no ${AUDIO.includes(type) ? "audio" : "images"}.`;
@@ -186,8 +186,8 @@ export class Composer extends Component {
         ${this.files()}
         ${this.microphone(card, level)}
         <textarea id="chat-input" rows="1" dir="auto" placeholder="Ask something"
-          enterkeyhint=${touches() ? "enter" : "send"} aria-describedby="chat-hint" ref=${this.input} oninput=${() => this.changed()}
-          onkeydown=${(event) => this.key(event)}
+          enterkeyhint=${touches() ? "enter" : "send"} aria-describedby="chat-hint" ref=${this.input}
+          oninput=${() => this.changed()} onkeydown=${(event) => this.key(event)}
           onpaste=${(event) => this.take(event, event.clipboardData)}></textarea>
         <button type="submit" class="main" hidden=${running}>Send</button>
         <button type="button" class="main" hidden=${!running} onclick=${() => view.stop()}>Stop</button>

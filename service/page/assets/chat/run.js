@@ -104,7 +104,7 @@ async function read({ server, node, body, signal, changed, resumes = false }) {
   if (!ended) throw new Error("The connection ended before the answer did.");
 }
 
-/** A function that folds the chunks of a stream into a node. One that `resumes` comes at once: its times mean nothing. */
+/** A function that folds the chunks of a stream into a node. One that `resumes` comes at once, without times. */
 function folder(node, resumes) {
   const decoder = new TextDecoder();
   const earlier = resumes ? { first: node.stats?.first ?? 0 } : {};
