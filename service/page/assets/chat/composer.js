@@ -100,7 +100,7 @@ export class Composer extends Component {
   refusal({ name, type, size }) {
     const { card } = this.props;
     if (size > LARGEST) return `${name}: a file has at most ${LARGEST} bytes, this one ${size}.`;
-    if (!isMedia({ type })) return `${name}: expected text, images (PNG, JPEG, WebP, GIF), audio (WAV, FLAC, OGG, MP3).`;
+    if (!isMedia({ type })) return `${name}: expected text, PNG, JPEG, WebP, GIF, WAV, FLAC, OGG or MP3.`;
     if (!can(card, needed(type))) {
       if (!card.capabilities) return "The model is not loaded yet.";
       return `This model takes no ${AUDIO.includes(type) ? "audio" : "images"}.`;
