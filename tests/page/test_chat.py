@@ -78,10 +78,12 @@ def test_stop_keeps_the_text_and_ends_the_request(slow: Live, page: Page, how: s
     ask(page, "talk")
     wait_writing(page)
     expect(live_text(page)).to_have_text("The answer is being written.")
-    if how == "button":
-        button(page, "Stop").click()
-    else:
-        page.keyboard.press("Escape")
+    with page.expect_response(lambda answer: "/v1/requests/" in answer.url) as ended:
+        if how == "button":
+            button(page, "Stop").click()
+        else:
+            page.keyboard.press("Escape")
+    assert (ended.value.request.method, ended.value.status) == ("DELETE", 200)
     expect(page.locator(".ending")).to_contain_text("Stopped.")
     expect(live_text(page)).to_have_text("The answer was stopped.")
     expect(page.locator(".cost")).to_have_text(

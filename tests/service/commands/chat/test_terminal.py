@@ -135,7 +135,9 @@ def test_the_server_refuses_a_value_and_the_chat_goes_on() -> None:
         chat.send("/set nonsense 1")
         chat.says("> /set nonsense 1", "nonsense 1")
         chat.send("//Hello")
-        chat.until(lambda: chat.lines[-1] == "> //Hello" and "nonsense" in chat.lines[-2], "the message, given back")
+        chat.until(
+            lambda: chat.lines[-1] == "> //Hello" and "unknown field" in chat.lines[-2], "the message, given back"
+        )
         chat.type(CTRL_C)
         chat.send("/set nonsense default")
         chat.says("> /set nonsense default", "nonsense default")
