@@ -14,7 +14,7 @@ from starlette.responses import Response
 from model.errors import OptionError
 from service.access.browsers import BrowserRules
 from service.access.keys import Keys
-from service.access.record import Policies, RequestMiddleware
+from service.access.record import Policies, RequestMiddleware, RequestRecord
 from service.api import document, embeddings, lora, tokens
 from service.api.anthropic import routes as anthropic
 from service.api.audio import transcriptions
@@ -110,6 +110,7 @@ ROUTES: tuple[Route, ...] = (
     probes.show_version,
     engine.metrics,
     engine.engine_events,
+    engine.list_requests,
     engine.request_facts,
     engine.cancel_request,
     document.openapi,
@@ -284,7 +285,9 @@ def _add_routes(app: FastAPI, routes: tuple[Route, ...], prefix: str | None) -> 
     async def routing_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         helpful = hints.error(error, request.method, request.url.path)
-        return error_response(helpful, request.scope["noria.record"].policy.dialect)
+        record: RequestRecord = request.scope["noria.record"]
+        record.note_error(helpful)
+        return error_response(helpful, record.policy.dialect)
 
     app.add_exception_handler(HTTPException, routing_error)
     return Policies((route.path, route.policy) for route in served)

@@ -104,12 +104,14 @@ def build(arguments: list[str], engine: "Launched | None" = None) -> typer.Typer
         from service.commands.chat.command import chat
         from service.commands.models.command import list_models, pull, rm
         from service.commands.prefixes import prefixes
+        from service.commands.ps import ps
         from service.commands.receipts.check import check
         from service.commands.receipts.key import receipts
         from service.commands.receipts.verify import verify
 
         add(plan)
         add(chat)
+        add(ps)
         add(batch)
         add(bench)
         add(pull)

@@ -23,7 +23,8 @@ LIMITS = {
     "priority": (PRIORITIES[0], 0),
 }
 """Fields of an entry that are whole numbers, with the lowest and the highest one."""
-OTHERS = ("loads_adapters", "loads_models", "models", "reasoning_format")
+FLAGS = ("end", "loads_adapters", "loads_models", "sees_all")
+OTHERS = (*FLAGS, "models", "reasoning_format")
 """Fields that an entry may leave out, and that are no numbers."""
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 DIGEST = re.compile(r"[0-9a-fA-F]{64}")
@@ -36,7 +37,8 @@ class Entry:
     None: no limit. `stored_bytes` and `stored_responses` limit what the store has of it. `priority` is the lowest
     number that requests with the key may send. `loads_adapters`: they may load and unload LoRA adapters, with
     `loads_models` models. They may use the models with one of the names `models`; None: all.
-    `reasoning_format`: that of requests that do not say.
+    `reasoning_format`: that of requests that do not say. `sees_all`: they may list and cancel the requests of all keys.
+    `end`: the key has ended, and so do its requests.
     """
 
     name: str
@@ -47,6 +49,8 @@ class Entry:
     priority: int = 0
     loads_adapters: bool = False
     loads_models: bool = False
+    sees_all: bool = False
+    end: bool = False
     models: frozenset[str] | None = None
     reasoning_format: str | None = None
     stored_bytes: int | None = None
@@ -125,13 +129,13 @@ def _entry(fields: Any) -> Entry:
     if unknown := fields.keys() - {"name", "key", "sha256", *OTHERS, *LIMITS}:
         raise ValueError(f"{name}: unknown field {min(unknown)!r}")
     try:
-        limits = {field: _whole(field, fields[field]) for field in LIMITS if field in fields}
+        limits: dict[str, Any] = {field: _whole(field, fields[field]) for field in LIMITS if field in fields}
+        flags: dict[str, Any] = {field: _flag(fields, field) for field in FLAGS}
         return Entry(
             name,
             _digest(fields),
             **limits,
-            loads_adapters=_flag(fields, "loads_adapters"),
-            loads_models=_flag(fields, "loads_models"),
+            **flags,
             models=_models(fields),
             reasoning_format=_format(fields),
         )

@@ -85,13 +85,12 @@ class Key:
 
     def _check(self, most: int | None) -> None:
         if most is not None and self._running >= most:
-            raise RateLimited(self.name, "requests in flight", self._running, most, 1)
-        for what, used, limit in (
-            ("requests in the last minute", self._requests, self.entry.requests_per_minute),
-            ("tokens in the last minute", self._tokens, self.entry.tokens_per_minute),
-        ):
+            raise RateLimited(self.name, "requests in flight", self._running, most, 1, "max_concurrent")
+        for what, used in (("requests", self._requests), ("tokens", self._tokens)):
+            name = f"{what}_per_minute"
+            limit: int | None = getattr(self.entry, name)
             if limit is not None and (seconds := used.seconds_until_below(limit)):
-                raise RateLimited(self.name, what, used.total, limit, seconds)
+                raise RateLimited(self.name, f"{what} in the last minute", used.total, limit, seconds, name)
 
 
 class Keys:
@@ -114,6 +113,11 @@ class Keys:
     def names(self) -> tuple[str, ...]:
         return tuple(self._keys)
 
+    @property
+    def entries(self) -> dict[str, Entry]:
+        """The entry of each key, by its name."""
+        return {name: key.entry for name, key in self._keys.items()}
+
     def reload(self) -> None:
         """Read the file again. A key that keeps its name keeps what it has used.
 
@@ -135,7 +139,7 @@ class Keys:
         It compares hashes, all of them and each in constant time: the duration says nothing about the keys.
         """
         digests = [sha256(candidate).digest() for candidate in candidates]
-        pairs = [(key, digest) for key in self._keys.values() for digest in digests]
+        pairs = [(key, digest) for key in self._keys.values() if not key.entry.end for digest in digests]
         matches = [key for key, digest in pairs if hmac.compare_digest(key.entry.digest, digest)]
         return matches[-1] if matches else None
 

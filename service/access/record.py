@@ -19,7 +19,7 @@ from model.sampling_params import SamplingParams
 from service.access.browsers import BrowserRules
 from service.access.keys import Key, Keys
 from service.errors.dialects import OPENAI, Dialect, error_response
-from service.errors.errors import Unauthorized, as_api_error
+from service.errors.errors import ApiError, Unauthorized, as_api_error
 from service.http.sse import ClientGone
 
 Operation = Literal["chat", "text_completion", "embeddings"]
@@ -92,7 +92,8 @@ class RequestRecord:
     """The facts of one request, for its log line, the metrics and its trace. They are added while it is served.
 
     `route` is the path of its route, None for a path without one. `client` is the address of its sender. `ignored` are
-    fields of the body that passed without effect, `refused` the one that a 400 names. `key` is None without keys too.
+    fields of the body that passed without effect, `refused` the one that a 400 names. `code`, `wrong_field`, `limit`
+    and `unknown_model` are those of the error that the client got. `key` is None without keys too.
     `owner` is its key's identity: the key's name may later be that of another. Requests with the same `cache_owner`
     reuse each other's cached prompts. Times are in seconds. None: the request did not get that far.
     For a request to a model: `model` is the name that it uses, `served` the model's first name, `adapter` that of its
@@ -119,6 +120,10 @@ class RequestRecord:
     user: str | None = None
     ignored: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
+    code: str | None = None
+    wrong_field: str | None = None
+    limit: str | None = None
+    unknown_model: str | None = None
     key: Key | None = None
     owner: str = ""
     shares_cache: bool = False
@@ -153,6 +158,13 @@ class RequestRecord:
     def name_user(self, name: str | None) -> None:
         """Record a hash of the client's name for its user, which may be logged."""
         self.user = sha256(name.encode()).hexdigest()[:16] if name else None
+
+    def note_error(self, error: ApiError) -> None:
+        """Record the facts of the error that the client gets, but not the error: it holds the frames of the request."""
+        self.code, self.limit, self.unknown_model = error.code or error.type, error.limit_name, error.model
+        if error.param is not None:
+            self.wrong_field = printable(error.param)
+            self.refused = (self.wrong_field,) if error.status == 400 else ()
 
     def charge_prompt(self, n_tokens: int) -> None:
         """Record the tokens of all prompts. They are part of what the key has used from now on."""
@@ -257,8 +269,7 @@ class RequestMiddleware:
 def _refusal(error: Exception, record: RequestRecord) -> Response:
     """The answer to a request that failed. No frame that handles the request may hold the error, which holds them."""
     failure = as_api_error(error)
-    if failure.status == 400 and failure.param is not None:
-        record.refused = (printable(failure.param),)
+    record.note_error(failure)
     return error_response(failure, record.policy.dialect)
 
 

@@ -53,7 +53,7 @@ class Bodies:
             nonlocal held
             if refuses and n_bytes and self.held.is_full(sender, self._limit, n_bytes):
                 what = "bytes of large bodies are in memory"
-                raise Overloaded(what, self.held.total, self._limit, RETRY_SECONDS)
+                raise Overloaded(what, self.held.total, self._limit, RETRY_SECONDS, "--max-body")
             held += n_bytes
             self.held.add(sender, n_bytes)
 

@@ -56,18 +56,19 @@ def refusal(response: httpx.Response) -> str:
 
 def find_model(client: httpx.Client, model: str | None) -> str:
     """`model`, or the first model that the server lists. Raises OptionError without a server or without a model."""
-    response = _models(client)
+    response = fetch(client)
     return model or next(iter(_cards(client, response)))
 
 
 def list_models(client: httpx.Client) -> dict[str, dict[str, Any]]:
     """The cards of the models that the server lists, by their ids. Raises OptionError as `find_model` does."""
-    return _cards(client, _models(client))
+    return _cards(client, fetch(client))
 
 
-def _models(client: httpx.Client) -> httpx.Response:
+def fetch(client: httpx.Client, path: str = "/v1/models") -> httpx.Response:
+    """Return the answer of a server. Raises OptionError without a server."""
     try:
-        return client.get("/v1/models")
+        return client.get(path)
     except httpx.TransportError as error:
         raise OptionError(f"cannot connect to {client.base_url} ({error}); is the server running?") from error
 

@@ -2,9 +2,10 @@
 
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 from fastapi import FastAPI
 
@@ -108,18 +109,40 @@ def _announced(load: Loader, url: str, *, key: bool, progress: bool) -> Loader:
     return load_and_announce
 
 
-def _reloads(app: FastAPI, settings: Settings, measured: Metrics, keys: Keys) -> dict[str, Callable[[], None]]:
-    """What is read again at SIGHUP, by its name."""
+def _reloads(app: FastAPI, settings: Settings, measured: Metrics, keys: Keys) -> dict[str, Callable[[], str]]:
+    """What is read again at SIGHUP, by its name. Each function returns what it has changed."""
 
-    def reload_keys() -> None:
+    def reload_keys() -> str:
+        before = keys.entries
         keys.reload()
         measured.await_keys(keys.names)
+        app.state.noria.requests.end_those_of_ended_keys()
+        return changes(before, keys.entries)
 
-    def reload_models() -> None:
-        app.state.noria.models.reload(read_entries(settings))
+    def reload_level() -> str:
+        before = logs.level()
+        logs.use_level(settings.level())
+        return "" if before == logs.level() else f"{before} to {logs.level()}"
 
-    reloads = {"keys": reload_keys, "log level": lambda: logs.use_level(settings.level())}
+    def reload_models() -> str:
+        models = app.state.noria.models
+        before = {model.name: model.entry for model in models}
+        models.reload(read_entries(settings))
+        return changes(before, {model.name: model.entry for model in models})
+
+    reloads = {"keys": reload_keys, "log level": reload_level}
     return reloads if settings.models is None else {**reloads, "models": reload_models}
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Return the names that were added, removed and changed; an empty text without any."""
+    common = before.keys() & after.keys()
+    kinds = {
+        "added": after.keys() - before.keys(),
+        "removed": before.keys() - after.keys(),
+        "changed": {name for name in common if before[name] != after[name]},
+    }
+    return "; ".join(f"{kind} {', '.join(sorted(names))}" for kind, names in kinds.items() if names)
 
 
 def _probed(app: FastAPI, path: str) -> tuple[int, bytes] | None:

@@ -41,9 +41,14 @@ MAX_NAMED = 8
 
 
 class ApiError(Exception):
-    """An error with the message for its client. `param` names the wrong field, `code` is for programs."""
+    """An error with the message for its client. `param` names the wrong field, `code` is for programs.
+
+    For the log: `limit_name` is the flag, or the field of the key's entry, of the limit, `model` the unknown one.
+    """
 
     status = 500
+    limit_name: str | None = None
+    model: str | None = None
 
     def __init__(
         self,
@@ -108,6 +113,7 @@ class ModelNotFound(ApiError):
         more = f" and {len(served) - MAX_NAMED} more, see /v1/models" if len(served) > MAX_NAMED else ""
         message = f"the model {quoted(name)} does not exist here; served: {', '.join(served[:MAX_NAMED])}{more}"
         super().__init__(message, param="model", code="model_not_found")
+        self.model = quoted(name)[1:-1]
 
 
 class RequestNotFound(ApiError):
@@ -154,6 +160,7 @@ class Cancelled(ApiError):
 
 class BodyTooLarge(ApiError):
     status = 413
+    limit_name = "--max-body"
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"the request body is larger than {limit} bytes", code="request_too_large")
@@ -161,6 +168,7 @@ class BodyTooLarge(ApiError):
 
 class HistoryTooLarge(ApiError):
     status = 413
+    limit_name = "--max-body"
 
     def __init__(self, n_bytes: int, limit: int) -> None:
         message = f"the stored items of this conversation have {n_bytes} bytes, the limit is {limit} (--max-body)"
@@ -170,13 +178,15 @@ class HistoryTooLarge(ApiError):
 class Overloaded(ApiError):
     status = 429
 
-    def __init__(self, what: str, value: int, limit: int, retry_after: int) -> None:
+    def __init__(self, what: str, value: int, limit: int, retry_after: int, limit_name: str | None = None) -> None:
         message = f"the server is full: {value} {what}, the limit is {limit}; try again in {retry_after} s"
         super().__init__(message, code="queue_full", headers={"retry-after": str(retry_after)})
+        self.limit_name = limit_name
 
 
 class StoreFull(ApiError):
     status = 429
+    limit_name = "--responses-store-size"
 
     def __init__(self, why: str = "") -> None:
         full = "the store has no place for this" + (why and f" ({why})")
@@ -187,9 +197,10 @@ class StoreFull(ApiError):
 class RateLimited(ApiError):
     status = 429
 
-    def __init__(self, key: str, what: str, value: int, limit: int, retry_after: int) -> None:
+    def __init__(self, key: str, what: str, value: int, limit: int, retry_after: int, limit_name: str) -> None:
         message = f"the key {key} has {value} {what}, the limit is {limit}; try again in {retry_after} s"
         super().__init__(message, code="rate_limit_exceeded", headers={"retry-after": str(retry_after)})
+        self.limit_name = limit_name
 
 
 class Unavailable(ApiError):

@@ -123,7 +123,7 @@ class Admission:
         if self.model is None or self._client.state != "ready":
             raise Unavailable(f"the engine is not ready ({self.status}); try again shortly", "engine_unavailable")
         capacity = self.model.info.max_sequences + self._max_queue
-        self._check("requests are running or waiting", self._in_flight, tenant, capacity)
+        self._check("requests are running or waiting", self._in_flight, tenant, capacity, "--max-queue")
         if not self.in_flight:
             self._rate.begin()
         self._in_flight.add(tenant, 1)
@@ -141,13 +141,14 @@ class Admission:
 
         No request is too large for an empty queue.
         """
-        self._check("prompt tokens are waiting", self.backlog.tokens, tenant, self._max_tokens)
-        self._check("choices are waiting", self.backlog.choices, tenant, self._max_choices)
-        self._check("bytes of decoded images and audio are waiting", self.backlog.media, tenant, self._max_media)
+        media = "bytes of decoded images and audio are waiting"
+        self._check("prompt tokens are waiting", self.backlog.tokens, tenant, self._max_tokens, "--max-queue-tokens")
+        self._check("choices are waiting", self.backlog.choices, tenant, self._max_choices, "--max-queue-choices")
+        self._check(media, self.backlog.media, tenant, self._max_media, "--max-queue-media")
 
-    def _check(self, what: str, share: Share, tenant: str, limit: int, n: int = 1) -> None:
-        if share.is_full(tenant, limit, n):
-            raise Overloaded(what, share.total, limit, self._retry_after())
+    def _check(self, what: str, share: Share, tenant: str, limit: int, name: str) -> None:
+        if share.is_full(tenant, limit):
+            raise Overloaded(what, share.total, limit, self._retry_after(), name)
 
     def seconds_to_start(self, place: int) -> float:
         """Estimate when the sequence at this place of the queue starts: once as many requests have finished."""

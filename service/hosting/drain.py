@@ -1,8 +1,12 @@
 """The end of a server's work: it refuses new requests, and waits for those in flight."""
 
 import asyncio
+import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+
+log = logging.getLogger("noria")
 
 
 class Drain:
@@ -29,9 +33,12 @@ class Drain:
                 self._idle.set()
 
     async def drain(self) -> None:
-        """Refuse new requests and wait for those in flight. Those that run longer get an error."""
-        self.draining = True
+        """Refuse new requests and wait for those in flight. Those that run longer get an error. Log how it ended."""
+        self.draining, began, n_requests = True, time.monotonic(), self._in_flight
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), self._timeout)
+        left = self._in_flight
+        fields = {"finished": n_requests - left, "cut_off": left, "seconds": round(time.monotonic() - began, 1)}
+        log.log(logging.WARNING if left else logging.INFO, "the drain has ended", extra={"fields": fields})
         if not self.expired.done():
             self.expired.set_result(None)

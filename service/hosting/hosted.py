@@ -159,7 +159,7 @@ class HostedModel:
         limit = self.entry.settings.max_queue
         if self.admission.model is None and self.waiting.is_full(tenant, limit):
             what = f"requests wait until {self.name} is loaded"
-            raise Overloaded(what, self.waiting.total, limit, int(BACKOFF_SECONDS[0]))
+            raise Overloaded(what, self.waiting.total, limit, int(BACKOFF_SECONDS[0]), "--max-queue")
         self.waiting.add(tenant, 1)
         try:
             yield

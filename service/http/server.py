@@ -32,8 +32,8 @@ class Server(uvicorn.Server):
     """A uvicorn server that stops after a drain, or at once after `fail`.
 
     `drain` refuses new requests, and returns when those in flight have ended or their time is up. `reloads` are called
-    at SIGHUP; each has the name of what it reads again. `on_refused` is told why a connection's request was refused
-    before any application saw it. `probes` listens on a port of its own.
+    at SIGHUP; each has the name of what it reads again, and returns what has changed. `on_refused` is told why a
+    connection's request was refused before any application saw it. `probes` listens on a port of its own.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Server(uvicorn.Server):
         settings: Settings,
         *,
         drain: Callable[[], Awaitable[None]],
-        reloads: Mapping[str, Callable[[], None]],
+        reloads: Mapping[str, Callable[[], str]],
         places: Places,
         on_refused: Callable[[str], None],
         probes: HealthListener | None = None,
@@ -94,36 +94,40 @@ class Server(uvicorn.Server):
 
     def reload(self) -> None:
         """Read again what may change while the server runs. What cannot be read stays as it was."""
-        failed = []
+        failed, fields = [], {}
         for name, read in self._reloads.items():
             try:
-                read()
+                if change := read():
+                    fields[name.lower().replace(" ", "_")] = change
             except (OSError, NoriaError) as error:
                 log.error("reload: no change of the %s: %s", name, error)
                 failed.append(name)
         if failed:
-            log.warning("reloaded all but the %s", " and the ".join(failed))
+            log.warning("reloaded all but the %s", " and the ".join(failed), extra={"fields": fields})
         else:
-            log.info("reloaded")
+            log.info("reloaded", extra={"fields": fields or {"changes": "none"}})
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin a drain at the first signal, and end the process at the second."""
         if self._loop is None or not self.started:
             self.should_exit = True
         elif self._draining:
+            log.warning("the drain has ended: a second signal ends the process at once")
             os._exit(128 + sig)
         else:
             log.info("draining: requests in flight finish, new ones are refused; another signal ends at once")
             self._draining = True
             self._loop.call_soon_threadsafe(self._begin_drain)
 
-    def _reload_certificate(self) -> None:
-        """Connections that begin from now on get the new certificate."""
+    def _reload_certificate(self) -> str:
+        """Give connections that begin from now on the new certificate."""
         certificate, key = self._settings.ssl_certfile, self._settings.ssl_keyfile
         if self.config.ssl is not None and certificate is not None:
             trial = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # half a change would break the live context
             for context in (trial, self.config.ssl):
                 context.load_cert_chain(certificate, key)
+            return f"read {certificate.name}"
+        return ""
 
     def _begin_drain(self) -> None:
         self._drain_task = asyncio.create_task(self._drain_and_exit())

@@ -143,7 +143,8 @@ class EventStream(Response):
         self._media_type = b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        dialect: Dialect = scope["noria.record"].policy.dialect
+        record = scope["noria.record"]
+        dialect: Dialect = record.policy.dialect
         self._media_type = dialect.stream.encode()
         try:
             with self._guard:
@@ -151,11 +152,12 @@ class EventStream(Response):
         except ClientGone:
             raise
         except Exception as error:
+            failure = as_api_error(error)
+            record.note_error(failure)
             if self._started:
-                event = self._framing.failure(as_api_error(error))
-                await self._send(send, self._framing.frame(event), more=False)
+                await self._send(send, self._framing.frame(self._framing.failure(failure)), more=False)
             else:
-                await error_response(error, dialect)(scope, receive, send)
+                await error_response(failure, dialect)(scope, receive, send)
 
     async def _send_all(self, send: Send, send_directly: Send) -> None:
         """Send the start through every middleware, and the frames past them: no middleware reads frames."""

@@ -59,6 +59,12 @@ class Metrics:
             ["method", "route", "status"],
             registry=registry,
         )
+        self._refusals = Counter(
+            "noria_refusals",
+            "Refused requests to models, by the name of their key and the code of the error.",
+            ["key", "reason"],
+            registry=registry,
+        )
         self.observe_broken_stream = Counter(
             "noria_broken_streams", "Streams that ended with an error after their status 200.", registry=registry
         ).inc
@@ -144,6 +150,8 @@ class Metrics:
     def await_keys(self, names: Iterable[str]) -> None:
         """Begin the series of these keys at 0, or leave them as they are."""
         self._keys = tuple(names)
+        for key, reason in product(("", *self._keys), ("queue_full", "rate_limit_exceeded")):
+            self._refusals.labels(key, reason)
         for model in self._models.models.values():
             model.await_keys(self._keys)
 
@@ -152,6 +160,10 @@ class Metrics:
         self._families.requests.labels("", outcome).inc()
         if key:
             self._families.key_requests.labels("", key, outcome).inc()
+
+    def observe_refusal(self, key: str, reason: str) -> None:
+        """A request to a model that was refused. `key` is empty without one."""
+        self._refusals.labels(key, reason).inc()
 
     async def watch_event_loop(self) -> None:
         """Measure the delay of the event loop until cancelled."""

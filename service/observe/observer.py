@@ -11,7 +11,7 @@ from urllib.parse import quote
 from starlette.types import Scope
 
 from service.access.record import CLIENT_GONE, RequestRecord
-from service.observe.metrics import Metrics
+from service.observe.metrics import OTHER, Metrics
 
 log = logging.getLogger("noria.access")
 log_of_requests = logging.getLogger("noria.request")
@@ -77,6 +77,10 @@ class Observer:
             "id": record.id,
             "status": status,
             "outcome": record.outcome,
+            "code": record.code,
+            "field": record.wrong_field,
+            "limit": record.limit,
+            "unknown_model": record.unknown_model,
             "trace": trace,
             "client": record.client,
             "key": record.tenant or None,
@@ -105,8 +109,11 @@ class Observer:
         generated = record.generated_tokens or 0
         if record.key is not None:
             record.key.charge(generated)
+        if record.outcome == "refused":
+            self._metrics.observe_refusal(record.tenant, record.code or OTHER)
         if record.served is None:
-            self._metrics.observe_unnamed(record.outcome, record.tenant)
+            if status != 429:  # a limit of the key, or of bodies in memory
+                self._metrics.observe_unnamed(record.outcome, record.tenant)
             return
         of_model = self._metrics.of_model(record.served)
         of_model.observe_request(record.outcome, seconds)
@@ -117,7 +124,8 @@ class Observer:
 
 
 def _report_long(record: RequestRecord) -> None:
-    fields = {"id": record.id, "waits_for": record.waits_for, "prompt_tokens": record.prompt_tokens}
+    facts = {"key": record.tenant or None, "client": record.client, "model": record.served}
+    fields = {"id": record.id, **facts, "waits_for": record.waits_for, "prompt_tokens": record.prompt_tokens}
     message = "%s %s is not finished after %g s"
     log_of_requests.info(message, record.method, _encoded(record.path), LONG_SECONDS, extra={"fields": fields})
 

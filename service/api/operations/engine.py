@@ -1,7 +1,9 @@
 """What operators see of the engine: requests in flight by id, live events, and metrics for Prometheus."""
 
 import asyncio
-from contextlib import ExitStack
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 
 from fastapi import Request
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -9,25 +11,52 @@ from starlette.responses import Response
 
 from model.errors import quoted
 from service.access.record import Policy, RequestRecord
+from service.access.rights import check_sees_all, sees_all
 from service.api.routes import get, json_response
 from service.api.state import State, hosted
+from service.engine.client import EngineClient
 from service.engine.mailbox import EngineDied, EngineUnavailable
 from service.engine.picture import Picture
-from service.errors.errors import InvalidRequest, RequestNotFound
+from service.errors.errors import InvalidRequest, RequestNotFound, Unavailable
 from service.errors.wording import either
 from service.http.sse import EventStream
 from service.observe.view.feed import EngineEvent
-from service.observe.view.requests import Cancellation, LiveRequest, RequestFacts, ended_facts, live_facts
+from service.observe.view.requests import (
+    Cancellation,
+    LiveRequest,
+    RequestFacts,
+    RequestList,
+    ended_facts,
+    live_facts,
+    live_list,
+)
+
+log = logging.getLogger("noria.request")
 
 QUIET = Policy(quiet=True)
 """A key at its limit of requests may still ask about them and cancel them."""
+
+
+@get("/v1/requests", answer=RequestList, policy=QUIET)
+async def list_requests(request: Request) -> Response:
+    """List all requests in flight to models, those that hold most tokens first
+
+    A key needs the right `sees_all`. Without keys only a direct connection from this machine may ask.
+    """
+    state: State = request.app.state.noria
+    check_sees_all(request.scope)
+    found, pictures = [*state.requests], {}
+    for client in {live.generation.client for live in found if live.generation is not None}:
+        with suppress(Unavailable):  # its engine is in a long step
+            pictures[client] = await _picture(state, client, found)
+    return json_response(live_list(found, pictures))
 
 
 @get("/v1/requests/{id}", answer=RequestFacts, policy=QUIET)
 async def request_facts(request: Request) -> Response:
     """Show the state of a request in flight
 
-    The id is its `x-request-id`. Each key sees its own requests only.
+    The id is its `x-request-id`. Each key sees its own requests only, one with the right `sees_all` those of all keys.
     """
     state: State = request.app.state.noria
     owner, request_id = _whose(request)
@@ -35,8 +64,9 @@ async def request_facts(request: Request) -> Response:
         if (record := state.requests.ended(owner, request_id)) is None:
             raise RequestNotFound(request_id)
         return json_response(ended_facts(record))
-    picture = await _picture(state, found[-1])
-    return json_response(live_facts(found[-1], picture, len(found)))
+    generation = found[-1].generation
+    pictures = {} if generation is None else {generation.client: await _picture(state, generation.client, found[-1:])}
+    return json_response(live_facts(found[-1], pictures, len(found)))
 
 
 @get(
@@ -56,22 +86,24 @@ async def cancel_request(request: Request) -> Response:
         raise RequestNotFound(request_id)
     for live in found:
         live.cancel()
+        key, by = live.record.tenant or None, request.scope["noria.record"].sender
+        log.info("cancelled", extra={"fields": {"id": request_id, "key": key, "by": by}})
     answer: Cancellation = {"id": request_id, "object": "request.cancelled", "cancelled": len(found)}
     return json_response(answer)
 
 
-def _whose(request: Request) -> tuple[str, str]:
+def _whose(request: Request) -> tuple[str | None, str]:
+    """The owner of requests that the client may see, None for all of them, and the id in the path."""
     record: RequestRecord = request.scope["noria.record"]
-    return record.owner, request.path_params["id"]
+    return None if sees_all(request.scope) else record.owner, request.path_params["id"]
 
 
-async def _picture(state: State, live: LiveRequest) -> Picture:
-    """A request's sequences in the engine. Empty if it has none there, or if no engine serves."""
-    if live.generation is None:
-        return Picture()
+async def _picture(state: State, client: EngineClient, requests: Sequence[LiveRequest]) -> Picture:
+    """The sequences of requests in the engine of a client. Empty if none are there, or if no engine serves."""
+    generations = (live.generation for live in requests if live.generation is not None)
+    sequences = {choice.mailbox.id for item in generations if item.client is client for choice in item.choices}
     try:
-        sequences = {choice.mailbox.id for choice in live.generation.choices}
-        return await state.requests.look(live.generation.client, sequences)
+        return await state.requests.look(client, sequences)
     except (EngineUnavailable, EngineDied):
         return Picture()
 

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Coroutine, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
@@ -38,9 +38,13 @@ class Estimate(TypedDict):
 
 
 class ChoiceFacts(TypedDict):
-    """One choice. `place` counts from 1 in the queue; null if it does not wait. `reason` says why it waits."""
+    """One choice. `place` counts from 1 in the queue; null if it does not wait. `reason` says why it waits.
+
+    `sequence` is its id in the events of the engine.
+    """
 
     index: int
+    sequence: int
     state: State
     place: int | None
     reason: Reason | None
@@ -49,29 +53,39 @@ class ChoiceFacts(TypedDict):
 
 
 class RequestFacts(TypedDict):
-    """One request, and the name by which it calls its model.
+    """One request, its key's name, its client's address, and the name by which it calls its model.
 
-    `place` and `reason` are those of its first choice that waits, if none is computed.
-
-    `start` is the place divided by the rate at which requests finish; null without a place. `outcome` comes
-    with the end. `same_id` counts the key's requests in flight with this id, of which this is the newest.
+    `held_tokens` are the tokens of all its choices in the KV cache. `place` and `reason` are those of its first choice
+    that waits, if none is computed. `start` is the place divided by the rate at which requests finish; null without a
+    place. `outcome` comes with the end. `same_id` counts the key's requests in flight with this id, of which
+    `GET /v1/requests/{id}` has the newest.
     """
 
     id: str
     object: Literal["request"]
     path: str
+    key: str | None
+    client: str | None
     model: str | None
     state: State
     age_seconds: float
     prompt_tokens: int | None
     cached_tokens: int | None
     generated_tokens: int
+    held_tokens: int
     place: int | None
     reason: WaitReason | None
     start: Estimate | None
     outcome: str | None
     choices: list[ChoiceFacts]
     same_id: int
+
+
+class RequestList(TypedDict):
+    """All requests in flight. Those that hold most tokens come first, of others the oldest."""
+
+    object: Literal["list"]
+    data: list[RequestFacts]
 
 
 class Cancellation(TypedDict):
@@ -128,10 +142,10 @@ class LiveRequest:
 
 
 class LiveRequests:
-    """All requests in flight. A key finds its own only. Several may have the same id, which clients may choose."""
+    """All requests in flight, the oldest first. Several may have one id, which clients may choose. Owner None: any."""
 
     def __init__(self) -> None:
-        self._live: dict[tuple[str, str], list[LiveRequest]] = {}
+        self._live: dict[LiveRequest, None] = {}
         self._ended: OrderedDict[tuple[str, str], RequestRecord] = OrderedDict()
         self._looks: dict[EngineClient, Look] = {}
 
@@ -139,26 +153,34 @@ class LiveRequests:
     def serving(self, record: RequestRecord, *, has_reason: bool) -> Iterator[LiveRequest]:
         """A request, which is in flight inside the context."""
         key = (record.owner, record.id)
-        live = LiveRequest(record, has_reason)
-        self._live.setdefault(key, []).append(live)
+        live = LiveRequest(record, has_reason, cancelled=_has_ended(record))
+        self._live[live] = None
         try:
             yield live
         finally:
-            self._live[key].remove(live)
-            if not self._live[key]:
-                del self._live[key]
+            del self._live[live]
             self._ended[key] = record
             self._ended.move_to_end(key)
             if len(self._ended) > MAX_ENDED:
                 self._ended.popitem(last=False)
 
-    def find(self, owner: str, request_id: str) -> list[LiveRequest]:
+    def find(self, owner: str | None, request_id: str) -> list[LiveRequest]:
         """The owner's requests in flight with this id, the oldest first."""
-        return [*self._live.get((owner, request_id), ())]
+        return [live for live in self if live.record.id == request_id and owner in (None, live.record.owner)]
 
-    def ended(self, owner: str, request_id: str) -> RequestRecord | None:
+    def __iter__(self) -> Iterator[LiveRequest]:
+        return iter([*self._live])
+
+    def end_those_of_ended_keys(self) -> None:
+        """Cancel the requests of keys whose entry says that they have ended."""
+        for live in self:
+            if _has_ended(live.record):
+                live.cancel()
+
+    def ended(self, owner: str | None, request_id: str) -> RequestRecord | None:
         """The record of the latest request with this id that has ended, if it is remembered."""
-        return self._ended.get((owner, request_id))
+        latest = reversed(self._ended.items())
+        return next((record for (of, id), record in latest if id == request_id and owner in (None, of)), None)
 
     async def look(self, client: EngineClient, ids: Collection[int]) -> Picture:
         """What the engine of a client knows of these sequences, and of others. Many calls at a time are one look.
@@ -192,12 +214,26 @@ class Look:
     task: asyncio.Task[Picture] | None = None
 
 
-def live_facts(live: LiveRequest, picture: Picture, same_id: int) -> RequestFacts:
-    """Return the facts of a request; `picture` has its sequences in the engine."""
+def _has_ended(record: RequestRecord) -> bool:
+    return record.key is not None and record.key.entry.end
+
+
+def live_list(requests: Sequence[LiveRequest], pictures: Mapping[EngineClient, Picture]) -> RequestList:
+    """Return the facts of requests; `pictures` has the engines that are in no long step."""
+    same = Counter((live.record.owner, live.record.id) for live in requests)
+    found = [live_facts(live, pictures, same[live.record.owner, live.record.id]) for live in requests]
+    return {"object": "list", "data": sorted(found, key=lambda facts: -facts["held_tokens"])}
+
+
+def live_facts(live: LiveRequest, pictures: Mapping[EngineClient, Picture], same_id: int) -> RequestFacts:
+    """Return the facts of a request. An engine without a picture is in a long step."""
     generation = live.generation
+    picture = None if generation is None else pictures.get(generation.client)
+    unseen: State = "decode" if picture is None else "finished"
+    picture = picture or Picture()
     found, places = {item.id: item for item in picture.sequences}, dict(picture.places)
     choices = [
-        _choice(item, found.get(item.mailbox.id), places.get(item.mailbox.id))
+        _choice(item, found.get(item.mailbox.id), places.get(item.mailbox.id), unseen)
         for item in (generation.choices if generation is not None else ())
     ]
     states: list[State] = [item["state"] for item in choices]
@@ -206,6 +242,7 @@ def live_facts(live: LiveRequest, picture: Picture, same_id: int) -> RequestFact
     facts = _facts(live.record, state, same_id)
     if generation is not None:
         facts["generated_tokens"] = sum(item["generated_tokens"] for item in choices)
+        facts["held_tokens"] = sum(item["computed_tokens"] for item in choices)
         facts["cached_tokens"] = generation.usage.cached if any(item.admitted for item in generation.choices) else None
     if first is not None:
         facts |= {"place": first["place"], "reason": first["reason"]}
@@ -225,12 +262,15 @@ def _facts(record: RequestRecord, state: State, same_id: int) -> RequestFacts:
         "id": record.id,
         "object": "request",
         "path": record.path,
+        "key": record.tenant or None,
+        "client": record.client,
         "model": record.model or record.served,
         "state": state,
         "age_seconds": round(time.perf_counter() - record.started, 3),
         "prompt_tokens": record.prompt_tokens,
         "cached_tokens": record.cached_tokens,
         "generated_tokens": record.generated_tokens or 0,
+        "held_tokens": 0,
         "place": None,
         "reason": None,
         "start": None,
@@ -240,12 +280,13 @@ def _facts(record: RequestRecord, state: State, same_id: int) -> RequestFacts:
     }
 
 
-def _choice(choice: Choice, item: SequenceShape | None, place: int | None) -> ChoiceFacts:
-    """A choice that the engine does not have is done, on its way there, or waits for another engine."""
+def _choice(choice: Choice, item: SequenceShape | None, place: int | None, unseen: State) -> ChoiceFacts:
+    """A choice that the engine does not have is done (`unseen`), on its way there, or waits for another engine."""
     waits = choice.mailbox.waits or not choice.admitted
-    state: State = item.state if item is not None else "waiting" if waits else "finished"
+    state: State = item.state if item is not None else "waiting" if waits else unseen
     return {
         "index": choice.index,
+        "sequence": choice.mailbox.id,
         "state": state,
         "place": place,
         "reason": None if item is None else item.reason,

@@ -239,7 +239,8 @@ def test_requests_a_minute(keyed: Live) -> None:
     assert [keyed.http.get("/metrics", **with_key("f")).status_code for _ in range(3)] == [200] * 3
     assert keyed.post(COMPLETIONS, SHORT, **with_key("b")).status_code == 200
     assert keyed.metric("noria_key_requests_total", key="few", outcome="length") == 2
-    assert keyed.metric("noria_key_requests_total", key="few", outcome="refused") == 2
+    assert keyed.metric("noria_refusals_total", key="few", reason="rate_limit_exceeded") == 2
+    assert keyed.metric("noria_key_requests_total", key="few", outcome="refused") == 0
     assert keyed.metric("noria_key_prompt_tokens_total", key="few") == 4
     assert keyed.metric("noria_key_generated_tokens_total", key="few") == 2
     assert keyed.metric("noria_key_generated_tokens_total", key="boss") == 1

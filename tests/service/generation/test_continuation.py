@@ -174,7 +174,7 @@ def test_a_stream_that_waits_for_an_engine_ends_at_its_own_timeout(held: Callabl
 def test_a_stream_that_waits_for_an_engine_can_be_cancelled(held: Callable[[Live], None]) -> None:
     with running(model="slow") as live, begun(live) as lines:
         held(live)
-        (item,) = [item for requests in live.state.requests._live.values() for item in requests]
+        (item,) = live.state.requests
         facts = live.http.get(f"/v1/requests/{item.record.id}").json()
         assert facts["state"] == "waiting", "it has not finished"
         assert live.http.delete(f"/v1/requests/{item.record.id}").status_code == 200

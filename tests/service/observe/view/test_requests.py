@@ -157,8 +157,8 @@ def test_a_key_sees_and_cancels_its_own_requests_only(tmp_path: Any) -> None:
 
 def last_id(live: Live) -> str:
     """The id of the only request in flight."""
-    ((_, request_id),) = live.state.requests._live
-    return request_id
+    (request,) = live.state.requests
+    return request.record.id
 
 
 def test_requests_with_one_id_are_cancelled_together(live: Live) -> None:

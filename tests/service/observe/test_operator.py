@@ -1,0 +1,154 @@
+"""What an operator asks at night: who runs and waits, why a request was refused, what a reload and a drain did."""
+
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.service.command_line import noria
+from tests.service.hosting.serving import LATE, posted, serving
+from tests.service.live import LONG, Live, begun, hurried, remaining, running
+from tests.waiting import PATIENCE, eventually
+
+COMPLETIONS = "/v1/completions"
+KEYS: tuple[dict[str, Any], ...] = (
+    {"name": "boss", "key": "b", "sees_all": True},
+    {"name": "team", "key": "t"},
+    {"name": "few", "key": "f", "requests_per_minute": 1},
+)
+
+
+def written(path: Path, *entries: dict[str, Any]) -> Path:
+    path.write_text(json.dumps({"keys": entries}))
+    return path
+
+
+def by(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@contextmanager
+def keyed(folder: Path, **options: Any) -> Iterator[Live]:
+    """A slow server with `KEYS`, which a client uses with the key of a team."""
+    with running(model="slow", api_key_file=written(folder / "keys.json", *KEYS), **options) as live:
+        live.http.headers.update(by("t"))
+        yield live
+
+
+def on_the_loop(live: Live, call: Any) -> None:
+    """Call a function as a signal's handler does, and wait for its end."""
+    done = threading.Event()
+    live.state.drain.expired.get_loop().call_soon_threadsafe(lambda: (call(), done.set()))
+    assert done.wait(PATIENCE)
+
+
+def listed(live: Live, **headers: str) -> list[dict[str, Any]]:
+    response = live.http.get("/v1/requests", headers=headers)
+    assert response.status_code == 200, response.text
+    return response.json()["data"]
+
+
+def test_the_right_sees_and_cancels_what_all_keys_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="noria")
+    with keyed(tmp_path, max_sequences=1) as live, begun(live) as lines, ExitStack() as stack:
+        body = {**LONG, "prompt": "waits and waits"}
+        waiting = stack.enter_context(posted(live, COMPLETIONS, body, **{"x-request-id": "second"}))
+        eventually(lambda: len(listed(live, **by("b"))) == 2, "both are listed")
+        eventually(lambda: listed(live, **by("b"))[1]["reason"] is not None, "one waits")
+        first, second = listed(live, **by("b"))
+        assert (first["key"], first["model"], first["client"], first["state"]) == ("team", "fake", "127.0.0.1", "decode")
+        assert (first["prompt_tokens"], second["prompt_tokens"]) == (4, 15)
+        assert first["held_tokens"] >= first["prompt_tokens"] > second["held_tokens"] == 0
+        assert (second["id"], second["state"], second["reason"]) == ("second", "waiting", "sequences")
+        assert first["age_seconds"] > second["age_seconds"] > 0
+        refused = live.http.get("/v1/requests")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "not_allowed")
+        assert "sees_all" in refused.json()["error"]["message"]
+
+        shown = noria("ps", "--url", live.url, "--api-key", "b")
+        head, *rows = shown.stdout.splitlines()
+        assert head.split() == ["ID", "KEY", "CLIENT", "MODEL", "STATE", "AGE", "IN", "OUT", "HELD"]
+        assert [row.split()[1:5] for row in rows] == [
+            ["team", "127.0.0.1", "fake", "decode"],
+            ["team", "127.0.0.1", "fake", "waiting:sequences"],
+        ]
+        assert rows[1].split()[0] == "second"
+        told = noria("ps", "--url", live.url, "--api-key", "t")
+        assert told.returncode == 1
+        assert "sees_all" in told.stderr
+
+        few = live.http.delete(f"/v1/requests/{first['id']}", headers=by("f"))
+        assert few.status_code == 404
+        assert live.http.delete(f"/v1/requests/{first['id']}", headers=by("b")).json()["cancelled"] == 1
+        assert json.loads(remaining(lines)[-2])["choices"][0]["finish_reason"] == "abort"
+        assert live.http.delete("/v1/requests/second", headers=by("b")).json()["cancelled"] == 1
+        assert waiting.result(PATIENCE).json()["choices"][0]["finish_reason"] == "abort"
+    (line, _) = [record.fields for record in caplog.records if record.getMessage() == "cancelled"]  # type: ignore[attr-defined]
+    assert (line["id"], line["key"], line["by"]) == (first["id"], "team", "boss")
+
+
+def test_without_keys_only_this_machine_may_list_and_no_proxy() -> None:
+    with running() as live:
+        assert listed(live) == []
+        for name in ("X-Forwarded-For", "X-Forwarded-Proto", "X-Real-IP", "Forwarded", "Via"):
+            response = live.http.get("/v1/requests", headers={name: "127.0.0.1"})
+            assert response.status_code == 403, name
+        shown = noria("ps", "--url", live.url, "--json")
+        assert json.loads(shown.stdout) == []
+
+
+def test_a_key_that_has_ended_runs_nothing_any_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="noria")
+    with keyed(tmp_path) as live, begun(live) as lines:
+        boss, team, few = KEYS
+        new = {"name": "new", "key": "n"}
+        written(tmp_path / "keys.json", boss, {**team, "end": True}, new)
+        on_the_loop(live, live.server.reload)
+        assert json.loads(remaining(lines)[-2])["choices"][0]["finish_reason"] == "abort"
+        assert live.post(COMPLETIONS, LONG).status_code == 401
+        assert listed(live, **by("b")) == []
+        on_the_loop(live, live.server.reload)
+    first, second = [record.fields for record in caplog.records if record.getMessage() == "reloaded"]  # type: ignore[attr-defined]
+    assert first == {"keys": "added new; removed few; changed team"}
+    assert second == {"changes": "none"}
+
+
+def test_the_line_of_a_refused_request_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="noria")
+    body = {"prompt": "hi", "max_tokens": 1}
+    with keyed(tmp_path, max_body_bytes=1000) as live:
+        for more, headers in (
+            ({"model": "nobody"}, {}),
+            ({"temperature": 9}, {}),
+            ({"prompt": "x" * 2000}, {}),
+            ({}, by("f")),
+            ({}, by("f")),
+            ({}, by("wrong")),
+        ):
+            live.post(COMPLETIONS, {**body, **more}, headers=headers)
+        live.http.get("/v1/nothing")
+        eventually(lambda: len(lines_of_requests(caplog)) == 7, "the last one has its line")
+        found = lines_of_requests(caplog)
+        names = ("status", "code", "field", "limit", "unknown_model")
+        assert [tuple(line[name] for name in names) for line in found] == [
+            (404, "model_not_found", "model", None, "nobody"),
+            (400, "invalid_request_error", "temperature", None, None),
+            (413, "request_too_large", None, "--max-body", None),
+            (200, None, None, None, None),
+            (429, "rate_limit_exceeded", None, "requests_per_minute", None),
+            (401, "invalid_api_key", None, None, None),
+            (404, "not_found", None, None, None),
+        ]
+        for key, reason in (("team", "model_not_found"), ("few", "rate_limit_exceeded"), ("", "invalid_api_key")):
+            assert live.metric("noria_refusals_total", key=key, reason=reason) == 1
+        assert live.metric("noria_requests_total", model="", outcome="refused") == 4, "all but the 429"
+
+
+def lines_of_requests(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    return [record.fields for record in caplog.records if record.name == "noria.access"]  # type: ignore[attr-defined]
