@@ -223,6 +223,7 @@ def _state(
     measured.watch_ready(lambda: models.status == "ready" and not drain.draining)
     measured.watch_stored(lambda: store.use.n_stored)
     measured.watch_stored_bytes(lambda: store.use.n_bytes)
+    measured.memory_budget = lambda: models.memory_budget
     restarted = measured.observe_helper_restart
     return State(
         settings,

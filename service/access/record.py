@@ -3,8 +3,8 @@
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Literal
@@ -98,8 +98,9 @@ class RequestRecord:
     reuse each other's cached prompts. Times are in seconds. None: the request did not get that far.
     For a request to a model: `model` is the name that it uses, `served` the model's first name, `adapter` that of its
     LoRA adapter, `finishes` the finish reason of each choice that ended, and `failure` the class of the error that
-    ended it. `submitted` and `last_token` are by perf_counter. `body` is kept only for a receipt that repeats it.
-    `place` is that among the requests in flight of the key, until it is closed.
+    ended it. `load_seconds` is the wait until its model was loaded, no part of `first_token_seconds`; meanwhile
+    `model_wait` says why. `submitted` and `last_token` are by perf_counter. `body` is kept only for a receipt that
+    repeats it. `place` is that among the requests in flight of the key, until it is closed.
     """
 
     id: str
@@ -114,6 +115,7 @@ class RequestRecord:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     generated_tokens: int | None = None
+    load_seconds: float | None = None
     queue_seconds: float | None = None
     first_token_seconds: float | None = None
     outcome: str | None = None
@@ -138,6 +140,7 @@ class RequestRecord:
     reasoning_tokens: int | None = None
     finishes: tuple[str, ...] = ()
     failure: str | None = None
+    model_wait: Callable[[], str] | None = None
     body: bytes = b""
     place: ExitStack = field(default_factory=ExitStack)
 
@@ -172,9 +175,25 @@ class RequestRecord:
         if self.key is not None:
             self.key.charge(n_tokens)
 
+    @contextmanager
+    def waiting_for_model(self, why: Callable[[], str]) -> Iterator[None]:
+        """Record what the request waits for inside the context, and for how long."""
+        began, self.model_wait = time.perf_counter(), why
+        try:
+            yield
+        finally:
+            self.load_seconds, self.model_wait = (self.load_seconds or 0.0) + time.perf_counter() - began, None
+
+    @property
+    def answering_since(self) -> float:
+        """When the request came, or would have come had its model been loaded, by perf_counter."""
+        return self.started + (self.load_seconds or 0.0)
+
     @property
     def waits_for(self) -> str:
         """What a request waits for that is not finished."""
+        if self.model_wait is not None:
+            return self.model_wait()
         if self.prompt_tokens is None:
             return "its body, its images or the tokenizer"
         if self.queue_seconds is None:

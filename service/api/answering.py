@@ -208,7 +208,8 @@ async def admit(
         with model.counted_waiting(record.tenant):
             while model.entry.on_demand and model.waits_for is not None:  # somebody may have unloaded it again
                 wait = while_connected(request.receive, state.drain.expired, state.models.until_loaded(model))
-                await (wait if live is None else live.wait(wait))
+                with record.waiting_for_model(lambda: model.wait):
+                    await (wait if live is None else live.wait(wait))
             return model, stack.enter_context(model.admission.admitted(record, name))
     except ModelChanged:
         return await admit(stack, request, name, live)

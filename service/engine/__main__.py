@@ -12,7 +12,7 @@ import socket
 import sys
 
 from model.machine import frames
-from model.machine.child import die_with_parent, name_process
+from model.machine.child import die_with_parent, name_process, title_process
 
 
 def main() -> None:
@@ -40,9 +40,10 @@ def main() -> None:
     worker.run(runner)
 
 
-def begin_to_load() -> None:
-    """Everything is imported, and the collector may leave it out from now on."""
+def begin_to_load(name: str) -> None:
+    """Take the title for the model of this name. Everything is imported: the collector may leave it out from now on."""
     name_process("noria-engine")
+    title_process("noria-engine", name, "-m", "service.engine")
     gc.freeze()
     gc.enable()
 

@@ -85,11 +85,11 @@ class EngineClient:
         self._on_beat = on_beat
         self._on_restart = on_restart
         self._next_id = 1
-        self._submitted = Submitted(self._send, on_continue, continues=continues)
+        self._submitted = Submitted(self._send, on_continue, continues=continues, name=name)
         self._looks: deque[asyncio.Future[Picture]] = deque()  # in the order of their pictures
         self._spare = spare
         patience = Patience(step_timeout, stall_timeout)
-        self._new_supervisor = partial(Supervisor, new_engine, self._take, self._lose_engine, patience, spare)
+        self._new_supervisor = partial(Supervisor, new_engine, self._take, self._lose_engine, patience, spare, name)
         self._supervisor = self._new_supervisor()
         self._supervision: asyncio.Task[None] | None = None
         self._load_began, self._load_seconds = 0.0, 0.0

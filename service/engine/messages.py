@@ -31,11 +31,12 @@ AGAIN = "again"
 class LoadModel:
     """Load a model: `options` are the keyword arguments of the runner's callable.
 
-    The service replaces the engine if a sequence makes no progress for `step_timeout` seconds.
+    The service replaces the engine if a sequence makes no progress for `step_timeout` seconds. `name` is for people.
     """
 
     options: dict[str, Any]
     step_timeout: float
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,12 +26,20 @@ MAX_LOST = 3
 class Submitted:
     """The mailboxes of all sequences. `send` writes to the engine, `on_continue` counts each one that goes on.
 
+    The log has the model's `name`.
+
     Without `continues`, a sequence of which the client has a part ends with its engine.
     """
 
     def __init__(
-        self, send: Callable[[ToEngine], None], on_continue: Callable[[], None], *, continues: bool = True
+        self,
+        send: Callable[[ToEngine], None],
+        on_continue: Callable[[], None],
+        *,
+        continues: bool = True,
+        name: str | None = None,
     ) -> None:
+        self._about = {"fields": {"model": name}}
         self._send = send
         self._on_continue = on_continue
         self._continues = continues
@@ -101,7 +109,7 @@ class Submitted:
         if self._waiting:
             n_tokens = sum(len(mailbox.output) for mailbox in self._waiting.values())
             what = counted(len(self._waiting), "sequence"), counted(n_tokens, "token")
-            log.warning("another engine goes on with %s, after %s", *what)
+            log.warning("another engine goes on with %s, after %s", *what, extra=self._about)
         self._goes_on = True
         self._submit_next()
 

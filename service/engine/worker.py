@@ -56,11 +56,11 @@ def import_callable(name: str) -> CreateRunner:
 class Worker:
     """One engine on one wire.
 
-    It calls `on_load` when it begins to load its model. It calls `end`, which ends the process at once, at a
-    Stop message, when the service closes its end, and when the runner is lost.
+    It calls `on_load` with the name of its model when it begins to load it. It calls `end`, which ends the process at
+    once, at a Stop message, when the service closes its end, and when the runner is lost.
     """
 
-    def __init__(self, wire: Wire, end: Callable[[], None], on_load: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, wire: Wire, end: Callable[[], None], on_load: Callable[[str], None] = lambda name: None) -> None:
         self._wire = wire
         self._end = end
         self._on_load = on_load
@@ -125,7 +125,7 @@ class Worker:
         if not isinstance(load, LoadModel):
             return None
         log.debug("loading with %s", load.options)
-        self._on_load()
+        self._on_load(load.name)
         runner = create(lambda stage, fraction: self._wire.send(Loading(stage, fraction)), **load.options)
         info = runner.info
         log.debug("the model is loaded: %s", info)

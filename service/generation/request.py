@@ -271,10 +271,13 @@ class CacheMiss(TypedDict):
 class Timings(TypedDict):
     """Tokens and milliseconds of a request, by llama.cpp's names: `prompt` until the first token, `predicted` after.
 
+    `load` is the wait until the model was loaded, before all others.
+
     Of the `cache_n` tokens from the cache `cache_disk_n` were read from the disk. `cache_miss` is null if all full
     pages of the first prompt came from the cache.
     """
 
+    load_ms: float
     queue_ms: float
     cache_n: int
     cache_disk_n: int
@@ -287,10 +290,13 @@ class Timings(TypedDict):
     predicted_per_second: float
 
 
-def timings(usage: Usage, miss: CacheMiss | None, queue: float, prompt: float, predicted: float) -> Timings:
-    """The timings of a request that waited `queue` seconds, then took `prompt` and `predicted` seconds."""
+def timings(
+    usage: Usage, miss: CacheMiss | None, queue: float, prompt: float, predicted: float, load: float = 0.0
+) -> Timings:
+    """The timings of a request that waited `load` and `queue` seconds, then took `prompt` and `predicted` seconds."""
     n_prompt = usage.prompt - usage.cached
     return {
+        "load_ms": _ms(load),
         "queue_ms": _ms(queue),
         "cache_n": usage.cached,
         "cache_disk_n": usage.from_disk,

@@ -28,14 +28,17 @@ class Sharing(Protocol):
 
 
 class Budget:
-    """Reserves memory for models by their plans, which `need_of` makes. `changed` is set when a model may have gone."""
+    """Reserves memory for models by their plans, which `need_of` makes. `changed` is set when a model may have gone.
+
+    `total` are the bytes of the budget, None before the first plan.
+    """
 
     def __init__(self, settings: Settings, need_of: NeedOf, models: Sharing, changed: asyncio.Event) -> None:
         self._settings = settings
         self._need_of = need_of
         self._models = models
         self._changed = changed
-        self._total: int | None = None
+        self.total: int | None = None
 
     async def fits(self, model: HostedModel) -> bool:
         """Whether there is memory for a model beside the others. True if it has no plan: its load says why."""
@@ -77,16 +80,16 @@ class Budget:
         pinned = sum(other.reserved for other in self._models.holders if other.entry.pinned)
         need = 0 if model.need is None else model.need.n_bytes
         held = f"models in use hold {self._held() - pinned:,} bytes, and pinned ones {pinned:,}"
-        return f"it waits for memory: it needs {need:,} bytes of --memory-budget {self._total:,}; {held}"
+        return f"it waits for memory: it needs {need:,} bytes of --memory-budget {self.total:,}; {held}"
 
     async def _plan(self, model: HostedModel, *, anew: bool = False) -> tuple[Need, int]:
         """Return what a model needs by its plan, and the whole budget in bytes. Raises Unavailable if it cannot fit.
 
         Its files may change between two loads: `anew` reads them again.
         """
-        if self._total is None:
-            self._total = await in_thread(lambda: budget_of(self._settings))
-        total = self._total
+        if self.total is None:
+            self.total = await in_thread(lambda: budget_of(self._settings))
+        total = self.total
         if anew or model.need is None:
             settings, n_models = model.entry.settings, len([*self._models])
             try:

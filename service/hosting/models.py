@@ -71,6 +71,11 @@ class HostedModels:
         return self._hosted[0]
 
     @property
+    def memory_budget(self) -> int | None:
+        """The bytes that all models may take; None as long as nobody has planned a model, and for one model."""
+        return None if self._budget is None else self._budget.total
+
+    @property
     def holders(self) -> Iterator[HostedModel]:
         """Models that have memory, those that end included."""
         return (model for model in (*self._hosted, *self._retiring) if model.reserved)

@@ -8,12 +8,12 @@ import platform
 import time
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata
 from itertools import product
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, InfoMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import generate_latest
 
 from model.batch import RunnerInfo
@@ -38,6 +38,7 @@ class Metrics:
     """All metrics of the server. `fields` are those of fields in requests.
 
     What is counted of a model is in `of_model`. Requests that name no served model count as those of the model "".
+    `memory_budget` gives that of all models, None without one.
     """
 
     def __init__(self) -> None:
@@ -49,6 +50,7 @@ class Metrics:
         self._keys: tuple[str, ...] = ()
         self.fields = FieldMetrics(registry)
         self._restarted: Tally[str] = Tally()
+        self.memory_budget: Callable[[], int | None] = lambda: None
         self._build = {"version": version(), "python": platform.python_version(), "torch": metadata.version("torch")}
         registry.register(self)
         self._vllm = CollectorRegistry()
@@ -116,7 +118,7 @@ class Metrics:
         """How each model runs that was loaded."""
         return {name: model.info for name, model in self._models.models.items() if model.info is not None}
 
-    def collect(self) -> Iterator[CounterMetricFamily | InfoMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         yield InfoMetricFamily("noria_build", "Versions of Noria, Python and PyTorch.", self._build)
         restarts = CounterMetricFamily(
             "noria_grammar_restarts", "Processes replaced that try or follow grammars.", labels=["process"]
@@ -126,6 +128,8 @@ class Metrics:
             ["follower"], sum(model.total("grammar_restarts") for model in self._models.models.values())
         )
         yield restarts
+        if (budget := self.memory_budget()) is not None:
+            yield GaugeMetricFamily("noria_memory_budget_bytes", "Memory that all models may take together.", budget)
         yield CounterMetricFamily(
             "noria_image_process_restarts", "Processes replaced that decode images.", self._restarted["images"]
         )

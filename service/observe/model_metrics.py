@@ -73,7 +73,9 @@ class Families:
         )
         self.step_tokens = Histogram(registry, "noria_step_tokens", "Tokens computed in one step.", STEP_BUCKETS)
         self.queue = latency("queue", "Wait from submission to the first step of a sequence.")
-        self.first = latency("time_to_first_token", "From a request's arrival to its first token.")
+        self.first = latency(
+            "time_to_first_token", "From a request's arrival to its first token, without its model's load."
+        )
         self.between = latency("inter_token", "Between two tokens of one sequence.")
         self.request = latency("request", "From a request's arrival to the end of its answer.")
 

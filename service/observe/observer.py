@@ -90,6 +90,7 @@ class Observer:
             "prompt_tokens": record.prompt_tokens,
             "cached_tokens": record.cached_tokens,
             "generated_tokens": record.generated_tokens,
+            "load_s": _rounded(record.load_seconds),
             "queue_s": _rounded(record.queue_seconds),
             "ttft_s": _rounded(record.first_token_seconds),
             "total_s": _rounded(seconds),

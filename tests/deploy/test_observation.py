@@ -111,7 +111,8 @@ def test_each_objective_has_its_rules() -> None:
     for rule in rules("objectives.yml"):
         by_name.setdefault(rule["record"], {})[rule["labels"]["slo"]] = rule["expr"]
     targets, short = by_name.pop("noria:slo_objective:ratio"), by_name.pop("noria:slo_good:ratio_rate5m")
-    assert set(targets) == {"availability", "first_token", "inter_token", "queue"} == set(short)
+    traffic = by_name.pop("noria:slo_traffic:increase1h")
+    assert set(targets) == {"availability", "first_token", "inter_token", "queue"} == set(short) == set(traffic)
     assert by_name == {
         "noria:slo_good:ratio_rate1h": {slo: expr.replace("[5m]", "[1h]") for slo, expr in short.items()}
     }

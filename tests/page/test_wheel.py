@@ -89,6 +89,26 @@ def test_it_shows_a_picture(live: Live, page: Page) -> None:
     expect(cells).to_have_text(["decode", "40", "0", "130", "90", "9", "2", ""])
 
 
+def test_it_names_requests_and_keys(live: Live, slow: Live, page: Page) -> None:
+    """For one who may see them. Others have the numbers."""
+    request = {"id": "job", "key": "team", "root": "fake", "choices": [{"index": 0, "sequence": 3}]}
+    page.route("**/v1/requests", lambda route: route.fulfill(json={"object": "list", "data": [request]}))
+    show(page, live)
+    push(page, BUSY)
+    waiting = page.get_by_role("region", name="Queue").get_by_role("listitem")
+    expect(waiting).to_have_text([re.compile(r"^#3 \(job of team\), a prompt of"), re.compile("^#4, preempted")])
+    page.unroute("**/v1/requests")
+    page.context.new_page().goto(f"{slow.url}/#wheel")
+    other = page.context.pages[-1]
+    other.get_by_role("button", name="Send load").click()
+    other.get_by_text("As a table").click()
+    row = other.get_by_role("table").get_by_role("row").nth(1).get_by_role("rowheader")
+    expect(row).to_have_text(re.compile(r"^#\d+ \([0-9a-f]{32}\)$"))
+    other.get_by_role("button", name="Stop load").click()
+    eventually(idle(slow), "the requests have ended")
+    other.close()
+
+
 @pytest.mark.parametrize(
     ("windows", "text"),
     [

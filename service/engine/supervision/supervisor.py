@@ -35,7 +35,7 @@ class Supervisor:
 
     If the first engine cannot load the model, nothing will. A later engine that ends is replaced until one serves
     again, or `MAX_FAILED_LOADS` have failed in a row. An engine that the machine cannot even start is tried again
-    without end. The engine in `spare` has imported everything before it is needed.
+    without end. The engine in `spare` has imported everything before it is needed. The log has the model's `name`.
     """
 
     def __init__(
@@ -45,7 +45,10 @@ class Supervisor:
         on_end: Callable[[], None],
         patience: Patience,
         spare: Spare | None,
+        name: str | None = None,
     ) -> None:
+        self._about = {"fields": {"model": name}}
+        self._name = name or ""
         self._new_engine = new_engine
         self._take = take
         self._on_end = on_end
@@ -79,7 +82,7 @@ class Supervisor:
                     f"{MAX_FAILED_LOADS} engines in a row could not load the model; the last one: {reason}"
                 )
             _guarded(on_restart)
-            log.error("the engine is gone (%s); starting a fresh one", reason)
+            log.error("the engine is gone (%s); starting a fresh one", reason, extra=self._about)
             await asyncio.sleep(backoff(failures))
 
     async def close(self) -> None:
@@ -92,9 +95,9 @@ class Supervisor:
         failure = None
         try:
             connection = await self._connect()
-            connection.load(await options(), self._patience.step, self._take)
+            connection.load(await options(), self._patience.step, self._take, self._name)
             if (failure := await connection.watch(self._patience)) is not None:
-                log.error("%s; killing it", failure)
+                log.error("%s; killing it", failure, extra=self._about)
         except NoriaError as error:
             failure = str(error)
         except Exception as error:

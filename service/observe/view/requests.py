@@ -53,7 +53,7 @@ class ChoiceFacts(TypedDict):
 
 
 class RequestFacts(TypedDict):
-    """One request, its key's name, its client's address, and the name by which it calls its model.
+    """One request, its key's name, its client's address, the name by which it calls its model, and that one's first.
 
     `held_tokens` are the tokens of all its choices in the KV cache. `place` and `reason` are those of its first choice
     that waits, if none is computed. `start` is the place divided by the rate at which requests finish; null without a
@@ -67,6 +67,7 @@ class RequestFacts(TypedDict):
     key: str | None
     client: str | None
     model: str | None
+    root: str | None
     state: State
     age_seconds: float
     prompt_tokens: int | None
@@ -265,6 +266,7 @@ def _facts(record: RequestRecord, state: State, same_id: int) -> RequestFacts:
         "key": record.tenant or None,
         "client": record.client,
         "model": record.model or record.served,
+        "root": record.served,
         "state": state,
         "age_seconds": round(time.perf_counter() - record.started, 3),
         "prompt_tokens": record.prompt_tokens,

@@ -3,6 +3,7 @@
 import { createRef, html, render } from "../html.js";
 import { Feed } from "./feed.js";
 import { Load } from "./load.js";
+import { readNames } from "./names.js";
 import { paintRings } from "./paint.js";
 import { Palette } from "./palette.js";
 import { behaviour, Pools } from "./pools.js";
@@ -35,9 +36,11 @@ class Wheel {
   loading = 0; // answers of the load that have not ended
   pools = [];
   tabled = NOTHING; // the picture in the table
+  names = new Map(); // of the sequences, for one who may see them
+  mayName = true;
 
   constructor(root, server, model) {
-    this.root = root;
+    Object.assign(this, { root, server, model });
     this.load = new Load(server, (n) => this.show({ loading: n }));
     this.show({});
     const warn = (text) => this.show({ warning: ["bad", text] });
@@ -66,11 +69,20 @@ class Wheel {
     this.steps.add(picture.steps);
     const pools = picture.pools.length ? picture.pools : this.pools; // none are known while the engine restarts
     this.show({ picture, pools, warning: STATES[picture.state] ?? ["", ""] });
-    this.timer ||= setTimeout(() => {
+    this.timer ||= setTimeout(async () => {
+      if (this.mayName && this.picture.sequences.length) await this.readNames();
       this.timer = 0;
       this.show({ tabled: this.picture });
     }, TABLE_MS);
     this.paint();
+  }
+
+  async readNames() {
+    try {
+      this.names = await readNames(this.server, this.model.menu.length ? this.card.root : null);
+    } catch (error) {
+      this.mayName = error.status !== 403; // a key without the right does not get it while the page is open
+    }
   }
 
   toggleLoad() {
@@ -105,7 +117,7 @@ class Wheel {
             <p class="faint">${pools.length > 0 && behaviour(pools)}</p>
           <//>
           <${Part} title="Queue" about="Requests that have no place or no pages yet wait here.">
-            <${Queue} picture=${picture ?? NOTHING} />
+            <${Queue} picture=${picture ?? NOTHING} names=${this.names} />
           <//>
         </div>
         <div class="column">
@@ -122,7 +134,7 @@ class Wheel {
           <//>
         </div>
       </div>
-      <${Table} picture=${this.tabled} />
+      <${Table} picture=${this.tabled} names=${this.names} />
     </div>`;
     render(page, this.root);
   }
