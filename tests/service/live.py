@@ -222,6 +222,7 @@ def running(
         of_model = metrics.of_model(entry.name)
         clients[entry.name] = EngineClient(
             host,
+            name=entry.name,
             step_timeout=entry.settings.step_timeout,
             continues=entry.settings.on_engine_loss == "continue",
             on_report=of_model.observe_report,

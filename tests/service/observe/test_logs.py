@@ -90,8 +90,10 @@ def test_a_line_for_people_names_the_engine(capfd: pytest.CaptureFixture[str]) -
         return any("the model is loaded" in line for line in lines)
 
     with engine.spawn() as wire:
-        wire.sendall(frame(LoadModel({"model": "fake", "max_sequences": None, "max_step_tokens": None}, 60.0)))
+        wire.sendall(frame(LoadModel({"model": "fake", "max_sequences": None, "max_step_tokens": None}, 60.0, "mine")))
         eventually(loaded, "it loads")
+        title = Path(f"/proc/{engine.pid}/cmdline").read_text().rstrip("\0").split("\0")
+        assert title == ["noria-engine", "mine", "-m", "service.engine"], "as ps -o args shows it"
     assert engine.wait() == "exit code 0"
     assert lines[0][8:].startswith(" debug   engine: loading with {")
 

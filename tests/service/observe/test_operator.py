@@ -2,15 +2,16 @@
 
 import json
 import logging
+import signal
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
+from service.observe import observer
 from tests.service.command_line import noria
 from tests.service.hosting.serving import LATE, posted, serving
 from tests.service.live import LONG, Live, begun, hurried, remaining, running
@@ -62,7 +63,12 @@ def test_the_right_sees_and_cancels_what_all_keys_run(tmp_path: Path, caplog: py
         eventually(lambda: len(listed(live, **by("b"))) == 2, "both are listed")
         eventually(lambda: listed(live, **by("b"))[1]["reason"] is not None, "one waits")
         first, second = listed(live, **by("b"))
-        assert (first["key"], first["model"], first["client"], first["state"]) == ("team", "fake", "127.0.0.1", "decode")
+        assert (first["key"], first["model"], first["client"], first["state"]) == (
+            "team",
+            "fake",
+            "127.0.0.1",
+            "decode",
+        )
         assert (first["prompt_tokens"], second["prompt_tokens"]) == (4, 15)
         assert first["held_tokens"] >= first["prompt_tokens"] > second["held_tokens"] == 0
         assert (second["id"], second["state"], second["reason"]) == ("second", "waiting", "sequences")
@@ -106,7 +112,7 @@ def test_without_keys_only_this_machine_may_list_and_no_proxy() -> None:
 def test_a_key_that_has_ended_runs_nothing_any_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="noria")
     with keyed(tmp_path) as live, begun(live) as lines:
-        boss, team, few = KEYS
+        boss, team, _ = KEYS
         new = {"name": "new", "key": "n"}
         written(tmp_path / "keys.json", boss, {**team, "end": True}, new)
         on_the_loop(live, live.server.reload)
@@ -148,6 +154,68 @@ def test_the_line_of_a_refused_request_says_why(tmp_path: Path, caplog: pytest.L
         for key, reason in (("team", "model_not_found"), ("few", "rate_limit_exceeded"), ("", "invalid_api_key")):
             assert live.metric("noria_refusals_total", key=key, reason=reason) == 1
         assert live.metric("noria_requests_total", model="", outcome="refused") == 4, "all but the 429"
+
+
+def test_a_load_is_a_time_of_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It delays no first token in the metrics. A request that waits for it says so, or that it waits for memory."""
+    monkeypatch.setattr(observer, "LONG_SECONDS", 0.3)
+    caplog.set_level(logging.INFO, logger="noria")
+    entries = {"a": {"source": "large", **LATE}, "b": LATE}
+    with serving(tmp_path, entries, memory_budget=1) as live, ExitStack() as stack:
+        futures = [
+            stack.enter_context(posted(live, COMPLETIONS, {"model": name, "prompt": "hi"}, **{"x-request-id": name}))
+            for name in "ab"
+        ]
+        eventually(lambda: len(long_ones(caplog)) == 2, "both take long")
+        listing = {item["id"]: (item["state"], item["reason"]) for item in listed(live)}
+        assert listing == {"a": ("preparing", "loading"), "b": ("preparing", "memory")}
+        with hurried():
+            timings = [future.result(PATIENCE).json()["timings"] for future in futures]
+        eventually(lambda: len(lines_of_requests(caplog)) == 2, "both have ended")
+        loads = {line["id"]: line for line in lines_of_requests(caplog)}
+        for name, times in zip("ab", timings, strict=True):
+            assert loads[name]["load_s"] > 0.3 > loads[name]["ttft_s"]
+            assert abs(times["load_ms"] - 1000 * loads[name]["load_s"]) < 1
+            assert live.metric("noria_time_to_first_token_seconds_sum", model=name) < 0.3
+        assert live.metric("noria_memory_budget_bytes") == 1
+    waits = {line["id"]: line["waits_for"] for line in long_ones(caplog)}
+    assert waits == {"a": "its model, which has been loading for 0 s", "b": "memory for its model"}
+
+
+def test_lines_about_an_engine_name_its_model(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="noria")
+    with running(model="slow") as live, begun(live) as lines:
+        live.hosts[0].kill()
+        with hurried():
+            assert remaining(lines)[-1] == "[DONE]"
+    for beginning in ("the engine is gone (", "another engine goes on with 1 sequence"):
+        (line,) = [record for record in caplog.records if record.getMessage().startswith(beginning)]
+        assert line.fields == {"model": "fake"}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("seconds", "finished", "cut_off"), [(0.2, 0, 1), (60, 1, 0)])
+def test_a_drain_says_how_it_ended(
+    seconds: float, finished: int, cut_off: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The line of a request that it has cut off says that, too."""
+    caplog.set_level(logging.INFO, logger="noria")
+    with running(model="slow", drain_timeout=seconds) as live, begun(live, max_tokens=400) as lines:
+        on_the_loop(live, lambda: live.server.handle_exit(signal.SIGTERM, None))
+        with hurried() if finished else nullcontext():
+            remaining(lines)
+        eventually(lambda: not live.running(), "the server has ended")
+    (ending,) = [record for record in caplog.records if record.getMessage() == "the drain has ended"]
+    assert ending.levelno == (logging.WARNING if cut_off else logging.INFO)
+    fields = ending.fields  # type: ignore[attr-defined]
+    assert (fields["finished"], fields["cut_off"]) == (finished, cut_off)
+    assert lines_of_requests(caplog)[-1]["code"] == ("shutting_down" if cut_off else None)
+
+
+def long_ones(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    found = [record for record in caplog.records if "is not finished after" in record.getMessage()]
+    return [record.fields for record in found]  # type: ignore[attr-defined]
 
 
 def lines_of_requests(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
