@@ -196,7 +196,7 @@ async def _brought_up(app: FastAPI, keys: Keys, on_failed: Callable[[Exception],
 
 def _await_series(measured: Metrics, keys: Keys, routes: tuple[Route, ...]) -> None:
     """Begin the series of all keys and of all routes with a body, and declare the fields that bodies may have."""
-    measured.await_keys(keys.names)
+    measured.await_keys(keys.entries)
     for route in routes:
         if route.body is not None:
             measured.await_responses(route.methods, route.path)
@@ -223,7 +223,7 @@ def _state(
     measured.watch_ready(lambda: models.status == "ready" and not drain.draining)
     measured.watch_stored(lambda: store.use.n_stored)
     measured.watch_stored_bytes(lambda: store.use.n_bytes)
-    measured.memory_budget = lambda: models.memory_budget
+    measured.memory_budget = lambda: None if models.budget is None else models.budget.total
     restarted = measured.observe_helper_restart
     return State(
         settings,

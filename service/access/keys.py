@@ -110,10 +110,6 @@ class Keys:
         return bool(self._keys)
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._keys)
-
-    @property
     def entries(self) -> dict[str, Entry]:
         """The entry of each key, by its name."""
         return {name: key.entry for name, key in self._keys.items()}

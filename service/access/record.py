@@ -115,7 +115,7 @@ class RequestRecord:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     generated_tokens: int | None = None
-    load_seconds: float | None = None
+    load_seconds: float = 0.0
     queue_seconds: float | None = None
     first_token_seconds: float | None = None
     outcome: str | None = None
@@ -182,12 +182,7 @@ class RequestRecord:
         try:
             yield
         finally:
-            self.load_seconds, self.model_wait = (self.load_seconds or 0.0) + time.perf_counter() - began, None
-
-    @property
-    def answering_since(self) -> float:
-        """When the request came, or would have come had its model been loaded, by perf_counter."""
-        return self.started + (self.load_seconds or 0.0)
+            self.load_seconds, self.model_wait = self.load_seconds + time.perf_counter() - began, None
 
     @property
     def waits_for(self) -> str:

@@ -1,4 +1,4 @@
-"""Who may see and cancel the requests of others."""
+"""What the entry of a key in the key file allows."""
 
 from ipaddress import ip_address
 
@@ -11,6 +11,13 @@ FORWARDING = (b"forwarded", b"x-forwarded-", b"x-real-ip", b"via")
 """The beginnings of header fields that reverse proxies add."""
 
 
+def check_right(record: RequestRecord, right: str, what: str) -> None:
+    """Raise Forbidden if the request has a key without this right."""
+    if record.key is not None and not getattr(record.key.entry, right):
+        message = f"the key {record.tenant} may not {what}: its entry in --api-key-file needs {right}"
+        raise Forbidden(message, code="not_allowed")
+
+
 def sees_all(scope: Scope) -> bool:
     """Whether the sender may see the requests of all keys: by its key, or without keys by its direct connection."""
     record: RequestRecord = scope["noria.record"]
@@ -19,19 +26,14 @@ def sees_all(scope: Scope) -> bool:
 
 def check_sees_all(scope: Scope) -> None:
     """Raise Forbidden if the sender may not see the requests of all keys."""
+    check_right(scope["noria.record"], "sees_all", "list requests")
     if not sees_all(scope):
-        record: RequestRecord = scope["noria.record"]
-        message = "without API keys only a direct connection from the server's own machine may list requests"
-        if record.key is not None:
-            message = f"the key {record.tenant} may not list requests: its entry in --api-key-file needs sees_all"
-        raise Forbidden(message, code="not_allowed")
+        raise Forbidden("without keys only a direct connection of this machine may list requests", code="not_allowed")
 
 
 def _is_direct(scope: Scope) -> bool:
     """Whether the client is on this machine, and no proxy says that it forwards for another one."""
-    if any(name.startswith(FORWARDING) for name, _ in scope["headers"]):
-        return False
-    if scope["client"] is None:  # a Unix socket
-        return True
+    if scope["client"] is None or any(name.startswith(FORWARDING) for name, _ in scope["headers"]):
+        return scope["client"] is None
     address = ip_address(scope["client"][0])
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback

@@ -14,10 +14,11 @@ from typing_extensions import TypedDict
 
 from model.errors import ModelError, quoted
 from service.access.record import RequestRecord
+from service.access.rights import check_right
 from service.api.answering import admit
 from service.api.routes import json_response, post
 from service.api.state import State, hosted
-from service.errors.errors import AdapterExists, Forbidden, InvalidRequest
+from service.errors.errors import AdapterExists, InvalidRequest
 from service.hosting.hosted import HostedModel
 from service.http.sse import while_connected
 from service.model_settings import MAX_ADAPTER_NAME, adapter_name_problem
@@ -121,9 +122,7 @@ def _note(request: Request, what: str, name: str) -> None:
 def _allowed(request: Request, model: HostedModel) -> Path:
     """The directory of --lora-dir. Raises InvalidRequest without one, Forbidden for a key that may not use it."""
     record: RequestRecord = request.scope["noria.record"]
-    if record.key is not None and not record.key.entry.loads_adapters:
-        message = f"the key {record.key.name} may not load adapters: its entry in --api-key-file needs loads_adapters"
-        raise Forbidden(message, code="not_allowed")
+    check_right(record, "loads_adapters", "load adapters")
     directory: Path | None = model.entry.settings.lora_dir
     if directory is None:
         message = "this server loads adapters only at its start, with --lora: it was started without --lora-dir"

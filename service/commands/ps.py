@@ -1,9 +1,7 @@
 """`noria ps`: the requests that a server runs and lets wait."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import httpx
 
@@ -12,7 +10,8 @@ from model.options import option
 from service.commands.endpoint import base_url, fetch, headers, refusal
 from service.commands.flags import takes
 
-HEAD = ("ID", "KEY", "CLIENT", "MODEL", "STATE", "AGE", "IN", "OUT", "HELD")
+NUMBERS = {"SECONDS": "age_seconds", "IN": "prompt_tokens", "OUT": "generated_tokens", "HELD": "held_tokens"}
+COLUMNS = {**{name.upper(): name for name in ("id", "key", "client", "model", "state", "reason")}, **NUMBERS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +34,11 @@ def ps(options: PsOptions) -> None:
     if not response.is_success:
         raise OptionError(f"/v1/requests answered {response.status_code}: {refusal(response)}")
     found = response.json()["data"]
-    if options.json:
-        print(json.dumps(found, indent=1))
-    else:
-        rows = [*_rows(found)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            print("  ".join(map(str.ljust, row, widths)).rstrip())
+    rows = [[*COLUMNS], *([_cell(item[name]) for name in COLUMNS.values()] for item in found)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    print(json.dumps(found, indent=1) if options.json else "\n".join(lines))
 
 
-def _rows(found: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
-    yield HEAD
-    for item in found:
-        state = item["state"] + (f":{item['reason']}" if item["reason"] else "")
-        numbers = (item["prompt_tokens"], item["generated_tokens"], item["held_tokens"])
-        texts = (item["id"], item["key"], item["client"], item["model"], state, f"{item['age_seconds']:.0f}s")
-        yield *(text or "-" for text in texts), *("-" if number is None else str(number) for number in numbers)
+def _cell(value: str | float | None) -> str:
+    return "-" if value is None else f"{value:.0f}" if isinstance(value, float) else str(value)

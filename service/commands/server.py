@@ -115,7 +115,7 @@ def _reloads(app: FastAPI, settings: Settings, measured: Metrics, keys: Keys) ->
     def reload_keys() -> str:
         before = keys.entries
         keys.reload()
-        measured.await_keys(keys.names)
+        measured.await_keys(keys.entries)
         app.state.noria.requests.end_those_of_ended_keys()
         return changes(before, keys.entries)
 
@@ -136,12 +136,8 @@ def _reloads(app: FastAPI, settings: Settings, measured: Metrics, keys: Keys) ->
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """Return the names that were added, removed and changed; an empty text without any."""
-    common = before.keys() & after.keys()
-    kinds = {
-        "added": after.keys() - before.keys(),
-        "removed": before.keys() - after.keys(),
-        "changed": {name for name in common if before[name] != after[name]},
-    }
+    changed = {name for name in before.keys() & after.keys() if before[name] != after[name]}
+    kinds = {"added": after.keys() - before.keys(), "removed": before.keys() - after.keys(), "changed": changed}
     return "; ".join(f"{kind} {', '.join(sorted(names))}" for kind, names in kinds.items() if names)
 
 

@@ -63,7 +63,7 @@ class EngineClient:
         self,
         new_engine: Callable[[], EngineHandle],
         *,
-        name: str | None = None,
+        name: str = "",
         step_timeout: float = 60.0,
         stall_timeout: float = 10.0,
         spare: Spare | None = None,
@@ -92,7 +92,7 @@ class EngineClient:
         self._new_supervisor = partial(Supervisor, new_engine, self._take, self._lose_engine, patience, spare, name)
         self._supervisor = self._new_supervisor()
         self._supervision: asyncio.Task[None] | None = None
-        self._load_began, self._load_seconds = 0.0, 0.0
+        self.load_began, self._load_seconds = 0.0, 0.0
         self._decided = asyncio.Event()  # set while an engine serves, and when none will
 
     def spawn(self) -> None:
@@ -111,7 +111,7 @@ class EngineClient:
         `renew` gives the options of each later engine; without it they stay as they are, but for the adapters.
         """
         self.adapters.start(options.get("adapters", ()))
-        self.state, self._load_began = "starting", time.monotonic()
+        self.state, self.load_began = "starting", time.monotonic()
         self._decided.clear()
 
         async def current() -> Mapping[str, Any]:
@@ -256,7 +256,7 @@ class EngineClient:
         if self.info is not None and self.info.description.get("weights") != info.description.get("weights"):
             raise ModelError("the model's weights have changed since this service started; restart it to serve them")
         self.info, self.state = info, "ready"
-        self._load_seconds = time.monotonic() - self._load_began
+        self._load_seconds = time.monotonic() - self.load_began
         self._forget_adapters()
         self.note("ready", 1.0)
         self._decided.set()
@@ -275,7 +275,7 @@ class EngineClient:
             self.note("restarting", 0.0)
         self.stats = Stats()
         self.n_lost += 1
-        self._load_began = time.monotonic()
+        self.load_began = time.monotonic()
         self._decided.clear()
         self._submitted.lose_engine(self._load_seconds)
         self._fail_answers()

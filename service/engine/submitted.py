@@ -15,6 +15,8 @@ from service.engine.messages import AGAIN, Abort, Submit, ToEngine, Update
 
 log = logging.getLogger("noria.engine")
 
+Send = Callable[[ToEngine], None]
+
 WAIT_SECONDS = 30.0
 """How long sequences wait for the next engine at least."""
 LOADS = 3
@@ -26,19 +28,10 @@ MAX_LOST = 3
 class Submitted:
     """The mailboxes of all sequences. `send` writes to the engine, `on_continue` counts each one that goes on.
 
-    The log has the model's `name`.
-
-    Without `continues`, a sequence of which the client has a part ends with its engine.
+    The log has the model's `name`. Without `continues`, a sequence of which the client has a part ends with its engine.
     """
 
-    def __init__(
-        self,
-        send: Callable[[ToEngine], None],
-        on_continue: Callable[[], None],
-        *,
-        continues: bool = True,
-        name: str | None = None,
-    ) -> None:
+    def __init__(self, send: Send, on_continue: Callable[[], None], *, continues: bool = True, name: str = "") -> None:
         self._about = {"fields": {"model": name}}
         self._send = send
         self._on_continue = on_continue

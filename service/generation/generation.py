@@ -185,8 +185,8 @@ class Generation:
         first = self._first or time.perf_counter()
         last = max((choice.last_token or first for choice in self.choices), default=first)
         queue = self._record.queue_seconds or 0.0
-        prompt, load = max(0.0, first - self.submitted - queue), self._record.load_seconds or 0.0
-        return timings(self.usage, self._miss, queue, prompt, last - first, load)
+        prompt = max(0.0, first - self.submitted - queue)
+        return timings(self.usage, self._miss, queue, prompt, last - first, self._record.load_seconds)
 
     async def _merged(self) -> AsyncIterator[Event]:
         queue: asyncio.Queue[Event | Exception | None] = asyncio.Queue(maxsize=1)  # a slow reader slows the pumps
@@ -243,9 +243,10 @@ class Generation:
         if choice.last_token is None:
             self._first = self._first or now
             self._wait(0, 0, -self._waiting[2])
-            self._metrics.observe_first_token(now - self._record.answering_since)
+            seconds = now - self._record.started - self._record.load_seconds
+            self._metrics.observe_first_token(seconds)
             if self._record.first_token_seconds is None:
-                self._record.first_token_seconds = now - self._record.answering_since
+                self._record.first_token_seconds = seconds
                 log.debug("first token", extra={"fields": {"id": self._record.id}})
         self._metrics.observe_tokens(n_tokens, None if choice.last_token is None else now - choice.last_token)
         self.usage.completion += n_tokens

@@ -28,17 +28,14 @@ class Sharing(Protocol):
 
 
 class Budget:
-    """Reserves memory for models by their plans, which `need_of` makes. `changed` is set when a model may have gone.
-
-    `total` are the bytes of the budget, None before the first plan.
-    """
+    """Reserves memory for models by their plans, which `need_of` makes. `changed` is set when a model may have gone."""
 
     def __init__(self, settings: Settings, need_of: NeedOf, models: Sharing, changed: asyncio.Event) -> None:
         self._settings = settings
         self._need_of = need_of
         self._models = models
         self._changed = changed
-        self.total: int | None = None
+        self.total: int | None = None  # bytes, once a model was planned
 
     async def fits(self, model: HostedModel) -> bool:
         """Whether there is memory for a model beside the others. True if it has no plan: its load says why."""

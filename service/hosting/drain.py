@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -34,11 +33,11 @@ class Drain:
 
     async def drain(self) -> None:
         """Refuse new requests and wait for those in flight. Those that run longer get an error. Log how it ended."""
-        self.draining, began, n_requests = True, time.monotonic(), self._in_flight
+        self.draining, n_requests = True, self._in_flight
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), self._timeout)
         left = self._in_flight
-        fields = {"finished": n_requests - left, "cut_off": left, "seconds": round(time.monotonic() - began, 1)}
+        fields = {"finished": n_requests - left, "cut_off": left}
         log.log(logging.WARNING if left else logging.INFO, "the drain has ended", extra={"fields": fields})
         if not self.expired.done():
             self.expired.set_result(None)

@@ -86,7 +86,6 @@ class HostedModel:
         self.loading: asyncio.Task[None] | None = None
         self.unloading: asyncio.Task[None] | None = None
         self._drain = drain
-        self._load_began: float | None = None
         self._load = load
         self._on_idle = on_idle
         self._retry_at = 0.0
@@ -140,9 +139,10 @@ class HostedModel:
     @property
     def wait(self) -> str:
         """What its requests wait for, in words."""
-        if self.waits_for_memory or self._load_began is None:
-            return "memory for its model" if self.waits_for_memory else "its model"
-        return f"its model, which has been loading for {time.monotonic() - self._load_began:.0f} s"
+        if self.waits_for_memory:
+            return "memory for its model"
+        loads = self.client.state in ("starting", "loading") and self.client.load_began
+        return "its model" + (f", which has been loading for {time.monotonic() - loads:.0f} s" if loads else "")
 
     @property
     def busy(self) -> bool:
@@ -196,15 +196,12 @@ class HostedModel:
         settings = self.entry.settings
         if self.need is not None:
             settings = replace(settings, cache_memory=self.need.cache)
-        self._load_began = time.monotonic()
         try:
             served = await self._load(settings, self.client)
         except BaseException:
             if not self.removed:
                 self.metrics.observe_load("error")
             raise
-        finally:
-            self._load_began = None
         self.metrics.describe(served.info)
         self.metrics.observe_load("ok")
         self.receipts.begin(served)

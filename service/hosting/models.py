@@ -48,7 +48,7 @@ class HostedModels:
         self._starting = asyncio.Lock()
         self._started = False
         self._changed = asyncio.Event()
-        self._budget = Budget(settings, need, self, self._changed) if self._several else None
+        self.budget = Budget(settings, need, self, self._changed) if self._several else None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __iter__(self) -> Iterator[HostedModel]:
@@ -69,11 +69,6 @@ class HostedModels:
     @property
     def first(self) -> HostedModel:
         return self._hosted[0]
-
-    @property
-    def memory_budget(self) -> int | None:
-        """The bytes that all models may take; None as long as nobody has planned a model, and for one model."""
-        return None if self._budget is None else self._budget.total
 
     @property
     def holders(self) -> Iterator[HostedModel]:
@@ -110,7 +105,7 @@ class HostedModels:
                 done, _ = await asyncio.wait((work, model.gone), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                 model.check_present()
                 if not done:
-                    waits = model.waits_for_memory and self._budget
+                    waits = model.waits_for_memory and self.budget
                     why = waits.lack(model) if waits else model.client.stage
                     message = f"the model {model.name} was not loaded within {seconds:g} s ({why})"
                     raise Unavailable(message, "model_loading", RETRY_SECONDS)
@@ -151,7 +146,7 @@ class HostedModels:
     async def _load_at_start(self, model: HostedModel) -> None:
         if not model.entry.on_demand:
             await self.begin_load(model)
-        elif self._budget is None or await self._budget.fits(model):
+        elif self.budget is None or await self.budget.fits(model):
             with suppress(Unavailable):  # the log has it
                 await self.until_loaded(model)
         elif not self._retiring:  # else their end comes back to it
@@ -160,7 +155,7 @@ class HostedModels:
     async def _load(self, model: HostedModel) -> None:
         """Load a model, once there is memory for it, unless nobody wants it by then. Raises Unavailable."""
         try:
-            if self._budget is not None and not await self._budget.reserve(model):
+            if self.budget is not None and not await self.budget.reserve(model):
                 return
             async with asyncio.timeout(model.load_timeout if model.entry.on_demand else None):
                 await model.load()

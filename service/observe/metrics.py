@@ -9,6 +9,7 @@ import time
 from collections import Counter as Tally
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from importlib import metadata
 from itertools import product
 
@@ -55,55 +56,32 @@ class Metrics:
         registry.register(self)
         self._vllm = CollectorRegistry()
         self._vllm.register(VllmNames(registry, self._infos))
-        self._responses = Counter(
-            "noria_http_requests",
-            "Requests by method, route and status; 499: the client disconnected.",
-            ["method", "route", "status"],
-            registry=registry,
-        )
-        self._refusals = Counter(
-            "noria_refusals",
-            "Refused requests to models, by the name of their key and the code of the error.",
-            ["key", "reason"],
-            registry=registry,
-        )
-        self.observe_broken_stream = Counter(
-            "noria_broken_streams", "Streams that ended with an error after their status 200.", registry=registry
-        ).inc
-        self.observe_image = Histogram(
-            "noria_image_decode_seconds",
-            "Decoding of an image of a request, retries included.",
-            registry=registry,
-            buckets=LATENCY_BUCKETS,
-        ).observe
-        self.observe_audio = Histogram(
-            "noria_audio_decode_seconds",
-            "Decoding of a recording of a request, retries included.",
-            registry=registry,
-            buckets=LATENCY_BUCKETS,
-        ).observe
-        self.watch_ready = Gauge("noria_ready", "1 while the server takes requests.", registry=registry).set_function
-        self.watch_connections = Gauge("noria_connections", "Open connections.", registry=registry).set_function
-        self.watch_stored = Gauge(
-            "noria_responses_stored", "Responses and conversations in --responses-store.", registry=registry
-        ).set_function
-        self.watch_stored_bytes = Gauge(
-            "noria_responses_stored_bytes", "Bytes of them, as --responses-store-size counts them.", registry=registry
-        ).set_function
-        self._refused_connections = Counter(
-            "noria_refused_connections",
-            "Connections that were ended for their bytes, their silence or a limit.",
-            ["reason"],
-            registry=registry,
-        )
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        latency = partial(Histogram, registry=registry, buckets=LATENCY_BUCKETS)
+        about = "Requests by method, route and status; 499: the client disconnected."
+        self._responses = counter("noria_http_requests", about, ["method", "route", "status"])
+        about = "Refused requests to models, by the name of their key and the code of the error."
+        self._refusals = counter("noria_refusals", about, ["key", "reason"])
+        about = "Streams that ended with an error after their status 200."
+        self.observe_broken_stream = counter("noria_broken_streams", about).inc
+        about = "Decoding of an image of a request, retries included."
+        self.observe_image = latency("noria_image_decode_seconds", about).observe
+        about = "Decoding of a recording of a request, retries included."
+        self.observe_audio = latency("noria_audio_decode_seconds", about).observe
+        self.watch_ready = gauge("noria_ready", "1 while the server takes requests.").set_function
+        self.watch_connections = gauge("noria_connections", "Open connections.").set_function
+        about = "Responses and conversations in --responses-store."
+        self.watch_stored = gauge("noria_responses_stored", about).set_function
+        about = "Bytes of them, as --responses-store-size counts them."
+        self.watch_stored_bytes = gauge("noria_responses_stored_bytes", about).set_function
+        about = "Connections that were ended for their bytes, their silence or a limit."
+        self._refused_connections = counter("noria_refused_connections", about, ["reason"])
         for reason in REFUSALS:
             self._refused_connections.labels(reason)
         self._ran = time.monotonic()
         self._lags: deque[float] = deque([0.0], maxlen=LAG_SAMPLES)
-        lag = Gauge(
-            "noria_event_loop_lag_seconds", "Largest delay of the event loop in the last 15 s.", registry=registry
-        )
-        lag.set_function(lambda: max(self._lags))
+        about = "Largest delay of the event loop in the last 15 s."
+        gauge("noria_event_loop_lag_seconds", about).set_function(lambda: max(self._lags))
 
     def observe_refused_connection(self, reason: str) -> None:
         self._refused_connections.labels(reason).inc()

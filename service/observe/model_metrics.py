@@ -211,16 +211,8 @@ class ModelsCollector(Collector):
             lambda m: m.stats().waiting + m.loading(),
         )
         yield from _pages(models)
-        resident = [model for model in models if model.beat.resident is not None]
-        if resident:
-            family = GaugeMetricFamily(
-                "noria_engine_resident_memory_bytes",
-                "Memory of the engine process in RAM, mapped weights included.",
-                labels=["model"],
-            )
-            for model in resident:
-                family.add_metric([model.name], model.beat.resident or 0)
-            yield family
+        about = "Memory of the engine process in RAM, mapped weights included."
+        yield self._gauge("noria_engine_resident_memory_bytes", about, lambda m: m.beat.resident)
         yield self._gauge(
             "noria_model_memory_bytes", "Memory that a loaded model takes by its plan.", lambda m: m.memory
         )
@@ -240,11 +232,11 @@ class ModelsCollector(Collector):
         yield info
         yield from adapter_families({model.name: (model.adapters, model.stats().adapters) for model in models})
 
-    def _gauge(self, name: str, text: str, value: Callable[[ModelMetrics], float]) -> GaugeMetricFamily:
+    def _gauge(self, name: str, text: str, value: Callable[[ModelMetrics], float | None]) -> GaugeMetricFamily:
         family = GaugeMetricFamily(name, text, labels=["model"])
         for model in self.models.values():
-            if model.served:
-                family.add_metric([model.name], value(model))
+            if model.served and (found := value(model)) is not None:
+                family.add_metric([model.name], found)
         return family
 
     def _counter(self, name: str, text: str, value: Callable[[ModelMetrics], float]) -> CounterMetricFamily:

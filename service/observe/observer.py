@@ -74,10 +74,7 @@ class Observer:
         if not log.isEnabledFor(level):
             return
         fields = {
-            "id": record.id,
-            "status": status,
-            "outcome": record.outcome,
-            "code": record.code,
+            **{name: getattr(record, name) for name in ("id", "status", "outcome", "code")},
             "field": record.wrong_field,
             "limit": record.limit,
             "unknown_model": record.unknown_model,
@@ -87,10 +84,8 @@ class Observer:
             "user": record.user,
             "model": record.served,
             "adapter": record.adapter,
-            "prompt_tokens": record.prompt_tokens,
-            "cached_tokens": record.cached_tokens,
-            "generated_tokens": record.generated_tokens,
-            "load_s": _rounded(record.load_seconds),
+            **{name: getattr(record, name) for name in ("prompt_tokens", "cached_tokens", "generated_tokens")},
+            "load_s": _rounded(record.load_seconds or None),
             "queue_s": _rounded(record.queue_seconds),
             "ttft_s": _rounded(record.first_token_seconds),
             "total_s": _rounded(seconds),

@@ -91,7 +91,8 @@ def phases(record: RequestRecord, ended: float) -> Iterator[Phase]:
     yield Phase("queue", record.submitted, queued)
     if record.queue_seconds is None:
         return
-    first = ended if record.first_token_seconds is None else record.answering_since + record.first_token_seconds
+    waited = record.first_token_seconds
+    first = ended if waited is None else record.started + record.load_seconds + waited
     yield Phase("prompt", min(queued, first), first)
     if record.first_token_seconds is not None:
         broken = record.outcome == "error" or record.last_token is None

@@ -12,12 +12,13 @@ from starlette.responses import Response
 from model.checkpoint.generation_config import SAMPLING
 from model.sampling_params import SamplingParams, declared
 from service.access.record import Policy, RequestRecord
+from service.access.rights import check_right
 from service.api.openai.answers import ModelCard, ModelFacts, ModelList, ModelStatus
 from service.api.openai.completions import fills_gaps
 from service.api.routes import get, json_response, post
 from service.api.state import State, hosted
 from service.errors.dialects import SHARED
-from service.errors.errors import Forbidden, InvalidRequest, Unavailable
+from service.errors.errors import InvalidRequest, Unavailable
 from service.generation.request import ServedModel
 from service.hosting.durations import parse_duration
 from service.hosting.hosted import HostedModel
@@ -133,9 +134,7 @@ def _managed(request: Request, name: str) -> HostedModel:
 
 def check_may_load(record: RequestRecord) -> None:
     """Raise Forbidden if the key may not load and unload models."""
-    if not may_load(record):
-        message = f"the key {record.tenant} may not load models: its entry in --api-key-file needs loads_models"
-        raise Forbidden(message, code="not_allowed")
+    check_right(record, "loads_models", "load models")
 
 
 def may_load(record: RequestRecord) -> bool:

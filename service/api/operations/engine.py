@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 from fastapi import Request
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -14,22 +13,11 @@ from service.access.record import Policy, RequestRecord
 from service.access.rights import check_sees_all, sees_all
 from service.api.routes import get, json_response
 from service.api.state import State, hosted
-from service.engine.client import EngineClient
-from service.engine.mailbox import EngineDied, EngineUnavailable
-from service.engine.picture import Picture
-from service.errors.errors import InvalidRequest, RequestNotFound, Unavailable
+from service.errors.errors import InvalidRequest, RequestNotFound
 from service.errors.wording import either
 from service.http.sse import EventStream
 from service.observe.view.feed import EngineEvent
-from service.observe.view.requests import (
-    Cancellation,
-    LiveRequest,
-    RequestFacts,
-    RequestList,
-    ended_facts,
-    live_facts,
-    live_list,
-)
+from service.observe.view.requests import Cancellation, RequestFacts, RequestList, ended_facts
 
 log = logging.getLogger("noria.request")
 
@@ -45,11 +33,9 @@ async def list_requests(request: Request) -> Response:
     """
     state: State = request.app.state.noria
     check_sees_all(request.scope)
-    found, pictures = [*state.requests], {}
-    for client in {live.generation.client for live in found if live.generation is not None}:
-        with suppress(Unavailable):  # its engine is in a long step
-            pictures[client] = await _picture(state, client, found)
-    return json_response(live_list(found, pictures))
+    facts = await asyncio.gather(*map(state.requests.facts, state.requests))
+    answer: RequestList = {"object": "list", "data": sorted(facts, key=lambda item: -item["held_tokens"])}
+    return json_response(answer)
 
 
 @get("/v1/requests/{id}", answer=RequestFacts, policy=QUIET)
@@ -64,17 +50,10 @@ async def request_facts(request: Request) -> Response:
         if (record := state.requests.ended(owner, request_id)) is None:
             raise RequestNotFound(request_id)
         return json_response(ended_facts(record))
-    generation = found[-1].generation
-    pictures = {} if generation is None else {generation.client: await _picture(state, generation.client, found[-1:])}
-    return json_response(live_facts(found[-1], pictures, len(found)))
+    return json_response(await state.requests.facts(found[-1]))
 
 
-@get(
-    "/v1/requests/{id}",
-    methods=("DELETE",),
-    answer=Cancellation,
-    policy=QUIET,
-)
+@get("/v1/requests/{id}", methods=("DELETE",), answer=Cancellation, policy=QUIET)
 async def cancel_request(request: Request) -> Response:
     """Cancel the requests in flight with this id
 
@@ -96,16 +75,6 @@ def _whose(request: Request) -> tuple[str | None, str]:
     """The owner of requests that the client may see, None for all of them, and the id in the path."""
     record: RequestRecord = request.scope["noria.record"]
     return None if sees_all(request.scope) else record.owner, request.path_params["id"]
-
-
-async def _picture(state: State, client: EngineClient, requests: Sequence[LiveRequest]) -> Picture:
-    """The sequences of requests in the engine of a client. Empty if none are there, or if no engine serves."""
-    generations = (live.generation for live in requests if live.generation is not None)
-    sequences = {choice.mailbox.id for item in generations if item.client is client for choice in item.choices}
-    try:
-        return await state.requests.look(client, sequences)
-    except (EngineUnavailable, EngineDied):
-        return Picture()
 
 
 @get("/v1/engine/events", answer=EngineEvent, policy=Policy(quiet=True), endless=True)

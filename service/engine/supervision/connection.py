@@ -3,8 +3,8 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable
+from typing import NamedTuple, cast
 
 from model.errors import NoriaError
 from model.machine import frames
@@ -66,12 +66,10 @@ class EngineConnection(asyncio.Protocol):
             self.ended, self._heard = loop.create_future(), loop.time()
             await loop.create_unix_connection(lambda: self, sock=self._sock)
 
-    def load(
-        self, options: Mapping[str, Any], step_timeout: float, take: Callable[[FromEngine], None], name: str = ""
-    ) -> None:
-        """Tell the engine to load its model, which people know by `name`. `take` gets its messages from now on."""
+    def load(self, message: LoadModel, take: Callable[[FromEngine], None]) -> None:
+        """Tell the engine to load its model. `take` gets its messages from now on."""
         self._take = take
-        self.send(LoadModel(dict(options), step_timeout, name))
+        self.send(message)
 
     def send(self, message: ToEngine) -> None:
         """Write a message after those before it. What is written to an engine that has ended is lost."""

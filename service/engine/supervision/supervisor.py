@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from model.errors import NoriaError
-from service.engine.messages import FromEngine
+from service.engine.messages import FromEngine, LoadModel
 from service.engine.supervision.connection import EngineConnection, Patience
 from service.engine.supervision.process import EngineHandle
 from service.engine.supervision.spare import Spare, backoff
@@ -45,10 +45,10 @@ class Supervisor:
         on_end: Callable[[], None],
         patience: Patience,
         spare: Spare | None,
-        name: str | None = None,
+        name: str = "",
     ) -> None:
         self._about = {"fields": {"model": name}}
-        self._name = name or ""
+        self._name = name
         self._new_engine = new_engine
         self._take = take
         self._on_end = on_end
@@ -95,7 +95,7 @@ class Supervisor:
         failure = None
         try:
             connection = await self._connect()
-            connection.load(await options(), self._patience.step, self._take, self._name)
+            connection.load(LoadModel(dict(await options()), self._patience.step, self._name), self._take)
             if (failure := await connection.watch(self._patience)) is not None:
                 log.error("%s; killing it", failure, extra=self._about)
         except NoriaError as error:

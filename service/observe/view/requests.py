@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
 
@@ -12,8 +12,9 @@ from typing_extensions import TypedDict  # pydantic, which reads it, needs this 
 
 from service.access.record import RequestRecord
 from service.engine.client import EngineClient
+from service.engine.mailbox import EngineDied, EngineUnavailable
 from service.engine.picture import Picture, Reason, SequenceShape
-from service.errors.errors import Cancelled, Unavailable
+from service.errors.errors import Cancelled
 from service.generation.choice import Choice
 from service.generation.generation import Generation
 
@@ -183,10 +184,18 @@ class LiveRequests:
         latest = reversed(self._ended.items())
         return next((record for (of, id), record in latest if id == request_id and owner in (None, of)), None)
 
-    async def look(self, client: EngineClient, ids: Collection[int]) -> Picture:
+    async def facts(self, live: LiveRequest) -> RequestFacts:
+        """Return the facts of a request, with what its engine knows of it."""
+        generation, same = live.generation, self.find(live.record.owner, live.record.id)
+        if generation is None:
+            return live_facts(live, None, len(same))
+        picture = await self.look(generation.client, [choice.mailbox.id for choice in generation.choices])
+        return live_facts(live, picture, len(same))
+
+    async def look(self, client: EngineClient, ids: Collection[int]) -> Picture | None:
         """What the engine of a client knows of these sequences, and of others. Many calls at a time are one look.
 
-        Raises EngineUnavailable, EngineDied or Unavailable.
+        None if no engine serves, or if it is in a long step.
         """
         if client not in self._looks:
             look = self._looks[client] = Look()
@@ -195,11 +204,9 @@ class LiveRequests:
         look = self._looks[client]
         look.ids.update(ids)
         assert look.task is not None
-        try:
+        with suppress(TimeoutError, EngineUnavailable, EngineDied):
             return await asyncio.wait_for(asyncio.shield(look.task), LOOK_SECONDS)
-        except TimeoutError:
-            message = f"the engine is in a step that takes more than {LOOK_SECONDS:g} s; try again"
-            raise Unavailable(message, "engine_busy") from None
+        return None
 
     async def _look_soon(self, client: EngineClient, look: "Look") -> Picture:
         await asyncio.sleep(LOOK_INTERVAL)
@@ -219,17 +226,9 @@ def _has_ended(record: RequestRecord) -> bool:
     return record.key is not None and record.key.entry.end
 
 
-def live_list(requests: Sequence[LiveRequest], pictures: Mapping[EngineClient, Picture]) -> RequestList:
-    """Return the facts of requests; `pictures` has the engines that are in no long step."""
-    same = Counter((live.record.owner, live.record.id) for live in requests)
-    found = [live_facts(live, pictures, same[live.record.owner, live.record.id]) for live in requests]
-    return {"object": "list", "data": sorted(found, key=lambda facts: -facts["held_tokens"])}
-
-
-def live_facts(live: LiveRequest, pictures: Mapping[EngineClient, Picture], same_id: int) -> RequestFacts:
-    """Return the facts of a request. An engine without a picture is in a long step."""
+def live_facts(live: LiveRequest, picture: Picture | None, same_id: int) -> RequestFacts:
+    """Return the facts of a request. `picture` has its sequences in the engine, if that has answered."""
     generation = live.generation
-    picture = None if generation is None else pictures.get(generation.client)
     unseen: State = "decode" if picture is None else "finished"
     picture = picture or Picture()
     found, places = {item.id: item for item in picture.sequences}, dict(picture.places)

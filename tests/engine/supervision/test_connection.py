@@ -37,7 +37,7 @@ async def connected(
     engine: Any = SimpleNamespace(spawn=lambda: ours, kill=lambda: None, wait=lambda: "ended")
     connection = EngineConnection(engine)
     await connection.open()
-    connection.load({}, 60.0, take)
+    connection.load(LoadModel({}, 60.0), take)
     with theirs:
         yield connection, theirs
         await connection.close()

@@ -1,9 +1,8 @@
 // The queue: who waits, and for what.
 
 import { html } from "../html.js";
-import { called } from "./names.js";
 import { runs } from "./rings.js";
-import { wordsOf } from "./states.js";
+import { called, wordsOf } from "./states.js";
 
 const MOST = 8;
 const number = (value) => value.toLocaleString("en");

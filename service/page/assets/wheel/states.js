@@ -25,3 +25,6 @@ const REASONS = {
 
 /** What a request waits for, in words; the server's own word if the page does not know it. */
 export const wordsOf = (reason) => REASONS[reason] ?? reason;
+
+/** What the view calls a sequence. `names` has those that this page may know. */
+export const called = (names, id) => `#${id}${names.has(id) ? ` (${names.get(id)})` : ""}`;

@@ -1,9 +1,8 @@
 // The picture as tables, for who cannot see it or wants the numbers.
 
 import { html, useState } from "../html.js";
-import { called } from "./names.js";
 import { heldPages } from "./rings.js";
-import { wordsOf } from "./states.js";
+import { called, wordsOf } from "./states.js";
 
 const HEAD =
   "Request,State,Prompt tokens,From the cache,Computed,Generated,Pages,Shared pages,Waits for".split(",");

@@ -3,7 +3,6 @@
 import { createRef, html, render } from "../html.js";
 import { Feed } from "./feed.js";
 import { Load } from "./load.js";
-import { readNames } from "./names.js";
 import { paintRings } from "./paint.js";
 import { Palette } from "./palette.js";
 import { behaviour, Pools } from "./pools.js";
@@ -79,7 +78,11 @@ class Wheel {
 
   async readNames() {
     try {
-      this.names = await readNames(this.server, this.model.menu.length ? this.card.root : null);
+      const { data } = await this.server.json("v1/requests");
+      const own = data.filter(({ root }) => !this.model.menu.length || root === this.card.root);
+      const named = ({ id, key, choices }) =>
+        choices.map(({ sequence }) => [sequence, key ? `${id} of ${key}` : id]);
+      this.names = new Map(own.flatMap(named));
     } catch (error) {
       this.mayName = error.status !== 403; // a key without the right does not get it while the page is open
     }
