@@ -79,10 +79,10 @@ def test_the_right_sees_and_cancels_what_all_keys_run(tmp_path: Path, caplog: py
 
         shown = noria("ps", "--url", live.url, "--api-key", "b")
         head, *rows = shown.stdout.splitlines()
-        assert head.split() == ["ID", "KEY", "CLIENT", "MODEL", "STATE", "AGE", "IN", "OUT", "HELD"]
-        assert [row.split()[1:5] for row in rows] == [
-            ["team", "127.0.0.1", "fake", "decode"],
-            ["team", "127.0.0.1", "fake", "waiting:sequences"],
+        assert head.split() == ["ID", "KEY", "CLIENT", "MODEL", "STATE", "REASON", "SECONDS", "IN", "OUT", "HELD"]
+        assert [row.split()[1:6] for row in rows] == [
+            ["team", "127.0.0.1", "fake", "decode", "-"],
+            ["team", "127.0.0.1", "fake", "waiting", "sequences"],
         ]
         assert rows[1].split()[0] == "second"
         told = noria("ps", "--url", live.url, "--api-key", "t")
@@ -164,10 +164,11 @@ def test_a_load_is_a_time_of_its_own(
     caplog.set_level(logging.INFO, logger="noria")
     entries = {"a": {"source": "large", **LATE}, "b": LATE}
     with serving(tmp_path, entries, memory_budget=1) as live, ExitStack() as stack:
-        futures = [
-            stack.enter_context(posted(live, COMPLETIONS, {"model": name, "prompt": "hi"}, **{"x-request-id": name}))
-            for name in "ab"
-        ]
+        futures = []
+        for name in "ab":
+            body = {"model": name, "prompt": "hi"}
+            futures.append(stack.enter_context(posted(live, COMPLETIONS, body, **{"x-request-id": name})))
+            eventually(lambda: live.model("a").reserved, "the first one has the memory")
         eventually(lambda: len(long_ones(caplog)) == 2, "both take long")
         listing = {item["id"]: (item["state"], item["reason"]) for item in listed(live)}
         assert listing == {"a": ("preparing", "loading"), "b": ("preparing", "memory")}
