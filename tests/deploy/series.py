@@ -21,6 +21,7 @@ def model_metrics() -> set[str]:
 def _scrape() -> list[str]:
     pools = (PoolPages(window=None, page_size=16, pages=3, held=1, shared=0, cached=1, free=1),)
     metrics = Metrics()
+    metrics.memory_budget = lambda: 1
     model = metrics.of_model("model")
     model.stats = lambda: Stats(pools=pools)
     model.observe_key("team", "stop", 1, 1)
