@@ -32,5 +32,6 @@ def _scrape() -> list[str]:
     model.describe(make_info())
     model.adapters.names = lambda: {1: "sql"}
     metrics.observe_response("GET", "/", 200)
+    metrics.observe_refusal("team", "queue_full")
     metrics.fields.observe("team", "/v1/completions", ["seed"], "refused")
     return [line for line in metrics.render().decode().splitlines() if not line.startswith("#")]

@@ -6,7 +6,21 @@ from typer.testing import CliRunner
 from service import cli
 
 COLOUR = "\x1b["
-COMMANDS = ["serve", "plan", "chat", "ps", "batch", "bench", "pull", "list", "rm", "prefixes", "verify", "check", "receipts"]
+COMMANDS = [
+    "serve",
+    "plan",
+    "chat",
+    "ps",
+    "batch",
+    "bench",
+    "pull",
+    "list",
+    "rm",
+    "prefixes",
+    "verify",
+    "check",
+    "receipts",
+]
 
 
 def noria(*arguments: str, **variables: str) -> str:
