@@ -235,6 +235,8 @@ def _recorded(generation: Generation, record: RequestRecord) -> Iterator[Generat
             record.outcome = "abort"
         else:
             record.outcome, record.failure = "error", type(failure).__name__
+            if isinstance(failure, ApiError):
+                record.note_error(failure)
 
 
 def _check_priority(priority: int, record: RequestRecord) -> None:

@@ -214,6 +214,17 @@ def test_a_drain_says_how_it_ended(
     assert lines_of_requests(caplog)[-1]["code"] == ("shutting_down" if cut_off else None)
 
 
+def test_a_drain_cuts_off_a_response_in_the_background(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="noria")
+    with running(model="slow", drain_timeout=0.2) as live:
+        body = {"input": "hi", "background": True, "max_output_tokens": 3000}
+        assert live.post("/v1/responses", body).status_code == 200
+        eventually(lambda: live.metric("noria_requests_running"), "it runs")
+        on_the_loop(live, lambda: live.server.handle_exit(signal.SIGTERM, None))
+        eventually(lambda: not live.running(), "the server has ended")
+    assert "shutting_down" in [line["code"] for line in lines_of_requests(caplog)]
+
+
 def long_ones(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     found = [record for record in caplog.records if "is not finished after" in record.getMessage()]
     return [record.fields for record in found]  # type: ignore[attr-defined]
