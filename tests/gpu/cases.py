@@ -32,10 +32,10 @@ def alternating(values: Sequence[Any], others: Sequence[Any]) -> list[tuple[Any,
 
 def pairwise(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Rows that have all pairs of values at two places that the given rows have."""
-    pairs = {row: set(itertools.combinations(enumerate(map(str, row)), 2)) for row in rows}
-    missing, found = set().union(*pairs.values()), []
+    pairs = [set(itertools.combinations(enumerate(map(str, row)), 2)) for row in rows]
+    missing, found = set().union(*pairs), []
     while missing:
-        best = max(rows, key=lambda row: len(pairs[row] & missing))
+        best = max(range(len(rows)), key=lambda i: len(pairs[i] & missing))
         missing -= pairs[best]
-        found.append(best)
+        found.append(rows[best])
     return found
