@@ -13,15 +13,17 @@ from model.step.executors.graphs import GraphExecutor
 from model.step.runner import ModelRunner
 from service.engine.messages import Submit, ToEngine
 from tests.engine.driving import Client
+from tests.gpu.cases import sized
 from tests.model.driving import checkpoint, tiny
 
 pytestmark = pytest.mark.gpu
 
 DEVICE = os.environ.get("NORIA_TEST_DEVICE", "cuda")
 WINDOW = 37
-LENGTHS = (3, 50, WINDOW, 1, 90, 12)
-GREEDY = SamplingParams(temperature=0.0, max_tokens=30, logprobs=2)
-SEEDED = SamplingParams(temperature=0.9, top_p=0.9, top_k=20, seed=5, max_tokens=30, logprobs=2)
+LENGTHS = sized((3, 50, WINDOW, 1, 90, 12), (3, 50, 1))
+N_TOKENS = sized(30, 6)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=N_TOKENS, logprobs=2)
+SEEDED = SamplingParams(temperature=0.9, top_p=0.9, top_k=20, seed=5, max_tokens=N_TOKENS, logprobs=2)
 
 
 def load(dtype: str = "bfloat16", vocab_size: int = 64, **options: object) -> ModelRunner:
