@@ -129,9 +129,11 @@ def post(
 
 async def read_body(request: Request, kind: type[B]) -> B:
     """The body as `kind`. Raises BodyTooLarge, HttpError (415), InvalidRequest, Overloaded or ClientGone."""
-    _check_headers(request)
     state: State = request.app.state.noria
     record: RequestRecord = request.scope["noria.record"]
+    if not record.policy.dialect.any_type:
+        _check_type(request)
+    check_codings(request)
     with state.bodies.holding(record.sender) as take:
         content = await read_bytes(request, state.settings.max_body_bytes, take)
         content = content.removeprefix(codecs.BOM_UTF8)
@@ -147,12 +149,11 @@ async def read_body(request: Request, kind: type[B]) -> B:
     return body
 
 
-def _check_headers(request: Request) -> None:
-    """Raise HttpError (415) unless the body is plain JSON."""
+def _check_type(request: Request) -> None:
+    """Raise HttpError (415) unless the body is called JSON."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise HttpError(415, f"content-type must be application/json, got {media_type or 'none'}")
-    check_codings(request)
 
 
 def check_codings(request: Request) -> None:

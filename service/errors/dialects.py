@@ -53,12 +53,14 @@ class Dialect:
     """One API's conventions. `write` returns the JSON of an error, whose type is `answer`.
 
     A key may be in `key_header`, and is always accepted in `Authorization`. `stream` is the media type of its streams.
+    With `any_type` a body of JSON may have any content type, or none.
     """
 
     write: Callable[[ApiError], Any]
     answer: type
     key_header: str | None = None
     stream: str = EVENTS
+    any_type: bool = False
 
 
 def _openai(error: ApiError) -> OpenAIError:
@@ -90,7 +92,7 @@ def _exceeded(error: ContextExceeded) -> str:
 
 OPENAI = Dialect(_openai, OpenAIError)
 ANTHROPIC = Dialect(_anthropic, AnthropicError, key_header="x-api-key")
-OLLAMA = Dialect(_ollama, OllamaError, stream=LINES)
+OLLAMA = Dialect(_ollama, OllamaError, stream=LINES, any_type=True)
 SHARED = replace(OPENAI, key_header=ANTHROPIC.key_header)
 """OpenAI's conventions, on endpoints that Anthropic's clients call too."""
 

@@ -11,13 +11,14 @@ from model.chat.media import MANY, MEDIA_ROLES
 from model.chat.reasoning import PARTS, THOUGHT
 from model.errors import quoted
 from service.errors.errors import InvalidRequest
-from service.schema.fields import MAX_ITEMS, Body, Items, only, optional, unsupported
+from service.schema.fields import CACHED, MAX_ITEMS, Body, Items, only, optional, unsupported
 from service.schema.tools import MAX_CALLS, Call
 
 MAX_NAME = 256
 
 
 class TextPart(Body):
+    harmless = CACHED
     type: Literal["text"] = Field(description='"text".')
     text: str = Field(description="The text. The parts of a message are joined.")
 
@@ -55,6 +56,7 @@ class ImageUrl(Body):
 class ImagePart(Body):
     """An image. A user message, or the result of a tool, may have it."""
 
+    harmless = CACHED
     type: Literal["image_url"] = Field(description='"image_url".')
     image_url: str | ImageUrl = Field(description="The data URL, or an object with it.")
 
@@ -73,6 +75,7 @@ class InputAudio(Body):
 class AudioPart(Body):
     """A recording. A user message may have it, for a model that hears."""
 
+    harmless = CACHED
     type: Literal["input_audio"] = Field(description='"input_audio".')
     input_audio: str | InputAudio = Field(description="An object with the file, or the file itself, in base64.")
 
@@ -94,6 +97,7 @@ class Message(Body):
     """One message of a conversation. An assistant or a tool message may have null as its content."""
 
     harmless = only(
+        **CACHED,
         refusal=(),
         annotations=([],),
         audio=(),

@@ -50,6 +50,15 @@ def _describe_extras(schema: dict[str, Any], body: type["Body"]) -> None:
     schema |= {"properties": passing | schema.get("properties", {}), "additionalProperties": body.left_out}
 
 
+CACHE_HINTS = tuple(
+    {"type": "ephemeral", **ttl, **scope}
+    for ttl in ({}, {"ttl": "5m"}, {"ttl": "1h"})
+    for scope in ({}, {"scope": "global"}, {"scope": "organization"})
+)
+"""Prompts are cached without these hints, for as long as there is memory."""
+CACHED = only(cache_control=CACHE_HINTS)
+
+
 CONVERSATIONS = (
     "previous_response_id",
     "conversation",

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError, from_json
 from model.errors import quoted
 from service.errors.errors import InvalidRequest
 from service.errors.wording import either
-from service.schema.fields import Body, Items, Json, Structure, StructureError, optional, unsupported
+from service.schema.fields import CACHED, Body, Items, Json, Structure, StructureError, optional, unsupported
 
 MAX_TOOLS = 128
 MAX_CALLS = 128
@@ -23,6 +23,7 @@ RUN_BY_CLIENTS = ("function", "custom")
 class Function(Body):
     """A function that the model may call."""
 
+    harmless = CACHED
     name: str = Field(pattern=NAME, description="The name of the function: up to 64 letters, digits, `_`, `-` and `.`.")
     description: str | None = optional("A description of the function for the model.")
     parameters: Json | None = optional("The parameters, as the JSON schema of an object. Default: no parameters.")
@@ -49,6 +50,7 @@ def tool_type(kind: str, *others: str) -> BeforeValidator:
 
 
 class Tool(Body):
+    harmless = CACHED
     type: Annotated[Literal["function"], tool_type("function")] = Field(description='"function".')
     function: Function = Field(description="The function.")
 

@@ -20,7 +20,6 @@ from service.api.anthropic.context import ContextManagement, Draft, edited
 from service.api.anthropic.shape import MessageShape
 from service.api.anthropic.thinking import Adaptive, Effort, Enabled, ThinkingConfig, options_of
 from service.api.anthropic.tools import (
-    CACHE_HINTS,
     AnyTool,
     DocumentBlock,
     ImageBlock,
@@ -41,7 +40,7 @@ from service.errors.dialects import ANTHROPIC
 from service.errors.errors import InvalidRequest
 from service.generation.request import ModelRequest, ServedModel
 from service.schema.conversation import TemplateOptions, contents
-from service.schema.fields import MAX_ITEMS, Body, Items, Json, ModelBody, only, optional, ranged, unsupported
+from service.schema.fields import CACHE_HINTS, MAX_ITEMS, Body, Items, Json, ModelBody, only, optional, ranged, unsupported
 from service.schema.generation import MAX_USER, GenerationBody, StreamBody
 from service.schema.tools import MAX_TOOLS, AllowedCalls
 from service.structured.call_reader import reader_of

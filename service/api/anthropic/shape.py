@@ -1,9 +1,10 @@
 """The answer of Anthropic's Messages API, whole or as events."""
 
-import json
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+
+from pydantic_core import from_json
 
 from service.api.anthropic.answers import (
     STOP_REASONS,
@@ -72,7 +73,7 @@ class MessageShape(TypedEvents):
         return []
 
     def whole(self, parts: Sequence[Delta], usage: Usage, timings: Timings) -> MessageAnswer:
-        """The message that the events build, without a tool call that was cut short."""
+        """The message that the events build."""
         self.chunks(0, parts[0], usage)
         return {**self._message(parts[0], usage), "timings": timings}
 
@@ -116,8 +117,8 @@ class MessageShape(TypedEvents):
             self._blocks.append({**block, "text": written})
         elif block["type"] == "thinking":
             self._blocks.append({**block, "thinking": written, "signature": SIGNATURE})
-        elif (arguments := _parsed(written)) is not None:
-            self._blocks.append({**block, "input": arguments})
+        else:
+            self._blocks.append({**block, "input": _parsed(written)})
 
     def _end_fields(self, delta: Delta) -> Ending:
         if delta.stop is not None:
@@ -141,12 +142,12 @@ class MessageShape(TypedEvents):
         return {} if self.edits is None else {"context_management": {"applied_edits": self.edits}}
 
 
-def _parsed(arguments: str) -> Json | None:
-    """The arguments, or None for a call that was cut short."""
+def _parsed(arguments: str) -> Json:
+    """The arguments; of a call that was cut short those that are whole, as Anthropic's packages read its stream."""
     try:
-        return json.loads(arguments)
+        return from_json(arguments, allow_partial=True)
     except ValueError:
-        return None
+        return {}
 
 
 def usage_json(usage: Usage) -> MessageUsage:

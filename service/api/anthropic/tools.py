@@ -10,16 +10,8 @@ from model.errors import quoted
 from service.api.anthropic.client_tools import CLIENT_TOOLS, ClientType
 from service.errors.errors import InvalidRequest
 from service.schema.conversation import MAX_NAME, contents, media_part
-from service.schema.fields import MAX_ITEMS, Body, Items, Json, only, optional, unsupported
+from service.schema.fields import CACHE_HINTS, MAX_ITEMS, Body, Items, Json, only, optional, unsupported
 from service.schema.tools import NAME, AllowedCalls, Function, allowed_calls, plain_call, tool_type
-
-CACHE_HINTS = tuple(
-    {"type": "ephemeral", **ttl, **scope}
-    for ttl in ({}, {"ttl": "5m"}, {"ttl": "1h"})
-    for scope in ({}, {"scope": "global"}, {"scope": "organization"})
-)
-"""Prompts are cached without these hints, for as long as there is memory."""
-
 
 class TextBlock(Body):
     """A block of text."""

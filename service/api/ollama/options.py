@@ -47,16 +47,15 @@ class Options(TableOptions):
 
     changing = CHANGING
     harmless = only(
-        **dict.fromkeys(("tfs_z", "typical_p"), (1, 1.0)),
+        tfs_z=(1, 1.0),
         **dict.fromkeys(("embedding_only", "logits_all", "vocab_only"), (False,)),
-        repeat_last_n=(-1,),
         mirostat=(0,),
         mirostat_tau=(5, 5.0),
         mirostat_eta=(0.1,),
         penalize_newline=(True,),
     )
     noticed = only(
-        **dict.fromkeys(("num_ctx", *MACHINE), ()),
+        **dict.fromkeys(("num_ctx", "repeat_last_n", "typical_p", *MACHINE), ()),
         **dict.fromkeys(("numa", "low_vram", "f16_kv", "use_mmap", "use_mlock"), (True, False)),
     )
     num_ctx: Whole | None = optional(
@@ -69,6 +68,8 @@ class Options(TableOptions):
         ge=-2,
         le=limits_of("max_tokens")["le"],
     )
+    repeat_last_n: Whole | None = optional("It has no effect: penalties count all tokens, as Ollama's -1 does.", ge=-1)
+    typical_p: float | None = optional("It has no effect.", ge=0, le=1)
     seed: Whole | None = ranged(
         "seed", "The same request with the same seed gives the same tokens. Below 0, which is the default: random."
     )

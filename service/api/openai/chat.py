@@ -1,5 +1,6 @@
 """`POST /v1/chat/completions`: its body, the choice among tools, and the route."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -216,10 +217,15 @@ def _default_format(request: Request, model: str | None) -> ReasoningFormat:
     return cast(ReasoningFormat, own or hosted(request, model).entry.settings.reasoning_format)
 
 
-def _is_mistrals(request: Request) -> bool:
-    """Whether the client is one of Mistral's packages. They fail at a piece of a call without a name, and OpenAI's
-    package for Node at one with an empty name. No field tells them apart."""
-    return "mistral" in request.headers.get("user-agent", "").lower()
+MISTRALS = re.compile("mistral|litellm", re.IGNORECASE)
+"""What names clients of Mistral's dialect. LiteLLM says it for any server, of which it takes both dialects."""
+
+
+def _is_mistrals(request: Request, body: ChatBody) -> bool:
+    """Whether the client speaks Mistral's dialect. Mistral's packages fail at a piece of a call without a name, and
+    OpenAI's package for Node at one with an empty name. LangChain names itself by no header, but sends `safe_prompt`.
+    """
+    return body.safe_prompt is not None or bool(MISTRALS.search(request.headers.get("user-agent", "")))
 
 
 @post(
@@ -247,8 +253,8 @@ async def chat_completions(request: Request, body: ChatBody) -> Response:
             body.streaming,
             bool(body.return_token_ids),
             body.metadata,
-            mistral=body.reasoning_format == "mistral",
-            always_named=body.reasoning_format == "mistral" or _is_mistrals(request),
+            mistral=body.reasoning_format == "mistral" or _is_mistrals(request, body),
+            chunks_thoughts=body.reasoning_format == "mistral",
             style=style_of(served) if body.calls.functions else None,
             thoughts=body.include_reasoning is not False,
             scores_prompt=body.prompt_logprobs is True,

@@ -6,7 +6,7 @@ These values, and null, describe what this server does. An empty tuple: null onl
 from collections.abc import Mapping
 from typing import Any
 
-from service.schema.fields import ModelBody
+from service.schema.fields import CACHED, ModelBody
 
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
     # OpenAI
@@ -61,6 +61,7 @@ HARMLESS_COMPLETION: Mapping[str, tuple[Any, ...]] = {
 }
 HARMLESS_CHAT: Mapping[str, tuple[Any, ...]] = {
     **HARMLESS,
+    **CACHED,
     "modalities": (["text"],),
     "functions": ([],),
     "function_call": ("none",),

@@ -160,14 +160,14 @@ class CompletionShape(OpenAIShape):
 class ChatShape(OpenAIShape):
     """Writes `chat.completion` and `chat.completion.chunk` objects. With a `style` the text may contain tool calls.
 
-    Without `thoughts` the answer leaves them out. `mistral`: they are chunks of the content, and a stream ends with
-    its usage, as in Mistral's API. `always_named`: each piece of a call has a name.
+    Without `thoughts` the answer leaves them out. `chunks_thoughts`: they are chunks of the content. `mistral`: a
+    stream ends with its usage, and each piece of a call has a name, as in Mistral's API.
     `scores_prompt`: the choices have the prompt's logprobs, as in Mistral's API.
     `n` is the number of choices, and `ended` are the indices of those that have ended.
     """
 
     mistral: bool = False
-    always_named: bool = False
+    chunks_thoughts: bool = False
     style: Style | None = None
     thoughts: bool = True
     scores_prompt: bool = False
@@ -227,13 +227,13 @@ class ChatShape(OpenAIShape):
         else:
             reader = self.readers.setdefault(index, CallReader(self.style))
             read = reader.feed(delta.text, final=finish is not None)
-            pieces += [piece_json(piece, always_named=self.always_named) for piece in read]
+            pieces += [piece_json(piece, always_named=self.mistral) for piece in read]
             finish = reader.finish(finish)
         return pieces or ([{"content": ""}] if delta.scored or delta.tokens else []), finish
 
     def _thought(self, thought: str) -> Json:
         """The fields of a message, or of a delta, with a thought alone."""
-        if self.mistral:
+        if self.chunks_thoughts:
             return {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": thought}]}]}
         return {"reasoning_content": thought}
 
@@ -249,7 +249,7 @@ class ChatShape(OpenAIShape):
             message["tool_calls"] = cast("list[ToolCall]", calls)
         if delta.thought and self.thoughts:
             fields = self._thought(delta.thought)
-            if self.mistral and text:
+            if self.chunks_thoughts and text:
                 fields["content"].append({"type": "text", "text": text})
             message |= cast("ChatMessage", fields)
         logprobs = self._scores(delta.scored)

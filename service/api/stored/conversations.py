@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import orjson
 from fastapi import Request
-from pydantic import Field
+from pydantic import Field, model_validator
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
@@ -17,7 +17,7 @@ from service.api.routes import get, json_response, post
 from service.api.stored.lists import INCLUDED, QUERIES, ItemList, included, item_list, listed
 from service.api.stored.requested import Requested
 from service.errors.errors import NotStored
-from service.schema.fields import Body, Items, optional
+from service.schema.fields import Body, Items, optional, unsupported
 from service.state.stored import Stored, StoredItem, new_id
 from service.state.tables import Tables
 
@@ -27,14 +27,26 @@ MAX_ADDED = 20
 HELLO = [{"role": "user", "content": "Say hello."}]
 
 
-class CreateBody(Body):
+class NotMistrals(Body):
+    """A body of OpenAI's conversations, whose path Mistral's have, too."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_inputs(cls, body: Any) -> Any:
+        if isinstance(body, dict) and "inputs" in body:
+            words = "inputs belongs to Mistral's conversations, which this server does not have: "
+            raise unsupported("inputs", words + "send messages to /v1/chat/completions, or input to /v1/responses")
+        return body
+
+
+class CreateBody(NotMistrals):
     """The request body of `POST /v1/conversations`."""
 
     items: Items[Item] | None = optional("The first items.", max_length=MAX_ADDED)
     metadata: Metadata | None = optional("Strings by name, at most 16.", max_length=16)
 
 
-class UpdateBody(Body):
+class UpdateBody(NotMistrals):
     """The request body of `POST /v1/conversations/{id}`."""
 
     metadata: Metadata | None = Field(max_length=16, description="Strings by name, in place of the old ones.")

@@ -13,6 +13,7 @@ from uvicorn.server import ServerState
 
 from service.errors.errors import ApiError, HttpError, Unavailable
 from service.errors.statuses import STATUSES
+from service.http.connection import http2
 from service.http.connection.exchange import BUFFERED_BYTES, Exchange, Proxies, refusal, scope_of
 from service.http.connection.flow import Inbox, Outbox
 from service.http.connection.limits import LIMITS, Places
@@ -229,7 +230,8 @@ class Connection(asyncio.Protocol):
         """Answer with an error after the responses to the requests before, and end the connection."""
         self._on_refused(STATUSES[error.status].refused or "malformed")
         self._state = State.REFUSING
-        self._refusal = refusal(error, self._server.default_headers)
+        refused = http2.refusal if self._reader.is_http2 else refusal
+        self._refusal = refused(error, self._server.default_headers)
         self._inbox.drop()
         if (arriving := self._arriving) is not None:  # its end will never come
             self._exchanges.pop()

@@ -64,6 +64,8 @@ class RequestReader:
         self._error: ApiError | None = None
         self.in_head = False
         """Whether a request has begun, and its head is not complete."""
+        self.is_http2 = False
+        """Whether the client has begun to speak HTTP/2."""
         self._reset()
 
     @property
@@ -156,6 +158,9 @@ class RequestReader:
                 data = self._head_without_upgrade() + data[stop.args[0] :]
                 self._parser = self._new_parser()
             except httptools.HttpParserError as error:
+                self.is_http2 = self._parser.get_method() == b"PRI"
+                if self.is_http2:
+                    self._error = HttpError(400, "HTTP/2 is not supported: use HTTP/1.1")
                 self._error = self._error or HttpError(400, f"the request is not valid HTTP: {error}")
 
     def _offers_upgrade(self) -> bool:

@@ -41,7 +41,9 @@ def model(record: Record) -> Any:
 def test_an_answer_a_stream_and_a_second_turn(model: Any) -> None:
     first = model.invoke([ASK])
     assert first.usage_metadata["output_tokens"]
-    assert "".join(chunk.content for chunk in model.stream([ASK])) == first.content
+    chunks = [*model.stream([ASK])]
+    assert "".join(chunk.content for chunk in chunks) == first.content
+    assert [chunk.usage_metadata for chunk in chunks if chunk.usage_metadata] == [first.usage_metadata]
     assert model.invoke([ASK, first, HumanMessage("Go on.")]).content
 
 

@@ -1,4 +1,4 @@
-"""pydantic-ai against a live server: agents over OpenAI's chat and responses models, and over Anthropic's."""
+"""pydantic-ai against a live server: agents over OpenAI's chat and responses models, Anthropic's, and Mistral's."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,8 +14,10 @@ from pydantic_ai.embeddings.openai import OpenAIEmbeddingModel
 from pydantic_ai.messages import ModelRequest, ModelResponse, ToolCallPart, ToolReturnPart
 from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.models.anthropic import AnthropicModel
+from pydantic_ai.models.mistral import MistralModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
+from pydantic_ai.providers.mistral import MistralProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.tools import ToolDefinition
 
@@ -28,6 +30,7 @@ MODELS: dict[str, Callable[[str], Model]] = {
     "chat": lambda name: OpenAIChatModel(name, provider=openai()),
     "responses": lambda name: OpenAIResponsesModel(name, provider=openai()),
     "anthropic": lambda name: AnthropicModel(name, provider=AnthropicProvider(base_url=SERVER, api_key="none")),
+    "mistral": lambda name: MistralModel(name, provider=MistralProvider(base_url=SERVER, api_key="none")),
 }
 every_model = pytest.mark.parametrize("model", MODELS, indirect=True)
 

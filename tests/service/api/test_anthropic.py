@@ -397,14 +397,6 @@ def test_calls_become_blocks(style: str, size: int) -> None:
     assert [block | ids for block in reply["content"]] == [block | ids for block in blocks]
 
 
-def test_a_call_that_is_cut_short_is_left_out_of_a_whole_answer() -> None:
-    whole, text = TEXTS["hermes"]
-    shape = MessageShape("m", CallReader(STYLES["hermes"]))
-    reply = shape.whole([Delta(whole[: whole.index("city")], finish="length")], Usage(), NO_TIME)
-    assert reply["content"] == [{"type": "text", "text": text}]
-    assert reply["stop_reason"] == "max_tokens"
-
-
 def test_a_thread_is_refused_so_that_the_tool_runner_goes_on_without(live: Live) -> None:
     body = {"messages": USER, "max_tokens": 3, "thread": {"type": "create"}}
     response = live.post(PATH, body)

@@ -270,6 +270,35 @@ def test_the_last_choice_of_a_stream_has_the_usage(live: Live, path: str, body: 
     assert "usage" in chunks[-1]
 
 
+@pytest.mark.parametrize("stream", [{}, {"stream_options": {"include_usage": False}}])
+@pytest.mark.parametrize(
+    ("agent", "body", "counted"),
+    [
+        ("mistral-client-python/3.7.0", {}, True),
+        ("litellm/1.106.2", {}, True),
+        ("python-httpx/0.28.1", {"safe_prompt": False}, True),  # langchain-mistralai
+        ("OpenAI/Python 3.57.0", {}, False),
+    ],
+)
+def test_mistrals_clients_get_the_usage_unasked(
+    live: Live, agent: str, body: dict[str, Any], counted: bool, stream: dict[str, Any]
+) -> None:
+    asked = {"messages": USER, "max_tokens": 6, **body, **stream}
+    chunks = live.events(CHAT, asked, headers={"user-agent": agent})
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks if "usage" in chunk]
+    assert counts == ([6] if counted and not stream else [])
+    assert chunks[-1]["choices"], "no chunk without a choice: Mistral's clients read the first"
+
+
+def test_mistrals_conversations_are_refused_in_a_sentence(live: Live) -> None:
+    for path in ("/v1/conversations", "/v1/conversations/conv_1"):
+        response = live.post(path, {"inputs": "hi", "model": "fake", "stream": False, "completion_args": {}})
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert (error["param"], error["code"]) == ("inputs", "unsupported_parameter")
+        assert error["message"].startswith("inputs belongs to Mistral's conversations, which this server does not have")
+
+
 def test_without_a_limit_it_fills_the_context() -> None:
     with running(max_model_len=50) as live:
         assert live.post(FIM, {"prompt": "def f"}).json()["usage"]["total_tokens"] == 50

@@ -103,7 +103,7 @@ def test_a_stop_string_and_a_seed(live: Live) -> None:
         ({"temperature": 3}, "options.temperature must be"),
         ({"top_k": 1.5}, "options.top_k must be an integer"),
         ({"mirostat": 1}, "options.mirostat is not supported"),
-        ({"repeat_last_n": 64}, "options.repeat_last_n is not supported"),
+        ({"repeat_last_n": -2}, "options.repeat_last_n must be greater than or equal to -1"),
         ({"max_tokens": 5}, "options: unknown field 'max_tokens'"),
     ],
 )
@@ -111,12 +111,27 @@ def test_what_an_option_cannot_be(live: Live, options: dict[str, Any], words: st
     assert words in error_of(live, CHAT, {"messages": USER, "options": options})
 
 
+@pytest.mark.parametrize("headers", [{}, {"content-type": "application/octet-stream"}, {"content-type": "text/plain"}])
+def test_a_body_may_have_any_content_type(live: Live, headers: dict[str, str]) -> None:
+    """As at Ollama: clients send none, or another. The pages of others may not call all the same."""
+    bodies = {CHAT: {"messages": USER, "stream": False}, "/api/generate": {"prompt": "hi", "stream": False}}
+    bodies |= {"/api/embed": {"input": "hi"}, "/api/embeddings": {"prompt": "hi"}, "/api/show": {"model": "fake"}}
+    for path, body in bodies.items():
+        content = json.dumps(body)
+        assert live.http.post(path, content=content, headers=headers).status_code == 200, path
+        for page in ({"origin": "https://evil.example"}, {"sec-fetch-site": "cross-site"}):
+            assert live.http.post(path, content=content, headers=headers | page).status_code == 403, path
+    assert live.http.post("/v1/chat/completions", content="{}", headers=headers).status_code == 415
+
+
 def test_options_of_ollamas_machine_are_named_and_pass(live: Live) -> None:
     options = {"num_thread": 3, "num_gpu": 1.0, "use_mmap": True, "num_ctx": 512, "num_predict": 1, "mirostat": 0}
+    options |= {"repeat_last_n": 64, "typical_p": 0.7}
     response = live.post(CHAT, {"messages": USER, "options": options, "num_predict": 9, "stream": False})
     assert response.status_code == 200
     named = set(response.headers["x-noria-ignored"].split(", "))
-    assert named == {*(f"options.{name}" for name in ("num_thread", "num_gpu", "use_mmap", "num_ctx")), "num_predict"}
+    names = ("num_thread", "num_gpu", "use_mmap", "num_ctx", "repeat_last_n", "typical_p")
+    assert named == {*(f"options.{name}" for name in names), "num_predict"}
 
 
 def test_an_answer_may_continue_a_message(live: Live) -> None:

@@ -100,4 +100,4 @@ def test_errors_are_texts_and_keys_hold(tmp_path: Path) -> None:
         assert response.status_code == 401
         assert "Bearer" in response.json()["error"]
         assert live.http.get("/api/tags", headers={"authorization": "Bearer k"}).status_code == 200
-        assert live.http.post("/api/chat", content="a", headers={"authorization": "Bearer k"}).status_code == 415
+        assert live.http.post("/api/chat", content="a", headers={"authorization": "Bearer k"}).status_code == 400

@@ -34,6 +34,30 @@ def text_of(events: bytes) -> str:
     return "".join(json.loads(chunk)["choices"][0]["text"] for chunk in chunks)
 
 
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000")
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+def test_http_2_unasked_is_refused_in_frames_of_http_2(live: Live, size: int) -> None:
+    """SETTINGS, HEADERS and DATA of the first stream, and GOAWAY with HTTP_1_1_REQUIRED (RFC 9113)."""
+    with connected(live) as sock:
+        for start in range(0, len(PREFACE), size):
+            try:
+                sock.sendall(PREFACE[start : start + size])
+            except ConnectionError:
+                break
+        data = read_all(sock)
+    frames = []
+    while data:
+        end = 9 + int.from_bytes(data[:3])
+        frames.append((data[3], data[4], int.from_bytes(data[5:9]), data[9:end]))
+        data = data[end:]
+    assert [frame[:3] for frame in frames] == [(4, 0, 0), (1, 4, 1), (0, 1, 1), (7, 0, 0)]
+    assert frames[1][3] == b"\x08\x03400\x0f\x10\x10application/json"
+    assert json.loads(frames[2][3])["error"]["message"] == "HTTP/2 is not supported: use HTTP/1.1"
+    assert frames[3][3] == bytes((0, 0, 0, 1, 0, 0, 0, 13)) + b"HTTP/2 is not supported: use HTTP/1.1"
+
+
 def test_http_1_0_gets_no_chunks(live: Live) -> None:
     """The end of the connection is the end of the answer, which is streamed all the same."""
     for body in (BODY, streamed()):
