@@ -55,8 +55,9 @@ CACHE_HINTS = tuple(
     for ttl in ({}, {"ttl": "5m"}, {"ttl": "1h"})
     for scope in ({}, {"scope": "global"}, {"scope": "organization"})
 )
-"""Prompts are cached without these hints, for as long as there is memory."""
-CACHED = only(cache_control=CACHE_HINTS)
+BREAKPOINTS = ({"mode": "explicit"}, *({"mode": "explicit", "ttl": ttl} for ttl in ("30m", "12h")))
+"""Prompts are cached without these hints of Anthropic and OpenAI, for as long as there is memory."""
+CACHED = only(cache_control=CACHE_HINTS, prompt_cache_breakpoint=BREAKPOINTS)
 
 
 CONVERSATIONS = (

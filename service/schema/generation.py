@@ -129,8 +129,8 @@ class SamplingBody(DeclaredBody):
         return tuple((int(token), value) for token, value in biases.items())
 
 
-ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
-"""OpenAI's names. They say which hardware answers, and when: never which answer."""
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast", "standard_only"]
+"""Names of OpenAI and Mistral. They say which hardware answers, and when: never which answer."""
 ONE_TIER = "It has no effect: there is one tier, `default`."
 MAX_CHOICES = 128
 MAX_SALT = 1024
@@ -187,6 +187,12 @@ class StreamBody(ModelBody):
         "true: add `receipts`, a signed receipt of each choice, to the answer or the last event of its stream. "
         '"full": with the body of the request, the tokens and the text in it. Default: `--receipts`.'
     )
+
+
+class PromptCacheOptions(Body):
+    """Options of OpenAI's prompt cache. Here all prompts share cached pages, for as long as there is memory."""
+
+    harmless = only(comparison_response_id=(), mode=("implicit", "explicit"), prewarm=(False,), ttl=("30m", "12h"))
 
 
 class UserBody(ModelBody):
@@ -250,6 +256,7 @@ class GenerationBody(SamplingBody, StructuredOutputBody, StreamBody, UserBody):
     )
 
     service_tier: ServiceTier | None = optional(ONE_TIER)
+    prompt_cache_key: str | None = optional("It has no effect: all prompts share cached pages.", max_length=MAX_SALT)
     metadata: Repeated | None = optional("Facts for the client, without effect. The answer repeats them.")
     safe_prompt: bool | None = optional("Mistral's field. true is refused: Noria does not add Mistral's guard prompt.")
 

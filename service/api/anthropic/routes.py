@@ -40,7 +40,18 @@ from service.errors.dialects import ANTHROPIC
 from service.errors.errors import InvalidRequest
 from service.generation.request import ModelRequest, ServedModel
 from service.schema.conversation import TemplateOptions, contents
-from service.schema.fields import CACHE_HINTS, MAX_ITEMS, Body, Items, Json, ModelBody, only, optional, ranged, unsupported
+from service.schema.fields import (
+    CACHE_HINTS,
+    MAX_ITEMS,
+    Body,
+    Items,
+    Json,
+    ModelBody,
+    only,
+    optional,
+    ranged,
+    unsupported,
+)
 from service.schema.generation import MAX_USER, GenerationBody, StreamBody
 from service.schema.tools import MAX_TOOLS, AllowedCalls
 from service.structured.call_reader import reader_of

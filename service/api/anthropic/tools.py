@@ -13,6 +13,7 @@ from service.schema.conversation import MAX_NAME, contents, media_part
 from service.schema.fields import CACHE_HINTS, MAX_ITEMS, Body, Items, Json, only, optional, unsupported
 from service.schema.tools import NAME, AllowedCalls, Function, allowed_calls, plain_call, tool_type
 
+
 class TextBlock(Body):
     """A block of text."""
 

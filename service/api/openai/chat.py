@@ -1,6 +1,5 @@
 """`POST /v1/chat/completions`: its body, the choice among tools, and the route."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -25,8 +24,8 @@ from service.api.state import hosted
 from service.errors.errors import InvalidRequest
 from service.model_settings import ReasoningFormat
 from service.schema.conversation import Message, TemplateBody, plain_messages
-from service.schema.fields import MAX_ITEMS, Body, Items, limits_of, optional, ranged, synonym
-from service.schema.generation import CHAT_TOKENS, MAX_SALT, GenerationBody
+from service.schema.fields import MAX_ITEMS, Body, Items, Json, limits_of, optional, ranged, synonym
+from service.schema.generation import CHAT_TOKENS, GenerationBody, PromptCacheOptions
 from service.schema.tools import MAX_TOOLS, AllowedCalls, OfferBody, allowed_calls
 from service.structured.call_style import style_of
 from service.structured.constraint import constraint
@@ -126,7 +125,8 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
     max_tokens: int | None = ranged("max_tokens", CHAT_TOKENS, least=1)
     max_completion_tokens: int | None = synonym("max_tokens", "OpenAI's new", **limits_of("max_tokens", least=1))
     n_predict: int | None = synonym("max_tokens", "llama.cpp's", **limits_of("max_tokens", least=1))
-    prompt_cache_key: str | None = optional("It has no effect: all prompts share cached pages.", max_length=MAX_SALT)
+    prompt_cache_options: PromptCacheOptions | None = optional("Options of OpenAI's prompt cache. They have no effect.")
+    prediction: Json | None = optional("A guess of the answer, to save time. It has no effect.")
     reasoning_effort: Effort | None = optional(
         "How long the model thinks: none, or minimal to max. Default: the model's own. It has no effect on a model "
         "without reasoning."
@@ -217,15 +217,13 @@ def _default_format(request: Request, model: str | None) -> ReasoningFormat:
     return cast(ReasoningFormat, own or hosted(request, model).entry.settings.reasoning_format)
 
 
-MISTRALS = re.compile("mistral|litellm", re.IGNORECASE)
-"""What names clients of Mistral's dialect. LiteLLM says it for any server, of which it takes both dialects."""
-
-
 def _is_mistrals(request: Request, body: ChatBody) -> bool:
-    """Whether the client speaks Mistral's dialect. Mistral's packages fail at a piece of a call without a name, and
-    OpenAI's package for Node at one with an empty name. LangChain names itself by no header, but sends `safe_prompt`.
-    """
-    return body.safe_prompt is not None or bool(MISTRALS.search(request.headers.get("user-agent", "")))
+    """Whether the client speaks Mistral's dialect: it says who it is, or sends a field of Mistral's alone. LiteLLM has
+    one name for all servers, and reads both dialects. Mistral's packages fail at a piece of a call without a name, and
+    OpenAI's package for Node at one with an empty name."""
+    agent = request.headers.get("user-agent", "").lower()
+    fields = (body.safe_prompt, body.random_seed)
+    return "mistral" in agent or "litellm" in agent or any(value is not None for value in fields)
 
 
 @post(

@@ -66,9 +66,7 @@ HARMLESS_CHAT: Mapping[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none",),
     "audio": (),
-    "prediction": ({"type": "content", "content": ""},),
     "moderation": (),
-    "prompt_cache_options": ({}, {"mode": "implicit"}),
     "prompt_cache_retention": ("in_memory", "24h"),
     "verbosity": ("medium",),
     "web_search_options": (),
@@ -79,5 +77,10 @@ HARMLESS_CHAT: Mapping[str, tuple[Any, ...]] = {
     "chat_template": (),
     "best_of": (1,),
 }
-NOTICED_CHAT: Mapping[str, tuple[Any, ...]] = {**ModelBody.noticed, "verbosity": ("low", "high"), "store": (True,)}
+NOTICED_CHAT: Mapping[str, tuple[Any, ...]] = {
+    **ModelBody.noticed,
+    "verbosity": ("low", "high"),
+    "store": (True,),
+    "prediction": (),
+}
 """Fields that pass with these values too, or with any if they are declared: the header of ignored fields names them."""

@@ -34,6 +34,7 @@ from service.schema.generation import (
     ONE_TIER,
     GenerationBody,
     ObfuscationOptions,
+    PromptCacheOptions,
     ServiceTier,
     StreamBody,
     UserBody,
@@ -104,12 +105,6 @@ class Reasoning(Body):
         "It has no effect: the answer has the whole thought, and no summary."
     )
     generate_summary: Literal["auto", "concise", "detailed"] | None = optional("The old name of `summary`.")
-
-
-class PromptCacheOptions(Body):
-    """Options of OpenAI's prompt cache. Here all prompts share cached pages, for as long as there is memory."""
-
-    harmless = only(comparison_response_id=(), mode=("implicit", "explicit"), prewarm=(False,), ttl=("30m", "12h"))
 
 
 Input = Annotated[Items[Item], BeforeValidator(_as_items, json_schema_input_type=str | list[Item])]
@@ -214,7 +209,7 @@ class CompactBody(ModelBody):
 class ResponsesBody(InputBody, StreamBody, UserBody):
     """The request body of `POST /v1/responses`."""
 
-    harmless = only(context_management=(), moderation=(), prompt=(), prompt_cache_retention=("in_memory", "24h"))
+    harmless = only(context_management=([],), moderation=(), prompt=(), prompt_cache_retention=("in_memory", "24h"))
     synonyms = MappingProxyType({"random_seed": "seed"})
     background: bool | None = optional("true: the answer is computed without a connection. It needs `store`.")
     store: bool | None = optional("Store the response, for `previous_response_id` and GET. Default: true.")

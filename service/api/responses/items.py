@@ -10,13 +10,11 @@ from model.errors import quoted
 from service.api.responses.tools import flat_name
 from service.errors.wording import either
 from service.schema.conversation import DATA_URL, DETAILS, MAX_NAME, AudioPart, check_media_role, contents, media_part
-from service.schema.fields import MAX_ITEMS, Body, Items, Json, only, optional, unsupported
+from service.schema.fields import BREAKPOINTS, MAX_ITEMS, Body, Items, Json, only, optional, unsupported
 from service.schema.tools import Called, plain_call
 
 SUMMARY = "noria-summary:"
 """The mark before the text of a summary."""
-BREAKPOINTS = ({"mode": "explicit"}, *({"mode": "explicit", "ttl": ttl} for ttl in ("30m", "12h")))
-"""Prompts are cached without these hints, for as long as there is memory."""
 
 
 class InputPart(Body):

@@ -15,7 +15,9 @@ from tests.service.live import FakeChat, Live, running
 
 Json = dict[str, Any]
 ARGUMENTS = '{"input": "Oslo, N", "days": 3}'
-SAID = f'<think>\nHm, so.\n</think>\n\nI ask. <tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>\n'
+SAID = (
+    f'<think>\nHm, so.\n</think>\n\nI ask. <tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>\n'
+)
 SAID += '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 USER = [{"role": "user", "content": SAID}]
 NAMES = ("weather", "now")
@@ -176,7 +178,9 @@ DIALECTS = {
     "messages": Dialect(
         MESSAGES, {"messages": USER, "tools": BLOCKS}, "max_tokens", "stop_sequences", message, whole_message
     ),
-    "responses": Dialect(RESPONSES, {"input": SAID, "tools": FLAT}, "max_output_tokens", None, response, whole_response),
+    "responses": Dialect(
+        RESPONSES, {"input": SAID, "tools": FLAT}, "max_output_tokens", None, response, whole_response
+    ),
     "custom": Dialect(RESPONSES, {"input": SAID, "tools": CUSTOM}, "max_output_tokens", None, response, whole_response),
     "ollama chat": Dialect("/api/chat", TOOLS, "num_predict", "stop", lines, whole_line),
     "ollama generate": Dialect("/api/generate", {"prompt": SAID}, "num_predict", "stop", lines, whole_line),
@@ -217,7 +221,12 @@ def test_a_call_that_is_cut_is_a_block_with_what_is_whole_of_it(reciting: Live) 
     most = SAID.index("lo, N") + 1
     answer = reciting.post(MESSAGES, {"messages": USER, "tools": BLOCKS, "max_tokens": most}).json()
     last = answer["content"][-1]
-    assert (answer["stop_reason"], last["type"], last["name"], last["input"]) == ("max_tokens", "tool_use", "weather", {})
+    assert (answer["stop_reason"], last["type"], last["name"], last["input"]) == (
+        "max_tokens",
+        "tool_use",
+        "weather",
+        {},
+    )
     most = SAID.index('"days"') + 1
     answer = reciting.post(MESSAGES, {"messages": USER, "tools": BLOCKS, "max_tokens": most}).json()
     assert answer["content"][-1]["input"] == {"input": "Oslo, N"}

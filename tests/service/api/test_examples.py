@@ -1,0 +1,84 @@
+"""Every example of the vendors' packages, in other words, and every field of their types, each sent once.
+
+`examples/NAME.json` has those of a vendor. `documents`: where an example is from, its path, its body, and words of the
+error where Noria refuses it. `types`: of each path the least body, the values of each field that are taken, fields
+that need each other, and values that are refused, with an error that names the field. `model` is left out everywhere:
+names are the server's own. docs/clients.md has the numbers.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.service.live import FakeChat, Live, running
+
+HERE = Path(__file__).parent
+PAGE = (HERE.parents[2] / "docs" / "clients.md").read_text()
+VENDORS = {file.stem: json.loads(file.read_text()) for file in sorted((HERE / "examples").glob("*.json"))}
+
+
+class Example(NamedTuple):
+    """A request; `refused` has words of its error, or None if it is answered."""
+
+    name: str
+    path: str
+    body: dict[str, Any]
+    refused: str | None = None
+
+
+def documents(vendor: dict[str, Any]) -> list[Example]:
+    return [Example(*entry) for entry in vendor["documents"]]
+
+
+def types(vendor: dict[str, Any]) -> Iterator[Example]:
+    """A request for each value of each field."""
+    for path, kind in vendor["types"].items():
+        least = kind["least"]
+        for taken in ("fields", "refused"):
+            for name, values in kind[taken].items():
+                for value in values:
+                    words = name if taken == "refused" else None
+                    yield Example(f"{path}: {name} {json.dumps(value)}", path, least | {name: value}, words)
+        for together in kind["together"]:
+            yield Example(f"{path}: {json.dumps(together)}", path, least | together)
+
+
+class AnyChat(FakeChat):
+    """A chat format of a model that has tools and thoughts. It sees nothing: its images are refused by name."""
+
+    call_style = "hermes"
+    reasoning_style = "tags"
+
+
+@pytest.fixture(scope="module")
+def able() -> Iterator[Live]:
+    with running(chat=AnyChat(), max_model_len=1024) as live:
+        yield live
+
+
+@pytest.mark.parametrize("name", VENDORS)
+def test_every_example_is_answered_or_refused_as_documented(able: Live, name: str) -> None:
+    wrong = []
+    for example in (*documents(VENDORS[name]), *types(VENDORS[name])):
+        headers = {"anthropic-version": "2023-06-01"} if name == "anthropic" else {}
+        response = able.post(example.path, example.body, headers=headers)
+        text = response.text
+        if example.refused is None:
+            right = response.status_code == 200 and '"error": {' not in text
+        else:
+            right = 400 <= response.status_code < 500 and example.refused in text
+        wrong += [] if right else [f"{example.name}: {response.status_code} {text[:300]}"]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", VENDORS)
+def test_the_page_has_the_numbers(name: str) -> None:
+    """A row for each vendor: packages, examples, values of fields, and how many of them are refused."""
+    vendor = VENDORS[name]
+    every = [*documents(vendor), *types(vendor)]
+    refused = sum(example.refused is not None for example in every)
+    cells = f"| {vendor['packages']} | {len(documents(vendor))} | {len([*types(vendor)])} | {refused} |"
+    assert cells in PAGE, cells
