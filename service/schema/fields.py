@@ -50,14 +50,14 @@ def _describe_extras(schema: dict[str, Any], body: type["Body"]) -> None:
     schema |= {"properties": passing | schema.get("properties", {}), "additionalProperties": body.left_out}
 
 
-CACHE_HINTS = tuple(
+HINTS = tuple(
     {"type": "ephemeral", **ttl, **scope}
     for ttl in ({}, {"ttl": "5m"}, {"ttl": "1h"})
     for scope in ({}, {"scope": "global"}, {"scope": "organization"})
 )
 BREAKPOINTS = ({"mode": "explicit"}, *({"mode": "explicit", "ttl": ttl} for ttl in ("30m", "12h")))
 """Prompts are cached without these hints of Anthropic and OpenAI, for as long as there is memory."""
-CACHED = only(cache_control=CACHE_HINTS, prompt_cache_breakpoint=BREAKPOINTS)
+CACHED = only(cache_control=HINTS, prompt_cache_breakpoint=BREAKPOINTS)
 
 
 CONVERSATIONS = (

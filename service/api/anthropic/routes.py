@@ -40,18 +40,7 @@ from service.errors.dialects import ANTHROPIC
 from service.errors.errors import InvalidRequest
 from service.generation.request import ModelRequest, ServedModel
 from service.schema.conversation import TemplateOptions, contents
-from service.schema.fields import (
-    CACHE_HINTS,
-    MAX_ITEMS,
-    Body,
-    Items,
-    Json,
-    ModelBody,
-    only,
-    optional,
-    ranged,
-    unsupported,
-)
+from service.schema.fields import HINTS, MAX_ITEMS, Body, Items, Json, ModelBody, only, optional, ranged, unsupported
 from service.schema.generation import MAX_USER, GenerationBody, StreamBody
 from service.schema.tools import MAX_TOOLS, AllowedCalls
 from service.structured.call_reader import reader_of
@@ -131,7 +120,7 @@ class ConversationBody(ModelBody):
     """The request body of `POST /v1/messages/count_tokens`; `POST /v1/messages` has more fields."""
 
     harmless = only(
-        cache_control=CACHE_HINTS,
+        cache_control=HINTS,
         mcp_servers=([],),
         speed=("standard",),
     )

@@ -10,14 +10,14 @@ from model.errors import quoted
 from service.api.anthropic.client_tools import CLIENT_TOOLS, ClientType
 from service.errors.errors import InvalidRequest
 from service.schema.conversation import MAX_NAME, contents, media_part
-from service.schema.fields import CACHE_HINTS, MAX_ITEMS, Body, Items, Json, only, optional, unsupported
+from service.schema.fields import HINTS, MAX_ITEMS, Body, Items, Json, only, optional, unsupported
 from service.schema.tools import NAME, AllowedCalls, Function, allowed_calls, plain_call, tool_type
 
 
 class TextBlock(Body):
     """A block of text."""
 
-    harmless = only(cache_control=CACHE_HINTS, citations=([],))
+    harmless = only(cache_control=HINTS, citations=([],))
     type: Literal["text"] = Field(description='"text".')
     text: str = Field(description="The text. Blocks are joined without a space.")
 
@@ -28,7 +28,7 @@ Texts = str | Annotated[Items[TextBlock], Field(max_length=MAX_ITEMS)]
 class ThinkingBlock(Body):
     """The thought in an earlier answer."""
 
-    harmless = only(cache_control=CACHE_HINTS)
+    harmless = only(cache_control=HINTS)
     type: Literal["thinking"] = Field(description='"thinking".')
     thinking: str = Field(description="The thought. The chat template decides what it uses.")
     signature: str | None = optional("The signature of the block. It is not checked.")
@@ -37,7 +37,7 @@ class ThinkingBlock(Body):
 class RedactedBlock(Body):
     """A thought that another server has encrypted: nobody here can read it."""
 
-    harmless = only(cache_control=CACHE_HINTS)
+    harmless = only(cache_control=HINTS)
     type: Literal["redacted_thinking"] = Field(description='"redacted_thinking".')
     data: str = Field(description="The encrypted thought. It has no effect.")
 
@@ -63,7 +63,7 @@ class ImageSource(Body):
 class ImageBlock(Body):
     """An image. A user message, or the result of a tool, may have it."""
 
-    harmless = only(cache_control=CACHE_HINTS)
+    harmless = only(cache_control=HINTS)
     type: Literal["image"] = Field(description='"image".')
     source: ImageSource = Field(description="The bytes of the image.")
 
@@ -86,7 +86,7 @@ class ContentSource(Body):
 class DocumentBlock(Body):
     """A document of text. A user message, or the result of a tool, may have it."""
 
-    harmless = only(cache_control=CACHE_HINTS, citations=({"enabled": False},))
+    harmless = only(cache_control=HINTS, citations=({"enabled": False},))
     type: Literal["document"] = Field(description='"document".')
     source: TextSource | ContentSource = Field(description="The text. PDF files are not supported.")
     title: str | None = optional("The title, which the model reads before the text.")
@@ -120,7 +120,7 @@ def pieces_of(content: str | Sequence[Body] | None, place: str) -> list[str | Js
 class ToolUse(Body):
     """A tool call in an earlier answer."""
 
-    harmless = only(cache_control=CACHE_HINTS, caller=({"type": "direct"},), toolset_name=())
+    harmless = only(cache_control=HINTS, caller=({"type": "direct"},), toolset_name=())
     type: Literal["tool_use"] = Field(description='"tool_use".')
     id: str = Field(
         min_length=1, max_length=MAX_NAME, description="The id of the call. The result of the tool repeats it."
@@ -143,7 +143,7 @@ Results = str | Annotated[Items[TextBlock | ImageBlock | DocumentBlock], Field(m
 class ToolResult(Body):
     """The result of a tool."""
 
-    harmless = only(cache_control=CACHE_HINTS, toolset_name=())
+    harmless = only(cache_control=HINTS, toolset_name=())
     type: Literal["tool_result"] = Field(description='"tool_result".')
     tool_use_id: str = Field(max_length=MAX_NAME, description="The id of the call.")
     content: Results | None = optional("The text, or a list of text, image and document blocks.")
@@ -160,7 +160,7 @@ class Offer(Body):
 
     harmless = only(
         allowed_callers=(["direct"],),
-        cache_control=CACHE_HINTS,
+        cache_control=HINTS,
         eager_input_streaming=(True,),
         input_examples=([],),
     )

@@ -6,7 +6,7 @@ These values, and null, describe what this server does. An empty tuple: null onl
 from collections.abc import Mapping
 from typing import Any
 
-from service.schema.fields import CACHED, ModelBody
+from service.schema.fields import CACHED, ModelBody, only
 
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
     # OpenAI
@@ -77,10 +77,5 @@ HARMLESS_CHAT: Mapping[str, tuple[Any, ...]] = {
     "chat_template": (),
     "best_of": (1,),
 }
-NOTICED_CHAT: Mapping[str, tuple[Any, ...]] = {
-    **ModelBody.noticed,
-    "verbosity": ("low", "high"),
-    "store": (True,),
-    "prediction": (),
-}
+NOTICED_CHAT = only(**ModelBody.noticed, verbosity=("low", "high"), store=(True,), prediction=())
 """Fields that pass with these values too, or with any if they are declared: the header of ignored fields names them."""

@@ -27,26 +27,23 @@ MAX_ADDED = 20
 HELLO = [{"role": "user", "content": "Say hello."}]
 
 
-class NotMistrals(Body):
-    """A body of OpenAI's conversations, whose path Mistral's have, too."""
+class CreateBody(Body):
+    """The request body of `POST /v1/conversations`."""
+
+    items: Items[Item] | None = optional("The first items.", max_length=MAX_ADDED)
+    metadata: Metadata | None = optional("Strings by name, at most 16.", max_length=16)
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_inputs(cls, body: Any) -> Any:
+        """Mistral's conversations have the same path."""
         if isinstance(body, dict) and "inputs" in body:
             words = "inputs belongs to Mistral's conversations, which this server does not have: "
             raise unsupported("inputs", words + "send messages to /v1/chat/completions, or input to /v1/responses")
         return body
 
 
-class CreateBody(NotMistrals):
-    """The request body of `POST /v1/conversations`."""
-
-    items: Items[Item] | None = optional("The first items.", max_length=MAX_ADDED)
-    metadata: Metadata | None = optional("Strings by name, at most 16.", max_length=16)
-
-
-class UpdateBody(NotMistrals):
+class UpdateBody(Body):
     """The request body of `POST /v1/conversations/{id}`."""
 
     metadata: Metadata | None = Field(max_length=16, description="Strings by name, in place of the old ones.")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.agents.chats import check_a_file_is_written, check_two_turns
+from tests.agents.chats import CHAT, check_a_file_is_written, check_two_turns
 from tests.agents.programs import Programs
 
 WAYS = {
@@ -36,6 +36,7 @@ def table(values: dict[str, str]) -> str:
 @pytest.mark.parametrize("way", WAYS)
 def test_an_answer_and_a_second_turn(way: str, programs: Programs) -> None:
     check_two_turns(programs, lambda programs, *words: asked(programs, way, *words), "Go on.", "--continue")
+    assert '"usage":{"prompt_tokens":' in programs.record.posts(CHAT)[-1].answer, "it compacts by these numbers"
 
 
 @pytest.mark.parametrize("way", WAYS)

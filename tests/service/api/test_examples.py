@@ -7,6 +7,7 @@ names are the server's own. docs/clients.md has the numbers.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,6 +73,34 @@ def test_every_example_is_answered_or_refused_as_documented(able: Live, name: st
             right = 400 <= response.status_code < 500 and example.refused in text
         wrong += [] if right else [f"{example.name}: {response.status_code} {text[:300]}"]
     assert not wrong, "\n".join(wrong)
+
+
+ROOT = HERE.parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+ADDRESS, BODY = re.compile(r"(/v1/[\w/]+)"), re.compile(r"-d [\\\s]*'({.*?})'")
+OTHER_SERVERS = {"/v1/load_lora_adapter": 400, "/v1/unload_lora_adapter": 400, "/v1/models/load": 404}
+"""Endpoints that need a server with other flags, and what this one says."""
+
+
+def test_requests_of_our_documents_are_answered(able: Live) -> None:
+    """`test_curls.py` sends those of docs/api.md as the shell does. These are the bodies of all other pages."""
+    first = able.post("/v1/responses", {"input": "My name is Ada.", "max_output_tokens": 2}).json()["id"]
+    found, wrong = 0, []
+    for page in PAGES:
+        text = page.read_text().replace("'$FIRST'", first) if page.name != "api.md" else ""
+        indented = "\n".join(line for line in text.splitlines() if line.startswith("    "))
+        for command in indented.split("curl ")[1:]:
+            address, written = ADDRESS.search(command), BODY.search(command)
+            if address is None or written is None:
+                continue
+            path, content = address[1], written[1]
+            body = {name: value for name, value in json.loads(content).items() if name != "model" or "models" in path}
+            response = able.post(path, body)
+            found += 1
+            if response.status_code != OTHER_SERVERS.get(path, 200):
+                wrong.append(f"{page.name}: {path} {content}: {response.status_code} {response.text[:200]}")
+    assert not wrong, "\n".join(wrong)
+    assert found >= 10
 
 
 @pytest.mark.parametrize("name", VENDORS)

@@ -292,12 +292,12 @@ def test_mistrals_clients_get_the_usage_unasked(
 
 
 def test_mistrals_conversations_are_refused_in_a_sentence(live: Live) -> None:
-    for path in ("/v1/conversations", "/v1/conversations/conv_1"):
-        response = live.post(path, {"inputs": "hi", "model": "fake", "stream": False, "completion_args": {}})
-        assert response.status_code == 400
-        error = response.json()["error"]
-        assert (error["param"], error["code"]) == ("inputs", "unsupported_parameter")
-        assert error["message"].startswith("inputs belongs to Mistral's conversations, which this server does not have")
+    body = {"inputs": "hi", "model": "fake", "stream": False, "completion_args": {}}
+    response = live.post("/v1/conversations", body)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["param"], error["code"]) == ("inputs", "unsupported_parameter")
+    assert error["message"].startswith("inputs belongs to Mistral's conversations, which this server does not have")
 
 
 def test_without_a_limit_it_fills_the_context() -> None:
