@@ -56,7 +56,7 @@ class AnyChat(FakeChat):
 
 @pytest.fixture(scope="module")
 def able() -> Iterator[Live]:
-    with running(chat=AnyChat(), max_model_len=1024) as live:
+    with running(chat=AnyChat(), max_model_len=512) as live:
         yield live
 
 
