@@ -40,7 +40,8 @@ def live() -> Iterator[Live]:
 
 @pytest.mark.parametrize(("client", "path", "body"), [*recorded()])
 def test_a_recorded_request_is_answered(live: Live, client: str, path: str, body: dict[str, Any]) -> None:
-    response = live.post(path, {**body, "model": None, **SHORT.get(path, {"max_tokens": 8})})
+    name = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
+    response = live.post(path, {**body, "model": None, **SHORT.get(path, {name: 8})})
     assert response.status_code == 200, response.text
     assert '"error":{' not in response.text
     assert response.headers.get("x-noria-ignored") == IGNORED.get(client)
