@@ -24,7 +24,8 @@ class LastTokens:
     def of(cls, slices: Sequence[Slice], tokens: Sequence[Tensor], device: torch.device) -> "LastTokens":
         if not tokens:
             tokens = [torch.zeros(1, dtype=torch.int64, device=device)]
-        return cls(tokens[0] if len(tokens) == 1 else torch.cat([*tokens]), defaultdict(int, {item.sequence_id: row for row, item in enumerate(slices)}))
+        joined = tokens[0] if len(tokens) == 1 else torch.cat([*tokens])
+        return cls(joined, defaultdict(int, {item.sequence_id: row for row, item in enumerate(slices)}))
 
     @classmethod
     def known(cls, slices: Sequence[Slice], outputs: Sequence[SliceOutput], device: torch.device) -> "LastTokens":

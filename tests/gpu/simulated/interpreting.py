@@ -17,7 +17,8 @@ import torch
 from tests.model.kernels.interpreter import create_dot, create_fma, unchecked
 
 ROOM = "model.kernels.cuda"
-LARGEST = 448.0
+ROUNDED = {"fp8e4nv": (torch.float8_e4m3fn, torch.uint8, 448.0), "bf16": (torch.bfloat16, torch.uint16, np.inf)}
+"""Number formats of Triton as PyTorch's, the integers that the interpreter has for them, and the limit of values."""
 FOR_COMPILERS = ("num_warps", "num_stages", "enable_fp_fusion")
 """Options of a launch that the interpreter does not know."""
 WORDS = {"fp32": "float32", "fp16": "float16", "fp8e4nv": "float8e4nv"}
@@ -34,7 +35,7 @@ class Kernels:
         self._language = sys.modules["triton.language"]
         unchecked()
         exact_products()
-        rounded_to_fp8()
+        rounded()
         # Private: the second import must not find the first one's modules, and no door of Triton's loads it twice.
         for name in list(sys.modules):
             if f"{name}.".startswith(("triton.", f"{ROOM}.")) and not name.startswith("triton._C"):
@@ -69,16 +70,17 @@ def exact_products() -> None:
     builder.create_dot = lambda self, a, *more: (own if a.dtype.primitive_bitwidth < 16 else create_dot)(self, a, *more)
 
 
-def rounded_to_fp8() -> None:
-    """Convert to e4m3 by PyTorch: the interpreter loses the carry where rounding changes the exponent."""
+def rounded() -> None:
+    """Convert by PyTorch. The interpreter loses the carry where rounding to e4m3 changes the exponent, and cuts to bf16."""
     interpreter: Any = sys.modules["triton.runtime.interpreter"]
     own = interpreter._convert_float
 
     def convert(values: Any, source: Any, target: Any, rounding: Any) -> Any:
-        if target.name != "fp8e4nv" or values.dtype.kind != "f":
+        if target.name not in ROUNDED or values.dtype.kind != "f":
             return own(values, source, target, rounding)
-        numbers = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).clamp(-LARGEST, LARGEST)
-        return numbers.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+        dtype, bits, largest = ROUNDED[target.name]
+        numbers = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).clamp(-largest, largest)
+        return numbers.to(dtype).view(bits).numpy()
 
     # Private: the interpreter has no door for its conversions.
     interpreter._convert_float = convert
