@@ -196,15 +196,14 @@ def test_networks(scheme: str, changes: dict[str, object], fixed: bool) -> None:
     """Few rows, and more rows than the kernels compute, agree with the CPU. float32 has no product in fp8."""
     config = tiny((None, 9), **({"dim": 64, "hidden_dim": 128, "head_dim": 16} | changes))
     mine, plain = network(config, scheme, torch.float32, GPU), network(config, scheme, torch.float32, CPU)
+    selection.fix_tiles(plain)  # else it rounds many rows to fp8, as no GPU does in float32
     if fixed:
         selection.fix_tiles(mine)
-        selection.fix_tiles(plain)
     for n in (5, FEW_ROWS["int4"] + 20):
         tokens = [(7 * i) % 64 for i in range(n)]
         expected = Driver(plain, ReferenceAttention(), length=1024).whole(tokens)
         found = Driver(mine, ReferenceAttention(), length=1024).whole(tokens).cpu()
-        near = torch.isclose(found, expected, rtol=2e-3, atol=2e-3).float().mean()
-        assert near > 0.9 if scheme == "fp8" and changes else near == 1  # rounded activations may choose other experts
+        torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.skipif(torch.cuda.get_device_capability() < (8, 9) if torch.cuda.is_available() else True, reason="no fp8")

@@ -71,7 +71,7 @@ def exact_products() -> None:
 
 
 def rounded() -> None:
-    """Convert by PyTorch. The interpreter loses the carry where rounding to e4m3 changes the exponent, and cuts to bf16."""
+    """Convert by PyTorch: the interpreter cuts to bf16, and loses a carry into the exponent where it rounds to e4m3."""
     interpreter: Any = sys.modules["triton.runtime.interpreter"]
     own = interpreter._convert_float
 
