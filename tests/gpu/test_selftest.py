@@ -19,18 +19,12 @@ SIZES = sized(
     {"dim": 4096, "hidden_dim": 14336, "n_heads": 32, "n_kv_heads": 8, "head_dim": 128},
     {"dim": 256, "hidden_dim": 384, "n_heads": 8, "n_kv_heads": 2, "head_dim": 32},
 )
-LARGE = sized({"dim": 7168, "n_heads": 128}, {"dim": 256, "n_heads": 16})
+LARGE = sized({"dim": 7168, "n_heads": 128, "n_experts": 128}, {"dim": 256, "n_heads": 16, "n_experts": 8})
 LATENT = LatentConfig(1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
 MODELS = {
     "dense": tiny((None, 4096), **SIZES),
     "experts": tiny((None,), **SIZES, n_experts=8, n_experts_per_token=2),
-    "latent": tiny(
-        (None,),
-        **sized({"dim": 7168, "n_heads": 128}, {"dim": 256, "n_heads": 16}),
-        latent=LATENT,
-        n_experts=128,
-        n_experts_per_token=4,
-    ),
+    "latent": tiny((None,), **LARGE, latent=LATENT, n_experts_per_token=4),
 }
 SECONDS = 1.0
 
@@ -40,7 +34,8 @@ SECONDS = 1.0
     combined(MODELS, [name for name, scheme in SCHEMES.items() if not scheme.compiled], [False, True], DTYPES),
     ids=str,
 )
-def test_products(model: str, scheme: str, fixed: bool, dtype: torch.dtype) -> None:
+def test_products(model: str, scheme: str, fixed: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(selftest.MOST, "cuda", sized(selftest.MOST["cuda"], (256, 8, 300)))
     for _ in range(sized(2, 1)):
         started = time.perf_counter()
         assert not selftest.faults(MODELS[model], SCHEMES[scheme], dtype, GPU, None, fixed)
