@@ -32,7 +32,7 @@ from tests.model.driving import Driver, random_model, random_tensors, tiny
 pytestmark = pytest.mark.gpu
 
 WINDOW = 37
-LONG = sized(1300, 500)
+LONG = sized(1300, 320)
 WIDTHS = [16, 32, 80, 96, 128, 256]
 LENGTHS = (1, 3, WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW + 3, 130)
 PROMPTS = [[(7 * i + i * i + seed) % 64 for i in range(n)] for seed, n in enumerate((3, 50, WINDOW, 1))]

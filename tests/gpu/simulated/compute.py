@@ -45,19 +45,20 @@ Work = Callable[[], None]
 
 
 class Memory:
-    """The place of a tensor on the card."""
+    """The place of a tensor on the card, with all of its storage: by its address the interpreter knows what shares it."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._address, self._dtype = tensor.data_ptr(), tensor.dtype
-        self._size, self._stride = tensor.size(), tensor.stride()
+        whole = tensor.untyped_storage()
+        self._address, self._n_bytes, self._dtype = whole.data_ptr(), whole.nbytes(), tensor.dtype
+        self._place = tensor.size(), tensor.stride(), tensor.storage_offset()
 
     def tensor(self) -> Tensor:
         """A tensor of the CPU in this memory."""
-        if self._address == 0 or 0 in self._size:
-            return torch.empty(self._size, dtype=self._dtype)
-        reach = 1 + sum((n - 1) * step for n, step in zip(self._size, self._stride, strict=True))
-        memory = (ctypes.c_char * (reach * self._dtype.itemsize)).from_address(self._address)
-        return torch.frombuffer(memory, dtype=torch.uint8).view(self._dtype).as_strided(self._size, self._stride)
+        if self._address == 0 or 0 in self._place[0]:
+            return torch.empty(self._place[0], dtype=self._dtype)
+        n_bytes = self._n_bytes // self._dtype.itemsize * self._dtype.itemsize
+        memory = (ctypes.c_char * n_bytes).from_address(self._address)
+        return torch.frombuffer(memory, dtype=torch.uint8).view(self._dtype).as_strided(*self._place)
 
 
 def noted(value: Any) -> Any:
