@@ -45,7 +45,7 @@ Work = Callable[[], None]
 
 
 class Memory:
-    """The place of a tensor on the card, with all of its storage: by its address the interpreter knows what shares it."""
+    """The place of a tensor on the card, in its whole storage: the interpreter finds what shares one by its address."""
 
     def __init__(self, tensor: Tensor) -> None:
         whole = tensor.untyped_storage()
