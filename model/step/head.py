@@ -12,7 +12,7 @@ from model.network.adapters import AdapterStore
 from model.network.lora import StepAdapters
 from model.network.transformer import Transformer
 from model.step import sampler
-from model.step.distribution import BY_KERNELS, IMPLEMENTED
+from model.step.distribution import BY_KERNELS, IMPLEMENTED, in_place
 from model.step.logits import SamplingStep
 
 
@@ -50,7 +50,7 @@ class Head:
 
     def sample_logits(self, logits: Tensor, slices: Sequence[Slice]) -> list[sampler.Sampled]:
         """One token after each of these slices, from logits [N, vocab_size]. All at once, if that takes no memory."""
-        if sampler.in_place(logits, by_torch=self._samples_by_torch) and sampler.takes_no_memory(slices):
+        if in_place(logits, by_torch=self._samples_by_torch) and sampler.takes_no_memory(slices):
             return [self._sampled(logits, slices)]
         return [self._sampled(rows, slices[block]) for block, rows in self._blocks(logits)]
 

@@ -20,7 +20,7 @@ from model.kernels.cpu.functions import Kernels
 from model.machine.transfers import Fetch
 from model.network.group import Group
 from model.sampling_params import PARAMETERS, Stage
-from model.step.distribution import IMPLEMENTED, best, best_of_all, choose, in_place, kernel_rows
+from model.step.distribution import IMPLEMENTED, best, best_of_all, choose, kernel_rows
 from model.step.logits import LOGITS_STEPS, PENALTIES, SamplingStep, apply, counted, indices, rows_of
 from model.step.logprobs import Scores, log_softmax
 from model.token_counts import TokenCounts

@@ -20,8 +20,8 @@ ROW = np.dtype("f4, f4, f4, i4, i4, i4")
 ROW.names = ("temperature", "min_p", "top_p", "top_k", "start", "step")
 """How to sample from a row: see `params` of sample.h."""
 ROWS, BLOCK, PROGRAMS, CHOICES = 1, 1024, 512, 32
-"""Rows of a program, columns that it loads at once, about how many programs share the columns of all rows, and rows of a
-program that only chooses."""
+"""Rows of a program, columns that it loads at once, about how many programs share the columns of all rows, and rows of
+a program that only chooses."""
 MOST_TOKENS, DIGITS, RECORD = 2**20, 5, 3 + 2**10
 """A key's digits are three of a weight up to 1, and two of an id. A step of a search keeps RECORD integers for a row:
 the limit of the search before, the digits found, the number or weight still to find, and a sum for each next digit."""
