@@ -158,10 +158,10 @@ def race(logits: Tensor, tops: Tensor, tokens: Tensor, rows: NDArray[np.void]) -
         integers = send(torch.from_numpy(rows.view(np.int32).reshape(n_rows, -1)), logits.device)  # [N, 6]
         blocks, groups = triton.cdiv(n_tokens, BLOCK), triton.cdiv(n_rows, ROWS)
         columns = triton.cdiv(blocks, max(1, PROGRAMS // groups)) * BLOCK
-        grid, tensors = (groups, triton.cdiv(n_tokens, columns)), (logits, tops, integers.view(torch.float32), integers)
+        grid, reals = (groups, triton.cdiv(n_tokens, columns)), integers.view(torch.float32)
         sizes = n_rows, n_tokens, logits.stride(0), width, columns
         for step in range(n_steps + 1):
-            _pass[grid](*tensors, scratch, *sizes, step, n_counted, step == n_steps, ROWS, BLOCK)
-    grid, sizes = (triton.cdiv(n_rows, CHOICES),), (n_rows, logits.stride(0), width)
-    _choose[grid](logits, tops, tokens, scratch, *sizes, NO_TOKEN, NOT_FINITE, CHOICES, num_warps=1)
+            _pass[grid](logits, tops, reals, integers, scratch, *sizes, step, n_counted, step == n_steps, ROWS, BLOCK)
+    tensors, few = (logits, tops, tokens, scratch), (n_rows, logits.stride(0), width)
+    _choose[(triton.cdiv(n_rows, CHOICES),)](*tensors, *few, NO_TOKEN, NOT_FINITE, CHOICES, num_warps=1)
     return tokens
