@@ -33,7 +33,7 @@ def check_sees_all(scope: Scope) -> None:
 
 def _is_direct(scope: Scope) -> bool:
     """Whether the client is on this machine, and no proxy says that it forwards for another one."""
-    if scope["client"] is None or any(name.startswith(FORWARDING) for name, _ in scope["headers"]):
-        return scope["client"] is None
-    address = ip_address(scope["client"][0])
+    if any(name.startswith(FORWARDING) for name, _ in scope["headers"]):
+        return False
+    address = ip_address(scope["client"][0] if scope["client"] else "::1")  # a Unix socket has no address
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback

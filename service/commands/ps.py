@@ -33,8 +33,11 @@ def ps(options: PsOptions) -> None:
         response = fetch(client, "/v1/requests")
     if not response.is_success:
         raise OptionError(f"/v1/requests answered {response.status_code}: {refusal(response)}")
-    found = response.json()["data"]
-    rows = [[*COLUMNS], *([_cell(item[name]) for name in COLUMNS.values()] for item in found)]
+    try:
+        found = response.json()["data"]
+        rows = [[*COLUMNS], *([_cell(item[name]) for name in COLUMNS.values()] for item in found)]
+    except (ValueError, KeyError, TypeError) as error:
+        raise OptionError(f"{options.url} lists no requests at /v1/requests; is it Noria?") from error
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
     print(json.dumps(found, indent=1) if options.json else "\n".join(lines))

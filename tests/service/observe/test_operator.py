@@ -6,8 +6,10 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 import pytest
 
@@ -99,14 +101,36 @@ def test_the_right_sees_and_cancels_what_all_keys_run(tmp_path: Path, caplog: py
     assert (line["id"], line["key"], line["by"]) == (first["id"], "team", "boss")
 
 
-def test_without_keys_only_this_machine_may_list_and_no_proxy() -> None:
-    with running() as live:
+@pytest.mark.parametrize("uds", [False, True])
+def test_without_keys_only_this_machine_may_list_and_no_proxy(uds: bool, tmp_path: Path) -> None:
+    with running(**{"uds": tmp_path / "socket"} if uds else {}) as live:
         assert listed(live) == []
         for name in ("X-Forwarded-For", "X-Forwarded-Proto", "X-Real-IP", "Forwarded", "Via"):
             response = live.http.get("/v1/requests", headers={name: "127.0.0.1"})
             assert response.status_code == 403, name
-        shown = noria("ps", "--url", live.url, "--json")
-        assert json.loads(shown.stdout) == []
+        if not uds:
+            shown = noria("ps", "--url", live.url, "--json")
+            assert json.loads(shown.stdout) == []
+
+
+class Other(BaseHTTPRequestHandler):
+    """A server that answers every GET with 200 and what follows the first "/" of its path."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(unquote(self.path[1:].removesuffix("/v1/requests")).encode())
+
+
+@pytest.mark.parametrize("body", ["<html>", "[]", "{}", '{"data": null}', '{"data": ["a"]}', '{"data": [{"id": "a"}]}'])
+def test_ps_says_so_if_the_server_is_another_one(body: str) -> None:
+    with HTTPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        shown = noria("ps", "--url", f"http://127.0.0.1:{server.server_port}/{quote(body)}")
+        server.shutdown()
+    assert shown.returncode == 1
+    assert "is it Noria?" in shown.stderr
+    assert "Traceback" not in shown.stderr
 
 
 def test_a_key_that_has_ended_runs_nothing_any_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
