@@ -154,6 +154,11 @@ class RequestRecord:
         return "" if self.shares_cache else self.owner
 
     @property
+    def has_ended(self) -> bool:
+        """Whether its key has ended meanwhile."""
+        return self.key is not None and self.key.entry.end
+
+    @property
     def sender(self) -> str:
         """Whose request it is as far as one can tell: the tenant, or without keys the client's address."""
         return self.tenant or self.client or ""

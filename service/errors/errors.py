@@ -154,8 +154,8 @@ class Cancelled(ApiError):
 
     status = 410
 
-    def __init__(self) -> None:
-        super().__init__("the request was cancelled with DELETE /v1/requests/ID", code="request_cancelled")
+    def __init__(self, how: str) -> None:
+        super().__init__(f"the request was cancelled {how}", code="request_cancelled")
 
 
 class BodyTooLarge(ApiError):

@@ -1,7 +1,6 @@
 """What operators see of the engine: requests in flight by id, live events, and metrics for Prometheus."""
 
 import asyncio
-import logging
 from contextlib import ExitStack
 
 from fastapi import Request
@@ -18,8 +17,6 @@ from service.errors.wording import either
 from service.http.sse import EventStream
 from service.observe.view.feed import EngineEvent
 from service.observe.view.requests import Cancellation, RequestFacts, RequestList, ended_facts
-
-log = logging.getLogger("noria.request")
 
 QUIET = Policy(quiet=True)
 """A key at its limit of requests may still ask about them and cancel them."""
@@ -64,9 +61,7 @@ async def cancel_request(request: Request) -> Response:
     if not (found := state.requests.find(owner, request_id)):
         raise RequestNotFound(request_id)
     for live in found:
-        live.cancel()
-        key, by = live.record.tenant or None, request.scope["noria.record"].sender
-        log.info("cancelled", extra={"fields": {"id": request_id, "key": key, "by": by}})
+        live.cancel("with DELETE /v1/requests/ID", request.scope["noria.record"].sender)
     answer: Cancellation = {"id": request_id, "object": "request.cancelled", "cancelled": len(found)}
     return json_response(answer)
 
@@ -88,7 +83,7 @@ async def engine_events(request: Request) -> Response:
     with ExitStack() as stack:
         stack.enter_context(feed.listening(record.tenant))
         never = asyncio.get_running_loop().create_future()  # the feed itself ends with the drain
-        return EventStream(feed.frames(), stack.pop_all(), never, feed.framing)
+        return EventStream(feed.frames(lambda: record.has_ended), stack.pop_all(), never, feed.framing)
 
 
 METRIC_NAMES = ("vllm",)

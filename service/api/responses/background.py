@@ -91,7 +91,7 @@ class Background:
         return LargeAnswer(content, computed=True)
 
     def cancel(self) -> None:
-        self._live.cancel()
+        self._live.cancel("by the id of its response", self._live.record.sender)
 
     def note_queued(self) -> None:
         """Record the first events, and let clients find the response."""

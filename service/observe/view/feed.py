@@ -128,10 +128,10 @@ class Feed:
             self._watching = None
         self._seen.clear()
 
-    async def frames(self) -> AsyncIterator[tuple[bytes]]:
-        """The frames of the events from now on. It ends with the feed, and raises the error of the task that looks."""
+    async def frames(self, ends: Callable[[], bool] = lambda: False) -> AsyncIterator[tuple[bytes]]:
+        """The frames of the events until the feed ends or `ends` says so. Raises the error of the task that looks."""
         watching = self._watching or self._ended
-        while not self._ended.done():
+        while not self._ended.done() and not ends():
             news = self._news
             await asyncio.wait((news, self._ended, watching), return_when=asyncio.FIRST_COMPLETED)
             if news.done():

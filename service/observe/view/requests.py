@@ -1,6 +1,7 @@
 """The requests in flight by their ids, and the latest that have ended: how they stand, and their end by a client."""
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Coroutine, Iterator
@@ -18,6 +19,7 @@ from service.errors.errors import Cancelled
 from service.generation.choice import Choice
 from service.generation.generation import Generation
 
+log = logging.getLogger("noria.request")
 T = TypeVar("T")
 MAX_ENDED = 256
 """Requests that are remembered after their end."""
@@ -111,7 +113,7 @@ class LiveRequest:
     has_reason: bool
     generation: Generation | None = None
     waiting: asyncio.Task[Any] | None = None
-    cancelled: bool = False
+    cancelled: str = ""
     waits_for: Callable[[], WaitReason | None] = lambda: None
     seconds_to_start: Callable[[int], float] = lambda place: 0.0
 
@@ -119,28 +121,39 @@ class LiveRequest:
         """Take the generation. If the request is cancelled already, so is the generation."""
         self.generation = generation
         if self.cancelled:
-            self.cancel()
+            self._end()
 
     async def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, for which the request waits. Raises Cancelled if a client cancels the request."""
         task = self.waiting = asyncio.ensure_future(work)
+        if self.cancelled:
+            task.cancel()
         try:
             return await task
         except asyncio.CancelledError:
             self.record.outcome = "abort"
             if not self.cancelled:
                 raise
-            raise Cancelled from None
+            raise Cancelled(self.cancelled) from None
         finally:
             self.waiting = None
 
-    def cancel(self) -> None:
+    def cancel(self, how: str, by: str | None) -> None:
         """End all choices, or the wait for the model. A request that is being tokenized ends as soon as it is."""
-        self.cancelled = True
+        self.cancelled = how
+        log.info("cancelled", extra={"fields": {"id": self.record.id, "key": self.record.tenant or None, "by": by}})
+        self._end()
+
+    def end_with_key(self) -> None:
+        """Cancel the request if its key has ended."""
+        if self.record.has_ended and not self.cancelled:
+            self.cancel("because its key has ended", "the key file")
+
+    def _end(self) -> None:
         if self.waiting is not None:
             self.waiting.cancel()
         if self.generation is not None:
-            self.generation.cancel(None if self.has_reason else Cancelled())
+            self.generation.cancel(None if self.has_reason else Cancelled(self.cancelled))
 
 
 class LiveRequests:
@@ -155,8 +168,9 @@ class LiveRequests:
     def serving(self, record: RequestRecord, *, has_reason: bool) -> Iterator[LiveRequest]:
         """A request, which is in flight inside the context."""
         key = (record.owner, record.id)
-        live = LiveRequest(record, has_reason, cancelled=_has_ended(record))
+        live = LiveRequest(record, has_reason)
         self._live[live] = None
+        live.end_with_key()
         try:
             yield live
         finally:
@@ -176,8 +190,7 @@ class LiveRequests:
     def end_those_of_ended_keys(self) -> None:
         """Cancel the requests of keys whose entry says that they have ended."""
         for live in self:
-            if _has_ended(live.record):
-                live.cancel()
+            live.end_with_key()
 
     def ended(self, owner: str | None, request_id: str) -> RequestRecord | None:
         """The record of the latest request with this id that has ended, if it is remembered."""
@@ -220,10 +233,6 @@ class Look:
 
     ids: set[int] = field(default_factory=set)
     task: asyncio.Task[Picture] | None = None
-
-
-def _has_ended(record: RequestRecord) -> bool:
-    return record.key is not None and record.key.entry.end
 
 
 def live_facts(live: LiveRequest, picture: Picture | None, same_id: int) -> RequestFacts:

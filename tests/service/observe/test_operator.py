@@ -16,7 +16,7 @@ import pytest
 from service.observe import observer
 from tests.service.command_line import noria
 from tests.service.hosting.serving import LATE, posted, serving
-from tests.service.live import LONG, Live, begun, hurried, remaining, running
+from tests.service.live import LONG, USER, Live, begun, hurried, remaining, running
 from tests.waiting import PATIENCE, eventually
 
 COMPLETIONS = "/v1/completions"
@@ -134,19 +134,29 @@ def test_ps_says_so_if_the_server_is_another_one(body: str) -> None:
 
 
 def test_a_key_that_has_ended_runs_nothing_any_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its engine events end, too. A client that gets an error, and the log, are told why."""
     caplog.set_level(logging.INFO, logger="noria")
-    with keyed(tmp_path) as live, begun(live) as lines:
+    with ExitStack() as stack, keyed(tmp_path) as live, begun(live) as lines:
         boss, team, _ = KEYS
+        events = stack.enter_context(live.http.stream("GET", "/v1/engine/events"))
+        body = {"messages": USER, "max_tokens": 3000}
+        message = stack.enter_context(posted(live, "/v1/messages", body, **{"x-request-id": "message"}))
+        eventually(lambda: len(listed(live, **by("b"))) == 2, "both run")
         new = {"name": "new", "key": "n"}
         written(tmp_path / "keys.json", boss, {**team, "end": True}, new)
         on_the_loop(live, live.server.reload)
         assert json.loads(remaining(lines)[-2])["choices"][0]["finish_reason"] == "abort"
+        assert message.result(PATIENCE).json()["error"]["message"].endswith("because its key has ended")
+        assert list(events.iter_lines())
         assert live.post(COMPLETIONS, LONG).status_code == 401
         assert listed(live, **by("b")) == []
         on_the_loop(live, live.server.reload)
     first, second = [record.fields for record in caplog.records if record.getMessage() == "reloaded"]  # type: ignore[attr-defined]
     assert first == {"keys": "added new; removed few; changed team"}
     assert second == {"changes": "none"}
+    cancelled = [record.fields for record in caplog.records if record.getMessage() == "cancelled"]  # type: ignore[attr-defined]
+    assert {(line["key"], line["by"]) for line in cancelled} == {("team", "the key file")}
+    assert len(cancelled) == 2
 
 
 def test_the_line_of_a_refused_request_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
