@@ -76,7 +76,7 @@ def create_server(
     server = Server(
         app,
         settings,
-        drain=lambda: app.state.noria.drain.drain(),
+        drain=lambda: app.state.noria.drain.drain(sum(model.waiting.total for model in app.state.noria.models)),
         reloads=_reloads(app, settings, measured, keys),
         places=places,
         on_refused=measured.observe_refused_connection,

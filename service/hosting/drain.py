@@ -31,13 +31,16 @@ class Drain:
             if not self._in_flight:
                 self._idle.set()
 
-    async def drain(self) -> None:
-        """Refuse new requests and wait for those in flight. Those that run longer get an error. Log how it ended."""
+    async def drain(self, n_waiting: int) -> None:
+        """Refuse new requests and wait for those in flight. Those that run longer get an error. Log how it ended.
+
+        `n_waiting` requests wait until their model is loaded: they get an error in any case.
+        """
         self.draining, n_requests = True, self._in_flight
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), self._timeout)
-        left = self._in_flight
-        fields = {"finished": n_requests - left, "cut_off": left}
-        log.log(logging.WARNING if left else logging.INFO, "the drain has ended", extra={"fields": fields})
+        cut_off = self._in_flight + n_waiting
+        fields = {"finished": n_requests - self._in_flight, "cut_off": cut_off}
+        log.log(logging.WARNING if cut_off else logging.INFO, "the drain has ended", extra={"fields": fields})
         if not self.expired.done():
             self.expired.set_result(None)
