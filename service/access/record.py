@@ -78,6 +78,7 @@ LAST = "last-event-id"
 MAX_IGNORED = 16
 """As many ignored fields are in the header."""
 MAX_PATH_CHARS = 64
+ERROR_FACTS = ("code", "field", "limit", "unknown_model")
 CLIENT_GONE = 499
 """The status in the log when a client disconnects before the response; nginx uses this number."""
 
@@ -92,10 +93,10 @@ class RequestRecord:
     """The facts of one request, for its log line, the metrics and its trace. They are added while it is served.
 
     `route` is the path of its route, None for a path without one. `client` is the address of its sender. `ignored` are
-    fields of the body that passed without effect, `refused` the one that a 400 names. `code`, `wrong_field`, `limit`
-    and `unknown_model` are those of the error that the client got. `key` is None without keys too.
-    `owner` is its key's identity: the key's name may later be that of another. Requests with the same `cache_owner`
-    reuse each other's cached prompts. Times are in seconds. None: the request did not get that far.
+    fields of the body that passed without effect, `refused` the one that a 400 names. `error` has the facts of the
+    error that the client got. `key` is None without keys too. `owner` is its key's identity: the key's name may later
+    be that of another. Requests with the same `cache_owner` reuse each other's cached prompts. Times are in seconds.
+    None: the request did not get that far.
     For a request to a model: `model` is the name that it uses, `served` the model's first name, `adapter` that of its
     LoRA adapter, `finishes` the finish reason of each choice that ended, and `failure` the class of the error that
     ended it. `load_seconds` is the wait until its model was loaded, no part of `first_token_seconds`; meanwhile
@@ -122,10 +123,7 @@ class RequestRecord:
     user: str | None = None
     ignored: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
-    code: str | None = None
-    wrong_field: str | None = None
-    limit: str | None = None
-    unknown_model: str | None = None
+    error: dict[str, str | None] = field(default_factory=lambda: dict.fromkeys(ERROR_FACTS))
     key: Key | None = None
     owner: str = ""
     shares_cache: bool = False
@@ -143,6 +141,10 @@ class RequestRecord:
     model_wait: Callable[[], str] | None = None
     body: bytes = b""
     place: ExitStack = field(default_factory=ExitStack)
+
+    def is_named(self, owner: str | None, request_id: str) -> bool:
+        """Whether the request has this id, and this owner; None: any."""
+        return self.id == request_id and owner in (None, self.owner)
 
     @property
     def tenant(self) -> str:
@@ -169,10 +171,10 @@ class RequestRecord:
 
     def note_error(self, error: ApiError) -> None:
         """Record the facts of the error that the client gets, but not the error: it holds the frames of the request."""
-        self.code, self.limit, self.unknown_model = error.code or error.type, error.limit_name, error.model
-        if error.param is not None:
-            self.wrong_field = printable(error.param)
-            self.refused = (self.wrong_field,) if error.status == 400 else ()
+        name = None if error.param is None else printable(error.param)
+        facts = (error.code or error.type, name, error.limit_name, error.model)
+        self.error = dict(zip(ERROR_FACTS, facts, strict=True))
+        self.refused = () if name is None or error.status != 400 else (name,)
 
     def charge_prompt(self, n_tokens: int) -> None:
         """Record the tokens of all prompts. They are part of what the key has used from now on."""

@@ -74,10 +74,8 @@ class Observer:
         if not log.isEnabledFor(level):
             return
         fields = {
-            **{name: getattr(record, name) for name in ("id", "status", "outcome", "code")},
-            "field": record.wrong_field,
-            "limit": record.limit,
-            "unknown_model": record.unknown_model,
+            **{name: getattr(record, name) for name in ("id", "status", "outcome")},
+            **record.error,
             "trace": trace,
             "client": record.client,
             "key": record.tenant or None,
@@ -106,7 +104,7 @@ class Observer:
         if record.key is not None:
             record.key.charge(generated)
         if record.outcome == "refused":
-            self._metrics.observe_refusal(record.tenant, record.code or OTHER)
+            self._metrics.observe_refusal(record.tenant, record.error["code"] or OTHER)
         if record.served is None:
             if status != 429:  # a limit of the key, or of bodies in memory
                 self._metrics.observe_unnamed(record.outcome, record.tenant)

@@ -16,7 +16,7 @@ from service.errors.errors import InvalidRequest, RequestNotFound
 from service.errors.wording import either
 from service.http.sse import EventStream
 from service.observe.view.feed import EngineEvent
-from service.observe.view.requests import Cancellation, RequestFacts, RequestList, ended_facts
+from service.observe.view.requests import Cancellation, RequestFacts, RequestList, recorded_facts
 
 QUIET = Policy(quiet=True)
 """A key at its limit of requests may still ask about them and cancel them."""
@@ -46,7 +46,7 @@ async def request_facts(request: Request) -> Response:
     if not (found := state.requests.find(owner, request_id)):
         if (record := state.requests.ended(owner, request_id)) is None:
             raise RequestNotFound(request_id)
-        return json_response(ended_facts(record))
+        return json_response(recorded_facts(record))
     return json_response(await state.requests.facts(found[-1]))
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -161,13 +161,12 @@ class LiveRequests:
 
     def __init__(self) -> None:
         self._live: dict[LiveRequest, None] = {}
-        self._ended: OrderedDict[tuple[str, str], RequestRecord] = OrderedDict()
+        self._ended: deque[RequestRecord] = deque(maxlen=MAX_ENDED)
         self._looks: dict[EngineClient, Look] = {}
 
     @contextmanager
     def serving(self, record: RequestRecord, *, has_reason: bool) -> Iterator[LiveRequest]:
         """A request, which is in flight inside the context."""
-        key = (record.owner, record.id)
         live = LiveRequest(record, has_reason)
         self._live[live] = None
         live.end_with_key()
@@ -175,14 +174,11 @@ class LiveRequests:
             yield live
         finally:
             del self._live[live]
-            self._ended[key] = record
-            self._ended.move_to_end(key)
-            if len(self._ended) > MAX_ENDED:
-                self._ended.popitem(last=False)
+            self._ended.append(record)
 
     def find(self, owner: str | None, request_id: str) -> list[LiveRequest]:
         """The owner's requests in flight with this id, the oldest first."""
-        return [live for live in self if live.record.id == request_id and owner in (None, live.record.owner)]
+        return [live for live in self if live.record.is_named(owner, request_id)]
 
     def __iter__(self) -> Iterator[LiveRequest]:
         return iter([*self._live])
@@ -194,16 +190,15 @@ class LiveRequests:
 
     def ended(self, owner: str | None, request_id: str) -> RequestRecord | None:
         """The record of the latest request with this id that has ended, if it is remembered."""
-        latest = reversed(self._ended.items())
-        return next((record for (of, id), record in latest if id == request_id and owner in (None, of)), None)
+        return next((record for record in reversed(self._ended) if record.is_named(owner, request_id)), None)
 
     async def facts(self, live: LiveRequest) -> RequestFacts:
         """Return the facts of a request, with what its engine knows of it."""
-        generation, same = live.generation, self.find(live.record.owner, live.record.id)
-        if generation is None:
-            return live_facts(live, None, len(same))
-        picture = await self.look(generation.client, [choice.mailbox.id for choice in generation.choices])
-        return live_facts(live, picture, len(same))
+        picture = None
+        if live.generation is not None:
+            sequences = [choice.mailbox.id for choice in live.generation.choices]
+            picture = await self.look(live.generation.client, sequences)
+        return live_facts(live, picture, len(self.find(live.record.owner, live.record.id)))
 
     async def look(self, client: EngineClient, ids: Collection[int]) -> Picture | None:
         """What the engine of a client knows of these sequences, and of others. Many calls at a time are one look.
@@ -248,25 +243,18 @@ def live_facts(live: LiveRequest, picture: Picture | None, same_id: int) -> Requ
     states: list[State] = [item["state"] for item in choices]
     state: State = min(states, key=ORDER.index, default="preparing")
     first = next((item for item in choices if item["state"] == state), None)
-    facts = _facts(live.record, state, same_id)
+    facts = recorded_facts(live.record, state, same_id)
     if generation is not None:
         facts["generated_tokens"] = sum(item["generated_tokens"] for item in choices)
         facts["held_tokens"] = sum(item["computed_tokens"] for item in choices)
         facts["cached_tokens"] = generation.usage.cached if any(item.admitted for item in generation.choices) else None
-    if first is not None:
-        facts |= {"place": first["place"], "reason": first["reason"]}
-    else:
-        facts["reason"] = live.waits_for()
-    place = facts["place"]
+    place, reason = (None, live.waits_for()) if first is None else (first["place"], first["reason"])
     start: Estimate | None = None if place is None else {"seconds": round(live.seconds_to_start(place), 3)}
-    return facts | {"choices": choices, "start": start}
+    return facts | {"choices": choices, "place": place, "reason": reason, "start": start}
 
 
-def ended_facts(record: RequestRecord) -> RequestFacts:
-    return _facts(record, "finished", 0)
-
-
-def _facts(record: RequestRecord, state: State, same_id: int) -> RequestFacts:
+def recorded_facts(record: RequestRecord, state: State = "finished", same_id: int = 0) -> RequestFacts:
+    """Return what the record of a request has. Without a state it has ended."""
     return {
         "id": record.id,
         "object": "request",
