@@ -14,6 +14,7 @@ from service.api.embeddings import EmbeddingsBody, embeddings_request, unit_vect
 from service.api.ollama.answers import Embedded, EmbeddedOne
 from service.api.ollama.keeping import Target
 from service.api.ollama.options import KeepingBody
+from service.api.ollama.shape import durations
 from service.api.prompt import on_thread
 from service.api.routes import json_response, post
 from service.errors.dialects import OLLAMA
@@ -71,22 +72,19 @@ async def _embedded(request: Request, body: EmbedBody, write: Callable[[list[Any
 
     def answer(vectors: list[Any], usage: Usage) -> Json:
         counts = {"prompt_eval_count": usage.prompt}
-        return write(vectors, {"model": target.shown, **target.clock.durations(), **counts})
+        return write(vectors, {"model": target.shown, **durations(target.record), **counts})
 
     if not body.input:
         await target.load_or_unload()
         return json_response(answer([], Usage()))
     target.note_ignored()
 
-    def made(served: ServedModel) -> ModelRequest:
-        target.clock.note_loaded()
-        return body.request(served)
-
     def written(parts: Sequence[Delta], usage: Usage, timings: Timings) -> Json:
         return answer([unit_vector(delta.embedding) for delta in parts], usage)
 
     with ExitStack() as stack:
-        _, _, generation = await submit(stack, request, body.model_copy(update={"model": target.name}), on_thread(made))
+        asked = body.model_copy(update={"model": target.name})
+        _, _, generation = await submit(stack, request, asked, on_thread(body.request))
         target.keep()
         return await whole_response(request, generation, written)
 

@@ -149,19 +149,18 @@ async def _answered(
     target = Target(request, body)
     if make is None:
         reason = await target.load_or_unload()
-        nothing = shape(target.shown, target.clock).content("", "", [])
+        nothing = shape(target.shown, target.record).content("", "", [])
         return json_response({**head(target.shown, done=True), **nothing, "done_reason": reason})
     target.note_ignored()
 
     async def made(state: State, record: RequestRecord, served: ServedModel) -> ModelRequest:
-        target.clock.note_loaded()
         body.chosen.check_context(served)
         return await make(state, record, served)
 
     def shaped(served: ServedModel, name: str) -> AnswerShape:
         target.keep()
         tokenizer = served.tokenizer if body.logprobs else None
-        return shape(target.shown, target.clock, tokenizer, reader_of(served, calls))
+        return shape(target.shown, target.record, tokenizer, reader_of(served, calls))
 
     asked = body.model_copy(update={"model": target.name, "stream": body.stream is not False})
     return await answer(request, asked, made, shaped, first=FIRST)

@@ -7,10 +7,10 @@ from typing import Literal
 from fastapi import Request
 
 from service.access.record import RequestRecord
+from service.access.rights import check_right
 from service.api.answering import admit
 from service.api.ollama.options import KeepingBody
-from service.api.ollama.shape import Clock
-from service.api.openai.models import check_keep_alive, check_may_load, may_load
+from service.api.openai.models import check_keep_alive, may_load
 from service.api.state import State, hosted
 from service.hosting.hosted import HostedModel
 from service.http.sse import while_connected
@@ -34,17 +34,16 @@ class Target:
     def __init__(self, request: Request, body: KeepingBody) -> None:
         """Raises ModelNotFound."""
         self._request = request
-        self._record: RequestRecord = request.scope["noria.record"]
+        self.record: RequestRecord = request.scope["noria.record"]
         self._keep_alive = body.keep_alive
         self.name, self.model = found_model(request, body.model)
         self.shown = body.model or self.model.name
-        self.clock = Clock(self._record.started, self._record.started)
-        self._keeps = body.keep_alive is not None and self.model.entry.on_demand and may_load(self._record)
+        self._keeps = body.keep_alive is not None and self.model.entry.on_demand and may_load(self.record)
 
     def note_ignored(self) -> None:
         """Name a `keep_alive` without effect among the ignored fields."""
         if self._keep_alive is not None and not self._keeps:
-            self._record.ignored += ("keep_alive",)
+            self.record.ignored += ("keep_alive",)
 
     def keep(self) -> None:
         """Let the model stay loaded for as long as the request says, from the end of the request on."""
@@ -53,11 +52,11 @@ class Target:
 
     async def load_or_unload(self) -> Literal["load", "unload"]:
         """Load the model for a request without a prompt, or unload it if `keep_alive` is 0. Raises Forbidden."""
-        self._record.policy = replace(self._record.policy, operation=None)
+        self.record.policy = replace(self.record.policy, operation=None)
         state: State = self._request.app.state.noria
         receive, expired, model = self._request.receive, state.drain.expired, self.model
         if model.entry.on_demand and self._keep_alive is not None and check_keep_alive(self._keep_alive) == 0:
-            check_may_load(self._record)
+            check_right(self.record, "loads_models", "load models")
             await while_connected(receive, expired, state.models.unload(model, "request"))
             return "unload"
         self.note_ignored()

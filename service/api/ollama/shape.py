@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import cast
 
 from model.tokenizers.base import Tokenizer
+from service.access.record import RequestRecord
 from service.api.ollama.answers import AnswerLine, MadeCall, TokenChance
 from service.generation.choice import LEAST_LOGPROB, Delta, Scored
 from service.generation.request import Timings, Usage
@@ -29,19 +30,10 @@ def nanoseconds(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-@dataclass(slots=True)
-class Clock:
-    """When a request came, and when its model was loaded, by perf_counter."""
-
-    started: float
-    loaded: float
-
-    def note_loaded(self) -> None:
-        self.loaded = time.perf_counter()
-
-    def durations(self) -> Json:
-        total, loading = time.perf_counter() - self.started, self.loaded - self.started
-        return {"total_duration": nanoseconds(total), "load_duration": nanoseconds(loading)}
+def durations(record: RequestRecord) -> Json:
+    """Return the time since a request came, and its wait until its model was loaded."""
+    total = time.perf_counter() - record.started
+    return {"total_duration": nanoseconds(total), "load_duration": nanoseconds(record.load_seconds)}
 
 
 @dataclass(slots=True)
@@ -52,7 +44,7 @@ class AnswerShape(Lines):
     """
 
     model: str
-    clock: Clock
+    record: RequestRecord
     tokenizer: Tokenizer | None = None
     reader: CallReader | None = None
     _begun: list[CallDelta] = field(default_factory=list)  # the pieces of a call that may not be whole
@@ -91,7 +83,7 @@ class AnswerShape(Lines):
     def _durations(self, timings: Timings) -> Json:
         prompt, answer = timings["prompt_ms"] / 1000, timings["predicted_ms"] / 1000
         spent = {"prompt_eval_duration": nanoseconds(prompt), "eval_duration": nanoseconds(answer)}
-        return self.clock.durations() | spent
+        return durations(self.record) | spent
 
     def _read(self, delta: Delta) -> tuple[str, list[MadeCall]]:
         """The text of a delta, and the calls that it completes. A call that was cut short is left out."""

@@ -125,16 +125,11 @@ def check_keep_alive(value: object) -> float | None:
 def _managed(request: Request, name: str) -> HostedModel:
     """The model of this name. Raises Forbidden for a key that may not load it, InvalidRequest on a server with one."""
     model = hosted(request, name)
-    check_may_load(request.scope["noria.record"])
+    check_right(request.scope["noria.record"], "loads_models", "load models")
     if not model.entry.on_demand:
         message = "this server has one model, which stays loaded: start it with several models, or with --models"
         raise InvalidRequest(message, param="model", code="one_model")
     return model
-
-
-def check_may_load(record: RequestRecord) -> None:
-    """Raise Forbidden if the key may not load and unload models."""
-    check_right(record, "loads_models", "load models")
 
 
 def may_load(record: RequestRecord) -> bool:

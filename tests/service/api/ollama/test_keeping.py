@@ -70,7 +70,8 @@ def test_a_refused_request_changes_nothing(tmp_path: Path) -> None:
 def test_a_model_that_loads_sends_lines_too(tmp_path: Path) -> None:
     with serving(tmp_path, {"a": {}, "b": {"source": "broken", **LATE}, "c": LATE}) as live:
         *_, last = lines(live, CHAT, model="c", messages=USER, options={"num_predict": 3})
-        assert last["load_duration"] <= last["total_duration"]
+        assert 0 < last["load_duration"] <= last["total_duration"]
+        assert last["load_duration"] / 1e6 == pytest.approx(last["timings"]["load_ms"], abs=1e-3)
         assert live.http.post(CHAT, json={"model": "b", "messages": USER}).json().keys() == {"error"}
 
 
