@@ -131,14 +131,7 @@ def _entry(fields: Any) -> Entry:
     try:
         limits: dict[str, Any] = {field: _whole(field, fields[field]) for field in LIMITS if field in fields}
         flags: dict[str, Any] = {field: _flag(fields, field) for field in FLAGS}
-        return Entry(
-            name,
-            _digest(fields),
-            **limits,
-            **flags,
-            models=_models(fields),
-            reasoning_format=_format(fields),
-        )
+        return Entry(name, _digest(fields), **limits, **flags, models=_models(fields), reasoning_format=_format(fields))
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
 

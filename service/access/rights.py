@@ -19,9 +19,17 @@ def check_right(record: RequestRecord, right: str, what: str) -> None:
 
 
 def sees_all(scope: Scope) -> bool:
-    """Whether the sender may see the requests of all keys: by its key, or without keys by its direct connection."""
+    """Whether the sender may see the requests of all keys: by its key, or without keys by a connection of this machine.
+
+    None that a proxy forwards for another one counts.
+    """
     record: RequestRecord = scope["noria.record"]
-    return _is_direct(scope) if record.key is None else record.key.entry.sees_all
+    if record.key is not None:
+        return record.key.entry.sees_all
+    if any(name.startswith(FORWARDING) for name, _ in scope["headers"]):
+        return False
+    address = ip_address(scope["client"][0] if scope["client"] else "::1")  # a Unix socket has no address
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def check_sees_all(scope: Scope) -> None:
@@ -29,11 +37,3 @@ def check_sees_all(scope: Scope) -> None:
     check_right(scope["noria.record"], "sees_all", "list requests")
     if not sees_all(scope):
         raise Forbidden("without keys only a direct connection of this machine may list requests", code="not_allowed")
-
-
-def _is_direct(scope: Scope) -> bool:
-    """Whether the client is on this machine, and no proxy says that it forwards for another one."""
-    if any(name.startswith(FORWARDING) for name, _ in scope["headers"]):
-        return False
-    address = ip_address(scope["client"][0] if scope["client"] else "::1")  # a Unix socket has no address
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback

@@ -25,16 +25,7 @@ from service.generation.choice import Delta, joined
 from service.generation.generation import Generation
 from service.generation.request import ModelRequest, ServedModel, Timings, Usage, late_request
 from service.hosting.hosted import HostedModel, ModelChanged
-from service.http.sse import (
-    ClientGone,
-    Comments,
-    EventStream,
-    Framing,
-    Json,
-    PlainEvents,
-    TypedEvents,
-    while_connected,
-)
+from service.http.sse import ClientGone, Comments, EventStream, Framing, Json, PlainEvents, TypedEvents, while_connected
 from service.observe.view.requests import LiveRequest
 from service.receipts.maker import AnswerReceipts
 from service.receipts.receipt import Signed

@@ -96,12 +96,7 @@ async def load(request: Request, body: LoadBody) -> Response:
     return json_response(answer)
 
 
-@post(
-    "/v1/unload_lora_adapter",
-    body=UnloadBody,
-    request={"lora_name": "sql"},
-    answer=UnloadedAdapter,
-)
+@post("/v1/unload_lora_adapter", body=UnloadBody, request={"lora_name": "sql"}, answer=UnloadedAdapter)
 async def unload(request: Request, body: UnloadBody) -> Response:
     """Unload a LoRA adapter
 

@@ -13,10 +13,7 @@ from service.errors.dialects import OLLAMA, OPENAI, Dialect, error_response
 from service.errors.errors import ApiError, Unavailable, as_api_error
 from service.http.connection.flow import Deadline
 
-HEADERS = [
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 KEEP_ALIVE = b": keep-alive\n\n"
 KEEP_ALIVE_SECONDS = 15.0

@@ -40,15 +40,11 @@ class AdapterCounts:
 def adapter_families(models: Mapping[str, tuple[AdapterCounts, Sequence[AdapterStats]]]) -> Iterator[Family]:
     """The metrics of the adapters of all models, each with what its engine says of them."""
     loaded = GaugeMetricFamily("noria_lora_loaded", "LoRA adapters that requests may name.", labels=["model"])
-    requests = CounterMetricFamily(
-        "noria_lora_requests", "Requests by LoRA adapter and outcome.", labels=["model", "adapter", "outcome"]
-    )
-    generated = CounterMetricFamily(
-        "noria_lora_generated_tokens",
-        "Tokens generated in finished requests, by adapter.",
-        labels=["model", "adapter"],
-    )
     labels = ["model", "adapter"]
+    about = "Requests by LoRA adapter and outcome."
+    requests = CounterMetricFamily("noria_lora_requests", about, labels=[*labels, "outcome"])
+    about = "Tokens generated in finished requests, by adapter."
+    generated = CounterMetricFamily("noria_lora_generated_tokens", about, labels=labels)
     running = GaugeMetricFamily("noria_lora_requests_running", "Sequences being computed.", labels=labels)
     waiting = GaugeMetricFamily("noria_lora_requests_waiting", "Sequences that wait.", labels=labels)
     info = GaugeMetricFamily(  # all names of a model in one series, as the inference gateway reads them

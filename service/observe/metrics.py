@@ -64,10 +64,9 @@ class Metrics:
         self._refusals = counter("noria_refusals", about, ["key", "reason"])
         about = "Streams that ended with an error after their status 200."
         self.observe_broken_stream = counter("noria_broken_streams", about).inc
-        about = "Decoding of an image of a request, retries included."
-        self.observe_image = latency("noria_image_decode_seconds", about).observe
-        about = "Decoding of a recording of a request, retries included."
-        self.observe_audio = latency("noria_audio_decode_seconds", about).observe
+        about = "Decoding of {} of a request, retries included."
+        self.observe_image = latency("noria_image_decode_seconds", about.format("an image")).observe
+        self.observe_audio = latency("noria_audio_decode_seconds", about.format("a recording")).observe
         self.watch_ready = gauge("noria_ready", "1 while the server takes requests.").set_function
         self.watch_connections = gauge("noria_connections", "Open connections.").set_function
         about = "Responses and conversations in --responses-store."
@@ -98,22 +97,17 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         yield InfoMetricFamily("noria_build", "Versions of Noria, Python and PyTorch.", self._build)
-        restarts = CounterMetricFamily(
-            "noria_grammar_restarts", "Processes replaced that try or follow grammars.", labels=["process"]
-        )
+        about = "Processes replaced that try or follow grammars."
+        restarts = CounterMetricFamily("noria_grammar_restarts", about, labels=["process"])
+        followers = sum(model.total("grammar_restarts") for model in self._models.models.values())
         restarts.add_metric(["trial"], self._restarted["trial"])
-        restarts.add_metric(
-            ["follower"], sum(model.total("grammar_restarts") for model in self._models.models.values())
-        )
+        restarts.add_metric(["follower"], followers)
         yield restarts
         if (budget := self.memory_budget()) is not None:
             yield GaugeMetricFamily("noria_memory_budget_bytes", "Memory that all models may take together.", budget)
-        yield CounterMetricFamily(
-            "noria_image_process_restarts", "Processes replaced that decode images.", self._restarted["images"]
-        )
-        yield CounterMetricFamily(
-            "noria_audio_process_restarts", "Processes replaced that decode audio.", self._restarted["audio"]
-        )
+        for kind, what in (("image", "images"), ("audio", "audio")):
+            name = f"noria_{kind}_process_restarts"
+            yield CounterMetricFamily(name, f"Processes replaced that decode {what}.", self._restarted[what])
 
     def observe_helper_restart(self, helper: str) -> None:
         """A helper process was replaced: that of "images", of "audio", or of the "trial" of grammars."""

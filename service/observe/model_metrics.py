@@ -54,28 +54,22 @@ class Families:
             return Histogram(registry, f"noria_{name}_seconds", text, LATENCY_BUCKETS)
 
         self.requests = counter("requests", "Requests by outcome.", "outcome")
-        self.key_requests = counter(
-            "key_requests", "Requests by the name of their key, and by outcome.", "key", "outcome"
-        )
+        about = "Requests by the name of their key, and by outcome."
+        self.key_requests = counter("key_requests", about, "key", "outcome")
         self.key_prompt_tokens = counter("key_prompt_tokens", "Prompt tokens of finished requests, by key.", "key")
-        self.key_generated_tokens = counter(
-            "key_generated_tokens", "Tokens generated in finished requests, by key.", "key"
-        )
+        about = "Tokens generated in finished requests, by key."
+        self.key_generated_tokens = counter("key_generated_tokens", about, "key")
         self.thoughts = counter("reasoning_tokens", "Generated tokens of thoughts, with their marks.")
         self.prompts = counter("prompt_tokens", "Prompt tokens of started requests.")
         self.restarts = counter("engine_restarts", "Engines replaced after death or a hang.")
         self.continued = counter("requests_continued", "Sequences that went on with another engine after theirs.")
         self.loads = counter("model_loads", "Loads of a model, by outcome.", "outcome")
-        self.unloads = counter(
-            "model_unloads",
-            "Models unloaded: idle, to free memory for another, on request, or removed at SIGHUP.",
-            "reason",
-        )
+        about = "Models unloaded: idle, to free memory for another, on request, or removed at SIGHUP."
+        self.unloads = counter("model_unloads", about, "reason")
         self.step_tokens = Histogram(registry, "noria_step_tokens", "Tokens computed in one step.", STEP_BUCKETS)
         self.queue = latency("queue", "Wait from submission to the first step of a sequence.")
-        self.first = latency(
-            "time_to_first_token", "From a request's arrival to its first token, without its model's load."
-        )
+        about = "From a request's arrival to its first token, without its model's load."
+        self.first = latency("time_to_first_token", about)
         self.between = latency("inter_token", "Between two tokens of one sequence.")
         self.request = latency("request", "From a request's arrival to the end of its answer.")
 
@@ -205,23 +199,17 @@ class ModelsCollector(Collector):
     def collect(self) -> Iterator[Family]:
         models = [model for model in self.models.values() if model.served]
         yield self._gauge("noria_requests_running", "Sequences being computed.", lambda m: m.stats().running)
-        yield self._gauge(
-            "noria_requests_waiting",
-            "Sequences waiting to be computed, and requests waiting until the model is loaded.",
-            lambda m: m.stats().waiting + m.loading(),
-        )
+        about = "Sequences waiting to be computed, and requests waiting until the model is loaded."
+        yield self._gauge("noria_requests_waiting", about, lambda m: m.stats().waiting + m.loading())
         yield from _pages(models)
         about = "Memory of the engine process in RAM, mapped weights included."
         yield self._gauge("noria_engine_resident_memory_bytes", about, lambda m: m.beat.resident)
-        yield self._gauge(
-            "noria_model_memory_bytes", "Memory that a loaded model takes by its plan.", lambda m: m.memory
-        )
-        yield self._gauge(
-            "noria_prompt_tokens_waiting", "Tokens of prompts that wait for their first step.", lambda m: m.waiting()
-        )
-        yield self._counter(
-            "noria_engine_cpu_seconds", "Processor time of the engine processes, of all threads.", lambda m: m.processor
-        )
+        about = "Memory that a loaded model takes by its plan."
+        yield self._gauge("noria_model_memory_bytes", about, lambda m: m.memory)
+        about = "Tokens of prompts that wait for their first step."
+        yield self._gauge("noria_prompt_tokens_waiting", about, lambda m: m.waiting())
+        about = "Processor time of the engine processes, of all threads."
+        yield self._counter("noria_engine_cpu_seconds", about, lambda m: m.processor)
         yield self._counter("noria_generated_tokens", "Tokens generated.", lambda m: m.generated)
         for field, (name, text) in COUNTERS.items():
             yield self._counter(f"noria_{name}", text, lambda m: m.total(field))  # noqa: B023 - read at once

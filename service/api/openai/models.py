@@ -77,13 +77,7 @@ class LoadBody(ModelBody):
             check_keep_alive(self.keep_alive)
 
 
-@post(
-    "/v1/models/load",
-    body=LoadBody,
-    request={"model": "chat", "keep_alive": "10m"},
-    answer=ModelCard,
-    policy=POLICY,
-)
+@post("/v1/models/load", body=LoadBody, request={"model": "chat", "keep_alive": "10m"}, answer=ModelCard, policy=POLICY)
 async def load(request: Request, body: LoadBody) -> Response:
     """Load a model
 

@@ -33,7 +33,9 @@ class Progress:
         self._done += 1
         if is_failure(result):
             self.failed += 1
-            self._first = self._first or f"; first failure: {reason(result)}"
+            message = error_message(result["error"] or result["response"]["body"])
+            words = f"{result['custom_id'] or ''} {message}".split()
+            self._first = self._first or f"; first failure: {' '.join(words)}"
         self._tokens += output_tokens(result)
 
     def report(self) -> tuple[float, str]:
@@ -50,12 +52,6 @@ class Progress:
         """The line at the end of the batch."""
         rate = f", {self._tokens} tokens at {self._pace.rate(self._tokens):.0f} tokens/s" if self._tokens else ""
         return f"batch: {self.counts()}{rate}; results in {self._results.path}{self._first}"
-
-
-def reason(result: dict[str, Any]) -> str:
-    """Which line has no good answer, and why, on one line: the message of its error, or of the server's."""
-    message = error_message(result["error"] or result["response"]["body"])
-    return " ".join(f"{result['custom_id'] or ''} {message}".split())
 
 
 def output_tokens(result: dict[str, Any]) -> int:
