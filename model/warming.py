@@ -86,12 +86,7 @@ def steps(info: RunnerInfo, counts: Sequence[int]) -> Iterator[StepBatch]:
 
 
 def step(
-    info: RunnerInfo,
-    lengths: Sequence[int],
-    params: SamplingParams = ONE_TOKEN,
-    *,
-    before: int = 0,
-    adapter: int = 0,
+    info: RunnerInfo, lengths: Sequence[int], params: SamplingParams = ONE_TOKEN, *, before: int = 0, adapter: int = 0
 ) -> StepBatch:
     """A slice of each of these lengths, after `before` tokens; one that is too long becomes several.
 

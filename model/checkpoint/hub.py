@@ -20,11 +20,7 @@ _TOKENIZER = (
     *("tekken.json", "tokenizer.json", "tokenizer.model", "tokenizer.model.v*"),
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
 )
-_TEMPLATES = (
-    "chat_template.jinja",
-    "chat_template.json",
-    "additional_chat_templates/*.jinja",
-)
+_TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja")
 _HF_WEIGHTS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
 _NATIVE_WEIGHTS = ("consolidated*.safetensors",)
 

@@ -62,12 +62,7 @@ class OngoingWork:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(
-        self,
-        request: RequestRecord,
-        scope: Scope,
-        guard: ExitStack,
-        frames: AsyncIterator[list[bytes]],
-        ended: Ended,
+        self, request: RequestRecord, scope: Scope, guard: ExitStack, frames: AsyncIterator[list[bytes]], ended: Ended
     ) -> Ongoing:
         """Start to record the frames of a generation, whose admission `guard` gets.
 

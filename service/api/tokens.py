@@ -124,23 +124,13 @@ async def tokenize(request: Request, body: TokenizeBody) -> Response:
     return await computed_response(request, body.model, make)
 
 
-@post(
-    "/detokenize",
-    body=DetokenizeBody,
-    request={"tokens": [19556]},
-    answer=Detokenized,
-)
+@post("/detokenize", body=DetokenizeBody, request={"tokens": [19556]}, answer=Detokenized)
 async def detokenize(request: Request, body: DetokenizeBody) -> Response:
     """Turn token ids into text"""
     return await computed_response(request, body.model, on_thread(lambda served: text_of(body.tokens, served)))
 
 
-@post(
-    "/apply-template",
-    body=ApplyTemplateBody,
-    request={"messages": HELLO},
-    answer=AppliedTemplate,
-)
+@post("/apply-template", body=ApplyTemplateBody, request={"messages": HELLO}, answer=AppliedTemplate)
 async def apply_template(request: Request, body: ApplyTemplateBody) -> Response:
     """Render messages with the chat template"""
     return await computed_response(request, body.model, on_thread(lambda served: rendered(body, served)))

@@ -18,11 +18,7 @@ from model.options import UNITS, Flag, flag_name, grouped_flags, read_size
 Options = TypeVar("Options")
 
 PREFIX = "NORIA_"
-KINDS = {
-    "a whole number": re.compile("int_"),
-    "true or false": re.compile("bool_"),
-    "a number": re.compile(""),
-}
+KINDS = {"a whole number": re.compile("int_"), "true or false": re.compile("bool_"), "a number": re.compile("")}
 """What a value must be, by pydantic's types of faults."""
 DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
 START, END = "<!-- flags: python -m service.commands.flags -->", "<!-- end of flags -->"

@@ -82,12 +82,7 @@ class Choice:
     """One sequence. `index` is its index in the answer."""
 
     def __init__(
-        self,
-        index: int,
-        prompt: Prompt,
-        request: ModelRequest,
-        mailbox: Mailbox,
-        text: TextStream | ThinkingStream,
+        self, index: int, prompt: Prompt, request: ModelRequest, mailbox: Mailbox, text: TextStream | ThinkingStream
     ) -> None:
         self.index = index
         self.mailbox = mailbox

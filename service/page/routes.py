@@ -71,8 +71,4 @@ def start_at(prefix: str) -> Page:
     return Page(prefix, start, "page_start")
 
 
-PAGES = (
-    Page("/", _index, "page"),
-    Page("/docs", _index, "page_docs"),
-    Page("/page/{name:path}", _asset, "page_file"),
-)
+PAGES = (Page("/", _index, "page"), Page("/docs", _index, "page_docs"), Page("/page/{name:path}", _asset, "page_file"))

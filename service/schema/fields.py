@@ -85,11 +85,7 @@ class Body(BaseModel):
     """
 
     model_config = ConfigDict(
-        extra="allow",
-        strict=True,
-        allow_inf_nan=False,
-        protected_namespaces=(),
-        json_schema_extra=_describe_extras,
+        extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=(), json_schema_extra=_describe_extras
     )
     harmless: ClassVar[Mapping[str, tuple[Any, ...]]] = only()
     noticed: ClassVar[Mapping[str, tuple[Any, ...]]] = only()
