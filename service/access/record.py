@@ -142,10 +142,6 @@ class RequestRecord:
     body: bytes = b""
     place: ExitStack = field(default_factory=ExitStack)
 
-    def is_named(self, owner: str | None, request_id: str) -> bool:
-        """Whether the request has this id, and this owner; None: any."""
-        return self.id == request_id and owner in (None, self.owner)
-
     @property
     def tenant(self) -> str:
         """The name under which the engine accounts the request."""
@@ -240,8 +236,8 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path = scope["path"]
-        record = RequestRecord(request_id(scope), scope["method"], path, *self._policies.of(path), _address(scope))
+        path, client = scope["path"], scope.get("client") or (None,)  # a Unix socket has no address
+        record = RequestRecord(request_id(scope), scope["method"], path, *self._policies.of(path), client[0])
         scope["noria.record"], scope["noria.send"] = record, send
 
         async def send_marked(message: Message) -> None:
@@ -298,9 +294,3 @@ def request_id(scope: Scope) -> str:
     """The client's `x-request-id` if it is short and plain, else a new one."""
     given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
     return given.decode() if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-
-
-def _address(scope: Scope) -> str | None:
-    """The client's IP address; None on a socket that has none."""
-    client = scope.get("client")
-    return client[0] if client else None

@@ -178,7 +178,7 @@ class LiveRequests:
 
     def find(self, owner: str | None, request_id: str) -> list[LiveRequest]:
         """The owner's requests in flight with this id, the oldest first."""
-        return [live for live in self if live.record.is_named(owner, request_id)]
+        return [live for live in self if live.record.id == request_id and owner in (None, live.record.owner)]
 
     def __iter__(self) -> Iterator[LiveRequest]:
         return iter([*self._live])
@@ -190,7 +190,8 @@ class LiveRequests:
 
     def ended(self, owner: str | None, request_id: str) -> RequestRecord | None:
         """The record of the latest request with this id that has ended, if it is remembered."""
-        return next((record for record in reversed(self._ended) if record.is_named(owner, request_id)), None)
+        named = (record for record in reversed(self._ended) if record.id == request_id)
+        return next((record for record in named if owner in (None, record.owner)), None)
 
     async def facts(self, live: LiveRequest) -> RequestFacts:
         """Return the facts of a request, with what its engine knows of it."""
