@@ -131,9 +131,9 @@ class LiveRequest:
         try:
             return await task
         except asyncio.CancelledError:
-            self.record.outcome = "abort"
             if not self.cancelled:
                 raise
+            self.record.outcome = "abort"
             raise Cancelled(self.cancelled) from None
         finally:
             self.waiting = None

@@ -259,16 +259,21 @@ def test_a_drain_cuts_off_a_response_in_the_background(caplog: pytest.LogCapture
     assert "shutting_down" in [line["code"] for line in lines_of_requests(caplog)]
 
 
-def test_a_drain_cuts_off_requests_that_wait_for_their_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_drain_cuts_off_requests_that_wait_for_their_model(
+    stream: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, logger="noria")
     with serving(tmp_path, {"a": {}, "b": {"source": "large", **LATE}}) as live:
-        with posted(live, COMPLETIONS, {"model": "b", "prompt": "hi"}) as future:
+        with posted(live, COMPLETIONS, {"model": "b", "prompt": "hi", "stream": stream}) as future:
             eventually(lambda: live.model("b").waiting.total, "it waits")
             on_the_loop(live, lambda: live.server.handle_exit(signal.SIGTERM, None))
             assert future.result(PATIENCE).status_code == 503
         eventually(lambda: not live.running(), "the server has ended")
     (ending,) = [record for record in caplog.records if record.getMessage() == "the drain has ended"]
     assert ending.fields == {"finished": 0, "cut_off": 1}  # type: ignore[attr-defined]
+    (line,) = lines_of_requests(caplog)
+    assert (line["status"], line["outcome"], line["code"]) == (503, "refused", "shutting_down")
 
 
 def long_ones(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
