@@ -32,6 +32,10 @@ SHAPES = sized([(4096, 4096), (6144, 1024), (100, 192)], [(256, 512), (100, 192)
 WIDE, DEEP = sized((6144, 4096), (192, 256))
 SPARSE = {"n_experts": 8, "n_experts_per_token": 2}
 
+needs_fp8 = pytest.mark.skipif(
+    torch.cuda.get_device_capability() < (8, 9) if torch.cuda.is_available() else True, reason="no fp8"
+)
+
 
 @pytest.fixture
 def poison(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -132,6 +136,7 @@ def test_around_the_products(dtype: torch.dtype) -> None:
         assert torch.equal(convert.dequantize(there(weights), 30, 90, dtype).cpu(), matrix[30:90].to(dtype))
 
 
+@needs_fp8
 @pytest.mark.usefixtures("poison")
 def test_rows_to_fp8() -> None:
     torch.manual_seed(0)
@@ -206,7 +211,7 @@ def test_networks(scheme: str, changes: dict[str, object], fixed: bool) -> None:
         torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.skipif(torch.cuda.get_device_capability() < (8, 9) if torch.cuda.is_available() else True, reason="no fp8")
+@needs_fp8
 def test_products_in_fp8() -> None:
     """PyTorch's product of many rows in fp8 agrees with the product of the same numbers in float32."""
     torch.manual_seed(0)
