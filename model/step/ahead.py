@@ -22,10 +22,10 @@ class LastTokens:
 
     @classmethod
     def of(cls, slices: Sequence[Slice], tokens: Sequence[Tensor], device: torch.device) -> "LastTokens":
-        if not tokens:
+        if not slices:  # a step of chunks: a graph has no tokens then, and a row of none cannot be read
             tokens = [torch.zeros(1, dtype=torch.int64, device=device)]
-        joined = tokens[0] if len(tokens) == 1 else torch.cat([*tokens])
-        return cls(joined, defaultdict(int, {item.sequence_id: row for row, item in enumerate(slices)}))
+        rows = defaultdict(int, {item.sequence_id: row for row, item in enumerate(slices)})
+        return cls(tokens[0] if len(tokens) == 1 else torch.cat([*tokens]), rows)
 
     @classmethod
     def known(cls, slices: Sequence[Slice], outputs: Sequence[SliceOutput], device: torch.device) -> "LastTokens":
