@@ -6,33 +6,36 @@ All new tokens of a step are concatenated into one row axis `[T]`, without paddi
 
 from array import array
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate, repeat
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from model.attention.inputs import TABLE_WIDTH, PackedInputs, PoolInputs
 from model.batch import UNKNOWN, Slice, StepBatch
 from model.machine.transfers import Ints, upload
 
 
-class PoolColumns(NamedTuple):
-    """A step in one pool, on the host: slots [T], pages [P] and `PoolInputs.table` [S, 5]."""
-
-    slots: Ints
-    pages: Ints
-    table: Ints
-
-
 class Columns(NamedTuple):
-    """A step on the host: token ids [T], positions [T] and rows to sample after [D], and the step in each pool."""
+    """A step on the host: token ids [T], positions [T] and rows to sample after [D].
+
+    In each pool `slots` [T], `PoolInputs.table` [S, 5] and `pages` [P].
+    """
 
     tokens: Ints
     positions: Ints
     sample_rows: Ints
-    pools: Sequence[PoolColumns]
+    slots: Sequence[Ints]
+    tables: Sequence[Ints]
+    pages: Sequence[Ints]
+
+    @property
+    def arrays(self) -> list[Ints]:
+        """All of them in this order, flat."""
+        return [*self[:3], *self.slots, *[table.ravel() for table in self.tables], *self.pages]
 
 
 class Rows(NamedTuple):
@@ -54,19 +57,17 @@ def pack(
 ) -> PackedInputs:
     """`columns` as tensors on `device`."""
     step = columns(batch, page_size, windows, last_rows)
-    arrays = [*step[:3], *chain.from_iterable((*pool[:2], pool.table.ravel()) for pool in step.pools)]
-    token_ids, where, sampled, *placed = upload(arrays, device)
-    return PackedInputs(
-        tokens=token_ids,
-        positions=where,
-        pools=tuple(
-            PoolInputs(window, page_size, slots, pages, table.view(-1, TABLE_WIDTH), pool.table)
-            for window, slots, pages, table, pool in zip(
-                windows, placed[::3], placed[1::3], placed[2::3], step.pools, strict=True
-            )
-        ),
-        sample_rows=sampled,
-    )
+    return inputs_of(upload(step.arrays, device), windows, page_size, step.tables)
+
+
+def inputs_of(
+    tensors: Sequence[Tensor], windows: Sequence[int | None], page_size: int, numbers: Sequence[Ints]
+) -> PackedInputs:
+    """The inputs whose tensors are as `Columns.arrays`, with `PoolInputs.numbers` of each pool."""
+    n, (tokens, positions, rows, *pooled) = len(windows), tensors
+    tables = [table.view(-1, TABLE_WIDTH) for table in pooled[n : 2 * n]]
+    pools = zip(windows, repeat(page_size, n), pooled[:n], pooled[2 * n :], tables, numbers, strict=True)
+    return PackedInputs(tokens, positions, tuple([PoolInputs(*pool) for pool in pools]), rows)
 
 
 def columns(
@@ -83,11 +84,10 @@ def columns(
     """
     slices = batch.slices
     rows = _rows(slices)
-    pools = []
-    for index, window in enumerate(windows):
-        pages, table = _place(slices, rows, index, window, page_size)
-        pools.append(PoolColumns(_slots(rows, pages, table, page_size), pages, table))
-    return Columns(_tokens(slices, last_rows), rows.positions, sample_rows(slices, n_sampled), pools)
+    placed = [_place(slices, rows, index, window, page_size) for index, window in enumerate(windows)]
+    slots = [_slots(rows, pages, table, page_size) for pages, table in placed]
+    pages, tables = zip(*placed, strict=True)
+    return Columns(_tokens(slices, last_rows), rows.positions, sample_rows(slices, n_sampled), slots, tables, pages)
 
 
 def score_rows(slices: Sequence[Slice]) -> list[tuple[int, int]]:

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.attention.inputs import TABLE_WIDTH, PackedInputs, PoolInputs, Span
+from model.attention.inputs import TABLE_WIDTH, PackedInputs, Span
 from model.batch import GRAPH_ROWS, SHORT, PoolSpec, RunnerInfo, StepBatch, max_pages
 from model.errors import one_line
 from model.machine.device import of_memory
-from model.machine.transfers import Ints
+from model.machine.transfers import upload
 from model.step.ahead import LastTokens
 from model.step.executors import Views
 from model.step.executors.torch import TorchExecutor
-from model.step.packing import Columns
+from model.step.packing import Columns, inputs_of
 from model.step.sampler import Sampled
 
 log = logging.getLogger(__name__)
@@ -97,70 +97,48 @@ class StaticInputs:
     """The inputs of steps of up to `most` rows and slices in static memory. The pages of each pool are at its end."""
 
     def __init__(self, info: RunnerInfo, most: Shape, device: torch.device) -> None:
-        self._info = info
+        self._info, n = info, len(info.pools)
         self.last_tokens = torch.zeros(most.slices, dtype=torch.int64, device=device)
-        sizes = [most.rows, most.rows, most.slices]
-        sizes += [size for _ in info.pools for size in (most.rows, TABLE_WIDTH * most.slices)]
-        self._n_fixed = sum(sizes)
+        sizes, pages = _sizes(most, n), [_page_entries(info, pool, most) for pool in info.pools]
+        self._memory = torch.zeros(sum(sizes) + sum(pages), dtype=torch.int64, device=device)
+        self._parts = self._memory.split([*sizes, *pages])
         self._starts = np.cumsum([0, *sizes]).tolist()
-        places = [_page_entries(info, pool, most) for pool in info.pools]
-        self._memory = torch.zeros(self._n_fixed + sum(places), dtype=torch.int64, device=device)
-        self._tokens, self._positions, self._sample_rows, *others = self._memory.split([*sizes, *places])
-        self._slots, self._pages = others[: 2 * len(places) : 2], others[2 * len(places) :]
-        self._tables = [table.view(-1, TABLE_WIDTH) for table in others[1 : 2 * len(places) : 2]]
-        self._padding = self._padded(most)
-
-    def _padded(self, most: Shape) -> Ints:
-        """The inputs of a step without slices, but for its pages. Padding slices begin after all rows."""
-        padding = np.zeros(self._n_fixed, dtype=np.int64)
-        for slots, table in zip(self._starts[3::2], self._starts[4::2], strict=False):
-            padding[slots:table] = -1
-            padding[table : table + TABLE_WIDTH * most.slices : TABLE_WIDTH] = most.rows
-        return padding
+        # A step without slices, but for its pages. Padding slices begin after all rows.
+        zeros, table = [0] * (2 * most.rows + most.slices), [most.rows, *[0] * (TABLE_WIDTH - 1)]
+        self._padding = np.array([*zeros, *[-1] * (n * most.rows), *table * (n * most.slices)], dtype=np.int64)
 
     def first(self, shape: Shape) -> PackedInputs:
         """The inputs of the first rows and slices, with the spans of the longest sequences."""
-        return PackedInputs(
-            tokens=self._tokens[: shape.rows],
-            positions=self._positions[: shape.rows],
-            pools=tuple(
-                PoolInputs(
-                    window=pool.window,
-                    page_size=self._info.page_size,
-                    slots=self._slots[i][: shape.rows],
-                    pages=self._pages[i],
-                    table=self._tables[i][: shape.slices],
-                    numbers=np.array([_longest(self._info, pool, n) for n in _lengths(shape)]),
-                )
-                for i, pool in enumerate(self._info.pools)
-            ),
-            sample_rows=self._sample_rows[: shape.slices],
-        )
+        info, sizes = self._info, _sizes(shape, len(self._info.pools))
+        parts = [part[:size] for part, size in zip(self._parts, sizes, strict=False)]
+        numbers = [np.array([_longest(info, pool, n) for n in _lengths(shape)]) for pool in info.pools]
+        windows = [pool.window for pool in info.pools]
+        return inputs_of([*parts, *self._parts[len(sizes) :]], windows, info.page_size, numbers)
 
     def clear(self) -> None:
         """Make every row and slice padding."""
-        self._memory[: self._n_fixed].copy_(torch.from_numpy(self._padding))
+        self._memory[: len(self._padding)].copy_(torch.from_numpy(self._padding))
 
     def fill(self, step: Columns, last_tokens: Tensor) -> None:
         """Copy a step from the host; its UNKNOWN tokens refer to `last_tokens` [M]."""
-        pages = [pool.pages for pool in step.pools]
-        columns = [*step[:3], *chain.from_iterable((pool.slots, pool.table.ravel()) for pool in step.pools)]
-        host = self._host(self._n_fixed + len(pages[0]))
+        n = len(self._padding) + len(step.pages[0])
+        # The device can copy from this memory while the host continues.
+        host = torch.empty(n, dtype=torch.int64, pin_memory=self._memory.is_cuda)
         values = host.numpy()
-        values[: self._n_fixed] = self._padding
-        values[self._n_fixed :] = pages[0]
-        for start, column in zip(self._starts, columns, strict=False):
+        values[: len(self._padding)] = self._padding
+        for start, column in zip(self._starts, step.arrays, strict=False):  # the pages of the first pool are the last
             values[start : start + len(column)] = column
-        self._memory[: len(host)].copy_(host, non_blocking=True)
-        for place, found in zip(self._pages[1:], pages[1:], strict=True):
-            (host := self._host(len(found))).numpy()[:] = found
-            place[: len(host)].copy_(host, non_blocking=True)
+        self._memory[:n].copy_(host, non_blocking=True)
+        for place, pages in zip(self._parts[len(self._starts) :], step.pages[1:], strict=True):
+            place[: len(pages)].copy_(upload([pages], place.device)[0])
         n_last = min(len(last_tokens), len(self.last_tokens))
         self.last_tokens[:n_last].copy_(last_tokens[:n_last])
 
-    def _host(self, n: int) -> Tensor:
-        """Memory of the host that the device can copy from while the host continues."""
-        return torch.empty(n, dtype=torch.int64, pin_memory=self._memory.is_cuda)
+
+def _sizes(shape: Shape, n_pools: int) -> list[int]:
+    """The sizes of `Columns.arrays` of such a step, but for the pages."""
+    rows, slices = shape
+    return [rows, rows, slices, *[rows] * n_pools, *[TABLE_WIDTH * slices] * n_pools]
 
 
 def _page_entries(info: RunnerInfo, pool: PoolSpec, most: Shape) -> int:
@@ -217,7 +195,7 @@ class StepGraphs:
 
     def logits(self, step: Columns, last_tokens: Tensor) -> Tensor | None:
         """Logits [D, vocab_size] of a step on the host, until the next step. None if there is no graph."""
-        n_rows, n_slices, n_sampled = len(step.tokens), len(step.pools[0].table), len(step.sample_rows)
+        n_rows, n_slices, n_sampled = len(step.tokens), len(step.tables[0]), len(step.sample_rows)
         shape = self._least(n_rows, max(n_slices, n_sampled), decodes=n_rows == n_slices)
         replay = shape and (self._graphs.get(shape) or self._capture_shape(shape))
         if replay is None:
