@@ -5,6 +5,7 @@ Kernels sample all rows: compiled ones on a CPU, those of Triton on a GPU. Elsew
 
 import math
 from collections.abc import Sequence
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -13,49 +14,44 @@ from torch import Tensor
 
 from model.batch import Slice
 from model.kernels import cuda as triton
-from model.kernels.cpu import records
 from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.records import NO_TOKEN, NOT_FINITE
 from model.sampling_params import DRAWING, LEAST_TEMPERATURE, SamplingParams
 from model.step.logits import HIDDEN, column, indices, rows_of
 from model.step.noise import noise, noise_keys
 
+SamplingKernels = Kernels | ModuleType
+"""The compiled kernels of a CPU, or `model.kernels.cuda.sampling`."""
 IMPLEMENTED = frozenset({"temperature", "seed", "min_p", "top_k", "top_p"})
 """What `choose` implements in PyTorch."""
 BY_KERNELS = IMPLEMENTED & {"seed", *(name for name, _ in DRAWING)}
 """What it implements where kernels sample: what `kernel_rows` tells them, and the seed by start and step."""
 
 
-def choose(
-    logits: Tensor, slices: Sequence[Slice], kernels: Kernels | None, first: int = 0, *, by_torch: bool = False
-) -> Tensor:
+def on_gpu(device: torch.device, n_tokens: int) -> ModuleType | None:
+    """The kernels that sample from `n_tokens` tokens on a GPU, in a memory that does not grow with them, or None."""
+    if not triton.serve_on(device):
+        return None
+    from model.kernels.cuda import sampling
+
+    return sampling if n_tokens <= sampling.MOST_TOKENS else None
+
+
+def choose(logits: Tensor, slices: Sequence[Slice], kernels: SamplingKernels | None, first: int = 0) -> Tensor:
     """Columns [N] of the chosen tokens, or NO_TOKEN or NOT_FINITE, from logits [N, n] of the n tokens from `first` on.
 
     The logits are overwritten. Afterwards the chosen token's value is its logit in a greedy row, and what `_race`
-    compares in the others. `kernels` are those of a CPU; with `by_torch` no kernels of a GPU serve either.
+    compares in the others. Without `kernels` PyTorch does it.
     """
     if kernels is not None:
-        return kernels.sample(logits, kernel_rows(slices, first))
+        return kernels.sample(logits, kernel_rows(slices, kernels.row_type(), first))
     greatest, tokens = logits.max(dim=-1)  # the first of equals
-    if in_place(logits, by_torch=by_torch):
-        from model.kernels.cuda import sampling
-
-        return sampling.race(logits, greatest, tokens, kernel_rows(slices, first, sampling.ROW))
     if sampled := [row for row, item in enumerate(slices) if item.params.temperature > 0]:
         values, where = rows_of(logits, sampled), indices(sampled, logits.device)
         tokens.index_copy_(0, where, _race(values, [slices[row] for row in sampled], first))
         if values is not logits:
             logits.index_copy_(0, where, values)
     return tokens.masked_fill_(~greatest.isfinite(), NOT_FINITE).masked_fill_(greatest == HIDDEN, NO_TOKEN)
-
-
-def in_place(logits: Tensor, *, by_torch: bool) -> bool:
-    """Whether a kernel of a GPU chooses the tokens, with a memory that does not grow with the vocabulary."""
-    if by_torch or not triton.serves(logits):
-        return False
-    from model.kernels.cuda import sampling
-
-    return logits.shape[1] <= sampling.MOST_TOKENS
 
 
 def _race(logits: Tensor, slices: Sequence[Slice], first: int) -> Tensor:
@@ -76,14 +72,12 @@ def _race(logits: Tensor, slices: Sequence[Slice], first: int) -> Tensor:
     return logits.exp_().div_(waits).argmax(dim=-1)
 
 
-def best(
-    logits: Tensor, slices: Sequence[Slice], kernels: Kernels | None, first: int, *, by_torch: bool = False
-) -> Tensor:
+def best(logits: Tensor, slices: Sequence[Slice], kernels: SamplingKernels | None, first: int) -> Tensor:
     """Return [N, 3] float64 for the tokens from `first` on: an id or a code of `choose`, its value, the greatest logit.
 
     Logits [N, n] float32 are overwritten.
     """
-    tops, columns = logits.amax(dim=-1), choose(logits, slices, kernels, first, by_torch=by_torch)
+    tops, columns = logits.amax(dim=-1), choose(logits, slices, kernels, first)
     values = logits.gather(1, columns.clamp(min=0)[:, None])[:, 0]
     return torch.stack((torch.where(columns < 0, columns, columns + first), values, tops), dim=1).double()
 
@@ -110,9 +104,9 @@ def _keys_of(slices: Sequence[Slice]) -> NDArray[np.uint64]:
     )
 
 
-def kernel_rows(slices: Sequence[Slice], first: int = 0, form: np.dtype[np.void] | None = None) -> NDArray[np.void]:
-    """The rows' parameters in `form`, or for sample.c. Temperature 0 is greedy. The first token is `first`."""
-    rows = np.zeros(len(slices), dtype=records.sampling() if form is None else form)
+def kernel_rows(slices: Sequence[Slice], row_type: np.dtype[np.void], first: int = 0) -> NDArray[np.void]:
+    """The rows' parameters for kernels. Temperature 0 is greedy. The first token is `first`."""
+    rows = np.zeros(len(slices), dtype=row_type)
     drawing = np.frombuffer(b"".join([item.params.drawing for item in slices]), dtype=DRAWING)
     for name in drawing.dtype.names or ():
         rows[name] = drawing[name]

@@ -5,21 +5,20 @@ from collections.abc import Collection, Iterator, Sequence
 from torch import Tensor
 
 from model.batch import Slice
-from model.kernels import cuda as triton
 from model.kernels.cpu.functions import Kernels
 from model.memory.sizes import LOGIT_VALUES
 from model.network.adapters import AdapterStore
 from model.network.lora import StepAdapters
 from model.network.transformer import Transformer
 from model.step import sampler
-from model.step.distribution import BY_KERNELS, IMPLEMENTED, in_place
+from model.step.distribution import BY_KERNELS, IMPLEMENTED, on_gpu
 from model.step.logits import SamplingStep
 
 
 class Head:
     """The head of `model` with the `adapters` of its requests; `last` are the last sampling steps on the logits,
-    `kernels` the compiled ones of a CPU. `by_torch` are kinds of a GPU's kernels that do not serve. `implemented` are
-    the parameters of the distribution that what samples here knows.
+    `kernels` those that sample; compiled ones of a CPU are given. `by_torch` are kinds of a GPU's kernels that do not
+    serve. `implemented` are the parameters of the distribution that what samples here knows.
 
     `block_rows` limits the memory of logits. It is a multiple of 4: every block begins at a multiple of 16 bytes.
     """
@@ -32,12 +31,13 @@ class Head:
         kernels: Kernels | None,
         by_torch: Collection[str] = (),
     ) -> None:
-        self.adapters, self.last, self.kernels = adapters, last, kernels
+        self.adapters, self.last = adapters, last
         self.block_rows = max(4, LOGIT_VALUES // model.config.vocab_size // 4 * 4)
         self.model, self.device = model, next(model.parameters()).device
-        self._adapts_by_torch, self._samples_by_torch = "adapters" in by_torch, "sampling" in by_torch
-        by_kernels = kernels is not None or (triton.serve_on(self.device) and not self._samples_by_torch)
-        self.implemented = BY_KERNELS if by_kernels else IMPLEMENTED
+        self._adapts_by_torch = "adapters" in by_torch
+        of_gpu = None if "sampling" in by_torch else on_gpu(self.device, model.config.vocab_size)
+        self.kernels = kernels or of_gpu
+        self.implemented = IMPLEMENTED if self.kernels is None else BY_KERNELS
 
     def sample(self, hidden: Tensor, slices: Sequence[Slice]) -> list[sampler.Sampled]:
         """One token after each of these slices, from hidden states [N, dim]."""
@@ -45,17 +45,14 @@ class Head:
         for block, rows in self._blocks(hidden):
             some = slices[block]
             logits = self.model.logits(rows, self.adapters_of(some, [1] * len(some)))
-            found.append(self._sampled(logits, some))
+            found.append(sampler.sample(logits, some, self.last, self.kernels))
         return found
 
     def sample_logits(self, logits: Tensor, slices: Sequence[Slice]) -> list[sampler.Sampled]:
         """One token after each of these slices, from logits [N, vocab_size]. All at once, if that takes no memory."""
-        if in_place(logits, by_torch=self._samples_by_torch) and sampler.takes_no_memory(slices):
-            return [self._sampled(logits, slices)]
-        return [self._sampled(rows, slices[block]) for block, rows in self._blocks(logits)]
-
-    def _sampled(self, logits: Tensor, slices: Sequence[Slice]) -> sampler.Sampled:
-        return sampler.sample(logits, slices, self.last, self.kernels, by_torch=self._samples_by_torch)
+        at_once = self.kernels is not None and sampler.takes_no_memory(slices)
+        blocks = ((slice(None), logits),) if at_once else self._blocks(logits)
+        return [sampler.sample(rows, slices[block], self.last, self.kernels) for block, rows in blocks]
 
     def logits(self, hidden: Tensor, item: Slice) -> Iterator[Tensor]:
         """Logits [n, vocab_size] of hidden states [N, dim] of one slice, a block at a time."""
@@ -87,8 +84,6 @@ class SplitHead(Head):
             own, group = self.model.own_logits(rows).float(), self.model.group
             assert group is not None
             widths = self.model.shard.vocab_widths
-            sampled = sampler.sample_parts(
-                *(own, slices[block], group, widths, self.last, self.kernels), by_torch=self._samples_by_torch
-            )
+            sampled = sampler.sample_parts(own, slices[block], group, widths, self.last, self.kernels)
             found += [sampled] if sampled is not None else []
         return found

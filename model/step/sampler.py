@@ -20,7 +20,7 @@ from model.kernels.cpu.functions import Kernels
 from model.machine.transfers import Fetch
 from model.network.group import Group
 from model.sampling_params import PARAMETERS, Stage
-from model.step.distribution import IMPLEMENTED, best, best_of_all, choose, kernel_rows
+from model.step.distribution import IMPLEMENTED, SamplingKernels, best, best_of_all, choose, kernel_rows
 from model.step.logits import LOGITS_STEPS, PENALTIES, SamplingStep, apply, counted, indices, rows_of
 from model.step.logprobs import Scores, log_softmax
 from model.token_counts import TokenCounts
@@ -55,18 +55,16 @@ def sample(
     logits: Tensor,
     slices: Sequence[Slice],
     last: Sequence[SamplingStep] = (),
-    kernels: Kernels | None = None,
-    *,
-    by_torch: bool = False,
+    kernels: SamplingKernels | None = None,
 ) -> Sampled:
     """One token after each slice, from logits [N, vocab_size] float32, which are overwritten.
 
-    `last` are the last steps on the logits, `kernels` the compiled ones of a CPU. With `by_torch` none of a GPU serve.
+    `last` are the last steps on the logits. Without `kernels` PyTorch samples.
     """
     wanted = [row for row, item in enumerate(slices) if item.params.logprobs is not None]
     own = log_softmax(rows_of(logits, wanted)) if wanted else None
     apply((*LOGITS_STEPS, *last), logits, slices)
-    tokens = choose(logits, slices, kernels, by_torch=by_torch)
+    tokens = choose(logits, slices, kernels)
     scored = None
     if own is not None:
         counts = [slices[row].params.logprobs or 0 for row in wanted]
@@ -95,7 +93,7 @@ def compiled_rows(slices: Sequence[Slice]) -> CompiledRows | None:
     """What the compiled kernel of a CPU needs to sample after these slices, or None if it cannot do so for all."""
     if not all(NEEDS_PYTORCH.isdisjoint(item.params.used) for item in slices):
         return None
-    rows = kernel_rows(slices)
+    rows = kernel_rows(slices, Kernels.row_type())
     penalized = [row for row, item in enumerate(slices) if not item.params.used.isdisjoint(PENALTIES)]
     counts = [counted(slices[row]) for row in penalized]
     for row, found in zip(penalized, counts, strict=True):
@@ -115,9 +113,7 @@ def sample_parts(
     group: Group,
     widths: Sequence[int],
     last: Sequence[SamplingStep] = (),
-    kernels: Kernels | None = None,
-    *,
-    by_torch: bool = False,
+    kernels: SamplingKernels | None = None,
 ) -> Sampled | None:
     """As `sample`, where each rank of a stage has columns of the logits, `widths` of them; None on all but the first.
 
@@ -129,7 +125,7 @@ def sample_parts(
     own_parts, of_parts = rows_of(own, parts), [slices[row] for row in parts]
     logits = group.gather(rows_of(own, whole), widths) if whole else None
     before = sum(widths[: group.place.tensor_rank])
-    tops = best(own_parts, of_parts, kernels, before, by_torch=by_torch) if parts else None
+    tops = best(own_parts, of_parts, kernels, before) if parts else None
     found = None if tops is None else group.gather(tops, (3,) * len(widths))
     if group.place.tensor_rank > 0:
         return None
@@ -138,8 +134,7 @@ def sample_parts(
         tokens.index_copy_(0, indices(parts, own.device), best_of_all(found, of_parts))
     if logits is None:
         return Sampled(tokens, {}, None)
-    others = sample(logits, [slices[row] for row in whole], last, kernels, by_torch=by_torch)
-    return others.among(tokens, whole)
+    return sample(logits, [slices[row] for row in whole], last, kernels).among(tokens, whole)
 
 
 def plain_tokens(sampled: Sequence[Sampled], views: Sequence[Sequence[Slice]]) -> list[int] | None:

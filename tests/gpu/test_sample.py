@@ -21,9 +21,9 @@ def test_tokens_and_values_are_those_of_each_row_alone(vocab_size: int) -> None:
     params = [SamplingParams(seed=i, **KINDS[i % len(KINDS)]) for i in range(sized(48, 12))]  # type: ignore[arg-type]
     items = [Slice(0, [0], 1, 0, 1, (), each) for each in params]
     logits = (torch.randn(len(items), vocab_size, device=DEVICE) * 2).bfloat16().float()
-    together = logits.clone()
-    tokens = distribution.choose(together, items, None)
+    together, kernels = logits.clone(), distribution.on_gpu(logits.device, vocab_size)
+    tokens = distribution.choose(together, items, kernels)
     for i, item in enumerate(items):
         row = logits[i : i + 1].clone()
-        assert torch.equal(distribution.choose(row, [item], None), tokens[i : i + 1])
+        assert torch.equal(distribution.choose(row, [item], kernels), tokens[i : i + 1])
         assert torch.equal(row, together[i : i + 1])

@@ -249,6 +249,11 @@ class Kernels:
         with self._lock:
             self._call["attention"](ctypes.byref(call))
 
+    @staticmethod
+    def row_type() -> np.dtype[np.void]:
+        """The type of `rows` of `sample`."""
+        return sampling()
+
     def sample(self, logits: Tensor, rows: NDArray[np.void]) -> Tensor:
         """Tokens [N] int64 sampled from logits [N, vocab_size] float32, which it overwrites.
 

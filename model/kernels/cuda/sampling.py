@@ -6,6 +6,8 @@ launch adds up, for each next digit, the number or weights of the tokens whose d
 Maxima and sums of integers are the same in any order: neither other rows nor the number of programs change a token.
 """
 
+from functools import partial
+
 import numpy as np
 import torch
 import triton
@@ -15,10 +17,8 @@ from torch import Tensor
 
 from model.kernels.cpu.records import NO_TOKEN, NOT_FINITE
 from model.machine.transfers import send
+from model.sampling_params import DRAWING
 
-ROW = np.dtype("f4, f4, f4, i4, i4, i4")
-ROW.names = ("temperature", "min_p", "top_p", "top_k", "start", "step")
-"""How to sample from a row: see `params` of sample.h."""
 ROWS, BLOCK, PROGRAMS, CHOICES = 1, 1024, 512, 32
 """Rows of a program, columns that it loads at once, about how many programs share the columns of all rows, and rows of
 a program that only chooses."""
@@ -143,13 +143,18 @@ def _choose(
     tl.store(tokens + rows, tl.where(top < float("inf"), token, NOT_FINITE), mask=there)
 
 
-def race(logits: Tensor, tops: Tensor, tokens: Tensor, rows: NDArray[np.void]) -> Tensor:
-    """Tokens [N], NO_TOKEN or NOT_FINITE: drawn from logits [N, n] float32, but `tokens` in greedy rows.
+def row_type() -> np.dtype[np.void]:
+    """How to sample from a row: see `params` of sample.h."""
+    return np.dtype([*DRAWING, ("start", "i4"), ("step", "i4")])
 
-    `tops` [N] are the greatest logits, `tokens` [N] their places, which are overwritten. `rows` [N] are of `ROW`. A
-    drawn token's logit becomes what the race compares.
+
+def sample(logits: Tensor, rows: NDArray[np.void]) -> Tensor:
+    """Tokens [N], NO_TOKEN or NOT_FINITE, sampled from logits [N, n] float32: in greedy rows the first of the greatest.
+
+    A drawn token's logit becomes what the race compares.
     """
-    (n_rows, n_tokens), drawn = logits.shape, rows["temperature"] > 0
+    (n_rows, n_tokens), stride, drawn = logits.shape, logits.stride(0), rows["temperature"] > 0
+    tops, tokens = logits.max(dim=-1)
     n_counted = DIGITS * bool((drawn & (rows["top_k"] > 0)).any())
     n_steps = n_counted + DIGITS * bool((drawn & (rows["top_p"] < 1)).any())
     width = 1 + n_steps * RECORD
@@ -158,10 +163,12 @@ def race(logits: Tensor, tops: Tensor, tokens: Tensor, rows: NDArray[np.void]) -
         integers = send(torch.from_numpy(rows.view(np.int32).reshape(n_rows, -1)), logits.device)  # [N, 6]
         blocks, groups = triton.cdiv(n_tokens, BLOCK), triton.cdiv(n_rows, ROWS)
         columns = triton.cdiv(blocks, max(1, PROGRAMS // groups)) * BLOCK
-        grid, reals = (groups, triton.cdiv(n_tokens, columns)), integers.view(torch.float32)
-        sizes = n_rows, n_tokens, logits.stride(0), width, columns
+        tensors = logits, tops, integers.view(torch.float32), integers, scratch
+        sizes = n_rows, n_tokens, stride, width, columns
+        launch = partial(_pass[groups, triton.cdiv(n_tokens, columns)], *tensors, *sizes)
         for step in range(n_steps + 1):
-            _pass[grid](logits, tops, reals, integers, scratch, *sizes, step, n_counted, step == n_steps, ROWS, BLOCK)
-    tensors, few = (logits, tops, tokens, scratch), (n_rows, logits.stride(0), width)
-    _choose[(triton.cdiv(n_rows, CHOICES),)](*tensors, *few, NO_TOKEN, NOT_FINITE, CHOICES, num_warps=1)
+            launch(step, n_counted, step == n_steps, ROWS, BLOCK)
+    constants = NO_TOKEN, NOT_FINITE, CHOICES
+    grid = (triton.cdiv(n_rows, CHOICES),)
+    _choose[grid](logits, tops, tokens, scratch, n_rows, stride, width, *constants, num_warps=1)
     return tokens

@@ -42,13 +42,13 @@ def random_logits(n: int, n_tokens: int, source: np.random.Generator) -> Tensor:
 def by_the_cpu(logits: Tensor, rows: NDArray[np.void]) -> tuple[Tensor, Tensor]:
     """Tokens and logits afterwards."""
     table = np.zeros(len(rows), dtype=row_of_c())
-    table[[*sampling.ROW.names]] = rows
+    table[[*sampling.row_type().names]] = rows
     after = logits.clone()
     return native.needed().sample(after, table), after
 
 
 def sampled(logits: Tensor, rows: NDArray[np.void]) -> Tensor:
-    return sampling.race(logits, *logits.max(dim=-1), rows)
+    return sampling.sample(logits, rows)
 
 
 def tile(patch: pytest.MonkeyPatch, rows: int, block: int, programs: int) -> None:
@@ -66,7 +66,7 @@ def test_draws_the_tokens_of_the_cpu(
 ) -> None:
     """10,000 rows of mixed parameters. `parts` programs share the columns of a row."""
     source = np.random.default_rng(n_tokens)
-    logits, rows = random_logits(n_rows, n_tokens, source), random_rows(n_rows, source, sampling.ROW)
+    logits, rows = random_logits(n_rows, n_tokens, source), random_rows(n_rows, source, sampling.row_type())
     tile(monkeypatch, 512, block, parts * -(-n_rows // 512))
     expected, after = by_the_cpu(logits, rows)
     assert {NO_TOKEN, NOT_FINITE} < set(expected.tolist())
@@ -77,7 +77,7 @@ def test_draws_the_tokens_of_the_cpu(
 
 def test_a_row_depends_neither_on_the_others_nor_on_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     source = np.random.default_rng(0)
-    logits, rows = random_logits(60, 600, source), random_rows(60, source, sampling.ROW)
+    logits, rows = random_logits(60, 600, source), random_rows(60, source, sampling.row_type())
     found = []
     for order, *sizes in (range(60), 64, 1024, 1), (range(59, -1, -1), 32, 128, 6), (range(7, 11), 1, 1024, 4):
         tile(monkeypatch, *sizes)
@@ -95,28 +95,23 @@ def slices(n: int) -> list[Slice]:
     return [Slice(0, [0], 1, 0, 1, (), each) for each in params]
 
 
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    monkeypatch.setattr(triton, "serves", lambda x: True)
+def test_pytorch_draws_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It serves where there are too many tokens for a key."""
     tile(monkeypatch, 64, 1024, 1)
-    return monkeypatch
-
-
-def test_pytorch_draws_the_same_tokens(served: pytest.MonkeyPatch) -> None:
-    """Also where there are too many tokens for a key."""
     items, logits = slices(60), torch.randn(60, 999, generator=torch.Generator().manual_seed(1)) * 2
-    found = distribution.choose(logits.clone(), items, None, 70_000)
-    served.setattr(sampling, "MOST_TOKENS", 998)
-    served.setattr(sampling, "race", lambda *_: pytest.fail("too many tokens"))
+    found = distribution.choose(logits.clone(), items, sampling, 70_000)
     assert found.tolist() == distribution.choose(logits, items, None, 70_000).tolist()
+    monkeypatch.setattr(triton, "serve_on", lambda device: True)
+    assert distribution.on_gpu(logits.device, sampling.MOST_TOKENS) is sampling
+    assert distribution.on_gpu(logits.device, sampling.MOST_TOKENS + 1) is None
 
 
-@pytest.mark.usefixtures("served")
-def test_parts_of_the_vocabulary_give_the_token_of_the_whole() -> None:
+def test_parts_of_the_vocabulary_give_the_token_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    tile(monkeypatch, 64, 1024, 1)
     items = [item for item in slices(60) if item.params.top_k <= 0 and item.params.top_p == 1 and not item.params.min_p]
     logits = torch.randn(len(items), 900, generator=torch.Generator().manual_seed(2)) * 2
     parts = [(0, 400), (400, 500), (500, 900)]
-    found = [distribution.best(logits[:, a:b].clone(), items, None, a) for a, b in parts]
+    found = [distribution.best(logits[:, a:b].clone(), items, sampling, a) for a, b in parts]
     assert distribution.best_of_all(torch.cat(found, dim=1), items).tolist() == (
         distribution.choose(logits.clone(), items, native.needed()).tolist()
     )

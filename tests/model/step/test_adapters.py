@@ -136,7 +136,8 @@ def test_a_step_may_follow_one_of_which_a_slice_had_no_adapter(base: Any) -> Non
     second = [item._replace(tokens=(*PROMPT, UNKNOWN), start=20, stop=21, adapter=1) for item in first]
     before, after = (runner.launch(StepBatch(tuple(slices))) for slices in (first, second))
     assert [output.fault is None for output in before().slices] == [True, False]
-    assert [output.fault is None for output in after().slices] == [True, True]
+    sound, _ = after().slices  # nobody reads the other: its prompt's keys were never written, and may be no numbers
+    assert sound.fault is None
 
 
 def test_memory_for_adapters_is_reserved(base: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,9 @@ from model.kernels.cuda import sampling
 
 def sample() -> None:
     """Rows with every parameter."""
-    rows = np.zeros(3, dtype=sampling.ROW)
+    rows = np.zeros(3, dtype=sampling.row_type())
     rows["temperature"], rows["top_k"], rows["top_p"], rows["step"] = 1.0, 50, 0.9, 1
-    logits = torch.empty(3, 131_072)
-    sampling.race(logits, logits[:, 0].contiguous(), torch.zeros(3, dtype=torch.int64), rows)
+    sampling.sample(torch.empty(3, 131_072), rows)
 
 
 LAUNCHES: dict[str, tuple[Callable[[], None], tuple[int, ...]]] = {"sampling": (sample, (80, 86, 89, 90, 100))}
