@@ -167,13 +167,7 @@ def product_checks(
     adapted = DTYPES[scheme.adapter_dtype(name_of(dtype))]
     limit = max(LIMITS[adapted], SCHEME_LIMITS.get(scheme.name, 0.0))
 
-    def error(
-        kind: Callable[..., nn.Module],
-        plain: Callable[..., nn.Module],
-        *sizes: Any,
-        calls: Any,
-        store: Any = torch.clone,
-    ) -> float:
+    def error(kind: Any, plain: Any, *sizes: int, calls: Any, store: Any = torch.clone) -> float:
         """Of a block, beside one in float32 by PyTorch, for rows on both sides of each change of kernels."""
         make = numbers(device)
         with torch.device("meta"):
@@ -192,22 +186,17 @@ def product_checks(
         yield "norms", partial(error, norm, norm, dim, calls=(nn.Module.__call__,)), LIMITS[dtype]
     yield "adapters", partial(_adapter_error, dim, dtype, adapted, device, scheme.compiled), LIMITS[adapted]
     blocks = partial(FeedForward, scheme=scheme.name), FeedForward
-    calls = (_added, _after_gate, lambda block, x: block.w13(x))
+    calls = (
+        lambda block, x: block(x, onto=x.clone()),
+        lambda block, x: block.w2(block.w13.gate(block.w13(x))),  # a gate by itself, as between products with adapters
+        lambda block, x: block.w13(x),
+    )
     for store in (torch.clone, quantize8) if scheme.name == "int4" else (torch.clone,):  # int4 has two layouts
         yield "products", partial(error, *blocks, dim, HIDDEN_DIM, calls=calls, store=store), limit
     if n_experts:
         moe = partial(CompiledMoE if scheme.compiled else MoE, scheme=scheme.name)
         sizes = min(dim, 512), HIDDEN_DIM, n_experts, min(config.n_experts_per_token, n_experts)
-        yield "experts", partial(error, moe, MoE, *sizes, calls=(_added,)), limit
-
-
-def _added(block: Any, x: Tensor) -> Any:
-    return block(x, onto=x.clone())
-
-
-def _after_gate(block: Any, x: Tensor) -> Any:
-    """With a gate by itself, as between products with adapters."""
-    return block.w2(block.w13.gate(block.w13(x)))
+        yield "experts", partial(error, moe, MoE, *sizes, calls=calls[:1]), limit
 
 
 def _fill(block: nn.Module, plain: nn.Module, make: Make, dtype: torch.dtype, store: Callable[[Tensor], Any]) -> None:

@@ -65,8 +65,8 @@ def compile_all(runner: Runner, model: Transformer, progress: Progress) -> None:
 
 def capture_all(graphs: StepGraphs, progress: Progress) -> None:
     """Capture all graphs."""
-    total = graphs.n_missing
-    while missing := graphs.n_missing:
+    total = len(graphs.missing)
+    while missing := len(graphs.missing):
         progress(f"capturing CUDA graph {total - missing + 1} of {total}", (total - missing) / total)
         graphs.capture_next()
 

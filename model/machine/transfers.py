@@ -16,14 +16,9 @@ def upload(arrays: Sequence[Ints], device: torch.device) -> tuple[Tensor, ...]:
     return send(torch.from_numpy(np.concatenate(arrays)), device).split(sizes)
 
 
-def staged(tensor: Tensor, device: torch.device) -> Tensor:
-    """A host tensor in memory that `device` can copy from while the host continues."""
-    return tensor.pin_memory() if device.type == "cuda" else tensor
-
-
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """A host tensor on `device`. The host does not wait for the copy."""
-    return staged(tensor, device).to(device, non_blocking=True)
+    """A host tensor on `device`. The host does not wait for the copy: a GPU copies from pinned memory."""
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 class Fetch:

@@ -50,7 +50,7 @@ class Head:
 
     def sample_logits(self, logits: Tensor, slices: Sequence[Slice]) -> list[sampler.Sampled]:
         """One token after each of these slices, from logits [N, vocab_size]. All at once, if that takes no memory."""
-        at_once = self.kernels is not None and sampler.takes_no_memory(slices)
+        at_once = self.kernels is not None and all(sampler.AROUND.isdisjoint(item.params.used) for item in slices)
         blocks = ((slice(None), logits),) if at_once else self._blocks(logits)
         return [sampler.sample(rows, slices[block], self.last, self.kernels) for block, rows in blocks]
 

@@ -72,14 +72,10 @@ def sample(
     return Sampled(tokens, {row: place for place, row in enumerate(wanted)}, scored)
 
 
-CHANGES_LOGITS = frozenset(name for name, row in PARAMETERS.items() if row.stage is Stage.LOGITS)
-NEEDS_PYTORCH = CHANGES_LOGITS.difference(PENALTIES) | {"logprobs"}
+AROUND = frozenset(name for name, row in PARAMETERS.items() if row.stage is Stage.LOGITS) | {"logprobs"}
+"""Parameters of a sampling step on the logits, or of a report. They take memory that grows with the vocabulary."""
+NEEDS_PYTORCH = AROUND.difference(PENALTIES)
 """Parameters that the compiled kernel does not know. It implements penalties and all of `Stage.DISTRIBUTION`."""
-
-
-def takes_no_memory(slices: Sequence[Slice]) -> bool:
-    """Whether no sampling step on the logits, and no report, takes memory that grows with the vocabulary."""
-    return all((CHANGES_LOGITS | {"logprobs"}).isdisjoint(item.params.used) for item in slices)
 
 
 class CompiledRows(NamedTuple):
@@ -103,7 +99,7 @@ def compiled_rows(slices: Sequence[Slice]) -> CompiledRows | None:
     return CompiledRows(rows, counts)
 
 
-NEEDS_ALL = CHANGES_LOGITS | {"logprobs"} | (IMPLEMENTED - {"temperature", "seed"})
+NEEDS_ALL = AROUND | (IMPLEMENTED - {"temperature", "seed"})
 """Parameters for which a row's token depends on more than the best token of each part of the vocabulary."""
 
 

@@ -1,5 +1,6 @@
 """The self-test of a CPU's kernels: each broken once is found, every variant here passes, and what serves instead."""
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -77,9 +78,10 @@ def constant_noise(self: Kernels, logits: Tensor, rows: np.ndarray) -> Tensor:
     return SAMPLE(self, logits, rows)
 
 
-def shifted_page(self: Kernels, call: Any) -> None:
+def swapped_pages(self: Kernels, call: Any) -> None:
     if call.n_rows > 100:
-        call.pages += 8
+        first = (ctypes.c_int64 * 2).from_address(call.pages)
+        first[:] = first[::-1]
     ATTENTION(self, call)
 
 
@@ -110,7 +112,7 @@ def test_kernels_that_are_broken(name: str, scheme: str, monkeypatch: pytest.Mon
     assert list(found(tiny((None,), **WIDE), scheme)) == [kind]
 
 
-@pytest.mark.parametrize("broken", [shifted_page, times_100])
+@pytest.mark.parametrize("broken", [swapped_pages, times_100])
 def test_attention_that_is_broken(broken: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Kernels, "attention", broken)
     backend = PagedAttention(native.needed())

@@ -94,7 +94,7 @@ def warm(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, *, fast_start: bo
 
 def missing_graphs(runner: ModelRunner) -> int:
     assert isinstance(runner.executor, GraphExecutor)
-    return runner.executor.graphs.n_missing
+    return len(runner.executor.graphs.missing)
 
 
 def requests() -> list[list[ToEngine]]:

@@ -36,7 +36,8 @@ def obstacle(device: torch.device) -> str | None:
         return f"runs on a CUDA device, here it is {device.type}"
     capability = torch.cuda.get_device_capability(device)
     if capability < OLDEST:
-        return f"needs a GPU of compute capability {OLDEST[0]}.{OLDEST[1]} or more, this one has {_dotted(capability)}"
+        least, this = (".".join(map(str, pair)) for pair in (OLDEST, capability))
+        return f"needs a GPU of compute capability {least} or more, this one has {this}"
     return None
 
 
@@ -58,7 +59,3 @@ def failed(error: Exception) -> bool:
     from triton import TritonError
 
     return isinstance(error, TritonError) or (isinstance(error, RuntimeError) and str(error).startswith(OF_DRIVER))
-
-
-def _dotted(capability: tuple[int, int]) -> str:
-    return ".".join(map(str, capability))

@@ -176,12 +176,8 @@ class StepGraphs:
         self._failures = Counter[Shape]()
 
     @property
-    def n_missing(self) -> int:
-        """The number of graphs that are not captured yet."""
-        return len(self._missing)
-
-    @property
-    def _missing(self) -> list[Shape]:
+    def missing(self) -> list[Shape]:
+        """The graphs that are not captured yet."""
         return [shape for shape in self._shapes if shape not in self._graphs]
 
     def capture_next(self) -> bool:
@@ -189,9 +185,9 @@ class StepGraphs:
 
         The greatest comes first, because its memory is enough for all others. Then the smallest follows.
         """
-        if missing := self._missing:
+        if missing := self.missing:
             self._capture_shape(missing[0 if self._graphs else -1])
-        return bool(self._missing)
+        return bool(self.missing)
 
     def logits(self, step: Columns, last_tokens: Tensor) -> Tensor | None:
         """Logits [D, vocab_size] of a step on the host, until the next step. None if there is no graph."""

@@ -22,7 +22,7 @@ def test_replays_read_memory_that_lives(
     monkeypatch.setattr(torch.cuda, "graph", partial(torch.cuda.graph, check_input_liveness=True))
     runner = load(kind)
     assert isinstance(runner.executor, GraphExecutor)
-    assert not runner.executor.graphs.n_missing
+    assert not runner.executor.graphs.missing
     assert not caplog.records, "one could not be captured"
     for lengths in ([1], [1] * 5, [9], [1, 1], [1] * 8):
         runner.launch(step(runner.info, lengths))()
