@@ -43,8 +43,9 @@ STEPS, LENGTHS = (((0, 140), (0, 1)), ((140, 143), (1, 40))), (143, 40)
 """Start and stop of two sequences in each step: long slices beside short ones, of which one has keys in two parts."""
 WINDOW, HIDDEN_DIM, RANK, N_TOKENS, FEW = 37, 128, 16, 1100, 7
 """The greatest window, because a longer one would hide no key; other sizes; rows of which a column has an average."""
-MOST = {"cpu": (256, 4, 150), "cuda": (2**16, 2**16, 1024)}
-"""The greatest number of channels, of experts and of rows. A CPU's kernels are the same for all sizes."""
+MOST = {"cpu": (256, 4, 150, 0), "cuda": (2**16, 2**16, 1024, 65)}
+"""The greatest number of channels, of experts, of rows; the rows of an expert that need the last tile. Kernels of a CPU
+are the same for all sizes."""
 LIMITS = {torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 0.04, torch.int8: 0.12, torch.float8_e4m3fn: 0.3}
 SCHEME_LIMITS = {"int8": 0.12, "int4": 0.1, "fp8": 0.25}
 """What rounding explains: of activations, or of keys; in schemes that round activations to 8 bits."""
@@ -162,12 +163,12 @@ def product_checks(
     config: ModelConfig, scheme: Scheme, dtype: torch.dtype, device: torch.device, fixed: bool
 ) -> Iterator[Check]:
     """Norms, products of a feed-forward block, adapters, and experts."""
-    channels, n_experts, most = MOST[device.type]
+    channels, n_experts, most, of_expert = MOST[device.type]
     dim, n_experts = min(config.dim, channels), min(config.n_experts, n_experts)
     adapted = DTYPES[scheme.adapter_dtype(name_of(dtype))]
     limit = max(LIMITS[adapted], SCHEME_LIMITS.get(scheme.name, 0.0))
 
-    def error(kind: Any, plain: Any, *sizes: int, calls: Any, store: Any = torch.clone) -> float:
+    def error(kind: Any, plain: Any, *sizes: int, calls: Any, store: Any = torch.clone, most: int = most) -> float:
         """Of a block, beside one in float32 by PyTorch, for rows on both sides of each change of kernels."""
         make = numbers(device)
         with torch.device("meta"):
@@ -195,8 +196,9 @@ def product_checks(
         yield "products", partial(error, *blocks, dim, HIDDEN_DIM, calls=calls, store=store), limit
     if n_experts:
         moe = partial(CompiledMoE if scheme.compiled else MoE, scheme=scheme.name)
-        sizes = min(dim, 512), HIDDEN_DIM, n_experts, min(config.n_experts_per_token, n_experts)
-        yield "experts", partial(error, moe, MoE, *sizes, calls=calls[:1]), limit
+        n_used = min(config.n_experts_per_token, n_experts)
+        sizes, most = (min(dim, 512), HIDDEN_DIM, n_experts, n_used), max(most, of_expert * n_experts // n_used)
+        yield "experts", partial(error, moe, MoE, *sizes, calls=calls[:1], most=most), limit
 
 
 def _fill(block: nn.Module, plain: nn.Module, make: Make, dtype: torch.dtype, store: Callable[[Tensor], Any]) -> None:

@@ -144,7 +144,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, with few rows and small tiles."""
     monkeypatch.setattr(cuda, "serves", lambda x: True)
     monkeypatch.setattr(product, "TILES", small_tiles())
-    monkeypatch.setattr(selftest, "MOST", {"cpu": (64, 4, 1)})
+    monkeypatch.setattr(selftest, "MOST", {"cpu": (64, 4, 1, 0)})
     monkeypatch.setattr(selftest, "HIDDEN_DIM", 64)
 
 
@@ -181,10 +181,11 @@ def swapped_experts(*args: Any, **more: Any) -> routing.Assignment:
     return replace(made, experts=torch.where(made.experts >= 0, made.experts ^ 1, -1))
 
 
-PRODUCT, ASSIGN, NORM, SWIGLU, DEQUANTIZE = (
-    *(product.product, routing.assign, norm.rms_norm),
-    *(gate.swiglu, convert.dequantize),
+PRODUCT, GROUPED, ASSIGN, NORM, SWIGLU = (
+    *(product.product, product.grouped, routing.assign),
+    *(norm.rms_norm, gate.swiglu),
 )
+TILES, ON_GPU = product.TILES, selftest.MOST["cuda"]
 WRONG: dict[str, tuple[str, Any, str, Any]] = {
     "one scale": ("products", product, "product", one_scale_wrong),
     "gate and up": ("products", product, "product", gate_and_up_swapped),
@@ -216,11 +217,26 @@ def test_a_kernel_that_fails_for_many_rows_only(monkeypatch: pytest.MonkeyPatch)
         return PRODUCT(x, *args, **more)
 
     monkeypatch.setattr(product, "product", fails)
-    monkeypatch.setattr(selftest, "MOST", {"cpu": (64, 4, 20)})
+    monkeypatch.setattr(selftest, "MOST", {"cpu": (64, 4, 20, 0)})
     why = found(tiny((None,), **WIDE), "fp8")["products"]
     assert why.startswith("OutOfResources: ")
     assert "Required: 119000" in why
     assert "\n" not in why
+
+
+@pytest.mark.usefixtures("small")
+def test_the_last_tile_of_experts_that_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows reach each of many experts. On a GPU so many are computed that all tiles serve."""
+
+    def empty(x: Tensor, weights: DeviceWeights, *more: Any, **others: Any) -> Tensor:
+        y, tile = GROUPED(x, weights, *more, **others), more[3]
+        return y.zero_() if tile == product.TILES[weights.layout][-1] else y
+
+    monkeypatch.setattr(product, "grouped", empty)
+    channels = selftest.MOST["cpu"][:2]
+    assert all(of_layout[-2].rows < ON_GPU[3] for of_layout in TILES.values())
+    monkeypatch.setattr(selftest, "MOST", {"cpu": (*channels, 1, product.TILES["fp8"][-2].rows + 1)})
+    assert list(found(SPARSE, "fp8")) == ["experts"]
 
 
 @pytest.mark.usefixtures("small")
