@@ -11,6 +11,7 @@ from model.attention import choose
 from model.attention.rope import RopeTables
 from model.batch import StepBatch
 from model.checkpoint.resolve import EMBEDDED, resolve
+from model.kernels.cpu import native
 from model.loading import create
 from model.options import STEP_LIMITS
 from model.sampling_params import SamplingParams
@@ -40,7 +41,7 @@ def load(model: str = EMBEDDED, **options: Any) -> ModelRunner:
 def by_layer(runner: ModelRunner) -> TorchExecutor:
     """What computes the steps of a runner layer by layer, in place of one call of the compiled kernels."""
     model, device = runner.head.model, runner.head.device
-    attention = choose("auto", device, runner.pages.layers[0].k.dtype, kernels=runner.head.kernels)[1]
+    attention = choose("auto", device, runner.pages.layers[0].k.dtype, kernels=native.kernels())[1]
     tables = RopeTables.build(model.config, runner.info.max_model_len, device)
     return TorchExecutor(model, attention, runner.pages, tables, runner.info, runner._media, runner.head)
 

@@ -41,11 +41,13 @@ Check = tuple[str, Callable[[], float], float]
 """A kind of kernels, what computes its `error_of`, and the greatest error that rounding explains."""
 STEPS, LENGTHS = (((0, 140), (0, 1)), ((140, 143), (1, 40))), (143, 40)
 """Start and stop of two sequences in each step: long slices beside short ones, of which one has keys in two parts."""
-WINDOW, HIDDEN_DIM, RANK, N_TOKENS, FEW = 37, 128, 16, 1100, 7
+WINDOW, HIDDEN_DIM, RANK, FEW = 37, 128, 16, 7
 """The greatest window, because a longer one would hide no key; other sizes; rows of which a column has an average."""
 MOST = {"cpu": (256, 4, 150, 0), "cuda": (2**16, 2**16, 1024, 65)}
 """The greatest number of channels, of experts, of rows; the rows of an expert that need the last tile. Kernels of a CPU
 are the same for all sizes."""
+N_TOKENS = {"cpu": 1100, "cuda": 30_001}
+"""With more tokens than its programs load at once, a GPU's sampling repeats its loop."""
 LIMITS = {torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 0.04, torch.int8: 0.12, torch.float8_e4m3fn: 0.3}
 SCHEME_LIMITS = {"int8": 0.12, "int4": 0.1, "fp8": 0.25}
 """What rounding explains: of activations, or of keys; in schemes that round activations to 8 bits."""
@@ -153,9 +155,9 @@ def _sampling_error(device: torch.device, kernels: Kernels | None) -> float:
     """The share of tokens that differ. One may: a rounding error decides where two are almost equal."""
     params = [SamplingParams(**values, seed=seed) for values in SAMPLINGS for seed in range(9)]
     slices = [Slice(0, [0], 1, 0, 1, (), one) for one in params]
-    logits = numbers(device)((len(slices), N_TOKENS)) * 2
+    logits = numbers(device)((len(slices), N_TOKENS[device.type])) * 2
     expected = distribution.choose(logits.clone(), slices, None)
-    found = distribution.choose(logits, slices, kernels or distribution.on_gpu(device, N_TOKENS))
+    found = distribution.choose(logits, slices, kernels or distribution.on_gpu(device, logits.shape[1]))
     return float((found != expected).float().mean())
 
 

@@ -18,7 +18,7 @@ from model.config import ModelConfig, QueryTemperature
 from model.errors import OptionError
 from model.kernels import cuda
 from model.kernels.cpu import native
-from model.kernels.cuda import adapters, convert, gate, norm, product, routing
+from model.kernels.cuda import adapters, convert, gate, norm, product, routing, sampling
 from model.kernels.cuda.layouts import DeviceWeights
 from model.latent_config import LatentConfig
 from model.linear.schemes import SCHEMES
@@ -267,6 +267,11 @@ def test_errors_of_the_driver_in_triton_are_tritons() -> None:
     assert cuda.failed(RuntimeError("Triton Error [CUDA]: device kernel image is invalid"))
     assert cuda.failed(OutOfResources(1, 0, "shared memory"))
     assert not cuda.failed(RuntimeError("something else"))
+
+
+def test_programs_of_sampling_repeat_their_loop() -> None:
+    n_rows, n_blocks = 9 * len(selftest.SAMPLINGS), selftest.N_TOKENS["cuda"] // sampling.BLOCK
+    assert n_blocks * n_rows > 2 * sampling.PROGRAMS
 
 
 # What serves instead
