@@ -6,10 +6,11 @@ from typing import Any
 
 from model.batch import PageTable, Runner, RunnerInfo, Slice, StepBatch
 from model.checkpoint.files import Progress
-from model.errors import ModelError
+from model.errors import ModelError, OptionError, one_line
+from model.kernels import cuda
 from model.media import MediaWork
 from model.network.adapters import blank
-from model.network.kernels import kernel_errors, row_counts
+from model.network.kernels import row_counts
 from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
 from model.setup import Setup
@@ -29,18 +30,27 @@ BLANK = -1
 
 
 def warm(runner: ModelRunner, setup: Setup, progress: Progress) -> None:
-    """Run the first steps. On a GPU compile all kernels and capture all graphs, but with `fast_start` do so later."""
+    """Run the first steps. On a GPU compile all kernels and capture all graphs, but with `fast_start` do so later.
+
+    Raises OptionError for a kernel that does not compile for this GPU, or does not fit it.
+    """
     complete = setup.device.type == "cuda" and not setup.options.fast_start
-    with kernel_errors(f"--attention {setup.attention_name}, --quantize {setup.scheme.quantize}"):
+    try:
         first_steps(runner)
         if complete:
             compile_all(runner, runner.head.model, progress)
-        if setup.captures:  # only now: the greatest graph should be the first
-            assert isinstance(runner.executor, TorchExecutor)
-            executor = GraphExecutor(runner.executor, setup.pool_sizes.max_sequences, CudaCapture())
-            runner.executor = executor
-            if complete:
-                capture_all(executor.graphs, progress)
+    except Exception as error:
+        if not cuda.failed(error):
+            raise
+        raise OptionError(
+            f"--attention {setup.attention_name}, --quantize {setup.scheme.quantize}: a kernel does not work on this "
+            f"GPU ({type(error).__name__}: {one_line(error)}); choose another, and report this"
+        ) from error
+    if setup.captures:  # only now: the greatest graph should be the first
+        assert isinstance(runner.executor, TorchExecutor)
+        runner.executor = executor = GraphExecutor(runner.executor, setup.pool_sizes.max_sequences, CudaCapture())
+        if complete:
+            capture_all(executor.graphs, progress)
 
 
 def first_steps(runner: Runner) -> None:

@@ -1,13 +1,10 @@
-"""A GPU's kernels in a network: row counts on both sides of each change, errors, and what PyTorch computes instead."""
+"""A GPU's kernels in a network: row counts on both sides of each change, and what PyTorch computes instead."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from torch import nn
 
-from model.errors import OptionError, one_line
-from model.kernels import cuda as triton
 from model.kernels.cuda.layouts import FEW_ROWS
 from model.linear.base import RMSNorm
 from model.linear.floats import Floats
@@ -53,23 +50,6 @@ def _kernel(kind: Kind, n_rows: int) -> object:
     if kind.n_experts == 1 and not kind.fixed and n_rows > FEW_ROWS[kind.layout]:
         return None
     return tile_of(kind.layout, -(-n_rows * kind.n_used // kind.n_experts), fixed=kind.fixed)
-
-
-@contextmanager
-def kernel_errors(options: str) -> Iterator[None]:
-    """Errors of Triton inside raise OptionError: a kernel does not compile for this GPU, or does not fit it.
-
-    `options` are those that choose the kernels.
-    """
-    try:
-        yield
-    except Exception as error:
-        if not triton.failed(error):
-            raise
-        raise OptionError(
-            f"{options}: a kernel does not work on this GPU ({type(error).__name__}: {one_line(error)}); "
-            "choose another, and report this"
-        ) from error
 
 
 def leave_to_torch(model: nn.Module, kinds: Collection[str]) -> None:

@@ -189,6 +189,16 @@ def test_a_kernel_that_fails_names_what_chooses_it(monkeypatch: pytest.MonkeyPat
             warm(runner, monkeypatch)
 
 
+def test_other_errors_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(runner: Any) -> None:
+        raise RuntimeError("something else")
+
+    runner = loaded(DENSE, monkeypatch)
+    monkeypatch.setattr(warming, "first_steps", fails)
+    with pytest.raises(RuntimeError, match="something else"):
+        warm(runner, monkeypatch)
+
+
 def test_progress_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = loaded(DENSE, monkeypatch)
     with recorded():
