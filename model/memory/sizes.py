@@ -99,9 +99,8 @@ class PoolSizes:
         inputs = 8 * ((2 + n_pools) * rows + (2 + 5 * n_pools) * n + pages)
         logits = n * config.vocab_size * (4 + 4 + value_bytes)
         busy = -(-LEAST_SUMS // config.heads.n_groups) * (SHORT if rows > n else 1)
-        sums = (
-            n_pools * max(LEAST_SUMS, busy, 2 * (rows + n)) * (config.n_heads * (config.heads.value_dim + 2) * 4 + 64)
-        )
+        n_sums, of_head = max(LEAST_SUMS, busy, 2 * (rows + n)), (config.heads.value_dim + 2) * 4
+        sums = n_pools * n_sums * (config.n_heads * of_head + 64)
         return inputs + logits + self.block_bytes(rows, value_bytes) + sums + GRAPH_BYTES
 
     def longest(self, budget: int, spare: int) -> int:

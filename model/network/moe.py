@@ -117,9 +117,7 @@ class MoE(nn.Module):
         slots, experts = assignment.slots, self._here(assignment.experts)
         narrow = w13.layout == "fp8" and tile.rows > fp8.ROWS and fp8.multiplies(x)
         inner = product.grouped(x, w13, slots, experts, self.n_used, tile, n_pairs, gated=True, narrow=narrow)
-        y = product.grouped(  # [T * k, dim]
-            inner, w2, slots, experts, 1, tile, n_pairs, gated=False, some=some, narrow=narrow
-        )
+        y = product.grouped(inner, w2, slots, experts, 1, tile, n_pairs, gated=False, some=some, narrow=narrow)
         return routing.join(y, assignment.shares, onto)
 
     def _here(self, experts: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ Attention over pages in bfloat16 is compared too.
 A processor, a hypervisor or a compiler may compute other than its manual says. Then the next variant serves.
 """
 
-import time
+from functools import partial
+from timeit import repeat
 
 import torch
 from torch import Tensor
@@ -99,15 +100,9 @@ def speed(first: Kernels, second: Kernels) -> float:
 
 def _seconds(kernels: Kernels) -> float:
     """The least time of a product of many rows, in int8 and in bfloat16 together."""
-    x, found = numbers(max(ROWS), N_IN, whole=False), 0.0
-    for layout in ("int8", "bfloat16"):
-        times, made = [], weights(kernels, layout, whole=False)
-        for _ in range(REPEATS):
-            started = time.perf_counter()
-            kernels.linear(made, x)
-            times.append(time.perf_counter() - started)
-        found += min(times)
-    return found
+    x = numbers(max(ROWS), N_IN, whole=False)
+    made = [weights(kernels, layout, whole=False) for layout in ("int8", "bfloat16")]
+    return sum(min(repeat(partial(kernels.linear, one, x), number=1, repeat=REPEATS)) for one in made)
 
 
 def _agree(first: Kernels, second: Kernels, layout: str) -> bool:

@@ -264,7 +264,7 @@ def product(
     for rows, out in zip(x.split(FIXED_ROWS), y.split(FIXED_ROWS), strict=True) if fixed else ((x, y),):
         n_blocks = triton.cdiv(len(rows), tile.rows)
         splits = splits_of(tile, 1 if fixed else n_blocks, n_out, weights.n_in)
-        _launch(rows, weights, out, tile, n_blocks, splits, gated=gated, onto=None if onto is None else out)
+        _launch(rows, weights, out, tile, n_blocks, splits, None if onto is None else out, gated=gated)
     return y
 
 
@@ -289,14 +289,7 @@ def grouped(
     """
     y = (x.new_zeros if some else x.new_empty)(n_pairs, weights.n_out // (2 if gated else 1))
     x, x_scales = to_fp8(x) if narrow else (x, None)
-    _launch(
-        *(x, weights, y, tile, len(experts), 1),
-        gated=gated,
-        slots=slots,
-        experts=experts,
-        choices=choices,
-        x_scales=x_scales,
-    )
+    _launch(x, weights, y, tile, len(experts), 1, None, slots, experts, choices, x_scales, gated=gated)
     return y
 
 
@@ -307,13 +300,13 @@ def _launch(
     tile: Tile,
     n_blocks: int,
     splits: int,
-    *,
-    gated: bool,
     onto: Tensor | None = None,
     slots: Tensor | None = None,
     experts: Tensor | None = None,
     choices: int = 1,
     x_scales: Tensor | None = None,
+    *,
+    gated: bool,
 ) -> None:
     n_in, n_out = weights.n_in, y.shape[1]
     scales, zeros = (*weights.tables, None, None)[:2]

@@ -135,7 +135,7 @@ def test_bytes_of_graphs(max_sequences: int, length: int, windows: tuple[int | N
     specs = tuple(PoolSpec(window, 4) for window in config.pool_windows)
     info = RunnerInfo(32, specs, length, config.vocab_size, config.dim, max_sequences, 48, {})
     graphs = StepGraphs(lambda inputs, last: torch.empty(0), info, max_sequences, torch.device("cpu"), capture)
-    found = [*vars(graphs._inputs).values(), *graphs._inputs._pages, graphs._logits]
+    found = [*vars(graphs._inputs).values(), *graphs._inputs._parts, graphs._logits]
     memory = [one.untyped_storage() for one in found if isinstance(one, torch.Tensor)]
     held = {each.data_ptr(): each.nbytes() for each in memory}
     step = max_sequences * config.vocab_size * (4 + 4) + 48 * (2 * 32 + 3 * 48) * 4
