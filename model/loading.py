@@ -234,9 +234,8 @@ def _runner(
     pools = PagePools.allocate(config, specs, lambda shape: backend.allocate(shape, setup.kv_dtype, device))
     tables = RopeTables.build(config, length, device)
     media = Media(model.encoder)
-    head = (SplitHead if model.splits_layers else Head)(
-        *(model, adapters, (masks.step,), setup.kernels, setup.by_torch)
-    )
+    kind = SplitHead if model.splits_layers else Head
+    head = kind(model, adapters, (masks.step,), setup.kernels, setup.by_torch)
     compiled = compiled_network(model, backend, pools, tables, head.block_rows)
     if compiled and setup.kernels is not None:
         description |= {"arithmetic": native.arithmetic(setup.kernels)}

@@ -1,7 +1,6 @@
 """How a model runs: device, formats, weight scheme, attention backend, and what its memory must hold."""
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -87,14 +86,8 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE
     if why := unused_gpu(options.device):
         log.warning("no GPU is used: %s, or choose --device cpu", why)
     torch.backends.cuda.enable_cudnn_sdp(False)  # it plans for half a second at each new shape of an image or a chunk
-    kernels = native.kernels() if device.type == "cpu" else None
     _use_threads(1)  # threads of the self-test would only wait for each other
-    facts, formats = (checkpoint.config, checkpoint.kind, checkpoint.own_bits, options), native_formats(device)
-
-    def decided(kernels: Kernels | None) -> Decision:
-        return decide(*facts, Abilities(device.type, formats, compiled=kernels is not None), place.layout)
-
-    made, kernels, by_torch = _tested(decided, kernels, place, device, options.deterministic)
+    made, kernels, by_torch = _tested(checkpoint, options, place, device)
     if (latent := made.config.latent) is not None:
         log.info("%s", latent.scale_words)
     shard, activations, kv_dtype = made.shard(place), DTYPES[made.activations], getattr(torch, made.cache.dtype)
@@ -116,24 +109,26 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE
 
 
 def _tested(
-    decided: Callable[[Kernels | None], Decision],
-    kernels: Kernels | None,
-    place: Place,
-    device: torch.device,
-    fixed: bool,
+    checkpoint: Checkpoint, options: RunnerOptions, place: Place, device: torch.device
 ) -> tuple[Decision, Kernels | None, frozenset[str]]:
     """The decision for kernels that pass the self-test, these of a CPU, and the kinds of a GPU's that do not.
 
-    Raises OptionError where no other way serves, as with --deterministic on a GPU, which makes tiles `fixed`.
+    Raises OptionError where no other way serves, as with --deterministic on a GPU.
     """
+    kernels = native.kernels() if device.type == "cpu" else None
+    facts, formats = (checkpoint.config, checkpoint.kind, checkpoint.own_bits, options), native_formats(device)
+
+    def decided(kernels: Kernels | None) -> Decision:
+        return decide(*facts, Abilities(device.type, formats, compiled=kernels is not None), place.layout)
+
     made = decided(kernels)
     own, activations = made.shard(place).config, DTYPES[made.activations]
-    faults = selftest.faults(own, made.scheme, activations, device, kernels, fixed)
-    why = "; ".join(f"{kind}: {fault}" for kind, fault in faults.items())
+    faults = selftest.faults(own, made.scheme, activations, device, kernels, options.deterministic)
     if not faults:
         return made, kernels, frozenset()
+    why = "; ".join(f"{kind}: {fault}" for kind, fault in faults.items())
     if kernels is None:
-        if fixed:
+        if options.deterministic:
             raise OptionError(f"--deterministic needs kernels that do not work on this GPU ({why}); leave it out")
         log.warning("PyTorch serves, several times slower, for kernels that do not work on this GPU (%s)", why)
         return made, None, frozenset(faults)

@@ -86,10 +86,9 @@ def free_bytes(device: torch.device) -> int:
 
 def lost() -> bool:
     """Whether the GPU serves this process no more, as after an illegal access: then every call fails."""
-    if not torch.cuda.is_initialized():
-        return False
     try:
-        torch.cuda.synchronize()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
     except RuntimeError:
         return True
     return False

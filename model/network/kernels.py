@@ -1,7 +1,7 @@
 """A GPU's kernels in a network: row counts on both sides of each change, and what PyTorch computes instead."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from itertools import pairwise
 
 from torch import nn
 
@@ -14,13 +14,8 @@ OWNERS: Mapping[str, type[RMSNorm | Floats | MoE]] = {"norms": RMSNorm, "product
 """The parts of a network by the kind of their kernels."""
 
 
-class Kind(NamedTuple):
-    """Products alike: their layout, whether their tile is `fixed`, and of how many experts a row uses how many."""
-
-    layout: str
-    fixed: bool
-    n_experts: int = 1
-    n_used: int = 1
+Kind = tuple[str, bool, int, int]
+"""Products alike: their layout, whether their tile is fixed, and of how many experts a row uses how many."""
 
 
 def row_counts(model: nn.Module, most: int) -> Sequence[int]:
@@ -29,17 +24,16 @@ def row_counts(model: nn.Module, most: int) -> Sequence[int]:
     found = {1, most}
     for kind in kinds:
         choices = [_kernel(kind, n_rows) for n_rows in range(1, most + 1)]
-        changes = [n for n in range(1, most) if choices[n - 1] != choices[n]]
-        found |= {n_rows for n in changes for n_rows in (n, n + 1)}
+        found |= {n + more for n, (a, b) in enumerate(pairwise(choices), 1) if a != b for more in (0, 1)}
     return sorted(found)
 
 
 def _kind(part: nn.Module) -> Kind | None:
     """The kind of a projection or of a layer's experts; None if no kernel of a GPU computes it."""
     if isinstance(part, MoE) and part.stacked is not None:
-        return Kind(part.stacked[0].layout, bool(part.gate.fixed), part.n_experts, part.n_used)
+        return part.stacked[0].layout, bool(part.gate.fixed), part.n_experts, part.n_used
     if isinstance(part, Floats) and part.weights is not None and part.in_triton(part.weights.values):
-        return Kind(part.weights.layout, part.fixed)
+        return part.weights.layout, part.fixed, 1, 1
     return None
 
 
@@ -47,9 +41,10 @@ def _kernel(kind: Kind, n_rows: int) -> object:
     """What computes `n_rows` rows: a tile, or None for PyTorch."""
     from model.kernels.cuda.product import tile_of
 
-    if kind.n_experts == 1 and not kind.fixed and n_rows > FEW_ROWS[kind.layout]:
+    layout, fixed, n_experts, n_used = kind
+    if n_experts == 1 and not fixed and n_rows > FEW_ROWS[layout]:
         return None
-    return tile_of(kind.layout, -(-n_rows * kind.n_used // kind.n_experts), fixed=kind.fixed)
+    return tile_of(layout, -(-n_rows * n_used // n_experts), fixed=fixed)
 
 
 def leave_to_torch(model: nn.Module, kinds: Collection[str]) -> None:
