@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from tests.model.attention.attending import INTERPRETED
+from tests.model.attention.attending import SIMULATED
 
-IS_INTERPRETED = INTERPRETED in os.environ
+IS_INTERPRETED = os.environ.get(SIMULATED) == "interpreted"
+IS_IDLE = os.environ.get(SIMULATED) == "idle"
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 T = TypeVar("T")
 

@@ -19,6 +19,7 @@ from model.step import retry
 from model.step.runner import ModelRunner
 from service.engine.messages import FromEngine, Report, Submit, ToEngine
 from tests.engine.driving import Client
+from tests.gpu.cases import IS_IDLE
 from tests.model.driving import checkpoint, tiny
 
 pytestmark = pytest.mark.gpu
@@ -106,4 +107,8 @@ def test_requests_of_a_step_that_does_not_fit_are_answered(caplog: pytest.LogCap
     for mine, theirs in zip(found.scores, expected.scores, strict=True):
         assert mine.logprob == pytest.approx(theirs.logprob, abs=0.25)
     again = Scored(runner)
-    assert (again.scores, again.logprobs) == (expected.scores, expected.logprobs), "with memory, nothing is left of it"
+    assert again.finished == expected.finished
+    if not IS_IDLE:  # numbers that nobody computes are those of the memory
+        assert (again.scores, again.logprobs) == (expected.scores, expected.logprobs), (
+            "with memory, nothing is left of it"
+        )

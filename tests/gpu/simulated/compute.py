@@ -268,5 +268,5 @@ def rest_while_warming(card: Card) -> None:
 def pytest_configure() -> None:
     """pytest calls it in a module that `-p` names."""
     os.environ.pop("TRITON_INTERPRET", None)
-    os.environ["NORIA_TEST_INTERPRETED"] = "1"  # see tests/model/attention/attending.py
+    os.environ["NORIA_TEST_SIMULATED"] = "interpreted"  # see tests/model/attention/attending.py
     install()

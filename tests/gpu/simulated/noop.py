@@ -61,4 +61,5 @@ def fetched(own: Any) -> Any:
 
 def pytest_configure() -> None:
     """pytest calls it in a module that `-p` names."""
+    os.environ["NORIA_TEST_SIMULATED"] = "idle"  # see tests/model/attention/attending.py
     install()

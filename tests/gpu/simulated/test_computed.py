@@ -12,7 +12,7 @@ import pytest
 
 from tests.gpu.simulated.card import Card
 
-pytestmark = [pytest.mark.simulated, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.simulated, pytest.mark.timeout(3600)]
 
 ROOT = Path(__file__).parents[3]
 NUMBERS = ("cuda", "ahead", "sample", "schemes", "selftest")

@@ -20,8 +20,8 @@ from model.step.packing import pack
 from tests.model.kernels.interpreter import unchecked
 
 CPU = torch.device("cpu")
-INTERPRETED = "NORIA_TEST_INTERPRETED"
-"""The variable that is set where Triton's interpreter computes for a GPU that is simulated."""
+SIMULATED = "NORIA_TEST_SIMULATED"
+"""The variable that says how kernels of a simulated GPU compute: "interpreted" by Triton, or "idle", not at all."""
 SWIFT = sorted(BACKENDS.keys() - {"triton"})
 """Backends for tests of whole networks. Triton is too slow: under its interpreter, a program takes 10 ms."""
 Heads = tuple[Tensor, Tensor, Tensor]
@@ -98,7 +98,7 @@ def attend(
     results: list[list[Tensor]] = [[] for _ in data]
     sizes = [chunks if isinstance(chunks[0], int) else chunks[i] for i in range(len(data))]
     cuts = [cut(n, part) for n, part in zip(lengths, sizes, strict=True)]  # type: ignore[arg-type]
-    if isinstance(backend, TritonAttention) and (device == CPU or INTERPRETED in os.environ):
+    if isinstance(backend, TritonAttention) and (device == CPU or os.environ.get(SIMULATED) == "interpreted"):
         cuts = [few(part) for part in cuts]
     for step in itertools.zip_longest(*cuts):
         active = [(i, *part) for i, part in enumerate(step) if part]
