@@ -116,6 +116,7 @@ def name_process(name: str) -> None:
 
 def title_process(*words: str) -> None:
     """Replace the command line of this process, as `ps` shows it, in its length. Does nothing where it is not known."""
-    start, end = map(int, _stat(os.getpid())[45:47]) if sys.platform == "linux" else (0, 0)
-    if start:  # 0: the system does not tell
+    fields = _stat(os.getpid())[45:47] if sys.platform == "linux" else ()
+    start, end = map(int, fields) if len(fields) == 2 else (0, 0)
+    if start:  # an emulated system does not tell
         ctypes.memmove(start, "\0".join(words).encode()[: end - start - 1].ljust(end - start, b"\0"), end - start)

@@ -9,10 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+TILES = Path(__file__).parents[1] / "model/kernels/tiles.h"
 EMULATED = {
     "-mavx512vnni": ("-include", str(Path(__file__).parent / "avx512.h"), "-DEMULATED_VNNI"),
     "-mavx512bf16": ("-DEMULATED_BF16",),
-    "-mamx-int8": ("-DEMULATED_TILES",),
+    "-mamx-int8": (f'-DEMULATED_TILES="{TILES}"',),
 }
 BEYOND_AVX2 = ("-mavx512", "-mamx", "-mprefer-vector-width=512")
 QUICK = ("-O1", "-fno-strict-aliasing")

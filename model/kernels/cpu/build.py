@@ -3,7 +3,6 @@
 The system's C compiler is used, else the one in the `ziglang` wheel, if it is installed.
 """
 
-import ctypes
 import hashlib
 import importlib.util
 import os
@@ -152,8 +151,11 @@ def _runnable(command: Sequence[str], pool: str) -> Sequence[str]:
     """The variants that this processor runs, the best first; none if it does not run what the compiler makes."""
     try:
         _run([*command, "-shared", pool, "-o", f"{pool}.so", "-lpthread"])
-        return [*variants()][-1 - ctypes.CDLL(f"{pool}.so").noria_level() :]
-    except OSError:
+        # In another process, which the library may end.
+        code = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).noria_level())"
+        told = subprocess.run([sys.executable, "-c", code, f"{pool}.so"], capture_output=True, check=True)
+        return [*variants()][-1 - int(told.stdout) :]
+    except (RuntimeError, subprocess.CalledProcessError):
         return ()
 
 

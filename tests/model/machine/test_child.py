@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import model
+from model.machine import child
 from model.machine.child import python_command, start_python
 
 MODULE = "tests.model.machine.echo"
@@ -61,3 +62,9 @@ def test_a_child_for_an_event_loop() -> None:
     ours, theirs = socket.socketpair()
     assert asyncio.run(run(theirs)) == 0
     check(received(ours))
+
+
+def test_a_title_is_left_out_where_the_system_does_not_say_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """QEMU's /proc ends before these fields."""
+    monkeypatch.setattr(child, "_stat", lambda pid: ["S"] * 45)
+    child.title_process("noria-engine", "small")
