@@ -50,6 +50,8 @@ TILES: Mapping[str, tuple[Tile, ...]] = {
 8.0 on (limits.py). They are not tuned on a device yet."""
 GATED_STAGES = 3
 """Stages of a gated product at most: gate and up take twice the memory."""
+GATED_INT4 = 64
+"""Outputs of its tiles in int4 at most: the tensor memory of 10.0 has no more for the sums beside the numbers of int4."""
 FIXED = 64
 """Rows of the tile that serves any number of rows."""
 FIXED_ROWS = 512
@@ -312,14 +314,15 @@ def _launch(
     scales, zeros = (*weights.tables, None, None)[:2]
     n_table = weights.n_out * (n_in // INT4_GROUP if weights.layout == "int4" else 1)
     channels = channels_of(weights.layout, tile, x.dtype)
-    columns = triton.cdiv(n_out, tile.outputs)
-    size = n_blocks * columns * splits * tile.rows * tile.outputs * (2 if gated else 1) if splits > 1 else 0
+    outputs = min(tile.outputs, GATED_INT4) if gated and weights.layout == "int4" else tile.outputs
+    columns = triton.cdiv(n_out, outputs)
+    size = n_blocks * columns * splits * tile.rows * outputs * (2 if gated else 1) if splits > 1 else 0
     parts = x.new_empty(size, dtype=torch.float32)
     _product[(n_blocks, columns, splits)](
         x.contiguous(), x_scales, weights.bytes, scales, zeros, onto, y, slots, experts, parts, arrivals(x.device),
         len(x), n_in, weights.values.shape[-1], n_out, weights.n_out, n_table, choices,
         LAYOUT=weights.layout, GATED=gated, GROUPED=slots is not None, EVEN=n_in % channels == 0,
-        ROWS=tile.rows, OUTPUTS=tile.outputs, CHANNELS=channels, num_warps=tile.warps,
+        ROWS=tile.rows, OUTPUTS=outputs, CHANNELS=channels, num_warps=tile.warps,
         num_stages=min(tile.stages, GATED_STAGES) if gated else tile.stages,
     )  # fmt: skip
 
