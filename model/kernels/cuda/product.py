@@ -51,7 +51,7 @@ TILES: Mapping[str, tuple[Tile, ...]] = {
 GATED_STAGES = 3
 """Stages of a gated product at most: gate and up take twice the memory."""
 GATED_INT4 = 64
-"""Outputs of its tiles in int4 at most: the tensor memory of 10.0 has no more for the sums beside the numbers of int4."""
+"""Outputs of its tiles in int4 at most: on 10.0 the sums and the numbers of int4 share 512 columns of tensor memory."""
 FIXED = 64
 """Rows of the tile that serves any number of rows."""
 FIXED_ROWS = 512
