@@ -170,7 +170,10 @@ class StepAdapters:
     def of(
         cls, adapters: Sequence[Adapter | None], lengths: Sequence[int], device: torch.device, *, by_torch: bool = False
     ) -> "StepAdapters | None":
-        """The step whose slice i has `lengths[i]` rows and uses `adapters[i]`; None if no row uses an adapter."""
+        """The step whose slice i has `lengths[i]` rows and uses `adapters[i]`; None if no row uses an adapter.
+
+        With `by_torch` no kernels of a GPU serve.
+        """
         distinct = tuple(dict.fromkeys(one for one, n in zip(adapters, lengths, strict=True) if one is not None and n))
         if not distinct:
             return None

@@ -144,7 +144,8 @@ def _compiles(command: Sequence[str], name: str, flags: Sequence[str], folder: P
 def _is_current(target: Path, known: Collection[str]) -> bool:
     """Whether a library was built from these sources, with all these variants."""
     words = (fingerprint(), *(f"linear_{suffix(name)}\0" for name in known))
-    return target.exists() and all(word.encode() in target.read_bytes() for word in words)
+    content = target.read_bytes() if target.exists() else b""
+    return all(word.encode() in content for word in words)
 
 
 def _runnable(command: Sequence[str], pool: str) -> Sequence[str]:

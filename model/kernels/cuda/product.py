@@ -9,7 +9,7 @@ last to arrive adds all of them in the order of the channels: the order of arriv
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -64,6 +64,11 @@ def tile_of(layout: str, n_rows: int, *, fixed: bool) -> Tile:
     """The smallest tile that holds `n_rows`."""
     tiles = TILES[layout]
     return next((tile for tile in tiles if tile.rows >= (FIXED if fixed else n_rows)), tiles[-1])
+
+
+def fitting(tile: Tile, layout: str, *, gated: bool) -> Tile:
+    """Return the tile with as many outputs as the tensor memory holds."""
+    return replace(tile, outputs=min(tile.outputs, GATED_INT4)) if gated and layout == "int4" else tile
 
 
 def splits_of(tile: Tile, n_blocks: int, n_out: int, n_in: int) -> int:
@@ -260,7 +265,7 @@ def product(
     With `gated` the result is silu(x G^T) * (x U^T) [T, n_out/2], where G is the weights' upper half and U the lower.
     With `fixed` every T uses the same tile, and the channels are shared alike.
     """
-    tile = tile_of(weights.layout, len(x), fixed=fixed)
+    tile = fitting(tile_of(weights.layout, len(x), fixed=fixed), weights.layout, gated=gated)
     n_out = weights.n_out // (2 if gated else 1)
     y = x.new_empty(len(x), n_out) if onto is None else onto
     for rows, out in zip(x.split(FIXED_ROWS), y.split(FIXED_ROWS), strict=True) if fixed else ((x, y),):
@@ -291,6 +296,7 @@ def grouped(
     """
     y = (x.new_zeros if some else x.new_empty)(n_pairs, weights.n_out // (2 if gated else 1))
     x, x_scales = to_fp8(x) if narrow else (x, None)
+    tile = fitting(tile, weights.layout, gated=gated)
     _launch(x, weights, y, tile, len(experts), 1, None, slots, experts, choices, x_scales, gated=gated)
     return y
 
@@ -314,15 +320,14 @@ def _launch(
     scales, zeros = (*weights.tables, None, None)[:2]
     n_table = weights.n_out * (n_in // INT4_GROUP if weights.layout == "int4" else 1)
     channels = channels_of(weights.layout, tile, x.dtype)
-    outputs = min(tile.outputs, GATED_INT4) if gated and weights.layout == "int4" else tile.outputs
-    columns = triton.cdiv(n_out, outputs)
-    size = n_blocks * columns * splits * tile.rows * outputs * (2 if gated else 1) if splits > 1 else 0
+    columns = triton.cdiv(n_out, tile.outputs)
+    size = n_blocks * columns * splits * tile.rows * tile.outputs * (2 if gated else 1) if splits > 1 else 0
     parts = x.new_empty(size, dtype=torch.float32)
     _product[(n_blocks, columns, splits)](
         x.contiguous(), x_scales, weights.bytes, scales, zeros, onto, y, slots, experts, parts, arrivals(x.device),
         len(x), n_in, weights.values.shape[-1], n_out, weights.n_out, n_table, choices,
         LAYOUT=weights.layout, GATED=gated, GROUPED=slots is not None, EVEN=n_in % channels == 0,
-        ROWS=tile.rows, OUTPUTS=outputs, CHANNELS=channels, num_warps=tile.warps,
+        ROWS=tile.rows, OUTPUTS=tile.outputs, CHANNELS=channels, num_warps=tile.warps,
         num_stages=min(tile.stages, GATED_STAGES) if gated else tile.stages,
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ FIELDS = b"\x08\x03%d\x0f\x10\x10application/json"
 """`:status` and `content-type`, whose names are 8 and 31 in HPACK's table (RFC 7541)."""
 
 
-def refusal(error: ApiError, own_fields: object) -> bytes:
+def refusal(error: ApiError) -> bytes:
     """The response to the first request, and the end of the connection."""
     response = error_response(error, OPENAI)
     settings, head = _frame(4, 0, 0, b""), _frame(1, 4, 1, FIELDS % response.status_code)  # with END_HEADERS

@@ -230,8 +230,8 @@ class Connection(asyncio.Protocol):
         """Answer with an error after the responses to the requests before, and end the connection."""
         self._on_refused(STATUSES[error.status].refused or "malformed")
         self._state = State.REFUSING
-        refused = http2.refusal if self._reader.is_http2 else refusal
-        self._refusal = refused(error, self._server.default_headers)
+        own_fields = self._server.default_headers
+        self._refusal = http2.refusal(error) if self._reader.is_http2 else refusal(error, own_fields)
         self._inbox.drop()
         if (arriving := self._arriving) is not None:  # its end will never come
             self._exchanges.pop()
