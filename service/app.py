@@ -21,14 +21,14 @@ from service.api.audio import transcriptions
 from service.api.lanes import Lanes
 from service.api.ollama import embed, generation, refused
 from service.api.ollama import models as ollama
-from service.api.ongoing import OngoingWork
 from service.api.openai import chat, completions, fim, models
 from service.api.operations import engine
 from service.api.operations import health as probes
 from service.api.responses import compact
 from service.api.responses import routes as responses
-from service.api.responses.restart import compute_again, interrupted
-from service.api.routes import Route
+from service.api.responses.background import fail_interrupted
+from service.api.routes import Endpoint, Route
+from service.api.run import Runs
 from service.api.state import Bodies, State
 from service.api.stored import conversations
 from service.api.stored import responses as stored
@@ -149,7 +149,7 @@ def create_app(
 
         hosted = HostedModels(settings, entries, host, on_failed, need)
         state = app.state.noria = _state(settings, hosted, drain, measured, store, observer)
-        async with _brought_up(app, keys, on_failed):
+        async with _brought_up(app, on_failed):
             yield
         await _close(state)
         if tracing is not None:
@@ -176,14 +176,14 @@ def create_app(
 
 
 @asynccontextmanager
-async def _brought_up(app: FastAPI, keys: Keys, on_failed: Callable[[Exception], None]) -> AsyncIterator[None]:
-    """Load and watch the models inside the context. The responses that a restart interrupted are computed again."""
+async def _brought_up(app: FastAPI, on_failed: Callable[[Exception], None]) -> AsyncIterator[None]:
+    """Load and watch the models inside the context. The responses that a restart interrupted have failed."""
     state: State = app.state.noria
-    again = await interrupted(state)
+    await fail_interrupted(state.store)
 
     async def bring_up() -> None:
         try:
-            await state.models.bring_up(lambda: compute_again(app, again, keys.owner))
+            await state.models.bring_up()
         except Exception as error:
             on_failed(error)
 
@@ -237,12 +237,12 @@ def _state(
         Audios(partial(restarted, "audio"), measured.observe_audio),
         LiveRequests(),
         store,
-        OngoingWork(observer.observing, drain.expired, RECORDED_BYTES),
+        Runs(observer.observing, RECORDED_BYTES),
     )
 
 
 async def _close(state: State) -> None:
-    await state.ongoing.close()
+    await state.runs.close()
     await state.models.close()
     await state.store.close()
     await state.grammars.close()
@@ -275,12 +275,15 @@ def _check_prefix(prefix: str, served: Sequence[Route | Page]) -> None:
 
 def _add_routes(app: FastAPI, routes: tuple[Route, ...], prefix: str | None) -> Policies:
     """Add the routes of the API and of the page, and hints for requests that none of them takes."""
-    served: tuple[Route | Page, ...] = (*routes, *PAGES)
+    pages = PAGES
     if prefix is not None:
-        _check_prefix(prefix, served)
-        served = (*served, start_at(prefix))
-    for route in served:
-        app.add_api_route(route.path, route.handler, methods=[*route.methods], name=route.name, response_model=None)
+        _check_prefix(prefix, (*routes, *pages))
+        pages = (*pages, start_at(prefix))
+    for route in routes:
+        app.add_route(route.path, Endpoint(route), [*route.methods], route.name)
+    for page in pages:
+        app.add_route(page.path, page.handler, [*page.methods], page.name)
+    served: tuple[Route | Page, ...] = (*routes, *pages)
     hints = Hints(((route.path, route.methods) for route in served), prefix or "")
 
     async def routing_error(request: Request, error: Exception) -> Response:

@@ -141,11 +141,6 @@ class Settings(ModelSettings):
         unset="an hour in memory, 30 days in a file",
         least=1,
     )
-    finish_after_restart: bool = option(
-        False,
-        "Compute responses in the background again that were running when the server ended. It needs a file as "
-        "--responses-store. Otherwise they are marked as failed.",
-    )
     resume_seconds: float = option(
         60.0,
         "Seconds for which a stream goes on without its client, and its events are kept, if its request has the header "
@@ -228,8 +223,6 @@ class Settings(ModelSettings):
             raise OptionError(f"--responses-store {path}: {problem}; expected memory, off or the path of a file")
         if self.responses_store == "off" and (self.responses_store_size or self.responses_store_seconds):
             raise OptionError("--responses-store off cannot be used with --responses-store-size or -seconds")
-        if self.finish_after_restart and self.responses_store in STORE_BOUNDS:
-            raise OptionError(f"--finish-after-restart needs a file as --responses-store, got {self.responses_store}")
 
     def _check_place(self) -> None:
         """Raise OptionError for a wrong socket or prefix, or wrong proxies, names or origins."""

@@ -7,13 +7,13 @@ from functools import lru_cache
 from typing import Any
 
 import orjson
-from fastapi import Request
 from pydantic import TypeAdapter
 from starlette.responses import Response
 from starlette.routing import compile_path
 from typing_extensions import TypedDict
 
 from service import version
+from service.api.call import Call
 from service.api.forms import FORM
 from service.api.routes import Route, get
 from service.errors.dialects import EVENTS
@@ -176,9 +176,9 @@ class Document(TypedDict):
 
 
 @get("/openapi.json", answer=Document)
-async def openapi(request: Request) -> Response:
+async def openapi(call: Call) -> Response:
     """Describe every route"""
-    content = await asyncio.to_thread(_rendered, request.app.state.routes, request.app.state.noria.settings.root_path)
+    content = await asyncio.to_thread(_rendered, call.request.app.state.routes, call.state.settings.root_path)
     return Response(content, media_type="application/json")
 
 

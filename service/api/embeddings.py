@@ -5,28 +5,31 @@ import struct
 import uuid
 from base64 import b64encode
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import orjson
-from fastapi import Request
 from pydantic import Field
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from model.sampling_params import SamplingParams
 from service.access.record import Policy
-from service.api.answering import submit, whole_response
-from service.api.prompt import check_prompt, encode_text, on_thread
+from service.api.answering import whole_response
+from service.api.call import Call
+from service.api.prompt import check_prompt, encode_text
 from service.api.routes import post
 from service.engine.messages import Submit
 from service.errors.errors import InvalidRequest
 from service.generation.choice import Delta
-from service.generation.request import ModelRequest, Prompt, ServedModel, Timings, Usage
+from service.generation.request import ModelRequest, ServedModel, Timings, Usage
 from service.schema.fields import MAX_PROMPTS, Json, ModelBody, Prompts, check_prompts, listed, only, optional, synonym
 from service.schema.generation import MAX_USER
+from service.schema.options import Names
+
+
+Pooling = Literal["mean", "last"]
 
 
 class EmbeddingsBody(ModelBody):
@@ -51,7 +54,7 @@ class EmbeddingsBody(ModelBody):
     )
     output_dimension: int | None = synonym("dimensions", "Mistral's", ge=1, le=2**31 - 1)
     metadata: Json | None = optional("Facts for the client. They have no effect.")
-    pooling: Literal["mean", "last"] | None = optional(
+    pooling: Pooling | None = optional(
         "The mean of the hidden states of all tokens, or the last token's hidden state. Default: mean."
     )
     user: str | None = optional("The end user. The log has a hash of it.", max_length=MAX_USER)
@@ -63,21 +66,30 @@ class EmbeddingsBody(ModelBody):
     def check(self) -> None:
         check_prompts("input", listed(self.input))
 
+    def request(self, served: ServedModel) -> ModelRequest:
+        """Return the engine's request, as `embeddings_request` makes it."""
+        name, dimensions = self.given_as("dimensions"), self.agreed("dimensions")
+        return embeddings_request(self.input, served, dimensions, name, self.pooling)
 
-def embeddings_request(body: EmbeddingsBody, served: ServedModel) -> ModelRequest:
-    """Tokenizes: not for the event loop. Raises ParameterError or InvalidRequest."""
-    name, dimensions = body.given_as("dimensions"), body.agreed("dimensions")
+
+def embeddings_request(
+    items: Any, served: ServedModel, dimensions: int | None, name: str = "dimensions", pooling: Pooling | None = None
+) -> ModelRequest:
+    """Return the engine's request. Tokenizes: not for the event loop. Raises ParameterError or InvalidRequest.
+
+    `name` is the client's name of `dimensions`.
+    """
     if dimensions not in (None, served.info.dim):
         message = f"{name} must be {served.info.dim}, the width of this model, got {dimensions}"
         raise InvalidRequest(message, param=name)
-    params = SamplingParams(max_tokens=0, embed=body.pooling or "mean")
-    return ModelRequest(tuple(_prompt(item, params, served) for item in listed(body.input)))
+    params = SamplingParams(max_tokens=0, embed=pooling or "mean")
+    return ModelRequest(tuple(_submit(item, params, served) for item in listed(items)))
 
 
-def _prompt(item: str | list[int], params: SamplingParams, served: ServedModel) -> Prompt:
+def _submit(item: str | list[int], params: SamplingParams, served: ServedModel) -> Submit:
     tokens = encode_text(served, item, param="input") if isinstance(item, str) else item
-    check_prompt(tokens, 0, served, "input")
-    return Prompt(Submit(0, tokens, params, adapter=served.adapter_number))
+    check_prompt(tokens, 0, served, Names("input"))
+    return Submit(0, tokens, params, adapter=served.adapter_number)
 
 
 class Embedding(TypedDict):
@@ -143,13 +155,12 @@ def unit_vector(embedding: Sequence[float], base64: bool = False) -> list[float]
     answer=EmbeddingList,
     policy=Policy(operation="embeddings"),
 )
-async def embeddings(request: Request, body: EmbeddingsBody) -> Response:
+async def embeddings(call: Call, body: EmbeddingsBody) -> Response:
     """Embed one or more texts
 
     An embedding is the pooled hidden state of a text, scaled to length 1.
     """
-    make = on_thread(lambda served: embeddings_request(body, served))
-    with ExitStack() as stack:
-        _, served, generation = await submit(stack, request, body, make)
-        shape = EmbeddingShape(body.model or served.names[0], body.encoding_format == "base64")
-        return await whole_response(request, generation, shape.whole)
+    served = await call.admitted(body)
+    generation = await call.submitted(await call.made(call.on_lane(lambda: body.request(served))))
+    shape = EmbeddingShape(body.model or served.names[0], body.encoding_format == "base64")
+    return await whole_response(call, generation, shape.whole)

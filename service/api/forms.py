@@ -1,24 +1,21 @@
 """Bodies that are forms (`multipart/form-data`, RFC 7578): a file, and fields as text."""
 
 import inspect
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
-from fastapi import Request
 from pydantic import ValidationError
 from python_multipart import FormParser
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import File, parse_options_header
-from starlette.responses import Response
+from starlette.datastructures import Headers
 
 from model.errors import one_line, quoted
-from service.access.record import Policy, RequestRecord
-from service.api.routes import Route, check_codings, read_bytes
-from service.api.state import State
+from service.access.record import Policy
+from service.api.routes import BodyHandler, Parse, Parser, Route
 from service.errors.errors import HttpError, InvalidRequest
 from service.errors.refusals import invalid_body
-from service.http.sse import while_connected
-from service.schema.fields import Body, Reading, ignored_fields
+from service.schema.fields import Body, Reading
 
 B = TypeVar("B", bound=Body)
 FORM = "multipart/form-data"
@@ -29,40 +26,30 @@ MAX_BOUNDARY = 70
 
 def post_form(
     path: str, *, body: type[B], request: Mapping[str, Any], answer: Any, policy: Policy, or_text: bool = False
-) -> Callable[[Callable[[Request, B], Awaitable[Response]]], Route]:
+) -> Callable[[BodyHandler[B]], Route]:
     """A decorator that turns a handler into the route of `POST path`. The handler gets the checked form."""
 
-    def declare(handler: Callable[[Request, B], Awaitable[Response]]) -> Route:
-        async def read_and_handle(received: Request) -> Response:
-            return await handler(received, await read_form(received, body))
-
+    def declare(handler: BodyHandler[B]) -> Route:
         about = handler.__name__, inspect.getdoc(handler) or "", policy, answer
-        return Route(
-            *(path, ("POST",), read_and_handle, *about), body=body, body_type=FORM, request=request, or_text=or_text
-        )
+        read = {"body": body, "parser": _form_parser(body), "body_type": FORM}
+        return Route(path, ("POST",), handler, *about, **read, request=request, or_text=or_text)
 
     return declare
 
 
-async def read_form(request: Request, kind: type[B]) -> B:
-    """The form as `kind`. Raises BodyTooLarge, HttpError (415), InvalidRequest, Overloaded or ClientGone."""
-    media_type, options = parse_options_header(request.headers.get("content-type", ""))
-    if media_type.decode("latin-1") != FORM or not (boundary := options.get(b"boundary")):
-        found = quoted(request.headers.get("content-type", "none"))
-        raise HttpError(415, f"content-type must be {FORM} with a boundary, got {found}")
-    if len(boundary) > MAX_BOUNDARY:
-        raise HttpError(415, f"the boundary in content-type has {len(boundary)} bytes, the limit is {MAX_BOUNDARY}")
-    check_codings(request)
+def _form_parser(kind: type[Body]) -> Parser:
     files = [name for name, field in kind.model_fields.items() if field.annotation is bytes]
-    state: State = request.app.state.noria
-    record: RequestRecord = request.scope["noria.record"]
-    with state.bodies.holding(record.sender) as take:
-        content = await read_bytes(request, state.settings.max_body_bytes, take)
-        record.body_bytes = len(content)
-        reading = Reading(lenient=state.settings.lenient)
-        checked = state.work.run(lambda: _checked(_fields(content, boundary, files), kind, reading), len(content))
-        body, record.ignored = await while_connected(request.receive, state.drain.expired, checked)
-    return body
+
+    def parser(headers: Headers) -> Parse:
+        media_type, options = parse_options_header(headers.get("content-type", ""))
+        if media_type.decode("latin-1") != FORM or not (boundary := options.get(b"boundary")):
+            found = quoted(headers.get("content-type", "none"))
+            raise HttpError(415, f"content-type must be {FORM} with a boundary, got {found}")
+        if len(boundary) > MAX_BOUNDARY:
+            raise HttpError(415, f"the boundary in content-type has {len(boundary)} bytes, the limit is {MAX_BOUNDARY}")
+        return lambda content, reading: _checked(_fields(content, boundary, files), kind, reading)
+
+    return parser
 
 
 class _Fields:
@@ -125,11 +112,9 @@ def _fields(content: bytes, boundary: bytes, files: Collection[str]) -> Mapping[
     return fields.found
 
 
-def _checked(fields: Mapping[str, Any], kind: type[B], reading: Reading) -> tuple[B, tuple[str, ...]]:
-    """The body, and the names of its fields that have no effect. Numbers and booleans are given as text."""
+def _checked(fields: Mapping[str, Any], kind: type[Body], reading: Reading) -> Body:
+    """The body. Numbers and booleans are given as text. Raises InvalidRequest."""
     try:
-        body = kind.model_validate(fields, strict=False, context=reading)
+        return kind.model_validate(fields, strict=False, context=reading)
     except ValidationError as error:
         raise invalid_body(error, {name: value for name, value in fields.items() if isinstance(value, str)}) from None
-    body.check()
-    return body, ignored_fields(body) if reading.ignores else ()

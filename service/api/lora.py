@@ -2,25 +2,20 @@
 
 import asyncio
 import logging
-from contextlib import ExitStack
 from os.path import realpath
 from pathlib import Path
 from typing import Literal
 
-from fastapi import Request
 from pydantic import Field
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from model.errors import ModelError, quoted
-from service.access.record import RequestRecord
 from service.access.rights import check_right
-from service.api.answering import admit
+from service.api.call import Call
 from service.api.routes import json_response, post
-from service.api.state import State, hosted
 from service.errors.errors import AdapterExists, InvalidRequest
 from service.hosting.hosted import HostedModel
-from service.http.sse import while_connected
 from service.model_settings import MAX_ADAPTER_NAME, adapter_name_problem
 from service.schema.fields import Body, only, optional
 
@@ -73,51 +68,47 @@ class UnloadedAdapter(TypedDict):
     answer=LoadedAdapter,
     refusals=(409,),
 )
-async def load(request: Request, body: LoadBody) -> Response:
+async def load(call: Call, body: LoadBody) -> Response:
     """Load a LoRA adapter
 
     It needs the flag `--lora-dir`. The answer comes once the adapter can serve.
     """
-    state: State = request.app.state.noria
-    _allowed(request, hosted(request, body.model))
-    with ExitStack() as stack:
-        model, served = await admit(stack, request, body.model)
-        directory = _allowed(request, model)  # it may be another one by now
-        found = await asyncio.to_thread(path_inside, directory, body.lora_path)  # its disk may be slow
-        if any(other.has(body.lora_name) for other in state.models):
-            raise AdapterExists(body.lora_name)
-        loading = model.admission.adapters.load(body.lora_name, found)
-        try:
-            await while_connected(request.receive, state.drain.expired, loading)
-        except ModelError as error:
-            raise InvalidRequest(str(error), param="lora_path", code="adapter_refused") from error
-    _note(request, "adapter loaded", body.lora_name)
+    _allowed(call, call.hosted(body.model))
+    served = await call.loaded(body.model)
+    directory = _allowed(call, call.model)  # it may be another one by now
+    found = await asyncio.to_thread(path_inside, directory, body.lora_path)  # its disk may be slow
+    if any(other.has(body.lora_name) for other in call.state.models):
+        raise AdapterExists(body.lora_name)
+    try:
+        await call.model.admission.adapters.load(body.lora_name, found)
+    except ModelError as error:
+        raise InvalidRequest(str(error), param="lora_path", code="adapter_refused") from error
+    _note(call, "adapter loaded", body.lora_name)
     answer: LoadedAdapter = {"id": body.lora_name, "object": "lora.adapter", "parent": served.names[0]}
     return json_response(answer)
 
 
 @post("/v1/unload_lora_adapter", body=UnloadBody, request={"lora_name": "sql"}, answer=UnloadedAdapter)
-async def unload(request: Request, body: UnloadBody) -> Response:
+async def unload(call: Call, body: UnloadBody) -> Response:
     """Unload a LoRA adapter
 
     It needs the flag `--lora-dir`. New requests get a 404 at once, those that run with the adapter finish.
     """
-    model = hosted(request, body.model)
-    _allowed(request, model)
+    model = call.hosted(body.model)
+    _allowed(call, model)
     model.admission.adapters.unload(body.lora_name)
-    _note(request, "adapter unloaded", body.lora_name)
+    _note(call, "adapter unloaded", body.lora_name)
     answer: UnloadedAdapter = {"id": body.lora_name, "object": "lora.unloaded"}
     return json_response(answer)
 
 
-def _note(request: Request, what: str, name: str) -> None:
-    log.info(what, extra={"fields": {"adapter": name, "id": request.scope["noria.record"].id}})
+def _note(call: Call, what: str, name: str) -> None:
+    log.info(what, extra={"fields": {"adapter": name, "id": call.record.id}})
 
 
-def _allowed(request: Request, model: HostedModel) -> Path:
+def _allowed(call: Call, model: HostedModel) -> Path:
     """The directory of --lora-dir. Raises InvalidRequest without one, Forbidden for a key that may not use it."""
-    record: RequestRecord = request.scope["noria.record"]
-    check_right(record, "loads_adapters", "load adapters")
+    check_right(call.record, "loads_adapters", "load adapters")
     directory: Path | None = model.entry.settings.lora_dir
     if directory is None:
         message = "this server loads adapters only at its start, with --lora: it was started without --lora-dir"

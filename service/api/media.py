@@ -67,13 +67,13 @@ def restorable(
     made: ModelRequest, state: State, sources: Sequence[Source], info: RunnerInfo, owner: str, media: Sequence[Decoded]
 ) -> ModelRequest:
     """A request whose media, which were decoded from these files, can be decoded again."""
-    (prompt,) = made.prompts
-    n_dropped = sum(len(item.spans(0)) for item in media) - len(prompt.submit.media)
+    (submit,) = made.submits
+    n_dropped = sum(len(item.spans(0)) for item in media) - len(submit.media)
 
     async def restore() -> bytes:
         return inputs_after(await decoded(state, sources, info, owner), n_dropped)
 
-    return replace(made, prompts=(replace(prompt, restore=restore),))
+    return replace(made, restore=restore)
 
 
 async def decoded(state: State, sources: Sequence[Source], info: RunnerInfo, owner: str) -> Sequence[Decoded]:

@@ -1,8 +1,8 @@
 """The making of requests for the engine: messages, tools and images to token ids and sampling parameters, checked."""
 
 import json
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 from model.chat.formats import ChatFormat
@@ -13,17 +13,17 @@ from model.errors import ParameterError
 from model.media import MediaSpan
 from model.sampling_params import check_ids
 from model.tokenizers.base import Tokenizer
-from service.access.record import MAX_IGNORED, RequestRecord
+from service.access.record import MAX_IGNORED
+from service.api.call import Call
 from service.api.lanes import SMALL_BYTES
 from service.api.media import Decoded, decoded, expanded, inputs_after, restorable, source_of, spans_after
 from service.api.reasoning import ReasoningOptions, ignored_reasoning, reasoning_of, reasoning_variables, with_thought
-from service.api.state import State
 from service.errors.errors import ContextExceeded, InvalidRequest
-from service.generation.request import ModelRequest, Prompt, ServedModel, sampling, submit_of
+from service.generation.request import ModelRequest, ServedModel, sampling, submit_of
 from service.media.source import Source
 from service.schema.conversation import TemplateOptions
 from service.schema.fields import MAX_ITEMS, Json
-from service.schema.generation import GenerationBody
+from service.schema.options import Names, Options
 from service.schema.tools import MAX_CALLS, AllowedCalls
 from service.structured.call_style import call_constraint, explained, style_of
 from service.structured.constraint import Constraint
@@ -31,31 +31,25 @@ from service.structured.constraint import Constraint
 T = TypeVar("T")
 Encoded = tuple[list[int], tuple[MediaSpan, ...]]
 """The tokens of a prompt, and the places of its images and audio."""
-Make = Callable[[State, RequestRecord, ServedModel], Coroutine[Any, Any, T]]
-"""What makes something of an admitted request for a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """What the body of a chat API asks, in the same terms for all of them. Raises InvalidRequest.
+    """A conversation to answer, in the same terms for all chat APIs. Raises InvalidRequest.
 
-    `messages` are as `ChatFormat.encode` takes them. `fields` are those of OpenAI's chat, with sampling parameters.
-    `max_tokens` None means what the prompt leaves of the context. `logprobs` is the number of alternatives for each
-    token (None: no logprobs). `messages_field` and `max_tokens_field` are the client's names of these fields.
-    `content_field` is its name of the content of a message, "{}" for the index; None where its messages are others.
+    `messages` are as `ChatFormat.encode` takes them. `max_tokens` None means what the prompt leaves of the context.
+    `logprobs` is the number of alternatives for each token (None: no logprobs).
     """
 
     messages: Sequence[Json]
     calls: AllowedCalls = AllowedCalls()  # noqa: RUF009 - frozen
     template: TemplateOptions = TemplateOptions()  # noqa: RUF009 - frozen
     constraint: Constraint | None = None
-    fields: GenerationBody = field(default_factory=GenerationBody.model_construct)
+    options: Options = Options()  # noqa: RUF009 - frozen
     max_tokens: int | None = None
     logprobs: int | None = None
     reasoning: ReasoningOptions = ReasoningOptions()  # noqa: RUF009 - frozen
-    messages_field: str = "messages"
-    max_tokens_field: str = "max_tokens"
-    content_field: str | None = None
+    names: Names = Names()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
         if len(self.messages) > MAX_ITEMS:
@@ -67,7 +61,7 @@ class Chat:
             self._refuse("ends with a message that calls functions: send their results, no answer can continue it")
 
     def _refuse(self, problem: str) -> None:
-        raise InvalidRequest(f"{self.messages_field} {problem}", param=self.messages_field)
+        raise InvalidRequest(f"{self.names.messages} {problem}", param=self.names.messages)
 
     @property
     def media(self) -> list[tuple[str, Json]]:
@@ -84,37 +78,27 @@ class Chat:
         return [message["content"] for message in self.messages]
 
 
-def on_thread(work: Callable[[ServedModel], T]) -> Make[T]:
-    """What gives the result of `work`, which a thread for long work does."""
+async def of_chat(
+    call: Call, chat: Callable[[], Chat], work: Callable[[Chat, ServedModel, Sequence[Decoded]], T]
+) -> T:
+    """Return the result of `work` on a chat request. Its images or its audio are decoded before."""
+    state, served, owner = call.state, call.served, call.record.cache_owner
 
-    async def make(state: State, record: RequestRecord, served: ServedModel) -> T:
-        return await state.work.run(lambda: work(served), record.body_bytes)
+    def begin() -> tuple[Chat, list[Source], T | None]:
+        found = chat()
+        check_roles(found, served)
+        sources = [source_of(part) for _, part in found.media]
+        return found, sources, None if sources else work(found, served, ())
 
-    return make
-
-
-def of_chat(chat: Callable[[], Chat], work: Callable[[Chat, ServedModel, Sequence[Decoded]], T]) -> Make[T]:
-    """What gives the result of `work` on a chat request. Its images or its audio are decoded before."""
-
-    def begin(served: ServedModel) -> tuple[Chat, list[Source], T | None]:
-        asked = chat()
-        check_roles(asked, served)
-        sources = [source_of(part) for _, part in asked.media]
-        return asked, sources, None if sources else work(asked, served, ())
-
-    async def make(state: State, record: RequestRecord, served: ServedModel) -> T:
-        asked, sources, made = await on_thread(begin)(state, record, served)
-        if made is not None:
-            return made
-        with state.bodies.holding(record.sender) as take:  # it waits for media of others
-            take(max(0, record.body_bytes - SMALL_BYTES))
-            media = await decoded(state, sources, served.info, record.cache_owner)
-            made = await on_thread(lambda served: work(asked, served, media))(state, record, served)
-        if isinstance(made, ModelRequest):
-            made = cast("T", restorable(made, state, sources, served.info, record.cache_owner, media))
+    found, sources, made = await call.on_lane(begin)
+    if made is not None:
         return made
-
-    return make
+    call.hold(max(0, call.record.body_bytes - SMALL_BYTES))  # it waits for media of others
+    media = await decoded(state, sources, served.info, owner)
+    made = await call.on_lane(lambda: work(found, served, media))
+    if isinstance(made, ModelRequest):
+        made = cast("T", restorable(made, state, sources, served.info, owner, media))
+    return made
 
 
 def chat_request(
@@ -124,23 +108,22 @@ def chat_request(
 
     `prompt` is that of the conversation, if it is known.
     """
-    body, context = chat.fields, served.info.max_model_len
+    options, context = chat.options, served.info.max_model_len
     grammar, fields = enforceable(_constraint(chat, served), served)
     params = sampling(
-        body,
+        options,
         served,
         max_tokens=chat.max_tokens or context,
         logprobs=chat.logprobs,
-        prompt_logprobs=body.n_prompt_logprobs,
+        prompt_logprobs=options.prompt_logprobs,
         grammar=grammar,
-        return_progress=bool(body.return_progress),
     )
     tokens, places = prompt or encode_chat(chat, served, media)
     n_begin = n_begin_tokens(tokens, served.tokenizer)
-    cut = truncated(tokens, n_begin, body.truncate_prompt_tokens, chat.max_tokens or 1, served)
+    cut = truncated(tokens, n_begin, options.truncate_prompt_tokens, chat.max_tokens or 1, served)
     spans = spans_after(places, n_begin, len(tokens) - len(cut))
     max_tokens = chat.max_tokens or max(1, context - len(cut))
-    check_prompt(cut, max_tokens, served, chat.messages_field, chat.max_tokens_field)
+    check_prompt(cut, max_tokens, served, chat.names)
     continues = chat.template.continue_final_message
     constrained = chat.constraint is not None  # by the client, whose grammar then decides how the answer starts
     last_words = chat.messages[-1]["content"]
@@ -150,12 +133,12 @@ def chat_request(
         params = replace(params, max_tokens=max_tokens, grammar=whole)
     inputs = inputs_after(media, len(places) - len(spans))
     return ModelRequest(
-        (Prompt(submit_of(cut, params, body, served, spans, inputs)),),
-        timeout=body.timeout,
-        return_token_ids=bool(body.return_token_ids),
+        (submit_of(cut, params, options, served, spans, inputs),),
+        timeout=options.timeout,
+        return_token_ids=options.return_token_ids,
         starts_message=not continues and not constrained,
-        prompt_logprobs=body.n_prompt_logprobs,
-        stop_token_ids=body.stop_token_ids or (),
+        prompt_logprobs=options.prompt_logprobs,
+        stop_token_ids=options.stop_token_ids,
         grammar_fields=fields or (chat.reasoning.field,),
         visible_control=_visible(chat, served),
         reasoning=reasoning,
@@ -168,7 +151,7 @@ def _left_out(chat: Chat, served: ServedModel) -> tuple[str, ...]:
     if served.chat is None or served.chat.call_style is None:  # calls are part of the texts
         return ()
     found = served.chat.left_out(chat.messages, chat.calls.functions)
-    names = dict.fromkeys((chat.content_field or chat.messages_field).format(index) for index in found)
+    names = dict.fromkeys((chat.names.content or chat.names.messages).format(index) for index in found)
     return (*names,)[: MAX_IGNORED + 1]
 
 
@@ -184,17 +167,17 @@ def encode_chat(chat: Chat, served: ServedModel, media: Sequence[Decoded]) -> En
     try:
         thoughts = [_thought(message) for message in chat.messages]
         if _size([*chat.contents, *thoughts]) > served.max_prompt_bytes:  # before the format left out some of it
-            check_size([format_.render(messages, **options)], chat.messages_field, served)
+            check_size([format_.render(messages, **options)], chat.names.messages, served)
         tokens = format_.encode(messages, **options)
     except ParameterError as error:
         effort_field = "chat_template_kwargs" if EFFORT in chat.template.variables else chat.reasoning.field
-        fields = {"messages": chat.messages_field, EFFORT: effort_field}
+        fields = {"messages": chat.names.messages, EFFORT: effort_field}
         if chat.constraint is not None:
             fields[SCHEMA] = chat.constraint.fields[0]
         if error.param not in fields:
             raise
         raise InvalidRequest(str(error), param=fields[error.param]) from error
-    return expanded(tokens, media, served, chat.messages_field)
+    return expanded(tokens, media, served, chat.names.messages)
 
 
 def conversation(chat: Chat, served: ServedModel) -> tuple[ChatFormat, Sequence[Json], Json]:
@@ -205,7 +188,7 @@ def conversation(chat: Chat, served: ServedModel) -> tuple[ChatFormat, Sequence[
     if served.chat is None:
         raise InvalidRequest(
             "this model has no chat template: start the server with --chat-template, or use /v1/completions",
-            param=chat.messages_field,
+            param=chat.names.messages,
             code="no_chat_template",
         )
     messages, functions = chat.messages, chat.calls.functions
@@ -213,7 +196,7 @@ def conversation(chat: Chat, served: ServedModel) -> tuple[ChatFormat, Sequence[
     contents = chat.contents
     if served.chat.may_strip:  # the prompt has at least this
         contents = [content.strip() for content in contents]
-    check_size(contents, chat.messages_field, served)
+    check_size(contents, chat.names.messages, served)
     check_size([json.dumps([tools, *(message.get("tool_calls") for message in messages)])], "tools", served)
     variables = reasoning_variables(chat.reasoning, served, chat.template.variables)
     options = chat.template._asdict() | {"variables": variables}
@@ -302,14 +285,9 @@ def _size(texts: Sequence[str]) -> int:
     return sum(len(text.encode()) for text in texts)
 
 
-def check_prompt(
-    tokens: list[int], max_tokens: int, served: ServedModel, param: str = "prompt", limit_param: str = "max_tokens"
-) -> None:
-    """Raise for a prompt that is empty, leaves no space for `max_tokens` or has ids outside the vocabulary.
-
-    `param` and `limit_param` are the client's names of the prompt and of `max_tokens`.
-    """
-    limit = served.info.max_model_len
+def check_prompt(tokens: list[int], max_tokens: int, served: ServedModel, names: Names) -> None:
+    """Raise for a prompt that is empty, leaves no space for `max_tokens` or has ids outside the vocabulary."""
+    limit, param, limit_param = served.info.max_model_len, names.messages, names.max_tokens
     if not tokens:
         raise InvalidRequest(f"{param} is empty: the prompt must have at least 1 token", param=param)
     if len(tokens) + max_tokens > limit:

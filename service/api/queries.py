@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from fastapi import Request
-
 from model.errors import quoted
+from service.api.call import Call
 from service.errors.errors import InvalidRequest
 from service.errors.wording import either
 
@@ -12,17 +11,17 @@ BOOLEANS = ("true", "false")
 MAX_NUMBER = 2**31 - 1
 
 
-def choice(request: Request, name: str, allowed: Sequence[str], default: str) -> str:
+def choice(call: Call, name: str, allowed: Sequence[str], default: str) -> str:
     """The value of a parameter. Raises InvalidRequest for one that is not allowed."""
-    value = request.query_params.get(name, default)
+    value = call.request.query_params.get(name, default)
     if value not in allowed:
         raise InvalidRequest(f"{name} must be {either(allowed)}, or left out, got {quoted(value)}", param=name)
     return value
 
 
-def number(request: Request, name: str, default: int, *, least: int, most: int = MAX_NUMBER) -> int:
+def number(call: Call, name: str, default: int, *, least: int, most: int = MAX_NUMBER) -> int:
     """The value of a parameter that is a whole number. Raises InvalidRequest for one outside the limits."""
-    text = request.query_params.get(name)
+    text = call.request.query_params.get(name)
     if text is None:
         return default
     value = int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(most)) else -1
@@ -31,9 +30,9 @@ def number(request: Request, name: str, default: int, *, least: int, most: int =
     return value
 
 
-def several(request: Request, name: str, allowed: Sequence[str]) -> list[str]:
+def several(call: Call, name: str, allowed: Sequence[str]) -> list[str]:
     """All values of a parameter, which may be repeated, also with brackets. Raises InvalidRequest."""
-    values = [value for key in (name, f"{name}[]") for value in request.query_params.getlist(key)]
+    values = [value for key in (name, f"{name}[]") for value in call.request.query_params.getlist(key)]
     if (wrong := next((value for value in values if value not in allowed), None)) is not None:
         raise InvalidRequest(f"{name} must be {either(allowed)}, got {quoted(wrong)}", param=name)
     return values

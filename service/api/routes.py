@@ -1,4 +1,4 @@
-"""Routes, each with all that it declares, and the reading of their bodies. A body never takes more than its limit.
+"""Routes, each with all that it declares, and their endpoints. A body never takes more than its limit.
 
 The server, the metrics and the OpenAPI document read the declarations.
 """
@@ -11,25 +11,35 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 import orjson
-from fastapi import Request
 from pydantic import ValidationError
 from pydantic_core import from_json
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 from typing_extensions import is_typeddict
 
 from model.errors import quoted
-from service.access.record import Policy, RequestRecord
+from service.access.record import Policy
+from service.api.call import Call
 from service.api.lanes import SMALL_BYTES
-from service.api.state import State
+from service.api.resuming import resumable
 from service.errors.dialects import EVENTS
 from service.errors.errors import BodyTooLarge, HttpError, InvalidRequest
 from service.errors.refusals import invalid_body
-from service.http.sse import while_connected
+from service.http.sse import ClientGone
 from service.schema.fields import Body, Reading, StructureError, ignored_fields
 from service.schema.generation import StreamBody
 
 B = TypeVar("B", bound=Body)
-Handler = Callable[[Request], Awaitable[Response]]
+Answer = Response | None
+"""What a handler returns: a response, or None after it has written a stream."""
+Handler = Callable[[Call], Awaitable[Answer]]
+BodyHandler = Callable[[Call, B], Awaitable[Answer]]
+Parse = Callable[[bytes, Reading], Body]
+Parser = Callable[[Headers], Parse]
+"""What parses a body with these headers. Raises HttpError (415) for a body of another type."""
 HELLO = [{"role": "user", "content": "Say hello."}]
 """Messages of examples."""
 SMALL_MARKS = 2**11
@@ -45,19 +55,20 @@ class Route:
     handler's. `answer` is the TypedDict of the JSON that is sent with one of `statuses` (`str`: plain text). `or_text`:
     a request may ask for plain text in its place.
     `endless`: the answer is the data of events that are sent until the client goes.
-    `body` is the type of the request's body in `body_type`, and `request` an example of it. `refusals` are statuses of
+    `body` is the type of the request's body in `body_type`, which `parser` reads, and `request` an example of it. `refusals` are statuses of
     errors that few routes have. `queries` are the query's parameters, each with all its values.
     """
 
     path: str
     methods: tuple[str, ...]
-    handler: Handler
+    handler: Callable[..., Awaitable[Answer]]
     name: str
     text: str
     policy: Policy
     answer: Any
     statuses: tuple[int, ...] = (200,)
     body: type[Body] | None = None
+    parser: Parser | None = None
     body_type: str = "application/json"
     request: Mapping[str, Any] | None = None
     endless: bool = False
@@ -112,69 +123,104 @@ def post(
     answer: Any,
     policy: Policy = Policy(),  # noqa: B008 - frozen
     refusals: tuple[int, ...] = (),
-) -> Callable[[Callable[[Request, B], Awaitable[Response]]], Route]:
+) -> Callable[[BodyHandler[B]], Route]:
     """A decorator that turns a handler into the route of `POST path`. The handler gets the checked body."""
 
-    def declare(handler: Callable[[Request, B], Awaitable[Response]]) -> Route:
-        async def read_and_handle(received: Request) -> Response:
-            return await handler(received, await read_body(received, body))
-
-        name, text = handler.__name__, inspect.getdoc(handler) or ""
-        return Route(
-            path, ("POST",), read_and_handle, name, text, policy, answer, body=body, request=request, refusals=refusals
-        )
+    def declare(handler: BodyHandler[B]) -> Route:
+        about = handler.__name__, inspect.getdoc(handler) or "", policy, answer
+        handle = resumable(handler) if policy.resumes else handler
+        parser = _json_parser(body, any_type=policy.dialect.any_type)
+        return Route(path, ("POST",), handle, *about, body=body, parser=parser, request=request, refusals=refusals)
 
     return declare
 
 
-async def read_body(request: Request, kind: type[B]) -> B:
-    """The body as `kind`. Raises BodyTooLarge, HttpError (415), InvalidRequest, Overloaded or ClientGone."""
-    state: State = request.app.state.noria
-    record: RequestRecord = request.scope["noria.record"]
-    if not record.policy.dialect.any_type:
-        _check_type(request)
-    check_codings(request)
-    with state.bodies.holding(record.sender) as take:
-        content = await read_bytes(request, state.settings.max_body_bytes, take)
-        content = content.removeprefix(codecs.BOM_UTF8)
-        record.body_bytes = len(content)
-        reading = Reading(lenient=state.settings.lenient)
-        if len(content) <= SMALL_BYTES and sum(map(content.count, b'[{"')) <= SMALL_MARKS:
-            body, record.ignored = _checked(content, kind, reading)
-        else:
-            checked = state.work.run(lambda: _checked(content, kind, reading), len(content))
-            body, record.ignored = await while_connected(request.receive, state.drain.expired, checked)
-        if isinstance(body, StreamBody) and body.receipt == "full":
-            record.body = content
+class Endpoint:
+    """The ASGI application of a route: a call, from the body of its request to the last byte of its answer."""
+
+    def __init__(self, route: Route) -> None:
+        self._route = route
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] not in self._route.methods:  # a router takes HEAD for GET, also where the answer has no end
+            raise HTTPException(405, headers={"allow": ", ".join(self._route.methods)})
+        call = Call(scope, receive, send)
+        try:
+            with call:
+                read = None if self._route.parser is None else await _content(call, self._route.parser)
+                await call.watched(self._answer(call, read), expires=not self._route.endless)
+        except (ClientGone, ClientDisconnect):
+            raise
+        except Exception as error:
+            await call.fail(error)
+
+    async def _answer(self, call: Call, read: tuple[bytes, Parse] | None) -> None:
+        """Send the answer. Nothing follows its last byte here: the client may be gone then."""
+        body = () if read is None else (await _parsed_body(call, *read),)
+        response = await self._route.handler(call, *body)
+        if response is not None:
+            await response(call.request.scope, call.request.receive, call.send)
+        elif call.writer is not None:
+            await call.writer.end()
+
+
+async def _content(call: Call, parser: Parser) -> tuple[bytes, Parse]:
+    """The bytes of the body, and what parses them. Raises BodyTooLarge, HttpError (415) or Overloaded."""
+    parse = parser(call.request.headers)
+    _check_codings(call.request.headers)
+    content = (await _read(call, call.state.settings.max_body_bytes)).removeprefix(codecs.BOM_UTF8)
+    call.record.body_bytes = len(content)
+    return content, parse
+
+
+async def _parsed_body(call: Call, content: bytes, parse: Parse) -> Body:
+    """The checked body. Raises InvalidRequest."""
+    record, reading = call.record, Reading(lenient=call.state.settings.lenient)
+
+    def checked() -> tuple[Body, tuple[str, ...]]:
+        body = parse(content, reading)
+        body.check()
+        return body, ignored_fields(body) if reading.ignores else ()
+
+    small = len(content) <= SMALL_BYTES and sum(map(content.count, b'[{"')) <= SMALL_MARKS
+    body, record.ignored = checked() if small else await call.on_lane(checked)
+    call.release()
+    if isinstance(body, StreamBody) and body.receipt == "full":
+        record.body = content
     return body
 
 
-def _check_type(request: Request) -> None:
+def _json_parser(kind: type[Body], *, any_type: bool) -> Parser:
+    def parser(headers: Headers) -> Parse:
+        if not any_type:
+            _check_type(headers)
+        return parse
+
+    def parse(content: bytes, reading: Reading) -> Body:
+        try:
+            reading.structure.add(content)
+            return kind.model_validate_json(content, context=reading)
+        except StructureError as error:
+            raise InvalidRequest(str(error)) from None
+        except ValidationError as error:
+            raise invalid_body(error, _parsed(content)) from None
+
+    return parser
+
+
+def _check_type(headers: Headers) -> None:
     """Raise HttpError (415) unless the body is called JSON."""
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise HttpError(415, f"content-type must be application/json, got {media_type or 'none'}")
 
 
-def check_codings(request: Request) -> None:
+def _check_codings(headers: Headers) -> None:
     """Raise HttpError (415) for a compressed body."""
-    codings = ",".join(request.headers.getlist("content-encoding"))
+    codings = ",".join(headers.getlist("content-encoding"))
     if any(coding.strip().lower() not in ("", "identity") for coding in codings.split(",")):
         message = f"content-encoding must be identity: bodies are not compressed here, got {quoted(codings)}"
         raise HttpError(415, message, {"accept-encoding": "identity"})
-
-
-def _checked(content: bytes, kind: type[B], reading: Reading) -> tuple[B, tuple[str, ...]]:
-    """The body, and the names of its fields that have no effect."""
-    try:
-        reading.structure.add(content)
-        body = kind.model_validate_json(content, context=reading)
-    except StructureError as error:
-        raise InvalidRequest(str(error)) from None
-    except ValidationError as error:
-        raise invalid_body(error, _parsed(content)) from None
-    body.check()
-    return body, ignored_fields(body) if reading.ignores else ()
 
 
 def _parsed(content: bytes) -> Any:
@@ -185,20 +231,20 @@ def _parsed(content: bytes) -> Any:
         return None
 
 
-async def read_bytes(request: Request, limit: int, take: Callable[[int], None]) -> bytes:
+async def _read(call: Call, limit: int) -> bytes:
     """The body, of at most `limit` bytes. Raises BodyTooLarge as soon as it or its `content-length` exceeds them.
 
-    `take` counts what a body holds beyond `SMALL_BYTES`: many large bodies do not keep small ones out.
+    The call holds what a body has beyond `SMALL_BYTES`: many large bodies do not keep small ones out.
     """
-    if int(request.headers.get("content-length", 0)) > limit:
+    if int(call.request.headers.get("content-length", 0)) > limit:
         raise BodyTooLarge(limit)
     parts: list[bytes] = []
     size = 0
-    async for part in request.stream():
+    async for part in call.request.stream():
         size += len(part)
         if size > limit:
             raise BodyTooLarge(limit)
-        take(min(len(part), max(0, size - SMALL_BYTES)))
+        call.hold(min(len(part), max(0, size - SMALL_BYTES)))
         parts.append(part)
     return b"".join(parts)
 

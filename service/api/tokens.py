@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from functools import partial
 
-from fastapi import Request
 from pydantic import Field
 from starlette.responses import Response
 from typing_extensions import TypedDict
@@ -11,8 +10,9 @@ from typing_extensions import TypedDict
 from model.sampling_params import check_ids
 from model.tokenizers.base import Tokenizer
 from service.api.answering import computed_response
+from service.api.call import Call
 from service.api.media import Decoded
-from service.api.prompt import Chat, check_roles, conversation, encode_chat, encode_text, of_chat, on_thread
+from service.api.prompt import Chat, check_roles, conversation, encode_chat, encode_text, of_chat
 from service.api.routes import HELLO, get, post
 from service.errors.errors import InvalidRequest
 from service.generation.request import ServedModel
@@ -112,37 +112,41 @@ class TokenizerInfo(TypedDict):
 
 
 @post("/tokenize", body=TokenizeBody, request={"prompt": "Hello"}, answer=Tokenized)
-async def tokenize(request: Request, body: TokenizeBody) -> Response:
+async def tokenize(call: Call, body: TokenizeBody) -> Response:
     """Tokenize a prompt or a conversation"""
 
     def of_messages(chat: Chat, served: ServedModel, media: Sequence[Decoded]) -> Tokenized:
         return described(encode_chat(chat, served, media)[0], body, served)
 
     chat = partial(chat_of, body.messages or [], body)
-    of_text = on_thread(lambda served: described(encode(body, served), body, served))
-    make = of_text if body.messages is None else of_chat(chat, of_messages)
-    return await computed_response(request, body.model, make)
+    served = await call.loaded(body.model)
+    if body.messages is None:
+        return await computed_response(call, await call.on_lane(lambda: described(encode(body, served), body, served)))
+    return await computed_response(call, await of_chat(call, chat, of_messages))
 
 
 @post("/detokenize", body=DetokenizeBody, request={"tokens": [19556]}, answer=Detokenized)
-async def detokenize(request: Request, body: DetokenizeBody) -> Response:
+async def detokenize(call: Call, body: DetokenizeBody) -> Response:
     """Turn token ids into text"""
-    return await computed_response(request, body.model, on_thread(lambda served: text_of(body.tokens, served)))
+    served = await call.loaded(body.model)
+    return await computed_response(call, await call.on_lane(lambda: text_of(body.tokens, served)))
 
 
 @post("/apply-template", body=ApplyTemplateBody, request={"messages": HELLO}, answer=AppliedTemplate)
-async def apply_template(request: Request, body: ApplyTemplateBody) -> Response:
+async def apply_template(call: Call, body: ApplyTemplateBody) -> Response:
     """Render messages with the chat template"""
-    return await computed_response(request, body.model, on_thread(lambda served: rendered(body, served)))
+    served = await call.loaded(body.model)
+    return await computed_response(call, await call.on_lane(lambda: rendered(body, served)))
 
 
 @get("/tokenizer_info", answer=TokenizerInfo)
-async def tokenizer_info(request: Request) -> Response:
+async def tokenizer_info(call: Call) -> Response:
     """Describe a tokenizer, with its special tokens and the chat template
 
     That of the model in the query, or of the first model.
     """
-    return await computed_response(request, request.query_params.get("model"), on_thread(info_of))
+    served = await call.loaded(call.request.query_params.get("model"))
+    return await computed_response(call, await call.on_lane(lambda: info_of(served)))
 
 
 def info_of(served: ServedModel) -> TokenizerInfo:

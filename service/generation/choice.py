@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from model.batch import TokenLogprob
 from service.engine.mailbox import Mailbox
-from service.engine.messages import Update
+from service.engine.messages import Submit, Update
 from service.errors.errors import ApiError, InvalidRequest
-from service.generation.request import ModelRequest, Prompt
+from service.generation.request import Echo, ModelRequest
 from service.generation.text import TextStream
 from service.generation.thinking import ThinkingStream
 
@@ -79,35 +79,34 @@ def joined(deltas: Sequence[Delta]) -> Delta:
 
 
 class Choice:
-    """One sequence. `index` is its index in the answer."""
+    """One sequence. `index` is its index in the answer, and `submit` what its prompt is, without inputs."""
 
     def __init__(
-        self, index: int, prompt: Prompt, request: ModelRequest, mailbox: Mailbox, text: TextStream | ThinkingStream
+        self,
+        index: int,
+        submit: Submit,
+        echo: Echo | None,
+        request: ModelRequest,
+        mailbox: Mailbox,
+        text: TextStream | ThinkingStream,
     ) -> None:
         self.index = index
+        self.submit = submit
         self.mailbox = mailbox
         self.n_generated = 0
         self.sampled: list[int] = []  # every generated token, stop tokens too
         self.admitted = False  # whether the engine has begun with it
         self.last_token: float | None = None  # when the latest tokens arrived, by perf_counter
-        self._prompt = prompt
+        self._echo = echo
         self._request = request
         self._scores = request.params.logprobs is not None
         self._text = text
         self._offset = 0
-        self._opened = prompt.echo is None and not request.return_token_ids and request.prompt_logprobs is None
+        self._opened = echo is None and not request.return_token_ids and request.prompt_logprobs is None
         self._prompt_logprobs: list[TokenLogprob] = []
         self._waiting: deque[TokenLogprob] = deque()  # logprobs of tokens whose text may still become a stop string
         self._total_logprob = 0.0
         self._cached = 0
-
-    @property
-    def prompt(self) -> Prompt:
-        return self._prompt
-
-    @property
-    def prompt_tokens(self) -> int:
-        return len(self._prompt.tokens)
 
     @property
     def n_thought(self) -> int:
@@ -148,7 +147,7 @@ class Choice:
 
     def _progress(self, processed: int) -> dict[str, int]:
         """Counts of prompt tokens with llama.cpp's names: all, from the cache, and processed so far."""
-        return {"total": len(self._prompt.tokens), "cache": self._cached, "processed": processed}
+        return {"total": len(self.submit.prompt), "cache": self._cached, "processed": processed}
 
     def _push(self, update: Update) -> bool:
         """Push the tokens of an update. True if a stop string ended the text. A stop token usually has no text."""
@@ -179,21 +178,23 @@ class Choice:
     def _open(self) -> Delta:
         """The delta before the first token: the results for the prompt that the request has requested."""
         self._opened = True
-        text = self._prompt.echo or ""
+        text = "" if self._echo is None else self._echo.text
         self._offset = len(text)
         n_top = self._request.prompt_logprobs
         return Delta(
             text,
-            self._echoed() if self._prompt.starts else (),
-            prompt_tokens=self._prompt.tokens if self._request.return_token_ids else None,
+            () if self._echo is None else self._echoed(self._echo.starts),
+            prompt_tokens=self.submit.prompt if self._request.return_token_ids else None,
             prompt_logprobs=None if n_top is None else tuple(_trimmed(item, n_top) for item in self._prompt_logprobs),
         )
 
-    def _echoed(self) -> tuple[Scored, ...]:
+    def _echoed(self, starts: Sequence[int]) -> tuple[Scored, ...]:
+        if not starts:
+            return ()
         n_top = self._request.params.logprobs or 0
-        later = zip(self._prompt_logprobs, self._prompt.starts[1:], strict=False)  # fewer, if the timeout came first
+        later = zip(self._prompt_logprobs, starts[1:], strict=False)  # fewer, if the timeout came first
         return (
-            Scored(self._prompt.tokens[0], None, (), 0),
+            Scored(self.submit.prompt[0], None, (), 0),
             *(_scored(_trimmed(item, n_top), start) for item, start in later),
         )
 

@@ -12,9 +12,9 @@ from service.access.keys import Share
 from service.access.record import RequestRecord
 from service.engine.client import EngineClient
 from service.engine.mailbox import Mailbox, split
-from service.engine.messages import Update
+from service.engine.messages import Submit, Update
 from service.generation.choice import Choice, Delta
-from service.generation.request import CacheMiss, ModelRequest, Prompt, Timings, Usage, timings
+from service.generation.request import CacheMiss, ModelRequest, Timings, Usage, timings
 from service.generation.text import StopString, TextStream
 from service.generation.thinking import CountingStream, ThinkingStream
 
@@ -66,7 +66,7 @@ class Generation:
         record: RequestRecord,
         backlog: Backlog,
     ) -> None:
-        self.usage = Usage.of(request.prompts)
+        self.usage = Usage.of(request.submits)
         self.choices: list[Choice] = []
         self._request = request
         self._client = client
@@ -100,15 +100,17 @@ class Generation:
 
         Raises EngineUnavailable.
         """
-        whole, timeout = self._request, self._request.timeout
-        request = self._request = replace(whole, prompts=tuple(prompt.without_inputs for prompt in whole.prompts))
-        self._wait(self.usage.prompt, request.n_choices, sum(len(prompt.submit.inputs) for prompt in whole.prompts))
+        submits, timeout = self._request.submits, self._request.timeout
+        echoes = self._request.echoes or (None,) * len(submits)
+        self._wait(self.usage.prompt, self._request.n_choices, sum(len(submit.inputs) for submit in submits))
+        request = self._request = replace(self._request, submits=tuple(replace(item, inputs=b"") for item in submits))
         stops = [StopString.compile(stop) for stop in request.params.stop]
         try:
-            for prompt, sent in zip(request.prompts, whole.prompts, strict=True):
+            for sent, submit, echo in zip(submits, request.submits, echoes, strict=True):
                 for mailbox in self._mailboxes(sent):
-                    self.choices.append(Choice(len(self.choices), prompt, request, mailbox, self._text(stops)))
-                if prompt is not request.prompts[-1]:
+                    text = self._text(stops)
+                    self.choices.append(Choice(len(self.choices), submit, echo, request, mailbox, text))
+                if sent is not submits[-1]:
                     await asyncio.sleep(0)
         except BaseException:
             self.close()
@@ -122,14 +124,14 @@ class Generation:
             fields = {"id": self._record.id, "sequences": sequences, "prompt_tokens": self.usage.prompt}
             log.debug("submitted", extra={"fields": fields})
 
-    def _mailboxes(self, prompt: Prompt) -> list[Mailbox]:
-        """A mailbox for each choice of a prompt."""
+    def _mailboxes(self, submit: Submit) -> list[Mailbox]:
+        """Return a mailbox for each choice of a prompt."""
         if self._refusal is not None:
             raise self._refusal
-        if self._cancelled or not prompt.tokens:
+        if self._cancelled or not submit.prompt:
             return [Mailbox.late("abort" if self._cancelled else "timeout") for _ in range(self._n)]
-        sent = replace(prompt.submit, tenant=self._record.tenant, cache_owner=self._record.cache_owner)
-        return self._client.submit_choices(sent, prompt.restore)
+        sent = replace(submit, tenant=self._record.tenant, cache_owner=self._record.cache_owner)
+        return self._client.submit_choices(sent, self._request.restore)
 
     def _text(self, stops: list[StopString]) -> TextStream | ThinkingStream:
         params, reasoning = self._request.params, self._request.reasoning
@@ -228,7 +230,7 @@ class Generation:
         """Count an update."""
         if update.queued is not None:
             choice.admitted = True
-            self._wait(-choice.prompt_tokens if choice.index % self._n == 0 else 0, -1)
+            self._wait(-len(choice.submit.prompt) if choice.index % self._n == 0 else 0, -1)
             self._metrics.observe_queue(update.queued)
             if self._record.queue_seconds is None:  # of several choices the first that is admitted counts
                 self._record.queue_seconds = update.queued

@@ -25,7 +25,7 @@ from service.engine.mailbox import Restore
 from service.engine.messages import Submit
 from service.generation.adapters import Adapter
 from service.generation.thinking import Reasoning
-from service.schema.generation import GenerationBody, SamplingBody
+from service.schema.options import Options
 
 T = TypeVar("T")
 
@@ -113,33 +113,22 @@ def longest_piece(tokenizer: Tokenizer) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
-    """What the engine computes, the text to return before the answer (None: no echo), and where its tokens start.
+class Echo:
+    """The text of a prompt, to return before the answer, and where its tokens start in it.
 
-    `submit` has no id yet, and no sender. `restore` decodes its images or its audio again. `starts` is empty where
-    tokens have no logprobs. A begin token, which is not in the text, starts at 0.
+    `starts` is empty where tokens have no logprobs. A begin token, which is not in the text, starts at 0.
     """
 
-    submit: Submit
-    echo: str | None = None
+    text: str
     starts: Sequence[int] = ()
-    restore: Restore | None = None
-
-    @property
-    def tokens(self) -> list[int]:
-        return self.submit.prompt
-
-    @property
-    def without_inputs(self) -> "Prompt":
-        """The prompt once the engine has its images or its audio."""
-        return replace(self, submit=replace(self.submit, inputs=b"")) if self.submit.inputs else self
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """One request, checked and tokenized. All prompts have the same parameters and number of choices.
+    """One request, checked and tokenized. `submits` has a message for each prompt, all with the same parameters.
 
-    The answer has the `n_best` choices with the highest mean logprob (None: all). `timeout` counts from the request's
+    `echoes` has one for each prompt; empty without echo. `restore` decodes the images or the audio of the one prompt
+    again. The answer has the `n_best` choices with the highest mean logprob (None: all). `timeout` counts from the request's
     arrival. `starts_message`: the text begins a message, so a tokenizer's leading space is no part of it.
     `scores_end`: a stop token has its logprob reported. `prompt_logprobs` is the number of alternatives beside each
     token of the prompt (None: no logprobs). `stop_token_ids` are the request's own. `grammar_fields` are the client's
@@ -149,7 +138,9 @@ class ModelRequest:
     its own, so that the deltas depend on the tokens alone.
     """
 
-    prompts: tuple[Prompt, ...]
+    submits: tuple[Submit, ...]
+    echoes: tuple[Echo, ...] = ()
+    restore: Restore | None = None
     n_best: int | None = None
     timeout: float | None = None
     return_token_ids: bool = False
@@ -165,33 +156,33 @@ class ModelRequest:
 
     @property
     def params(self) -> SamplingParams:
-        return self.prompts[0].submit.params
+        return self.submits[0].params
 
     @property
     def n(self) -> int:
         """The number of choices for each prompt."""
-        return self.prompts[0].submit.n
+        return self.submits[0].n
 
     @property
     def n_choices(self) -> int:
-        return len(self.prompts) * self.n
+        return len(self.submits) * self.n
 
 
-def sampling(body: SamplingBody, served: ServedModel, **limits: Any) -> SamplingParams:
-    """The sampling parameters: the request's, else those of the model's generation config, else the server's."""
-    values = served.defaults.completed(body.given)
+def sampling(options: Options, served: ServedModel, **limits: Any) -> SamplingParams:
+    """Return sampling parameters: the request's, else those of the model's generation config, else the server's."""
+    values = served.defaults.completed(options.sampling)
     ends = () if values.get("ignore_eos") else served.defaults.eos_token_ids
-    stops = dict.fromkeys((*(body.stop_token_ids or ()), *ends))
     ended_otherwise = values.get("ignore_eos") or limits.get("grammar") is not None
-    default = None if ended_otherwise else served.repetition_detection
+    repetition = options.repetition_detection or (None if ended_otherwise else served.repetition_detection)
     params = SamplingParams(
         **{"seed": secrets.randbits(63), **values},
-        logit_bias=body.biases,
-        allowed_token_ids=tuple(body.allowed_token_ids or ()),
-        bad_words=_bad_words(body.bad_words, served.tokenizer) if body.bad_words else (),
-        stop=body.stops,
-        stop_token_ids=tuple(stops),
-        repetition_detection=body.repetition_detection.wanted if body.repetition_detection else default,
+        logit_bias=options.biases,
+        allowed_token_ids=tuple(options.allowed_token_ids),
+        bad_words=_bad_words(options.bad_words, served.tokenizer) if options.bad_words else (),
+        stop=options.stops,
+        stop_token_ids=tuple(dict.fromkeys((*options.stop_token_ids, *ends))),
+        repetition_detection=repetition if repetition and repetition.max_pattern_size else None,
+        return_progress=options.return_progress,
         **limits,
     )
     params.check_ids(served.info.vocab_size)
@@ -212,29 +203,28 @@ def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, .
 def submit_of(
     tokens: list[int],
     params: SamplingParams,
-    body: GenerationBody,
+    options: Options,
     served: ServedModel,
     media: tuple[MediaSpan, ...] = (),
     inputs: bytes = b"",
-    n: int | None = None,
 ) -> Submit:
-    """The engine's message for one prompt. `n` are the choices to compute, if not those of the body."""
+    """Return the engine's message for one prompt. It has no id yet, and no sender."""
     return Submit(
         0,
         tokens,
         params,
-        priority=body.priority or 0,
-        cache_salt=body.cache_salt or "",
-        n=n or body.n_choices,
+        priority=options.priority,
+        cache_salt=options.cache_salt,
+        n=options.n,
         media=media,
         adapter=served.adapter_number,
         inputs=inputs,
     )
 
 
-def late_request(body: GenerationBody) -> ModelRequest:
-    """A request whose timeout came before tokenizing ended: its choices are empty."""
-    return ModelRequest((Prompt(Submit(0, [], SamplingParams(max_tokens=0), n=body.n_choices)),) * body.n_prompts)
+def late_request(n_prompts: int, n: int) -> ModelRequest:
+    """Return a request whose timeout came before tokenizing ended: its `n` choices a prompt are empty."""
+    return ModelRequest((Submit(0, [], SamplingParams(max_tokens=0), n=n),) * n_prompts)
 
 
 @dataclass(slots=True)
@@ -254,11 +244,11 @@ class Usage:
     from_disk: int = 0
 
     @classmethod
-    def of(cls, prompts: Sequence[Prompt]) -> Self:
+    def of(cls, submits: Sequence[Submit]) -> Self:
         """Before the first token of the answer."""
-        spans = [span for prompt in prompts for span in prompt.submit.media]
+        spans = [span for submit in submits for span in submit.media]
         images, audio = (sum(span.stop - span.start for span in spans if span.kind == kind) for kind in KINDS)
-        return cls(prompt=sum(len(prompt.tokens) for prompt in prompts), images=images, audio=audio)
+        return cls(prompt=sum(len(submit.prompt) for submit in submits), images=images, audio=audio)
 
 
 class CacheMiss(TypedDict):

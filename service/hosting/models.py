@@ -125,11 +125,10 @@ class HostedModels:
             model.loading.add_done_callback(_take_error)
         return model.loading
 
-    async def bring_up(self, loaded: Callable[[], Awaitable[None]]) -> None:
-        """Load the models that are loaded at the start, and watch for idle ones. `loaded` is awaited in between."""
+    async def bring_up(self) -> None:
+        """Load the models that are loaded at the start, and watch for idle ones."""
         await self._load_those_at_start()
         self._started = True
-        await loaded()
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             for model in self._hosted:

@@ -1,16 +1,14 @@
-"""Server-sent events: frames, and a response that detects a disconnected client."""
+"""Server-sent events: frames, the writer of a stream, and the watch over a connection."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 import orjson
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Send
 
-from service.errors.dialects import OLLAMA, OPENAI, Dialect, error_response
-from service.errors.errors import ApiError, Unavailable, as_api_error
+from service.errors.dialects import OLLAMA, OPENAI
+from service.errors.errors import ApiError, Unavailable
 from service.http.connection.flow import Deadline
 
 HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
@@ -117,75 +115,58 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-class EventStream(Response):
-    """A response of frames, several at a time. It exits `guard` when the stream ends for any reason.
+class EventWriter:
+    """Writes the frames of a stream to its client, and signs of life in a silence.
 
-    The status is sent with the first frame or sign of life. A request that fails before that gets a plain error
-    response. One that fails later gets an error event, and no `done`.
+    The status is sent with the first frame or sign of life (`started`): a request that fails before that gets a plain
+    error. `send` passes every middleware, `send_directly` none of them: no middleware reads frames.
     """
 
-    def __init__(
-        self,
-        frames: AsyncIterator[Sequence[bytes]],
-        guard: AbstractContextManager[object],
-        expired: asyncio.Future[None],
-        framing: Framing,
-    ) -> None:
-        super().__init__()
-        self._frames = frames
-        self._guard = guard
-        self._expired = expired
+    def __init__(self, send: Send, send_directly: Send, framing: Framing, media_type: str) -> None:
+        self.started = False
+        self._send = send
+        self._send_directly = send_directly
         self._framing = framing
-        self._started = False
-        self._media_type = b""
+        self._media_type = media_type
+        self._sign: asyncio.Task[None] | None = None
+        self._silence = Deadline(self._keep_alive)
+        self._silence.set(KEEP_ALIVE_SECONDS)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        record = scope["noria.record"]
-        dialect: Dialect = record.policy.dialect
-        self._media_type = dialect.stream.encode()
-        try:
-            with self._guard:
-                await while_connected(receive, self._expired, self._send_all(send, scope["noria.send"]))
-        except ClientGone:
-            raise
-        except Exception as error:
-            failure = as_api_error(error)
-            record.note_error(failure)
-            if self._started:
-                await self._send(send, self._framing.frame(self._framing.failure(failure)), more=False)
-            else:
-                await error_response(failure, dialect)(scope, receive, send)
+    async def write(self, frames: Sequence[bytes]) -> None:
+        """Send several frames at once, as soon as the client has read what was sent before."""
+        self._silence.clear()  # a large event leaves in pieces, and no sign of life may come between them
+        if self._sign is not None:
+            await self._sign
+        await self._put(b"".join(frames))
+        self._silence.set(KEEP_ALIVE_SECONDS)
 
-    async def _send_all(self, send: Send, send_directly: Send) -> None:
-        """Send the start through every middleware, and the frames past them: no middleware reads frames."""
-        sign: asyncio.Task[None] | None = None
+    async def end(self) -> None:
+        """Send the end of a complete stream."""
+        self.close()
+        await self._put(self._framing.done, more=False)
 
-        def keep_alive() -> None:
-            nonlocal sign
-            seconds = KEEP_ALIVE_SECONDS
-            if sign is None or sign.done():
-                body, seconds = self._framing.keep_alive()
-                sign = asyncio.create_task(self._send(send_directly if self._started else send, body))
-            silence.set(seconds)
+    async def fail(self, error: ApiError) -> None:
+        """Send the event of an error in place of the end."""
+        self.close()
+        await self._put(self._framing.frame(self._framing.failure(error)), more=False)
 
-        silence = Deadline(keep_alive)
-        silence.set(KEEP_ALIVE_SECONDS)
-        try:
-            async for frames in self._frames:
-                silence.clear()  # a large event leaves in pieces, and no sign of life may come between them
-                if sign is not None:
-                    await sign
-                await self._send(send_directly if self._started else send, b"".join(frames))
-                silence.set(KEEP_ALIVE_SECONDS)
-        finally:
-            silence.close()
-            if sign is not None:
-                sign.cancel()
-        await self._send(send_directly if self._started else send, self._framing.done, more=False)
+    def close(self) -> None:
+        """Send no more signs of life."""
+        self._silence.close()
+        if self._sign is not None:
+            self._sign.cancel()
 
-    async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
-        if not self._started:
-            self._started = True
-            headers = [(b"content-type", b"%b; charset=utf-8" % self._media_type), *HEADERS]
+    def _keep_alive(self) -> None:
+        seconds = KEEP_ALIVE_SECONDS
+        if self._sign is None or self._sign.done():
+            body, seconds = self._framing.keep_alive()
+            self._sign = asyncio.create_task(self._put(body))
+        self._silence.set(seconds)
+
+    async def _put(self, body: bytes, *, more: bool = True) -> None:
+        send = self._send_directly if self.started else self._send
+        if not self.started:
+            self.started = True
+            headers = [(b"content-type", b"%b; charset=utf-8" % self._media_type.encode()), *HEADERS]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": more})

@@ -1,6 +1,6 @@
 """The routes of the page: `/`, `/docs` and the files below `/page/`. They need no key; what the page asks for does."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from fastapi import Request
@@ -8,7 +8,6 @@ from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
 from service.access.record import Policy
-from service.api.routes import Handler
 from service.page.files import File, files
 
 CONTENT_POLICY = "; ".join(
@@ -37,7 +36,7 @@ class Page:
     """A route of the page. It is no part of the API, thus the OpenAPI document leaves it out."""
 
     path: str
-    handler: Handler
+    handler: Callable[[Request], Awaitable[Response]]
     name: str
     methods: tuple[str, ...] = ("GET", "HEAD")
     policy: Policy = Policy(open=True, quiet=True, page=True)  # noqa: RUF009 - frozen

@@ -160,12 +160,12 @@ class AnswerReceipts:
         return await in_thread(lambda: [self._signed(about, request, choice) for choice in chosen])
 
     def _signed(self, about: Mapping[str, Any], request: ModelRequest, choice: Choice) -> Receipt:
-        prompt, tokens, number = prompt_bytes(choice.prompt), choice.sampled, choice.index % request.n
+        prompt, tokens, number = prompt_bytes(choice.submit), choice.sampled, choice.index % request.n
         text = "".join(self._texts[choice])
         made: dict[str, Any] = {
             **about,
             "prompt": digest(prompt),
-            "images": [span.digest for span in choice.prompt.submit.media],
+            "images": [span.digest for span in choice.submit.media],
             "request": request_digest(request, digest(prompt), number, about["adapter"]),
             "choice": number,
             "finish": self._finishes[choice],

@@ -109,9 +109,9 @@ def token_bytes(tokens: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(tokens)}I", *tokens)
 
 
-def prompt_bytes(prompt: Prompt) -> bytes:
-    """All that the prompt consists of: the tokens, and places and digests of images."""
-    return canonical({"tokens": prompt.tokens, "images": [asdict(span) for span in prompt.submit.media]})
+def prompt_bytes(submit: Submit) -> bytes:
+    """Return all that a prompt consists of: the tokens, and places and digests of images."""
+    return canonical({"tokens": submit.prompt, "images": [asdict(span) for span in submit.media]})
 
 
 def request_digest(request: ModelRequest, prompt: str, choice: int, adapter: AdapterNamed | None) -> str:

@@ -35,6 +35,7 @@ from service.schema.fields import (
     ranged,
     synonym,
 )
+from service.schema.options import Options
 from service.schema.structured_output import StructuredOutputBody
 
 TOKEN_ID = re.compile(r"-?[0-9]{1,12}")
@@ -70,10 +71,9 @@ class RepetitionBody(Body):
     )
 
     @property
-    def wanted(self) -> RepetitionDetection | None:
-        """What to detect, None for nothing. Raises ParameterError."""
-        found = RepetitionDetection(self.max_pattern_size or 0, self.min_pattern_size or 0, self.min_count or 0)
-        return found if found.max_pattern_size else None
+    def rule(self) -> RepetitionDetection:
+        """Raises ParameterError."""
+        return RepetitionDetection(self.max_pattern_size or 0, self.min_pattern_size or 0, self.min_count or 0)
 
 
 class SamplingBody(DeclaredBody):
@@ -281,6 +281,27 @@ class GenerationBody(SamplingBody, StructuredOutputBody, StreamBody, UserBody):
     @property
     def n_choices(self) -> int:
         return self.n or 1
+
+    @property
+    def options(self) -> Options:
+        """Raises InvalidRequest and ParameterError."""
+        return Options(
+            self.given,
+            self.biases,
+            self.allowed_token_ids or (),
+            self.bad_words or (),
+            self.stops,
+            self.stop_token_ids or (),
+            self.repetition_detection and self.repetition_detection.rule,
+            self.n_choices,
+            self.priority or 0,
+            self.cache_salt or "",
+            self.timeout,
+            self.n_prompt_logprobs,
+            self.truncate_prompt_tokens,
+            bool(self.return_token_ids),
+            bool(self.return_progress),
+        )
 
     def check(self) -> None:
         if self.stream_options is not None and not self.stream:

@@ -39,8 +39,7 @@ class Stored:
     """A response or a conversation. `value` is its JSON without its items.
 
     `previous` is the response that it continues. `running`: the server still computes it, and does not evict it.
-    `events` are those of its stream, compressed; empty without any, and as `Tables` finds it. `request` is what
-    computes it again, while it runs.
+    `events` are those of its stream, compressed; empty without any, and as `Tables` finds it.
     """
 
     id: str
@@ -49,12 +48,10 @@ class Stored:
     previous: str | None = None
     running: bool = False
     events: bytes = b""
-    request: bytes = b""
 
     @property
     def size(self) -> int:
-        texts = len(self.value) + len(self.events) + len(self.request)
-        return ROW_BYTES + texts + sum(item.size for item in self.items)
+        return ROW_BYTES + len(self.value) + len(self.events) + sum(item.size for item in self.items)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from service.errors.errors import HistoryTooLarge, StoreFull
 from service.state.stored import Owner, Stored, StoredItem, Use
 
 MEMORY = ":memory:"
-VERSION = 2
+VERSION = 3
 APPLICATION = 0x4E6F7269
 """"Nori": a file of another program is not touched."""
 MARKS = {"application_id": APPLICATION, "user_version": VERSION}
@@ -18,7 +18,8 @@ LARGEST = 2**25
 """Bytes of one response or conversation: a request reads all its items at once."""
 EVENTS_PIECE = 2**16
 """Compressed bytes of events that are read at once."""
-UPGRADE = """
+UPGRADES = {
+    1: """
 ALTER TABLE items ADD COLUMN scored BLOB NOT NULL DEFAULT x'';
 UPDATE items
     SET scored = value, value = CAST(json_set(CAST(value AS TEXT), '$.content[0].logprobs', json('[]')) AS BLOB)
@@ -27,12 +28,14 @@ UPDATE stored SET size = size + (
     SELECT coalesce(sum(length(value)), 0) FROM items
     WHERE owner = stored.owner AND holder = stored.id AND length(scored)
 );
-"""
-"""From version 1, in which items had their log probabilities among the rest."""
+""",
+    2: "UPDATE stored SET size = size - length(request); ALTER TABLE stored DROP COLUMN request;\n",
+}
+"""From version 1, in which items had their log probabilities among the rest, and from 2, which had requests."""
 SCHEMA = """
 CREATE TABLE stored (
     owner TEXT NOT NULL, id TEXT NOT NULL, previous TEXT, used REAL NOT NULL, size INTEGER NOT NULL,
-    running INTEGER NOT NULL, value BLOB NOT NULL, events BLOB NOT NULL, request BLOB NOT NULL,
+    running INTEGER NOT NULL, value BLOB NOT NULL, events BLOB NOT NULL,
     PRIMARY KEY (owner, id)
 );
 CREATE INDEX oldest ON stored (owner, running, used);
@@ -68,14 +71,15 @@ class Tables:
         """Lock the file, and make the tables if there are none."""
         application, version = (self._db.execute(f"PRAGMA {name}").fetchone()[0] for name in MARKS)
         (n_tables,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if (application or n_tables) and (application != APPLICATION or version not in (1, VERSION)):
+        if (application or n_tables) and (application != APPLICATION or version not in (*UPGRADES, VERSION)):
             raise sqlite3.DatabaseError("it is the file of another program, or of another version")
         for pragma in ("locking_mode=EXCLUSIVE", "journal_mode=WAL", "synchronous=NORMAL"):
             self._db.execute(f"PRAGMA {pragma}")
         self._db.execute("PRAGMA secure_delete=ON")  # what a client deletes is gone from the file
         if version != VERSION:
+            upgrade = "".join(change for since, change in UPGRADES.items() if since >= version)
             marked = "".join(f"PRAGMA {name}={value};" for name, value in MARKS.items())
-            self._db.executescript(f"BEGIN;{UPGRADE if n_tables else SCHEMA}{marked}COMMIT;")
+            self._db.executescript(f"BEGIN;{upgrade if n_tables else SCHEMA}{marked}COMMIT;")
         with self._db:
             self._db.execute("UPDATE stored SET used = used WHERE 0")  # takes the lock now, not at the first answer
 
@@ -102,8 +106,8 @@ class Tables:
             if stored.running:
                 self._check_running(owner.name, stored.size)
             about = (owner.name, stored.id, stored.previous, self._clock(), 0, stored.running)
-            row = (*about, stored.value, stored.events, stored.request)
-            self._db.execute("INSERT INTO stored VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            row = (*about, stored.value, stored.events)
+            self._db.execute("INSERT INTO stored VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
             self._insert(owner.name, stored.id, stored.items, 0)
             self._count(owner.name, 0, 1)
             self._grow(owner, stored.id, stored.size)
@@ -212,12 +216,12 @@ class Tables:
             raise
 
     def _select(self, where: str, *values: str, scored: bool = False) -> Iterator[tuple[str, Stored]]:
-        columns = "owner, id, value, previous, running, request"
-        for owner, id, value, previous, running, request in self._db.execute(
+        columns = "owner, id, value, previous, running"
+        for owner, id, value, previous, running in self._db.execute(
             f"SELECT {columns} FROM stored WHERE {where}", values
         ):
             items = self._items(owner, id, scored=scored)
-            yield owner, Stored(id, value, items, previous, bool(running), request=request)
+            yield owner, Stored(id, value, items, previous, bool(running))
 
     def _items(self, owner: str, holder: str, *, scored: bool) -> tuple[StoredItem, ...]:
         rows = self._db.execute(

@@ -6,7 +6,6 @@ from functools import cached_property
 from itertools import groupby
 from typing import Annotated, Any, Literal, Self
 
-from fastapi import Request
 from pydantic import Field, field_validator, model_validator
 from starlette.responses import Response
 
@@ -14,8 +13,8 @@ from model.chat.reasoning import THOUGHT
 from model.errors import quoted
 from model.sampling_params import MAX_STOP_CHARS, MAX_STOPS, RANGES
 from service.access.record import Policy
-from service.api.answering import computed_response
-from service.api.anthropic.answers import AppliedEdit, CountedTokens, MessageAnswer
+from service.api.answering import answered, computed_response
+from service.api.anthropic.answers import CountedTokens, MessageAnswer
 from service.api.anthropic.context import ContextManagement, Draft, edited
 from service.api.anthropic.shape import MessageShape
 from service.api.anthropic.thinking import Adaptive, Effort, Enabled, ThinkingConfig, options_of
@@ -32,18 +31,18 @@ from service.api.anthropic.tools import (
     ToolUse,
     pieces_of,
 )
+from service.api.call import Call
 from service.api.media import Decoded
 from service.api.prompt import Chat, chat_request, of_chat
-from service.api.resuming import answer_resumable
-from service.api.routes import HELLO, post
+from service.api.routes import HELLO, Answer, post
 from service.errors.dialects import ANTHROPIC
 from service.errors.errors import InvalidRequest
 from service.generation.request import ModelRequest, ServedModel
 from service.schema.conversation import TemplateOptions, contents
 from service.schema.fields import HINTS, MAX_ITEMS, Body, Items, Json, ModelBody, only, optional, ranged, unsupported
-from service.schema.generation import MAX_USER, GenerationBody, StreamBody
+from service.schema.generation import MAX_USER, StreamBody
+from service.schema.options import Options, given
 from service.schema.tools import MAX_TOOLS, AllowedCalls
-from service.structured.call_reader import reader_of
 from service.structured.constraint import json_constraint
 
 Sentence = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
@@ -218,14 +217,9 @@ class MessagesBody(ConversationBody, StreamBody):
         return self.metadata.user_id if self.metadata else None
 
     def chat(self) -> Chat:
-        fields = GenerationBody.model_construct(
-            seed=self.seed,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            stop=self.stop_sequences,
-        )
-        return replace(super().chat(), fields=fields, max_tokens=self.max_tokens)
+        sampling = given(seed=self.seed, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
+        options = Options(sampling, stops=tuple(self.stop_sequences or ()))
+        return replace(super().chat(), options=options, max_tokens=self.max_tokens)
 
 
 def _plain(role: str, messages: Sequence[tuple[int, MessageParam]]) -> list[Json]:
@@ -275,21 +269,18 @@ def _without_billing(system: str | list[TextBlock] | None) -> str:
     answer=MessageAnswer,
     policy=Policy(ANTHROPIC, operation="chat", resumes=True),
 )
-async def messages(request: Request, body: MessagesBody) -> Response:
+async def messages(call: Call, body: MessagesBody) -> Answer:
     """Answer a conversation, in Anthropic's Messages API"""
-    applied: list[AppliedEdit] = []
+    shape = MessageShape(call.record, body.calls, body.shows_thoughts)
 
-    def made(chat: Chat, served: ServedModel, media: Sequence[Decoded]) -> ModelRequest:
+    def edited_request(chat: Chat, served: ServedModel, media: Sequence[Decoded]) -> ModelRequest:
         draft, edits = edited(body.context_management, Draft(chat, served, media))
-        applied.extend(edits)
+        shape.edits = edits if body.context_management else None
         return chat_request(draft.chat, served, draft.media, draft.prompt if edits else None)
 
-    def shape(served: ServedModel, name: str) -> MessageShape:
-        edits = applied if body.context_management else None
-        n_prompt = request.scope["noria.record"].prompt_tokens
-        return MessageShape(name, reader_of(served, body.calls), body.shows_thoughts, edits, n_prompt)
-
-    return await answer_resumable(request, body, of_chat(body.chat, made), shape)
+    await call.admitted(body, shape)
+    made = await call.made(of_chat(call, body.chat, edited_request))
+    return await answered(call, made, shape)
 
 
 @post(
@@ -299,7 +290,7 @@ async def messages(request: Request, body: MessagesBody) -> Response:
     answer=CountedTokens,
     policy=Policy(ANTHROPIC),
 )
-async def count_tokens(request: Request, body: ConversationBody) -> Response:
+async def count_tokens(call: Call, body: ConversationBody) -> Response:
     """Count the tokens of a conversation
 
     The number is that of the prompt that `/v1/messages` would compute.
@@ -313,4 +304,5 @@ async def count_tokens(request: Request, body: ConversationBody) -> Response:
             return {"input_tokens": n_tokens}
         return {"input_tokens": n_tokens, "context_management": {"original_input_tokens": original.n_tokens}}
 
-    return await computed_response(request, body.model, of_chat(body.chat, counted))
+    await call.loaded(body.model)
+    return await computed_response(call, await of_chat(call, body.chat, counted))

@@ -7,16 +7,19 @@ from service.api.audio.answers import Transcript, TranscriptUsage
 from service.errors.dialects import OPENAI
 from service.errors.errors import ApiError
 from service.generation.choice import Delta
-from service.generation.request import Timings, Usage
+from service.generation.request import ServedModel, Timings, Usage
 from service.http.sse import Json, TypedEvents
 
 
 @dataclass(slots=True)
 class TranscriptShape(TypedEvents):
-    """Writes one transcript; `about` has what only `verbose_json` tells."""
+    """Writes one transcript. `about` has what only `verbose_json` tells, with the `seconds` of the recording."""
 
-    about: Json
+    about: Json | None
+    seconds: float = 0.0
     _texts: list[str] = field(default_factory=list)
+
+    def begin(self, served: ServedModel, name: str) -> None: ...
 
     def failure(self, error: ApiError) -> Json:
         return {"type": "error", **OPENAI.write(error)}
@@ -32,7 +35,8 @@ class TranscriptShape(TypedEvents):
         return [{"type": "transcript.text.done", "text": "".join(self._texts), "usage": usage_of(usage)}]
 
     def whole(self, parts: Sequence[Delta], usage: Usage, timings: Timings) -> Transcript:
-        return {**self.about, "text": parts[0].text, "usage": usage_of(usage), "timings": timings}  # type: ignore[typeddict-item]
+        about = {} if self.about is None else {**self.about, "duration": round(self.seconds, 3)}
+        return {**about, "text": parts[0].text, "usage": usage_of(usage), "timings": timings}  # type: ignore[typeddict-item]
 
 
 def usage_of(usage: Usage) -> TranscriptUsage:

@@ -1,31 +1,31 @@
 """`POST /v1/audio/transcriptions` and `/v1/audio/translations`: a recording to text."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import orjson
-from fastapi import Request
 from pydantic import Field
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse
 
 from model.chat.media import TRANSCRIBE
 from model.chat.reasoning import PARTS
 from model.chat.transcription import transcribes, transcription
-from service.access.record import Policy, RequestRecord
-from service.api.answering import answer
+from service.access.record import Policy
+from service.api.answering import answered
 from service.api.audio.answers import Transcript
 from service.api.audio.shape import TranscriptShape
+from service.api.call import Call
 from service.api.forms import post_form
 from service.api.lanes import SMALL_BYTES
 from service.api.media import Decoded, expanded, heard, restorable
-from service.api.prompt import Chat, chat_request, on_thread
-from service.api.state import State
+from service.api.prompt import Chat, chat_request
+from service.api.routes import Answer
 from service.errors.errors import InvalidRequest
 from service.generation.request import ModelRequest, ServedModel
 from service.media.source import of_bytes
 from service.schema.fields import only, optional, ranged
-from service.schema.generation import GenerationBody, StreamBody
+from service.schema.generation import StreamBody
+from service.schema.options import Names, Options, given
 
 FORMATS = ("json", "text", "verbose_json")
 TIMED = ("srt", "vtt", "diarized_json")
@@ -77,40 +77,28 @@ class TranslationBody(RecordingBody):
     language: ClassVar[str | None] = "en"
 
 
-@dataclass(slots=True)
-class Transcriber:
-    """Makes the request of a form, and the shape of its answer."""
+async def made_request(call: Call, body: TranscriptionBody | TranslationBody, shape: TranscriptShape) -> ModelRequest:
+    """Decode the recording, and write the prompt. Raises InvalidRequest and Unavailable."""
+    state, served, owner = call.state, call.served, call.record.cache_owner
+    check_hears(served, body.task)
+    source = of_bytes(body.file, "file")
+    call.hold(max(0, call.record.body_bytes - SMALL_BYTES))
+    media = await heard(state, [source], served.info, owner)
+    shape.seconds = media[0].audio.seconds
+    made = await call.on_lane(lambda: _request(body, served, media))
+    return restorable(made, state, [source], served.info, owner, media)
 
-    body: TranscriptionBody | TranslationBody
-    seconds: float = 0.0
 
-    async def make(self, state: State, record: RequestRecord, served: ServedModel) -> ModelRequest:
-        """Decode the recording, and write the prompt. Raises InvalidRequest and Unavailable."""
-        check_hears(served, self.body.task)
-        source = of_bytes(self.body.file, "file")
-        with state.bodies.holding(record.sender) as take:
-            take(max(0, record.body_bytes - SMALL_BYTES))
-            media = await heard(state, [source], served.info, record.cache_owner)
-        self.seconds = media[0].audio.seconds
-        made = await on_thread(lambda served: self._request(served, media))(state, record, served)
-        return restorable(made, state, [source], served.info, record.cache_owner, media)
-
-    def shape(self, served: ServedModel, name: str) -> TranscriptShape:
-        verbose = self.body.response_format == "verbose_json"
-        about = {"task": self.body.task, "language": self.body.language or None, "duration": round(self.seconds, 3)}
-        return TranscriptShape(about if verbose else {})
-
-    def _request(self, served: ServedModel, media: Sequence[Decoded]) -> ModelRequest:
-        body = self.body
-        parts = [{"type": "audio"}, {"type": "text", "text": INSTRUCTION}]
-        fields = GenerationBody.model_construct(temperature=body.temperature or 0.0, seed=body.seed)
-        messages = [{"role": "user", "content": INSTRUCTION, PARTS: parts}]
-        chat = Chat(messages, fields=fields, max_tokens=body.max_tokens, messages_field="file")
-        if body.task == "translate":
-            return chat_request(chat, served, media)
-        assert served.chat is not None, "a model without a chat format hears nothing"
-        tokens = transcription(served.chat, served.tokenizer, body.language)
-        return chat_request(chat, served, media, expanded(tokens, media, served, "file"))
+def _request(body: TranscriptionBody | TranslationBody, served: ServedModel, media: Sequence[Decoded]) -> ModelRequest:
+    parts = [{"type": "audio"}, {"type": "text", "text": INSTRUCTION}]
+    options = Options(given(temperature=body.temperature or 0.0, seed=body.seed))
+    messages = [{"role": "user", "content": INSTRUCTION, PARTS: parts}]
+    chat = Chat(messages, options=options, max_tokens=body.max_tokens, names=Names("file"))
+    if body.task == "translate":
+        return chat_request(chat, served, media)
+    assert served.chat is not None, "a model without a chat format hears nothing"
+    tokens = transcription(served.chat, served.tokenizer, body.language)
+    return chat_request(chat, served, media, expanded(tokens, media, served, "file"))
 
 
 def check_hears(served: ServedModel, task: str) -> None:
@@ -123,11 +111,13 @@ def check_hears(served: ServedModel, task: str) -> None:
         raise InvalidRequest(f"{served.names[0]} does not transcribe: {why}", param="model")
 
 
-async def _answer(request: Request, body: TranscriptionBody | TranslationBody) -> Response:
-    transcriber = Transcriber(body)
-    asked = body.model_copy(update={"receipt": False})  # whatever --receipts says: no program could verify it
-    response = await answer(request, asked, transcriber.make, transcriber.shape, first=TranscriptShape({}))
-    if body.response_format != "text":
+async def _answered(call: Call, body: TranscriptionBody | TranslationBody) -> Answer:
+    about = {"task": body.task, "language": body.language or None} if body.response_format == "verbose_json" else None
+    shape = TranscriptShape(about)
+    await call.admitted(body.model_copy(update={"receipt": False}), shape)  # no program could verify a receipt
+    made = await call.made(made_request(call, body, shape))
+    response = await answered(call, made, shape)
+    if response is None or body.response_format != "text":
         return response
     return PlainTextResponse(orjson.loads(response.body)["text"] + "\n")
 
@@ -143,12 +133,12 @@ POLICY = Policy(operation="chat")
     policy=POLICY,
     or_text=True,
 )
-async def transcriptions(request: Request, body: TranscriptionBody) -> Response:
+async def transcriptions(call: Call, body: TranscriptionBody) -> Answer:
     """Transcribe a recording
 
     The answer is JSON, or plain text with the `response_format` text.
     """
-    return await _answer(request, body)
+    return await _answered(call, body)
 
 
 @post_form(
@@ -159,9 +149,9 @@ async def transcriptions(request: Request, body: TranscriptionBody) -> Response:
     policy=POLICY,
     or_text=True,
 )
-async def translations(request: Request, body: TranslationBody) -> Response:
+async def translations(call: Call, body: TranslationBody) -> Answer:
     """Translate a recording into English
 
     The model is instructed to translate what it hears.
     """
-    return await _answer(request, body)
+    return await _answered(call, body)

@@ -1,21 +1,19 @@
 """`POST /api/embed` and the older `/api/embeddings`."""
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Annotated, Any
 
-from fastapi import Request
 from pydantic import Field
 from starlette.responses import Response
 
 from service.access.record import Policy
-from service.api.answering import submit, whole_response
-from service.api.embeddings import EmbeddingsBody, embeddings_request, unit_vector
+from service.api.answering import whole_response
+from service.api.call import Call
+from service.api.embeddings import embeddings_request, unit_vector
 from service.api.ollama.answers import Embedded, EmbeddedOne
 from service.api.ollama.keeping import Target
 from service.api.ollama.options import KeepingBody
 from service.api.ollama.shape import durations
-from service.api.prompt import on_thread
 from service.api.routes import json_response, post
 from service.errors.dialects import OLLAMA
 from service.generation.choice import Delta
@@ -47,32 +45,32 @@ class EmbedBody(KeepingBody):
         """The engine's request. It tokenizes: not for the event loop. Raises InvalidRequest."""
         texts = [self.input] if isinstance(self.input, str) else self.input
         items = texts if self.truncate is False else [_cut(text, served) for text in texts]
-        return embeddings_request(EmbeddingsBody.model_construct(input=items, dimensions=self.dimensions), served)
+        return embeddings_request(items, served, self.dimensions)
 
 
 @post("/api/embed", body=EmbedBody, request={"input": "A noria."}, answer=Embedded, policy=POLICY)
-async def embed(request: Request, body: EmbedBody) -> Response:
+async def embed(call: Call, body: EmbedBody) -> Response:
     """Embed one or more texts, in Ollama's API
 
     An embedding is the mean of the hidden states of a text, scaled to length 1.
     """
-    return await _embedded(request, body, lambda vectors, more: {"embeddings": vectors, **more})
+    return await _embedded(call, body, lambda vectors, more: {"embeddings": vectors, **more})
 
 
 @post("/api/embeddings", body=OneBody, request={"prompt": "A noria."}, answer=EmbeddedOne, policy=POLICY)
-async def embeddings(request: Request, body: OneBody) -> Response:
+async def embeddings(call: Call, body: OneBody) -> Response:
     """Embed one text, in Ollama's older API"""
     asked = EmbedBody.model_construct(None, input=body.prompt or "", **dict(body))
-    return await _embedded(request, asked, lambda vectors, more: {"embedding": vectors[0] if vectors else []})
+    return await _embedded(call, asked, lambda vectors, more: {"embedding": vectors[0] if vectors else []})
 
 
-async def _embedded(request: Request, body: EmbedBody, write: Callable[[list[Any], Json], Json]) -> Response:
+async def _embedded(call: Call, body: EmbedBody, write: Callable[[list[Any], Json], Json]) -> Response:
     """The embeddings of some texts, and other facts, as `write` writes them. Without texts the model is loaded."""
-    target = Target(request, body)
+    target = Target(call, body)
 
     def answer(vectors: list[Any], usage: Usage) -> Json:
         counts = {"prompt_eval_count": usage.prompt}
-        return write(vectors, {"model": target.shown, **durations(target.record), **counts})
+        return write(vectors, {"model": target.public, **durations(call.record), **counts})
 
     if not body.input:
         await target.load_or_unload()
@@ -82,11 +80,10 @@ async def _embedded(request: Request, body: EmbedBody, write: Callable[[list[Any
     def written(parts: Sequence[Delta], usage: Usage, timings: Timings) -> Json:
         return answer([unit_vector(delta.embedding) for delta in parts], usage)
 
-    with ExitStack() as stack:
-        asked = body.model_copy(update={"model": target.name})
-        _, _, generation = await submit(stack, request, asked, on_thread(body.request))
-        target.keep()
-        return await whole_response(request, generation, written)
+    served = await call.admitted(body.model_copy(update={"model": target.name}))
+    generation = await call.submitted(await call.made(call.on_lane(lambda: body.request(served))))
+    target.keep()
+    return await whole_response(call, generation, written)
 
 
 def _cut(text: str, served: ServedModel) -> list[int]:

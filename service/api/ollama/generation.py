@@ -1,38 +1,34 @@
 """`POST /api/chat` and `/api/generate`: their bodies, and the internal requests made of them."""
 
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from fastapi import Request
 from starlette.responses import Response
 
-from service.access.record import Policy, RequestRecord
-from service.api.answering import answer
+from service.access.record import Policy
+from service.api.answering import answered
+from service.api.call import Call
 from service.api.ollama.answers import ChatAnswer, GeneratedAnswer
 from service.api.ollama.keeping import Target
 from service.api.ollama.messages import IMAGES, OllamaMessage, plain_messages, with_images
 from service.api.ollama.options import AnswerBody
 from service.api.ollama.shape import AnswerShape, ChatShape, GeneratedShape, head
-from service.api.openai.completions import GapBody, completion_request
-from service.api.prompt import Chat, Make, chat_request, of_chat, on_thread
-from service.api.routes import HELLO, json_response, post
-from service.api.state import State
+from service.api.prompt import Chat, chat_request, of_chat
+from service.api.routes import HELLO, Answer, json_response, post
+from service.api.text import Text, text_request
 from service.errors.dialects import OLLAMA
 from service.errors.errors import InvalidRequest
-from service.generation.request import ModelRequest, ServedModel
-from service.http.sse import Lines
+from service.generation.request import ModelRequest
 from service.schema.conversation import TemplateOptions
 from service.schema.fields import MAX_ITEMS, Items, Json, only, optional
-from service.schema.generation import GenerationBody
-from service.schema.tools import AllowedCalls, OfferBody
-from service.structured.call_reader import reader_of
-from service.structured.constraint import Constraint
+from service.schema.options import Names
+from service.schema.tools import OfferBody
 
 CHAT, TEXT = Policy(OLLAMA, operation="chat"), Policy(OLLAMA, operation="text_completion")
 WHOLE = {"stream": False}
-FIRST = Lines()
-"""The framing of a stream whose model is loading."""
+LIMIT = "options.num_predict"
+"""The client's name of the limit of tokens."""
 
 
 class OllamaChatBody(AnswerBody, OfferBody):
@@ -56,8 +52,7 @@ class OllamaChatBody(AnswerBody, OfferBody):
             chat_of(self, plain_messages(self.messages)),
             calls=self.calls,
             template=TemplateOptions(add_generation_prompt=not continues, continue_final_message=continues),
-            messages_field="messages",
-            content_field="messages[{}].content",
+            names=Names("messages", LIMIT, "messages[{}].content"),
         )
 
 
@@ -99,82 +94,68 @@ class GenerateBody(AnswerBody):
         return chat_of(self, [*system, {"role": "user", **with_images(self.prompt, self.images, "images")}])
 
 
-class RawBody(GapBody):
-    """The text to continue, and the fields, of a `GenerateBody` as completions take them."""
-
-    max_tokens_field = "options.num_predict"
-    asked: Any = None
-
-    @property
-    def prompts(self) -> list[str]:
-        return [self.asked.prompt or ""]
-
-    @property
-    def n_logprobs(self) -> int | None:
-        return self.asked.n_logprobs
-
-    @property
-    def constraint(self) -> Constraint | None:
-        return self.asked.constraint
-
-
 def chat_of(body: AnswerBody, messages: list[Json]) -> Chat:
     """The messages with what the body says of their answer. Raises InvalidRequest."""
     return Chat(
         messages,
         constraint=body.constraint,
-        fields=GenerationBody.model_construct(**body.chosen.fields),
+        options=body.chosen.plain,
         max_tokens=body.chosen.max_tokens,
         logprobs=body.n_logprobs,
         reasoning=body.reasoning,
-        messages_field="prompt",
-        max_tokens_field="options.num_predict",
+        names=Names("prompt", LIMIT),
     )
 
 
-def raw_request(body: GenerateBody, served: ServedModel) -> ModelRequest:
-    """The engine's request for text to continue. It tokenizes: not for the event loop."""
-    fields = {**body.chosen.fields, "suffix": body.suffix or None}
-    return completion_request(RawBody.model_construct(None, asked=body, **fields), served)
+def text_of(body: GenerateBody) -> Text:
+    """Return the text to continue. Raises InvalidRequest."""
+    chosen, names = body.chosen, Names("prompt", LIMIT)
+    return Text(
+        [body.prompt or ""], body.suffix or None, chosen.plain, chosen.max_tokens, body.n_logprobs, body.constraint,
+        names=names,
+    )
 
 
 async def _answered(
-    request: Request,
-    body: AnswerBody,
-    shape: type[AnswerShape],
-    make: Make[ModelRequest] | None,
-    calls: AllowedCalls = AllowedCalls(),  # noqa: B008 - frozen
-) -> Response:
-    """The response to a request. One without a prompt, for which `make` is None, only loads or unloads its model."""
-    target = Target(request, body)
-    if make is None:
-        reason = await target.load_or_unload()
-        nothing = shape(target.shown, target.record).content("", "", [])
-        return json_response({**head(target.shown, done=True), **nothing, "done_reason": reason})
+    call: Call, body: AnswerBody, shape: AnswerShape, target: Target, make: Callable[[], Coroutine[Any, Any, ModelRequest]]
+) -> Answer:
+    """Return the response to a request with a prompt."""
     target.note_ignored()
+    served = await call.admitted(
+        body.model_copy(update={"model": target.name, "stream": body.stream is not False}), shape
+    )
+    body.chosen.check_context(served)
+    made = await call.made(make())
+    target.keep()
+    return await answered(call, made, shape)
 
-    async def made(state: State, record: RequestRecord, served: ServedModel) -> ModelRequest:
-        body.chosen.check_context(served)
-        return await make(state, record, served)
 
-    def shaped(served: ServedModel, name: str) -> AnswerShape:
-        target.keep()
-        tokenizer = served.tokenizer if body.logprobs else None
-        return shape(target.shown, target.record, tokenizer, reader_of(served, calls))
-
-    asked = body.model_copy(update={"model": target.name, "stream": body.stream is not False})
-    return await answer(request, asked, made, shaped, first=FIRST)
+async def _kept(target: Target, shape: AnswerShape) -> Response:
+    """Return the response to a request without a prompt, which only loads or unloads its model."""
+    reason = await target.load_or_unload()
+    nothing = shape.content("", "", [])
+    return json_response({**head(target.public, done=True), **nothing, "done_reason": reason})
 
 
 @post("/api/chat", body=OllamaChatBody, request={"messages": HELLO, **WHOLE}, answer=ChatAnswer, policy=CHAT)
-async def chat(request: Request, body: OllamaChatBody) -> Response:
+async def chat(call: Call, body: OllamaChatBody) -> Answer:
     """Answer a conversation, in Ollama's API"""
-    make = of_chat(body.chat, chat_request) if body.messages else None
-    return await _answered(request, body, ChatShape, make, body.calls)
+    target = Target(call, body)
+    shape = ChatShape(target.public, call.record, logprobs=bool(body.logprobs), calls=body.calls)
+    if not body.messages:
+        return await _kept(target, shape)
+    return await _answered(call, body, shape, target, lambda: of_chat(call, body.chat, chat_request))
 
 
 @post("/api/generate", body=GenerateBody, request={"prompt": "Hello.", **WHOLE}, answer=GeneratedAnswer, policy=TEXT)
-async def generate(request: Request, body: GenerateBody) -> Response:
+async def generate(call: Call, body: GenerateBody) -> Answer:
     """Answer a message, continue a text or fill a gap, in Ollama's API"""
-    make = of_chat(body.chat, chat_request) if body.is_message else on_thread(partial(raw_request, body))
-    return await _answered(request, body, GeneratedShape, make if body.has_prompt else None)
+    target = Target(call, body)
+    shape = GeneratedShape(target.public, call.record, logprobs=bool(body.logprobs))
+    if not body.has_prompt:
+        return await _kept(target, shape)
+    if body.is_message:
+        return await _answered(call, body, shape, target, lambda: of_chat(call, body.chat, chat_request))
+    return await _answered(
+        call, body, shape, target, lambda: call.on_lane(lambda: text_request(text_of(body), call.served))
+    )

@@ -7,7 +7,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-from fastapi import Request
 from starlette.responses import Response
 
 from model.checkpoint.digest import network_files
@@ -17,15 +16,15 @@ from model.checkpoint.resolve import resolve
 from model.config import ModelConfig
 from model.errors import ModelError, NoriaError
 from service import version
-from service.access.record import Policy, RequestRecord
+from service.access.record import Policy
+from service.api.call import Call
 from service.api.lanes import LANES
 from service.api.ollama.answers import ApiVersion, ModelDetails, OllamaModel, OllamaModels, ShownModel
 from service.api.ollama.keeping import found_model
 from service.api.ollama.options import NAMES
 from service.api.ollama.shape import rfc3339
-from service.api.openai.completions import fills_gaps
 from service.api.routes import get, json_response, post
-from service.api.state import State
+from service.api.text import fills_gaps
 from service.errors.dialects import OLLAMA
 from service.errors.errors import InvalidRequest, Unavailable
 from service.generation.request import ServedModel
@@ -110,37 +109,36 @@ class ShowBody(Body):
 
 
 @get("/api/version", answer=ApiVersion, policy=POLICY)
-async def show_version(request: Request) -> Response:
+async def show_version(call: Call) -> Response:
     """Show the version of Ollama's API that these routes follow"""
     answer: ApiVersion = {"version": API, "noria": version()}
     return json_response(answer)
 
 
 @get("/api/tags", answer=OllamaModels, policy=POLICY)
-async def tags(request: Request) -> Response:
+async def tags(call: Call) -> Response:
     """List the models, loaded or not, with their LoRA adapters, in Ollama's API"""
-    named = [(model, name) for model in _models(request) for name in model.names]
+    named = [(model, name) for model in _models(call) for name in model.names]
     listed = await in_thread(lambda: [_named(*one) | {"modified_at": _modified(one[0])} for one in named])
     return json_response({"models": listed})
 
 
 @get("/api/ps", answer=OllamaModels, policy=POLICY)
-async def ps(request: Request) -> Response:
+async def ps(call: Call) -> Response:
     """List the loaded models, in Ollama's API"""
-    loaded = [model for model in _models(request) if model.admission.model is not None]
+    loaded = [model for model in _models(call) if model.admission.model is not None]
     return json_response({"models": await in_thread(lambda: [*map(_loaded, loaded)])})
 
 
 @post("/api/show", body=ShowBody, request={"model": "smollm2-135m-instruct"}, answer=ShownModel, policy=POLICY)
-async def show(request: Request, body: ShowBody) -> Response:
+async def show(call: Call, body: ShowBody) -> Response:
     """Show what a model can do, in Ollama's API
 
     The files of a model that is not loaded are read for it.
     """
-    name, model = found_model(request, body.model or body.name)
-    work = request.app.state.noria.work
+    name, model = found_model(call, body.model or body.name)
     if model.admission.model is None and model.entry.on_demand:
-        return json_response(await work.run(lambda: _unloaded(model), LANES[-1] + 1))  # one at a time: it takes memory
+        return json_response(await call.state.work.run(lambda: _unloaded(model), LANES[-1] + 1))  # one at a time: it takes memory
     served = model.admission.require(name)
     thinks, sees = served.reasoning is not None, "image" in served.media_roles
     return json_response(await in_thread(lambda: _shown(model, served, _of_served(served), thinks=thinks, sees=sees)))
@@ -181,10 +179,8 @@ def _shown(model: HostedModel, side: TextSide | ServedModel, facts: Facts, *, th
     }
 
 
-def _models(request: Request) -> list[HostedModel]:
-    record: RequestRecord = request.scope["noria.record"]
-    state: State = request.app.state.noria
-    return state.models.allowed(record.key)
+def _models(call: Call) -> list[HostedModel]:
+    return call.state.models.allowed(call.record.key)
 
 
 def _named(model: HostedModel, name: str) -> OllamaModel:

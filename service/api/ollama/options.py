@@ -13,12 +13,14 @@ from service.errors.errors import InvalidRequest
 from service.generation.request import ServedModel
 from service.schema.fields import CHANGING, Body, Json, ModelBody, expect, limits_of, only, optional, ranged
 from service.schema.generation import Stops, StreamBody
+from service.schema.options import Options as AnswerOptions
+from service.schema.options import given
 from service.structured.constraint import Constraint, object_constraint
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 """Sampling parameters that are options, too."""
 NAMES = {name: "repeat_penalty" if name == "repetition_penalty" else name for name in SAMPLING}
-"""Sampling parameter -> Ollama's name of it, which `GenerationBody` has, too."""
+"""Sampling parameter -> Ollama's name of it."""
 MACHINE = ("num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread")
 """Options that say how Ollama runs a model, as numbers."""
 
@@ -81,11 +83,12 @@ class Options(TableOptions):
         return self.num_predict if self.num_predict is not None and self.num_predict > 0 else None
 
     @property
-    def fields(self) -> dict[str, Any]:
-        """The fields of `GenerationBody`."""
+    def plain(self) -> AnswerOptions:
+        """The options in the terms of all APIs."""
         seed = None if self.seed is None or self.seed < 0 else self.seed
-        own = {name: getattr(self, name) for name in NAMES.values()}
-        return {"seed": seed, "max_tokens": self.max_tokens, "stop": self.stop, **own}
+        sampling = given(seed=seed, **{name: getattr(self, own) for name, own in NAMES.items()})
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return AnswerOptions(sampling, stops=stops)
 
     def check_context(self, served: ServedModel) -> None:
         """Raise InvalidRequest if the model's context is smaller than the request needs."""

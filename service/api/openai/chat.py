@@ -6,28 +6,26 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
-from fastapi import Request
 from pydantic import Field
-from starlette.responses import Response
 
 from model.chat.reasoning import Effort
 from model.errors import quoted
-from service.access.record import Policy, RequestRecord
+from service.access.record import Policy
+from service.api.answering import answered
+from service.api.call import Call
 from service.api.openai.answers import ChatCompletion
 from service.api.openai.harmless import HARMLESS_CHAT, NOTICED_CHAT
 from service.api.openai.shape import ChatShape
 from service.api.prompt import Chat, chat_request, of_chat
 from service.api.reasoning import MAX_BUDGET, ReasoningOptions
-from service.api.resuming import answer_resumable
-from service.api.routes import HELLO, post
-from service.api.state import hosted
+from service.api.routes import HELLO, Answer, post
 from service.errors.errors import InvalidRequest
 from service.model_settings import ReasoningFormat
 from service.schema.conversation import Message, TemplateBody, plain_messages
 from service.schema.fields import MAX_ITEMS, Body, Items, Json, limits_of, optional, ranged, synonym
 from service.schema.generation import CHAT_TOKENS, GenerationBody, PromptCacheOptions
+from service.schema.options import Names
 from service.schema.tools import MAX_TOOLS, AllowedCalls, OfferBody, allowed_calls
-from service.structured.call_style import style_of
 from service.structured.constraint import constraint
 
 
@@ -187,12 +185,11 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
             self.calls,
             self.template_options(self.messages),
             constraint(self),
-            self,
+            self.options,
             max_tokens=self.agreed("max_tokens"),
             logprobs=self.n_logprobs,
             reasoning=self.reasoning_options,
-            max_tokens_field=self.given_as("max_tokens"),
-            content_field="messages[{}].content",
+            names=Names(max_tokens=self.given_as("max_tokens"), content="messages[{}].content"),
         )
 
 
@@ -210,18 +207,17 @@ def _consistent(fields: Mapping[str, Any], said: Mapping[str, Any] = MappingProx
     return name, value
 
 
-def _default_format(request: Request, model: str | None) -> ReasoningFormat:
-    """The format of thoughts for a request that does not say: its key's, or the model's."""
-    record: RequestRecord = request.scope["noria.record"]
-    own = record.key.entry.reasoning_format if record.key else None
-    return cast(ReasoningFormat, own or hosted(request, model).entry.settings.reasoning_format)
+def _default_format(call: Call, model: str | None) -> ReasoningFormat:
+    """Return the format of thoughts for a request that does not say: its key's, or the model's."""
+    own = call.record.key.entry.reasoning_format if call.record.key else None
+    return cast(ReasoningFormat, own or call.hosted(model).entry.settings.reasoning_format)
 
 
-def _is_mistrals(request: Request, body: ChatBody) -> bool:
+def _is_mistrals(call: Call, body: ChatBody) -> bool:
     """Whether the client speaks Mistral's dialect: it says who it is, or sends a field of Mistral's alone. LiteLLM has
     one name for all servers, and reads both dialects. Mistral's packages fail at a piece of a call without a name, and
     OpenAI's package for Node at one with an empty name."""
-    agent = request.headers.get("user-agent", "").lower()
+    agent = call.request.headers.get("user-agent", "").lower()
     fields = (body.safe_prompt, body.random_seed)
     return "mistral" in agent or "litellm" in agent or any(value is not None for value in fields)
 
@@ -233,29 +229,21 @@ def _is_mistrals(request: Request, body: ChatBody) -> bool:
     answer=ChatCompletion,
     policy=Policy(operation="chat", resumes=True),
 )
-async def chat_completions(request: Request, body: ChatBody) -> Response:
+async def chat_completions(call: Call, body: ChatBody) -> Answer:
     """Answer a conversation
 
     Without a token limit the answer may fill the context.
     """
-    body = body.model_copy(update={"reasoning_format": body.reasoning_format or _default_format(request, body.model)})
-    return await answer_resumable(
-        request,
+    body = body.model_copy(update={"reasoning_format": body.reasoning_format or _default_format(call, body.model)})
+    mistral = body.reasoning_format == "mistral"
+    shape = ChatShape(
         body,
-        of_chat(body.chat, chat_request),
-        lambda served, name: ChatShape(
-            name,
-            served.tokenizer,
-            served.fingerprint,
-            body.n_logprobs is not None,
-            body.streaming,
-            bool(body.return_token_ids),
-            body.metadata,
-            mistral=body.reasoning_format == "mistral" or _is_mistrals(request, body),
-            chunks_thoughts=body.reasoning_format == "mistral",
-            style=style_of(served) if body.calls.functions else None,
-            thoughts=body.include_reasoning is not False,
-            scores_prompt=body.prompt_logprobs is True,
-            n=body.n_choices,
-        ),
+        body.n_logprobs is not None,
+        mistral=mistral or _is_mistrals(call, body),
+        chunks_thoughts=mistral,
+        calls=bool(body.calls.functions),
+        thoughts=body.include_reasoning is not False,
     )
+    await call.admitted(body, shape)
+    made = await call.made(of_chat(call, body.chat, chat_request))
+    return await answered(call, made, shape)

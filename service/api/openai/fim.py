@@ -1,18 +1,18 @@
 """`POST /v1/fim/completions`, Mistral's endpoint for code: what completions compute, in the form of a chat."""
 
-from fastapi import Request
 from pydantic import Field
-from starlette.responses import Response
 
 from service.access.record import Policy
+from service.api.answering import answered
+from service.api.call import Call
 from service.api.openai.answers import ChatCompletion
-from service.api.openai.completions import GapBody, completion_request
+from service.api.openai.completions import GapBody
 from service.api.openai.shape import ChatShape
-from service.api.prompt import on_thread
-from service.api.resuming import answer_resumable
-from service.api.routes import post
+from service.api.routes import Answer, post
+from service.api.text import Text, text_request
 from service.schema.fields import limits_of, ranged, synonym
 from service.schema.generation import CHAT_TOKENS
+from service.structured.constraint import constraint
 
 
 class FimBody(GapBody):
@@ -22,9 +22,10 @@ class FimBody(GapBody):
     max_tokens: int | None = ranged("max_tokens", CHAT_TOKENS, least=1)
     n_predict: int | None = synonym("max_tokens", "llama.cpp's", **limits_of("max_tokens", least=1))
 
-    @property
-    def prompts(self) -> list[str]:
-        return [self.prompt]
+    def text(self) -> Text:
+        """As `CompletionBody.text`."""
+        options, max_tokens = self.options, self.agreed("max_tokens")
+        return Text([self.prompt], self.suffix, options, max_tokens, constraint=constraint(self), n_best=options.n)
 
 
 @post(
@@ -34,25 +35,12 @@ class FimBody(GapBody):
     answer=ChatCompletion,
     policy=Policy(operation="text_completion", resumes=True),
 )
-async def fim_completions(request: Request, body: FimBody) -> Response:
+async def fim_completions(call: Call, body: FimBody) -> Answer:
     """Fill the gap between a prompt and a suffix
 
     Without a suffix the answer continues the prompt. A stream ends with `usage`, as Mistral's does.
     """
-    return await answer_resumable(
-        request,
-        body,
-        on_thread(lambda served: completion_request(body, served)),
-        lambda served, name: ChatShape(
-            name,
-            served.tokenizer,
-            served.fingerprint,
-            False,
-            body.streaming,
-            bool(body.return_token_ids),
-            body.metadata,
-            mistral=True,
-            scores_prompt=body.prompt_logprobs is True,
-            n=body.n_choices,
-        ),
-    )
+    shape = ChatShape(body, mistral=True)
+    served = await call.admitted(body, shape)
+    made = await call.made(call.on_lane(lambda: text_request(body.text(), served)))
+    return await answered(call, made, shape)

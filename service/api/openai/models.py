@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
-from fastapi import Request
 from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -13,16 +12,15 @@ from model.checkpoint.generation_config import SAMPLING
 from model.sampling_params import SamplingParams, declared
 from service.access.record import Policy, RequestRecord
 from service.access.rights import check_right
+from service.api.call import Call
 from service.api.openai.answers import ModelCard, ModelFacts, ModelList, ModelStatus
-from service.api.openai.completions import fills_gaps
 from service.api.routes import get, json_response, post
-from service.api.state import State, hosted
+from service.api.text import fills_gaps
 from service.errors.dialects import SHARED
 from service.errors.errors import InvalidRequest, Unavailable
 from service.generation.request import ServedModel
 from service.hosting.durations import parse_duration
 from service.hosting.hosted import HostedModel
-from service.http.sse import while_connected
 from service.schema.fields import Body, optional
 
 POLICY = Policy(SHARED)
@@ -30,15 +28,13 @@ Type = Literal["base", "model"]
 
 
 @get("/v1/models", answer=ModelList, policy=POLICY)
-async def models(request: Request) -> Response:
+async def models(call: Call) -> Response:
     """List the names of the served models, each with its LoRA adapters
 
     The list and its entries have the fields of OpenAI's, vLLM's, Mistral's and Anthropic's API.
     """
-    state: State = request.app.state.noria
-    record: RequestRecord = request.scope["noria.record"]
-    allowed = state.models.allowed(record.key)
-    cards = [card(model, name, _type(request)) for model in allowed for name in model.names]
+    allowed = call.state.models.allowed(call.record.key)
+    cards = [card(model, name, _type(call)) for model in allowed for name in model.names]
     answer: ModelList = {
         "object": "list",
         "data": cards,
@@ -50,12 +46,12 @@ async def models(request: Request) -> Response:
 
 
 @get("/v1/models/{name:path}", answer=ModelCard, policy=POLICY)
-async def model(request: Request) -> Response:
+async def model(call: Call) -> Response:
     """Describe a model under one of its names, or a LoRA adapter"""
-    name = request.path_params["name"]
+    name = call.request.path_params["name"]
     if not name:  # /v1/models/
         raise HTTPException(404)
-    return json_response(card(hosted(request, name), name, _type(request)))
+    return json_response(card(call.hosted(name), name, _type(call)))
 
 
 class ModelBody(Body):
@@ -78,34 +74,32 @@ class LoadBody(ModelBody):
 
 
 @post("/v1/models/load", body=LoadBody, request={"model": "chat", "keep_alive": "10m"}, answer=ModelCard, policy=POLICY)
-async def load(request: Request, body: LoadBody) -> Response:
+async def load(call: Call, body: LoadBody) -> Response:
     """Load a model
 
     The answer comes once the model serves. `GET /v1/models/{name}` tells how far loading is.
     """
-    model = _managed(request, body.model)
+    model = _managed(call, body.model)
     before = model.idle_seconds  # holds if the load is refused
     if body.keep_alive is not None:
         model.idle_seconds = check_keep_alive(body.keep_alive)
-    state: State = request.app.state.noria
     try:
-        await while_connected(request.receive, state.drain.expired, state.models.load(model))
+        await call.state.models.load(model)
     except Unavailable:
         model.idle_seconds = before
         raise
-    return json_response(card(model, body.model, _type(request)))
+    return json_response(card(model, body.model, _type(call)))
 
 
 @post("/v1/models/unload", body=ModelBody, request={"model": "chat"}, answer=ModelCard, policy=POLICY)
-async def unload(request: Request, body: ModelBody) -> Response:
+async def unload(call: Call, body: ModelBody) -> Response:
     """Unload a model
 
     Its running requests end first. The next request that names it loads it again.
     """
-    model = _managed(request, body.model)
-    state: State = request.app.state.noria
-    await while_connected(request.receive, state.drain.expired, state.models.unload(model, "request"))
-    return json_response(card(model, body.model, _type(request)))
+    model = _managed(call, body.model)
+    await call.state.models.unload(model, "request")
+    return json_response(card(model, body.model, _type(call)))
 
 
 def check_keep_alive(value: object) -> float | None:
@@ -116,10 +110,10 @@ def check_keep_alive(value: object) -> float | None:
         raise InvalidRequest(f"keep_alive {error}", param="keep_alive") from error
 
 
-def _managed(request: Request, name: str) -> HostedModel:
+def _managed(call: Call, name: str) -> HostedModel:
     """The model of this name. Raises Forbidden for a key that may not load it, InvalidRequest on a server with one."""
-    model = hosted(request, name)
-    check_right(request.scope["noria.record"], "loads_models", "load models")
+    model = call.hosted(name)
+    check_right(call.record, "loads_models", "load models")
     if not model.entry.on_demand:
         message = "this server has one model, which stays loaded: start it with several models, or with --models"
         raise InvalidRequest(message, param="model", code="one_model")
@@ -131,9 +125,9 @@ def may_load(record: RequestRecord) -> bool:
     return record.key is None or record.key.entry.loads_models
 
 
-def _type(request: Request) -> Type:
+def _type(call: Call) -> Type:
     """What Mistral's clients read, or Anthropic's: each ignores or refuses a model of the other type."""
-    return "model" if "anthropic-version" in request.headers else "base"
+    return "model" if "anthropic-version" in call.request.headers else "base"
 
 
 def card(model: HostedModel, name: str, kind: Type = "base") -> ModelCard:

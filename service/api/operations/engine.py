@@ -1,20 +1,17 @@
 """What operators see of the engine: requests in flight by id, live events, and metrics for Prometheus."""
 
 import asyncio
-from contextlib import ExitStack
 
-from fastapi import Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from model.errors import quoted
-from service.access.record import Policy, RequestRecord
+from service.access.record import Policy
 from service.access.rights import check_sees_all, sees_all
+from service.api.call import Call
 from service.api.routes import get, json_response
-from service.api.state import State, hosted
 from service.errors.errors import InvalidRequest, RequestNotFound
 from service.errors.wording import either
-from service.http.sse import EventStream
 from service.observe.view.feed import EngineEvent
 from service.observe.view.requests import Cancellation, RequestFacts, RequestList, recorded_facts
 
@@ -23,67 +20,63 @@ QUIET = Policy(quiet=True)
 
 
 @get("/v1/requests", answer=RequestList, policy=QUIET)
-async def list_requests(request: Request) -> Response:
+async def list_requests(call: Call) -> Response:
     """List all requests in flight to models, those that hold most tokens first
 
     A key needs the right `sees_all`. Without keys only a direct connection from this machine may ask.
     """
-    state: State = request.app.state.noria
-    check_sees_all(request.scope)
-    facts = await asyncio.gather(*map(state.requests.facts, state.requests))
+    requests = call.state.requests
+    check_sees_all(call.request.scope)
+    facts = await asyncio.gather(*map(requests.facts, requests))
     answer: RequestList = {"object": "list", "data": sorted(facts, key=lambda item: -item["held_tokens"])}
     return json_response(answer)
 
 
 @get("/v1/requests/{id}", answer=RequestFacts, policy=QUIET)
-async def request_facts(request: Request) -> Response:
+async def request_facts(call: Call) -> Response:
     """Show the state of a request in flight
 
     The id is its `x-request-id`. Each key sees its own requests only, one with the right `sees_all` those of all keys.
     """
-    state: State = request.app.state.noria
-    owner, request_id = _whose(request)
-    if not (found := state.requests.find(owner, request_id)):
-        if (record := state.requests.ended(owner, request_id)) is None:
+    requests, (owner, request_id) = call.state.requests, _whose(call)
+    if not (found := requests.find(owner, request_id)):
+        if (record := requests.ended(owner, request_id)) is None:
             raise RequestNotFound(request_id)
         return json_response(recorded_facts(record))
-    return json_response(await state.requests.facts(found[-1]))
+    return json_response(await requests.facts(found[-1]))
 
 
 @get("/v1/requests/{id}", methods=("DELETE",), answer=Cancellation, policy=QUIET)
-async def cancel_request(request: Request) -> Response:
+async def cancel_request(call: Call) -> Response:
     """Cancel the requests in flight with this id
 
     Their answers end with finish_reason "abort", or with an error where the API has no such reason.
     """
-    state: State = request.app.state.noria
-    owner, request_id = _whose(request)
-    if not (found := state.requests.find(owner, request_id)):
+    requests, (owner, request_id) = call.state.requests, _whose(call)
+    if not (found := requests.find(owner, request_id)):
         raise RequestNotFound(request_id)
     for live in found:
-        live.cancel("with DELETE /v1/requests/ID", request.scope["noria.record"].sender)
+        live.cancel("with DELETE /v1/requests/ID", call.record.sender)
     answer: Cancellation = {"id": request_id, "object": "request.cancelled", "cancelled": len(found)}
     return json_response(answer)
 
 
-def _whose(request: Request) -> tuple[str | None, str]:
-    """The owner of requests that the client may see, None for all of them, and the id in the path."""
-    record: RequestRecord = request.scope["noria.record"]
-    return None if sees_all(request.scope) else record.owner, request.path_params["id"]
+def _whose(call: Call) -> tuple[str | None, str]:
+    """Return the owner of requests that the client may see, None for all of them, and the id in the path."""
+    return None if sees_all(call.request.scope) else call.record.owner, call.request.path_params["id"]
 
 
 @get("/v1/engine/events", answer=EngineEvent, policy=Policy(quiet=True), endless=True)
-async def engine_events(request: Request) -> Response:
+async def engine_events(call: Call) -> None:
     """Send the state of the engine, at most ten times a second
 
     Server-sent events named `engine`, of the model in the query. They have no text, no token ids and no names of keys.
     """
-    record: RequestRecord = request.scope["noria.record"]
-    feed = hosted(request, request.query_params.get("model")).feed
-    with ExitStack() as stack:
-        stack.enter_context(feed.listening(record.tenant))
-        never = asyncio.get_running_loop().create_future()  # the feed itself ends with the drain
-        return EventStream(feed.frames(lambda: record.has_ended), stack.pop_all(), never, feed.framing)
+    feed = call.hosted(call.request.query_params.get("model")).feed
+    with feed.listening(call.record.tenant):
+        call.open(feed.framing)
+        async for frames in feed.frames(lambda: call.record.has_ended):  # the feed itself ends with the drain
+            await call.sink.write(frames)
 
 
 METRIC_NAMES = ("vllm",)
@@ -91,13 +84,12 @@ METRIC_NAMES = ("vllm",)
 
 
 @get("/metrics", answer=str, policy=Policy(quiet=True), queries={"names": METRIC_NAMES})
-async def metrics(request: Request) -> Response:
+async def metrics(call: Call) -> Response:
     """Report metrics as Prometheus reads them
 
     `?names=vllm` gives those that vLLM has too, under its names.
     """
-    state: State = request.app.state.noria
-    if (names := request.query_params.get("names")) not in (None, *METRIC_NAMES):
+    if (names := call.request.query_params.get("names")) not in (None, *METRIC_NAMES):
         message = f"names must be {either(METRIC_NAMES)}, or left out, got {quoted(names)}"
         raise InvalidRequest(message, param="names")
-    return Response(state.metrics.render(vllm=names is not None), headers={"content-type": CONTENT_TYPE_LATEST})
+    return Response(call.state.metrics.render(vllm=names is not None), headers={"content-type": CONTENT_TYPE_LATEST})

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import Any, Literal, NotRequired
 
 import orjson
-from fastapi import Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from service import version
 from service.access.record import Policy
+from service.api.call import Call
 from service.api.routes import get, json_response
 from service.api.state import State
 
@@ -85,40 +85,39 @@ def probed(state: State | None, path: str) -> tuple[int, bytes] | None:
 
 
 @get("/live", answer=Live, policy=PROBE)
-async def live(request: Request) -> Response:
+async def live(call: Call) -> Response:
     """Say that the process answers"""
     return json_response({"status": "live"})
 
 
 @get("/ready", answer=Readiness, statuses=(200, 503), policy=PROBE)
-async def ready(request: Request) -> Response:
+async def ready(call: Call) -> Response:
     """Say whether the server takes new requests
 
     503 while it is loading, restarting or draining.
     """
-    return json_response(*readiness(request.app.state.noria))
+    return json_response(*readiness(call.state))
 
 
 @get("/health", answer=Status, statuses=(200, 503), policy=PROBE)
-async def health(request: Request) -> Response:
+async def health(call: Call) -> Response:
     """Say whether the engine serves, draining or not
 
     503 while it does not.
     """
-    return json_response(*engine_health(request.app.state.noria))
+    return json_response(*engine_health(call.state))
 
 
 @get("/ping", answer=Status, statuses=(200, 503), methods=("GET", "HEAD", "POST"), policy=PROBE)
-async def ping(request: Request) -> Response:
+async def ping(call: Call) -> Response:
     """Answer as /health does, for SageMaker"""
-    return json_response(*engine_health(request.app.state.noria))
+    return json_response(*engine_health(call.state))
 
 
 @get("/version", answer=Version)
-async def show_version(request: Request) -> Response:
+async def show_version(call: Call) -> Response:
     """Show the version of the server and how it runs its first model"""
-    state: State = request.app.state.noria
-    model = state.models.first.admission.model
+    model = call.state.models.first.admission.model
     answer: Version = {
         "version": version(),
         "engine": model.info.description if model else None,

@@ -32,13 +32,13 @@ from service.schema.generation import (
     CHAT_TOKENS,
     MAX_SALT,
     ONE_TIER,
-    GenerationBody,
     ObfuscationOptions,
     PromptCacheOptions,
     ServiceTier,
     StreamBody,
     UserBody,
 )
+from service.schema.options import Names, Options, given
 from service.structured.constraint import Constraint, object_constraint
 
 Included = Literal[
@@ -158,23 +158,28 @@ class InputBody(CallingBody, ModelBody):
         return (self.text and self.text.format) or Format(type="text")
 
     def chat(self, earlier: Sequence[AnyItem] = (), own: Sequence[AnyItem] | None = None, **more: Any) -> Chat:
-        """The conversation as `Chat`. `own` is the body's input without references. Raises InvalidRequest.
+        """Return the conversation. `own` is the body's input without references. Raises InvalidRequest.
 
         Large schemas take time: not for the event loop.
         """
-        system = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        messages = as_messages([*earlier, *((self.input or ()) if own is None else own)], len(earlier))
-        if not messages:
-            raise InvalidRequest("input has no message, no call and no output", param="input")
-        return Chat(
-            system + messages,
-            self.calls,
+        items = [*earlier, *((self.input or ()) if own is None else own)]
+        return chat_of(
+            items,
+            self.instructions,
+            len(earlier),
+            calls=self.calls,
             constraint=self.format.constraint,
             reasoning=ReasoningOptions.of_effort((self.reasoning or Reasoning()).effort, "reasoning.effort"),
-            messages_field="input",
-            max_tokens_field="max_output_tokens",
             **more,
         )
+
+
+def chat_of(items: Sequence[AnyItem], instructions: str | None, n_earlier: int = 0, **more: Any) -> Chat:
+    """Return the conversation of items, of which the first `n_earlier` are stored. Raises InvalidRequest."""
+    system = [{"role": "system", "content": instructions}] if instructions else []
+    if not (messages := as_messages(items, n_earlier)):
+        raise InvalidRequest("input has no message, no call and no output", param="input")
+    return Chat(system + messages, names=Names("input", "max_output_tokens"), **more)
 
 
 class TokensBody(InputBody):
@@ -253,9 +258,7 @@ class ResponsesBody(InputBody, StreamBody, UserBody):
         return (self.top_logprobs or 0) if LOGPROBS in (self.include or ()) else None
 
     def chat(self, earlier: Sequence[AnyItem] = (), own: Sequence[AnyItem] | None = None, **more: Any) -> Chat:
-        fields = GenerationBody.model_construct(
-            seed=self.agreed("seed"), temperature=self.temperature, top_p=self.top_p
-        )
+        options = Options(given(seed=self.agreed("seed"), temperature=self.temperature, top_p=self.top_p))
         return super().chat(
-            earlier, own, fields=fields, max_tokens=self.max_output_tokens, logprobs=self.n_logprobs, **more
+            earlier, own, options=options, max_tokens=self.max_output_tokens, logprobs=self.n_logprobs, **more
         )

@@ -2,26 +2,24 @@
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from fastapi import Request
 from starlette.responses import Response
 
-from service.access.record import Policy, RequestRecord
-from service.api.answering import submit, whole_response
+from service.access.record import Policy
+from service.api.answering import whole_response
+from service.api.call import Call
 from service.api.prompt import Chat, of_chat
 from service.api.responses.answers import CompactedResponse
-from service.api.responses.body import CompactBody, InputBody
+from service.api.responses.body import CompactBody, chat_of
 from service.api.responses.history import history_of, item_json
 from service.api.responses.items import SUMMARY, AnyItem, CompactionItem, InputMessage
 from service.api.responses.shape import usage_json
 from service.api.responses.truncation import fitted
 from service.api.routes import post
-from service.api.state import State
 from service.generation.choice import Delta
-from service.generation.request import ModelRequest, ServedModel, Timings, Usage
+from service.generation.request import ModelRequest, Timings, Usage
 from service.state.stored import new_id
 
 SUMMARIZE = (
@@ -39,7 +37,7 @@ SUMMARY_SHARE = 4
     answer=CompactedResponse,
     policy=Policy(operation="chat"),
 )
-async def compact(request: Request, body: CompactBody) -> Response:
+async def compact(call: Call, body: CompactBody) -> Response:
     """Let the model summarize a conversation
 
     The output is the input of the next request: the messages of the user, and an item with the summary. The first
@@ -47,17 +45,18 @@ async def compact(request: Request, body: CompactBody) -> Response:
     """
     conversation: list[AnyItem] = []
 
-    async def make(state: State, record: RequestRecord, served: ServedModel) -> ModelRequest:
-        async with history_of(state, record, body) as history:
+    served = await call.admitted(body)
 
-            def chat() -> Chat:
-                conversation[:] = [*history.items(), *history.resolved(body.input)]
-                asked = InputBody.model_construct(instructions=body.instructions)
-                whole = asked.chat(own=[*conversation, InputMessage(role="user", content=SUMMARIZE)])
-                space = max(1, served.info.max_model_len // SUMMARY_SHARE)
-                return replace(whole, max_tokens=space, max_tokens_field="input")
+    async def make() -> ModelRequest:
+        history = await history_of(call, body)
 
-            return await of_chat(chat, partial(fitted, least=2))(state, record, served)
+        def chat() -> Chat:
+            conversation[:] = [*history.items(), *history.resolved(body.input)]
+            whole = chat_of([*conversation, InputMessage(role="user", content=SUMMARIZE)], body.instructions)
+            space = max(1, served.info.max_model_len // SUMMARY_SHARE)
+            return replace(whole, max_tokens=space, names=replace(whole.names, max_tokens="input"))
+
+        return await of_chat(call, chat, partial(fitted, least=2))
 
     def write(parts: Sequence[Delta], usage: Usage, timings: Timings) -> CompactedResponse:
         users = [item for item in conversation if isinstance(item, InputMessage) and item.role == "user"]
@@ -70,6 +69,4 @@ async def compact(request: Request, body: CompactBody) -> Response:
             "usage": usage_json(usage),
         }
 
-    with ExitStack() as stack:
-        _, _, generation = await submit(stack, request, body, make)
-        return await whole_response(request, generation, write)
+    return await whole_response(call, await call.submitted(await call.made(make())), write)

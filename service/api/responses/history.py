@@ -1,15 +1,14 @@
 """Earlier items of a request's conversation, items that it refers to, and the items that are stored of it."""
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import orjson
 from pydantic import TypeAdapter
 
 from model.errors import quoted
-from service.access.record import RequestRecord
+from service.api.call import Call
 from service.api.lanes import written
 from service.api.responses.body import CompactBody, InputBody
 from service.api.responses.items import (
@@ -26,7 +25,6 @@ from service.api.responses.items import (
     OutputItem,
     ReasoningItem,
 )
-from service.api.state import State
 from service.errors.errors import InvalidRequest
 from service.schema.conversation import AudioPart
 from service.schema.fields import Json
@@ -71,50 +69,48 @@ def _is_cut(value: bytes) -> bool:
     return False
 
 
-@asynccontextmanager
-async def history_of(state: State, record: RequestRecord, body: InputBody | CompactBody) -> AsyncIterator[History]:
-    """What the store has for a request. Inside the context its bytes count as those of a body.
+async def history_of(call: Call, body: InputBody | CompactBody) -> History:
+    """Return what the store has for a request. The call holds its bytes as those of a body.
 
     Raises InvalidRequest for what it does not have, HistoryTooLarge, or Overloaded.
     """
-    earlier = await _earlier(state, record, body)
-    referenced = await read_referenced(state, record, body.input or (), "input")
+    earlier = await _earlier(call, body)
+    referenced = await read_referenced(call, body.input or (), "input")
     history = History([item.value for item in earlier], referenced)
-    record.body_bytes += history.n_bytes
-    with state.bodies.holding(record.sender) as take:
-        take(history.n_bytes)
-        yield history
+    call.record.body_bytes += history.n_bytes
+    call.hold(history.n_bytes)
+    return history
 
 
-async def _earlier(state: State, record: RequestRecord, body: InputBody | CompactBody) -> Sequence[StoredItem]:
+async def _earlier(call: Call, body: InputBody | CompactBody) -> Sequence[StoredItem]:
     param, kind, id = "previous_response_id", "response", body.previous_response_id
     if id is None:
         param, kind, id = "conversation", "conversation", body.conversation_id
     if id is None:
         return ()
-    owner, limit = Owner.of(record), state.settings.max_body_bytes
-    found = await state.store.run(Tables.chain, owner, id, limit) if id.startswith(PREFIXES[kind]) else None
+    owner, limit = Owner.of(call.record), call.state.settings.max_body_bytes
+    found = await call.state.store.run(Tables.chain, owner, id, limit) if id.startswith(PREFIXES[kind]) else None
     if found is None:
-        raise _missing(state, param, kind, id, f"{param.removesuffix('_id')}_not_found")
+        raise _missing(call, param, kind, id, f"{param.removesuffix('_id')}_not_found")
     return found
 
 
-async def read_referenced(
-    state: State, record: RequestRecord, items: Sequence[AnyItem], field: str
-) -> Mapping[str, bytes]:
-    """The stored items that items of this field of a request refer to. Raises InvalidRequest or HistoryTooLarge."""
+async def read_referenced(call: Call, items: Sequence[AnyItem], field: str) -> Mapping[str, bytes]:
+    """Return the stored items that items of this field of a request refer to. Raises InvalidRequest or HistoryTooLarge."""
     ids = {item.id: index for index, item in enumerate(items) if isinstance(item, ItemReference)}
     if not ids:
         return {}
-    found = await state.store.run(Tables.referenced, Owner.of(record), [*ids], state.settings.max_body_bytes)
+    found = await call.state.store.run(
+        Tables.referenced, Owner.of(call.record), [*ids], call.state.settings.max_body_bytes
+    )
     for id, index in ids.items():
         if id not in found:
-            raise _missing(state, f"{field}[{index}].id", "item", id, "item_not_found")
+            raise _missing(call, f"{field}[{index}].id", "item", id, "item_not_found")
     return found
 
 
-def _missing(state: State, param: str, kind: str, id: str, code: str) -> InvalidRequest:
-    if not state.store.enabled:
+def _missing(call: Call, param: str, kind: str, id: str, code: str) -> InvalidRequest:
+    if not call.state.store.enabled:
         why = "the server stores nothing (--responses-store off): send the whole conversation as input"
         return InvalidRequest(f"{param} is not supported: {why}", param=param, code="store_off")
     more = ", or one before it is not, or it is not complete" if kind == "response" else ""

@@ -4,12 +4,11 @@ import time
 from typing import Any, Literal
 
 import orjson
-from fastapi import Request
 from pydantic import Field, model_validator
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
-from service.api.large import LargeAnswer
+from service.api.call import Call
 from service.api.responses.body import Metadata
 from service.api.responses.history import History, read_referenced, stored_input
 from service.api.responses.items import Item
@@ -76,12 +75,12 @@ class ConversationItem(TypedDict):
 
 
 @post("/v1/conversations", body=CreateBody, request={"items": HELLO}, answer=Conversation)
-async def create(request: Request, body: CreateBody) -> Response:
+async def create(call: Call, body: CreateBody) -> Response:
     """Create a conversation
 
     The server stores it as it stores responses.
     """
-    asked = _asked(request)
+    asked = _asked(call)
     conversation: Conversation = {
         "id": new_id("conv"),
         "object": "conversation",
@@ -95,15 +94,15 @@ async def create(request: Request, body: CreateBody) -> Response:
 
 
 @get(PATH, answer=Conversation)
-async def retrieve(request: Request) -> Response:
+async def retrieve(call: Call) -> Response:
     """Show a conversation"""
-    return _shown((await _asked(request).read()).value)
+    return _shown((await _asked(call).read()).value)
 
 
 @post(PATH, body=UpdateBody, request={"metadata": {"topic": "wheels"}}, answer=Conversation)
-async def update(request: Request, body: UpdateBody) -> Response:
+async def update(call: Call, body: UpdateBody) -> Response:
     """Change the metadata of a conversation"""
-    asked = _asked(request)
+    asked = _asked(call)
     conversation = orjson.loads((await asked.read()).value) | {"metadata": body.metadata or {}}
     value = orjson.dumps(conversation)
     if not await asked.store.run(Tables.update, asked.owner, asked.id, value):
@@ -112,51 +111,51 @@ async def update(request: Request, body: UpdateBody) -> Response:
 
 
 @get(PATH, methods=("DELETE",), answer=DeletedConversation)
-async def delete(request: Request) -> Response:
+async def delete(call: Call) -> Response:
     """Delete a conversation and its items
 
     Responses that were made in it stay.
     """
-    asked = _asked(request)
+    asked = _asked(call)
     await asked.delete()
     answer: DeletedConversation = {"id": asked.id, "object": "conversation.deleted", "deleted": True}
     return json_response(answer)
 
 
 @get(f"{PATH}/items", answer=ItemList, queries=QUERIES)
-async def list_items(request: Request) -> Response:
+async def list_items(call: Call) -> Response:
     """List the items of a conversation, the last one first"""
-    asked = _asked(request)
-    return await asked.answer(lambda stored: listed(request, stored.items), included(request))
+    asked = _asked(call)
+    return await asked.answer(lambda stored: listed(call, stored.items), included(call))
 
 
 @post(f"{PATH}/items", body=ItemsBody, request={"items": HELLO}, answer=ItemList)
-async def create_items(request: Request, body: ItemsBody) -> Response:
+async def create_items(call: Call, body: ItemsBody) -> Response:
     """Add items to a conversation"""
-    asked = _asked(request)
-    included(request)
+    asked = _asked(call)
+    included(call)
     added = await _resolved(asked, body.items)
     if not await asked.store.run(Tables.append, asked.owner, asked.id, added):
         raise asked.missing
     size = sum(item.size for item in added)
-    content = await asked.state.work.run(lambda: orjson.dumps(item_list(added, False)), size)
-    return LargeAnswer(content, computed=True)
+    content = await call.state.work.run(lambda: orjson.dumps(item_list(added, False)), size)
+    return call.respond(content, computed=True)
 
 
 @get(f"{PATH}/items/{{item_id}}", answer=ConversationItem, queries={"include": INCLUDED})
-async def retrieve_item(request: Request) -> Response:
+async def retrieve_item(call: Call) -> Response:
     """Show an item of a conversation"""
-    asked, item_id = _asked(request), request.path_params["item_id"]
-    found = [item for item in (await asked.read(included(request))).items if item.id == item_id]
+    asked, item_id = _asked(call), call.request.path_params["item_id"]
+    found = [item for item in (await asked.read(included(call))).items if item.id == item_id]
     if not found:
         raise NotStored("item", item_id)
-    return LargeAnswer(found[0].scored or found[0].value)
+    return call.respond(found[0].scored or found[0].value)
 
 
 @get(f"{PATH}/items/{{item_id}}", methods=("DELETE",), answer=Conversation)
-async def delete_item(request: Request) -> Response:
+async def delete_item(call: Call) -> Response:
     """Delete an item of a conversation"""
-    asked, item_id = _asked(request), request.path_params["item_id"]
+    asked, item_id = _asked(call), call.request.path_params["item_id"]
     stored = await asked.read()
     if not await asked.store.run(Tables.remove_item, asked.owner, asked.id, item_id):
         raise NotStored("item", item_id)
@@ -168,12 +167,12 @@ def _shown(value: bytes) -> Response:
     return Response(value, media_type="application/json")
 
 
-def _asked(request: Request) -> Requested:
-    return Requested(request, "conversation")
+def _asked(call: Call) -> Requested:
+    return Requested(call, "conversation")
 
 
 async def _resolved(asked: Requested, items: list[Any]) -> tuple[StoredItem, ...]:
     """Items of a body, with stored ones in place of references."""
-    referenced = await read_referenced(asked.state, asked.record, items, "items")
+    referenced = await read_referenced(asked.call, items, "items")
     history = History(referenced=referenced)
-    return await asked.state.work.run(lambda: stored_input(history.resolved(items)), asked.record.body_bytes)
+    return await asked.call.on_lane(lambda: stored_input(history.resolved(items)))

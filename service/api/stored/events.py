@@ -2,14 +2,13 @@
 
 import zlib
 from collections.abc import AsyncIterator
-from contextlib import nullcontext
 from functools import partial
 
 from service.api.responses.background import END
 from service.api.responses.shape import ErrorEvents
 from service.api.stored.requested import Requested
 from service.errors.errors import ApiError, InvalidRequest
-from service.http.sse import ClientGone, EventStream
+from service.http.sse import ClientGone
 from service.state.tables import EVENTS_PIECE, Tables
 
 NO_EVENTS = (
@@ -29,11 +28,14 @@ class StoredEvents:
         self._rest = b""  # the beginning of an event
         self._inside = False  # whether the client has the beginning of an event without its end
 
-    async def response(self) -> EventStream:
-        """Raises InvalidRequest if none are stored."""
+    async def write(self) -> None:
+        """Write them to the client. Raises InvalidRequest if none are stored."""
         if not (first := await self._piece(0)):
             raise InvalidRequest(NO_EVENTS, param="stream")
-        return EventStream(self._frames(first), nullcontext(), self._requested.state.drain.expired, self._framing)
+        call = self._requested.call
+        call.open(self._framing)
+        async for frames in self._frames(first):
+            await call.sink.write(frames)
 
     async def _piece(self, at: int) -> bytes:
         owner, id, store = self._requested.owner, self._requested.id, self._requested.store
@@ -47,7 +49,7 @@ class StoredEvents:
             while piece:
                 at += len(piece)
                 while piece:
-                    text = await self._requested.state.work.run(partial(self._unpacked, piece), len(piece))
+                    text = await self._requested.call.state.work.run(partial(self._unpacked, piece), len(piece))
                     if text:
                         self._inside = not text.endswith(END)
                         yield [text]

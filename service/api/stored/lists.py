@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import orjson
-from fastapi import Request
 from typing_extensions import TypedDict
 
 from model.errors import quoted
+from service.api.call import Call
 from service.api.queries import choice, number, several
 from service.api.responses.body import Included
 from service.errors.errors import InvalidRequest
@@ -28,11 +28,11 @@ class ItemList(TypedDict):
     has_more: bool
 
 
-def listed(request: Request, items: Sequence[StoredItem]) -> ItemList:
+def listed(call: Call, items: Sequence[StoredItem]) -> ItemList:
     """The items that the query of a request wants. Raises InvalidRequest."""
-    limit = number(request, "limit", 20, least=1, most=100)
-    ordered = [*items] if choice(request, "order", QUERIES["order"], "desc") == "asc" else [*items][::-1]
-    after = request.query_params.get("after")
+    limit = number(call, "limit", 20, least=1, most=100)
+    ordered = [*items] if choice(call, "order", QUERIES["order"], "desc") == "asc" else [*items][::-1]
+    after = call.request.query_params.get("after")
     if after is not None:
         position = next((at for at, item in enumerate(ordered) if item.id == after), None)
         if position is None:
@@ -46,9 +46,9 @@ def item_list(items: Sequence[StoredItem], has_more: bool) -> ItemList:
     return {"object": "list", "data": json_of(items), "first_id": first, "last_id": last, "has_more": has_more}
 
 
-def included(request: Request) -> list[str]:
+def included(call: Call) -> list[str]:
     """What a request wants beside the items. Raises InvalidRequest."""
-    return several(request, "include", INCLUDED)
+    return several(call, "include", INCLUDED)
 
 
 def json_of(items: Sequence[StoredItem]) -> list[Any]:

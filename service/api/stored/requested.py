@@ -4,13 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import orjson
-from fastapi import Request
 from starlette.responses import Response
 
-from service.access.record import RequestRecord
-from service.api.large import LargeAnswer
+from service.api.call import Call
 from service.api.responses.body import LOGPROBS
-from service.api.state import State
 from service.errors.errors import InvalidRequest, NotStored
 from service.state.stored import PREFIXES, Owner, Stored
 from service.state.tables import Tables
@@ -22,11 +19,10 @@ class Requested:
     Raises InvalidRequest without a store, NotStored for an id of the other kind.
     """
 
-    def __init__(self, request: Request, kind: Literal["response", "conversation"]) -> None:
-        self.state: State = request.app.state.noria
-        self.record: RequestRecord = request.scope["noria.record"]
-        self.owner, self.store = Owner.of(self.record), self.state.store
-        self.id: str = request.path_params.get("id", PREFIXES[kind])
+    def __init__(self, call: Call, kind: Literal["response", "conversation"]) -> None:
+        self.call = call
+        self.owner, self.store = Owner.of(call.record), call.state.store
+        self.id: str = call.request.path_params.get("id", PREFIXES[kind])
         self.missing = NotStored(kind, self.id)
         if not self.store.enabled:
             raise InvalidRequest("the server stores nothing (--responses-store off)", code="store_off")
@@ -52,7 +48,7 @@ class Requested:
 
         if (found := await self.store.run(content)) is None:
             raise self.missing
-        return LargeAnswer(found)
+        return self.call.respond(found)
 
     async def delete(self) -> None:
         """Raises NotStored."""

@@ -5,15 +5,17 @@ from contextlib import suppress
 from typing import Literal
 
 import orjson
-from fastapi import Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from service.access.record import Policy
+from service.api.call import Call
 from service.api.queries import BOOLEANS, choice, number
 from service.api.responses.answers import StoredResponse
-from service.api.responses.background import Background, ended_as, put_ended
-from service.api.routes import get, json_response
+from service.api.responses.background import ended_as, put_ended, respond_now
+from service.api.resuming import read
+from service.api.routes import Answer, get, json_response
+from service.api.run import Run
 from service.api.stored.events import StoredEvents
 from service.api.stored.lists import INCLUDED, QUERIES, ItemList, included, json_of, listed
 from service.api.stored.requested import Requested
@@ -39,33 +41,33 @@ class DeletedResponse(TypedDict):
     policy=QUIET,
     queries={"stream": BOOLEANS, "starting_after": (), "include": INCLUDED, "include_obfuscation": ("false",)},
 )
-async def retrieve(request: Request) -> Response:
+async def retrieve(call: Call) -> Answer:
     """Show a stored response
 
     `?stream=true` sends the events of a response in the background, those after number `starting_after`, and follows
     it to its end.
     """
-    asked = Requested(request, "response")
-    after = number(request, "starting_after", -1, least=0)
-    streams = choice(request, "stream", BOOLEANS, "false") == "true"
+    asked = Requested(call, "response")
+    after = number(call, "starting_after", -1, least=0)
+    streams = choice(call, "stream", BOOLEANS, "false") == "true"
     if after >= 0 and not streams:
         raise InvalidRequest("starting_after needs stream true", param="starting_after")
-    names = included(request)
+    names = included(call)
     if (running := _running(asked)) is not None:
-        return running.read(after) if streams else await running.shown()
+        return await read(call, running, after) if streams else await respond_now(call, running)
     if streams:
-        return await StoredEvents(asked, after).response()
+        return await StoredEvents(asked, after).write()
     await _end_lost(asked)
     return await asked.answer(lambda stored: _whole(_ended(asked, stored)), names)
 
 
 @get(PATH, methods=("DELETE",), answer=DeletedResponse, policy=QUIET)
-async def delete(request: Request) -> Response:
+async def delete(call: Call) -> Response:
     """Delete a stored response
 
     One that is computed is cancelled. Responses that continue it cannot be continued any more.
     """
-    asked = Requested(request, "response")
+    asked = Requested(call, "response")
     await asked.delete()
     if (running := _running(asked)) is not None:
         running.cancel()
@@ -74,18 +76,18 @@ async def delete(request: Request) -> Response:
 
 
 @get(f"{PATH}/cancel", methods=("POST",), answer=StoredResponse, policy=QUIET)
-async def cancel(request: Request) -> Response:
+async def cancel(call: Call) -> Response:
     """Cancel a response in the background
 
     One that has ended stays as it is.
     """
-    asked = Requested(request, "response")
+    asked = Requested(call, "response")
     await _end_lost(asked)
     if _running(asked) is None and (stored := _ended(asked, await asked.read())).running:
         await put_ended(asked.store, asked.owner, stored, None)
-    if (running := _running(asked)) is not None and running.ongoing.task is not None:
+    if (running := _running(asked)) is not None:
         running.cancel()
-        await asyncio.wait([running.ongoing.task])
+        await asyncio.wait([running.task])
 
     def cancelled(stored: Stored) -> Json:
         response = _whole(_ended(asked, stored))
@@ -97,19 +99,18 @@ async def cancel(request: Request) -> Response:
 
 
 @get(f"{PATH}/input_items", answer=ItemList, queries=QUERIES)
-async def input_items(request: Request) -> Response:
+async def input_items(call: Call) -> Response:
     """List the input items of a stored response, the last one first
 
     They are those of its own request.
     """
-    asked = Requested(request, "response")
-    included(request)
-    return await asked.answer(lambda stored: listed(request, [item for item in stored.items if not item.output]))
+    asked = Requested(call, "response")
+    included(call)
+    return await asked.answer(lambda stored: listed(call, [item for item in stored.items if not item.output]))
 
 
-def _running(asked: Requested) -> Background | None:
-    found: Background | None = asked.state.ongoing.found.get((asked.owner.name, asked.id))
-    return found
+def _running(asked: Requested) -> Run | None:
+    return asked.call.state.runs.found.get((asked.owner.name, asked.id))
 
 
 LOST = Unavailable("the store did not take the end of this response", "store_failed")
@@ -117,17 +118,13 @@ LOST = Unavailable("the store did not take the end of this response", "store_fai
 
 async def _end_lost(asked: Requested) -> None:
     """Store the end of a response that does not run, and whose end the store did not take: it has failed."""
-    if await asked.store.run(Tables.runs, asked.owner.name, asked.id) and not _runs(asked):
+    if await asked.store.run(Tables.runs, asked.owner.name, asked.id) and _running(asked) is None:
         with suppress(Unavailable):
             await put_ended(asked.store, asked.owner, await asked.read(), LOST)
 
 
 def _ended(asked: Requested, stored: Stored) -> Stored:
-    return ended_as(stored, LOST) if stored.running and not _runs(asked) else stored
-
-
-def _runs(asked: Requested) -> bool:
-    return (asked.owner.name, asked.id) in asked.state.ongoing.found
+    return ended_as(stored, LOST) if stored.running and _running(asked) is None else stored
 
 
 def _whole(stored: Stored) -> Json:

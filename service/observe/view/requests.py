@@ -100,22 +100,32 @@ class Cancellation(TypedDict):
     cancelled: int
 
 
-@dataclass(slots=True, eq=False)
 class LiveRequest:
-    """A request in flight. `generation` is set once it is tokenized, `waiting` while its model loads.
+    """A request in flight. `generation` is set once it is tokenized.
 
-    `has_reason`: its API has a finish reason for requests that are cut short. Others end with an error. `waits_for`
-    says why its model does not take it yet. `seconds_to_start` estimates when the sequence at a place of its model's
-    queue starts.
+    `has_reason`: its API has a finish reason for requests that are cut short. Others end with an error.
     """
 
-    record: RequestRecord
-    has_reason: bool
-    generation: Generation | None = None
-    waiting: asyncio.Task[Any] | None = None
-    cancelled: str = ""
-    waits_for: Callable[[], WaitReason | None] = lambda: None
-    seconds_to_start: Callable[[int], float] = lambda place: 0.0
+    def __init__(self, record: RequestRecord) -> None:
+        self.record = record
+        self.has_reason = False
+        self.generation: Generation | None = None
+        self.cancelled = ""
+        self._waiting: asyncio.Task[Any] | None = None
+
+    @property
+    def waits_for(self) -> WaitReason | None:
+        """Why its model does not take it yet."""
+        return None
+
+    def seconds_to_start(self, place: int) -> float:
+        """Estimate when the sequence at a place of its model's queue starts."""
+        return 0.0
+
+    @property
+    def begun(self) -> bool:
+        """Whether the engine computes a part of it, or did."""
+        return self.generation is not None and any(choice.admitted for choice in self.generation.choices)
 
     def begin(self, generation: Generation) -> None:
         """Take the generation. If the request is cancelled already, so is the generation."""
@@ -124,8 +134,8 @@ class LiveRequest:
             self._end()
 
     async def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, for which the request waits. Raises Cancelled if a client cancels the request."""
-        task = self.waiting = asyncio.ensure_future(work)
+        """Return the result of `work`, for which the request waits. Raises Cancelled if a client cancels the request."""
+        task = self._waiting = asyncio.ensure_future(work)
         if self.cancelled:
             task.cancel()
         try:
@@ -136,7 +146,7 @@ class LiveRequest:
             self.record.outcome = "abort"
             raise Cancelled(self.cancelled) from None
         finally:
-            self.waiting = None
+            self._waiting = None
 
     def cancel(self, how: str, by: str | None) -> None:
         """End all choices, or the wait for the model. A request that is being tokenized ends as soon as it is."""
@@ -150,8 +160,8 @@ class LiveRequest:
             self.cancel("because its key has ended", "the key file")
 
     def _end(self) -> None:
-        if self.waiting is not None:
-            self.waiting.cancel()
+        if self._waiting is not None:
+            self._waiting.cancel()
         if self.generation is not None:
             self.generation.cancel(None if self.has_reason else Cancelled(self.cancelled))
 
@@ -165,16 +175,15 @@ class LiveRequests:
         self._looks: dict[EngineClient, Look] = {}
 
     @contextmanager
-    def serving(self, record: RequestRecord, *, has_reason: bool) -> Iterator[LiveRequest]:
-        """A request, which is in flight inside the context."""
-        live = LiveRequest(record, has_reason)
+    def serving(self, live: LiveRequest) -> Iterator[None]:
+        """Count a request as in flight inside the context."""
         self._live[live] = None
         live.end_with_key()
         try:
-            yield live
+            yield
         finally:
             del self._live[live]
-            self._ended.append(record)
+            self._ended.append(live.record)
 
     def find(self, owner: str | None, request_id: str) -> list[LiveRequest]:
         """The owner's requests in flight with this id, the oldest first."""
@@ -248,8 +257,8 @@ def live_facts(live: LiveRequest, picture: Picture | None, same_id: int) -> Requ
     if generation is not None:
         facts["generated_tokens"] = sum(item["generated_tokens"] for item in choices)
         facts["held_tokens"] = sum(item["computed_tokens"] for item in choices)
-        facts["cached_tokens"] = generation.usage.cached if any(item.admitted for item in generation.choices) else None
-    place, reason = (None, live.waits_for()) if first is None else (first["place"], first["reason"])
+        facts["cached_tokens"] = generation.usage.cached if live.begun else None
+    place, reason = (None, live.waits_for) if first is None else (first["place"], first["reason"])
     start: Estimate | None = None if place is None else {"seconds": round(live.seconds_to_start(place), 3)}
     return facts | {"choices": choices, "place": place, "reason": reason, "start": start}
 

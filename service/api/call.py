@@ -1,0 +1,265 @@
+"""One request: its facts, its model, what it holds, and where its answer goes."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+from fastapi import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from service.access.record import RequestRecord
+from service.api.run import Failed, Run
+from service.api.state import State
+from service.engine.messages import FINISHES
+from service.errors.errors import ApiError, Cancelled, InvalidRequest, as_api_error
+from service.generation.generation import Generation
+from service.generation.request import ModelRequest, ServedModel, late_request
+from service.hosting.hosted import HostedModel, ModelChanged
+from service.http.sse import ClientGone, EventWriter, Framing, while_connected
+from service.observe.view.requests import LiveRequest, WaitReason
+from service.receipts.maker import AnswerReceipts
+from service.schema.fields import ModelBody
+from service.schema.generation import GenerationBody, StreamBody
+
+log = logging.getLogger("noria.request")
+T = TypeVar("T")
+LARGE_ANSWER = 2**20
+"""Bytes from which on an answer counts as a large body."""
+
+
+class Begun(Framing, Protocol):
+    """The format of an answer, which learns of the model once it is loaded. Requests call the model by `name`."""
+
+    def begin(self, served: ServedModel, name: str) -> None: ...
+
+
+class Call(LiveRequest):
+    """One request, from its body to the last byte of its answer. It is a context, whose end closes all that it holds.
+
+    `model` is the one that it names, once it was looked up, and `served` how it serves the request, once admitted.
+    `sink` takes the frames of a stream: a writer to the client, or the run that computes the answer.
+    """
+
+    model: HostedModel
+    served: ServedModel
+    sink: EventWriter | Run
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, run: Run | None = None) -> None:
+        super().__init__(scope["noria.record"])
+        self.request = Request(scope, receive)
+        self.state: State = scope["app"].state.noria
+        self.writer: EventWriter | None = None
+        self._body: ModelBody | None = None
+        self._receive = receive
+        self.send = send
+        self._run = run
+        self._guards = ExitStack()
+        self._held = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.writer is not None:
+            self.writer.close()
+        if self.generation is not None and self.record.submitted is not None:
+            _conclude(self.record, self.generation, failure)
+        self.release()
+        self._guards.__exit__(kind, failure, traceback)
+
+    async def watched(self, answer: Coroutine[Any, Any, None], *, expires: bool = True) -> None:
+        """Do the work of the answer. Raises ClientGone when the client leaves, Unavailable at the end of a drain."""
+        expired = self.state.drain.expired if expires else asyncio.get_running_loop().create_future()
+        await while_connected(self._receive, expired, answer)
+
+    def open(self, framing: Framing) -> None:
+        """Let the answer be a stream: from now on the client gets signs of life."""
+        self.record.streams = True
+        if self._run is not None:
+            self._run.open(framing)
+            self.sink = self._run
+        else:
+            directly, media_type = self.request.scope["noria.send"], self.record.policy.dialect.stream
+            self.sink = self.writer = EventWriter(self.send, directly, framing, media_type)
+
+    async def fail(self, error: Exception) -> None:
+        """End a stream that has begun with an error. Raises the error if no status is sent yet."""
+        if self.writer is None or not self.writer.started:
+            raise error
+        failure = as_api_error(error)
+        self.record.note_error(failure)
+        await self.writer.fail(failure)
+
+    def detached(self, run: Run) -> "Call":
+        """Return the call of work for this request that `run` is to do."""
+        scope = {**self.request.scope, "noria.record": replace(self.record)}
+        return Call(scope, never, self.send, run)
+
+    def hand_over(self, work: "Call", answer: Coroutine[Any, Any, None], failed: Failed) -> None:
+        """Let a run compute the answer. It is in flight in place of this request, which generates nothing then."""
+        assert work._run is not None, "only a detached call has a run"
+        self.generates_nothing()
+        self.record.place.close()
+        if work.record.key is not None:
+            work._guards.enter_context(work.record.key.running())
+        work._run.start(work, work.request.scope, work._served(answer), failed)
+
+    def generates_nothing(self) -> None:
+        """Count the request among those that need no model."""
+        self.record.policy = replace(self.record.policy, operation=None)
+
+    async def _served(self, answer: Coroutine[Any, Any, None]) -> None:
+        with self:
+            await self.watched(answer)
+
+    def hold(self, n_bytes: int, *, refuses: bool = True) -> None:
+        """Count bytes of a large body or answer until `release`, or the end. Raises Overloaded, unless told not to."""
+        self.state.bodies.add(self.record.sender, n_bytes, refuses=refuses)
+        self._held += n_bytes
+
+    def release(self) -> None:
+        self.state.bodies.add(self.record.sender, -self._held)
+        self._held = 0
+
+    def respond(self, content: bytes, *, computed: bool = False) -> Response:
+        """Return the response with a whole answer in JSON. A large one counts as a large body until the client has it.
+
+        Raises Overloaded. A `computed` answer is sent all the same: a refusal would lose it.
+        """
+        if len(content) > LARGE_ANSWER:
+            self.hold(len(content), refuses=not computed)
+        return Response(content, media_type="application/json")
+
+    async def on_lane(self, work: Callable[[], T]) -> T:
+        """Return the result of `work`, which a thread for long work does."""
+        return await self.state.work.run(work, self.record.body_bytes)
+
+    def hosted(self, name: str | None) -> HostedModel:
+        """Return the model of this name; None: the first one that the key may use. Raises ModelNotFound."""
+        return self.state.models.find(name, self.record.key)
+
+    async def loaded(self, name: str | None) -> ServedModel:
+        """Return the model of this name once it is loaded and takes the request.
+
+        Raises ModelNotFound, what `Admission.admitted` raises, Unavailable if the model cannot be loaded, and Cancelled
+        if a client cancels the request meanwhile.
+        """
+        model = self.model = self.hosted(name)
+        self.record.served = model.name
+        try:
+            with model.counted_waiting(self.record.tenant):
+                while model.entry.on_demand and model.waits_for is not None:  # somebody may have unloaded it again
+                    with self.record.waiting_for_model(lambda: model.wait):
+                        await self.wait(self.state.models.until_loaded(model))
+                self.served = self._guards.enter_context(model.admission.admitted(self.record, name))
+                return self.served
+        except ModelChanged:
+            return await self.loaded(name)
+
+    async def admitted(self, body: ModelBody, shape: Begun | None = None) -> ServedModel:
+        """Return the model that a body names as `loaded` does, for a request that generates.
+
+        If the body says so, the answer is a stream in this shape. Raises InvalidRequest for what the key may not send.
+        """
+        assert self.record.policy.generates, f"the route of {self.record.path} must declare an operation"
+        self._body = body
+        self.record.name_user(body.end_user)
+        self.record.shares_cache = self.state.settings.cache_isolation == "none"
+        self.has_reason = isinstance(body, GenerationBody)
+        if isinstance(body, GenerationBody):
+            _check_priority(body.priority or 0, self.record)
+        if isinstance(body, StreamBody):
+            self.hosted(body.model).receipts.check(body.receipt)
+            if body.stream and shape is not None:
+                self.open(shape)
+        self._guards.enter_context(self.state.requests.serving(self))
+        served = await self.loaded(body.model)
+        if shape is not None:
+            shape.begin(served, body.model or served.names[0])
+        return served
+
+    async def made(self, making: Coroutine[Any, Any, ModelRequest]) -> ModelRequest:
+        """Return the engine's request, with a grammar that compiles; an empty one if its time ends before."""
+        body = self._body
+        timeout = body.timeout if isinstance(body, GenerationBody) else None
+        limit = asyncio.timeout(None if timeout is None else self.record.started + timeout - time.perf_counter())
+        try:
+            async with limit:
+                made = await making
+                await self.state.grammars.check(self.served, made)
+                return made
+        except TimeoutError:
+            if not limit.expired():  # it is the error of some call, not the end of the request's time
+                raise
+            assert isinstance(body, GenerationBody)  # no other body has a deadline
+            return late_request(body.n_prompts, body.n_choices)
+        finally:
+            self.release()
+
+    async def submitted(self, made: ModelRequest) -> Generation:
+        """Submit a request to the engine. Raises Overloaded if others came while it was tokenized."""
+        model, record = self.model, self.record
+        log.debug("tokenized", extra={"fields": {"id": record.id}})
+        model.admission.check_backlog(record.tenant)
+        generation = Generation(
+            made, model.client, self.served.tokenizer, model.metrics, record, model.admission.backlog
+        )
+        self.begin(generation)
+        record.params, record.n_choices = made.params, made.n_choices
+        record.ignored += made.ignored
+        await generation.submit()
+        record.submitted = generation.submitted
+        record.charge_prompt(generation.usage.prompt)
+        return generation
+
+    @property
+    def receipts(self) -> AnswerReceipts | None:
+        """The receipts of its answer, if it gets any."""
+        if not isinstance(self._body, StreamBody) or self.generation is None:
+            return None
+        return self.model.receipts.of_answer(self._body.receipt, self.served, self.generation, self.record)
+
+    @property
+    def waits_for(self) -> WaitReason | None:
+        return self.model.waits_for
+
+    def seconds_to_start(self, place: int) -> float:
+        return self.model.admission.seconds_to_start(place)
+
+
+async def never() -> Any:
+    """Wait for a message of a client that sends none and does not leave."""
+    await asyncio.get_running_loop().create_future()
+
+
+def _check_priority(priority: int, record: RequestRecord) -> None:
+    """Raise InvalidRequest for a priority that the request's key, or a request without one, may not send."""
+    least = 0 if record.key is None else record.key.entry.priority
+    if priority < least:
+        whose = "without a key" if record.key is None else f"for the key {record.tenant}"
+        how = "the server's --api-key-file can allow lower values to a key"
+        raise InvalidRequest(f"priority must be at least {least} {whose}, got {priority}: {how}", param="priority")
+
+
+def _conclude(record: RequestRecord, generation: Generation, failure: BaseException | None) -> None:
+    """Abort what is unfinished, and copy the facts of the end into the record."""
+    generation.close()
+    usage, finishes = generation.usage, generation.finishes
+    record.cached_tokens, record.generated_tokens = usage.cached, usage.completion
+    record.reasoning_tokens, record.last_token, record.finishes = usage.reasoning, generation.last_token, finishes
+    if failure is None:
+        record.outcome = next((name for name in FINISHES if name in finishes), "stop")
+    elif isinstance(failure, ClientGone | asyncio.CancelledError | Cancelled):
+        record.outcome = "abort"
+    else:
+        record.outcome, record.failure = "error", type(failure).__name__
+        if isinstance(failure, ApiError):
+            record.note_error(failure)

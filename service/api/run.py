@@ -1,0 +1,189 @@
+"""Answers that outlive their requests: each is computed by a task, and read by whoever comes."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+from starlette.types import Scope
+
+from service.access.record import RequestRecord
+from service.errors.errors import ApiError, Unavailable, as_api_error
+from service.http.sse import KEEP_ALIVE, Framing, Json, PlainEvents
+from service.observe.view.requests import LiveRequest
+from service.state.recording import Recording, Recordings
+
+Key = tuple[str, str]
+"""The owner of a run and its name, by which clients come back to it."""
+Failed = Callable[[Exception], Awaitable[Exception | None]]
+"""Gets the error of a run that failed after its first event, and returns the one that its readers get."""
+
+
+class Run:
+    """An answer that a task computes. Its frames go into a recording, whose readers come and go.
+
+    `patience` is the number of seconds that it lives without a reader; None: until it is complete. `event_id` begins
+    the ids of its events; without it they have none. `framing` is that of its frames once the answer has begun.
+    """
+
+    def __init__(self, runs: "Runs", key: Key, patience: float | None, event_id: str | None = None) -> None:
+        self.framing: Framing = PlainEvents()
+        self.recording: Recording
+        self.work: LiveRequest
+        self.task: asyncio.Task[None]
+        self._runs = runs
+        self._key = key
+        self._patience = patience
+        self._prefix = None if event_id is None else event_id.encode()
+        self._n_readers = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, work: LiveRequest, scope: Scope, answer: Coroutine[None, None, None], failed: Failed) -> None:
+        """Compute the answer, observed as a request of its own, and let clients find the run.
+
+        `failed` may write the last events of an answer that failed.
+        """
+        self.work, self.recording = work, self._runs.recordings.begin()
+        self._runs.found[self._key] = self
+        self.task = self._runs.start(self._compute(scope, answer, failed))
+
+    # A run takes the frames of an answer as `EventWriter` does.
+    def open(self, framing: Framing) -> None:
+        self.framing = framing
+
+    async def write(self, frames: Sequence[bytes]) -> None:
+        for frame in frames:
+            number = self.recording.n_events
+            self.recording.add(frame if self._prefix is None else b"id: %b:%d\n%b" % (self._prefix, number, frame))
+
+    def cancel(self) -> None:
+        """Cancel the answer for a client of its owner."""
+        self.work.cancel("by the id of its response", self.work.record.sender)
+
+    async def begun(self) -> None:
+        """Wait for the first event. Raises the error of an answer that failed before."""
+        async for _ in self.recording.read(-1):
+            return
+
+    async def read(self, after: int) -> AsyncIterator[Sequence[bytes]]:
+        """Yield the events after number `after`, to the end. Raises InvalidRequest for events that were dropped."""
+        with self._reading():
+            async for frames in self.recording.read(after):
+                yield frames
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        self._n_readers += 1
+        try:
+            yield
+        finally:
+            self._n_readers -= 1
+            if not self._n_readers:
+                self._wait()
+
+    async def _compute(self, scope: Scope, answer: Coroutine[None, None, None], failed: Failed) -> None:
+        record, failure = self.work.record, None
+        try:
+            with self._runs.observing(record, scope):
+                record.status = 200
+                failure = await _failure_of(answer)
+                if failure is not None and not self.recording.n_events:
+                    record.note_error(as_api_error(failure))
+                    record.status, record.refused = as_api_error(failure).status, ()  # its reader counts the field
+            if failure is not None and self.recording.n_events:
+                failure = await failed(failure)
+        finally:
+            self._end(failure)
+
+    def _end(self, failure: Exception | None) -> None:
+        self.recording.end(failure)
+        if self._patience is None or not self.recording.n_events or not self._is_found:
+            self._hide()
+            self._runs.recordings.forget(self.recording)
+        elif not self._n_readers:
+            self._wait()
+
+    def _wait(self) -> None:
+        """Wait for a reader, until the patience is over."""
+        if self._patience is None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(self._patience, self._abandon)
+
+    def _abandon(self) -> None:
+        if self._n_readers:
+            return
+        self._hide()
+        if self.recording.ended:
+            self._runs.recordings.forget(self.recording)
+        else:
+            self.task.cancel()
+
+    @property
+    def _is_found(self) -> bool:
+        """Whether clients still find this run by its key: a later one may have the same."""
+        return self._runs.found.get(self._key) is self
+
+    def _hide(self) -> None:
+        if self._is_found:
+            del self._runs.found[self._key]
+
+
+async def _failure_of(answer: Coroutine[None, None, None]) -> Exception | None:
+    """Return the error of an answer, None if it is complete."""
+    try:
+        await answer
+    except asyncio.CancelledError:
+        return Unavailable("nobody waited for this answer any more", "stream_ended")
+    except Exception as error:
+        return error
+    return None
+
+
+class Reader:
+    """The framing of those who read a run."""
+
+    def __init__(self, run: Run, *, numbered: bool) -> None:
+        self._run = run
+        self._numbered = numbered
+
+    @property
+    def done(self) -> bytes:
+        return self._run.framing.done
+
+    def frame(self, data: Json) -> bytes:
+        return self._run.framing.frame(data)
+
+    def failure(self, error: ApiError) -> Json:
+        return self._run.framing.failure(error)
+
+    def keep_alive(self) -> tuple[bytes, float]:
+        """OpenAI's packages take a comment and an empty line for an event without data once an event had an id."""
+        sign, seconds = self._run.framing.keep_alive()
+        return sign.rstrip(b"\n") + b"\n" if sign == KEEP_ALIVE and self._numbered else sign, seconds
+
+
+class Runs:
+    """All runs that clients may come back to. `limit` bounds the bytes of their recordings together.
+
+    A run is observed inside the context of `observing`, as a request is.
+    """
+
+    def __init__(self, observing: Callable[[RequestRecord, Scope], AbstractContextManager[None]], limit: int) -> None:
+        self.observing = observing
+        self.recordings = Recordings(limit)
+        self.found: dict[Key, Run] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[None, None, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        """End what still runs."""
+        tasks = [*self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
