@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
+from starlette.routing import Route as Routed
 
 from model.errors import OptionError
 from service.access.browsers import BrowserRules
@@ -275,12 +276,12 @@ def _check_prefix(prefix: str, served: Sequence[Route | Page]) -> None:
 
 def _add_routes(app: FastAPI, routes: tuple[Route, ...], prefix: str | None) -> Policies:
     """Add the routes of the API and of the page, and hints for requests that none of them takes."""
-    pages = PAGES
+    pages: tuple[Page, ...] = PAGES
     if prefix is not None:
         _check_prefix(prefix, (*routes, *pages))
         pages = (*pages, start_at(prefix))
     for route in routes:
-        app.add_route(route.path, Endpoint(route), [*route.methods], route.name)
+        app.router.routes.append(Routed(route.path, Endpoint(route), methods=route.methods, name=route.name))
     for page in pages:
         app.add_route(page.path, page.handler, [*page.methods], page.name)
     served: tuple[Route | Page, ...] = (*routes, *pages)

@@ -41,7 +41,7 @@ SERVICE_ROOMS = """
     api; page; app; commands; cli; __main__
 """
 API_ROOMS = """
-    lanes, ongoing, queries; state; large, reasoning; media; prompt; answering; routes; resuming, forms
+    lanes, ongoing, queries, blocks; state; large, reasoning; media; prompt; answering; routes; resuming, forms
     openai, anthropic, audio, responses, embeddings, tokens, operations, lora, document; stored, ollama
 """
 ROOMS = {"model": MODEL_ROOMS, "service": SERVICE_ROOMS, "service.api": API_ROOMS}

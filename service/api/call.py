@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -186,7 +186,7 @@ class Call(LiveRequest):
             shape.begin(served, body.model or served.names[0])
         return served
 
-    async def made(self, making: Coroutine[Any, Any, ModelRequest]) -> ModelRequest:
+    async def made(self, making: Awaitable[ModelRequest]) -> ModelRequest:
         """Return the engine's request, with a grammar that compiles; an empty one if its time ends before."""
         body = self._body
         timeout = body.timeout if isinstance(body, GenerationBody) else None

@@ -28,7 +28,6 @@ from service.schema.fields import MAX_PROMPTS, Json, ModelBody, Prompts, check_p
 from service.schema.generation import MAX_USER
 from service.schema.options import Names
 
-
 Pooling = Literal["mean", "last"]
 
 

@@ -31,8 +31,15 @@ def post_form(
 
     def declare(handler: BodyHandler[B]) -> Route:
         about = handler.__name__, inspect.getdoc(handler) or "", policy, answer
-        read = {"body": body, "parser": _form_parser(body), "body_type": FORM}
-        return Route(path, ("POST",), handler, *about, **read, request=request, or_text=or_text)
+        parser = _form_parser(body)
+        return Route(
+            *(path, ("POST",), handler, *about),
+            body=body,
+            parser=parser,
+            body_type=FORM,
+            request=request,
+            or_text=or_text,
+        )
 
     return declare
 

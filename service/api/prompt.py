@@ -78,9 +78,7 @@ class Chat:
         return [message["content"] for message in self.messages]
 
 
-async def of_chat(
-    call: Call, chat: Callable[[], Chat], work: Callable[[Chat, ServedModel, Sequence[Decoded]], T]
-) -> T:
+async def of_chat(call: Call, chat: Callable[[], Chat], work: Callable[[Chat, ServedModel, Sequence[Decoded]], T]) -> T:
     """Return the result of `work` on a chat request. Its images or its audio are decoded before."""
     state, served, owner = call.state, call.served, call.record.cache_owner
 

@@ -10,9 +10,10 @@ from service.access.record import LAST, RequestRecord
 from service.api.call import Call
 from service.api.run import Key, Reader, Run
 from service.errors.errors import InvalidRequest, NotStored
+from service.schema.fields import Body
 from service.schema.generation import StreamBody
 
-B = TypeVar("B", bound=StreamBody)
+B = TypeVar("B", bound=Body)
 Handler = Callable[[Call, B], Awaitable[Response | None]]
 RESUME = "x-noria-resume"
 MAX_DIGITS = 9
@@ -27,7 +28,7 @@ def resumable(handler: Handler[B]) -> Handler[B]:
             raise InvalidRequest(f"the header {RESUME} must be 0 or 1, got {quoted(value)}", param=RESUME)
         if last is None and value != "1":
             return await handler(call, body)
-        if not body.stream:
+        if not (isinstance(body, StreamBody) and body.stream):
             name = RESUME if last is None else LAST
             raise InvalidRequest(f"the header {name} needs stream true", param=name)
         if last is None:
@@ -70,7 +71,7 @@ def _begun(call: Call, handler: Handler[B], body: B) -> Run:
 
 
 def _found(call: Call, last: str) -> tuple[Run, int]:
-    """Return the run of an event's id, and the event's number. Raises NotStored for one that is gone, or another key's."""
+    """Return the run of an event's id, and the event's number. Raises NotStored for what is gone, or another key's."""
     id, colon, number = last.partition(":")
     if not colon or (number and not (number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS)):
         message = f"the header {LAST} must be an event's id, REQUEST:NUMBER, got {quoted(last)}"

@@ -55,8 +55,9 @@ class Route:
     handler's. `answer` is the TypedDict of the JSON that is sent with one of `statuses` (`str`: plain text). `or_text`:
     a request may ask for plain text in its place.
     `endless`: the answer is the data of events that are sent until the client goes.
-    `body` is the type of the request's body in `body_type`, which `parser` reads, and `request` an example of it. `refusals` are statuses of
-    errors that few routes have. `queries` are the query's parameters, each with all its values.
+    `body` is the type of the request's body in `body_type`, which `parser` reads, and `request` an example of it.
+    `refusals` are statuses of errors that few routes have. `queries` are the query's parameters, each with all its
+    values.
     """
 
     path: str

@@ -5,7 +5,7 @@ import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
@@ -128,8 +128,8 @@ class ModelRequest:
     """One request, checked and tokenized. `submits` has a message for each prompt, all with the same parameters.
 
     `echoes` has one for each prompt; empty without echo. `restore` decodes the images or the audio of the one prompt
-    again. The answer has the `n_best` choices with the highest mean logprob (None: all). `timeout` counts from the request's
-    arrival. `starts_message`: the text begins a message, so a tokenizer's leading space is no part of it.
+    again. The answer has the `n_best` choices with the highest mean logprob (None: all). `timeout` counts from the
+    request's arrival. `starts_message`: the text begins a message, so a tokenizer's leading space is no part of it.
     `scores_end`: a stop token has its logprob reported. `prompt_logprobs` is the number of alternatives beside each
     token of the prompt (None: no logprobs). `stop_token_ids` are the request's own. `grammar_fields` are the client's
     names of the fields that made the grammar. `visible_control` are the names of control tokens that are part of the

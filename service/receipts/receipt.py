@@ -11,7 +11,8 @@ from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from model.sampling_params import Stage, declared
-from service.generation.request import ModelRequest, Prompt
+from service.engine.messages import Submit
+from service.generation.request import ModelRequest
 from service.receipts.arithmetic import Arithmetic
 
 FORMAT: Literal["noria-receipt-1"] = "noria-receipt-1"

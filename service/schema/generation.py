@@ -292,7 +292,7 @@ class GenerationBody(SamplingBody, StructuredOutputBody, StreamBody, UserBody):
             self.bad_words or (),
             self.stops,
             self.stop_token_ids or (),
-            self.repetition_detection and self.repetition_detection.rule,
+            self.repetition_detection.rule if self.repetition_detection else None,
             self.n_choices,
             self.priority or 0,
             self.cache_salt or "",

@@ -1,13 +1,10 @@
 """What a request says of its answer, in the same terms for all APIs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any
 
 from model.sampling_params import RepetitionDetection
-
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +15,7 @@ class Options:
     for each token of the prompt (None: no logprobs). `repetition_detection` None: that of the server.
     """
 
-    sampling: Mapping[str, Any] = NOTHING
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     biases: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: Sequence[int] = ()
     bad_words: Sequence[str] = ()

@@ -2,10 +2,9 @@
 
 import re
 import string
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random, SystemRandom
-from typing import Any
 
 from model.tokenizers.pieces import n_begun
 from service.generation.finish import CALLS
@@ -196,33 +195,3 @@ def _past_words(text: str, words: str) -> tuple[bool | None, str]:
 def reader_of(served: ServedModel, calls: AllowedCalls, source: Random | None = None) -> CallReader | None:
     """The reader of an answer, or None for an answer that cannot have calls. New ids come from `source`."""
     return CallReader(style_of(served), source) if calls.functions else None
-
-
-def pieces_of(reader: CallReader | None, text: str, *, final: bool) -> list[Piece]:
-    """The pieces of an answer's next text."""
-    if reader is not None:
-        return reader.feed(text, final=final)
-    return [text] if text else []
-
-
-def piece_json(piece: Piece, *, always_named: bool = False) -> dict[str, Any]:
-    """A piece as the delta of a chat message. `always_named`: pieces after the first have an empty name, not none."""
-    if isinstance(piece, str):
-        return {"content": piece}
-    function = {"arguments": piece.arguments}
-    if piece.name is not None or always_named:
-        function["name"] = piece.name or ""
-    known = {} if piece.id is None else {"id": piece.id, "type": "function"}
-    return {"tool_calls": [{"index": piece.index, **known, "function": function}]}
-
-
-def gathered(pieces: Sequence[Piece]) -> tuple[str, list[dict[str, Any]]]:
-    """The text and the calls of a whole answer."""
-    calls: list[dict[str, Any]] = []
-    for piece in pieces:
-        if isinstance(piece, CallDelta) and piece.name is not None:
-            function = {"name": piece.name, "arguments": ""}
-            calls.append({"id": piece.id, "type": "function", "function": function})
-        elif isinstance(piece, CallDelta):
-            calls[piece.index]["function"]["arguments"] += piece.arguments
-    return "".join(piece for piece in pieces if isinstance(piece, str)), calls

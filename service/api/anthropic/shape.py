@@ -4,8 +4,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pydantic_core import from_json
-
+from service.access.record import RequestRecord
 from service.api.anthropic.answers import (
     STOP_REASONS,
     AppliedEdit,
@@ -16,12 +15,14 @@ from service.api.anthropic.answers import (
     MessageUsage,
     Reported,
 )
+from service.api.blocks import AnswerBlock, BlockReader, BlockStep, arguments_of
 from service.errors.dialects import ANTHROPIC
 from service.errors.errors import ApiError
 from service.generation.choice import Delta
-from service.generation.request import Timings, Usage
-from service.http.sse import Json, TypedEvents
-from service.structured.call_reader import CallReader, Piece, pieces_of
+from service.generation.request import ServedModel, Timings, Usage
+from service.http.sse import Comments, Json, TypedEvents
+from service.schema.tools import AllowedCalls
+from service.structured.call_reader import reader_of
 
 PING_SECONDS = 45.0
 """Seconds between pings in a silence. Proxies close a connection after 60. Claude Code leaves 300 s after the thirtieth
@@ -29,29 +30,43 @@ ping or comment in a row: after 27 minutes. A message_delta would hold it longer
 SIGNATURE = "noria"
 """The signature of every thought: clients must send one back, and nothing here depends on it."""
 
+DELTAS = {
+    "thought": ("thinking_delta", "thinking"),
+    "text": ("text_delta", "text"),
+    "call": ("input_json_delta", "partial_json"),
+}
+"""The type of a delta, and the name of its text, by the kind of the block."""
+
 
 @dataclass(slots=True)
 class MessageShape(TypedEvents):
-    """Writes `message` objects, and the events that build one. With a `reader` the text may contain tool calls.
+    """Writes `message` objects, and the events that build one.
 
-    Without `shows_thoughts` the blocks of thoughts are empty. `edits` is the report of edits, if the request has any.
-    `n_prompt` is the number of the prompt's tokens.
+    `calls` are those that the text may contain. Without `shows_thoughts` the blocks of thoughts are empty. `edits` is
+    the report of edits, if the request has any.
     """
 
-    model: str
-    reader: CallReader | None = None
+    record: RequestRecord
+    calls: AllowedCalls
     shows_thoughts: bool = True
     edits: Sequence[AppliedEdit] | None = None
-    n_prompt: int = 0
+    model: str = ""
+    blocks: BlockReader = field(default_factory=BlockReader)
     id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
     _begun: bool = False  # whether `message_start` was sent
-    _blocks: list[Content] = field(default_factory=list)  # the complete ones
-    _open: Content | None = None  # the block being written, in its first state
-    _parts: list[str] = field(default_factory=list)  # its text so far
+    _content: list[Content] = field(default_factory=list)  # the complete blocks
+
+    def begin(self, served: ServedModel, name: str) -> None:
+        self.model, self.blocks = name, BlockReader(reader_of(served, self.calls))
 
     def keep_alive(self) -> tuple[bytes, float]:
-        """`message_start`, whose usage counts the prompt only, then pings: the client must see events."""
-        events = self.opening(0, Usage(self.n_prompt)) or [{"type": "ping"}]
+        """Return `message_start`, whose usage counts the prompt only, then pings: the client must see events.
+
+        Before the prompt is tokenized it is a comment.
+        """
+        if self.record.submitted is None:
+            return Comments.keep_alive(self)
+        events = self.opening(0, Usage(self.record.prompt_tokens or 0)) or [{"type": "ping"}]
         return b"".join(map(self.frame, events)), PING_SECONDS
 
     def opening(self, index: int, usage: Usage) -> list[Json]:
@@ -61,12 +76,10 @@ class MessageShape(TypedEvents):
         return [{"type": "message_start", "message": self._message(Delta(), usage)}, {"type": "ping"}]
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> list[Json]:
-        pieces = pieces_of(self.reader, delta.text, final=delta.finish is not None)
-        events = [*self._thought_events(delta.thought)] if delta.thought else []
-        events += [event for piece in pieces for event in self._piece_events(piece)]
+        events = [event for step in self.blocks.feed(delta) for event in self._events(step)]
         if delta.finish is not None:
             ending = {"type": "message_delta", "delta": self._end_fields(delta), "usage": usage_json(usage)}
-            events += [*self._closing_events(), ending | self._report(), {"type": "message_stop"}]
+            events += [ending | self._report(), {"type": "message_stop"}]
         return events
 
     def closing(self, usage: Usage) -> list[Json]:
@@ -80,50 +93,26 @@ class MessageShape(TypedEvents):
     def failure(self, error: ApiError) -> Json:
         return ANTHROPIC.write(error)
 
-    def _thought_events(self, thought: str) -> Iterator[Json]:
-        if self._open is None or self._open["type"] != "thinking":
-            yield from self._opening_events({"type": "thinking", "thinking": "", "signature": ""})
-        if self.shows_thoughts:
-            yield self._delta("thinking_delta", "thinking", thought)
-
-    def _piece_events(self, piece: Piece) -> Iterator[Json]:
-        if isinstance(piece, str):
-            if self._open is None or self._open["type"] != "text":
-                yield from self._opening_events({"type": "text", "text": ""})
-            yield self._delta("text_delta", "text", piece)
-        elif piece.id is not None and piece.name is not None:
-            yield from self._opening_events({"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}})
-        else:
-            yield self._delta("input_json_delta", "partial_json", piece.arguments)
-
-    def _opening_events(self, block: Content) -> Iterator[Json]:
-        yield from self._closing_events()
-        self._open, self._parts = block, []
-        yield {"type": "content_block_start", "index": len(self._blocks), "content_block": block}
-
-    def _delta(self, kind: str, name: str, text: str) -> Json:
-        self._parts.append(text)
-        return {"type": "content_block_delta", "index": len(self._blocks), "delta": {"type": kind, name: text}}
-
-    def _closing_events(self) -> Iterator[Json]:
-        if self._open is None:
-            return
-        block, written = self._open, "".join(self._parts)
-        if block["type"] == "thinking":
-            yield self._delta("signature_delta", "signature", SIGNATURE)
-        yield {"type": "content_block_stop", "index": len(self._blocks)}
-        self._open = None
-        if block["type"] == "text":
-            self._blocks.append({**block, "text": written})
-        elif block["type"] == "thinking":
-            self._blocks.append({**block, "thinking": written, "signature": SIGNATURE})
-        else:
-            self._blocks.append({**block, "input": _parsed(written)})
+    def _events(self, step: BlockStep) -> Iterator[Json]:
+        block, index = step.block, {"index": len(self._content)}
+        match step.change:
+            case "begin":
+                yield {"type": "content_block_start", **index, "content_block": _content(block)}
+            case "text" if self.shows_thoughts or block.kind != "thought":
+                kind, name = DELTAS[block.kind]
+                yield {"type": "content_block_delta", **index, "delta": {"type": kind, name: step.text}}
+            case "end":
+                if block.kind == "thought":
+                    signed = {"type": "signature_delta", "signature": SIGNATURE}
+                    yield {"type": "content_block_delta", **index, "delta": signed}
+                yield {"type": "content_block_stop", **index}
+                hidden = block.kind == "thought" and not self.shows_thoughts
+                self._content.append(_content(block, "" if hidden else block.text, SIGNATURE))
 
     def _end_fields(self, delta: Delta) -> Ending:
         if delta.stop is not None:
             return {"stop_reason": "stop_sequence", "stop_sequence": delta.stop}
-        reason = self.reader.finish(delta.finish) if self.reader else delta.finish
+        reason = self.blocks.finish(delta.finish)
         return {"stop_reason": STOP_REASONS[reason] if reason else None, "stop_sequence": None}
 
     def _message(self, delta: Delta, usage: Usage) -> MessageState:
@@ -132,7 +121,7 @@ class MessageShape(TypedEvents):
             "type": "message",
             "role": "assistant",
             "model": self.model,
-            "content": [*self._blocks],
+            "content": [*self._content],
             **self._end_fields(delta),
             "usage": usage_json(usage),
             **self._report(),
@@ -142,12 +131,14 @@ class MessageShape(TypedEvents):
         return {} if self.edits is None else {"context_management": {"applied_edits": self.edits}}
 
 
-def _parsed(arguments: str) -> Json:
-    """The arguments; of a call that was cut short those that are whole, as Anthropic's packages read its stream."""
-    try:
-        return from_json(arguments, allow_partial=True)
-    except ValueError:
-        return {}
+def _content(block: AnswerBlock, text: str = "", signature: str = "") -> Content:
+    """Return the JSON of a block. A cut call has the arguments that Anthropic's packages read in its stream."""
+    if block.kind == "thought":
+        return {"type": "thinking", "thinking": text, "signature": signature}
+    if block.kind == "text":
+        return {"type": "text", "text": text}
+    arguments = arguments_of(text, partial=True) or {}
+    return {"type": "tool_use", "id": block.id, "name": block.name, "input": arguments}
 
 
 def usage_json(usage: Usage) -> MessageUsage:

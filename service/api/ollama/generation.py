@@ -1,8 +1,7 @@
 """`POST /api/chat` and `/api/generate`: their bodies, and the internal requests made of them."""
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
 
 from starlette.responses import Response
 
@@ -111,13 +110,22 @@ def text_of(body: GenerateBody) -> Text:
     """Return the text to continue. Raises InvalidRequest."""
     chosen, names = body.chosen, Names("prompt", LIMIT)
     return Text(
-        [body.prompt or ""], body.suffix or None, chosen.plain, chosen.max_tokens, body.n_logprobs, body.constraint,
+        [body.prompt or ""],
+        body.suffix or None,
+        chosen.plain,
+        chosen.max_tokens,
+        body.n_logprobs,
+        body.constraint,
         names=names,
     )
 
 
 async def _answered(
-    call: Call, body: AnswerBody, shape: AnswerShape, target: Target, make: Callable[[], Coroutine[Any, Any, ModelRequest]]
+    call: Call,
+    body: AnswerBody,
+    shape: AnswerShape,
+    target: Target,
+    make: Callable[[], Awaitable[ModelRequest]],
 ) -> Answer:
     """Return the response to a request with a prompt."""
     target.note_ignored()

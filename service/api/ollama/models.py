@@ -138,7 +138,9 @@ async def show(call: Call, body: ShowBody) -> Response:
     """
     name, model = found_model(call, body.model or body.name)
     if model.admission.model is None and model.entry.on_demand:
-        return json_response(await call.state.work.run(lambda: _unloaded(model), LANES[-1] + 1))  # one at a time: it takes memory
+        return json_response(
+            await call.state.work.run(lambda: _unloaded(model), LANES[-1] + 1)
+        )  # one at a time: it takes memory
     served = model.admission.require(name)
     thinks, sees = served.reasoning is not None, "image" in served.media_roles
     return json_response(await in_thread(lambda: _shown(model, served, _of_served(served), thinks=thinks, sees=sees)))

@@ -1,9 +1,9 @@
 """Routes of Ollama's API that change the models of a machine: Noria takes no such orders over HTTP."""
 
-from fastapi import Request
 from starlette.responses import Response
 
 from service.access.record import Policy
+from service.api.call import Call
 from service.api.routes import Route, get
 from service.errors.dialects import OLLAMA, OllamaError
 from service.errors.errors import Forbidden
@@ -21,7 +21,7 @@ HOW = {
 def _refused(name: str, method: str) -> Route:
     """The route of an order that is always a 403."""
 
-    async def refuse(request: Request) -> Response:
+    async def refuse(call: Call) -> Response:
         raise Forbidden(f"/api/{name} is not allowed: this server {HOW[name]}", code="not_allowed")
 
     refuse.__name__, refuse.__doc__ = name, f"Refuse to {name} a model, which Ollama does\n\nAlways a 403."

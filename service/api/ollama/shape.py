@@ -1,19 +1,19 @@
 """The answers of Ollama's API: lines of JSON, of which the last has counts and durations, or one object with all."""
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import cast
 
 from model.tokenizers.base import Tokenizer
 from service.access.record import RequestRecord
+from service.api.blocks import AnswerBlock, BlockReader, arguments_of
 from service.api.ollama.answers import AnswerLine, MadeCall, TokenChance
 from service.generation.choice import LEAST_LOGPROB, Delta, Scored
-from service.generation.request import Timings, Usage
+from service.generation.request import ServedModel, Timings, Usage
 from service.http.sse import Json, Lines
-from service.structured.call_reader import CallDelta, CallReader, pieces_of
+from service.schema.tools import AllowedCalls
+from service.structured.call_reader import reader_of
 
 
 def head(model: str, *, done: bool) -> AnswerLine:
@@ -38,17 +38,18 @@ def durations(record: RequestRecord) -> Json:
 
 @dataclass(slots=True)
 class AnswerShape(Lines):
-    """Writes lines of an answer. With a `reader` the text may contain tool calls; each is sent once it is whole.
-
-    `tokenizer` is None without logprobs.
-    """
+    """Writes lines of an answer. `calls` are those that it may have; each is sent once it is whole."""
 
     model: str
     record: RequestRecord
+    logprobs: bool = False
+    calls: AllowedCalls = AllowedCalls()  # noqa: RUF009 - frozen
     tokenizer: Tokenizer | None = None
-    reader: CallReader | None = None
-    _begun: list[CallDelta] = field(default_factory=list)  # the pieces of a call that may not be whole
-    _n_calls: int = 0
+    blocks: BlockReader = field(default_factory=BlockReader)
+
+    def begin(self, served: ServedModel, name: str) -> None:
+        self.tokenizer = served.tokenizer if self.logprobs else None
+        self.blocks = BlockReader(reader_of(served, self.calls))
 
     def content(self, text: str, thought: str, calls: list[MadeCall]) -> Json:
         """The fields of the content of a line."""
@@ -87,28 +88,14 @@ class AnswerShape(Lines):
 
     def _read(self, delta: Delta) -> tuple[str, list[MadeCall]]:
         """The text of a delta, and the calls that it completes. A call that was cut short is left out."""
-        final = delta.finish is not None
-        text, calls = "", []
-        for piece in pieces_of(self.reader, delta.text, final=final):
-            if isinstance(piece, str):
-                text += piece
-            else:
-                calls += self._ended() if piece.name is not None else []
-                self._begun.append(piece)
-        if final:
-            calls += self._ended()
+        text, calls = "", list[MadeCall]()
+        for step in self.blocks.feed(delta):
+            match step.change, step.block.kind:
+                case "text", "text":
+                    text += step.text
+                case "end", "call":
+                    calls += _made(step.block)
         return text, calls
-
-    def _ended(self) -> list[MadeCall]:
-        """The call whose pieces have come, if it is whole."""
-        pieces, self._begun = self._begun, []
-        try:
-            arguments = json.loads("".join(piece.arguments for piece in pieces))
-        except ValueError:
-            return []
-        function = {"index": self._n_calls, "name": pieces[0].name, "arguments": arguments}
-        self._n_calls += 1
-        return [cast("MadeCall", {"id": pieces[0].id, "function": function})]
 
     def _scores(self, scored: Sequence[Scored]) -> Json:
         if self.tokenizer is None:
@@ -136,6 +123,13 @@ class GeneratedShape(AnswerShape):
 
     def content(self, text: str, thought: str, calls: list[MadeCall]) -> Json:
         return {"response": text, **({"thinking": thought} if thought else {})}
+
+
+def _made(call: AnswerBlock) -> list[MadeCall]:
+    """Return a call that has ended, or nothing if it was cut."""
+    if (arguments := arguments_of(call.text)) is None:
+        return []
+    return [{"id": call.id, "function": {"index": call.index, "name": call.name, "arguments": arguments}}]
 
 
 def _counts(delta: Delta, usage: Usage) -> Json:

@@ -135,7 +135,7 @@ async def completions(call: Call, body: CompletionBody) -> Answer:
 
     `logprobs` k reports the k likeliest tokens beside each token; 0 reports only the token's own.
     """
-    shape = CompletionShape(body)
+    shape = CompletionShape(body, body.n_logprobs is not None)
     served = await call.admitted(body, shape)
     made = await call.made(call.on_lane(lambda: text_request(body.text(), served)))
     return await answered(call, made, shape)

@@ -8,6 +8,7 @@ from typing import ClassVar, cast
 
 from model.batch import TokenLogprob
 from model.tokenizers.base import Tokenizer
+from service.api.blocks import BlockReader, BlockStep
 from service.api.openai.answers import (
     AnswerHead,
     ChatChoice,
@@ -21,14 +22,13 @@ from service.api.openai.answers import (
     PromptLogprob,
     PromptLogprobs,
     TokenUsage,
-    ToolCall,
 )
 from service.generation.choice import LEAST_LOGPROB, Delta, Scored
-from service.generation.request import Timings, Usage
+from service.generation.request import ServedModel, Timings, Usage
 from service.http.sse import Json, PlainEvents
-from service.schema.generation import StreamOptions
-from service.structured.call_reader import CallReader, gathered, piece_json
-from service.structured.call_style import Style
+from service.schema.generation import GenerationBody, StreamOptions
+from service.structured.call_reader import CallReader
+from service.structured.call_style import Style, style_of
 
 
 def usage_json(usage: Usage) -> TokenUsage:
@@ -69,25 +69,28 @@ def _finite(logprob: float | None) -> float | None:
     return None if logprob is None else max(logprob, LEAST_LOGPROB)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class OpenAIShape(PlainEvents):
     """What the objects of completions and chat have in common.
 
-    `logprobs` and `token_ids` say whether the request has requested them. `kind` and `prefix` are the type of a
-    stream's objects, and the beginning of their id. A whole answer repeats `metadata`.
+    `logprobs` says whether the request asks for them. `kind` and `prefix` are the type of a stream's objects, and the
+    beginning of their id. A whole answer repeats the request's metadata.
     """
 
-    model: str
-    tokenizer: Tokenizer
-    fingerprint: str
-    logprobs: bool
-    stream: StreamOptions
-    token_ids: bool = False
-    metadata: Json | None = None
+    body: GenerationBody
+    logprobs: bool = False
+    model: str = field(init=False)
+    tokenizer: Tokenizer = field(init=False)
+    fingerprint: str = field(init=False)
+    stream: StreamOptions = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()), init=False)
     unique: str = field(default_factory=lambda: uuid.uuid4().hex, init=False)
     kind: ClassVar[str]
     prefix: ClassVar[str]
+
+    def begin(self, served: ServedModel, name: str) -> None:
+        self.model, self.tokenizer, self.fingerprint = name, served.tokenizer, served.fingerprint
+        self.stream = self.body.streaming
 
     def closing(self, usage: Usage) -> list[Json]:
         return [{**self._head(), "choices": [], "usage": usage_json(usage)}] if self.stream.ends_with_usage else []
@@ -105,6 +108,7 @@ class OpenAIShape(PlainEvents):
 class CompletionShape(OpenAIShape):
     """Writes `text_completion` objects."""
 
+    __slots__ = ()
     kind, prefix = "text_completion", "cmpl"
 
     def opening(self, index: int, usage: Usage) -> list[Json]:
@@ -119,8 +123,8 @@ class CompletionShape(OpenAIShape):
     def whole(self, parts: Sequence[Delta], usage: Usage, timings: Timings) -> Completion:
         choices = [self._choice(index, delta) for index, delta in enumerate(parts)]
         answer: Completion = {**self._head(), "choices": choices, "usage": usage_json(usage), "timings": timings}
-        if self.metadata is not None:
-            answer["metadata"] = self.metadata
+        if self.body.metadata is not None:
+            answer["metadata"] = self.body.metadata
         return answer
 
     def _choice(self, index: int, delta: Delta) -> CompletionChoice:
@@ -131,7 +135,7 @@ class CompletionShape(OpenAIShape):
             "finish_reason": delta.finish,
             "stop_reason": delta.stop_reason,
         }
-        if self.token_ids:
+        if self.body.return_token_ids:
             choice["prompt_token_ids"] = delta.prompt_tokens
             choice["token_ids"] = delta.tokens
         if delta.prompt_logprobs is not None:
@@ -156,25 +160,26 @@ class CompletionShape(OpenAIShape):
         return top
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class ChatShape(OpenAIShape):
-    """Writes `chat.completion` and `chat.completion.chunk` objects. With a `style` the text may contain tool calls.
+    """Writes `chat.completion` and `chat.completion.chunk` objects. With `calls` the text may contain tool calls.
 
     Without `thoughts` the answer leaves them out. `chunks_thoughts`: they are chunks of the content. `mistral`: a
     stream ends with its usage, and each piece of a call has a name, as in Mistral's API.
-    `scores_prompt`: the choices have the prompt's logprobs, as in Mistral's API.
-    `n` is the number of choices, and `ended` are the indices of those that have ended.
     """
 
     mistral: bool = False
     chunks_thoughts: bool = False
-    style: Style | None = None
+    calls: bool = False
     thoughts: bool = True
-    scores_prompt: bool = False
-    n: int = 1
-    ended: set[int] = field(default_factory=set)
-    readers: dict[int, CallReader] = field(default_factory=dict)
+    _style: Style | None = None
+    _n_ended: int = 0  # choices
+    _blocks: dict[int, BlockReader] = field(default_factory=dict)  # by choice
     kind, prefix = "chat.completion.chunk", "chatcmpl"
+
+    def begin(self, served: ServedModel, name: str) -> None:
+        OpenAIShape.begin(self, served, name)
+        self._style = style_of(served) if self.calls else None
 
     def opening(self, index: int, usage: Usage) -> list[Json]:
         return [self._chunk(index, {"role": "assistant", "content": ""}, None, None, usage)]
@@ -189,10 +194,10 @@ class ChatShape(OpenAIShape):
         if finish:
             frames.append(self._chunk(index, {}, None, finish, usage))
             frames[-1]["choices"][0]["stop_reason"] = delta.stop_reason
-            self.ended.add(index)
-            if self.mistral and self.stream.include_usage is None and len(self.ended) == self.n:
+            self._n_ended += 1
+            if self.mistral and self.stream.include_usage is None and self._n_ended == self.body.n_choices:
                 frames[-1]["usage"] = usage_json(usage)
-        if self.token_ids:
+        if self.body.return_token_ids:
             for frame in frames:
                 frame["choices"][0]["token_ids"] = ()
             frames[0]["choices"][0]["token_ids"] = delta.tokens
@@ -207,29 +212,43 @@ class ChatShape(OpenAIShape):
             "timings": timings,
         }
         scored = parts[0].prompt_logprobs
-        if scored is not None and self.scores_prompt:
+        if scored is not None and self.body.prompt_logprobs is True:  # as in Mistral's API
             for choice in answer["choices"]:
                 choice["prompt_logprobs"] = {"content": [self._with_top(item) for item in scored]}
         elif scored is not None:
             answer["prompt_logprobs"] = prompt_scores(scored, self.tokenizer)
-        if self.metadata is not None:
-            answer["metadata"] = self.metadata
-        if self.token_ids:
+        if self.body.metadata is not None:
+            answer["metadata"] = self.body.metadata
+        if self.body.return_token_ids:
             answer["prompt_token_ids"] = parts[0].prompt_tokens
         return answer
 
     def _pieces(self, index: int, delta: Delta) -> tuple[list[Json], str | None]:
         """The deltas of a chunk, and its finish reason. Logprobs or token ids without text have an empty delta."""
-        pieces: list[Json] = [self._thought(delta.thought)] if delta.thought and self.thoughts else []
-        finish = delta.finish
-        if self.style is None:
-            pieces += [{"content": delta.text}] if delta.text else []
-        else:
-            reader = self.readers.setdefault(index, CallReader(self.style))
-            read = reader.feed(delta.text, final=finish is not None)
-            pieces += [piece_json(piece, always_named=self.mistral) for piece in read]
-            finish = reader.finish(finish)
-        return pieces or ([{"content": ""}] if delta.scored or delta.tokens else []), finish
+        blocks = self._blocks_of(index)
+        pieces = [piece for step in blocks.feed(delta) if (piece := self._piece(step))]
+        return pieces or ([{"content": ""}] if delta.scored or delta.tokens else []), blocks.finish(delta.finish)
+
+    def _blocks_of(self, index: int) -> BlockReader:
+        if index not in self._blocks:
+            self._blocks[index] = BlockReader(None if self._style is None else CallReader(self._style))
+        return self._blocks[index]
+
+    def _piece(self, step: BlockStep) -> Json | None:
+        """Return the delta of a message for a step, if it has one."""
+        block, known = step.block, {}
+        match step.change, block.kind:
+            case "text", "text":
+                return {"content": step.text}
+            case "text", "thought":
+                return self._thought(step.text) if self.thoughts else None
+            case "begin", "call":
+                known, name = {"id": block.id, "type": "function"}, {"name": block.name}
+            case "text", "call":
+                name = {"name": ""} if self.mistral else {}
+            case _:
+                return None
+        return {"tool_calls": [{"index": block.index, **known, "function": {"arguments": step.text, **name}}]}
 
     def _thought(self, thought: str) -> Json:
         """The fields of a message, or of a delta, with a thought alone."""
@@ -238,29 +257,28 @@ class ChatShape(OpenAIShape):
         return {"reasoning_content": thought}
 
     def _choice(self, index: int, delta: Delta) -> ChatChoice:
-        text, finish = delta.text, delta.finish
-        calls: list[Json] = []
-        if self.style is not None:
-            reader = CallReader(self.style)
-            text, calls = gathered(reader.feed(text, final=True))
-            finish = reader.finish(finish)
+        reader = self._blocks_of(index)
+        blocks = [step.block for step in reader.feed(delta) if step.change == "end"]
+        text = "".join(block.text for block in blocks if block.kind == "text")
         message: ChatMessage = {"role": "assistant", "content": text, "refusal": None}
-        if calls:
-            message["tool_calls"] = cast("list[ToolCall]", calls)
+        if calls := [block for block in blocks if block.kind == "call"]:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.text}}
+                for call in calls
+            ]
         if delta.thought and self.thoughts:
             fields = self._thought(delta.thought)
             if self.chunks_thoughts and text:
                 fields["content"].append({"type": "text", "text": text})
             message |= cast("ChatMessage", fields)
-        logprobs = self._scores(delta.scored)
         choice: ChatChoice = {
             "index": index,
             "message": message,
-            "finish_reason": finish,
+            "finish_reason": reader.finish(delta.finish),
             "stop_reason": delta.stop_reason,
-            "logprobs": logprobs,
+            "logprobs": self._scores(delta.scored),
         }
-        if self.token_ids:
+        if self.body.return_token_ids:
             choice["token_ids"] = delta.tokens
         return choice
 

@@ -44,7 +44,8 @@ async def in_background(call: Call, body: ResponsesBody) -> Response | None:
         run.task.cancel()
         raise
     if body.stream:
-        return await read(call, run, -1)
+        await read(call, run, -1)
+        return None
     call.record.ignored = work.record.ignored
     return await respond_now(call, run)
 

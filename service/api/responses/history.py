@@ -8,6 +8,7 @@ import orjson
 from pydantic import TypeAdapter
 
 from model.errors import quoted
+from service.api.blocks import arguments_of
 from service.api.call import Call
 from service.api.lanes import written
 from service.api.responses.body import CompactBody, InputBody
@@ -61,12 +62,7 @@ def _is_cut(value: bytes) -> bool:
     """Whether a stored item is a call that ended before its arguments did: they are no JSON."""
     if b'"incomplete"' not in value:
         return False
-    item: Json = orjson.loads(value)
-    try:
-        orjson.loads(item.get("arguments", "{}"))
-    except orjson.JSONDecodeError:
-        return True
-    return False
+    return arguments_of(orjson.loads(value).get("arguments", "{}")) is None
 
 
 async def history_of(call: Call, body: InputBody | CompactBody) -> History:
@@ -96,7 +92,7 @@ async def _earlier(call: Call, body: InputBody | CompactBody) -> Sequence[Stored
 
 
 async def read_referenced(call: Call, items: Sequence[AnyItem], field: str) -> Mapping[str, bytes]:
-    """Return the stored items that items of this field of a request refer to. Raises InvalidRequest or HistoryTooLarge."""
+    """Return the stored items that items of this field refer to. Raises InvalidRequest or HistoryTooLarge."""
     ids = {item.id: index for index, item in enumerate(items) if isinstance(item, ItemReference)}
     if not ids:
         return {}

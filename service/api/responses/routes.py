@@ -47,7 +47,7 @@ async def input_tokens(call: Call, body: TokensBody) -> Response:
 
     def counted(chat: Chat, served: ServedModel, media: Sequence[Decoded]) -> CountedInput:
         if body.truncation == "auto":
-            tokens = fitted(chat, served, media).prompts[0].tokens
+            tokens = fitted(chat, served, media).submits[0].prompt
         else:
             tokens = encode_chat(chat, served, media)[0]
         return {"object": "response.input_tokens", "input_tokens": len(tokens)}

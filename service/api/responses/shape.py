@@ -1,22 +1,26 @@
 """The answer of the Responses API, whole or as numbered events."""
 
-import json
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 from model.tokenizers.base import Tokenizer
+from service.api.blocks import AnswerBlock, BlockReader, BlockStep, arguments_of
 from service.api.responses.answers import RequestEcho, ResponseAnswer, ResponseError, ResponseState, ResponseUsage
+from service.api.responses.body import ResponsesBody
 from service.api.responses.items import ID_PREFIXES
+from service.api.responses.tools import functions_of
 from service.errors.errors import ApiError
 from service.generation.choice import LEAST_LOGPROB, Delta, Scored
 from service.generation.finish import FINISHES
-from service.generation.request import Timings, Usage
+from service.generation.request import ServedModel, Timings, Usage
 from service.http.sse import Json, TypedEvents
+from service.schema.fields import Body
 from service.state.stored import new_id
-from service.structured.call_reader import CallReader, Piece, pieces_of
+from service.structured.call_reader import reader_of
 
 
 @dataclass(slots=True)
@@ -37,30 +41,31 @@ def _failed(error: ApiError, number: int) -> Json:
 
 @dataclass(slots=True)
 class ResponseShape(TypedEvents):
-    """Writes `response` objects, and the events that build one. With a `reader` the text may contain tool calls.
+    """Writes `response` objects, and the events that build one. `stored`: the response is stored.
 
-    `custom` are the names of custom tools. `namespaces` are namespace and name of functions in one, by their names.
-    With a `tokenizer` the text has the log probabilities of its tokens, up to the first call.
+    If the request asks for log probabilities, the text has those of its tokens, up to the first call.
     """
 
+    body: ResponsesBody
     model: str
-    echo: RequestEcho
-    reader: CallReader | None = None
-    custom: frozenset[str] = frozenset()
-    namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    stored: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     tokenizer: Tokenizer | None = None
+    blocks: BlockReader = field(default_factory=BlockReader)
     id: str = field(default_factory=lambda: new_id("resp"))
     created: int = field(default_factory=lambda: int(time.time()))
     _sent: int = 0
-    _n_opened: int = 0
     _items: list[Any] = field(default_factory=list)  # the complete ones
-    _open: Json | None = None  # the item being written, in its first state
-    _parts: list[str] = field(default_factory=list)  # its text so far
+    _open: Json = field(default_factory=dict)  # the item being written, in its first state
     _scores: list[Json] = field(default_factory=list)  # the log probabilities of its tokens so far
     _waiting: deque[Scored] = field(default_factory=deque)  # tokens of which no text was sent
-    _calls: bool = False  # whether a call has begun
     _n_scored: int = 0
     _n_sent: int = 0  # characters of text
+
+    def begin(self, served: ServedModel, name: str) -> None:
+        body, self.model, self.defaults = self.body, name, served.defaults.sampling
+        self.tokenizer = None if body.n_logprobs is None else served.tokenizer
+        self.blocks = BlockReader(reader_of(served, body.calls, Random(self.id)))
 
     def queued(self) -> list[Json]:
         """The first events of a response in the background. Its opening then has the next one."""
@@ -73,17 +78,17 @@ class ResponseShape(TypedEvents):
         return [*created, self._event("in_progress", response=started)]
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> list[Json]:
-        pieces = pieces_of(self.reader, delta.text, final=delta.finish is not None)
         self._waiting += delta.scored[max(0, usage.reasoning - self._n_scored) :]  # the thought's come first
         self._n_scored += len(delta.scored)
-        events = [*self._thought_events(delta.thought)] if delta.thought else []
-        events += [event for piece in pieces for event in self._piece_events(piece)]
+        reason = FINISHES[delta.finish].responses if delta.finish else ""
+        status = "incomplete" if reason else "completed"
+        events = [event for step in self.blocks.feed(delta) for event in self._events(step, status)]
         if delta.finish is not None:
-            if self._open is None or self._only_thought(delta.finish):  # an empty answer is an empty message
-                events += self._opening_events(self._opened("message", role="assistant", content=[]))
-            reason = FINISHES[delta.finish].responses
-            status = "incomplete" if reason else "completed"
-            events += self._closing_events(status)
+            if not self._items or (delta.finish == "stop" and self._items[-1]["type"] == "reasoning"):
+                events += [
+                    *self._begin(AnswerBlock("text")),
+                    *self._end("", status),
+                ]  # an empty answer is an empty message
             events.append(self._event(status, response=self._response(status, usage, reason)))
         return events
 
@@ -107,67 +112,59 @@ class ResponseShape(TypedEvents):
     def failure(self, error: ApiError) -> Json:
         return _failed(error, self._sent)
 
-    def _only_thought(self, finish: str) -> bool:
-        return finish == "stop" and self._open is not None and self._open["type"] == "reasoning"
-
-    def _thought_events(self, thought: str) -> Iterator[Json]:
-        if self._open is None or self._open["type"] != "reasoning":
-            yield from self._opening_events(self._opened("reasoning", summary=[], content=[], encrypted_content=None))
-        yield self._item_event("reasoning_text.delta", content_index=0, delta=thought)
-        self._parts.append(thought)
-
-    def _piece_events(self, piece: Piece) -> Iterator[Json]:
-        if isinstance(piece, str):
-            if self._open is None or self._open["type"] != "message":
-                yield from self._opening_events(self._opened("message", role="assistant", content=[]))
-            scores = self._scores_of(piece)
-            yield self._item_event("output_text.delta", content_index=0, delta=piece, logprobs=scores)
-            self._parts.append(piece)
-            self._scores += scores
-        elif piece.id is not None and piece.name is not None:
-            self._calls = True
-            yield from self._opening_events(self._call(piece.id, piece.name))
-        else:
-            self._parts.append(piece.arguments)
-            if self._open is not None and self._open["type"] == "function_call":
-                yield self._item_event("function_call_arguments.delta", delta=piece.arguments)
+    def _events(self, step: BlockStep, status: str) -> Iterator[Json]:
+        """Yield the events of a step. The last item gets the `status` of the answer."""
+        block, text = step.block, step.text
+        match step.change, block.kind:
+            case "begin", _:
+                yield from self._begin(block)
+            case "text", "thought":
+                yield self._item_event("reasoning_text.delta", content_index=0, delta=text)
+            case "text", "text":
+                scores = self._scores_of(text)
+                self._scores += scores
+                yield self._item_event("output_text.delta", content_index=0, delta=text, logprobs=scores)
+            case "text", "call" if self._open["type"] == "function_call":
+                yield self._item_event("function_call_arguments.delta", delta=text)
+            case "end", _:
+                yield from self._end(block.text, status if step.last else "completed")
 
     def _scores_of(self, text: str) -> list[Json]:
-        """The log probabilities of the tokens that start in the next text. After a call none are known."""
+        """The log probabilities of the tokens that start in the next text."""
         self._n_sent += len(text)
         scores: list[Json] = []
-        while self.tokenizer and not self._calls and self._waiting and self._waiting[0].start < self._n_sent:
+        while self.tokenizer and self._waiting and self._waiting[0].start < self._n_sent:
             scored = self._waiting.popleft()
             top = [token_json(self.tokenizer, *alternative) for alternative in scored.top]
             scores.append(token_json(self.tokenizer, scored.token, scored.logprob) | {"top_logprobs": top})
         return scores
 
-    def _call(self, call_id: str, name: str) -> Json:
-        if name in self.custom:  # its text is in JSON, and known at its end
-            return self._opened("custom_tool_call", call_id=call_id, name=name, input="")
-        if name not in self.namespaces:
-            return self._opened("function_call", call_id=call_id, name=name, arguments="")
-        namespace, name = self.namespaces[name]
-        return self._opened("function_call", call_id=call_id, name=name, namespace=namespace, arguments="")
-
-    def _opened(self, kind: str, **own: object) -> Json:
-        """An item in its first state. Its id follows from the response's: the same tokens give the same events."""
-        self._n_opened += 1
-        id = f"{ID_PREFIXES[kind]}_{self.id.removeprefix('resp_')}{self._n_opened:02x}"
+    def _item(self, block: AnswerBlock) -> Json:
+        """Return a new item. Its id follows from the response's: the same tokens give the same events."""
+        kind, own = self._kind_of(block)
+        id = f"{ID_PREFIXES[kind]}_{self.id.removeprefix('resp_')}{len(self._items) + 1:02x}"
         return {"type": kind, "id": id, "status": "in_progress", **own}
 
-    def _opening_events(self, item: Json) -> Iterator[Json]:
-        yield from self._closing_events("completed")
-        self._open, self._parts, self._scores = item, [], []
-        yield self._event("output_item.added", output_index=len(self._items), item=item)
-        if "content" in item:
-            yield self._item_event("content_part.added", content_index=0, part=part_of(item, ""))
+    def _kind_of(self, block: AnswerBlock) -> tuple[str, Json]:
+        if block.kind == "thought":
+            return "reasoning", {"summary": [], "content": [], "encrypted_content": None}
+        if block.kind == "text":
+            return "message", {"role": "assistant", "content": []}
+        if block.name in self.body.custom_names:  # its text is in JSON, and known at its end
+            return "custom_tool_call", {"call_id": block.id, "name": block.name, "input": ""}
+        if block.name not in self.body.namespaces:
+            return "function_call", {"call_id": block.id, "name": block.name, "arguments": ""}
+        namespace, name = self.body.namespaces[block.name]
+        return "function_call", {"call_id": block.id, "name": name, "namespace": namespace, "arguments": ""}
 
-    def _closing_events(self, status: str) -> Iterator[Json]:
-        item, written = self._open, "".join(self._parts)
-        if item is None:
-            return
-        item = {**item, "status": status}
+    def _begin(self, block: AnswerBlock) -> Iterator[Json]:
+        self._open, self._scores = self._item(block), []
+        yield self._event("output_item.added", output_index=len(self._items), item=self._open)
+        if "content" in self._open:
+            yield self._item_event("content_part.added", content_index=0, part=part_of(self._open, ""))
+
+    def _end(self, written: str, status: str) -> Iterator[Json]:
+        item = {**self._open, "status": status}
         if "content" in item:
             part = part_of(item, written, self._scores)
             scores: Json = {"logprobs": self._scores} if "logprobs" in part else {}
@@ -175,7 +172,7 @@ class ResponseShape(TypedEvents):
             yield self._item_event("content_part.done", content_index=0, part=part)
             item["content"] = [part]
         elif "input" in item:
-            text = item["input"] = input_of(written)
+            text = item["input"] = _input_of(written)
             if text:
                 yield self._item_event("custom_tool_call_input.delta", delta=text)
             yield self._item_event("custom_tool_call_input.done", input=text)
@@ -184,10 +181,8 @@ class ResponseShape(TypedEvents):
             yield self._item_event("function_call_arguments.done", name=item["name"], arguments=written)
         yield self._event("output_item.done", output_index=len(self._items), item=item)
         self._items.append(item)
-        self._open = None
 
     def _item_event(self, kind: str, **data: object) -> Json:
-        assert self._open is not None
         return self._event(kind, item_id=self._open["id"], output_index=len(self._items), **data)
 
     def _event(self, kind: str, **data: object) -> Json:
@@ -206,8 +201,45 @@ class ResponseShape(TypedEvents):
             "model": self.model,
             "output": [*self._items],
             "usage": None if usage is None else usage_json(usage),
-            **self.echo,
+            **request_echo(self.body, self.defaults, stored=self.stored),
         }
+
+
+def request_echo(body: ResponsesBody, defaults: Mapping[str, Any], *, stored: bool) -> RequestEcho:
+    """Return the fields of the request that its answer repeats, with the model's defaults, or else the API's.
+
+    Unsupported ones have fixed values.
+    """
+    choice = body.tool_choice or "auto"
+    return {
+        "background": bool(body.background),
+        "conversation": None if body.conversation_id is None else {"id": body.conversation_id},
+        "error": None,
+        "frequency_penalty": defaults.get("frequency_penalty", 0.0),
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "presence_penalty": defaults.get("presence_penalty", 0.0),
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {
+            "effort": body.reasoning.effort if body.reasoning else None,
+            "summary": body.reasoning.summary if body.reasoning else None,
+        },
+        "safety_identifier": body.safety_identifier,
+        "service_tier": "default",
+        "store": stored,
+        "text": {"format": body.format.model_dump(by_alias=True, exclude_none=True)},
+        "tool_choice": choice.model_dump(by_alias=True, exclude_none=True) if isinstance(choice, Body) else choice,
+        "tools": [tool.model_dump() for tool in body.tools or () if functions_of(tool)],
+        "top_logprobs": body.top_logprobs or 0,
+        "truncation": body.truncation or "disabled",
+        "user": body.user,
+        "temperature": defaults.get("temperature", 1.0) if body.temperature is None else body.temperature,
+        "top_p": defaults.get("top_p", 1.0) if body.top_p is None else body.top_p,
+    }
 
 
 def part_of(item: Json, text: str, scores: Sequence[Json] = ()) -> Json:
@@ -223,12 +255,10 @@ def token_json(tokenizer: Tokenizer, token: int, logprob: float | None) -> Json:
     return {"token": tokenizer.name(token), "logprob": finite, "bytes": [*tokenizer.piece(token)]}
 
 
-def input_of(arguments: str) -> str:
-    """The text of a custom tool's call. Arguments that were cut short have none."""
-    try:
-        return str(json.loads(arguments)["input"])
-    except (ValueError, KeyError, TypeError):
-        return ""
+def _input_of(written: str) -> str:
+    """Return the text of a custom tool's call. Arguments that were cut have none."""
+    arguments = arguments_of(written)
+    return str(arguments["input"]) if isinstance(arguments, dict) and "input" in arguments else ""
 
 
 def usage_json(usage: Usage) -> ResponseUsage:

@@ -54,9 +54,13 @@ async def retrieve(call: Call) -> Answer:
         raise InvalidRequest("starting_after needs stream true", param="starting_after")
     names = included(call)
     if (running := _running(asked)) is not None:
-        return await read(call, running, after) if streams else await respond_now(call, running)
+        if not streams:
+            return await respond_now(call, running)
+        await read(call, running, after)
+        return None
     if streams:
-        return await StoredEvents(asked, after).write()
+        await StoredEvents(asked, after).write()
+        return None
     await _end_lost(asked)
     return await asked.answer(lambda stored: _whole(_ended(asked, stored)), names)
 

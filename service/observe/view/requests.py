@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Iterator
+from collections.abc import Collection, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
@@ -134,7 +134,7 @@ class LiveRequest:
             self._end()
 
     async def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `work`, for which the request waits. Raises Cancelled if a client cancels the request."""
+        """Return the result of `work`, for which the request waits. Raises Cancelled if a client cancels it."""
         task = self._waiting = asyncio.ensure_future(work)
         if self.cancelled:
             task.cancel()

@@ -1,4 +1,9 @@
-"""Two calls of each style as a model writes them."""
+"""Two calls of each style as a model writes them, and what a reader finds in a text."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from service.structured.call_reader import CallDelta, Piece
 
 ARGUMENTS = '{"city": "a}\\\\\\"{"}'
 
@@ -29,3 +34,15 @@ TEXTS = {
     "mistral-args": (f"Well[TOOL_CALLS]weather[ARGS]{ARGUMENTS}[TOOL_CALLS]time.now[ARGS]{{}}", "Well"),
 }
 TEXTS["llama-single"] = TEXTS["llama"]  # its grammar allows one call; the reader is the same
+
+
+def gathered(pieces: Sequence[Piece]) -> tuple[str, list[dict[str, Any]]]:
+    """The text and the calls of a whole answer."""
+    calls: list[dict[str, Any]] = []
+    for piece in pieces:
+        if isinstance(piece, CallDelta) and piece.name is not None:
+            function = {"name": piece.name, "arguments": ""}
+            calls.append({"id": piece.id, "type": "function", "function": function})
+        elif isinstance(piece, CallDelta):
+            calls[piece.index]["function"]["arguments"] += piece.arguments
+    return "".join(piece for piece in pieces if isinstance(piece, str)), calls

@@ -24,13 +24,14 @@ from service.api.openai.chat import ChatBody, ToolsBody
 from service.api.prompt import chat_request
 from service.generation.request import ServedModel
 from service.schema.tools import Function
-from service.structured.call_reader import CallReader, gathered
+from service.structured.call_reader import CallReader
 from service.structured.call_style import STYLES, Style, call_constraint, explained
 from tests.fakes import IntegerTokenizer, make_info
 from tests.model.chat.published import ANSWER, CALLED, FORMATS, SYSTEM, TOOL, USER, source
 from tests.model.chat.versions import write_directory
 from tests.model.tokenizers.role_files import CLOSE, END, pipeline, write
 from tests.service.live import FakeChat, running
+from tests.service.structured.call_texts import gathered
 
 Json = dict[str, Any]
 FILES = ("spm-v3", "spm-v7", "tekken-v3", "tekken-v7", "tekken-v11", "tekken-v13", "tekken-v15")

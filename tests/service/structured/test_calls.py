@@ -13,12 +13,12 @@ import pytest
 
 from model.grammar.compiler import Compiler
 from service.api.openai.chat import ToolsBody
-from service.structured.call_reader import CallReader, gathered
+from service.structured.call_reader import CallReader
 from service.structured.call_style import STYLES, call_constraint, explained
 from service.structured.constraint import Constraint, json_constraint
 from tests.fakes import IntegerTokenizer
 from tests.service.live import Live, refused, running
-from tests.service.structured.call_texts import ARGUMENTS, TEXTS
+from tests.service.structured.call_texts import ARGUMENTS, TEXTS, gathered
 
 WEATHER = {
     "type": "object",
