@@ -1,7 +1,7 @@
 """Server-sent events: frames, the writer of a stream, and the watch over a connection."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import orjson
@@ -90,24 +90,39 @@ class Lines:
         return b" ", KEEP_ALIVE_SECONDS
 
 
-async def while_connected(receive: Receive, expired: asyncio.Future[None], work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`. Raises ClientGone when the client disconnects, Unavailable when `expired` is done.
+async def while_connected(receive: Receive, expired: asyncio.Future[None], work: Awaitable[T]) -> T:
+    """Return the result of `work`. Raises ClientGone when the client disconnects, Unavailable when `expired` is done.
 
-    Both cancel `work`. `expired` is done at the end of a drain's time.
+    Both cancel `work`, which runs in the task of the caller: nothing comes between its end and what follows.
     """
-    task = asyncio.ensure_future(work)
+    task, failures = asyncio.current_task(), list[Exception]()
+    assert task is not None, "a coroutine runs in a task"
+    before = task.cancelling()
+
+    def end(failure: Exception) -> None:
+        failures.append(failure)
+        if len(failures) == 1:
+            task.cancel()
+
+    def leave(done: asyncio.Future[None]) -> None:
+        if not done.cancelled():
+            end(done.exception() or ClientGone())  # type: ignore[arg-type]
+
+    def expire(done: asyncio.Future[None]) -> None:
+        end(Unavailable("the server is shutting down", "shutting_down"))
+
     gone = asyncio.ensure_future(_disconnected(receive))
+    gone.add_done_callback(leave)
+    expired.add_done_callback(expire)
     try:
-        await asyncio.wait((task, gone, expired), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        if gone.done():
-            raise ClientGone
-        raise Unavailable("the server is shutting down", "shutting_down")
+        return await work
+    except asyncio.CancelledError:
+        if failures and task.uncancel() <= before:
+            raise failures[0] from None
+        raise
     finally:
-        task.cancel()
         gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        expired.remove_done_callback(expire)
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -5,10 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.e2e.server import LiveServer, serving
-from tests.waiting import eventually
 
 PATH = "/v1/responses"
 STORY = {"input": "Tell me a story.", "background": True, "max_output_tokens": 48, "temperature": 0.9}
@@ -37,26 +34,13 @@ def told(sent: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         yield {name: part for name, part in event.items() if name not in ("timings", "response")} | {"response": facts}
 
 
-@pytest.mark.parametrize("finishes", [True, False])
-def test_what_ran_when_the_server_was_killed(tmp_path: Path, finishes: bool) -> None:
-    """It is finished with the events that the client has seen, and with those of an undisturbed run; or has failed."""
-    flags = ["--responses-store", str(tmp_path / "responses.db"), *(["--finish-after-restart"] if finishes else [])]
+def test_what_ran_when_the_server_was_killed_has_failed(tmp_path: Path) -> None:
+    flags = ["--responses-store", str(tmp_path / "responses.db")]
     with serving(*flags, paced=True) as server, server.slow():
-        id, seen = begun(server)
+        id, _ = begun(server)
         server.kill()
         server.process.wait()
     with serving(*flags) as server:
-        ended = ("completed", "incomplete", "failed")
-        eventually(lambda: server.http.get(f"{PATH}/{id}").json()["status"] in ended, "the end")
         response = server.http.get(f"{PATH}/{id}").json()
-        if not finishes:
-            assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
-            assert server.http.get(f"{PATH}/{id}", params={"stream": "true"}).status_code == 400
-            return
-        whole = events(server, id)
-        assert response["usage"]["output_tokens"] == 48
-        assert [*told(whole[: len(seen)])] == [*told(seen)]
-        assert [event["sequence_number"] for event in whole] == [*range(len(whole))]
-        assert events(server, id, len(seen) - 1) == whole[len(seen) :]
-        deltas = "".join(event["delta"] for event in whole if event["type"] == "response.output_text.delta")
-        assert deltas == response["output"][0]["content"][0]["text"]
+        assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
+        assert server.http.get(f"{PATH}/{id}", params={"stream": "true"}).status_code == 400

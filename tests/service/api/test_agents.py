@@ -287,7 +287,7 @@ def test_calls_of_codex_tools_come_back_as_its_items(size: int) -> None:
         '<tool_call>\n{"name": "apply_patch", "arguments": {"input": "*** \\"Begin\\"\\n"}}\n</tool_call>\n'
         '<tool_call>\n{"name": "mcp__repl__js", "arguments": {"code": "1"}}\n</tool_call>'
     )
-    shape = ResponseShape("m", {}, BlockReader(CallReader(STYLES["hermes"])), body.custom_names, body.namespaces)  # type: ignore[arg-type]
+    shape = ResponseShape(body, "m", blocks=BlockReader(CallReader(STYLES["hermes"])))
     parts = [written[at : at + size] for at in range(0, len(written), size)]
     events = [event for part in parts for event in shape.chunks(0, Delta(part), Usage())]
     events += shape.chunks(0, Delta(finish="stop"), Usage())

@@ -11,6 +11,7 @@ from service.api.anthropic.routes import MessagesBody
 from service.api.openai.chat import ChatBody
 from service.api.prompt import Chat
 from service.api.responses.routes import ResponsesBody
+from service.schema.options import Names
 from tests.service.live import Live, running
 
 Json = dict[str, Any]
@@ -192,9 +193,7 @@ def requests(chat: Json, responses: Json, messages: Json) -> Iterator[Chat]:
         request = body.chat()
         if request.constraint is not None:
             request = replace(request, constraint=request.constraint._replace(fields=("response_format",)))
-        fields: Any = request.fields.given | {"stop": request.fields.stops}
-        names = {"messages_field": "messages", "max_tokens_field": "max_tokens", "content_field": None}
-        yield replace(request, fields=fields, **names)
+        yield replace(request, names=Names())
 
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
@@ -315,6 +314,6 @@ def test_a_stop_sequence_and_a_continued_answer_are_chats() -> None:
     chat = ChatBody.model_validate({"messages": messages, "continue_final_message": True, "stop": ["x"], "top_k": 3})
     theirs = MessagesBody.model_validate({"messages": messages, "max_tokens": 5, "stop_sequences": ["x"], "top_k": 3})
     first, second = chat.chat(), theirs.chat()
-    assert first.fields.given == second.fields.given == {"top_k": 3}
-    assert first.fields.stops == second.fields.stops == ("x",)
-    assert replace(first, fields=second.fields, max_tokens=5, content_field=None) == second
+    assert first.options.sampling == second.options.sampling == {"top_k": 3}
+    assert first.options.stops == second.options.stops == ("x",)
+    assert replace(first, max_tokens=5, names=Names()) == second

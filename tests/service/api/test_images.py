@@ -23,8 +23,9 @@ from service.api.media import spans_after
 from service.api.openai.chat import ChatBody
 from service.api.prompt import chat_request, check_roles
 from service.api.responses.routes import ResponsesBody
+from service.engine.messages import Submit
 from service.errors.errors import InvalidRequest
-from service.generation.request import Prompt, ServedModel, longest_piece
+from service.generation.request import ServedModel, longest_piece
 from service.images.images import DecodedImage, Images
 from tests.fakes import END, IMAGES, IntegerTokenizer, make_info
 from tests.service.live import FakeChat, Live, answer, refused, running
@@ -135,13 +136,13 @@ def decoded(rows: int, columns: int, name: str) -> DecodedImage:
 A, B = decoded(2, 3, "a"), decoded(1, 1, "b")
 
 
-def prompt_of(body: ChatBody | ResponsesBody | MessagesBody, model: ServedModel, *images: DecodedImage) -> Prompt:
+def prompt_of(body: ChatBody | ResponsesBody | MessagesBody, model: ServedModel, *images: DecodedImage) -> Submit:
     """The prompt of a body whose images are decoded to these."""
     body.check()
     chat = body.chat()
     check_roles(chat, model)
     assert len(chat.media) == len(images)
-    return chat_request(chat, model, images).prompts[0]
+    return chat_request(chat, model, images).submits[0]
 
 
 # Who shares what was decoded
@@ -214,7 +215,7 @@ def test_tokens_are_counted(seeing: Live) -> None:
 
 
 def test_the_request_has_the_places_and_the_pixels() -> None:
-    sent = prompt_of(ChatBody.model_validate({**CHAT_BODY, "max_tokens": 4}), served(ImageChat()), A, B).submit
+    sent = prompt_of(ChatBody.model_validate({**CHAT_BODY, "max_tokens": 4}), served(ImageChat()), A, B)
     assert sent.prompt == PROMPT
     assert sent.media == (MediaSpan(6, 2, 3, "a"), MediaSpan(18, 1, 1, "b"))
     assert [sent.prompt[span.start : span.stop] for span in sent.media] == [WIDE_ROWS, SMALL_ROWS]
@@ -256,7 +257,7 @@ def test_results_of_tools_may_have_images() -> None:
     fields = ["messages[2].content[1].image_url", "messages[2].content[0].content[1].source.data"]
     for body, field in zip(bodies, [*fields, "input[2].output[1].image_url"], strict=True):
         prompt = prompt_of(body, served(CallingChat()), A)
-        assert prompt.tokens == [*b"u:x;a:;t:got ", *WIDE_ROWS, *b";a:"]
+        assert prompt.prompt == [*b"u:x;a:;t:got ", *WIDE_ROWS, *b";a:"]
         with pytest.raises(InvalidRequest, match="cannot write an image in a message of role tool") as caught:
             check_roles(body.chat(), served(ImageChat()))  # its results are told as text
         assert caught.value.param == field
@@ -320,21 +321,21 @@ def test_a_format_that_leaves_out_an_image_is_found() -> None:
 # The end of a prompt
 
 
-def truncated(n_last: int) -> Prompt:
+def truncated(n_last: int) -> Submit:
     body = {**CHAT_BODY, "max_tokens": 4, "truncate_prompt_tokens": n_last}
     return prompt_of(ChatBody.model_validate(body), served(ImageChat()), A, B)
 
 
 def test_a_prompt_may_lose_whole_images() -> None:
     """The first image has the tokens 6 to 13, the second 18 and 19."""
-    whole = truncated(len(PROMPT) - 6).submit
+    whole = truncated(len(PROMPT) - 6)
     assert whole.prompt == PROMPT[6:]
     assert [span.start for span in whole.media] == [0, 12]
     assert whole.inputs == b"aaaaaab"
-    one = truncated(len(PROMPT) - 14).submit
+    one = truncated(len(PROMPT) - 14)
     assert one.media == (MediaSpan(4, 1, 1, "b"),)
     assert one.inputs == b"b"
-    none = truncated(4).submit
+    none = truncated(4)
     assert (none.prompt, none.media, none.inputs) == (PROMPT[-4:], (), b"")
 
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,24 +12,23 @@ from typing import Any
 import orjson
 import pytest
 
+from service.access.record import Policy, RequestRecord
+from service.api.call import LARGE_ANSWER, Call, never
 from service.api.lanes import Lanes
-from service.api.large import LARGE_ANSWER, LargeAnswer
 from service.api.responses.background import END
 from service.api.state import Bodies
 from service.api.stored.events import StoredEvents
 from service.errors.errors import NotStored, Overloaded
-from service.http.sse import EventStream
 from service.state.store import Store
 from service.state.stored import Owner, Stored
 from service.state.tables import EVENTS_PIECE, MEMORY, Tables
 from tests.service.api.background import LONG, PATH, ended, events, killed, state
 from tests.service.live import Live, hurried, running
-from tests.waiting import eventually
 
 LARGE = 2**11
 MODULES = (
     *("api.lanes", "api.routes", "api.responses.background", "api.responses.creation", "api.responses.history"),
-    *("api.responses.restart", "api.stored.conversations", "api.stored.lists", "api.stored.requested"),
+    *("api.stored.conversations", "api.stored.lists", "api.stored.requested"),
     "api.stored.responses",
 )
 TEXT = "u" * (LARGE + 1000)
@@ -106,35 +105,43 @@ def test_conversations_are_stored_and_shown_by_threads(watched: Watched) -> None
         got(live, path, "POST", metadata={"a": "b"})
 
 
-def test_what_runs_in_the_background_is_stored_and_begun_again_by_threads(watched: Watched, tmp_path: Path) -> None:
+def test_what_runs_in_the_background_is_stored_by_threads(watched: Watched, tmp_path: Path) -> None:
     path, copy = tmp_path / "responses.db", tmp_path / "copy.db"
-    options = {"model": "slow", "max_model_len": 8000, "finish_after_restart": True}
+    options = {"model": "slow", "max_model_len": 8000}
     asked = LONG | {"input": TEXT, "max_output_tokens": 5, "instructions": TEXT}
     with running(**options, responses_store=str(path)) as live:
         id = live.post(PATH, asked).json()["id"]
         killed(live, path, copy)
         with hurried():
             whole = ended(live, id)
+        assert events(live, id)[-1]["response"]["output"] == whole["output"]
         late = live.post(PATH, asked).json()["id"]
         assert got(live, f"{PATH}/{late}/cancel", "POST")["status"] == "cancelled"
-    with running(**options, responses_store=str(copy)) as live, hurried():
-        eventually(lambda: state(live, id)["status"] == whole["status"], "it has ended again")
-        assert state(live, id)["output"] == whole["output"]
-        assert events(live, id)[-1]["response"]["output"] == whole["output"]
+    with running(**options, responses_store=str(copy)) as live:
+        assert state(live, id)["status"] == "failed"
 
 
 # Stored streams
 
 
-def requested(tables: Tables, id: str) -> Any:
+class Client:
+    """A client that reads what is written, and after that calls `then`."""
+
+    def __init__(self, then: Callable[[], object] = lambda: None) -> None:
+        self.pieces: list[bytes] = []
+        self._then = then
+
+    async def write(self, frames: list[bytes]) -> None:
+        self.pieces.append(b"".join(frames))
+        self._then()
+
+
+def requested(tables: Tables, client: Client) -> Any:
     """A request for a stored response, as handlers make it."""
-    state = SimpleNamespace(work=Lanes(), drain=SimpleNamespace(expired=asyncio.get_running_loop().create_future()))
-    store = Store(tables, enabled=True)
-    return SimpleNamespace(state=state, store=store, owner=Owner("a"), id=id, missing=NotStored("response", id))
-
-
-async def pieces(stream: EventStream) -> list[bytes]:
-    return [b"".join(frames) async for frames in stream._frames]
+    state = SimpleNamespace(work=Lanes())
+    call = SimpleNamespace(state=state, sink=client, open=lambda framing: None)
+    store, missing = Store(tables, enabled=True), NotStored("response", "resp_1")
+    return SimpleNamespace(call=call, store=store, owner=Owner("a"), id="resp_1", missing=missing)
 
 
 @pytest.mark.parametrize("random_bytes", [False, True], ids=["a thousand to one", "hardly compressed"])
@@ -148,16 +155,14 @@ def test_a_stored_stream_is_read_in_pieces(random_bytes: bool) -> None:
 
     async def main() -> None:
         for after in (-1, 0, 250, 498, 499, 600):
-            found = await pieces(await StoredEvents(requested(tables, "resp_1"), after).response())
-            assert b"".join(found) == b"".join(whole[after + 1 :])
-            assert max(map(len, found), default=0) <= 2 * EVENTS_PIECE
-        stored = StoredEvents(requested(tables, "resp_1"), -1)
-        frames = (await stored.response())._frames
-        await anext(aiter(frames))
-        tables.delete(Owner("a"), "resp_1")
+            client = Client()
+            await StoredEvents(requested(tables, client), after).write()
+            assert b"".join(client.pieces) == b"".join(whole[after + 1 :])
+            assert max(map(len, client.pieces), default=0) <= 2 * EVENTS_PIECE
+        client = Client(lambda: tables.delete(Owner("a"), "resp_1"))
         with pytest.raises(NotStored):
-            async for _ in frames:
-                pass
+            await StoredEvents(requested(tables, client), -1).write()
+        assert len(client.pieces) >= 1
 
     asyncio.run(main())
 
@@ -169,10 +174,13 @@ def test_the_error_of_a_stored_stream_has_the_next_number() -> None:
     tables.put(Owner("a"), Stored("resp_1", b"{}", events=zlib.compress(b"".join(whole), 1)))
 
     async def main() -> None:
-        stored = StoredEvents(requested(tables, "resp_1"), 0)
-        frames = aiter((await stored.response())._frames)
-        assert await anext(frames) == [END.join(b"data: %d" % number for number in (1, 2)) + END]
-        assert stored._framing.failure(NotStored("response", "resp_1"))["sequence_number"] == 3
+        client = Client()
+        request = requested(tables, client)
+        framings: list[Any] = []
+        request.call.open = framings.append
+        await StoredEvents(request, 0).write()
+        assert b"".join(client.pieces) == END.join(b"data: %d" % number for number in (1, 2)) + END
+        assert framings[0].failure(NotStored("response", "resp_1"))["sequence_number"] == 3
 
     asyncio.run(main())
 
@@ -183,33 +191,24 @@ def test_the_error_of_a_stored_stream_has_the_next_number() -> None:
 def test_large_answers_count_as_large_bodies_until_clients_have_them() -> None:
     """One that is stored is refused where there is no space; one that was computed counts, and is not lost."""
 
-    async def main() -> None:
-        state = SimpleNamespace(bodies=Bodies(LARGE_ANSWER))
-        record = SimpleNamespace(sender="a")
-        scope: Any = {
-            "type": "http",
-            "app": SimpleNamespace(state=SimpleNamespace(noria=state)),
-            "noria.record": record,
-        }
-        reads = asyncio.Event()
+    state = SimpleNamespace(bodies=Bodies(LARGE_ANSWER))
+    app = SimpleNamespace(state=SimpleNamespace(noria=state))
 
-        async def send(message: object) -> None:
-            await reads.wait()
+    async def send(message: object) -> None: ...
 
-        def sending(n_bytes: int, *, computed: bool) -> asyncio.Task[None]:
-            answer = LargeAnswer(b"x" * n_bytes, computed=computed)
-            return asyncio.create_task(answer(scope, None, send))  # type: ignore[arg-type]
+    def answering(n_bytes: int, *, computed: bool) -> Call:
+        record = RequestRecord("1", "GET", "/", None, Policy(), client="a")
+        call = Call({"type": "http", "app": app, "noria.record": record}, never, send)
+        call.respond(b"x" * n_bytes, computed=computed)
+        return call
 
-        sent = [sending(4 * LARGE_ANSWER, computed=False) for _ in range(4)]
-        await asyncio.sleep(0)
-        assert state.bodies.held.total == 16 * LARGE_ANSWER
-        with pytest.raises(Overloaded):
-            await sending(2 * LARGE_ANSWER, computed=False)
-        sent += [sending(LARGE_ANSWER, computed=False), sending(2 * LARGE_ANSWER, computed=True)]
-        await asyncio.sleep(0)
-        assert state.bodies.held.total == 18 * LARGE_ANSWER
-        reads.set()
-        await asyncio.gather(*sent)
-        assert state.bodies.held.total == 0
-
-    asyncio.run(main())
+    calls = [answering(4 * LARGE_ANSWER, computed=False) for _ in range(4)]
+    assert state.bodies.held.total == 16 * LARGE_ANSWER
+    with pytest.raises(Overloaded):
+        answering(2 * LARGE_ANSWER, computed=False)
+    calls += [answering(LARGE_ANSWER, computed=False), answering(2 * LARGE_ANSWER, computed=True)]
+    assert state.bodies.held.total == 18 * LARGE_ANSWER
+    for call in calls:
+        with call:
+            pass
+    assert state.bodies.held.total == 0

@@ -187,7 +187,7 @@ def test_a_random_seed_is_a_seed(body: ChatBody | CompletionBody | FimBody) -> N
 
 @pytest.mark.parametrize("name", ["seed", "random_seed"])
 def test_responses_have_a_seed(name: str) -> None:
-    assert ResponsesBody.model_validate({"input": "a", name: 7}).chat().fields.given == {"seed": 7}
+    assert ResponsesBody.model_validate({"input": "a", name: 7}).chat().options.sampling == {"seed": 7}
 
 
 def test_any_is_required() -> None:

@@ -12,11 +12,12 @@ from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 from model.checkpoint.generation_config import GenerationDefaults
 from model.tokenizers.sentencepiece import SentencePieceTokenizer
 from model.tokenizers.tekken import TekkenTokenizer
-from service.api.openai.completions import CompletionBody, completion_request
+from service.api.openai.completions import CompletionBody
 from service.api.openai.fim import FimBody
+from service.api.text import text_request
 from service.api.tokens import TokenizeBody, described, encode
 from service.errors.errors import InvalidRequest
-from service.generation.request import ServedModel, longest_piece
+from service.generation.request import Echo, ModelRequest, ServedModel, longest_piece
 from tests.fakes import make_info
 from tests.model.tokenizers.tekken_files import write_tekken
 
@@ -42,10 +43,19 @@ def tekken(tmp_path: Path) -> Path:
     return write_tekken(tmp_path, "v13")
 
 
-def prompt(served: ServedModel, **body: Any) -> Any:
-    request = CompletionBody.model_validate(body)
-    request.check()
-    return completion_request(request, served).prompts[0]
+def request(served: ServedModel, **body: Any) -> ModelRequest:
+    completion = CompletionBody.model_validate(body)
+    completion.check()
+    return text_request(completion.text(), served)
+
+
+def tokens(served: ServedModel, **body: Any) -> list[int]:
+    return request(served, **body).submits[0].prompt
+
+
+def echo(served: ServedModel, **body: Any) -> Echo:
+    (found,) = request(served, **body, echo=True).echoes
+    return found
 
 
 TEXTS = ["Hello, world", " two  spaces", "naïve 日本語 🦙👩‍👩‍👧!", "[INST] hi</s>", ""]
@@ -55,31 +65,31 @@ TEXTS = ["Hello, world", " two  spaces", "naïve 日本語 🦙👩‍👩‍�
 def test_echoed_tokens_start_where_their_text_does(served: ServedModel, text: str, tekken: Path) -> None:
     """The bytes of the pieces, less the first space, are those of the text: their lengths say where each starts."""
     for model in (served, serve(tekken)):
-        found = prompt(model, prompt=text, echo=True, logprobs=0)
-        assert found.tokens[0] == BOS
-        pieces = [model.tokenizer.piece(token) or model.tokenizer.name(token).encode() for token in found.tokens[1:]]
+        found, first = echo(model, prompt=text, logprobs=0), tokens(model, prompt=text, echo=True)
+        assert first[0] == BOS
+        pieces = [model.tokenizer.piece(token) or model.tokenizer.name(token).encode() for token in first[1:]]
         n_added = int(model.tokenizer.strips_leading_space)
         places = [max(0, sum(map(len, pieces[:index])) - n_added) for index in range(len(pieces))]
         assert found.starts == [0, *(len(text.encode()[:place].decode(errors="ignore")) for place in places)]
-        assert found.echo == text
+        assert found.text == text
 
 
 def test_only_a_scored_echo_has_starts(served: ServedModel) -> None:
-    assert prompt(served, prompt="Hello", echo=True).starts == ()
-    assert prompt(served, prompt="Hello", logprobs=1).starts == ()
+    assert echo(served, prompt="Hello").starts == ()
+    assert request(served, prompt="Hello", logprobs=1).echoes == ()
 
 
 def test_a_truncated_text_keeps_the_begin_token(served: ServedModel) -> None:
     text = "one two three four five six"
     whole = served.tokenizer.encode(text, add_bos=True, parse_control=True)
-    assert prompt(served, prompt=text, truncate_prompt_tokens=3, echo=True).tokens == [BOS, *whole[-2:]]
-    assert prompt(served, prompt=text, truncate_prompt_tokens=1).tokens == [BOS]
-    assert prompt(served, prompt=text, truncate_prompt_tokens=len(whole)).tokens == whole
-    assert prompt(served, prompt=whole, truncate_prompt_tokens=3).tokens == whole[-3:]
-    scored = prompt(served, prompt=text, truncate_prompt_tokens=3, echo=True, logprobs=0)
-    assert (scored.echo, scored.starts) == ("five six", [0, 0, 4])
+    assert tokens(served, prompt=text, truncate_prompt_tokens=3, echo=True) == [BOS, *whole[-2:]]
+    assert tokens(served, prompt=text, truncate_prompt_tokens=1) == [BOS]
+    assert tokens(served, prompt=text, truncate_prompt_tokens=len(whole)) == whole
+    assert tokens(served, prompt=whole, truncate_prompt_tokens=3) == whole[-3:]
+    scored = echo(served, prompt=text, truncate_prompt_tokens=3, logprobs=0)
+    assert (scored.text, scored.starts) == ("five six", [0, 0, 4])
     long = text * 99
-    fits = prompt(served, prompt=long, truncate_prompt_tokens=-1, max_tokens=56).tokens
+    fits = tokens(served, prompt=long, truncate_prompt_tokens=-1, max_tokens=56)
     assert fits == [BOS, *served.tokenizer.encode(long, add_bos=False, parse_control=True)[-199:]]
 
 
@@ -88,8 +98,8 @@ def test_a_gap_is_written_as_mistral_common_does(file: Path) -> None:
     library, mine = MistralTokenizer.from_file(file), serve(file)
     for before, after in (("def f(", "    return a\n"), ("Hello", " 日本 world</s>")):
         oracle = library.encode_fim(FIMRequest(prompt=before, suffix=after)).tokens
-        assert prompt(mine, prompt=[before], suffix=after).tokens == oracle
-        (asked,) = (each.submit for each in completion_request(FimBody(prompt=before, suffix=after), mine).prompts)
+        assert tokens(mine, prompt=[before], suffix=after) == oracle
+        (asked,) = text_request(FimBody(prompt=before, suffix=after).text(), mine).submits
         assert (asked.prompt, asked.params.max_tokens) == (oracle, mine.info.max_model_len - len(oracle))
 
 
@@ -116,11 +126,11 @@ def test_the_longest_token_bounds_a_prompt(tmp_path: Path) -> None:
     name = f"[{'LONG' * 20}]"
     served = serve(write_tekken(tmp_path, "v13", special=["<unk>", "<s>", "</s>", name]))
     assert served.longest_piece == len(name) == 82
-    assert len(prompt(served, prompt=name * 250, max_tokens=1).tokens) == 251
+    assert len(tokens(served, prompt=name * 250, max_tokens=1)) == 251
     with pytest.raises(
         InvalidRequest, match="256 tokens, which hold at most 20992 bytes of text, but prompt has 21000"
     ):
-        prompt(served, prompt="x" * 21000)
+        request(served, prompt="x" * 21000)
 
 
 def test_gaps_that_cannot_be_filled(served: ServedModel) -> None:
@@ -132,7 +142,7 @@ def test_gaps_that_cannot_be_filled(served: ServedModel) -> None:
         (infills, {"prompt": "a", "truncate_prompt_tokens": 4}, "truncate_prompt_tokens"),
     ):
         with pytest.raises(InvalidRequest) as caught:
-            prompt(where, **body, suffix="b")
+            request(where, **body, suffix="b")
         assert caught.value.param == "suffix"
         assert word in caught.value.message
-    assert prompt(served, prompt="a", suffix="").tokens == prompt(served, prompt="a").tokens
+    assert tokens(served, prompt="a", suffix="") == tokens(served, prompt="a")

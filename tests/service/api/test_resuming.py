@@ -114,10 +114,10 @@ def test_a_stream_that_nobody_reads_goes_on_only_for_a_while() -> None:
         eventually(idle(live), "it ends")
         last = {"last-event-id": begun[-1][0]}
         assert live.http.post(CHAT, json=BODIES[CHAT], headers=last).status_code == 404
-        eventually(lambda: live.state.ongoing.recordings.n_bytes == 0, "nothing is kept")
+        eventually(lambda: live.state.runs.recordings.n_bytes == 0, "nothing is kept")
         assert live.metric("noria_requests_total", outcome="abort") == 1
         live.post(CHAT, BODIES[CHAT] | {"max_tokens": 3}, headers=WANTED)
-        eventually(lambda: live.state.ongoing.found == {}, "a complete one is forgotten too")
+        eventually(lambda: live.state.runs.found == {}, "a complete one is forgotten too")
 
 
 def test_the_package_reads_a_stream_with_ids_through_silence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,23 +2,21 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from fastapi import Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from model.sampling_params import SamplingParams
 from service.access.record import Policies, Policy
-from service.api.answering import submit, whole_response
-from service.api.prompt import on_thread
+from service.api.answering import whole_response
+from service.api.call import Call
 from service.api.routes import Route, get, json_response, post
 from service.app import ROUTES
 from service.engine.messages import Submit
 from service.errors.dialects import ANTHROPIC, OPENAI
-from service.generation.request import ModelRequest, Prompt
+from service.generation.request import ModelRequest
 from service.schema.fields import Body, ModelBody, optional
 from tests.service.live import Live, running
 
@@ -43,15 +41,14 @@ def declared(**policy: Any) -> Route:
     """The whole of a new endpoint."""
 
     @post("/v1/echo", body=EchoBody, request={}, answer=Echo, policy=Policy(**policy))
-    async def echo(request: Request, body: EchoBody) -> Response:
+    async def echo(call: Call, body: EchoBody) -> Response:
         """Echo nothing
 
         It generates three tokens.
         """
-        sent = ModelRequest((Prompt(Submit(0, [1, 2], SamplingParams(max_tokens=3))),))
-        with ExitStack() as stack:
-            _, _, generation = await submit(stack, request, body, on_thread(lambda served: sent))
-            return await whole_response(request, generation, lambda parts, usage, timings: {"generated": 3})
+        await call.admitted(body)
+        generation = await call.submitted(ModelRequest((Submit(0, [1, 2], SamplingParams(max_tokens=3)),)))
+        return await whole_response(call, generation, lambda parts, usage, timings: {"generated": 3})
 
     return echo
 
@@ -127,7 +124,7 @@ def test_a_route_that_hides_that_it_generates_fails(caplog: pytest.LogCaptureFix
 
 def test_a_quiet_open_route_needs_no_key_and_has_no_line(caplog: pytest.LogCaptureFixture) -> None:
     @get("/hush/{name}", answer=Echo, policy=Policy(open=True, quiet=True))
-    async def hush(request: Request) -> Response:
+    async def hush(call: Call) -> Response:
         """Be quiet"""
         return json_response({"generated": 0})
 
@@ -139,7 +136,7 @@ def test_a_quiet_open_route_needs_no_key_and_has_no_line(caplog: pytest.LogCaptu
     assert [line for line in lines if "hush" in line] == ["GET /hush/a/b"]
 
 
-async def silent(request: Request) -> Response:
+async def silent(call: Call) -> Response:
     return json_response({})
 
 

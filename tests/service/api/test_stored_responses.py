@@ -278,7 +278,7 @@ def test_a_conversation_that_is_deleted_meanwhile_is_told(caplog: pytest.LogCapt
         response = live.post(PATH, {**SHORT, "input": "hi", "conversation": made, "background": True}).json()
         live.http.delete(f"/v1/conversations/{made}")
         with hurried():
-            eventually(lambda: live.state.ongoing.found == {}, "the end")
+            eventually(lambda: live.state.runs.found == {}, "the end")
         assert live.http.get(f"{PATH}/{response['id']}").json()["status"] == "incomplete"
         refusal = refused(live, PATH, {**SHORT, "input": "hi", "conversation": made})
         assert refusal["message"] == f'conversation: no conversation "{made}" of this key is stored'

@@ -2,14 +2,15 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import service
 from model.sampling_params import SamplingParams
+from service.access.record import Policy, RequestRecord
 from service.api.anthropic.shape import MessageShape
 from service.api.openai.answers import FinishReason
+from service.api.responses.body import ResponsesBody
 from service.api.responses.shape import ResponseShape
 from service.commands.chat.display import cut_note
 from service.engine.messages import FINISHES as OF_SEQUENCES
@@ -18,6 +19,7 @@ from service.generation.choice import Delta
 from service.generation.finish import CALLS, FINISHES
 from service.generation.request import Usage
 from service.observe.model_metrics import OUTCOMES
+from service.schema.tools import AllowedCalls
 
 PAGE = Path(service.__file__).parent / "page/assets/chat/ending.js"
 COMPLETE = {"stop", "tool_calls"}
@@ -54,8 +56,8 @@ def test_whoever_shows_answers_says_which_are_incomplete() -> None:
     ],
 )
 def test_other_dialects_have_their_own_words(finish: str, reason: str, status: str, why: dict[str, str] | None) -> None:
-    echo: Any = {}
-    *_, ending, _ = MessageShape("m").chunks(0, Delta("a", finish=finish), Usage())
+    record = RequestRecord("1", "POST", "/", None, Policy())
+    *_, ending, _ = MessageShape(record, AllowedCalls()).chunks(0, Delta("a", finish=finish), Usage())
     assert ending["delta"]["stop_reason"] == reason
-    last = ResponseShape("m", echo).chunks(0, Delta("a", finish=finish), Usage())[-1]
+    last = ResponseShape(ResponsesBody.model_construct(), "m").chunks(0, Delta("a", finish=finish), Usage())[-1]
     assert (last["type"], last["response"]["incomplete_details"]) == (f"response.{status}", why)

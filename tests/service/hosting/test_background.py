@@ -73,7 +73,7 @@ def test_one_that_is_cancelled_or_deleted_while_its_model_loads_ends_at_once(tmp
         eventually(lambda: live.model("b").waiting.total == 2, "both wait")
         assert live.post(f"{PATH}/{cancelled}/cancel", {}).json()["status"] == "cancelled"
         assert live.http.delete(f"{PATH}/{deleted}").status_code == 200
-        eventually(lambda: live.state.ongoing.found == {}, "neither waits")
+        eventually(lambda: live.state.runs.found == {}, "neither waits")
         assert (states(live)["b"], live.model("b").waiting.total) == ("loading", 0)
         assert live.http.get(f"{PATH}/{deleted}").status_code == 404
         ending.enter_context(hurried())
@@ -92,16 +92,3 @@ def test_what_the_store_lacks_is_refused_before_its_model_is_loaded(tmp_path: Pa
         body = {**BODY, "previous_response_id": "resp_none"}
         assert refused(live, PATH, body, 400)["code"] == "previous_response_not_found"
         assert states(live)["b"] == "unloaded"
-
-
-def test_one_that_is_queued_at_the_end_of_the_server_is_computed_by_the_next(tmp_path: Path) -> None:
-    options = {"finish_after_restart": True, "responses_store": str(tmp_path / "store.db"), "drain_timeout": 0.1}
-    with ExitStack() as ending, serving(tmp_path, ENTRIES, **options) as live:
-        made = live.post(PATH, {**BODY, "temperature": 1}).json()
-        eventually(lambda: live.model("b").waiting.total == 1, "it waits")
-        live.server.should_exit = True
-        eventually(lambda: live.state.drain.expired.done(), "the server ends")
-        ending.enter_context(hurried())
-    with hurried(), serving(tmp_path, ENTRIES, **options) as live:
-        done = ended(live, made["id"])
-        assert (done["status"], done["created_at"]) == ("incomplete", made["created_at"])

@@ -2,17 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client import Histogram as TheirHistogram
 
-from service.access.record import Policy, RequestRecord
 from service.http.connection.protocol import Connection
-from service.http.sse import EventStream, PlainEvents
+from service.http.sse import EventWriter, PlainEvents
 from service.observe.histogram import Histogram
 from tests.service.live import Live, answer
 from tests.waiting import eventually
@@ -40,10 +37,6 @@ def test_no_comment_comes_between_the_pieces_of_an_event(monkeypatch: pytest.Mon
     monkeypatch.setattr("service.http.sse.KEEP_ALIVE_SECONDS", seconds)
     written: list[bytes] = []
 
-    async def events() -> AsyncIterator[list[bytes]]:
-        await asyncio.sleep(5 * seconds)  # silence, with comments
-        yield [b"data: large\n\n"]
-
     async def send(message: dict[str, Any]) -> None:
         body = message.get("body", b"")
         for piece in (body[:5], body[5:]):
@@ -52,9 +45,10 @@ def test_no_comment_comes_between_the_pieces_of_an_event(monkeypatch: pytest.Mon
                 await asyncio.sleep(10 * seconds)
 
     async def main() -> None:
-        stream = EventStream(events(), nullcontext(), asyncio.get_running_loop().create_future(), PlainEvents())
-        scope = {"noria.send": send, "noria.record": RequestRecord("1", "GET", "/", None, Policy())}
-        await stream(scope, asyncio.get_running_loop().create_future, send)  # type: ignore[arg-type]
+        writer = EventWriter(send, send, PlainEvents(), "text/event-stream")  # type: ignore[arg-type]
+        await asyncio.sleep(5 * seconds)  # silence, with comments
+        await writer.write([b"data: large\n\n"])
+        await writer.end()
 
     asyncio.run(main())
     assert b": kee" in written

@@ -194,24 +194,6 @@ def test_an_answer_of_two_engines_has_the_receipt_of_one(folder: Path, stream: b
     ]
 
 
-def test_a_response_that_is_finished_after_a_restart_has_its_receipt(tmp_path: Path) -> None:
-    """Its body is the request as the store has it: that can be sent again."""
-    path, copy = tmp_path / "responses.db", tmp_path / "copy.db"
-    body = {"input": "hi", "background": True, "max_output_tokens": 60, "receipt": "full"}
-    options = {"model": "slow", "finish_after_restart": True}
-    with signing(tmp_path, **options, responses_store=str(path)) as live:
-        id = live.post("/v1/responses", body).json()["id"]
-        for suffix in ("", "-wal"):
-            Path(f"{copy}{suffix}").write_bytes(Path(f"{path}{suffix}").read_bytes())
-        live.post(f"/v1/responses/{id}/cancel", {})
-    with signing(tmp_path, **options, responses_store=str(copy)) as live, hurried():
-        eventually(lambda: live.http.get(f"/v1/responses/{id}").json()["status"] == "incomplete", "the end")
-        (receipt,) = live.http.get(f"/v1/responses/{id}").json()["receipts"]
-        sent = json.loads(receipt["content"]["body"])
-        (again,) = live.post("/v1/responses", {**sent, "background": False}).json()["receipts"]
-    assert (again["request"], again["tokens"]) == (receipt["request"], receipt["tokens"])
-
-
 def test_receipts_for_all_and_none(folder: Path) -> None:
     with signing(folder, receipts=True) as live:
         assert len(live.complete(prompt="x", max_tokens=2)["receipts"]) == 1

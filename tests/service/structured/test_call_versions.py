@@ -145,7 +145,7 @@ def test_a_request_from_another_server_is_ordered(version: Version) -> None:
     called["id"] = messages[2]["tool_call_id"] = short[0]
     messages[1]["content"] = ""
     expected = ChatCompletionRequest.from_openai(messages, tools=TOOLS)
-    assert order.prompts[0].tokens == version.oracle.encode_chat_completion(expected).tokens
+    assert order.submits[0].prompt == version.oracle.encode_chat_completion(expected).tokens
     assert "[TOOL_CALLS]" in order.visible_control
     grammar = order.params.grammar
     assert grammar is not None

@@ -73,7 +73,7 @@ def test_options_are_those_of_other_apis() -> None:
         '"frequency_penalty": -1, "num_ctx": 512.0}}'
     )
     chat = body.chat()
-    assert chat.fields.given == {
+    assert chat.options.sampling == {
         "temperature": 0.5,
         "top_p": 0.9,
         "top_k": 3,
@@ -83,10 +83,10 @@ def test_options_are_those_of_other_apis() -> None:
         "presence_penalty": 1,
         "frequency_penalty": -1,
     }
-    assert (chat.fields.stops, chat.max_tokens) == (("x",), None)
+    assert (chat.options.stops, chat.max_tokens) == (("x",), None)
     for seed in (-1, None):
         body = OllamaChatBody.model_validate({"messages": USER, "options": {"seed": seed, "num_predict": 3}})
-        assert body.chat().fields.given == {}
+        assert body.chat().options.sampling == {}
         assert body.chat().max_tokens == 3
 
 
@@ -195,7 +195,7 @@ def test_format(live: Live) -> None:
 def test_a_call_is_sent_whole(style: str) -> None:
     """Its arguments are an object, and no line has a part of it."""
     for step in (1, 7, 1000):
-        shape = ChatShape("m", RECORD, None, BlockReader(CallReader(STYLES[style])))
+        shape = ChatShape("m", RECORD, blocks=BlockReader(CallReader(STYLES[style])))
         text, said = TEXTS[style]
         deltas = [Delta(text[at : at + step]) for at in range(0, len(text), step)]
         made = [line for delta in [*deltas, Delta(finish="stop")] for line in shape.chunks(0, delta, Usage())]
@@ -205,13 +205,13 @@ def test_a_call_is_sent_whole(style: str) -> None:
         assert "".join(line["message"]["content"] for line in made) == said
         assert made[-1]["done_reason"] == "stop"
         assert "tool_calls" not in made[-1]["message"]
-        again = ChatShape("m", RECORD, None, BlockReader(CallReader(STYLES[style])))
+        again = ChatShape("m", RECORD, blocks=BlockReader(CallReader(STYLES[style])))
         message = again.whole([Delta(text, finish="stop")], Usage(), NO_TIME)["message"]
         assert [call["function"] for call in message["tool_calls"]] == [call["function"] for call in calls]
 
 
 def test_a_call_that_is_cut_short_is_left_out() -> None:
-    shape = ChatShape("m", RECORD, None, BlockReader(CallReader(STYLES["hermes"])))
+    shape = ChatShape("m", RECORD, blocks=BlockReader(CallReader(STYLES["hermes"])))
     text = '<tool_call>\n{"name": "f", "arguments": {"a": '
     message = shape.whole([Delta(text, finish="length")], Usage(), NO_TIME)
     assert message["message"] == {"role": "assistant", "content": ""}
