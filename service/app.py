@@ -15,12 +15,12 @@ from starlette.routing import Route as Routed
 from model.errors import OptionError
 from service.access.browsers import BrowserRules
 from service.access.keys import Keys
-from service.access.record import Policies, RequestMiddleware, RequestRecord
+from service.access.record import Policies, Policy, RequestMiddleware, RequestRecord
 from service.api import document, embeddings, lora, tokens
 from service.api.anthropic import routes as anthropic
 from service.api.audio import transcriptions
 from service.api.lanes import Lanes
-from service.api.ollama import embed, generation, refused
+from service.api.ollama import embed, generation
 from service.api.ollama import models as ollama
 from service.api.openai import chat, completions, fim, models
 from service.api.operations import engine
@@ -35,8 +35,8 @@ from service.api.stored import conversations
 from service.api.stored import responses as stored
 from service.audio.audio import Audios
 from service.engine.client import EngineClient
-from service.errors.dialects import error_response
-from service.errors.hints import Hints
+from service.errors.dialects import OLLAMA, error_response
+from service.errors.hints import NEVER, Hints
 from service.hosting.budget import NeedOf
 from service.hosting.drain import Drain
 from service.hosting.entries import ModelEntry
@@ -97,7 +97,6 @@ ROUTES: tuple[Route, ...] = (
     ollama.ps,
     ollama.show,
     ollama.show_version,
-    *refused.REFUSED,
     lora.load,
     lora.unload,
     tokens.tokenize,
@@ -295,4 +294,5 @@ def _add_routes(app: FastAPI, routes: tuple[Route, ...], prefix: str | None) -> 
         return error_response(helpful, record.policy.dialect)
 
     app.add_exception_handler(HTTPException, routing_error)
-    return Policies((route.path, route.policy) for route in served)
+    never = [(path, Policy(OLLAMA)) for path in NEVER]
+    return Policies([*((route.path, route.policy) for route in served), *never])

@@ -1,4 +1,4 @@
-"""Hints for requests that no route takes: the path, or the method, that was probably meant."""
+"""Answers to requests that no route takes: the path, or the method, that was probably meant, or why there is none."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from starlette.exceptions import HTTPException
 
 from model.errors import quoted
-from service.errors.errors import HttpError
+from service.errors.errors import ApiError, Forbidden, HttpError
 from service.errors.wording import MAX_MEANT_CHARS, meant
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -31,6 +31,15 @@ OTHERS: Mapping[str, str] = {
     "/readyz": "/ready",
 }
 """Paths of other servers -> ours for the same purpose."""
+WHERE = "on the machine of the server"
+NEVER: Mapping[str, str] = {
+    "/api/pull": f"downloads no model for a client: run noria pull NAME {WHERE}, and name it to noria serve",
+    "/api/push": "uploads no model",
+    "/api/create": "makes no model: name its files, its chat template and its adapters to noria serve",
+    "/api/copy": "copies no model: an alias of --models, or --served-model-name, gives it another name",
+    "/api/delete": f"deletes no model for a client: run noria rm NAME {WHERE}",
+}
+"""Paths of Ollama's API that change the models of a machine -> what this server does. They are always a 403."""
 VERSION = re.compile("^(/v[0-9]+)?/")
 
 
@@ -47,8 +56,10 @@ class Hints:
             self._methods[path] = (*self._methods.get(path, ()), *methods)
         self._paths = sorted((path for path in self._methods if "{" not in path), key=len, reverse=True)
 
-    def error(self, error: HTTPException, method: str, path: str) -> HttpError:
-        """The error of a request that no route takes, with what was probably meant."""
+    def error(self, error: HTTPException, method: str, path: str) -> ApiError:
+        """Return the error of a request that no route takes, with what was probably meant."""
+        if path in NEVER:
+            return Forbidden(f"{path} is not allowed: this server {NEVER[path]}", code="not_allowed")
         message, headers = str(error.detail), dict(error.headers or {})
         if error.status_code == 404:
             near = self.meant(path)
