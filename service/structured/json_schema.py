@@ -4,15 +4,14 @@ Objects are closed: they have only the declared properties. Bounds that llguidan
 So is what is valid JSON Schema and asks nothing of the answer, or asks it in a way that llguidance does not read.
 
 llguidance reads numbers as doubles: another number must not take the place of one. A bound may move inward, because
-every answer within the closer bound is within the other. A value of `const` or `enum` may not change. A decimal number
-is read exactly if its digits are at most 2^53, and it has at most 22 places.
+every answer within the closer bound is within the other. A value of `const` or `enum` may not change.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from decimal import Decimal
 from fractions import Fraction
 from functools import partial
+from itertools import product
 from typing import Any, TypeGuard
 
 from model.errors import quoted
@@ -27,7 +26,7 @@ CHOOSING = ("allOf", "oneOf")
 LOWER, UPPER = ("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")
 BOUNDS = ((*LOWER, UPPER, 1), (*UPPER, LOWER, -1))
 LEAST_STEP = 1e-9
-MAX_EXACT, MAX_PLACES, MAX_SHORT = 2**53, 22, 16
+MAX_EXACT = 2**53
 LARGEST = 2**63 - 2**10
 """The largest double below 2^63, where llguidance's integers end."""
 COUNTS_OTHERS = ("additionalProperties", "minProperties")
@@ -170,7 +169,10 @@ def exact(schema: Json) -> Json:
             changed[name] = _inward(name, bound)
     if changed.get("type") == "integer" and (step := _number(changed, "multipleOf")):
         changed["multipleOf"] = Fraction(repr(step)).numerator  # the whole ones among the multiples of a fraction
-    _compare(schema, changed)
+    for low, high in product(LOWER, UPPER):
+        first, last = _number(schema, low), _number(schema, high)
+        if first is not None and last is not None and first <= last and changed[low] > changed[high]:
+            raise ValueError(f"{low} {quoted(first)} and {high} {quoted(last)} have too many digits")
     return changed
 
 
@@ -183,15 +185,12 @@ def _numbers(value: Any) -> Iterator[float]:
 
 
 def _is_exact(number: float) -> bool:
-    text = repr(number)
-    if len(text) < MAX_SHORT and "e" not in text:
-        return True  # most numbers, of which a schema may have very many
+    """Return whether a double holds the number: a whole one, or one of at most 15 digits and 22 places."""
     if type(number) is float and not math.isfinite(number):
         return True  # no JSON: the grammar is refused when it is written
-    if abs(number) >= MAX_EXACT and number == int(number):
+    if number == int(number):
         return abs(number) <= LARGEST and float(number) == number
-    _, digits, exponent = Decimal(text).as_tuple()
-    return int("".join(map(str, digits))) <= MAX_EXACT and int(exponent) >= -MAX_PLACES
+    return float(f"{number:.15g}") == number == float(f"{number:.22f}")
 
 
 def _inward(name: str, bound: float) -> int:
@@ -202,15 +201,6 @@ def _inward(name: str, bound: float) -> int:
         raise ValueError(f"{name} {quoted(bound)} is beyond {sign * -LARGEST}")
     near = float(outer)
     return sign * int(near if near <= outer else math.nextafter(near, -math.inf))
-
-
-def _compare(given: Json, changed: Json) -> None:
-    """Raise ValueError if moving the bounds has left no number between them."""
-    for low in LOWER:
-        for high in UPPER:
-            first, last = _number(given, low), _number(given, high)
-            if first is not None and last is not None and first <= last and changed[low] > changed[high]:
-                raise ValueError(f"{low} {quoted(first)} and {high} {quoted(last)} have too many digits")
 
 
 def _number(schema: Json, name: str) -> float | None:

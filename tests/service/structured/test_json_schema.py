@@ -192,6 +192,7 @@ WHOLE = {"type": "integer"}
         ({"type": "array", "items": {**WHOLE, "minimum": 0, "maximum": 2**64 - 1}}, [7], [-1]),
         ({"const": 2**53 + 2}, 2**53 + 2, 2**53),
         ({"enum": [0.3, 10**18]}, 10**18, 10**18 + 1),
+        ({"enum": [1.5e-21, 123456.789012345, -1e-22]}, 123456.789012345, 123456.789012346),
     ],
 )
 def test_large_numbers_are_enforced(schema: Any, good: Any, bad: Any) -> None:
@@ -204,6 +205,8 @@ def test_large_numbers_are_enforced(schema: Any, good: Any, bad: Any) -> None:
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
+        ({"const": 1.234567890123456}, "const has the number 1.234567890123456, which has too many digits"),
+        ({"const": 1e-23}, "const has the number 1e-23, which has too many digits"),
         ({"enum": [1234567890123456789]}, "enum has the number 1234567890123456789, which has too many digits"),
         ({"const": {"id": [2**64 - 1]}}, "const has the number 18446744073709551615, which has too many digits"),
         ({"const": 10**400}, "which has too many digits: use a string"),
