@@ -14,6 +14,7 @@ from starlette.routing import Route as Routed
 
 from model.errors import OptionError
 from service.access.browsers import BrowserRules
+from service.access.headers import HEADERS
 from service.access.keys import Keys
 from service.access.record import Policies, Policy, RequestMiddleware, RequestRecord
 from service.api import document, embeddings, lora, tokens
@@ -212,7 +213,7 @@ def _allow_origins(app: FastAPI, origins: Sequence[str]) -> None:
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             allow_private_network=True,
-            expose_headers=["x-request-id", "x-queue-ms", "x-noria-ignored", "x-should-retry", "retry-after"],
+            expose_headers=[*HEADERS],
         )
 
 

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from model.sampling_params import SamplingParams
 from service.access.browsers import BrowserRules
+from service.access.headers import ID, IGNORED, QUEUE
 from service.access.keys import Key, Keys
 from service.errors.dialects import OPENAI, Dialect, error_response
 from service.errors.errors import ApiError, Unauthorized, as_api_error
@@ -200,12 +201,12 @@ class RequestRecord:
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Headers of every response: the id, and, where they are known, the wait for the engine and ignored fields."""
-        headers = [(b"x-request-id", self.id.encode())]
+        headers = [(ID, self.id.encode())]
         if self.queue_seconds is not None:
-            headers.append((b"x-queue-ms", b"%.1f" % (self.queue_seconds * 1000)))
+            headers.append((QUEUE, b"%.1f" % (self.queue_seconds * 1000)))
         if self.ignored:
             more = ("...",) if len(self.ignored) > MAX_IGNORED else ()
-            headers.append((b"x-noria-ignored", ", ".join((*self.ignored[:MAX_IGNORED], *more)).encode()))
+            headers.append((IGNORED, ", ".join((*self.ignored[:MAX_IGNORED], *more)).encode()))
         return headers
 
 
@@ -292,5 +293,5 @@ def _refusal(error: Exception, record: RequestRecord) -> Response:
 
 def request_id(scope: Scope) -> str:
     """The client's `x-request-id` if it is short and plain, else a new one."""
-    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    given = next((value for name, value in scope["headers"] if name == ID), b"")
     return given.decode() if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex

@@ -13,6 +13,7 @@ from starlette.routing import compile_path
 from typing_extensions import TypedDict
 
 from service import version
+from service.access.headers import HEADERS
 from service.api.call import Call
 from service.api.forms import FORM
 from service.api.routes import Route, get
@@ -22,16 +23,6 @@ from service.errors.statuses import FINAL, STATUSES
 Json = dict[str, Any]
 
 RETRIABLE = frozenset({429, 503})
-HEADERS: Mapping[str, tuple[str, str]] = {
-    "x-request-id": ("string", "The client's id of the request, or a new one."),
-    "x-queue-ms": (
-        "number",
-        "Milliseconds from submission to the engine's first step; absent where a stream began with a keep-alive.",
-    ),
-    "x-noria-ignored": ("string", "The fields of the body that have no effect here."),
-    "retry-after": ("integer", "Seconds to wait before a new attempt."),
-    "x-should-retry": ("string", "false: the request never succeeds as it is."),
-}
 EVENT: Json = {
     "type": "object",
     "description": "One of the events that the server sends if `stream` is true.",
@@ -122,12 +113,8 @@ def _answers(route: Route, schemas: Mapping[Any, Json]) -> Json:
     if route.streams:
         media_type = route.policy.dialect.stream
         content[media_type] = {"schema": EVENT if media_type == EVENTS else schemas[route.answer]}
-    named = (
-        "x-request-id",
-        *(("x-queue-ms",) if route.policy.generates else ()),
-        *(("x-noria-ignored",) if route.body is not None else ()),
-    )
-    answer = {"description": "The answer.", "content": content, "headers": _headers(*named)}
+    kinds = ("model",) * route.policy.generates + ("body",) * (route.body is not None)
+    answer = {"description": "The answer.", "content": content, "headers": _headers("any", *kinds)}
     return {str(status): answer for status in route.statuses}
 
 
@@ -139,17 +126,11 @@ def _errors(route: Route, schemas: Mapping[Any, Json]) -> Json:
         str(status): {
             "description": found.cause,
             "content": content,
-            "headers": _headers("x-request-id", *_retry_headers(status)),
+            "headers": _headers("any", "final" if status in FINAL else "retriable" if status in RETRIABLE else ""),
         }
         for status, found in STATUSES.items()
         if _may_give(route, status)
     }
-
-
-def _retry_headers(status: int) -> tuple[str, ...]:
-    if status in FINAL:
-        return ("x-should-retry",)
-    return ("retry-after",) if status in RETRIABLE else ()
 
 
 def _may_give(route: Route, status: int) -> bool:
@@ -164,8 +145,10 @@ def _may_give(route: Route, status: int) -> bool:
     return status in route.refusals
 
 
-def _headers(*names: str) -> Json:
-    return {name: {"description": HEADERS[name][1], "schema": {"type": HEADERS[name][0]}} for name in names}
+def _headers(*of: str) -> Json:
+    """Return the headers of these kinds."""
+    found = {name: header for name, header in HEADERS.items() if header.of in of}
+    return {name: {"description": header.text, "schema": {"type": header.type}} for name, header in found.items()}
 
 
 class Document(TypedDict):
