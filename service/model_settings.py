@@ -137,7 +137,7 @@ class ModelSettings(RunnerOptions):
         check_file("--chat-template", self.chat_template)
         self._check_sharding()
         self._check_prefixes()
-        _ = self.repetition
+        self.read_repetition()
         self._check_adapters()
 
     @property
@@ -145,9 +145,8 @@ class ModelSettings(RunnerOptions):
         """The names of the model itself."""
         return self.served_model_name or (default_name(self.model),)
 
-    @property
-    def repetition(self) -> RepetitionDetection | None:
-        """The default of `repetition_detection`. Raises OptionError."""
+    def read_repetition(self) -> RepetitionDetection | None:
+        """Return the default of `repetition_detection`. Raises OptionError."""
         text = self.repetition_detection or (EMBEDDED_REPETITION if self.model == EMBEDDED else "off")
         if text == "off":
             return None

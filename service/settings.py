@@ -4,6 +4,7 @@
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
@@ -199,14 +200,13 @@ class Settings(ModelSettings):
 
     @property
     def hosts(self) -> frozenset[str]:
-        """The names of --allowed-hosts, in lower case. Raises OptionError."""
-        return frozenset(_host(name.strip()) for given in self.allowed_hosts for name in given.split(","))
+        """The names of --allowed-hosts, in lower case."""
+        return frozenset(name.lower().removesuffix(".") for name in _split(self.allowed_hosts))
 
     @property
     def proxies(self) -> tuple[IPv4Network | IPv6Network, ...]:
-        """The peers that are believed about clients. Raises OptionError."""
-        names = [name.strip() for given in self.forwarded_allow_ips for name in given.split(",")]
-        return tuple(map(_network, names or PROXIES))
+        """The peers that are believed about clients."""
+        return tuple(map(ip_network, _split(self.forwarded_allow_ips) or PROXIES))
 
     @property
     def responses_bounds(self) -> tuple[int, float]:
@@ -226,7 +226,10 @@ class Settings(ModelSettings):
 
     def _check_place(self) -> None:
         """Raise OptionError for a wrong socket or prefix, or wrong proxies, names or origins."""
-        _ = self.proxies, self.hosts
+        for name in _split(self.forwarded_allow_ips):
+            _check_network(name)
+        for name in _split(self.allowed_hosts):
+            _check_host(name)
         if wrong := next((origin for origin in self.cors_origins if not ORIGIN.fullmatch(origin)), None):
             raise OptionError(
                 "--cors-origin must be an origin as browsers send it, such as https://app.example.org, in lower case "
@@ -274,21 +277,25 @@ class Settings(ModelSettings):
         return level
 
 
-def _network(name: str) -> IPv4Network | IPv6Network:
+def _split(given: Sequence[str]) -> list[str]:
+    """Return names that are given with commas, by repetition of the flag, or both."""
+    return [name.strip() for names in given for name in names.split(",")]
+
+
+def _check_network(name: str) -> None:
     try:
-        return ip_network(name)
+        ip_network(name)
     except ValueError as error:
         raise OptionError(
             f"--forwarded-allow-ips must be addresses or networks such as 10.0.0.0/8, got {name[:80]!r} ({error})"
         ) from error
 
 
-def _host(name: str) -> str:
+def _check_host(name: str) -> None:
     if not HOST_NAME.fullmatch(name):
         raise OptionError(
             f"--allowed-hosts must be names such as noria.example.org, without scheme and port, or *, got {name[:80]!r}"
         )
-    return name.lower().removesuffix(".")
 
 
 def _check_collector(url: str) -> None:

@@ -31,7 +31,7 @@ class ApplyTemplateBody(ModelBody, TemplateBody, OfferBody):
         if not self.messages:
             raise InvalidRequest("messages must not be empty", param="messages")
         self.check_continuation(self.messages)
-        self.calls  # noqa: B018 - it raises
+        self.check_computed(self.calls)
 
 
 class TokenizeBody(ModelBody, TemplateBody, OfferBody):
@@ -64,7 +64,7 @@ class TokenizeBody(ModelBody, TemplateBody, OfferBody):
             if self.messages is None and getattr(self, name) not in (None, []):
                 raise InvalidRequest(f"{name} needs messages", param=name)
         self.check_continuation(self.messages or [])
-        self.calls  # noqa: B018 - it raises
+        self.check_computed(self.calls)
 
 
 class DetokenizeBody(ModelBody):

@@ -1,4 +1,4 @@
-"""The statuses of all errors, with what each reader says of them: both dialects, OpenAPI, and refused connections."""
+"""The statuses of all errors, with what each reader says of them: all dialects, OpenAPI, and refused connections."""
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
@@ -7,7 +7,7 @@ INVALID = "invalid_request_error"
 
 
 class Status(NamedTuple):
-    """`type` and `anthropic` are the types of the status's errors in the two dialects; `cause` is for OpenAPI.
+    """`type` and `anthropic` are types of the status's errors: OpenAI's and Anthropic's. `cause` is for OpenAPI.
 
     `routes` are those for which OpenAPI lists it. "any"; "keyed": those that need a key; "bodies": those that take a
     body; "declared": those that declare it. `code` is that of an `HttpError`. `refused` is the reason in the metrics

@@ -87,7 +87,7 @@ async def load_served(settings: Settings, client: EngineClient) -> ServedModel:
         client.info,
         marks_of(settings, side.chat, side.tokenizer),
         settings.reasoning_budget,
-        settings.repetition,
+        settings.read_repetition(),
         description=EMBEDDED_DESCRIPTION if settings.model == EMBEDDED else None,
         source=source,
     )

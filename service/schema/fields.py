@@ -33,7 +33,7 @@ MAX_NAMED_FIELDS = 4
 MAX_CHOICES = 4
 """As many values that a field without effect may have are named."""
 MAX_ITEMS = 2**14
-"""The limit for messages, parts of a message, and texts to choose from: all requests share one tokenizing thread."""
+"""The limit for messages, parts of a message, and texts to choose from: a lane has one thread for many requests."""
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -165,6 +165,10 @@ class Body(BaseModel):
 
     def check(self) -> None:
         """Check what depends on several fields. Raises InvalidRequest."""
+
+    @staticmethod
+    def check_computed(*values: object) -> None:
+        """Do nothing with the values: their computation raises InvalidRequest for a wrong request."""
 
 
 B = TypeVar("B", bound=Body)

@@ -211,7 +211,7 @@ def running(
             client.info,
             marks,
             settings.reasoning_budget,
-            settings.repetition,
+            settings.read_repetition(),
             source=None if source is None else (source, stamp(network_files(source))),
         )
 

@@ -144,7 +144,7 @@ class ConversationBody(ModelBody):
         if all(message.role == "system" for message in self.messages):
             message = "messages must have a message of role user or assistant, got only messages of role system"
             raise InvalidRequest(message, param="messages")
-        self.calls  # noqa: B018 - it raises
+        self.check_computed(self.calls)
 
     @cached_property
     def calls(self) -> AllowedCalls:

@@ -41,7 +41,7 @@ class OllamaChatBody(AnswerBody, OfferBody):
 
     def check(self) -> None:
         super().check()
-        self.calls  # noqa: B018 - it raises
+        self.check_computed(self.calls)
 
     def chat(self) -> Chat:
         """What the body asks, as `Chat`. Raises InvalidRequest. Large schemas take time: not for the event loop."""

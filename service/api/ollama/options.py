@@ -152,4 +152,4 @@ class AnswerBody(KeepingBody, StreamBody):
 
     def check(self) -> None:
         super().check()
-        self.n_logprobs  # noqa: B018 - it raises
+        self.check_computed(self.n_logprobs)

@@ -156,7 +156,7 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
         if self.thinking and self.thinking.budget_tokens is not None and self.thinking.type != "enabled":
             message = f"thinking.budget_tokens needs thinking.type enabled, got {quoted(self.thinking.type)}"
             raise InvalidRequest(message, param="thinking.budget_tokens")
-        self.calls, self.n_logprobs, self.reasoning_options  # noqa: B018 - they raise
+        self.check_computed(self.calls, self.n_logprobs, self.reasoning_options)
 
     @cached_property
     def n_logprobs(self) -> int | None:

@@ -104,7 +104,7 @@ class CompletionBody(GapBody):
         super().check()
         if self.suffix and self.echo:
             raise self._no_suffix()
-        self.n_logprobs  # noqa: B018 - it raises
+        self.check_computed(self.n_logprobs)
         if self.agreed("max_tokens") == 0 and not self.echo:
             name = self.given_as("max_tokens")
             raise InvalidRequest(f"{name} must be at least 1 unless echo is true, got 0", param=name)

@@ -147,7 +147,7 @@ class InputBody(CallingBody, ModelBody):
         if self.previous_response_id is not None and self.conversation is not None:
             message = "previous_response_id and conversation exclude each other: send one of them"
             raise InvalidRequest(message, param="previous_response_id")
-        self.calls  # noqa: B018 - it raises
+        self.check_computed(self.calls)
 
     @property
     def conversation_id(self) -> str | None:

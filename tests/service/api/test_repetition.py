@@ -90,8 +90,9 @@ LOOPS = ("the elegant venue of the beautiful and ", "| Roma | 1,312 |\n", "Premi
 
 
 def test_the_embedded_models_default_ends_loops_and_no_ordinary_text() -> None:
-    assert Settings(model="org/name").repetition is Settings(repetition_detection="off").repetition is None
-    wanted = Settings(model=EMBEDDED).repetition
+    assert Settings(model="org/name").read_repetition() is None
+    assert Settings(repetition_detection="off").read_repetition() is None
+    wanted = Settings(model=EMBEDDED).read_repetition()
     assert wanted is not None
     tokenizer = load_tokenizer(model_files(resolve(EMBEDDED)))
 
