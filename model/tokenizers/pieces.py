@@ -63,8 +63,10 @@ def n_begun(text: AnyStr, mark: AnyStr) -> int:
 
     So much of the text may belong to a mark that has not arrived yet. Worked example: "a <th", "<think>" -> 3.
     """
-    lengths = range(min(len(text), len(mark) - 1), 0, -1)
-    return next((n for n in lengths if text.endswith(mark[:n])), 0)
+    at = text.find(mark[:1], max(0, len(text) - len(mark) + 1))
+    while at >= 0 and not mark.startswith(text[at:]):
+        at = text.find(mark[:1], at + 1)
+    return len(text) - at if at >= 0 else 0
 
 
 def encode_with_control(

@@ -15,7 +15,7 @@ from service.engine.mailbox import Mailbox, split
 from service.engine.messages import Submit, Update
 from service.generation.choice import Choice, Delta
 from service.generation.request import CacheMiss, ModelRequest, Timings, Usage, timings
-from service.generation.text import StopString, TextStream
+from service.generation.text import TextStream
 from service.generation.thinking import CountingStream, ThinkingStream
 
 log = logging.getLogger("noria.request")
@@ -104,11 +104,10 @@ class Generation:
         echoes = self._request.echoes or (None,) * len(submits)
         self._wait(self.usage.prompt, self._request.n_choices, sum(len(submit.inputs) for submit in submits))
         request = self._request = replace(self._request, submits=tuple(replace(item, inputs=b"") for item in submits))
-        stops = [StopString.compile(stop) for stop in request.params.stop]
         try:
             for sent, submit, echo in zip(submits, request.submits, echoes, strict=True):
                 for mailbox in self._mailboxes(sent):
-                    text = self._text(stops)
+                    text = self._text()
                     self.choices.append(Choice(len(self.choices), submit, echo, request, mailbox, text))
                 if sent is not submits[-1]:
                     await asyncio.sleep(0)
@@ -133,11 +132,11 @@ class Generation:
         sent = replace(submit, tenant=self._record.tenant, cache_owner=self._record.cache_owner)
         return self._client.submit_choices(sent, self._request.restore)
 
-    def _text(self, stops: list[StopString]) -> TextStream | ThinkingStream:
+    def _text(self) -> TextStream | ThinkingStream:
         params, reasoning = self._request.params, self._request.reasoning
         text = TextStream(
             self._tokenizer,
-            stops,
+            params.stop,
             min_tokens=params.min_tokens,
             include_stop=params.include_stop_str_in_output,
             strip_leading_space=self._request.starts_message and self._tokenizer.strips_leading_space,

@@ -3,38 +3,10 @@
 import codecs
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from model.tokenizers.base import Tokenizer
-from model.tokenizers.pieces import bytes_of
-
-
-@dataclass(frozen=True, slots=True)
-class StopString:
-    """A stop string with its Knuth-Morris-Pratt table.
-
-    `borders[i]` is the length of the longest proper prefix of `text[:i + 1]` that is also its suffix.
-    """
-
-    text: str
-    borders: tuple[int, ...]
-
-    @classmethod
-    def compile(cls, text: str) -> "StopString":
-        borders = [0]
-        for char in text[1:]:
-            length = borders[-1]
-            while length and text[length] != char:
-                length = borders[length - 1]
-            borders.append(length + (text[length] == char))
-        return cls(text, tuple(borders))
-
-    def advance(self, matched: int, char: str) -> int:
-        """The length of the longest prefix that the text ends with after `char`; `matched` is the length before it."""
-        while matched and self.text[matched] != char:
-            matched = self.borders[matched - 1]
-        return matched + (self.text[matched] == char)
+from model.tokenizers.pieces import bytes_of, n_begun
 
 
 class Released(NamedTuple):
@@ -55,7 +27,7 @@ class TextStream:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        stops: Sequence[StopString] = (),
+        stops: Sequence[str] = (),
         *,
         min_tokens: int = 0,
         include_stop: bool = False,
@@ -65,7 +37,7 @@ class TextStream:
         self.stopped_by: str | None = None
         self.bytes_of = bytes_of(tokenizer, keep_control=keep_control)
         self._stops = stops
-        self._matched = [0] * len(stops)
+        self._begun = [""] * len(stops)  # of each stop string, what the text ends with
         self._min_tokens = min_tokens
         self._include_stop = include_stop
         self._strip = strip_leading_space
@@ -103,7 +75,7 @@ class TextStream:
         final = final or self._ended
         if final:
             self._close()
-        n_matched = 0 if final or self._include_stop else max(self._matched, default=0)
+        n_matched = 0 if final or self._include_stop else max(map(len, self._begun), default=0)
         n_safe = len(self._pending) - n_matched
         text, self._pending = self._pending[:n_safe], self._pending[n_safe:]
         limit = self.length - n_matched
@@ -118,16 +90,14 @@ class TextStream:
         self._open.clear()
 
     def _search(self, text: str) -> None:
-        for index, char in enumerate(text):
-            self._matched = [
-                stop.advance(matched, char) for stop, matched in zip(self._stops, self._matched, strict=True)
-            ]
-            pairs = zip(self._stops, self._matched, strict=True)
-            if found := [stop.text for stop, matched in pairs if matched == len(stop.text)]:
-                self.stopped_by = max(found, key=len)
-                n_stop = 0 if self._include_stop else len(self.stopped_by)
-                self._cut(len(text) - index - 1 + n_stop)
-                return
+        """Look for the stop string that ends first, and of those that end together for the longest."""
+        texts = [begun + text for begun in self._begun]
+        pairs = [*zip(texts, self._stops, strict=True)]
+        if found := [(len(own) - own.find(stop) - len(stop), len(stop), stop) for own, stop in pairs if stop in own]:
+            n_after, n_stop, self.stopped_by = max(found)
+            self._cut(n_after + (0 if self._include_stop else n_stop))
+        else:
+            self._begun = [own[len(own) - n_begun(own, stop) :] for own, stop in pairs]
 
     def _cut(self, n_chars: int) -> None:
         """Cut `n_chars` from the end of the text, and the tokens that have no text left."""

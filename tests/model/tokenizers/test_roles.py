@@ -16,7 +16,7 @@ from model.grammar.vocabulary import Vocabulary
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
 from service.generation.startup import load_text_side
-from service.generation.text import StopString, TextStream
+from service.generation.text import TextStream
 from tests.gguf_models import write_tokenizer
 from tests.model.checkpoint.gguf_files import new_file
 from tests.model.checkpoint.gguf_files import write as write_gguf
@@ -414,7 +414,7 @@ def test_added_tokens_are_answered_as_their_text(source: str, tmp_path: Path) ->
         assert mine.decode([64, token, 64]) == f"a{word}a"
         assert mine.piece(token) == vocabulary.pieces[token] == word.encode()
         assert mine.name(token) == word
-        stream = TextStream(mine, [StopString.compile(word)])
+        stream = TextStream(mine, [word])
         assert [stream.push(64), stream.push(token)] == [False, True]
         assert stream.take().text == "a"
 

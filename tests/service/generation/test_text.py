@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.chat.reasoning import STYLES
-from service.generation.text import StopString, TextStream
+from service.generation.text import TextStream
 from service.generation.thinking import CountingStream, Reasoning, ThinkingStream
 from tests.fakes import IntegerTokenizer
 
@@ -34,7 +34,7 @@ def cut(text: bytes, places: list[int]) -> list[bytes]:
 
 def run(pieces: list[bytes], stops: list[str] = (), **options: int | bool) -> tuple[list[str], list[int], bool]:  # type: ignore[assignment]
     """The returned texts, the starts of their tokens, and whether a stop string was found."""
-    stream = TextStream(PieceTokenizer(pieces), [StopString.compile(stop) for stop in stops], **options)  # type: ignore[arg-type]
+    stream = TextStream(PieceTokenizer(pieces), stops, **options)  # type: ignore[arg-type]
     returned: list[str] = []
     starts: list[int] = []
     stopped = False
@@ -74,7 +74,7 @@ def test_any_cut_into_tokens_gives_the_same_text(text: str, stops: list[str], pl
 @given(LETTERS, STOPS, st.lists(st.integers(min_value=0), max_size=40))
 def test_nothing_is_held_back_without_need(text: str, stops: list[str], places: list[int]) -> None:
     pieces = cut(text.encode(), places)
-    stream = TextStream(PieceTokenizer(pieces), [StopString.compile(stop) for stop in stops])
+    stream = TextStream(PieceTokenizer(pieces), stops)
     returned, data = "", b""
     for token, piece in enumerate(pieces):
         if stream.push(token):
@@ -146,7 +146,7 @@ def read(
     tokenizer: PieceTokenizer, tokens: list[int], reasoning: Reasoning, every: int = 1, stops: tuple[str, ...] = ()
 ) -> tuple[str, str, ThinkingStream]:
     """The thought and the text, taken after every few tokens."""
-    text = TextStream(tokenizer, [StopString.compile(stop) for stop in stops])
+    text = TextStream(tokenizer, stops)
     stream, thoughts, answers, starts = ThinkingStream(reasoning, text), "", "", 0
     for number, token in enumerate(tokens, 1):
         ended = stream.push(token)
