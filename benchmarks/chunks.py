@@ -24,8 +24,8 @@ from rich.table import Table
 from model.batch import PoolSpec, RunnerInfo, SliceOutput, StepBatch, StepOutput
 from model.options import STEP_LIMITS
 from model.sampling_params import SamplingParams
-from service.engine.budget import PromptBudget
 from service.engine.messages import Submit
+from service.engine.scheduling.budget import PromptBudget
 from service.engine.scheduling.scheduler import Scheduler
 
 NOISE = 0.05

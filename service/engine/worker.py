@@ -14,7 +14,6 @@ from functools import partial
 from model.batch import Runner
 from model.errors import NoriaError
 from model.machine.child import resident_bytes
-from service.engine.budget import PromptBudget
 from service.engine.loop import EngineLoop
 from service.engine.messages import (
     Abort,
@@ -35,6 +34,7 @@ from service.engine.messages import (
 )
 from service.engine.prefixes.store import SAVE_SECONDS, PrefixStore, open_store
 from service.engine.progress import StallClock
+from service.engine.scheduling.budget import PromptBudget
 from service.engine.scheduling.scheduler import Scheduler
 
 log = logging.getLogger("noria.engine")

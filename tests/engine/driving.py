@@ -9,10 +9,10 @@ from typing import Any
 
 from model.batch import Runner, RunnerInfo, StepBatch, StepOutput, TokenLogprob
 from model.sampling_params import SamplingParams
-from service.engine.budget import PromptBudget
 from service.engine.loop import EngineLoop
 from service.engine.messages import AGAIN, FromEngine, Report, Stats, Stop, Submit, ToEngine, Update
 from service.engine.prefixes.store import PrefixStore
+from service.engine.scheduling.budget import PromptBudget
 from service.engine.scheduling.scheduler import Scheduler
 from tests.fakes import AheadRunner, FakeRunner, PipelineRunner, Say, next_token, sample_token
 

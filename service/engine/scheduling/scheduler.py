@@ -22,10 +22,10 @@ from dataclasses import replace
 from itertools import chain, count
 
 from model.batch import BROKEN_NUMBERS, RunnerInfo, SliceOutput, StepBatch, StepOutput
-from service.engine.budget import PromptBudget, StepLimit, prompt_work
 from service.engine.messages import AGAIN, Stats, Submit, Update
 from service.engine.picture import Reason
 from service.engine.prefixes.store import PrefixStore
+from service.engine.scheduling.budget import PromptBudget, StepLimit, prompt_work
 from service.engine.scheduling.media import MediaStore, MediaTable
 from service.engine.scheduling.pages import PagePool
 from service.engine.scheduling.prefix import Trail, awaits_page, copy_part, fits, reuse

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 
 from model.sampling_params import SamplingParams
-from service.engine.budget import PromptBudget
 from service.engine.scheduling import prompt_lookup
+from service.engine.scheduling.budget import PromptBudget
 from tests.engine.driving import Drive, expected
 from tests.engine.loads import Request, loads, play
 from tests.fakes import BROKEN, LOST, make_info, parrot

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.chunks import COSTS, Cost, Request, Times, arriving, percentile, simulate
 from model.options import TARGET_FIRST_TOKEN_MS, TARGET_INTER_TOKEN_MS
-from service.engine.budget import PromptBudget
+from service.engine.scheduling.budget import PromptBudget
 
 FIRST, BETWEEN = TARGET_FIRST_TOKEN_MS["cpu"] / 1000, TARGET_INTER_TOKEN_MS["cpu"] / 1000
 N = 120

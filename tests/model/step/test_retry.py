@@ -18,8 +18,8 @@ from model.step import retry
 from model.step.masks import Masks
 from model.step.retry import apart, attempt
 from model.step.runner import ModelRunner
-from service.engine.budget import PATIENCE
 from service.engine.messages import Submit, ToEngine
+from service.engine.scheduling.budget import PATIENCE
 from tests.engine.driving import Client
 from tests.model.driving import checkpoint, run_ahead, tiny
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.chunks import Cost
 from model.sampling_params import SamplingParams
-from service.engine.budget import DOUBLE_DEPTH, LEAST_TOKENS, SAFE, Pace, PromptBudget, StepCost
+from service.engine.scheduling.budget import DOUBLE_DEPTH, LEAST_TOKENS, SAFE, Pace, PromptBudget, StepCost
 from tests.engine.driving import Drive, expected
 from tests.engine.images import FORMAT, ImageDrive, Picture, info_with_images, prompt_of
 from tests.fakes import make_info
