@@ -31,8 +31,8 @@ from model.loading import load_from
 from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
-from service.engine.loop import EngineLoop
-from service.engine.messages import FromEngine, PagesMoved, Report, Stop, Submit, ToEngine
+from service.engine.loop import EngineLoop, Message, PagesMoved
+from service.engine.messages import FromEngine, Report, Stop, Submit
 from service.engine.prefixes.files import folders, page_files
 from service.engine.prefixes.store import PrefixStore, open_store
 from service.engine.scheduling.scheduler import Scheduler
@@ -59,7 +59,7 @@ class Engine:
 
     def __init__(self, runner: ModelRunner, *, stores: bool) -> None:
         self._runner = runner
-        self._inbox: SimpleQueue[ToEngine] = SimpleQueue()
+        self._inbox: SimpleQueue[Message] = SimpleQueue()
         self.store: PrefixStore | None = None
         if stores:
             self.store = open_store(runner.info, runner.pages, lambda: self._inbox.put(PagesMoved()))
@@ -98,7 +98,7 @@ class Engine:
         gaps = [after - before for before, after in pairwise(times)]
         return Answered(times[0] - started, cached, from_disk, gaps)
 
-    def _receive(self, block: bool) -> list[ToEngine]:
+    def _receive(self, block: bool) -> list[Message]:
         messages = [self._inbox.get()] if block else []
         while not self._inbox.empty():
             messages.append(self._inbox.get())

@@ -6,13 +6,12 @@ There are two: one runs a step ahead, the other keeps a pipeline busy, which may
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from model.batch import BROKEN_NUMBERS, DeviceLost, Runner, StepBatch, StepOutput, StepTooLarge
 from service.engine.messages import (
     Abort,
-    AdapterRead,
     FromEngine,
     Look,
     Report,
@@ -28,6 +27,19 @@ from service.engine.scheduling.scheduler import Scheduler
 log = logging.getLogger("noria.engine")
 
 MAX_FAILED_STEPS = 3
+
+
+class AdapterRead(NamedTuple):
+    """A message of the engine's preparing thread: an adapter has been read again, or cannot be."""
+
+    adapter: int
+
+
+class PagesMoved(NamedTuple):
+    """A message of the prefix store's threads: pages have been written or read, and there is more to do."""
+
+
+Message = ToEngine | AdapterRead | PagesMoved
 
 
 class Flight(NamedTuple):
@@ -51,7 +63,7 @@ class EngineLoop:
         self,
         runner: Runner,
         scheduler: Scheduler,
-        receive: Callable[[bool], list[ToEngine]],
+        receive: Callable[[bool], Sequence[Message]],
         send: Callable[[FromEngine], None],
         clock: StallClock | None = None,
         preparing: Callable[[], Mapping[int, int]] = dict,

@@ -1,6 +1,6 @@
 """The messages between service and engine, and their frames on the wire: plain data as JSON, never pickles.
 
-To the engine:    LoadModel, Submit, Abort, Look, LoadAdapter, UnloadAdapter, AdapterRead, PagesMoved, Stop
+To the engine:    LoadModel, Submit, Abort, Look, LoadAdapter, UnloadAdapter, Stop
 From the engine:  Loading (stage, progress), Ready (RunnerInfo), Failed (start-up error), Report (one a step), Beat,
                   Picture (one a Look), AdapterLoaded (one a LoadAdapter)
 """
@@ -103,18 +103,6 @@ class UnloadAdapter:
     """Forget an adapter. The service sends it once no sequence uses the adapter, and none will."""
 
     adapter: int
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterRead:
-    """An adapter that had left the memory has been read again, or cannot be. The engine's preparing thread sends it."""
-
-    adapter: int
-
-
-@dataclass(frozen=True, slots=True)
-class PagesMoved:
-    """The prefix store has written or read pages: there is more to do. The engine's own threads send it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +235,7 @@ class Report:
     stats: Stats = field(default_factory=Stats)
 
 
-ToEngine = LoadModel | Submit | Abort | Look | LoadAdapter | UnloadAdapter | AdapterRead | PagesMoved | Stop
+ToEngine = LoadModel | Submit | Abort | Look | LoadAdapter | UnloadAdapter | Stop
 FromEngine = Loading | Ready | Failed | Beat | Report | Picture | AdapterLoaded
 
 

@@ -14,17 +14,15 @@ from functools import partial
 from model.batch import Runner
 from model.errors import NoriaError
 from model.machine.child import resident_bytes
-from service.engine.loop import EngineLoop
+from service.engine.loop import AdapterRead, EngineLoop, Message, PagesMoved
 from service.engine.messages import (
     Abort,
     AdapterLoaded,
-    AdapterRead,
     Beat,
     Failed,
     LoadAdapter,
     Loading,
     LoadModel,
-    PagesMoved,
     Ready,
     Stop,
     Submit,
@@ -64,7 +62,7 @@ class Worker:
         self._wire = wire
         self._end = end
         self._on_load = on_load
-        self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._ended = threading.Event()
         self._runner: Runner | None = None
         self._store: PrefixStore | None = None
@@ -140,7 +138,7 @@ class Worker:
             adapter_name=str if self._store is None else runner.adapters.fingerprint,
         )
 
-    def _receive(self, block: bool) -> list[ToEngine]:
+    def _receive(self, block: bool) -> list[Message]:
         self._n_received += 1
         messages = [self._inbox.get()] if block else []
         while not self._inbox.empty():

@@ -12,7 +12,6 @@ from service.engine.mailbox import merge
 from service.engine.messages import (
     Abort,
     AdapterLoaded,
-    AdapterRead,
     Beat,
     Failed,
     LoadAdapter,
@@ -46,7 +45,6 @@ UPDATE = Update(3, (7, 8), (SCORED,), (SCORED, SCORED), "stop", 4, 0.5, "why", 9
         Abort(1),
         LoadAdapter(1, "/adapters/a"),
         UnloadAdapter(1),
-        AdapterRead(1),
         AdapterLoaded(1),
         AdapterLoaded(2, "no"),
         Stop(),

@@ -170,7 +170,7 @@ class Trail:
         return "window" if any(found) and all(full) else "evicted"
 
     def _tokens(self, sequence: Sequence, block: int, end: int) -> list[int]:
-        """The tokens of a block before position `end`. A number from its digest stands for the first of aan item."""
+        """The tokens of a block before position `end`. A number from its digest stands for the first of an item."""
         tokens = sequence.tokens[block * self._page_size : min((block + 1) * self._page_size, end)]
         for place, digest in sequence.media_starts(block):
             if place < len(tokens):

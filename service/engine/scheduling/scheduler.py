@@ -27,7 +27,6 @@ from service.engine.picture import Reason
 from service.engine.prefixes.store import PrefixStore
 from service.engine.scheduling.budget import PromptBudget, StepLimit, prompt_work
 from service.engine.scheduling.media import MediaStore, MediaTable
-from service.engine.scheduling.pages import PagePool
 from service.engine.scheduling.prefix import Trail, awaits_page, copy_part, fits, reuse
 from service.engine.scheduling.prompt_lookup import DraftBudget
 from service.engine.scheduling.queue import AdapterPlaces, Running, WaitingQueue
@@ -65,10 +64,8 @@ class Scheduler:
             raise ValueError(f"max_sequences must be 1..max_step_tokens ({max_step_tokens}), got {max_sequences}")
         if missing := unimplemented():
             raise NotImplementedError(f"the scheduler does not implement {', '.join(sorted(missing))}")
-        self._stored = None if store is None else StoredPrefixes(info.pools, info.page_size, store)
-        self.pools: tuple[PagePool, ...] = (
-            self._stored.pools if self._stored else tuple(PagePool(spec, info.page_size) for spec in info.pools)
-        )
+        self._stored = StoredPrefixes(info.pools, info.page_size, store)
+        self.pools = self._stored.pools
         self._adapter_name = adapter_name
         self._media = MediaStore(info)
         self._trail = Trail(self.pools)
@@ -101,15 +98,15 @@ class Scheduler:
     @property
     def waits_for_files(self) -> bool:
         """Whether there is nothing to plan before an adapter or pages are read, if the latest plan was empty."""
-        n_waiting = len(self._stored.waiting) if self._stored else 0
+        n_waiting = len(self._stored.waiting)
         return len(self._running) == n_waiting and bool(n_waiting or self._adapters.reading)
 
     @property
     def due(self) -> list[int]:
         """Ids of the sequences that should make progress: those that run, or all that wait if none runs."""
-        if self._stored and (waiting := self._stored.waiting):
-            return [item.id for item in self._running if item not in waiting]
-        return [item.id for item in self._running] or [*self._sequences]
+        if self._running:
+            return [item.id for item in self._running if item not in self._stored.waiting]
+        return [*self._sequences]
 
     def submit(self, request: Submit) -> None:
         """Queue the sequences of a request. Raises ValueError if they can never finish."""
@@ -143,17 +140,16 @@ class Scheduler:
 
     def plan(self) -> StepBatch:
         """Choose the tokens of the next step and take the pages that they need."""
-        if self._stored:
-            self._take_stored(self._stored)
+        self._take_stored()
         step = self._empty_step()
         budget = step.budget
-        for sequence in self._running.in_order(self._depth, self._stored.waiting if self._stored else ()):
+        for sequence in self._running.in_order(self._depth, self._stored.waiting):
             if step.budget and sequence in self._running:
                 self._extend(sequence, step)
-        behind = self._stored.behind if self._stored else ()
+        behind = self._stored.behind
         while step.budget and len(self._running) < self._max_sequences and (first := self._adapters.first(behind)):
             if self._admit(first, step):
-                if not self._stored or first not in self._stored.waiting:
+                if first not in self._stored.waiting:
                     self._extend(first, step)
             elif first not in behind:
                 break
@@ -250,7 +246,7 @@ class Scheduler:
             pools=tuple(pool.stats for pool in self.pools),
             adapters=self._adapters.stats,
             **self._totals,
-            **(self._stored.counts if self._stored else {}),
+            **self._stored.counts,
         )
 
     def view(self, preparing: Mapping[int, int]) -> View:
@@ -259,7 +255,7 @@ class Scheduler:
             tuple(self._running),
             tuple(self._queue.ordered()),
             self._blocked,
-            frozenset((*self._stored.waiting, *self._stored.behind) if self._stored else ()),
+            frozenset((*self._stored.waiting, *self._stored.behind)),
             {key: n_prompt for key, n_prompt in preparing.items() if key not in self._sequences},
         )
 
@@ -273,8 +269,6 @@ class Scheduler:
 
     def save_pages(self, seconds: float | None = None) -> None:
         """Save some of the pages that are not on disk; with `seconds` all of them, in so many seconds at most."""
-        if self._stored is None:
-            return
         if seconds is None:
             self._stored.save_some()
         else:
@@ -322,7 +316,7 @@ class Scheduler:
             return "sequences"
         if not step.budget:
             return "tokens"
-        return "pages" if self._adapters.first(self._stored.behind if self._stored else ()) else "adapters"
+        return "pages" if self._adapters.first(self._stored.behind) else "adapters"
 
     def _in_flight(self) -> dict[Sequence, None]:
         """The sequences of the steps in flight that have not ended, in order."""
@@ -383,9 +377,8 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         """Release all that a sequence holds."""
-        if self._stored:
-            self._stored.note_end(sequence, sequence.computed)
-            self._stored.cancel(sequence)
+        self._stored.note_end(sequence, sequence.computed)
+        self._stored.cancel(sequence)
         sequence.reset()
 
     def _requeue(self, sequence: Sequence) -> None:
@@ -409,11 +402,10 @@ class Scheduler:
         """Move a waiting sequence to the running ones if there are pages for its tokens, and none to wait for."""
         reused = reuse(sequence, self.pools)
         fitting = fits(sequence, self._running.unfinished, len(self._running), self._max_step_tokens)
-        stored = self._stored
-        if (stored and stored.awaited(sequence)) or not fitting or awaits_page(sequence, reused, self._planned):
+        if self._stored.awaited(sequence) or not fitting or awaits_page(sequence, reused, self._planned):
             sequence.reset()
             return False
-        reads = stored is not None and stored.begin(sequence)
+        reads = self._stored.begin(sequence)
         if self._copies_pages and not reads:
             step.copies += copy_part(sequence, self._trail)
         self._queue.remove(sequence)
@@ -423,9 +415,9 @@ class Scheduler:
             self._begin(sequence)
         return True
 
-    def _take_stored(self, stored: StoredPrefixes) -> None:
+    def _take_stored(self) -> None:
         """Let the sequences go on whose pages have been read, and queue those again whose pages cannot be."""
-        for sequence, whole in stored.arrived():
+        for sequence, whole in self._stored.arrived():
             if whole:
                 self._begin(sequence)
             else:
@@ -435,8 +427,7 @@ class Scheduler:
         """Count a sequence that has its place among the running ones, and all that it reuses."""
         reused = sequence.computed
         log.debug("sequence %d is admitted: %d tokens, %d of them cached", sequence.id, sequence.length, reused)
-        if self._stored:
-            self._stored.note_end(sequence, reused)
+        self._stored.note_end(sequence, reused)
         if sequence.queued is None:
             sequence.own_tokens()
             sequence.queued = self._clock() - sequence.arrived
@@ -465,9 +456,8 @@ class Scheduler:
         update, full = sequence.take(start, stop, result)
         if full:
             self._trail.note(sequence, full)
-            if self._stored:
-                self._stored.note(sequence, full)
-        if self._stored and start < sequence.n_prompt <= stop:
+            self._stored.note(sequence, full)
+        if start < sequence.n_prompt <= stop:
             self._stored.note_end(sequence, sequence.n_prompt - 1)
         if update is not None and update.finish:
             log.debug("sequence %d ends: %s, %d tokens", sequence.id, update.finish, sequence.length)

@@ -9,7 +9,7 @@ cannot be read, the sequence goes back to its place in the queue.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 
 from model.batch import PoolSpec
@@ -79,23 +79,27 @@ class StoredPrefixes:
     """The pools of an engine over one store, and its sequences that wait for pages: `waiting`.
 
     `behind` are sequences of the queue that wait for pages of these. `counts` are those of the store, by their names in
-    Stats.
+    Stats. Without a store nothing is saved, and no sequence waits.
     """
 
-    def __init__(self, specs: tuple[PoolSpec, ...], page_size: int, store: PrefixStore) -> None:
-        self.pools = tuple(StoredPool(spec, page_size, index, store) for index, spec in enumerate(specs))
+    def __init__(self, specs: tuple[PoolSpec, ...], page_size: int, store: PrefixStore | None) -> None:
+        stored = () if store is None else (StoredPool(spec, page_size, n, store) for n, spec in enumerate(specs))
+        self._pools = tuple(stored)
+        self.pools: tuple[PagePool, ...] = self._pools or tuple(PagePool(spec, page_size) for spec in specs)
         self.waiting: dict[Sequence, Reading] = {}
         self.behind: set[Sequence] = set()
-        self.counts = store.counts
+        self.counts: Mapping[str, int] = {} if store is None else store.counts
         self._store = store
         self._page_size = page_size
 
     def begin(self, sequence: Sequence) -> bool:
         """Let a sequence that shares what is in memory go on with what is on disk; whether there is any."""
-        if not sequence.may_reuse or sequence.computed // self._page_size == sequence.n_reusable:
+        if self._store is None or not sequence.may_reuse:
+            return False
+        if sequence.computed // self._page_size == sequence.n_reusable:
             return False
         names = sequence.names(sequence.n_reusable)
-        names = names[: reusable_blocks(self.pools, names, StoredPool.has)]
+        names = names[: reusable_blocks(self._pools, names, StoredPool.has)]
         n_tokens = len(names) * self._page_size
         if n_tokens <= sequence.computed or not _fit(sequence, names):
             return False
@@ -105,7 +109,7 @@ class StoredPrefixes:
         self.waiting[sequence] = reading = Reading(
             [
                 (page, _key(sequence, block, pool))
-                for pool, table in zip(self.pools, sequence.tables, strict=True)
+                for pool, table in zip(self._pools, sequence.tables, strict=True)
                 for page, block in table.jump(names)
             ]
         )
@@ -136,7 +140,7 @@ class StoredPrefixes:
             del self.waiting[sequence]
             self.behind.clear()
             for page, key in reading.pages[: reading.n_read]:
-                pool = self.pools[key.pool]
+                pool = self._pools[key.pool]
                 pool.name(page, key.name)
                 pool.note(key)
         return [(sequence, reading.n_read == len(reading.pages)) for sequence, reading in found]
@@ -144,33 +148,34 @@ class StoredPrefixes:
     def note(self, sequence: Sequence, blocks: range) -> None:
         """Take note that these blocks of a sequence are full, and have names."""
         for block in blocks:
-            for pool in self.pools:
+            for pool in self._pools:
                 pool.note(_key(sequence, block, pool))
 
     def note_end(self, sequence: Sequence, n_tokens: int) -> None:
         """Take note that the first tokens of a sequence are a prefix that later prompts will probably have."""
         n_blocks = min(n_tokens, len(sequence.tokens)) // self._page_size
-        for pool in self.pools:
+        for pool in self._pools:
             if pool.window is not None:
                 pool.note_ends(sequence.names(n_blocks)[pool.first_visible_block(n_blocks * self._page_size) :])
 
     def save_some(self) -> None:
         """Save cached pages if the store is idle. It wakes the loop when they are written."""
-        if not self._store.is_writing:
-            for pool in self.pools:
+        if self._store is not None and not self._store.is_writing:
+            for pool in self._pools:
                 for name in [*islice(pool.unsaved(), IDLE_PAGES)]:
                     pool.save(name)
 
     def save_all(self, seconds: float) -> None:
         """Save all pages, the latest first, and wait until they are written: for so long at most."""
         until = time.monotonic() + seconds
-        for pool in self.pools:
+        for pool in self._pools:
             for name in reversed(pool.keys):
                 while not pool.save(name):
                     time.sleep(PAUSE_SECONDS)
                     if time.monotonic() > until:
                         return
-        self._store.finish(until - time.monotonic())
+        if self._store is not None:
+            self._store.finish(until - time.monotonic())
 
 
 def _key(sequence: Sequence, block: int, pool: StoredPool) -> PageKey:
