@@ -87,7 +87,8 @@ class Engine:
                     submit(len(prompts), late, 1)
             for update in message.updates:
                 assert update.finish != "error"
-                cached, from_disk = cached + (update.cached or 0), from_disk + (update.from_disk or 0)
+                if update.admitted is not None:
+                    cached, from_disk = cached + update.admitted.cached, from_disk + update.admitted.from_disk
                 left -= update.finish is not None
             if not left:
                 self._inbox.put(Stop())

@@ -20,34 +20,25 @@ class EngineDied(Exception):
 
 
 def merge(first: Update, second: Update) -> Update:
-    """Both updates as one, in order."""
-    return Update(
-        id=first.id,
+    """Return both updates as one, in order. The end of the sequence is in the second."""
+    return second._replace(
         tokens=first.tokens + second.tokens,
         logprobs=first.logprobs + second.logprobs,
         prompt_logprobs=first.prompt_logprobs + second.prompt_logprobs,
-        finish=second.finish,
-        cached=first.cached if second.cached is None else second.cached,
-        queued=first.queued if second.queued is None else second.queued,
-        failure=second.failure,
-        processed=first.processed if second.processed is None else second.processed,
-        embedding=first.embedding + second.embedding,
-        fault=second.fault,
-        miss=first.miss if second.miss is None else second.miss,
-        from_disk=first.from_disk if second.from_disk is None else second.from_disk,
+        admitted=second.admitted or first.admitted,
+        processed=second.processed or first.processed,
     )
 
 
 def split(update: Update) -> list[Update]:
-    """The same as updates of one token each, whatever was generated or delivered together."""
+    """Return updates of one token each, which together are this one."""
     n_tokens = len(update.tokens)
     if n_tokens < 2:
         return [update]
     parts = [Update(update.id, update.tokens[at : at + 1], update.logprobs[at : at + 1]) for at in range(n_tokens)]
-    first = update._replace(tokens=parts[0].tokens, logprobs=parts[0].logprobs, embedding=())
-    first = first._replace(finish=None, failure=None, fault=None)
-    last = parts[-1]._replace(finish=update.finish, failure=update.failure, fault=update.fault)
-    return [first, *parts[1:-1], last._replace(embedding=update.embedding)]
+    about_prompt = {name: getattr(update, name) for name in ("prompt_logprobs", "admitted", "processed")}
+    at_end = {name: getattr(update, name) for name in ("finish", "failure", "fault", "embedding")}
+    return [parts[0]._replace(**about_prompt), *parts[1:-1], parts[-1]._replace(**at_end)]
 
 
 class Mailbox:
@@ -78,7 +69,7 @@ class Mailbox:
     def put(self, update: Update) -> None:
         """Deliver an update, at most one a step."""
         self.output += update.tokens
-        if update.cached is not None or update.processed is not None or update.prompt_logprobs:
+        if update.admitted is not None or update.processed is not None or update.prompt_logprobs:
             update = self._news(update)
         self._pending = update if self._pending is None else merge(self._pending, update)
         self._wake()
@@ -132,9 +123,9 @@ class Mailbox:
             if update.processed <= self._n_processed:
                 update = update._replace(processed=None)
             self._n_processed = update.processed or self._n_processed
-        if update.cached is not None:
+        if update.admitted is not None:
             if self._admitted:
-                update = update._replace(cached=None, queued=None, miss=None, from_disk=None)
+                update = update._replace(admitted=None)
             self._admitted = True
         return update
 

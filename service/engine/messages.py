@@ -166,16 +166,27 @@ class CacheMiss(NamedTuple):
     reason: str
 
 
+class Admitted(NamedTuple):
+    """The facts on a sequence when it leaves the queue, after `queued` seconds.
+
+    `cached` counts prompt tokens taken from the cache, `from_disk` those of them that were read from the disk. `miss`
+    says where the prompt left the cache, unless it had all it could.
+    """
+
+    cached: int = 0
+    queued: float = 0.0
+    from_disk: int = 0
+    miss: CacheMiss | None = None
+
+
 class Update(NamedTuple):
     """The result of a step for one sequence.
 
     `finish` is None until the last update. It is then "stop" (`tokens[-1]` is a stop token), "length",
-    "repetition" or "error", or "timeout" or "abort" from `Mailbox.expire`.
-    `cached` counts prompt tokens taken from the cache, `from_disk` those of them that were read from the disk, `queued`
-    the seconds in the queue, and `miss` says where the prompt left the cache, unless it had all it could; they come
-    with the first update. `failure` explains an "error"
-    that the request itself caused, `fault` one of the server in this sequence alone. `processed` counts computed prompt
-    tokens, if the request wants progress. `embedding` [dim] comes with the last update.
+    "repetition" or "error", or "timeout" or "abort" from `Mailbox.expire`. `admitted` comes with the first update.
+    `failure` explains an "error" that the request itself caused, `fault` one of the server in this sequence alone.
+    `processed` counts computed prompt tokens, if the request has progress reported. `embedding` [dim] comes with the
+    last update.
     """
 
     id: int
@@ -183,14 +194,11 @@ class Update(NamedTuple):
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     finish: str | None = None
-    cached: int | None = None
-    queued: float | None = None
+    admitted: Admitted | None = None
     failure: str | None = None
     processed: int | None = None
     embedding: tuple[float, ...] = ()
     fault: str | None = None
-    miss: CacheMiss | None = None
-    from_disk: int | None = None
 
 
 class AdapterStats(NamedTuple):

@@ -127,7 +127,7 @@ class Choice:
                 raise InvalidRequest(names + update.failure, param=next(iter(fields), None), code="grammar_failed")
             raise ApiError(update.fault or "the engine could not compute this request", code="engine_error")
         self._prompt_logprobs += update.prompt_logprobs
-        self._cached = self._cached if update.cached is None else update.cached
+        self._cached = self._cached if update.admitted is None else update.admitted.cached
         progress = None if update.processed is None else self._progress(update.processed)
         if not update.tokens and update.finish is None:
             return Delta(progress=progress)

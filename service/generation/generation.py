@@ -227,17 +227,17 @@ class Generation:
 
     def _measure(self, choice: Choice, update: Update, n_tokens: int) -> None:
         """Count an update."""
-        if update.queued is not None:
+        if (admitted := update.admitted) is not None:
             choice.admitted = True
             self._wait(-len(choice.submit.prompt) if choice.index % self._n == 0 else 0, -1)
-            self._metrics.observe_queue(update.queued)
+            self._metrics.observe_queue(admitted.queued)
             if self._record.queue_seconds is None:  # of several choices the first that is admitted counts
-                self._record.queue_seconds = update.queued
-        if update.cached is not None and choice.index % self._n == 0:
-            self.usage.cached += update.cached
-            self.usage.from_disk += update.from_disk or 0
-        if update.miss is not None and not choice.index:
-            self._miss = cast(CacheMiss, update.miss._asdict())
+                self._record.queue_seconds = admitted.queued
+            if choice.index % self._n == 0:
+                self.usage.cached += admitted.cached
+                self.usage.from_disk += admitted.from_disk
+            if admitted.miss is not None and not choice.index:
+                self._miss = cast(CacheMiss, admitted.miss._asdict())
         if not n_tokens:
             return
         now = time.perf_counter()

@@ -42,7 +42,7 @@ class Engine:
                 continue
             for update in self.scheduler.commit(self.runner.step(batch)):
                 answers[update.id] += zip(update.tokens, update.logprobs, strict=True)
-                from_disk += update.from_disk or 0
+                from_disk += update.admitted.from_disk if update.admitted else 0
         self.scheduler.check_idle()
         return answers, from_disk
 

@@ -10,7 +10,7 @@ from typing import Any
 from model.batch import Runner, RunnerInfo, StepBatch, StepOutput, TokenLogprob
 from model.sampling_params import SamplingParams
 from service.engine.loop import EngineLoop
-from service.engine.messages import AGAIN, FromEngine, Report, Stats, Stop, Submit, ToEngine, Update
+from service.engine.messages import AGAIN, Admitted, FromEngine, Report, Stats, Stop, Submit, ToEngine, Update
 from service.engine.prefixes.store import PrefixStore
 from service.engine.scheduling.budget import PromptBudget
 from service.engine.scheduling.scheduler import Scheduler
@@ -93,6 +93,12 @@ class Drive:
     def new_store(self) -> PrefixStore | None:
         """Where full pages go."""
         return None
+
+    def admitted(self, sequence_id: int) -> Admitted:
+        """The facts of a sequence that has had an update."""
+        found = self.updates[sequence_id][0].admitted
+        assert found is not None
+        return found
 
     def submit(self, sequence_id: int, prompt: list[int], params: SamplingParams, choice: int = 0, **more: Any) -> None:
         request = Submit(sequence_id, prompt, params, choice, **more)

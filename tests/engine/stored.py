@@ -97,7 +97,5 @@ class StoredDrive(Drive):
         self.submit(number, prompt, params, **more)
         self.run()
         assert self.answers[number] == expected(prompt, params)
-        first = self.updates[number][0]
-        assert first.cached is not None
-        assert first.from_disk is not None
-        return first.cached, first.from_disk
+        found = self.admitted(number)
+        return found.cached, found.from_disk

@@ -98,8 +98,8 @@ def test_closing_a_mailbox_aborts_the_sequence() -> None:
     async def body(client: EngineClient) -> None:
         mailbox = client.submit([1, 2, 3], SamplingParams(max_tokens=400))
         first = await anext(mailbox)
-        assert first.cached == 0
-        assert first.queued is not None
+        assert first.admitted is not None
+        assert first.admitted.cached == 0
         mailbox.close()
         mailbox.close()
         await until(lambda: client.stats.running == 0)

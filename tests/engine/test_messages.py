@@ -12,7 +12,9 @@ from service.engine.mailbox import merge
 from service.engine.messages import (
     Abort,
     AdapterLoaded,
+    Admitted,
     Beat,
+    CacheMiss,
     Failed,
     LoadAdapter,
     Loading,
@@ -32,7 +34,8 @@ from service.engine.picture import PoolPages
 from tests.fakes import make_info
 
 SCORED = TokenLogprob(7, -0.25, ((7, -0.25), (9, -2.0)))
-UPDATE = Update(3, (7, 8), (SCORED,), (SCORED, SCORED), "stop", 4, 0.5, "why", 9, (0.25, -1.5), "fault")
+ADMITTED = Admitted(4, 0.5, 2, CacheMiss(2, "new"))
+UPDATE = Update(3, (7, 8), (SCORED,), (SCORED, SCORED), "stop", ADMITTED, "why", 9, (0.25, -1.5), "fault")
 
 
 @pytest.mark.parametrize(
@@ -66,6 +69,6 @@ def test_round_trip(message: object) -> None:
 
 
 def test_merged_updates_keep_order_and_the_first_ones_facts() -> None:
-    merged = merge(Update(3, (1,), cached=4, queued=0.5), Update(3, (2, 3), finish="length"))
-    assert merged == Update(3, (1, 2, 3), finish="length", cached=4, queued=0.5)
+    merged = merge(Update(3, (1,), admitted=ADMITTED), Update(3, (2, 3), finish="length"))
+    assert merged == Update(3, (1, 2, 3), finish="length", admitted=ADMITTED)
     assert merge(Update(3, (1,)), Update(3, finish="error", fault="why")).fault == "why"

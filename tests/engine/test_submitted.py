@@ -85,8 +85,7 @@ def test_facts_of_the_prompt_come_once() -> None:
         reports = [update.processed for update in updates if update.processed is not None]
         assert reports == sorted({*reports})
         assert reports[-1] == len(prompt)
-        for name in ("cached", "queued", "from_disk"):
-            assert [getattr(update, name) is not None for update in updates] == [True] + [False] * (len(updates) - 1)
+        assert [update.admitted is not None for update in updates] == [True] + [False] * (len(updates) - 1)
 
     with_client(hosts, body, model="slow")
 

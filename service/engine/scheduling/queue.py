@@ -96,7 +96,7 @@ class FairQueue:
             if index + 1 == len(items):
                 heappop(heads)
             else:
-                charged = PROMPT_WEIGHT * items[index].n_prompt if items[index].queued is None else 0
+                charged = PROMPT_WEIGHT * items[index].n_prompt if items[index].admitted is None else 0
                 heapreplace(heads, (served + charged, items[index + 1].number, tenant, index + 1))
 
     def add(self, sequence: Sequence) -> None:

@@ -22,7 +22,7 @@ from dataclasses import replace
 from itertools import chain, count
 
 from model.batch import BROKEN_NUMBERS, RunnerInfo, SliceOutput, StepBatch, StepOutput
-from service.engine.messages import AGAIN, Stats, Submit, Update
+from service.engine.messages import AGAIN, Admitted, Stats, Submit, Update
 from service.engine.picture import Reason
 from service.engine.prefixes.store import PrefixStore
 from service.engine.scheduling.budget import PromptBudget, StepLimit, prompt_work
@@ -365,7 +365,7 @@ class Scheduler:
         return updates
 
     def _forget(self, sequence: Sequence) -> None:
-        if sequence.queued is not None:
+        if sequence.admitted is not None:
             self._trail.note_end(sequence)
         self._release(sequence)
         del self._sequences[sequence.id]
@@ -428,18 +428,17 @@ class Scheduler:
         reused = sequence.computed
         log.debug("sequence %d is admitted: %d tokens, %d of them cached", sequence.id, sequence.length, reused)
         self._stored.note_end(sequence, reused)
-        if sequence.queued is None:
+        if sequence.admitted is None:
             sequence.own_tokens()
-            sequence.queued = self._clock() - sequence.arrived
-            sequence.cached = reused
-            sequence.from_disk = 0 if sequence.in_memory is None else max(0, reused - sequence.in_memory)
+            from_disk = 0 if sequence.in_memory is None else max(0, reused - sequence.in_memory)
             n_reused = reused // self.pools[0].page_size
-            sequence.miss = self._trail.miss(sequence, n_reused)
+            miss = self._trail.miss(sequence, n_reused)
+            sequence.admitted = Admitted(reused, self._clock() - sequence.arrived, from_disk, miss)
             self._trail.note(sequence, range(n_reused))
             self._queue.charge(sequence, prompt=sequence.n_prompt - reused)
             self._totals["queried_tokens"] += sequence.n_prompt
             self._totals["hit_tokens"] += reused
-            self._totals["disk_tokens"] += sequence.from_disk
+            self._totals["disk_tokens"] += from_disk
 
     def _break(self, sequence: Sequence, result: SliceOutput) -> Update:
         """End a sequence that has a failure or a fault."""

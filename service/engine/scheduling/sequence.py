@@ -8,7 +8,7 @@ from typing import NamedTuple
 from model.batch import SliceOutput, TokenLogprob
 from model.sampling_params import PARAMETERS, SamplingParams, Stage
 from model.token_counts import TokenCounts
-from service.engine.messages import CacheMiss, Submit, Update
+from service.engine.messages import Admitted, Submit, Update
 from service.engine.scheduling.media import MediaTable
 from service.engine.scheduling.pages import PagePool, Table, chain_seed, page_content, page_name
 from service.engine.scheduling.prompt_lookup import PromptLookup
@@ -54,11 +54,8 @@ class Sequence:
         self.last_step = 0  # the number of the latest step that brought it forward
         self.scored = self.n_prompt if submit.params.prompt_logprobs is None else 1 + submit.n_scored
         self.first_update = True
-        self.cached = 0
-        self.from_disk = 0  # of the cached tokens
+        self.admitted = Admitted() if submit.output else None
         self.in_memory: int | None = None  # cached tokens before pages were first read from the disk
-        self.miss: CacheMiss | None = None
-        self.queued: float | None = 0.0 if submit.output else None
         self.tables = tuple(Table(pool) for pool in pools)
         self._rolling = [table for table in self.tables if table.pool.window is not None]
         self.media = media
@@ -198,7 +195,7 @@ class Sequence:
         update = Update(self.id, tokens, logprobs, prompt_logprobs, finish, processed=processed)
         if self.first_update:
             self.first_update = False
-            update = update._replace(cached=self.cached, queued=self.queued, miss=self.miss, from_disk=self.from_disk)
+            update = update._replace(admitted=self.admitted)
         return update._replace(embedding=self.embedding) if finish else update, full
 
     def _append(self, sampled: tuple[int, ...]) -> tuple[tuple[int, ...], str | None]:

@@ -74,7 +74,7 @@ class View:
             if item not in self.reading:
                 newest = max(newest, item.number)
             if item.id in wanted:
-                yield place, _shape(item, "waiting" if item.queued is None else "preempted", reason, pages)
+                yield place, _shape(item, "waiting" if item.admitted is None else "preempted", reason, pages)
 
     def _unprepared(self) -> Iterator[SequenceShape]:
         for sequence_id, n_prompt in self.preparing.items():
@@ -87,8 +87,9 @@ def _prefills(item: Sequence) -> bool:
 
 def _shape(item: Sequence, state: SequenceState, reason: Reason | None, pages: bool) -> SequenceShape:
     generated = len(item.tokens) - item.n_prompt
+    cached = 0 if item.admitted is None else item.admitted.cached
     tables = tuple(map(_table, item.tables)) if pages else ()
-    return SequenceShape(item.id, state, item.n_prompt, item.computed, generated, item.cached, reason, tables)
+    return SequenceShape(item.id, state, item.n_prompt, item.computed, generated, cached, reason, tables)
 
 
 def _table(table: Table) -> SequencePages:

@@ -114,7 +114,7 @@ def test_pages_are_apart_by_adapter_and_salt() -> None:
     for number, (adapter, cached) in enumerate([(0, 0), (1, 0), (2, 0), (1, 12), (0, 12), (2, 12)]):
         drive.submit(number, prompt, SHORT, adapter=adapter)
         drive.run()
-        assert drive.updates[number][0].cached == cached
+        assert drive.admitted(number).cached == cached
         assert drive.answers[number] == answer(prompt, SHORT, adapter)
 
 
@@ -123,7 +123,7 @@ def test_the_reason_of_a_miss_knows_the_adapter() -> None:
     for number, adapter in enumerate((1, 2, 2)):
         drive.submit(number, [*prompt, number], SHORT, adapter=adapter)
         drive.run()
-    misses = [drive.updates[number][0].miss for number in range(3)]
+    misses = [drive.admitted(number).miss for number in range(3)]
     assert [miss and miss.reason for miss in misses] == ["new", "new", None]
 
 

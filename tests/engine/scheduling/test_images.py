@@ -83,12 +83,12 @@ def test_an_image_in_cached_pages_is_not_encoded_again() -> None:
     for number, prompt in enumerate((first, other, first)):
         engine.ask(number, prompt, PARAMS)
         answered(engine, {number: prompt})
-    assert [engine.updates[number][0].cached for number in range(3)] == [0, 0, 8]
+    assert [engine.admitted(number).cached for number in range(3)] == [0, 0, 8]
     assert engine.runner.n_patches == 3 * 24  # the last page of the third begins in the image
     longer = prompt_of([1], RED, [2, 3, 4, *engine.answers[0], 7])
     engine.ask(3, longer, PARAMS)
     answered(engine, {3: longer})
-    assert engine.updates[3][0].cached == 12
+    assert engine.admitted(3).cached == 12
     assert engine.runner.n_patches == 3 * 24
 
 
@@ -100,9 +100,9 @@ def test_equal_tokens_with_another_image_are_another_page() -> None:
         prompt = prompt_of(text, picture, text)
         engine.ask(number, prompt, PARAMS)
         answered(engine, {number: prompt})
-        assert engine.updates[number][0].cached == cached
+        assert engine.admitted(number).cached == cached
         if number == 1:
-            assert engine.updates[1][0].miss == CacheMiss(6, "diverged")
+            assert engine.admitted(1).miss == CacheMiss(6, "diverged")
 
 
 def test_page_names_have_place_and_digest_of_each_image() -> None:

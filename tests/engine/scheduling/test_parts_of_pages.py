@@ -26,9 +26,7 @@ def serve(drive: Drive, prompt: list[int], **more: str) -> int:
     drive.submit(number, prompt, PARAMS, **more)
     drive.run()
     assert drive.answers[number] == expected(prompt, PARAMS)
-    cached = drive.updates[number][0].cached
-    assert cached is not None
-    return cached
+    return drive.admitted(number).cached
 
 
 def common(a: list[int], b: list[int]) -> int:
@@ -75,7 +73,7 @@ def test_the_cache_says_that_the_prompt_left_it_behind_the_copied_tokens() -> No
     drive, prompt = new_drive(), list(range(33, 53))
     serve(drive, prompt)
     assert serve(drive, [*prompt[:13], 9, 9, 9, 9]) == 13
-    assert drive.updates[1][0].miss == CacheMiss(13, "diverged")
+    assert drive.admitted(1).miss == CacheMiss(13, "diverged")
 
 
 def test_a_page_that_was_evicted_is_not_copied() -> None:

@@ -41,7 +41,7 @@ def test_a_second_request_starts_from_the_first_ones_pages() -> None:
     assert (batch.slices[0].start, batch.slices[0].stop) == (16, 17)
     drive.run()
     assert drive.answers[2] == drive.answers[1] == expected(prompt, PARAMS)
-    assert drive.updates[2][0].cached == 16
+    assert drive.admitted(2).cached == 16
     assert drive.scheduler.stats().hit_tokens == 16
 
 
@@ -62,7 +62,7 @@ def test_an_embedding_survives_preemption_and_takes_nothing_from_the_cache() -> 
         (15.5, 5.5, 1.0),
         (21.0, 11.0, 1.0),
     ]
-    assert [drive.updates[n][0].cached for n in (4, 5)] == [0, 8]
+    assert [drive.admitted(n).cached for n in (4, 5)] == [0, 8]
 
 
 def test_the_lowest_priority_is_admitted_first_and_equals_as_they_came() -> None:
@@ -97,7 +97,7 @@ def test_pages_are_shared_among_those_with_one_owner_and_one_salt_only() -> None
     for sequence_id, (owner, salt) in enumerate(owners):
         drive.submit(sequence_id, prompt, PARAMS, cache_owner=owner, cache_salt=salt)
         drive.run()
-        reused.append(drive.updates[sequence_id][0].cached)
+        reused.append(drive.admitted(sequence_id).cached)
         assert drive.answers[sequence_id] == expected(prompt, PARAMS)
     assert reused == [0, 0, 0, 0, 0, 16, 16, 16, 16]
 
@@ -110,7 +110,7 @@ def test_a_salt_that_spells_a_page_is_not_its_name() -> None:
     spelled = array("q", range(1, 5)).tobytes().decode()
     drive.submit(2, list(range(5, 18)), PARAMS, cache_salt=spelled)
     drive.run()
-    assert drive.updates[2][0].cached == 0
+    assert drive.admitted(2).cached == 0
     assert drive.answers[2] == expected(list(range(5, 18)), PARAMS)
 
 

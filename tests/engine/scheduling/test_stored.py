@@ -112,8 +112,8 @@ def test_a_page_that_is_lost_while_it_is_read_is_computed() -> None:
     (reading,) = drive.store.readings
     del disk[0, reading.pages[3][1].name]
     drive.run()
-    update = drive.updates[0][0]
-    assert (update.cached, update.from_disk) == (12, 12), "it went back to the queue, and found what it had read"
+    found = drive.admitted(0)
+    assert (found.cached, found.from_disk) == (12, 12), "it went back to the queue, and found what it had read"
     assert drive.scheduler.stats().queried_tokens == len(PROMPT)
 
 
@@ -134,7 +134,7 @@ def test_others_decode_while_pages_are_read() -> None:
     assert len(drive.store.readings) == 1, "the second request waits for the pages of the first"
     assert drive.scheduler.due == [0]
     drive.run()
-    assert [drive.updates[number][0].from_disk for number in (1, 2)] == [28, 0]
+    assert [drive.admitted(number).from_disk for number in (1, 2)] == [28, 0]
 
 
 def test_a_sequence_behind_a_reading_is_passed_over() -> None:
@@ -156,7 +156,7 @@ def test_a_sequence_behind_a_reading_is_passed_over() -> None:
     drive.scheduler.abort(2)
     drive.scheduler.abort(1)
     drive.run()
-    assert drive.updates[4][0].from_disk == 28
+    assert drive.admitted(4).from_disk == 28
 
 
 def test_a_sequence_is_not_said_to_wait_for_one_that_is_passed_over() -> None:
@@ -223,7 +223,7 @@ def test_adapters_are_known_by_their_files_and_not_by_their_numbers() -> None:
         drive.submit(0, PROMPT, PARAMS, adapter=adapter)
         drive.run()
         drive.scheduler.save_pages(1.0)
-        return drive.updates[0][0].from_disk or 0
+        return drive.admitted(0).from_disk
 
     assert from_disk(1, {1: "/wheel"}) == 0
     assert engine(disk).serve(PROMPT, PARAMS) == (0, 0)
@@ -259,7 +259,7 @@ def test_the_reason_of_a_miss_counts_from_the_disk() -> None:
     first.scheduler.save_pages(1.0)
     drive = engine(disk)
     drive.serve([*PROMPT, 1, 2, 3, 4], PARAMS)
-    assert drive.updates[0][0].miss == CacheMiss(28, "new")
+    assert drive.admitted(0).miss == CacheMiss(28, "new")
 
 
 @given(loads(), st.randoms(), st.randoms())

@@ -27,9 +27,8 @@ class Served:
         self._n += 1
         self.drive.submit(self._n, prompt, params, **more)
         self.drive.run()
-        first = self.drive.updates[self._n][0]
-        assert first.cached is not None
-        return first.cached, first.miss
+        found = self.drive.admitted(self._n)
+        return found.cached, found.miss
 
     def tokens(self, prompt: list[int]) -> list[int]:
         """What was computed for the latest request: its prompt and its answer, but for the last token."""
