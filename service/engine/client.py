@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from model.batch import RunnerInfo
 from model.errors import ModelError
@@ -33,13 +33,13 @@ from service.engine.messages import (
 )
 from service.engine.picture import Picture
 from service.engine.submitted import Submitted
-from service.engine.supervision.adapters import KeptAdapters
 from service.engine.supervision.connection import Patience
 from service.engine.supervision.process import EngineHandle
 from service.engine.supervision.spare import Spare
 from service.engine.supervision.supervisor import Supervisor
 
 log = logging.getLogger("noria.engine")
+T = TypeVar("T")
 
 EngineState = Literal["unloaded", "starting", "loading", "ready", "restarting", "failed", "stopped"]
 
@@ -51,7 +51,7 @@ class EngineClient:
     """Submits sequences to whichever engine serves, and delivers their updates.
 
     `stage` and `progress` (0..1) describe loading, for which the log has the model's `name`. `info` is set once the
-    engine is ready. `adapters` are those that every engine gets.
+    engine is ready. `adapters` returns the numbers and paths of the LoRA adapters that the next engine reads.
 
     An engine is replaced if it dies, if a signal stops it, if it sends nothing for `stall_timeout` seconds, or if a
     sequence in it makes no progress for `step_timeout` seconds. `spare` keeps another engine process
@@ -80,11 +80,14 @@ class EngineClient:
         self.info: RunnerInfo | None = None
         self.stats = Stats()
         self.n_lost = 0  # engines that have ended
-        self.adapters = KeptAdapters()
+        self.adapters: Callable[[], Sequence[tuple[int, str]]] = tuple
         self._on_report = on_report
         self._on_beat = on_beat
         self._on_restart = on_restart
         self._next_id = 1
+        self._loads: dict[int, asyncio.Future[str]] = {}  # adapters that the engine is reading
+        self._given = {0}  # adapters that the engine got at its start, and 0 for none
+        self._unneeded: list[int] = []  # adapters that the next engine may get all the same
         self._submitted = Submitted(self._send, on_continue, continues=continues, name=name)
         self._looks: deque[asyncio.Future[Picture]] = deque()  # in the order of their pictures
         self._spare = spare
@@ -107,20 +110,20 @@ class EngineClient:
     ) -> None:
         """Load the model with these runner options and wait until the engine serves. Raises NoriaError if it cannot.
 
-        After `unload` it may be called again. Adapters that are loaded by then are loaded into the next engine, too.
-        `renew` gives the options of each later engine; without it they stay as they are, but for the adapters.
+        After `unload` it may be called again. `renew` gives the options of each later engine; without it they stay as
+        they are, but for the adapters.
         """
-        self.adapters.start(options.get("adapters", ()))
         self.state, self.load_began = "starting", time.monotonic()
         self._decided.clear()
 
         async def current() -> Mapping[str, Any]:
-            adapters = {"adapters": self.adapters.for_next_engine()}
-            if self.info is None:
-                return {**options, **adapters}
-            # Clients know the longest sequence: the next engine must keep it.
-            renewed = await renew() if renew is not None else options
-            return {**renewed, **adapters, "max_model_len": self.info.max_model_len}
+            found = options
+            if self.info is not None:  # clients know the longest sequence: the next engine must keep it
+                renewed = await renew() if renew is not None else options
+                found = {**renewed, "max_model_len": self.info.max_model_len}
+            adapters = self.adapters()
+            self._given = {0, *(number for number, _ in adapters)}
+            return {**found, "adapters": adapters}
 
         self._supervision = asyncio.create_task(self._supervise(current), name="engine-supervisor")
         await self._decided.wait()
@@ -180,27 +183,30 @@ class EngineClient:
         return await picture
 
     async def load_adapter(self, number: int, path: str) -> None:
-        """Read a LoRA adapter, now and in every later engine. Numbers count up from 1; none is used twice.
+        """Let the engine read a LoRA adapter. Numbers count up from 1; none is used twice.
 
         Raises ModelError if it cannot serve, EngineUnavailable unless the engine is ready, EngineDied if that ends.
         """
         self._require_ready()
         self._send(LoadAdapter(number, path))
+        self._loads[number] = loaded = asyncio.get_running_loop().create_future()
         try:
-            await self.adapters.read(number, path)
+            problem = await loaded
         except asyncio.CancelledError:
-            if self.state == "ready":
-                self._send(UnloadAdapter(number))
+            self.unload_adapter(number)
             raise
+        if problem:
+            raise ModelError(problem)
 
     def unload_adapter(self, number: int) -> None:
         """Forget an adapter that no sequence uses. An engine that loads does it once it serves."""
-        self.adapters.drop(number)
+        self._unneeded.append(number)
         if self.state == "ready":
             self._forget_adapters()
 
     def _forget_adapters(self) -> None:
-        for number in self.adapters.superfluous():
+        unneeded, self._unneeded = self._unneeded, []
+        for number in unneeded:
             self._send(UnloadAdapter(number))
 
     async def close(self) -> None:
@@ -241,10 +247,9 @@ class EngineClient:
         elif isinstance(message, Beat):
             self._on_beat(message)
         elif isinstance(message, Picture):
-            if not (look := self._looks.popleft()).done():
-                look.set_result(message)
+            _answer(self._looks.popleft(), message)
         elif isinstance(message, AdapterLoaded):
-            self.adapters.note(message)
+            _answer(self._loads.pop(message.adapter, None), message.problem)
         elif isinstance(message, Loading):
             self.state = "loading" if self.info is None else "restarting"
             self.note(message.stage, message.progress)
@@ -260,7 +265,7 @@ class EngineClient:
         self._forget_adapters()
         self.note("ready", 1.0)
         self._decided.set()
-        self._submitted.go_on(self.adapters.lost)
+        self._submitted.go_on(self._given)
         self._supervisor.keep_spare()
 
     def _deliver(self, report: Report) -> None:
@@ -282,11 +287,18 @@ class EngineClient:
 
     def _fail_answers(self) -> None:
         """The engine answers no request for a picture or an adapter any more."""
-        self.adapters.fail(EngineDied())
-        looks, self._looks = self._looks, deque()
-        for look in looks:
-            if not look.done():
-                look.set_exception(EngineDied())
+        unanswered: list[asyncio.Future[Any]] = [*self._looks, *self._loads.values()]
+        self._looks.clear()
+        self._loads.clear()
+        for answer in unanswered:
+            if not answer.done():
+                answer.set_exception(EngineDied())
+
+
+def _answer(waiting: "asyncio.Future[T] | None", answer: T) -> None:
+    """Give an answer of the engine to its caller, who may have gone."""
+    if waiting is not None and not waiting.done():
+        waiting.set_result(answer)
 
 
 def _words(stage: str) -> str:

@@ -93,10 +93,10 @@ class Submitted:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._seconds, self.fail)
 
-    def go_on(self, lost_adapters: Container[int]) -> None:
-        """Another engine serves: submit again what waits, but for sequences whose adapter is lost."""
+    def go_on(self, adapters: Container[int]) -> None:
+        """Submit what waits to another engine, which has these adapters. Sequences of other adapters fail."""
         self._stop_timer()
-        for mailbox in [item for item in self._waiting.values() if item.request.adapter in lost_adapters]:
+        for mailbox in [item for item in self._waiting.values() if item.request.adapter not in adapters]:
             del self._waiting[mailbox.id]
             mailbox.fail(EngineDied())  # a client that tries again learns what is wrong with the adapter
         if self._waiting:

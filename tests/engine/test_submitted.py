@@ -313,7 +313,7 @@ def test_inputs_are_with_the_engine_alone_and_are_decoded_again_for_the_next_one
         again = replace(wire.whole, id=6, choice=1, n=1, output=[8, 9])
         assert wire.sent[1:] == [again]
         wire.submitted.lose_engine(0.1)
-        wire.submitted.go_on(())
+        wire.submitted.go_on((0,))
         await asyncio.sleep(0.01)
         assert wire.sent[2:] == [replace(wire.whole, n=1, output=[7]), again]
         wire.submitted.deliver([Update(5, finish=AGAIN), Update(6, (1,), finish="length")])

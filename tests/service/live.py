@@ -21,7 +21,6 @@ from service.api.routes import Route
 from service.app import ROUTES
 from service.commands.server import create_server
 from service.engine.client import EngineClient
-from service.generation.adapters import given_adapters
 from service.generation.request import ServedModel, longest_piece
 from service.generation.startup import marks_of
 from service.hosting.budget import NeedOf
@@ -193,8 +192,7 @@ def running(
 
     async def load(settings: Settings, client: EngineClient) -> ServedModel:
         limits = {"max_sequences": settings.max_sequences, "max_step_tokens": settings.max_step_tokens}
-        adapters = [(item.number, str(item.path)) for item in given_adapters(settings)]
-        options = {"model": settings.model, "max_model_len": settings.max_model_len, "adapters": adapters}
+        options = {"model": settings.model, "max_model_len": settings.max_model_len}
         await client.start({**options, **limits})
         assert client.info is not None
         defaults = GenerationDefaults((END,), sampling or {})

@@ -25,7 +25,7 @@ Options = Mapping[str, Any]
 # 3. `Submitted.lose_engine` lets each sequence that may go on wait. The others fail with EngineDied.
 # 4. `Supervisor.run` gives up, or sleeps for `backoff` and takes the spare, or starts a new process.
 # 5. `LoadModel` carries the options of `renew` (`service/generation/startup.py`) and the adapters whose files are the
-#    same as before (`KeptAdapters`).
+#    same as before (`service/generation/adapters.py`).
 # 6. At `Ready` the client sets the state to "ready" (`_welcome`). `Submitted.go_on` submits what waits, with its output
 #    so far.
 

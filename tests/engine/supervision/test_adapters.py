@@ -13,7 +13,6 @@ from model.errors import ModelError
 from model.sampling_params import SamplingParams
 from service.engine.client import EngineClient
 from service.engine.mailbox import EngineDied, EngineUnavailable
-from service.engine.supervision.adapters import files_state
 from tests.engine.driving import expected
 from tests.engine.hosting import PARAMS, Hosts, collect, process, until, with_client
 from tests.fakes import EngineThread, FakeAdapters, WaitingRunner, make_info, shade
@@ -44,6 +43,7 @@ def test_an_engine_that_dies_fails_the_load_and_a_later_one_does_not_know_it(tmp
 
     async def body(client: EngineClient) -> None:
         await client.load_adapter(1, str(tmp_path))
+        client.adapters = lambda: [(1, str(tmp_path))]
         os.kill(hosts.pid(0), 9)
         with pytest.raises(EngineDied):
             await client.load_adapter(2, str(tmp_path))
@@ -55,22 +55,6 @@ def test_an_engine_that_dies_fails_the_load_and_a_later_one_does_not_know_it(tmp
         assert await collect(client.submit([7], PARAMS, adapter=2)) == []
 
     with_client(hosts, body)
-
-
-def test_the_state_of_files_changes_with_each_of_them(tmp_path: Path) -> None:
-    states = [files_state(tmp_path / "nothing"), files_state(tmp_path)]
-    file = tmp_path / "adapter_model.safetensors"
-    for text in ("a", "bb"):
-        file.write_text(text)
-        states.append(files_state(tmp_path))
-    assert files_state(tmp_path) == states[-1]
-    os.utime(file, ns=(1, 1))
-    states.append(files_state(tmp_path))
-    file.rename(tmp_path / "other")
-    states.append(files_state(tmp_path))
-    states.append(files_state(tmp_path / "other"))
-    assert len(set(states)) == len(states) - 1, "a directory with one file has the state of the file"
-    assert states[0] == ""
 
 
 class ForgetfulAdapters(FakeAdapters):

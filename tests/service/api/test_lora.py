@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from service.api import lora
-from service.engine.supervision import adapters as kept
 from service.errors.errors import ModelNotFound
 from service.generation import adapters as generation_adapters
 from service.generation.adapters import MAX_ADAPTERS
@@ -335,13 +334,13 @@ def test_a_slow_disk_does_not_hold_up_the_event_loop(directory: Path, monkeypatc
         return waiting
 
     with running(lora_dir=directory) as live:
-        for module, name in ((lora, "path_inside"), (generation_adapters, "files_state"), (kept, "files_state")):
+        for module, name in ((lora, "path_inside"), (generation_adapters, "files_state")):
             monkeypatch.setattr(module, name, slow(getattr(module, name)))
         with ThreadPoolExecutor(1) as pool:
             loading = pool.submit(live.post, LOAD, {"lora_name": "sql", "lora_path": "sql"})
-            for _ in range(3):
+            for _ in range(2):
                 assert begun.acquire(timeout=PATIENCE)
                 assert live.http.get("/live").status_code == 200
                 answered.release()
             assert loading.result().status_code == 200
-    assert looks == [True] * 3
+    assert looks == [True] * 2

@@ -41,3 +41,15 @@ def test_a_name_is_that_of_a_model_before_that_of_an_adapter(tmp_path: Path) -> 
         assert said(live, "sql", n=9) == answer("hi", 9, adapter=f"{folder}/sql")
         live.reload(toml(entries | {"sql": {}}))
         assert said(live, "sql", n=9) == answer("hi", 9)
+
+
+def test_an_adapter_may_change_until_its_model_is_loaded(tmp_path: Path) -> None:
+    folder = tmp_path / "law"
+    folder.mkdir()
+    with serving(tmp_path, {"a": {}, "b": {"lora": [f"law={folder}"], **LATE}}) as live:
+        (folder / "weights").write_text("new")
+        assert said(live, "law", n=9) == answer("hi", 9, adapter=str(folder))
+        assert live.post(UNLOAD, {"model": "b"}).status_code == 200
+        (folder / "weights").write_text("newer")
+        assert refused(live, "/v1/completions", {"model": "law", "prompt": "hi"}, 503)["code"] == "adapter_lost"
+        assert said(live, "b", n=9) == answer("hi", 9)
