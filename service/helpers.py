@@ -1,6 +1,7 @@
-"""A thread with a helper process that may be lost, and a memory of what was used last."""
+"""Threads with helper processes that may be lost, and a memory of what was used last."""
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,8 @@ from typing import Generic, Protocol, TypeVar
 
 from model.machine.helper import ATTEMPTS, ProcessLost
 from service.errors.errors import Unavailable
+
+MAX_SUSPECTS = 1024
 
 
 class Process(Protocol):
@@ -34,14 +37,17 @@ class HelperThread(Generic[P]):
     """A thread that talks to a process, because the process dies with the thread that starts it.
 
     `task` completes "the process that ...", and `code` is the error's, for clients. `on_restart` hears when one process
-    replaces another.
+    replaces another. With `once` each use ends its process.
     """
 
-    def __init__(self, task: str, code: str, on_restart: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, task: str, code: str, on_restart: Callable[[], None] = lambda: None, *, once: bool = False
+    ) -> None:
         self.process: P | None = None
         self._task = task
         self._code = code
         self._on_restart = on_restart
+        self._once = once
         self._closed = False
         self._thread = ThreadPoolExecutor(1, f"noria-{code}")
         self._thread.submit(int)  # start the thread now: later the system may allow no more threads
@@ -50,8 +56,8 @@ class HelperThread(Generic[P]):
         """The result of `work` on the thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def use(self, start: Callable[[], P], call: Callable[[P], T], *, fresh: bool = False) -> T:
-        """The result of a call with the process, on the thread. `start` makes one if none runs, or it must be `fresh`.
+    def use(self, start: Callable[[], P], call: Callable[[P], T]) -> T:
+        """The result of a call with the process, on the thread. `start` makes one if none runs.
 
         A process that is lost is replaced. Raises LimitsExceeded if the input has ended it, Unavailable if several were
         lost in another way, which says nothing of the input.
@@ -60,10 +66,13 @@ class HelperThread(Generic[P]):
             if self._closed:
                 break
             try:
-                return call(self._running(start, fresh))
+                return call(self._running(start))
             except ProcessLost as lost:
                 if lost.by_limits:
                     raise LimitsExceeded(str(lost)) from None
+            finally:
+                if self._once:
+                    self.end()
         raise Unavailable(f"the process that {self._task} was lost; try again", self._code)
 
     def end(self) -> None:
@@ -80,11 +89,11 @@ class HelperThread(Generic[P]):
         await self.run(self.end)
         self._thread.shutdown(wait=False)
 
-    def _running(self, start: Callable[[], P], fresh: bool) -> P:
-        """The process; a new one if it has ended, or has to be `fresh`. Raises CannotStart."""
+    def _running(self, start: Callable[[], P]) -> P:
+        """The process; a new one if it has ended. Raises CannotStart."""
         before = self.process
         if before is not None:
-            if not fresh and not before.ended:
+            if not before.ended:
                 return before
             before.end()
         self.process = start()
@@ -123,3 +132,62 @@ class Recent(Generic[K, V]):
         with self._lock:
             if key in self._values:
                 self._left += self._size(self._values.pop(key))
+
+
+class Trial(Generic[P, K, V]):
+    """Gives inputs to a process, one at a time. `recent` has the latest answers by the keys of the inputs.
+
+    An input that exceeds the limits of the process is a suspect. A process of its own gets it `apart`, while the first
+    goes on with others. With `lasting` an input that exceeds the limits there, too, is not tried again. `on_answer`
+    gets a new answer and the seconds that it took.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        code: str,
+        recent: Recent[K, V],
+        on_restart: Callable[[], None],
+        on_answer: Callable[[V, float], None] = lambda answer, seconds: None,
+        *,
+        lasting: bool = True,
+    ) -> None:
+        self.recent = recent
+        self._suspects: Recent[K, bool] = Recent(MAX_SUSPECTS)  # if they exceeded the limits apart, too
+        self._first: HelperThread[P] = HelperThread(task, code, on_restart)
+        self._apart: HelperThread[P] = HelperThread(task, code, once=True)
+        self._on_answer = on_answer
+        self._lasting = lasting
+
+    async def ask(self, key: K, start: Callable[[], P], call: Callable[[P], V], *, apart: bool = False) -> V:
+        """Return the answer of `call` for an input. `start` makes a process for it where none runs.
+
+        Raises LimitsExceeded for a suspect unless it is tried `apart`, and for one that exceeds the limits there;
+        Unavailable without a process.
+        """
+        helper = self._apart if apart else self._first
+        answer, seconds = await helper.run(lambda: self._try(helper, key, start, call))
+        if seconds is not None:
+            self._on_answer(answer, seconds)
+        return answer
+
+    async def close(self) -> None:
+        """End the processes and the threads."""
+        await asyncio.gather(self._first.close(), self._apart.close())
+
+    def _try(
+        self, helper: HelperThread[P], key: K, start: Callable[[], P], call: Callable[[P], V]
+    ) -> tuple[V, float | None]:
+        """Return an answer, and the seconds of a new one."""
+        began, apart = time.monotonic(), helper is self._apart
+        if (known := self.recent.find(key)) is not None:
+            return known, None
+        if (exceeded := self._suspects.find(key)) or (exceeded is not None and not apart):
+            raise LimitsExceeded
+        try:
+            answer = helper.use(start, call)
+        except LimitsExceeded:
+            self._suspects.note(key, apart and self._lasting)
+            raise
+        self.recent.note(key, answer)
+        return answer, time.monotonic() - began

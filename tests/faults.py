@@ -124,3 +124,13 @@ def offspring(pid: int | None = None) -> list[int]:
         with suppress(FileNotFoundError, ProcessLookupError), OPEN(task / "children") as file:  # the thread may end
             found += map(int, file.read().split())
     return sorted(found)
+
+
+def helpers(module: str) -> list[int]:
+    """Process ids of the living children that run a module."""
+    found = []
+    for pid in offspring():
+        with suppress(FileNotFoundError, ProcessLookupError), OPEN(f"/proc/{pid}/cmdline") as file:
+            if module in file.read().split("\0"):
+                found.append(pid)
+    return found

@@ -1,14 +1,14 @@
 """Images or audio files of requests. A child process decodes them: a hostile file may kill it alone."""
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 from model.errors import MediaError
 from service.errors.errors import InvalidRequest
-from service.helpers import HelperThread, LimitsExceeded, Process, Recent
+from service.helpers import LimitsExceeded, Process, Recent, Trial
 from service.media.source import Source
 
 P = TypeVar("P", bound=Process)
@@ -22,7 +22,6 @@ ENTRY_BYTES = 2**10
 REQUESTS = 4
 """As many requests may have files decoded that the engine's queue does not count yet: what a file decodes to can be far
 larger than a request's body."""
-MAX_SUSPECTS = 1024
 TOO_MUCH = "takes too much time or memory to decode"
 
 
@@ -42,52 +41,11 @@ class Kind(Generic[P, F, D]):
     size: Callable[[D], int]
 
 
-class Decoder(Generic[P, F, D]):
-    """Decodes files in a child process, which starts at the first one. `on_restart` hears when one replaces another.
-
-    A `patient` decoder gives a file more time, and starts a process for each.
-    """
-
-    def __init__(
-        self, kind: Kind[P, F, D], on_restart: Callable[[], None] = lambda: None, *, patient: bool = False
-    ) -> None:
-        self.patient = patient
-        self._kind = kind
-        self._helper: HelperThread[P] = HelperThread(f"decodes {kind.noun}", f"{kind.noun}_unavailable", on_restart)
-
-    async def decode(self, data: bytes, format: F) -> D:
-        """What a file decodes to. Raises MediaError, LimitsExceeded, and Unavailable without a process."""
-        return await self._helper.run(lambda: self._decoded(data, format))
-
-    async def close(self) -> None:
-        """End the process and the thread."""
-        await self._helper.close()
-
-    def _decoded(self, data: bytes, format: F) -> D:
-        try:
-            return self._helper.use(self._start, lambda process: self._kind.decode(process, data, format))
-        finally:
-            if self.patient:
-                self._helper.end()
-
-    def _start(self) -> P:
-        return self._kind.start(self.patient)
-
-
-class Suspected(Exception):
-    """A file has to be decoded apart."""
-
-    def __init__(self, source: Source) -> None:
-        super().__init__()
-        self.source = source
-
-
 class Media(Generic[P, F, D]):
-    """The files of one kind of all requests. It decodes one at a time, and keeps the last ones. One per server.
+    """The files of one kind of all requests. It decodes one at a time, and remembers the last ones. One per server.
 
-    A file that exceeds the short limit of time, or that of memory, is a suspect. A second process decodes suspects
-    with the long limit, one at a time, while the first goes on with other files. `on_decoded` gets the seconds from a
-    file's turn to its end.
+    A file that exceeds the short limit of time, or that of memory, is decoded apart with the long limit.
+    `on_decoded` gets the seconds of a file.
     """
 
     def __init__(
@@ -96,13 +54,15 @@ class Media(Generic[P, F, D]):
         on_restart: Callable[[], None] = lambda: None,
         on_decoded: Callable[[float], None] = lambda seconds: None,
     ) -> None:
+        def note(decoded: D, seconds: float) -> None:
+            if kind.size(decoded):  # else it was measured only
+                on_decoded(seconds)
+
         self._kind = kind
-        self._on_decoded = on_decoded
-        self._recent: Recent[tuple[bytes, F], D] = Recent(CACHE_BYTES, lambda it: max(ENTRY_BYTES, kind.size(it)))
-        self._suspects: Recent[tuple[bytes, F], bool] = Recent(MAX_SUSPECTS)  # if they exceeded the longer limit too
+        recent: Recent[tuple[bytes, F], D] = Recent(CACHE_BYTES, lambda it: max(ENTRY_BYTES, kind.size(it)))
+        task, code = f"decodes {kind.noun}", f"{kind.noun}_unavailable"
+        self._trial: Trial[P, tuple[bytes, F], D] = Trial(task, code, recent, on_restart, note)
         self._turns = asyncio.Semaphore(REQUESTS)
-        self._decoder, self._decoder_turn = Decoder(kind, on_restart), asyncio.Lock()
-        self._patient, self._patient_turn = Decoder(kind, patient=True), asyncio.Lock()
 
     async def decode(self, sources: Sequence[Source], format: F, owner: str = "") -> list[D]:
         """What a request's files decode to, for the model. They are found again by requests of the same owner only.
@@ -113,71 +73,43 @@ class Media(Generic[P, F, D]):
             message = f"a request may have at most {limit} {self._kind.limited}, got {len(sources)}"
             raise InvalidRequest(message, param=sources[limit].param)
         sources = [source.owned_by(owner) for source in sources]
-        known = [self._recent.find((source.digest, format)) for source in sources]
+        known = [self._trial.recent.find((source.digest, format)) for source in sources]
         if all(known):  # they wait for nobody
             found = [decoded for decoded in known if decoded is not None]
             self.check(sources, found, format)
             return found
         apart: dict[bytes, D] = {}
         while True:
+            found = []
             try:
                 async with self._turns:
-                    return await self._all(sources, format, apart)
-            except Suspected as suspected:  # it waits without a turn: others' files go on
-                source = suspected.source
-            apart[source.digest] = await self._one_apart(source, format)
+                    for source in sources:
+                        found.append(apart.get(source.digest) or await self._one(source, format))
+                        self.check(sources, found, format)
+                    return found
+            except LimitsExceeded:  # it waits without a turn: others' files go on
+                suspect = sources[len(found)]
+            try:
+                apart[suspect.digest] = await self._one(suspect, format, apart=True)
+            except LimitsExceeded:
+                raise self._refusal(suspect, TOO_MUCH) from None
 
     def check(self, sources: Sequence[Source], found: Sequence[D], format: F) -> None:
         """Raise InvalidRequest if the first files of a request decode to too much together."""
 
     async def close(self) -> None:
         """End the processes and the threads."""
-        await asyncio.gather(self._decoder.close(), self._patient.close())
+        await self._trial.close()
 
-    async def _all(self, sources: Sequence[Source], format: F, apart: dict[bytes, D]) -> list[D]:
-        found: list[D] = []
-        for source in sources:
-            found.append(apart.get(source.digest) or await self._one(source, format))
-            self.check(sources, found, format)
-        return found
-
-    async def _one(self, source: Source, format: F) -> D:
-        """What a file decodes to. Raises InvalidRequest, Unavailable and Suspected."""
-        key = (source.digest, format)
-        async with self._decoder_turn:  # others' files come between those of a request
-            if (found := self._recent.find(key)) is not None:
-                return found
-            if self._suspects.find(key) is not None:
-                raise Suspected(source)
-            try:
-                return await self._decoded(self._decoder, source, format)
-            except LimitsExceeded:
-                self._suspects.note(key, False)
-                raise Suspected(source) from None
-
-    async def _one_apart(self, source: Source, format: F) -> D:
-        """What a suspect decodes to. Raises InvalidRequest and Unavailable."""
-        key = (source.digest, format)
-        async with self._patient_turn:
-            if (found := self._recent.find(key)) is not None:
-                return found
-            try:
-                if not self._suspects.find(key):
-                    return await self._decoded(self._patient, source, format)
-            except LimitsExceeded:
-                self._suspects.note(key, True)
-            raise self._refusal(source, TOO_MUCH)
-
-    async def _decoded(self, decoder: Decoder[P, F, D], source: Source, format: F) -> D:
-        began = time.monotonic()
+    async def _one(self, source: Source, format: F, *, apart: bool = False) -> D:
+        """Return what a file decodes to. Raises InvalidRequest, Unavailable and LimitsExceeded."""
+        key, start = (source.digest, format), partial(self._kind.start, apart)
         try:
-            decoded = await decoder.decode(source.data, format)
+            return await self._trial.ask(
+                key, start, lambda process: self._kind.decode(process, source.data, format), apart=apart
+            )
         except MediaError as error:
             raise self._refusal(source, str(error)) from None
-        self._recent.note((source.digest, format), decoded)
-        if self._kind.size(decoded):  # else it was measured only
-            self._on_decoded(time.monotonic() - began)
-        return decoded
 
     def _refusal(self, source: Source, problem: str) -> InvalidRequest:
         noun = self._kind.noun

@@ -3,6 +3,8 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from pydantic_core import from_json
@@ -15,7 +17,7 @@ from model.machine.helper import First
 from model.sampling_params import MAX_GRAMMAR_CHARS
 from service.errors.errors import InvalidRequest
 from service.generation.request import ModelRequest, ServedModel
-from service.helpers import HelperThread, LimitsExceeded, Recent
+from service.helpers import LimitsExceeded, Recent, Trial
 from service.schema.fields import Json, Structure
 from service.schema.structured_output import ResponseFormat, StructuredOutputBody, StructuredOutputs
 from service.structured.json_schema import enforceable, mixes_names
@@ -191,9 +193,10 @@ class Grammars:
     """The checker of grammars: it tries one at a time, and remembers what the compiler said. One per server."""
 
     def __init__(self, on_restart: Callable[[], None] = lambda: None) -> None:
-        self._problems: Recent[bytes, str] = Recent(MAX_REMEMBERED)  # "" for a grammar without problem
-        self._suspects: Recent[bytes, str] = Recent(MAX_REMEMBERED)  # grammars that exceeded the limits of a process
-        self._helper: HelperThread[GrammarProcess] = HelperThread("tries grammars", "grammar_unavailable", on_restart)
+        problems: Recent[bytes, str] = Recent(MAX_REMEMBERED)  # "" for a grammar without problem
+        self._trial: Trial[GrammarProcess, bytes, str] = Trial(
+            "tries grammars", "grammar_unavailable", problems, on_restart, lasting=False
+        )
 
     async def check(self, served: ServedModel, request: ModelRequest) -> None:
         """Raise InvalidRequest, naming the field, for a grammar that cannot be used; Unavailable without a process."""
@@ -205,35 +208,25 @@ class Grammars:
         if total > MAX_TOTAL_CHARS:
             message = f"{names} may have at most {MAX_TOTAL_CHARS} characters over all choices together, got {total}"
             raise InvalidRequest(message, param=field)
-        problem = self._problems.find(hashlib.sha256(grammar.encode()).digest())
-        if problem is None:  # a known grammar does not wait for the trial of another
-            problem = await self._helper.run(lambda: self._try(served, grammar))
-        if problem:
+        if problem := await self._problem(served, grammar):
             raise InvalidRequest(f"{names} cannot be enforced: {problem}", param=field, code="invalid_grammar")
 
     async def close(self) -> None:
-        """End the process and the thread."""
-        await self._helper.close()
+        """End the processes and the threads."""
+        await self._trial.close()
 
-    def _try(self, served: ServedModel, grammar: str) -> str:
-        """The problem of a grammar, "" if none. Only the compiler's word is remembered. Raises Unavailable.
+    async def _problem(self, served: ServedModel, grammar: str) -> str:
+        """Return the problem of a grammar, "" if none. Only the compiler's word is remembered. Raises Unavailable.
 
         A process that exceeds its limits, and then a fresh one that does too, say something of the grammar.
         """
-        digest = hashlib.sha256(grammar.encode()).digest()
-        if (known := self._problems.find(digest)) is not None:
+        digest, start = hashlib.sha256(grammar.encode()).digest(), partial(_start, served)
+        if (known := self._trial.recent.find(digest)) is not None:  # it does not wait for the trial of another
             return known
-        suspected = self._suspects.find(digest) is not None
-        try:
-            problem = self._helper.use(lambda: _start(served), lambda process: process.ask(grammar), fresh=suspected)
-        except LimitsExceeded as error:
-            if suspected:
-                return TOO_MUCH
-            self._suspects.note(digest, str(error))
-            return self._try(served, grammar)
-        self._suspects.forget(digest)
-        self._problems.note(digest, problem)
-        return problem
+        for apart in (False, True):
+            with suppress(LimitsExceeded):
+                return await self._trial.ask(digest, start, lambda process: process.ask(grammar), apart=apart)
+        return TOO_MUCH
 
 
 def _start(served: ServedModel) -> GrammarProcess:

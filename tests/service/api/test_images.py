@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import io
+import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,8 +29,9 @@ from service.errors.errors import InvalidRequest
 from service.generation.request import ServedModel, longest_piece
 from service.images.images import DecodedImage, Images
 from tests.fakes import END, IMAGES, IntegerTokenizer, make_info
+from tests.faults import helpers
 from tests.service.live import FakeChat, Live, answer, refused, running
-from tests.waiting import eventually
+from tests.waiting import eventually, strike
 
 Json = dict[str, Any]
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -160,6 +162,16 @@ def test_a_key_shares_decoded_images_with_itself_alone(isolation: str, expected:
             assert live.post(CHAT, {**CHAT_BODY, "max_tokens": 1}).status_code == 200
             decodings.append(live.metric("noria_image_decode_seconds_count") / 2)
     assert decodings == expected
+
+
+def test_a_process_that_is_replaced_is_counted(seeing: Live) -> None:
+    name, before = "noria_image_process_restarts_total", helpers("model.images.process")
+    for n_restarts, picture in enumerate((url(8, 8, "green"), url(8, 8, "pink"))):
+        body = {"messages": [{"role": "user", "content": chat_parts(picture)}], "max_tokens": 1}
+        assert seeing.post(CHAT, body).status_code == 200
+        assert seeing.metric(name) == n_restarts
+        for pid in {*helpers("model.images.process")} - {*before}:
+            strike(pid, signal.SIGKILL)
 
 
 # The same tokens in all APIs

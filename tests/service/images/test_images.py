@@ -4,7 +4,9 @@ import asyncio
 import base64
 import hashlib
 import signal
-from collections.abc import Awaitable, Iterator, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import count
 from typing import Any, TypeVar
@@ -12,19 +14,21 @@ from typing import Any, TypeVar
 import pytest
 from PIL import Image
 
+from model.images.client import ImageProcess
+from model.images.sizes import Pixels
 from model.machine import helper
+from model.machine.helper import ProcessLost
 from model.media import ImageFormat
 from service.errors.errors import ApiError, InvalidRequest, Unavailable
-from service.helpers import LimitsExceeded, Recent
 from service.images.images import DecodedImage, Images, read_base64, read_source
-from service.media.media import REQUESTS, Decoder
+from service.media.media import REQUESTS
 from service.media.source import Source
-from tests.faults import failing
+from tests.faults import failing, helpers
 from tests.model.images.files import noise, saved, texts
-from tests.service.live import Live
-from tests.waiting import ended, strike
+from tests.waiting import PATIENCE, ended, strike
 
 T = TypeVar("T")
+PROCESS = "model.images.process"
 FORMAT = ImageFormat(patch_size=4, merge=2, longest_side=64)
 SEEDS = count()
 SIGNALS = [signal.SIGKILL, signal.SIGPROF]
@@ -47,6 +51,7 @@ class Decoding:
         self.restarts = 0
         self.seconds: list[float] = []
         self.loop = asyncio.new_event_loop()
+        self.others = {*helpers(PROCESS)}
         self.images = Images(3, 2**16, self._restarted, self.seconds.append)
 
     def _restarted(self) -> None:
@@ -65,9 +70,12 @@ class Decoding:
 
     @property
     def pid(self) -> int:
-        process = self.images._decoder._helper.process
-        assert process is not None
-        return process.pid
+        (pid,) = self.pids
+        return pid
+
+    @property
+    def pids(self) -> set[int]:
+        return {*helpers(PROCESS)} - self.others
 
     def close(self) -> None:
         self.run(self.images.close())
@@ -113,9 +121,8 @@ def test_an_image_that_is_sent_again_is_not_decoded_again(decoder: Decoding) -> 
 
 
 def test_no_process_starts_before_the_first_image(decoder: Decoding) -> None:
-    assert decoder.images._decoder._helper.process is None
     assert decoder.decode() == []
-    assert decoder.images._decoder._helper.process is None
+    assert not decoder.pids
 
 
 def test_too_many_images_are_refused(decoder: Decoding) -> None:
@@ -140,7 +147,7 @@ def test_a_bad_image_names_its_field(decoder: Decoding) -> None:
 def test_an_image_that_exceeds_both_limits_is_refused_and_others_are_not(decoder: Decoding) -> None:
     error = decoder.refused(new(), source(texts(), "x"))
     assert error.message == "the image in x takes too much time or memory to decode"
-    assert decoder.images._patient._helper.process is None
+    assert not decoder.pids
     assert decoder.decode(new())[0].rows == 3
     assert decoder.restarts == 1
 
@@ -156,36 +163,53 @@ def test_a_refused_image_costs_no_process_when_it_comes_again(decoder: Decoding)
     assert (decoder.pid, decoder.restarts) == (pid, 1)
 
 
-def test_an_image_that_needs_the_long_limit_is_decoded(decoder: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
+def before_each(monkeypatch: pytest.MonkeyPatch, call: Callable[[bool, bytes], None]) -> None:
+    """Call this before a process decodes, with whether it is patient, and the file."""
+    start, decode = ImageProcess.__init__, ImageProcess.decode
+    patient: set[ImageProcess] = set()
+
+    def started(self: ImageProcess, max_pixels: int, **options: Any) -> None:
+        start(self, max_pixels, **options)
+        patient.update([self] if options["patient"] else [])
+
+    def decoding(self: ImageProcess, data: bytes, format: ImageFormat) -> Pixels:
+        call(self in patient, data)
+        return decode(self, data, format)
+
+    monkeypatch.setattr(ImageProcess, "__init__", started)
+    monkeypatch.setattr(ImageProcess, "decode", decoding)
+
+
+def test_an_image_that_needs_the_long_limit_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is above the short limit. When it comes again, the first process does not try it again."""
-    image, tried = new(), []
-    decode = Decoder.decode
+    image, tried = new(), list[bool]()
 
-    async def slow(self: Decoder[Any, Any, Any], data: bytes, format: ImageFormat) -> DecodedImage:
-        tried.append(self.patient)
-        if data == image.data and not self.patient:
-            raise LimitsExceeded
-        return await decode(self, data, format)
+    def slow(patient: bool, data: bytes) -> None:
+        tried.append(patient)
+        if data == image.data and not patient:
+            raise ProcessLost("it takes too long", by_limits=True)
 
-    monkeypatch.setattr(Decoder, "decode", slow)
-    found = decoder.decode(new(), image, new())
-    assert [picture.rows for picture in found] == [3, 3, 3]
-    assert tried == [False, False, True, False]
-    decoder.images._recent = Recent(0)
-    assert decoder.decode(image) == found[1:2]
-    assert tried[4:] == [True]
+    monkeypatch.setattr("service.media.media.CACHE_BYTES", 4 * 16 * 24 * 3)
+    before_each(monkeypatch, slow)
+    with closing(Decoding()) as decoder:
+        found = decoder.decode(new(), image, new())
+        assert [picture.rows for picture in found] == [3, 3, 3]
+        assert tried == [False, False, True, False]
+        for _ in range(4):  # the image is forgotten
+            decoder.decode(new())
+        assert decoder.decode(image) == found[1:2]
+        assert tried[4:] == [False] * 4 + [True]
 
 
 def test_images_do_not_wait_for_suspects(decoder: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
     """More suspects than requests may decode at a time wait for the patient process, which hangs."""
-    decode, hangs = Decoder.decode, asyncio.Event()
+    hangs = threading.Event()
 
-    async def slow(self: Decoder[Any, Any, Any], data: bytes, format: ImageFormat) -> DecodedImage:
-        if self.patient:
-            await hangs.wait()
+    def slow(patient: bool, data: bytes) -> None:
+        if patient:
+            assert hangs.wait(PATIENCE)
         if data.startswith(b"slow"):
-            raise LimitsExceeded
-        return await decode(self, data, format)
+            raise ProcessLost("it takes too long", by_limits=True)
 
     async def serve() -> list[DecodedImage]:
         suspects = [decoder.images.decode([source(b"slow%d" % n)], FORMAT) for n in range(2 * REQUESTS)]
@@ -196,7 +220,7 @@ def test_images_do_not_wait_for_suspects(decoder: Decoding, monkeypatch: pytest.
         assert {type(error) for error in await waiting} == {InvalidRequest}
         return found
 
-    monkeypatch.setattr(Decoder, "decode", slow)
+    before_each(monkeypatch, slow)
     assert decoder.run(serve())[0].rows == 3
 
 
@@ -242,13 +266,7 @@ def test_without_a_process_nothing_is_blamed_and_nothing_remembered(decoder: Dec
 def test_images_of_two_requests_alternate(decoder: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     names: dict[bytes, str] = {}
-    decode = Decoder.decode
-
-    async def noted(self: Decoder[Any, Any, Any], data: bytes, format: ImageFormat) -> DecodedImage:
-        order.append(names[data])
-        return await decode(self, data, format)
-
-    monkeypatch.setattr(Decoder, "decode", noted)
+    before_each(monkeypatch, lambda patient, data: order.append(names[data]))
     requests = [[new() for _ in range(3)] for _ in "ab"]
     names |= {image.data: name for name, images in zip("ab", requests, strict=True) for image in images}
 
@@ -257,14 +275,6 @@ def test_images_of_two_requests_alternate(decoder: Decoding, monkeypatch: pytest
 
     decoder.run(both())
     assert order == list("ababab")
-
-
-def test_the_server_has_the_metrics_of_its_images(live: Live) -> None:
-    images: Images = live.state.images
-    images._on_decoded(0.25)
-    images._decoder._helper._on_restart()
-    assert live.metric("noria_image_process_restarts_total") == 1
-    assert live.metric("noria_image_decode_seconds_sum") == 0.25
 
 
 PARAM = "messages[0].content[1].image_url.url"

@@ -9,13 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
-from model.grammar.client import GrammarProcess
 from model.machine import helper
-from service.structured.constraint import Grammars
-from tests.faults import FAULTS, descriptors, every_fault, failing, offspring
+from tests.faults import FAULTS, descriptors, every_fault, failing, helpers, offspring
 from tests.service.live import Live, refused
 from tests.waiting import ended, eventually, strike
 
+PROCESS = "model.grammar.process"
 NUMBERS = count()
 SIGNALS = [signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGPROF]
 
@@ -38,22 +37,16 @@ def unavailable(live: Live, form: str | None = None) -> None:
     assert int(response.headers["retry-after"]) > 0
 
 
-def grammars(live: Live) -> Grammars:
-    found: Grammars = live.state.grammars
-    return found
-
-
-def process(live: Live) -> GrammarProcess:
+def process() -> int:
     """The process that tries grammars."""
-    found = grammars(live)._helper.process
-    assert found is not None
-    return found
+    (pid,) = helpers(PROCESS)
+    return pid
 
 
-def without_process(live: Live) -> None:
+def without_process() -> None:
     """Kill it."""
-    process(live).kill()
-    eventually(lambda: process(live).ended, "it is dead")
+    os.kill(process(), signal.SIGKILL)
+    eventually(lambda: not helpers(PROCESS), "it is dead")
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +73,7 @@ class Starts:
 @pytest.mark.parametrize("number", SIGNALS)
 def test_an_idle_process_that_is_lost_costs_nobody_a_form(live: Live, number: signal.Signals) -> None:
     before = live.metric("noria_grammar_restarts_total", process="trial")
-    old = process(live).pid
+    old = process()
     strike(old, number)
     for _ in range(2):
         served(live)
@@ -93,7 +86,7 @@ def test_a_process_lost_while_it_starts_costs_a_retry(
     live: Live, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(helper, "start_python", Starts(number, 1))
-    without_process(live)
+    without_process()
     served(live)
 
 
@@ -103,7 +96,7 @@ def test_processes_that_are_always_lost_are_a_503_and_nothing_is_remembered(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(helper, "start_python", Starts(number, 2))
-        without_process(live)
+        without_process()
         unavailable(live, f"lost by {number.name}")
     served(live, f"lost by {number.name}")
     served(live)
@@ -118,7 +111,7 @@ def test_a_process_lost_with_a_form_is_tried_again(
 
     def hit(link: helper.Link, value: Any, *arguments: Any) -> None:
         if left and isinstance(value, str):
-            os.kill(process(live).pid, left.pop())
+            os.kill(process(), left.pop())
         send(link, value, *arguments)
 
     monkeypatch.setattr(helper.Link, "send", hit)
@@ -131,7 +124,7 @@ def test_every_fault_ends_in_a_served_request_or_a_503(live: Live, kind: str, co
     before, children = descriptors(), len(offspring())
     for fault in every_fault(kind, code):
         form = f"{fault!r} {next(NUMBERS)}"
-        without_process(live)
+        without_process()
         response = ask(live, form)
         assert response.status_code == 200 or (fault.happened and response.status_code == 503), fault
         served(live, form)
@@ -143,7 +136,7 @@ def test_every_fault_ends_in_a_served_request_or_a_503(live: Live, kind: str, co
 
 @pytest.mark.parametrize(("kind", "code"), dict(FAULTS[:5]).items())
 def test_as_long_as_nothing_can_start_every_form_is_a_503(live: Live, kind: str, code: int) -> None:
-    without_process(live)
+    without_process()
     with failing(kind, code, lasting=True):
         for _ in range(3):
             unavailable(live, f"{kind} {code}")
@@ -155,11 +148,20 @@ DEEP = f'start: r0\n{CHAIN}\nr6000: "c"\nr6001: "d"'
 """Rules too deep for the stack."""
 
 
-def test_a_form_that_breaks_two_processes_is_refused_and_is_no_word_of_the_compiler(live: Live) -> None:
+def test_a_form_that_breaks_two_processes_is_refused_and_is_no_word_of_the_compiler(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another form is not held up by it, and the same form is tried in a fresh process again."""
-    body = {"prompt": "x", "max_tokens": 3, "guided_grammar": DEEP}
-    known = len(grammars(live)._problems)
-    for _ in range(2):
+    body, started = {"prompt": "x", "max_tokens": 3, "guided_grammar": DEEP}, []
+    start = helper.start_python
+
+    def counted(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(arguments)
+        return start(*arguments, **options)
+
+    monkeypatch.setattr(helper, "start_python", counted)
+    for n_started in (1, 2):
         assert "2 s, 64 MiB" in refused(live, "/v1/completions", body)["message"]
-    assert len(grammars(live)._problems) == known
+        assert len(started) == n_started
     served(live)
+    assert len(started) == 3, "the process that the form broke is replaced"
