@@ -221,7 +221,7 @@ def _state(
     settings: Settings, models: HostedModels, drain: Drain, measured: Metrics, store: Store, observer: Observer
 ) -> State:
     """What the endpoints share. The metrics watch it."""
-    measured.watch_ready(lambda: models.status == "ready" and not drain.draining)
+    measured.watch_ready(lambda: drain.over(models.status) == "ready")
     measured.watch_stored(lambda: store.use.n_stored)
     measured.watch_stored_bytes(lambda: store.use.n_bytes)
     measured.memory_budget = lambda: None if models.budget is None else models.budget.total

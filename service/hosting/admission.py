@@ -15,7 +15,7 @@ from service.generation.adapters import Adapters, given_adapters
 from service.generation.generation import Backlog
 from service.generation.request import ServedModel
 from service.hosting.drain import Drain
-from service.observe.view.feed import ServiceState
+from service.observe.view.feed import ModelState
 from service.settings import Settings
 
 RATE_SECONDS = 60.0
@@ -54,12 +54,18 @@ class FinishRate:
 class Admission:
     """Decides on the event loop which requests a model takes.
 
-    `model` is set while it is loaded. `backlog` counts what waits for the engine; the requests themselves update it.
-    `adapters` are those that requests may name. `on_idle` is called when no request is in flight any more.
+    `model` is set while it is loaded, and `state` returns its state. `backlog` counts what waits for the engine; the
+    requests themselves update it. `adapters` are those that requests may name. `on_idle` is called when no request is
+    in flight any more.
     """
 
     def __init__(
-        self, settings: Settings, client: EngineClient, drain: Drain, on_idle: Callable[[], None] = lambda: None
+        self,
+        settings: Settings,
+        client: EngineClient,
+        drain: Drain,
+        state: Callable[[], ModelState],
+        on_idle: Callable[[], None],
     ) -> None:
         self.model: ServedModel | None = None
         self.adapters = Adapters(client, given_adapters(settings))
@@ -67,7 +73,7 @@ class Admission:
         self.backlog = Backlog()
         self._drain = drain
         self._on_idle = on_idle
-        self._client = client
+        self._state = state
         self._max_queue = settings.max_queue
         self._max_tokens = settings.max_queue_tokens
         self._max_choices = settings.max_queue_choices
@@ -78,11 +84,6 @@ class Admission:
     def in_flight(self) -> int:
         """The number of requests that are tokenized, wait or run."""
         return self._in_flight.total
-
-    @property
-    def status(self) -> ServiceState:
-        """ "ready", or why the engine does not serve."""
-        return self._client.state if self.model is not None or self._client.state != "ready" else "loading"
 
     def require(self, name: str | None = None) -> ServedModel:
         """The served model, with the adapter of this name if it is one.
@@ -120,9 +121,9 @@ class Admission:
         """Count a request of a tenant as in flight inside the context. Raises Overloaded or Unavailable."""
         if self._drain.draining:
             raise Unavailable("the server is shutting down", "shutting_down")
-        if self.model is None or self._client.state != "ready":
-            raise Unavailable(f"the engine is not ready ({self.status}); try again shortly", "engine_unavailable")
-        capacity = self.model.info.max_sequences + self._max_queue
+        if (state := self._state()) != "ready":
+            raise Unavailable(f"the engine is not ready ({state}); try again shortly", "engine_unavailable")
+        capacity = self.require().info.max_sequences + self._max_queue
         self._check("requests are running or waiting", self._in_flight, tenant, capacity, "--max-queue")
         if not self.in_flight:
             self._rate.begin()

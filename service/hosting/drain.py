@@ -5,6 +5,8 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from service.observe.view.feed import ModelState
+
 log = logging.getLogger("noria")
 
 
@@ -18,6 +20,10 @@ class Drain:
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
+
+    def over(self, state: ModelState) -> ModelState:
+        """Return the state of a model, or "draining" from the begin of the drain on."""
+        return "draining" if self.draining else state
 
     @contextmanager
     def in_flight(self) -> Iterator[None]:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Literal
 
 from model.errors import NoriaError
 from service.access.keys import Share
@@ -20,7 +19,7 @@ from service.hosting.entries import ModelEntry
 from service.hosting.memory import Need
 from service.model_settings import LOAD_TIMEOUT
 from service.observe.model_metrics import ModelMetrics, Unload
-from service.observe.view.feed import Feed, ServiceState
+from service.observe.view.feed import Feed, ModelState
 from service.observe.view.requests import WaitReason
 from service.receipts.keys import SigningKey
 from service.receipts.maker import ReceiptMaker
@@ -28,7 +27,6 @@ from service.settings import Settings
 
 Loader = Callable[[Settings, EngineClient], Awaitable[ServedModel]]
 """A function that loads the tokenizer and the network of `Settings.model`."""
-ModelState = Literal["unloaded", "loading", "ready", "restarting", "draining", "failed"]
 FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s'\"/]+/)*")
 """The folders of a path, which clients do not need to know."""
 RETRY_SECONDS = 10
@@ -70,9 +68,9 @@ class HostedModel:
         self.entry = entry
         self.client = client
         self.metrics = metrics
-        self.admission = Admission(entry.settings, client, drain, self._note_idle)
+        self.admission = Admission(entry.settings, client, drain, lambda: self.state, self._note_idle)
         self.receipts = ReceiptMaker(key, always=entry.settings.receipts)
-        self.feed = Feed(client, metrics, self._status, drain.expired)
+        self.feed = Feed(client, metrics, lambda: drain.over(self.state), drain.expired)
         self.need: Need | None = None
         self.reserved = 0
         self.waits_for_memory = False
@@ -85,10 +83,9 @@ class HostedModel:
         self.last_used = time.monotonic()
         self.loading: asyncio.Task[None] | None = None
         self.unloading: asyncio.Task[None] | None = None
-        self._drain = drain
         self._load = load
         self._on_idle = on_idle
-        self._retry_at = 0.0
+        self._failed_at = 0.0
         self._n_failures = 0
         metrics.served = True
         metrics.stats = lambda: client.stats
@@ -119,15 +116,13 @@ class HostedModel:
 
     @property
     def state(self) -> ModelState:
+        if self.admission.model is not None:
+            return "ready" if self.client.state == "ready" else "restarting"
         if self.unloading is not None:
             return "draining"
-        if self.client.state == "restarting" and self.admission.model is not None:
-            return "restarting"
-        if self.admission.model is not None and self.client.state == "ready":
-            return "ready"
-        if self.loading is not None or self.client.state in ("loading", "ready"):
+        if self.loading is not None:
             return "loading"
-        return "failed" if self.failure is not None else "unloaded"
+        return "unloaded" if self.failure is None else "failed"
 
     @property
     def waits_for(self) -> WaitReason | None:
@@ -232,8 +227,7 @@ class HostedModel:
         """Give up the engine after an error that loading or supervision raised. The next load waits for a while."""
         self.failure = public_reason(error)
         self._n_failures += 1
-        least, most = BACKOFF_SECONDS
-        self._retry_at = time.monotonic() + min(least * 2 ** (self._n_failures - 1), most)
+        self._failed_at = time.monotonic()
         self.admission.model = None
         self.idle_seconds = self.entry.idle_seconds
         await self.client.unload()
@@ -247,20 +241,23 @@ class HostedModel:
     def check_loadable(self) -> None:
         """Raise Unavailable if the model was removed, or if the latest load failed a moment ago."""
         self.check_present()
-        if self.failure is not None and time.monotonic() < self._retry_at:
+        if self.failure is not None and self._pause > 0:
             raise self.refusal()
 
     def refusal(self) -> Unavailable:
         """The error of a request after a load that failed. It says when the model may be loaded again."""
         message = f"the model {self.name} could not be loaded: {self.failure}"
-        return Unavailable(message, "model_failed", max(1, round(self._retry_at - time.monotonic())))
+        return Unavailable(message, "model_failed", max(1, round(self._pause)))
+
+    @property
+    def _pause(self) -> float:
+        """Seconds until the next attempt after a failed load."""
+        least, most = BACKOFF_SECONDS
+        return self._failed_at + min(least * 2 ** (self._n_failures - 1), most) - time.monotonic()
 
     async def close(self) -> None:
         self.feed.close()
         await self.client.close()
-
-    def _status(self) -> ServiceState:
-        return "draining" if self._drain.draining else self.admission.status
 
     def _note_idle(self) -> None:
         self.last_used = time.monotonic()

@@ -14,7 +14,7 @@ from service.hosting.budget import Budget, NeedOf
 from service.hosting.entries import ModelEntry
 from service.hosting.hosted import RETRY_SECONDS, HostedModel
 from service.observe.model_metrics import Unload
-from service.observe.view.feed import ServiceState
+from service.observe.view.feed import ModelState
 from service.settings import Settings
 
 log = logging.getLogger("noria.models")
@@ -28,8 +28,8 @@ Host = Callable[[ModelEntry, Callable[[], None]], HostedModel]
 class HostedModels:
     """The models by their names. A request that names none means the first.
 
-    `need` plans the memory of a model. `on_failed` is called when a model that is not loaded on demand will never
-    serve.
+    `need` plans the memory of a model. No request may name those that are `retiring` any more. `on_failed` is called
+    when a model that is not loaded on demand will never serve.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class HostedModels:
         self._host = lambda entry: host(entry, self.note_change)
         self._on_failed = on_failed
         self._hosted = [self._host(entry) for entry in entries]
-        self._retiring: set[HostedModel] = set()  # no request may name them any more
+        self.retiring: set[HostedModel] = set()
         self._several = any(model.entry.on_demand for model in self._hosted)
         self._starting = asyncio.Lock()
         self._started = False
@@ -55,15 +55,15 @@ class HostedModels:
         return iter(self._hosted)
 
     @property
-    def status(self) -> ServiceState:
+    def status(self) -> ModelState:
         """ "ready" once the models of the start are loaded, "failed" if no model can be loaded.
 
-        A server with one model that is not loaded on demand has the status of that model.
+        A server with one model that is not loaded on demand has the state of that model.
         """
-        if not self._several:
-            return self.first.admission.status
         if not self._started:
             return "loading"
+        if not self._several:
+            return self.first.state
         return "failed" if all(model.state == "failed" for model in self._hosted) else "ready"
 
     @property
@@ -73,7 +73,7 @@ class HostedModels:
     @property
     def holders(self) -> Iterator[HostedModel]:
         """Models that have memory, those that end included."""
-        return (model for model in (*self._hosted, *self._retiring) if model.reserved)
+        return (model for model in (*self._hosted, *self.retiring) if model.reserved)
 
     def allowed(self, key: Key | None) -> list[HostedModel]:
         """The models that a key may use."""
@@ -148,7 +148,7 @@ class HostedModels:
         elif self.budget is None or await self.budget.fits(model):
             with suppress(Unavailable):  # the log has it
                 await self.until_loaded(model)
-        elif not self._retiring:  # else their end comes back to it
+        elif not self.retiring:  # else their end comes back to it
             log.warning("the model does not fit beside the others, and is loaded when it is used", extra=_about(model))
 
     async def _load(self, model: HostedModel) -> None:
@@ -222,7 +222,7 @@ class HostedModels:
         """
         before = {model.entry.of_engine: model for model in self._hosted}
         self._hosted = [self._under(entry, before.pop(entry.of_engine, None)) for entry in entries]
-        self._retiring |= {*before.values()}
+        self.retiring |= {*before.values()}
         for model in before.values():
             model.gone.set_result(None)
             self._spawn(self._retire(model))
@@ -243,13 +243,13 @@ class HostedModels:
         model.feed.close()
         await model.client.unload()  # an engine that never loaded it, too; the spare one is for all models
         model.reserve(0)
-        self._retiring.discard(model)
-        model.metrics.served = any(other.name == model.name for other in (*self._hosted, *self._retiring))
+        self.retiring.discard(model)
+        model.metrics.served = any(other.name == model.name for other in (*self._hosted, *self.retiring))
         self.note_change()
         await self._load_those_at_start()
 
     async def close(self) -> None:
-        models = (*self._hosted, *self._retiring)
+        models = (*self._hosted, *self.retiring)
         tasks = {*self._tasks, *(task for model in models for task in (model.loading, model.unloading) if task)}
         for task in tasks:
             task.cancel()

@@ -208,7 +208,7 @@ def test_a_feed_that_ends_is_opened_again(live: Live, page: Page) -> None:
 
 @pytest.mark.parametrize(
     ("state", "level", "text"),
-    [("restarting", "bad", "The engine restarts."), ("draining", "warn", "The server drains"), ("ready", "", "")],
+    [("restarting", "bad", "The engine restarts."), ("draining", "warn", "It drains"), ("ready", "", "")],
 )
 def test_it_warns(live: Live, page: Page, state: str, level: str, text: str) -> None:
     show(page, live)

@@ -8,7 +8,7 @@ from typing_extensions import TypedDict
 
 from service.generation.finish import FINISHES
 from service.generation.request import Timings
-from service.hosting.hosted import ModelState
+from service.observe.view.feed import ModelState
 from service.receipts.receipt import Signed
 from service.schema.fields import Json
 

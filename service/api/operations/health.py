@@ -25,7 +25,7 @@ class Live(TypedDict):
 
 
 class Status(TypedDict):
-    """`status` is ready, draining, starting, loading, restarting, failed or stopped."""
+    """`status` is ready, draining, starting, loading, restarting or failed."""
 
     status: str
 
@@ -47,7 +47,7 @@ class Version(TypedDict):
 
 def readiness(state: State) -> tuple[Readiness, int]:
     """The answer of `/ready`, and its status."""
-    status = _status(state)
+    status = state.drain.over(state.models.status)
     if status == "ready":
         return {"status": status}, 200
     report: Readiness = {"status": status}
@@ -58,13 +58,10 @@ def readiness(state: State) -> tuple[Readiness, int]:
     return report, 503
 
 
-def _status(state: State) -> str:
-    return "draining" if state.drain.draining else state.models.status
-
-
 def engine_health(state: State) -> tuple[Status, int]:
     """The answer of `/health`, and its status."""
-    return {"status": _status(state)}, 200 if state.models.status == "ready" else 503
+    status = state.models.status
+    return {"status": state.drain.over(status)}, 200 if status == "ready" else 503
 
 
 def probed(state: State | None, path: str) -> tuple[int, bytes] | None:

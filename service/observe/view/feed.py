@@ -11,7 +11,7 @@ from typing import Literal
 from typing_extensions import TypedDict  # pydantic, which reads it, needs this one before Python 3.12
 
 from service.access.keys import Share
-from service.engine.client import EngineClient, EngineState
+from service.engine.client import EngineClient
 from service.engine.mailbox import EngineDied, EngineUnavailable
 from service.engine.messages import Stats
 from service.engine.picture import Picture, PoolPages, SequenceShape, StepRows
@@ -19,7 +19,8 @@ from service.errors.errors import Overloaded
 from service.http.sse import PlainEvents
 from service.observe.model_metrics import ModelMetrics
 
-ServiceState = Literal[EngineState, "draining"]
+ModelState = Literal["unloaded", "failed", "loading", "draining", "restarting", "ready"]
+"""The states of a model, from nothing to serving. From "restarting" on it has a tokenizer, and takes requests."""
 INTERVAL = 0.1
 """The least number of seconds between two events."""
 IDLE_INTERVAL = 1.0
@@ -47,7 +48,7 @@ class EngineEvent(TypedDict):
     """The data of an event `engine`. Totals begin with the engine. Rates are of the last second."""
 
     time: float
-    state: ServiceState
+    state: ModelState
     running: int
     waiting: int
     tokens_per_second: float
@@ -86,14 +87,14 @@ class EngineFraming(PlainEvents):
 class Feed:
     """Events for listeners, who may each read as slowly as they like: an event that is not read in time is lost.
 
-    `status` returns the state of the server. The feed ends once `ended` is done.
+    `status` returns the state of the model, or of a server that drains. The feed ends once `ended` is done.
     """
 
     def __init__(
         self,
         client: EngineClient,
         metrics: ModelMetrics,
-        status: Callable[[], ServiceState],
+        status: Callable[[], ModelState],
         ended: asyncio.Future[None],
     ) -> None:
         self.framing = EngineFraming()
@@ -169,7 +170,7 @@ class Feed:
         except (EngineUnavailable, EngineDied):
             return Picture()
 
-    def _publish(self, status: ServiceState, stats: Stats, picture: Picture) -> None:
+    def _publish(self, status: ModelState, stats: Stats, picture: Picture) -> None:
         frame = self.framing.engine(event(status, stats, picture, self._pace()))
         news, self._news = self._news, asyncio.get_running_loop().create_future()
         news.set_result(frame)
@@ -186,7 +187,7 @@ class Feed:
         return Pace(generated / seconds, prompt / seconds, first_token, queued)
 
 
-def event(status: ServiceState, stats: Stats, picture: Picture, pace: Pace) -> EngineEvent:
+def event(status: ModelState, stats: Stats, picture: Picture, pace: Pace) -> EngineEvent:
     return {
         "time": round(time.time(), 3),
         "state": status,

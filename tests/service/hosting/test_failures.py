@@ -42,7 +42,7 @@ def test_a_load_that_fails_harms_no_other_model(tmp_path: Path, monkeypatch: pyt
         assert [count(live, "loads", model=name, outcome="error") for name in entries] == [0, 1, 1], "it waits a while"
         assert live.metric("noria_model_memory_bytes") == 1
         assert said(live, "a") == answer("hi", 5)
-        live.model("faulty")._retry_at = 0.0  # the pause is over
+        monkeypatch.setattr("service.hosting.hosted.BACKOFF_SECONDS", (0.0, 0.0))  # the pause is over
         assert refused(live, COMPLETIONS, {"model": "faulty", "prompt": "hi"}, 503)["code"] == "model_failed"
         assert count(live, "loads", model="faulty", outcome="error") == 2
 
@@ -117,5 +117,5 @@ def test_a_model_whose_engine_died_five_times_has_failed_while_others_serve(
         assert live.http.get("/ready").status_code == 200
         assert live.metric("noria_engine_restarts_total", model="a") >= 4
         assert live.metric("noria_engine_restarts_total", model="b") == 0
-        live.model("a")._retry_at = 0.0  # the pause is over
+        monkeypatch.setattr("service.hosting.hosted.BACKOFF_SECONDS", (0.0, 0.0))  # the pause is over
         assert said(live, "a") == answer("hi", 5)

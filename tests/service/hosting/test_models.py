@@ -73,6 +73,22 @@ def test_the_events_of_the_engine_are_those_of_the_model_in_the_query(tmp_path: 
         assert live.http.get("/v1/engine/events", params={"model": "c"}).status_code == 404
 
 
+def test_its_events_have_the_state_of_its_card(tmp_path: Path) -> None:
+    with serving(tmp_path, {"a": {}, "b": {"source": "slow", **LATE}}) as live, ExitStack() as stack:
+        events = stack.enter_context(live.http.stream("GET", "/v1/engine/events", params={"model": "b"})).iter_lines()
+        told = (json.loads(line.removeprefix("data: "))["state"] for line in events if line.startswith("data: "))
+        assert states(live)["b"] == next(told) == "unloaded"
+        lines = stack.enter_context(begun(live, model="b", max_tokens=1000))
+        assert states(live)["b"] == next(state for state in told if state not in ("unloaded", "loading")) == "ready"
+        unload = stack.enter_context(posted(live, UNLOAD, {"model": "b"}))
+        assert next(state for state in told if state != "ready") == "draining"
+        assert states(live)["b"] == "draining"
+        with hurried():
+            assert ends_whole(lines, 1000)
+        assert unload.result(PATIENCE).status_code == 200
+        assert next(state for state in told if state != "draining") == "unloaded"
+
+
 def test_requests_for_one_model_load_it_once_and_wait_for_it(tmp_path: Path) -> None:
     with serving(tmp_path, {"a": {}, "b": {"source": "large", **LATE}}) as live, ExitStack() as stack:
         assert states(live) == {"a": "ready", "b": "unloaded"}

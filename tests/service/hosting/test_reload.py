@@ -40,7 +40,7 @@ def test_sighup_adds_removes_changes_and_keeps_models(tmp_path: Path) -> None:
         assert refused(live, COMPLETIONS, {"model": "removed", "prompt": "hi"}, 404)["code"] == "model_not_found"
         with hurried():
             assert [ends_whole(lines, 1000) for lines in streams] == [True, True]
-        gone = live.state.models._retiring
+        gone = live.state.models.retiring
         eventually(lambda: removed.client.state == "unloaded" and not gone, "the one that is gone is closed")
         eventually(idle(live), "nothing runs")
 
@@ -116,7 +116,7 @@ def test_a_request_that_waits_for_a_model_that_is_removed_gets_a_404_at_once(tmp
         reply = waiting.result(PATIENCE)
         assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
         with hurried():  # the thread of the fake engine
-            eventually(lambda: removed.client.state == "unloaded" and not live.state.models._retiring, "it is closed")
+            eventually(lambda: removed.client.state == "unloaded" and not live.state.models.retiring, "it is closed")
         assert [count(live, "loads", model="a", outcome=outcome) for outcome in ("ok", "error")] == [0, 0]
         assert states(live) == {"b": "ready"}
 
@@ -134,7 +134,7 @@ def test_a_request_that_waits_for_a_model_that_drains_and_is_removed_gets_a_404_
         with hurried():
             assert ends_whole(lines, 1000)
             assert unload.result(PATIENCE).status_code == 200
-        eventually(lambda: not live.state.models._retiring, "it is closed")
+        eventually(lambda: not live.state.models.retiring, "it is closed")
         assert (removed.state, count(live, "loads", model="a", outcome="ok")) == ("unloaded", 1)
 
 
@@ -146,7 +146,7 @@ def test_a_model_that_is_removed_while_it_waits_for_memory_takes_none(tmp_path: 
         eventually(lambda: removed.waits_for_memory, "it waits for memory")
         live.reload(toml({"a": {"source": "slow"}}))
         assert waiting.result(PATIENCE).status_code == 404
-        eventually(lambda: not live.state.models._retiring, "it is closed")
+        eventually(lambda: not live.state.models.retiring, "it is closed")
         with hurried():
             assert ends_whole(lines, 1000)
         assert states(live) == {"a": "ready"}
@@ -165,7 +165,7 @@ def test_requests_that_wait_for_a_model_that_changes_go_over_to_the_new_one(tmp_
         assert live.http.get("/v1/models/a").json()["max_model_len"] == 99
         assert [count(live, "loads", model="a", outcome=outcome) for outcome in ("ok", "error")] == [1, 0]
         with hurried():
-            eventually(lambda: not live.state.models._retiring, "the old one is closed")
+            eventually(lambda: not live.state.models.retiring, "the old one is closed")
 
 
 def test_tokenizers_and_adapters_are_those_of_the_model_that_replaced_the_one_that_loaded(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_tokenizers_and_adapters_are_those_of_the_model_that_replaced_the_one_th
         assert loaded.result(PATIENCE).json()["parent"] == "a"
         assert said(live, "sql", n=9) == answer("hi", 9, adapter=str(tmp_path / "new" / "sql"))
         with hurried():
-            eventually(lambda: not live.state.models._retiring, "the old one is closed")
+            eventually(lambda: not live.state.models.retiring, "the old one is closed")
 
 
 def test_the_gauges_of_a_removed_model_end_and_its_counters_stay(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_the_gauges_of_a_removed_model_end_and_its_counters_stay(tmp_path: Path)
         said(live, "b")
         assert families() == {"a": every, "b": every}
         live.reload(toml({"a": {}}))
-        eventually(lambda: not live.state.models._retiring, "it is closed")
+        eventually(lambda: not live.state.models.retiring, "it is closed")
         assert families() == {"a": every, "b": every - {"gauge"}}
         live.reload(toml({"a": {}, "b": {}}))
         eventually(lambda: states(live)["b"] == "ready", "it is there again")

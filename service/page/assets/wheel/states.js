@@ -6,10 +6,9 @@ export const STATES = {
     "bad",
     "The engine restarts. Requests that have sent nothing yet are computed again; the others have failed.",
   ],
-  starting: ["calm", "The model is not loaded yet."],
   unloaded: ["calm", "The model is not loaded. The next request loads it."],
   loading: ["calm", "The model loads."],
-  draining: ["warn", "The server drains: it finishes what runs and takes no new requests."],
+  draining: ["warn", "It drains: what runs is finished, and no new request begins."],
 };
 
 const REASONS = {

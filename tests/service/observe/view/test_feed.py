@@ -126,20 +126,34 @@ def test_the_number_of_listeners_is_limited(monkeypatch: pytest.MonkeyPatch) -> 
             assert next(events)["state"] == "ready"
 
 
-def test_who_reads_slowly_loses_events() -> None:
+def test_who_reads_slowly_loses_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is published while a listener is busy is nowhere; then it gets the next event."""
+    monkeypatch.setattr(feeds, "INTERVAL", 0.01)
 
     async def listen() -> list[int]:
-        client, metrics = SimpleNamespace(n_lost=0), SimpleNamespace(latest_waits=(None, None))
-        feed = Feed(client, metrics, lambda: "ready", asyncio.get_running_loop().create_future())  # type: ignore[arg-type]
+        client, looks = SimpleNamespace(n_lost=0, stats=Stats(), look=None), list[int]()
+
+        async def look() -> Picture:
+            looks.append(client.stats.preemptions)
+            return Picture()
+
+        async def published(number: int) -> None:
+            client.stats = Stats(preemptions=number)
+            while number not in looks:  # noqa: ASYNC110 - the feed looks soon
+                await asyncio.sleep(0.001)
+
+        client.look = look
+        metrics, ended = SimpleNamespace(latest_waits=(None, None)), asyncio.get_running_loop().create_future()
+        feed = Feed(client, metrics, lambda: "ready", ended)  # type: ignore[arg-type]
         frames, seen = feed.frames(), []
-        for numbers in ((1,), (2, 3, 4, 5)):
-            for number in numbers[:-1]:
-                feed._publish("ready", Stats(preemptions=number), Picture())
-            reading = asyncio.ensure_future(anext(frames))
-            await asyncio.sleep(0)
-            feed._publish("ready", Stats(preemptions=numbers[-1]), Picture())
-            seen.append(json.loads((await reading)[0].partition(b"data: ")[2])["preemptions"])
+        with feed.listening("a"):
+            for numbers in ((0, 1), (2, 3, 4, 5)):
+                for number in numbers[:-1]:
+                    await published(number)
+                reading = asyncio.ensure_future(anext(frames))
+                await asyncio.sleep(0)
+                await published(numbers[-1])
+                seen.append(json.loads((await reading)[0].partition(b"data: ")[2])["preemptions"])
         return seen
 
     assert asyncio.run(listen()) == [1, 5]
