@@ -138,8 +138,7 @@ class Trial(Generic[P, K, V]):
     """Gives inputs to a process, one at a time. `recent` has the latest answers by the keys of the inputs.
 
     An input that exceeds the limits of the process is a suspect. A process of its own gets it `apart`, while the first
-    goes on with others. With `lasting` an input that exceeds the limits there, too, is not tried again. `on_answer`
-    gets a new answer and the seconds that it took.
+    goes on with others. With `lasting` an input that exceeds the limits there, too, is not tried again.
     """
 
     def __init__(
@@ -148,7 +147,6 @@ class Trial(Generic[P, K, V]):
         code: str,
         recent: Recent[K, V],
         on_restart: Callable[[], None],
-        on_answer: Callable[[V, float], None] = lambda answer, seconds: None,
         *,
         lasting: bool = True,
     ) -> None:
@@ -156,32 +154,29 @@ class Trial(Generic[P, K, V]):
         self._suspects: Recent[K, bool] = Recent(MAX_SUSPECTS)  # if they exceeded the limits apart, too
         self._first: HelperThread[P] = HelperThread(task, code, on_restart)
         self._apart: HelperThread[P] = HelperThread(task, code, once=True)
-        self._on_answer = on_answer
         self._lasting = lasting
 
-    async def ask(self, key: K, start: Callable[[], P], call: Callable[[P], V], *, apart: bool = False) -> V:
-        """Return the answer of `call` for an input. `start` makes a process for it where none runs.
+    async def ask(
+        self, key: K, start: Callable[[], P], call: Callable[[P], V], *, apart: bool = False
+    ) -> tuple[V, float]:
+        """Return the answer of `call` for an input, and the seconds that it took: 0 for a known one.
+
+        `start` makes a process for it where none runs.
 
         Raises LimitsExceeded for a suspect unless it is tried `apart`, and for one that exceeds the limits there;
         Unavailable without a process.
         """
         helper = self._apart if apart else self._first
-        answer, seconds = await helper.run(lambda: self._try(helper, key, start, call))
-        if seconds is not None:
-            self._on_answer(answer, seconds)
-        return answer
+        return await helper.run(lambda: self._try(helper, key, start, call))
 
     async def close(self) -> None:
         """End the processes and the threads."""
         await asyncio.gather(self._first.close(), self._apart.close())
 
-    def _try(
-        self, helper: HelperThread[P], key: K, start: Callable[[], P], call: Callable[[P], V]
-    ) -> tuple[V, float | None]:
-        """Return an answer, and the seconds of a new one."""
+    def _try(self, helper: HelperThread[P], key: K, start: Callable[[], P], call: Callable[[P], V]) -> tuple[V, float]:
         began, apart = time.monotonic(), helper is self._apart
         if (known := self.recent.find(key)) is not None:
-            return known, None
+            return known, 0.0
         if (exceeded := self._suspects.find(key)) or (exceeded is not None and not apart):
             raise LimitsExceeded
         try:

@@ -54,14 +54,11 @@ class Media(Generic[P, F, D]):
         on_restart: Callable[[], None] = lambda: None,
         on_decoded: Callable[[float], None] = lambda seconds: None,
     ) -> None:
-        def note(decoded: D, seconds: float) -> None:
-            if kind.size(decoded):  # else it was measured only
-                on_decoded(seconds)
-
         self._kind = kind
+        self._on_decoded = on_decoded
         recent: Recent[tuple[bytes, F], D] = Recent(CACHE_BYTES, lambda it: max(ENTRY_BYTES, kind.size(it)))
         task, code = f"decodes {kind.noun}", f"{kind.noun}_unavailable"
-        self._trial: Trial[P, tuple[bytes, F], D] = Trial(task, code, recent, on_restart, note)
+        self._trial: Trial[P, tuple[bytes, F], D] = Trial(task, code, recent, on_restart)
         self._turns = asyncio.Semaphore(REQUESTS)
 
     async def decode(self, sources: Sequence[Source], format: F, owner: str = "") -> list[D]:
@@ -105,11 +102,14 @@ class Media(Generic[P, F, D]):
         """Return what a file decodes to. Raises InvalidRequest, Unavailable and LimitsExceeded."""
         key, start = (source.digest, format), partial(self._kind.start, apart)
         try:
-            return await self._trial.ask(
+            decoded, seconds = await self._trial.ask(
                 key, start, lambda process: self._kind.decode(process, source.data, format), apart=apart
             )
         except MediaError as error:
             raise self._refusal(source, str(error)) from None
+        if seconds and self._kind.size(decoded):  # else it was known, or measured only
+            self._on_decoded(seconds)
+        return decoded
 
     def _refusal(self, source: Source, problem: str) -> InvalidRequest:
         noun = self._kind.noun

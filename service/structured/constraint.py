@@ -225,7 +225,7 @@ class Grammars:
             return known
         for apart in (False, True):
             with suppress(LimitsExceeded):
-                return await self._trial.ask(digest, start, lambda process: process.ask(grammar), apart=apart)
+                return (await self._trial.ask(digest, start, lambda process: process.ask(grammar), apart=apart))[0]
         return TOO_MUCH
 
 
