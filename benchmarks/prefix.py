@@ -10,15 +10,14 @@ import random
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import httpx
 from rich.console import Console
 from rich.table import Table
 
-from service.commands.endpoint import base_url, find_model, headers
-from service.commands.own_server import embedded_server
+from service.commands.endpoint import find_model
+from service.commands.target import TargetOptions, target
 
 SHARED, OWN = 2000, 16
 """Tokens of a prompt that are shared, and tokens that are its own."""
@@ -33,16 +32,6 @@ QUESTIONS = (
     "What replaced it?",
     "Sum up what you told me.",
 )
-
-
-@contextmanager
-def server(url: str | None, api_key: str | None, model: str | None) -> Iterator[httpx.Client]:
-    if url is None:
-        with embedded_server(model, lambda stage, done: None) as client:
-            yield client
-    else:
-        with httpx.Client(base_url=base_url(url), headers=headers(api_key), timeout=None) as client:
-            yield client
 
 
 def first_token(client: httpx.Client, model: str, prompt: list[int]) -> float:
@@ -101,7 +90,7 @@ def main() -> None:
     parser.add_argument("--answer-tokens", type=int, default=64)
     args = parser.parse_args()
     console = Console()
-    with server(args.url, args.api_key, args.model) as client:
+    with target(TargetOptions(args.model, args.url, args.api_key)) as server, server.client() as client:
         model = find_model(client, args.model if args.url else None)
         first_token(client, model, random.choices(TOKEN_IDS, k=OWN))  # warms up
         first, second = shared_prefix(client, model, args.repeat)

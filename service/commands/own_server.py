@@ -17,6 +17,7 @@ from model.machine.child import PARENT, die_with_parent, start_python
 from model.machine.host import KERNELS
 from model.options import RunnerOptions, flags
 from service.commands.flags import PREFIX, variable
+from service.receipts.keys import make_key
 from service.settings import Settings
 
 BASE_URL = "http://localhost"
@@ -38,35 +39,30 @@ OPTIONS = {field.name for field in fields(RunnerOptions)} | {
 
 
 @contextmanager
-def embedded_server(
-    model: str | None,
-    on_loading: Callable[[str, float], None],
-    arguments: Sequence[str] = (),
-    unset: Sequence[str] = (),
-) -> Iterator[httpx.Client]:
-    """Start `noria serve MODEL ARGUMENTS` as a child process; the context is a client of it, once it is ready.
-
-    `on_loading(stage, fraction)` is called while the server loads. The server does not get the variables `unset`.
-    Raises OptionError with the last line of the server's log if the server ends before it is ready.
-    """
-    with own_socket(model, on_loading, arguments, unset) as path, _client(path, None) as client:
-        yield client
-
-
-@contextmanager
 def own_socket(
     model: str | None,
     on_loading: Callable[[str, float], None],
     arguments: Sequence[str] = (),
     unset: Sequence[str] = (),
+    *,
+    signs: bool = False,
 ) -> Iterator[str]:
-    """Start the server of `embedded_server`; the context is the path of its socket."""
+    """Start `noria serve MODEL ARGUMENTS` as a child process; the context is the path of its socket, once it is ready.
+
+    `on_loading(stage, fraction)` is called while the server loads. The server does not get the variables `unset`. One
+    that `signs` receipts has a key that ends with it. Raises OptionError with the last line of the server's log if the
+    server ends before it is ready.
+    """
     short = None if len(tempfile.gettempdir()) < 80 else "/tmp"  # a socket's path has at most 107 bytes
     with tempfile.TemporaryDirectory(prefix="noria-", dir=short) as folder, tempfile.TemporaryFile() as log:
-        path = str(Path(folder) / "socket")
+        path, key = str(Path(folder) / "socket"), Path(folder) / "key.pem"
+        if signs:
+            make_key(key)
+            arguments = [*arguments, "--receipt-key", str(key)]
         process = _start([*([model] if model else []), *arguments, "--uds", path], unset, log)
         try:
-            with _client(path, READY_SECONDS) as client:
+            transport = httpx.HTTPTransport(uds=path)
+            with httpx.Client(base_url=BASE_URL, transport=transport, timeout=READY_SECONDS) as client:
                 while not _ready(client, on_loading):
                     if process.poll() is not None:
                         raise OptionError(_last_line(log) or f"the server ended with exit code {process.returncode}")
@@ -80,10 +76,6 @@ def not_for_own_server(names: Iterable[str]) -> list[str]:
     """Return the NORIA_* variables among these that a server of our own does not get."""
     passed = {variable(field) for field, _ in flags(Settings) if field.name in OPTIONS} | {KERNELS, PARENT}
     return [name for name in names if name.startswith(PREFIX) and name not in passed]
-
-
-def _client(path: str, seconds: float | None) -> httpx.Client:
-    return httpx.Client(base_url=BASE_URL, transport=httpx.HTTPTransport(uds=path), timeout=seconds)
 
 
 def _start(arguments: Sequence[str], unset: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:

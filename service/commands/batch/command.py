@@ -2,8 +2,6 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,28 +14,23 @@ from service.commands.batch.lines import count, read
 from service.commands.batch.progress import Progress
 from service.commands.batch.results import Results, opened
 from service.commands.batch.run import run
-from service.commands.endpoint import base_url, headers
 from service.commands.flags import takes
-from service.commands.own_server import BASE_URL, own_socket
-from service.commands.pulse import Loading, shown
+from service.commands.pulse import shown
+from service.commands.target import TargetOptions, target
 
 OWN, OTHER = 256, 32
 """Requests at a time on a server of our own, and on one that others may use."""
 MAX_QUEUE = 2**31 - 1
 QUEUE_FLAGS = ("--max-queue", "--max-queue-choices", "--max-queue-tokens")
+"""In the queue of a server of our own there is a place for all requests in flight."""
 
 
 @dataclass(frozen=True, slots=True)
-class BatchOptions:
+class BatchOptions(TargetOptions):
     """The options of `noria batch`."""
 
     input: Path = required("File of requests in OpenAI's batch format, one a line.")
     output: Path = required("File for the results, one a line. What it already has is not computed again.")
-    model: str | None = option(
-        None, "Model to serve, as for noria serve. Not allowed with --url.", unset="the embedded model"
-    )
-    url: str | None = option(None, "Address of a running server.", unset="the batch starts its own server")
-    api_key: str | None = option(None, "API key of the server at --url.")
     concurrency: int | None = option(
         None, "Number of requests in flight at any time.", unset=f"{OWN}, with --url {OTHER}", least=1
     )
@@ -53,8 +46,7 @@ def batch(options: BatchOptions) -> None:
     variables of noria serve.
     """
     check_limits(options)
-    if options.url and options.model:
-        raise OptionError("--model and --url exclude each other: the server at --url has its model")
+    options.check_target()
     if options.output.exists() and options.input.exists() and options.output.samefile(options.input):
         raise OptionError(f"{options.output} is the file of the requests; name another file for the results")
     total = count(options.input)
@@ -78,22 +70,10 @@ def batch(options: BatchOptions) -> None:
 def _answer(options: BatchOptions, results: Results, progress: Progress) -> None:
     """Answer the lines without a result. Raises OptionError, or KeyboardInterrupt at Ctrl-C."""
     n_at_once = options.concurrency or (OTHER if options.url else OWN)
-    with _client(options, httpx.Limits(max_connections=n_at_once)) as client:
+    flags = [word for flag in QUEUE_FLAGS for word in (flag, str(MAX_QUEUE))]
+    with target(options, flags) as server:
+        client = server.async_client(httpx.Limits(max_connections=n_at_once))
         progress.start()
         with shown("batch", progress.report):
             lines = (line for line in read(options.input) if not results.has(line))
             asyncio.run(run(client, lines, n_at_once, progress.write))
-
-
-@contextmanager
-def _client(options: BatchOptions, limits: httpx.Limits) -> Iterator[httpx.AsyncClient]:
-    """A client of the server. In the queue of a server of our own there is a place for all requests in flight."""
-    if options.url:
-        address = base_url(options.url)
-        yield httpx.AsyncClient(base_url=address, headers=headers(options.api_key), limits=limits, timeout=None)
-        return
-    flags = [word for flag in QUEUE_FLAGS for word in (flag, str(MAX_QUEUE))]
-    with Loading() as loading, own_socket(options.model, loading.note, flags) as path:
-        loading.close()
-        transport = httpx.AsyncHTTPTransport(uds=path, limits=limits)
-        yield httpx.AsyncClient(base_url=BASE_URL, transport=transport, timeout=None)

@@ -1,25 +1,22 @@
 """`noria chat`: talk to a model in the terminal. The server is a running one, or is started for the chat."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from io import TextIOWrapper
 
-import httpx
 import typer
 
 from model.errors import OptionError, one_line
 from model.options import option
 from service.commands.chat.conversation import Conversation
-from service.commands.endpoint import base_url, find_model, headers, is_noria
+from service.commands.endpoint import find_model, is_noria
 from service.commands.flags import takes
-from service.commands.own_server import embedded_server
-from service.commands.pulse import Loading
+from service.commands.target import TargetOptions, target
 
 
 @dataclass(frozen=True, slots=True)
-class ChatOptions:
+class ChatOptions(TargetOptions):
     """The options of `noria chat`."""
 
     model: str | None = option(
@@ -28,8 +25,6 @@ class ChatOptions:
         unset="the embedded model, with --url the server's first",
         is_argument=True,
     )
-    url: str | None = option(None, "Address of a running server.", unset="the chat starts its own server")
-    api_key: str | None = option(None, "API key of the server at --url.")
     system: str | None = option(None, "System message.")
     temperature: float | None = option(None, "Sampling temperature.", unset="the server's", least=0)
     max_tokens: int | None = option(None, "Length limit of an answer, in tokens.", least=1)
@@ -44,26 +39,13 @@ def chat(options: ChatOptions) -> None:
     """
     fields = {"temperature": options.temperature, "max_tokens": options.max_tokens}
     chosen = {name: value for name, value in fields.items() if value is not None}
-    url, model = options.url, options.model
     system = options.system and options.system.encode(errors="replace").decode()  # bytes of another encoding
     try:
-        with _running_server(url, options.api_key) if url else _own_server(model) as client:
-            _talk(Conversation(client, find_model(client, model if url else None), system, chosen))
+        with target(options) as server, server.client() as client:
+            model = find_model(client, options.model if options.url else None)
+            _talk(Conversation(client, model, system, chosen))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-
-
-@contextmanager
-def _running_server(url: str, api_key: str | None) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=base_url(url), headers=headers(api_key), timeout=None) as client:
-        yield client
-
-
-@contextmanager
-def _own_server(model: str | None) -> Iterator[httpx.Client]:
-    with Loading() as loading, embedded_server(model, loading.note) as client:
-        loading.close()
-        yield client
 
 
 def _talk(conversation: Conversation) -> None:

@@ -1,21 +1,17 @@
 """Requests that are sent once more, to a server that computes their answers and receipts anew."""
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
 
 from model.errors import OptionError, quoted
 from model.linear.schemes import KV_DTYPES
-from service.commands.endpoint import base_url, headers, refusal
-from service.commands.own_server import embedded_server
-from service.commands.pulse import Loading
+from service.commands.endpoint import refusal
+from service.commands.target import TargetOptions, target
 from service.receipts.arithmetic import Arithmetic, arithmetic_of
 from service.receipts.compare import ANSWER, Difference, differences
-from service.receipts.keys import make_key
 from service.receipts.read import found_in
 from service.receipts.receipt import Receipt
 
@@ -44,26 +40,11 @@ NO_PROOF = "an answer that differs here is no proof of a fault: no equal bits ar
 
 
 @contextmanager
-def server(
-    model: str | None, url: str | None, api_key: str | None, like: Receipt | None = None
-) -> Iterator[httpx.Client]:
-    """A client of the server at `url`, or of one of our own with this model, which computes as the receipt `like` says.
-
-    Raises OptionError.
-    """
-    if url:
-        if model:
-            raise OptionError("--model and --url exclude each other: the server at --url has its model")
-        with httpx.Client(base_url=base_url(url), headers=headers(api_key), timeout=None) as client:
-            yield client
-        return
-    with tempfile.TemporaryDirectory(prefix="noria-") as folder, Loading() as loading:
-        key = Path(folder) / "key.pem"
-        make_key(key)
-        arguments = ["--receipt-key", str(key), *(flags_of(like) if like else ())]
-        with embedded_server(model, loading.note, arguments, UNSET + (FROM_RECEIPT if like else ())) as client:
-            loading.close()
-            yield client
+def server(options: TargetOptions, like: Receipt | None = None) -> Iterator[httpx.Client]:
+    """Give a client of the command's server. One of our own computes as the receipt `like` says. Raises OptionError."""
+    flags, unset = (flags_of(like), (*UNSET, *FROM_RECEIPT)) if like else ([], UNSET)
+    with target(options, flags, unset, signs=True) as found, found.client() as client:
+        yield client
 
 
 def flags_of(like: Receipt) -> list[str]:

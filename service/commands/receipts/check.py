@@ -17,6 +17,7 @@ from model.options import option
 from service.commands.flags import takes
 from service.commands.receipts import again, golden, junit
 from service.commands.receipts.junit import Result
+from service.commands.target import TargetOptions
 from service.receipts.arithmetic import Arithmetic, no_promise
 from service.receipts.compare import ANSWER
 
@@ -24,7 +25,7 @@ AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class CheckOptions:
+class CheckOptions(TargetOptions):
     """The options of `noria check`."""
 
     golden: Path = option(cast(Any, ...), "File of requests and their answers, one a line.")
@@ -35,13 +36,6 @@ class CheckOptions:
         unset="the answers are compared",
     )
     junit: Path | None = option(None, "File for a report in JUnit's XML. Not allowed with --record.", unset="no report")
-    model: str | None = option(
-        None, "Model to compute with, as for noria serve. Not allowed with --url.", unset="the embedded model"
-    )
-    url: str | None = option(
-        None, "Address of a running server with --receipt-key.", unset="the command starts its own server"
-    )
-    api_key: str | None = option(None, "API key of the server at --url.")
 
 
 @takes(CheckOptions, "NORIA_CHECK_")
@@ -52,6 +46,7 @@ def check(options: CheckOptions) -> None:
     promise equal bits; 1 if there was no answer. Without --url the command starts its own server, which reads the
     environment variables of noria serve.
     """
+    options.check_target()
     if options.record is not None and options.junit is not None:
         raise OptionError("--record and --junit exclude each other: a recording compares nothing")
     target = options.golden if options.record is not None else options.junit
@@ -61,7 +56,7 @@ def check(options: CheckOptions) -> None:
         )
     source = golden.read(options.golden) if options.record is None else golden.requests(options.record)
     with (
-        again.server(options.model, options.url, options.api_key) as client,
+        again.server(options) as client,
         ThreadPoolExecutor(AT_ONCE) as pool,
     ):
         if options.record is not None:

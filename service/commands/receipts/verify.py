@@ -13,6 +13,7 @@ from model.options import option, required
 from service.commands.flags import takes
 from service.commands.receipts import again
 from service.commands.receipts.stored import response_id, stored_request
+from service.commands.target import TargetOptions
 from service.receipts.arithmetic import no_promise
 from service.receipts.compare import CUT, STATED, Difference
 from service.receipts.keys import is_public
@@ -21,7 +22,7 @@ from service.receipts.receipt import Receipt
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyOptions:
+class VerifyOptions(TargetOptions):
     """The options of `noria verify`."""
 
     receipt: Path = required("File with a receipt, or with an answer or the last event of a stream that has receipts.")
@@ -30,11 +31,6 @@ class VerifyOptions:
         "File with the body of the request, as it was sent.",
         unset="what a receipt has that was made with it, or what the server at --url has of a stored response",
     )
-    model: str | None = option(
-        None, "Model to compute with, as for noria serve. Not allowed with --url.", unset="the embedded model"
-    )
-    url: str | None = option(None, "Address of a running server.", unset="the command starts its own server")
-    api_key: str | None = option(None, "API key of the server at --url.")
     key: str | None = option(
         None, "Public key that must have signed, in base64, or a file with it.", unset="any: only changes are found"
     )
@@ -49,6 +45,7 @@ def verify(options: VerifyOptions) -> None:
     answer differs, on a machine that does not promise equal bits; 1 if it could not be checked. Without --url the
     command starts its own server, which reads the environment variables of noria serve.
     """
+    options.check_target()
     answer = read_json(options.receipt)
     receipts, key = found_in(answer, str(options.receipt)), public_key(options.key)
     body = None if options.signature_only else request_of(options, answer, receipts[0])
@@ -71,7 +68,7 @@ def computed(
     options: VerifyOptions, receipts: Sequence[Receipt], body: Mapping[str, Any], *, complete: bool
 ) -> tuple[list[Difference], bool]:
     """What differs when the request is computed again, and whether equal bits are promised. It tells both."""
-    with again.server(options.model, options.url, options.api_key, receipts[0]) as client:
+    with again.server(options, receipts[0]) as client:
         why_not = no_promise(receipts[0], again.arithmetic_at(client))
         typer.echo(f"equal bits: {f'not promised: {why_not}' if why_not else 'promised here'}")
         found = again.compared(client, receipts, body, complete=complete)
@@ -95,7 +92,7 @@ def request_of(options: VerifyOptions, answer: Any, receipt: Receipt) -> Mapping
     body = given_request(options.request, receipt)
     id = response_id(answer) if endpoint == again.RESPONSES else None
     if options.url and options.request is None and id is not None and (body is None or again.state_in(body)):
-        with again.server(options.model, options.url, options.api_key) as client:
+        with again.server(options) as client:
             return stored_request(client, id)
     if body is None:
         raise OptionError(
