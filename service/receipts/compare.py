@@ -26,10 +26,18 @@ STATED = ("version", "created", "model", "arithmetic", "defaults", "key", "signa
 
 
 class Difference(NamedTuple):
-    """A field of a receipt that differs, and how."""
+    """A field of a receipt that differs, and how.
+
+    Of the field `signature`, or of the answer `around` the receipt, the message says all.
+    """
 
     field: str
     message: str
+
+    @property
+    def text(self) -> str:
+        """The message, with its field."""
+        return self.message if self.field in ("signature", "around") else f"{self.field}: {self.message}"
 
 
 def differences(given: Receipt, found: Receipt, name: Callable[[int], str]) -> Iterator[Difference]:

@@ -181,15 +181,23 @@ def test_another_seed_and_another_token_are_found(server: LiveServer, folder: Pa
     assert f"token 21 of 40 differs: {ids[20] + 1} " in done.stdout
 
 
-def test_answers_are_recorded_and_checked_at_a_deploy(server: LiveServer, folder: Path, tmp_path: Path) -> None:
-    rows = [{"custom_id": path, "method": "POST", "url": path, "body": body} for path, body in OWN.items()]
+def test_answers_are_recorded_and_checked_at_a_deploy(folder: Path, tmp_path: Path) -> None:
+    """Each command has a server of its own, also the one that signs. `other` is a scheme that gives other answers."""
+    rows = [
+        {"custom_id": path, "method": "POST", "url": path, "body": {**body, "receipt": "full"}}
+        for path, body in OWN.items()
+    ]
     (tmp_path / "requests.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     golden, report = tmp_path / "golden.jsonl", tmp_path / "report.xml"
-    done = noria("check", "--golden", golden, "--record", tmp_path / "requests.jsonl", "--url", server.url)
-    assert (done.returncode, done.stdout) == (0, f"recorded 4 answers in {golden}\n"), done.stderr
-    done = process("check", "--golden", golden, "--model", folder / "model.gguf")
-    assert (done.returncode, done.stdout) == (0, "check: 4 of 4 answers are the same\n"), done.stderr
-    done = process("check", "--golden", golden, "--model", folder / "changed.gguf", "--junit", report)
+    done = process("batch", tmp_path / "requests.jsonl", golden, "--model", folder / "model.gguf")
+    assert done.returncode == 0, done.stderr
+    other = {"NORIA_QUANTIZE": "none"}
+    for how, variables in (((), other), (("--answers-only",), {})):
+        done = process("verify", golden, "--model", folder / "model.gguf", *how, **variables)
+        assert (done.returncode, done.stdout) == (0, "verify: 4 of 4 answers passed\n"), (done.stdout, done.stderr)
+    done = process("verify", golden, "--model", folder / "model.gguf", "--answers-only", **other)
+    assert (done.returncode, "no proof of a fault" in done.stdout) == (4, True), (done.stdout, done.stderr)
+    done = process("verify", golden, "--model", folder / "changed.gguf", "--answers-only", "--junit", report)
     assert done.returncode == 3, done.stderr
     failures = [*ElementTree.parse(report).iter("failure")]
     assert len(failures) == sum("tokens: token " in line for line in done.stdout.splitlines()) > 0

@@ -10,7 +10,7 @@ import typer
 
 from model.errors import NoriaError, OptionError
 from model.options import check_limits, option, required
-from service.commands.batch.lines import count, read
+from service.commands.batch.lines import Request, count, read
 from service.commands.batch.progress import Progress
 from service.commands.batch.results import Results, opened
 from service.commands.batch.run import run
@@ -71,7 +71,8 @@ def _answer(options: BatchOptions, results: Results, progress: Progress) -> None
     """Answer the lines without a result. Raises OptionError, or KeyboardInterrupt at Ctrl-C."""
     n_at_once = options.concurrency or (OTHER if options.url else OWN)
     flags = [word for flag in QUEUE_FLAGS for word in (flag, str(MAX_QUEUE))]
-    with target(options, flags) as server:
+    signs = any(isinstance(line, Request) and line.receipt for line in read(options.input))
+    with target(options, flags, signs=signs) as server:
         client = server.async_client(httpx.Limits(max_connections=n_at_once))
         progress.start()
         with shown("batch", progress.report):

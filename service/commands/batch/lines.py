@@ -25,12 +25,13 @@ BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request of the batch, in this line of the file. `body` is JSON."""
+    """A request of the batch, in this line of the file. `body` is JSON; `receipt` says whether it is for receipts."""
 
     line: int
     custom_id: str
     url: str
     body: bytes
+    receipt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,8 @@ def parse(number: int, text: bytes) -> Line:
     custom_id = fields.get("custom_id")
     if fault := _fault(fields):
         return Refusal(number, custom_id if isinstance(custom_id, str) else None, f"line {number}: {fault}")
-    return Request(number, fields["custom_id"], fields["url"], orjson.dumps(fields["body"]))
+    body = fields["body"]
+    return Request(number, fields["custom_id"], fields["url"], orjson.dumps(body), bool(body.get("receipt")))
 
 
 def _fault(fields: dict[str, Any]) -> str:

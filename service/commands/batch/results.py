@@ -128,13 +128,13 @@ def _read(path: Path, file: io.FileIO) -> Iterator[tuple[bytes, dict[str, Any]]]
             result = orjson.loads(line)
         except ValueError:
             result = None
-        if not _is_result(result):
+        if not is_result(result):
             raise OptionError(f"{path} line {number} is no result of a batch; name a new file for the results")
         yield line, result
     lines.detach()
 
 
-def _is_result(value: Any) -> bool:
+def is_result(value: Any) -> bool:
     """Whether `value` has what `_result` writes."""
     if not isinstance(value, dict) or not value.keys() >= FIELDS:
         return False

@@ -1,6 +1,6 @@
 """Requests that are sent once more, to a server that computes their answers and receipts anew."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,6 +9,7 @@ import httpx
 from model.errors import OptionError, quoted
 from model.linear.schemes import KV_DTYPES
 from service.commands.endpoint import refusal
+from service.commands.receipts.cases import Case
 from service.commands.target import TargetOptions, target
 from service.receipts.arithmetic import Arithmetic, arithmetic_of
 from service.receipts.compare import ANSWER, Difference, differences
@@ -140,11 +141,23 @@ def same_choice(receipt: Receipt, found: Sequence[Receipt]) -> Receipt:
     return max(found, key=lambda one: (one["choice"] == receipt["choice"], one["prompt"] == receipt["prompt"]))
 
 
-def exit_code(found: Sequence[Difference], *, promised: bool) -> int:
-    """0 without a difference, `UNPROMISED` if only answers differ and may, else `DIFFERS`."""
-    if not found:
-        return 0
-    return DIFFERS if promised or any(item.field not in ANSWER for item in found) else UNPROMISED
+def with_causes(found: Sequence[Difference]) -> list[Difference]:
+    """Return the differences of the answer, and then their likely causes; nothing if the answer is the same."""
+    of_answer = [item for item in found if item.field in (*ANSWER, "choices")]
+    return of_answer + [item for item in found if of_answer and item not in of_answer]
+
+
+def exit_code(cases: Iterable[Case]) -> int:
+    """Return 1 if one was not checked, `DIFFERS`, `UNPROMISED` if only answers differ and may, or 0, in this order."""
+    code = 0
+    for case in cases:
+        if case.error:
+            return 1
+        if case.found and (case.promised or any(item.field not in ANSWER for item in case.found)):
+            code = DIFFERS
+        elif case.found:
+            code = code or UNPROMISED
+    return code
 
 
 def token_name(client: httpx.Client, token: int) -> str:

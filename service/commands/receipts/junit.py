@@ -1,44 +1,37 @@
-"""A report of `noria check` in JUnit's XML, which CI systems read."""
+"""A report of `noria verify` in JUnit's XML, which CI systems read."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 from xml.etree.ElementTree import Element, ElementTree, SubElement
 
 from model.errors import OptionError
-from service.commands.receipts.golden import Line
-from service.receipts.compare import Difference
+from service.commands.receipts.cases import Case
 
-SUITE = "noria check"
-
-
-class Result(NamedTuple):
-    """The check of one line: what differs, or why there was no answer, and the seconds it took."""
-
-    line: Line
-    found: list[Difference]
-    promised: bool
-    error: str
-    seconds: float
-
-    @property
-    def problem(self) -> str:
-        """The first difference of the answer, with its likely cause; empty if it is the same."""
-        return self.error or "; ".join(f"{item.field}: {item.message}" for item in self.found)
+SUITE = "noria verify"
 
 
-def write(path: Path, results: Sequence[Result]) -> None:
-    """Write the result of each line: a failure for an answer that differs, an error for none. Raises OptionError."""
+def check_place(path: Path) -> None:
+    """Raise OptionError where no report can be written, before anything is computed."""
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise OptionError(
+            f"{path} cannot be written: it is a directory, or its directory is not there or may not be written"
+        )
+
+
+def write(path: Path, cases: Sequence[Case]) -> None:
+    """Write a failure for each answer that differs, and an error for one that was not checked. Raises OptionError."""
     counts = {
-        "tests": str(len(results)),
-        "failures": str(sum(bool(one.found) for one in results)),
-        "errors": str(sum(bool(one.error) for one in results)),
-        "time": f"{sum(one.seconds for one in results):.3f}",
+        "tests": str(len(cases)),
+        "failures": str(sum(bool(one.found) and not one.error for one in cases)),
+        "errors": str(sum(bool(one.error) for one in cases)),
+        "time": f"{sum(one.seconds for one in cases):.3f}",
     }
     root = Element("testsuites", counts)
     suite = SubElement(root, "testsuite", {"name": SUITE, **counts})
-    for one in results:
-        about = {"name": _allowed(one.line.custom_id), "classname": one.line.url, "time": f"{one.seconds:.3f}"}
+    for one in cases:
+        endpoint = one.receipts[0]["endpoint"] if one.receipts else ""
+        about = {"name": _allowed(one.name or one.place), "classname": endpoint, "time": f"{one.seconds:.3f}"}
         case = SubElement(suite, "testcase", about)
         if one.problem:
             SubElement(case, "error" if one.error else "failure", {"message": _allowed(one.problem)})

@@ -4,6 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from service import cli
+from tests.service import command_line
 
 COLOUR = "\x1b["
 COMMANDS = [
@@ -18,7 +19,6 @@ COMMANDS = [
     "rm",
     "prefixes",
     "verify",
-    "check",
     "receipts",
 ]
 
@@ -56,3 +56,12 @@ def test_shells_complete_commands_flags_and_choices(line: str, expected: list[st
 def test_the_usage_names_the_arguments_as_the_texts_do() -> None:
     assert "noria serve [OPTIONS] [MODEL]" in noria("serve", "--help")
     assert "noria batch [OPTIONS] {INPUT} {OUTPUT}" in noria("batch", "--help")
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("--golden", "golden.jsonl", "--record", "requests.jsonl")])
+def test_a_command_that_is_gone_says_what_does_its_work(arguments: tuple[str, ...]) -> None:
+    done = command_line.noria("check", *arguments)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert 'noria batch REQUESTS GOLDEN records answers, if each body has "receipt": "full"' in done.stderr
+    assert "noria verify GOLDEN --answers-only" in done.stderr
+    assert "check" not in noria("--help")

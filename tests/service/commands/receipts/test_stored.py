@@ -114,10 +114,19 @@ def test_a_server_that_stores_nothing(tmp_path: Path) -> None:
 
 
 def test_golden_answers_are_not_stored(live: Live, folder: Path, tmp_path: Path) -> None:
-    row = {"custom_id": "a", "method": "POST", "url": RESPONSES, "body": {"input": "hi", "max_output_tokens": 4}}
-    before = rows(folder, tmp_path / "before.db")
-    for more in (("--record", write(tmp_path / "requests.jsonl", row)), ()):
-        done = noria("check", "--golden", tmp_path / "golden.jsonl", "--url", live.url, *more)
-        assert done.returncode == 0, done
-    assert done.stdout == "check: 1 of 1 answer is the same\n"
+    body = {"input": "hi", "max_output_tokens": 4, "receipt": "full", "store": False}
+    requests = write(tmp_path / "requests.jsonl", {"custom_id": "a", "method": "POST", "url": RESPONSES, "body": body})
+    before, golden = rows(folder, tmp_path / "before.db"), tmp_path / "golden.jsonl"
+    assert noria("batch", requests, golden, "--url", live.url).returncode == 0
+    done = noria("verify", golden, "--url", live.url)
+    assert (done.returncode, done.stdout) == (0, "verify: 1 of 1 answer passed\n"), done
     assert rows(folder, tmp_path / "after.db") == before
+
+
+def test_a_batch_has_stored_responses_too(live: Live, tmp_path: Path) -> None:
+    """Their server has the requests, of which the lines have hashes only."""
+    first = respond(live, input="My name is Ada.")["id"]
+    body = {"input": "Who?", "max_output_tokens": 4, "receipt": True, "previous_response_id": first}
+    requests = write(tmp_path / "requests.jsonl", {"custom_id": "a", "method": "POST", "url": RESPONSES, "body": body})
+    assert noria("batch", requests, tmp_path / "golden.jsonl", "--url", live.url).returncode == 0
+    assert noria("verify", tmp_path / "golden.jsonl", "--url", live.url).returncode == 0
