@@ -201,7 +201,7 @@ def _await_series(measured: Metrics, keys: Keys, routes: tuple[Route, ...]) -> N
     for route in routes:
         if route.body is not None:
             measured.await_responses(route.methods, route.path)
-            measured.fields.declared |= frozenset(declared_paths(route.body))
+            measured.fields |= frozenset(declared_paths(route.body))
 
 
 def _allow_origins(app: FastAPI, origins: Sequence[str]) -> None:

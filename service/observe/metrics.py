@@ -5,6 +5,7 @@ Names are stable: dashboards and alerts use them.
 
 import asyncio
 import platform
+import re
 import time
 from collections import Counter as Tally
 from collections import deque
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib import metadata
 from itertools import product
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
@@ -20,14 +22,15 @@ from prometheus_client.exposition import generate_latest
 from model.batch import RunnerInfo
 from service import version
 from service.errors.statuses import STATUSES
-from service.observe.field_metrics import FieldMetrics
 from service.observe.model_metrics import LATENCY_BUCKETS, Families, ModelMetrics, ModelsCollector
 from service.observe.vllm_names import VllmNames
 
 REFUSALS = ("unread", *sorted({status.refused for status in STATUSES.values() if status.refused}))
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 OTHER = "other"
-"""The label of any other method, and of a path without a route: clients choose them, so they must not make series."""
+"""The label of any other method, of a path without a route, and of a field that no body declares: clients choose them,
+so they must not make series."""
+INDEX = re.compile(r"\[\d+\]")
 AWAITED = (200, 500, 503)
 """Statuses of which each route that takes a body has a series from the start. `rate()` does not count what a series
 begins with: without a sample of 0 an outage would be no part of the availability."""
@@ -36,7 +39,7 @@ LAG_SAMPLES = 60
 
 
 class Metrics:
-    """All metrics of the server. `fields` are those of fields in requests.
+    """All metrics of the server. `fields` are the paths of fields that bodies declare.
 
     What is counted of a model is in `of_model`. Requests that name no served model count as those of the model "".
     `memory_budget` gives that of all models, None without one.
@@ -49,7 +52,7 @@ class Metrics:
         self._models = ModelsCollector(registry)
         self._families = Families(registry)
         self._keys: tuple[str, ...] = ()
-        self.fields = FieldMetrics(registry)
+        self.fields: frozenset[str] = frozenset()
         self._restarted: Tally[str] = Tally()
         self.memory_budget: Callable[[], int | None] = lambda: None
         self._build = {"version": version(), "python": platform.python_version(), "torch": metadata.version("torch")}
@@ -62,6 +65,8 @@ class Metrics:
         self._responses = counter("noria_http_requests", about, ["method", "route", "status"])
         about = "Refused requests to models, by the name of their key and the code of the error."
         self._refusals = counter("noria_refusals", about, ["key", "reason"])
+        about = "Requests with a field that a 400 named (refused), or that passed without effect (ignored)."
+        self._fields = counter("noria_request_fields", about, ["route", "field", "outcome"])
         about = "Streams that ended with an error after their status 200."
         self.observe_broken_stream = counter("noria_broken_streams", about).inc
         about = "Decoding of {} of a request, retries included."
@@ -112,6 +117,12 @@ class Metrics:
     def observe_helper_restart(self, helper: str) -> None:
         """A helper process was replaced: that of "images", of "audio", or of the "trial" of grammars."""
         self._restarted[helper] += 1
+
+    def observe_fields(self, route: str, fields: Iterable[str], outcome: Literal["refused", "ignored"]) -> None:
+        """Count one request. `fields` are paths such as "messages[0].mood"; the series has no index."""
+        paths = {INDEX.sub("", name) for name in fields}
+        for label in {path if path in self.fields else OTHER for path in paths}:
+            self._fields.labels(route, label, outcome).inc()
 
     def observe_response(self, method: str, route: str | None, status: int) -> None:
         """Once for each request. `route` is its route's path, None for a path without one."""

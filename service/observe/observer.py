@@ -93,8 +93,8 @@ class Observer:
     def _count(self, record: RequestRecord, status: int, seconds: float) -> None:
         self._metrics.observe_response(record.method, record.route, status)
         if record.route is not None:
-            self._metrics.fields.observe(record.sender, record.route, record.ignored, "ignored")
-            self._metrics.fields.observe(record.sender, record.route, record.refused, "refused")
+            self._metrics.observe_fields(record.route, record.ignored, "ignored")
+            self._metrics.observe_fields(record.route, record.refused, "refused")
         if not record.policy.generates:
             return
         record.outcome = record.outcome or outcome_of(status)

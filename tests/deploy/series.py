@@ -33,5 +33,5 @@ def _scrape() -> list[str]:
     model.adapters.names = lambda: {1: "sql"}
     metrics.observe_response("GET", "/", 200)
     metrics.observe_refusal("team", "queue_full")
-    metrics.fields.observe("team", "/v1/completions", ["seed"], "refused")
+    metrics.observe_fields("/v1/completions", ["seed"], "refused")
     return [line for line in metrics.render().decode().splitlines() if not line.startswith("#")]
