@@ -1,16 +1,18 @@
 """The metrics of models. Each series has the label `model`, the first name of its model."""
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, get_args
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from operator import methodcaller
+from typing import Any, Literal, get_args
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
 from model.batch import RunnerInfo
 from service.engine.messages import FINISHES, Beat, Report, Stats
-from service.observe.adapter_metrics import AdapterCounts, adapter_families
+from service.observe.adapter_metrics import AdapterCounts, Values
 from service.observe.histogram import Histogram
 
 LATENCY_BUCKETS = tuple(
@@ -40,7 +42,6 @@ TOTALS = (*COUNTERS, "grammar_restarts")
 Load = Literal["ok", "error"]
 Unload = Literal["idle", "memory", "request", "removed"]
 LOADS, UNLOADS = get_args(Load), get_args(Unload)
-Family = CounterMetricFamily | GaugeMetricFamily | InfoMetricFamily
 
 
 class Families:
@@ -94,7 +95,7 @@ class ModelMetrics:
         self.memory = 0
         self.info: RunnerInfo | None = None
         self.served = True
-        self.adapters = AdapterCounts(OUTCOMES)
+        self.adapters = AdapterCounts(OUTCOMES, lambda: self.stats().adapters)
         self.generated = 0
         self.beat = Beat()
         self._families = families
@@ -188,6 +189,27 @@ class ModelMetrics:
         self._families.key_prompt_tokens.labels(self.name, key).inc(prompt_tokens)
         self._families.key_generated_tokens.labels(self.name, key).inc(generated_tokens)
 
+    def pages(self) -> Values:
+        """Count the pages of the KV cache by window and state."""
+        return {
+            ("full" if pool.window is None else str(pool.window), state): getattr(pool, state)
+            for pool in self.stats().pools
+            for state in ("held", "cached", "free")
+        }
+
+    def usage(self) -> float:
+        """Return the share of held pages in the fullest pool."""
+        pools = self.stats().pools
+        return max((pool.held / max(1, pool.held + pool.cached + pool.free) for pool in pools), default=0.0)
+
+    def facts(self) -> dict[str, str] | None:
+        """Tell how the model runs; None before it is loaded."""
+        if (info := self.info) is None:
+            return None
+        limits = {"context": info.max_model_len, "sequences": info.max_sequences, "step_tokens": info.max_step_tokens}
+        facts = {label: str(info.description.get(label, "")) for label in DESCRIBED}
+        return {**facts, **{label: str(limit) for label, limit in limits.items()}}
+
 
 class ModelsCollector(Collector):
     """Reads the engines' statistics when Prometheus asks: they cost a step nothing."""
@@ -196,61 +218,48 @@ class ModelsCollector(Collector):
         self.models: dict[str, ModelMetrics] = {}
         registry.register(self)
 
-    def collect(self) -> Iterator[Family]:
-        models = [model for model in self.models.values() if model.served]
-        yield self._gauge("noria_requests_running", "Sequences being computed.", lambda m: m.stats().running)
+    def collect(self) -> Iterator[Metric]:
+        served = [model for model in self.models.values() if model.served]
+        gauge, total = partial(_family, GaugeMetricFamily, served), partial(_family, CounterMetricFamily, served)
+        counter = partial(_family, CounterMetricFamily, self.models.values())
+        yield gauge("requests_running", "Sequences being computed.", lambda m: m.stats().running)
         about = "Sequences waiting to be computed, and requests waiting until the model is loaded."
-        yield self._gauge("noria_requests_waiting", about, lambda m: m.stats().waiting + m.loading())
-        yield from _pages(models)
+        yield gauge("requests_waiting", about, lambda m: m.stats().waiting + m.loading())
+        yield gauge("kv_pages", "Pages of the KV cache.", ModelMetrics.pages, "window", "state")
+        yield gauge("kv_usage_ratio", "Share of held pages in the fullest pool.", ModelMetrics.usage)
         about = "Memory of the engine process in RAM, mapped weights included."
-        yield self._gauge("noria_engine_resident_memory_bytes", about, lambda m: m.beat.resident)
-        about = "Memory that a loaded model takes by its plan."
-        yield self._gauge("noria_model_memory_bytes", about, lambda m: m.memory)
+        yield gauge("engine_resident_memory_bytes", about, lambda m: m.beat.resident)
+        yield gauge("model_memory_bytes", "Memory that a loaded model takes by its plan.", lambda m: m.memory)
         about = "Tokens of prompts that wait for their first step."
-        yield self._gauge("noria_prompt_tokens_waiting", about, lambda m: m.waiting())
+        yield gauge("prompt_tokens_waiting", about, lambda m: m.waiting())
         about = "Processor time of the engine processes, of all threads."
-        yield self._counter("noria_engine_cpu_seconds", about, lambda m: m.processor)
-        yield self._counter("noria_generated_tokens", "Tokens generated.", lambda m: m.generated)
+        yield counter("engine_cpu_seconds", about, lambda m: m.processor)
+        yield counter("generated_tokens", "Tokens generated.", lambda m: m.generated)
         for field, (name, text) in COUNTERS.items():
-            yield self._counter(f"noria_{name}", text, lambda m: m.total(field))  # noqa: B023 - read at once
-        info = InfoMetricFamily("noria_model", "The served models and how they run.", labels=["model"])
-        for model in models:
-            if model.info is not None:
-                info.add_metric([model.name], _facts(model.info))
-        yield info
-        yield from adapter_families({model.name: (model.adapters, model.stats().adapters) for model in models})
-
-    def _gauge(self, name: str, text: str, value: Callable[[ModelMetrics], float | None]) -> GaugeMetricFamily:
-        family = GaugeMetricFamily(name, text, labels=["model"])
-        for model in self.models.values():
-            if model.served and (found := value(model)) is not None:
-                family.add_metric([model.name], found)
-        return family
-
-    def _counter(self, name: str, text: str, value: Callable[[ModelMetrics], float]) -> CounterMetricFamily:
-        family = CounterMetricFamily(name, text, labels=["model"])
-        for model in self.models.values():
-            family.add_metric([model.name], value(model))
-        return family
+            yield counter(name, text, methodcaller("total", field))
+        yield _family(InfoMetricFamily, served, "model", "The served models and how they run.", ModelMetrics.facts)
+        yield gauge("lora_loaded", "LoRA adapters that requests may name.", lambda m: len(m.adapters.names()))
+        about = "Requests by LoRA adapter and outcome."
+        yield total("lora_requests", about, lambda m: m.adapters.requests(), "adapter", "outcome")
+        about = "Tokens generated in finished requests, by adapter."
+        yield total("lora_generated_tokens", about, lambda m: m.adapters.generated(), "adapter")
+        about = "Sequences being computed."
+        yield gauge("lora_requests_running", about, lambda m: m.adapters.used("running"), "adapter")
+        yield gauge("lora_requests_waiting", "Sequences that wait.", lambda m: m.adapters.used("waiting"), "adapter")
+        about = "The time of this sample. Its labels are the adapters that run and wait, and how many may run."
+        labels = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
+        # all names of a model in one series, as the inference gateway reads them
+        yield gauge("lora_requests_info", about, lambda m: m.adapters.in_use(), *labels)
 
 
-def _pages(models: Sequence[ModelMetrics]) -> Iterator[GaugeMetricFamily]:
-    pages = GaugeMetricFamily("noria_kv_pages", "Pages of the KV cache.", labels=["model", "window", "state"])
-    usage = GaugeMetricFamily("noria_kv_usage_ratio", "Share of held pages in the fullest pool.", labels=["model"])
+def _family(
+    kind: type[Any], models: Iterable[ModelMetrics], name: str, text: str, value: Callable[..., Any], *labels: str
+) -> Metric:
+    """Make a metric of a value of each model; with more labels, of its values by them. None is no value."""
+    family: Any = kind(f"noria_{name}", text, labels=["model", *labels])
     for model in models:
-        shares = [0.0]
-        for pool in model.stats().pools:
-            window = "full" if pool.window is None else str(pool.window)
-            for state in ("held", "cached", "free"):
-                pages.add_metric([model.name, window, state], getattr(pool, state))
-            shares.append(pool.held / max(1, pool.held + pool.cached + pool.free))
-        usage.add_metric([model.name], max(shares))
-    yield pages
-    yield usage
-
-
-def _facts(info: RunnerInfo) -> dict[str, str]:
-    """The labels of `noria_model_info`."""
-    limits = {"context": info.max_model_len, "sequences": info.max_sequences, "step_tokens": info.max_step_tokens}
-    facts = {label: str(info.description.get(label, "")) for label in DESCRIBED}
-    return {**facts, **{label: str(limit) for label, limit in limits.items()}}
+        found = value(model)
+        for of, one in (found if labels else {(): found}).items():
+            if one is not None:
+                family.add_metric([model.name, *of], one)
+    return family
