@@ -96,7 +96,7 @@ class Body(BaseModel):
     @model_validator(mode="after")
     def _refuse_extras(self, info: ValidationInfo) -> Self:
         without = self.without_effect()
-        refused = [] if self.left_out else [name for name in without if not self._notices(name)]
+        refused = [] if self.left_out else [name for name, passes in without.items() if not passes]
         if info.context is not None and info.context.lenient:
             refused = [name for name in refused if name in self.changing]
         if refused:
@@ -116,22 +116,21 @@ class Body(BaseModel):
         """An answer that repeats an object has no fields of it that mean nothing here."""
         return {name: value for name, value in handler(self).items() if name not in (self.__pydantic_extra__ or {})}
 
-    def without_effect(self) -> list[str]:
-        """Names of given fields that mean nothing here: unknown, noticed, or harmless with a value not accepted."""
-        extras = self.__pydantic_extra__ or {}
-        declared = [name for name in self.noticed if name in type(self).model_fields]
-        given = [name for name in declared if getattr(self, name) is not None]
-        return [*(name for name, value in extras.items() if not _accepts(self.harmless.get(name), value)), *given]
-
-    def _notices(self, name: str) -> bool:
-        """Whether a field without effect passes with a notice."""
-        extras = self.__pydantic_extra__ or {}
-        return name not in extras or _accepts(self.noticed.get(name), extras[name])
+    def without_effect(self) -> dict[str, bool]:
+        """Return the given fields that mean nothing here, but are not harmless: whether each passes with a notice."""
+        found = {}
+        for name, value in (self.__pydantic_extra__ or {}).items():
+            if not _accepts(self.harmless.get(name), value):
+                found[name] = _accepts(self.noticed.get(name), value)
+        for name in self.noticed:
+            if name in type(self).model_fields and getattr(self, name) is not None:
+                found[name] = True
+        return found
 
     @classmethod
     def passing(cls) -> dict[str, tuple[Any, ...]]:
         """Fields without effect, each with the values that are accepted."""
-        names = dict.fromkeys((*cls.harmless, *cls.noticed))
+        names = {**cls.harmless, **cls.noticed}
         return {name: (*cls.harmless.get(name, ()), *cls.noticed.get(name, ())) for name in names}
 
     def _refuse(self, names: list[str]) -> None:
