@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic_core import from_json
 
 from service.generation.choice import Delta
-from service.structured.call_reader import CallReader, Piece
+from service.structured.call_reader import CallReader
 
 Kind = Literal["thought", "text", "call"]
 
@@ -49,26 +49,21 @@ class BlockReader:
         steps: list[BlockStep] = []
         if delta.thought:
             self._write(steps, "thought", delta.thought)
-        if self._reader is not None:
-            self._read(steps, self._reader.feed(delta.text, final=delta.finish is not None))
-        elif delta.text:
-            self._write(steps, "text", delta.text)
-        if delta.finish is not None:
-            self._end(steps, last=True)
-        return steps
-
-    def finish(self, reason: str | None) -> str | None:
-        """Return the finish reason, which the reader of calls may change."""
-        return self._reader.finish(reason) if self._reader else reason
-
-    def _read(self, steps: list[BlockStep], pieces: Sequence[Piece]) -> None:
-        for piece in pieces:
+        final, pieces = delta.finish is not None, [delta.text] if delta.text else []
+        for piece in self._reader.feed(delta.text, final=final) if self._reader else pieces:
             if isinstance(piece, str):
                 self._write(steps, "text", piece)
             elif piece.id is not None and piece.name is not None:
                 self._begin(steps, AnswerBlock("call", piece.id, piece.name, piece.index))
             else:
                 self._write(steps, "call", piece.arguments)
+        if final:
+            self._end(steps, last=True)
+        return steps
+
+    def finish(self, reason: str | None) -> str | None:
+        """Return the finish reason, which the reader of calls may change."""
+        return self._reader.finish(reason) if self._reader else reason
 
     def _write(self, steps: list[BlockStep], kind: Kind, text: str) -> None:
         block = self._open

@@ -84,11 +84,9 @@ class ResponseShape(TypedEvents):
         status = "incomplete" if reason else "completed"
         events = [event for step in self.blocks.feed(delta) for event in self._events(step, status)]
         if delta.finish is not None:
-            if not self._items or (delta.finish == "stop" and self._items[-1]["type"] == "reasoning"):
-                events += [
-                    *self._begin(AnswerBlock("text")),
-                    *self._end("", status),
-                ]  # an empty answer is an empty message
+            thought_only = delta.finish == "stop" and self._items and self._items[-1]["type"] == "reasoning"
+            if not self._items or thought_only:  # an empty answer is an empty message
+                events += [*self._begin(AnswerBlock("text")), *self._end("", status)]
             events.append(self._event(status, response=self._response(status, usage, reason)))
         return events
 
@@ -139,12 +137,6 @@ class ResponseShape(TypedEvents):
             scores.append(token_json(self.tokenizer, scored.token, scored.logprob) | {"top_logprobs": top})
         return scores
 
-    def _item(self, block: AnswerBlock) -> Json:
-        """Return a new item. Its id follows from the response's: the same tokens give the same events."""
-        kind, own = self._kind_of(block)
-        id = f"{ID_PREFIXES[kind]}_{self.id.removeprefix('resp_')}{len(self._items) + 1:02x}"
-        return {"type": kind, "id": id, "status": "in_progress", **own}
-
     def _kind_of(self, block: AnswerBlock) -> tuple[str, Json]:
         if block.kind == "thought":
             return "reasoning", {"summary": [], "content": [], "encrypted_content": None}
@@ -158,7 +150,10 @@ class ResponseShape(TypedEvents):
         return "function_call", {"call_id": block.id, "name": name, "namespace": namespace, "arguments": ""}
 
     def _begin(self, block: AnswerBlock) -> Iterator[Json]:
-        self._open, self._scores = self._item(block), []
+        """Yield the events of a new item. Its id follows from the response's: the same tokens give the same events."""
+        kind, own = self._kind_of(block)
+        id = f"{ID_PREFIXES[kind]}_{self.id.removeprefix('resp_')}{len(self._items) + 1:02x}"
+        self._open, self._scores = {"type": kind, "id": id, "status": "in_progress", **own}, []
         yield self._event("output_item.added", output_index=len(self._items), item=self._open)
         if "content" in self._open:
             yield self._item_event("content_part.added", content_index=0, part=part_of(self._open, ""))
