@@ -110,12 +110,9 @@ class ModelMetrics:
         self.observe_prompt = families.prompts.labels(name).inc
         self.observe_continued = families.continued.labels(name).inc
         self._restarts = families.restarts.labels(name)
-        for outcome in OUTCOMES:
-            families.requests.labels(name, outcome)
-        for outcome in LOADS:
-            families.loads.labels(name, outcome)
-        for reason in UNLOADS:
-            families.unloads.labels(name, reason)
+        for counter, values in ((families.requests, OUTCOMES), (families.loads, LOADS), (families.unloads, UNLOADS)):
+            for value in values:
+                counter.labels(name, value)
         self.await_keys(keys)
 
     def await_keys(self, names: Sequence[str]) -> None:

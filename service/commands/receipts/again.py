@@ -1,6 +1,6 @@
 """Requests that are sent once more, to a server that computes their answers and receipts anew."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -147,17 +147,12 @@ def with_causes(found: Sequence[Difference]) -> list[Difference]:
     return of_answer + [item for item in found if of_answer and item not in of_answer]
 
 
-def exit_code(cases: Iterable[Case]) -> int:
+def exit_code(cases: Sequence[Case]) -> int:
     """Return 1 if one was not checked, `DIFFERS`, `UNPROMISED` if only answers differ and may, or 0, in this order."""
-    code = 0
-    for case in cases:
-        if case.error:
-            return 1
-        if case.found and (case.promised or any(item.field not in ANSWER for item in case.found)):
-            code = DIFFERS
-        elif case.found:
-            code = code or UNPROMISED
-    return code
+    if any(case.error for case in cases):
+        return 1
+    wrong = [case.promised or any(item.field not in ANSWER for item in case.found) for case in cases if case.found]
+    return 0 if not wrong else DIFFERS if any(wrong) else UNPROMISED
 
 
 def token_name(client: httpx.Client, token: int) -> str:
