@@ -21,12 +21,17 @@ class EngineDied(Exception):
 
 def merge(first: Update, second: Update) -> Update:
     """Return both updates as one, in order. The end of the sequence is in the second."""
-    return second._replace(
-        tokens=first.tokens + second.tokens,
-        logprobs=first.logprobs + second.logprobs,
-        prompt_logprobs=first.prompt_logprobs + second.prompt_logprobs,
-        admitted=second.admitted or first.admitted,
-        processed=second.processed or first.processed,
+    return Update(  # `_replace` takes twice as long
+        first.id,
+        first.tokens + second.tokens,
+        first.logprobs + second.logprobs,
+        first.prompt_logprobs + second.prompt_logprobs,
+        second.finish,
+        second.admitted or first.admitted,
+        second.failure,
+        second.processed or first.processed,
+        second.embedding,
+        second.fault,
     )
 
 
