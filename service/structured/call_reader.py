@@ -3,31 +3,18 @@
 import re
 import string
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from random import Random, SystemRandom
 
 from model.tokenizers.pieces import n_begun
 from service.generation.finish import CALLS
 from service.generation.request import ServedModel
 from service.schema.tools import AllowedCalls
+from service.structured.blocks import AnswerBlock, BlockReader
 from service.structured.call_style import ID_CHARS, SHORT_ID, Style, style_of
 
 NAME_CHARS = string.ascii_letters + string.digits + "_.-"
 MAX_HEAD_CHARS = 256
 """The limit for the text between a marker and the arguments of its call."""
-
-
-@dataclass(frozen=True, slots=True)
-class CallDelta:
-    """A piece of the call `index`: first its id and name, then characters of its arguments."""
-
-    index: int
-    id: str | None = None
-    name: str | None = None
-    arguments: str = ""
-
-
-Piece = str | CallDelta
 
 
 class ObjectEnd:
@@ -56,42 +43,40 @@ class ObjectEnd:
         return False
 
 
-class CallReader:
-    """A state machine that reads one answer in a style. `n_calls` is the number of calls that have begun.
+class CallReader(BlockReader):
+    """A state machine that reads one answer in a style, with its calls. At the end an incomplete call marker is text.
 
     A call has the id that the model writes, if that is one for no other call of the answer. An id after the arguments
     is seen only if it has arrived with the name: a stream names the id first. New ids are drawn from `source`.
     """
 
     def __init__(self, style: Style, source: Random | None = None) -> None:
-        self.n_calls = 0
+        super().__init__()
+        self._n_calls = 0
         self._style = style
         self._source = source or SystemRandom()
-        self._state: Callable[[list[Piece], bool], bool] = self._text
+        self._state: Callable[[bool], bool] = self._text
         self._unread = ""
         self._has_text = False
         self._object = ObjectEnd()
         self._ids: set[str] = set()
 
-    def feed(self, text: str, *, final: bool = False) -> list[Piece]:
-        """The pieces that `text` completes. With `final` an incomplete call marker is text."""
-        self._unread += text
-        pieces: list[Piece] = []
-        while self._state(pieces, final):
-            pass
-        return pieces
-
     def finish(self, reason: str | None) -> str | None:
         """The finish_reason: "tool_calls" if the answer has calls, and no stop string has cut the last one."""
-        called = self.n_calls and self._state != self._arguments
+        called = self._n_calls and self._state != self._arguments
         return CALLS if reason == "stop" and called else reason
 
-    def _text(self, pieces: list[Piece], final: bool) -> bool:
+    def _read(self, text: str, *, final: bool) -> None:
+        self._unread += text
+        while self._state(final):
+            pass
+
+    def _text(self, final: bool) -> bool:
         at = next((at for at in self._markers() if self._call_begins(at) is not False), None)
         called = at is not None and self._call_begins(at)
         n_text = len(self._unread) - (0 if final else self._n_marker_start()) if at is None else at
         if n_text:
-            pieces.append(self._unread[:n_text])
+            self._write("text", self._unread[:n_text])
             self._has_text = True
         self._unread = self._unread[n_text:]
         if called:
@@ -129,18 +114,18 @@ class CallReader:
             return len(self._unread) if not self._has_text and marker.startswith(self._unread) else 0
         return n_begun(self._unread, marker)
 
-    def _before(self, pieces: list[Piece], final: bool) -> bool:
+    def _before(self, final: bool) -> bool:
         return self._past(self._style.opening, self._name) is not None
 
-    def _name(self, pieces: list[Piece], final: bool) -> bool:
+    def _name(self, final: bool) -> bool:
         head = self._past(self._style.middle, self._arguments)
         if head is None:
             return False
         name, written = head, self._id_after()
         if before := self._style.id_before:
             name, _, written = head.partition(before)
-        pieces.append(CallDelta(self.n_calls, self._id(written.strip()), name.strip()))
-        self.n_calls += 1
+        self._begin(AnswerBlock("call", self._id(written.strip()), name.strip(), self._n_calls))
+        self._n_calls += 1
         return True
 
     def _id(self, written: str) -> str:
@@ -159,7 +144,7 @@ class CallReader:
         after = self._unread[end:]
         return after.removeprefix(opening).partition(closing)[0] if after.startswith(opening) else ""
 
-    def _past(self, words: str, state: Callable[[list[Piece], bool], bool]) -> str | None:
+    def _past(self, words: str, state: Callable[[bool], bool]) -> str | None:
         """The text before the next `words`; then `state` is the next state. None: they have not arrived."""
         before, found, after = self._unread.partition(words)
         if not found:
@@ -167,11 +152,11 @@ class CallReader:
         self._unread, self._state = after, state
         return before
 
-    def _arguments(self, pieces: list[Piece], final: bool) -> bool:
+    def _arguments(self, final: bool) -> bool:
         """Read a JSON object, up to its last brace."""
         end = self._object.find(self._unread)
         if arguments := self._unread[:end]:
-            pieces.append(CallDelta(self.n_calls - 1, arguments=arguments))
+            self._write("call", arguments)
         self._unread = "" if end is None else self._unread[end:]
         if end is not None:
             self._state = self._before
@@ -192,6 +177,6 @@ def _past_words(text: str, words: str) -> tuple[bool | None, str]:
     return (None if awaited else True), ""
 
 
-def reader_of(served: ServedModel, calls: AllowedCalls, source: Random | None = None) -> CallReader | None:
-    """The reader of an answer, or None for an answer that cannot have calls. New ids come from `source`."""
-    return CallReader(style_of(served), source) if calls.functions else None
+def reader_of(served: ServedModel, calls: AllowedCalls, source: Random | None = None) -> BlockReader:
+    """Return the reader of an answer, which may have these calls. New ids come from `source`."""
+    return CallReader(style_of(served), source) if calls.functions else BlockReader()

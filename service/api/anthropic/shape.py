@@ -15,13 +15,13 @@ from service.api.anthropic.answers import (
     MessageUsage,
     Reported,
 )
-from service.api.blocks import AnswerBlock, BlockReader, BlockStep, arguments_of
 from service.errors.dialects import ANTHROPIC
 from service.errors.errors import ApiError
 from service.generation.choice import Delta
 from service.generation.request import ServedModel, Timings, Usage
 from service.http.sse import Comments, Json, TypedEvents
 from service.schema.tools import AllowedCalls
+from service.structured.blocks import AnswerBlock, BlockReader, BlockStep, arguments_of
 from service.structured.call_reader import reader_of
 
 PING_SECONDS = 45.0
@@ -57,7 +57,7 @@ class MessageShape(TypedEvents):
     _content: list[Content] = field(default_factory=list)  # the complete blocks
 
     def begin(self, served: ServedModel, name: str) -> None:
-        self.model, self.blocks = name, BlockReader(reader_of(served, self.calls))
+        self.model, self.blocks = name, reader_of(served, self.calls)
 
     def keep_alive(self) -> tuple[bytes, float]:
         """Return `message_start`, whose usage counts the prompt only, then pings: the client must see events.

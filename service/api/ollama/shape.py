@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 
 from model.tokenizers.base import Tokenizer
 from service.access.record import RequestRecord
-from service.api.blocks import AnswerBlock, BlockReader, arguments_of
 from service.api.ollama.answers import AnswerLine, MadeCall, TokenChance
 from service.generation.choice import LEAST_LOGPROB, Delta, Scored
 from service.generation.request import ServedModel, Timings, Usage
 from service.http.sse import Json, Lines
 from service.schema.tools import AllowedCalls
+from service.structured.blocks import AnswerBlock, BlockReader, arguments_of
 from service.structured.call_reader import reader_of
 
 
@@ -49,7 +49,7 @@ class AnswerShape(Lines):
 
     def begin(self, served: ServedModel, name: str) -> None:
         self.tokenizer = served.tokenizer if self.logprobs else None
-        self.blocks = BlockReader(reader_of(served, self.calls))
+        self.blocks = reader_of(served, self.calls)
 
     def content(self, text: str, thought: str, calls: list[MadeCall]) -> Json:
         """The fields of the content of a line."""

@@ -8,7 +8,6 @@ from typing import ClassVar, cast
 
 from model.batch import TokenLogprob
 from model.tokenizers.base import Tokenizer
-from service.api.blocks import BlockReader, BlockStep
 from service.api.openai.answers import (
     AnswerHead,
     ChatChoice,
@@ -27,6 +26,7 @@ from service.generation.choice import LEAST_LOGPROB, Delta, Scored
 from service.generation.request import ServedModel, Timings, Usage
 from service.http.sse import Json, PlainEvents
 from service.schema.generation import GenerationBody, StreamOptions
+from service.structured.blocks import BlockReader
 from service.structured.call_reader import CallReader
 from service.structured.call_style import Style, style_of
 
@@ -231,7 +231,7 @@ class ChatShape(OpenAIShape):
 
     def _blocks_of(self, index: int) -> BlockReader:
         if index not in self._blocks:
-            self._blocks[index] = BlockReader(None if self._style is None else CallReader(self._style))
+            self._blocks[index] = BlockReader() if self._style is None else CallReader(self._style)
         return self._blocks[index]
 
     def _piece(self, step: BlockStep) -> Json | None:

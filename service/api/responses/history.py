@@ -8,7 +8,6 @@ import orjson
 from pydantic import TypeAdapter
 
 from model.errors import quoted
-from service.api.blocks import arguments_of
 from service.api.call import Call
 from service.api.lanes import written
 from service.api.responses.body import CompactBody, InputBody
@@ -31,6 +30,7 @@ from service.schema.conversation import AudioPart
 from service.schema.fields import Json
 from service.state.stored import PREFIXES, Owner, StoredItem, new_id
 from service.state.tables import Tables
+from service.structured.blocks import arguments_of
 
 ITEMS: TypeAdapter[list[AnyItem]] = TypeAdapter(list[Item])
 

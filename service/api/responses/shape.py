@@ -8,7 +8,6 @@ from random import Random
 from typing import Any
 
 from model.tokenizers.base import Tokenizer
-from service.api.blocks import AnswerBlock, BlockReader, BlockStep, arguments_of
 from service.api.responses.answers import RequestEcho, ResponseAnswer, ResponseError, ResponseState, ResponseUsage
 from service.api.responses.body import ResponsesBody
 from service.api.responses.items import ID_PREFIXES
@@ -20,6 +19,7 @@ from service.generation.request import ServedModel, Timings, Usage
 from service.http.sse import Json, TypedEvents
 from service.schema.fields import Body
 from service.state.stored import new_id
+from service.structured.blocks import AnswerBlock, BlockReader, BlockStep, arguments_of
 from service.structured.call_reader import reader_of
 
 
@@ -65,7 +65,7 @@ class ResponseShape(TypedEvents):
     def begin(self, served: ServedModel, name: str) -> None:
         body, self.model, self.defaults = self.body, name, served.defaults.sampling
         self.tokenizer = None if body.n_logprobs is None else served.tokenizer
-        self.blocks = BlockReader(reader_of(served, body.calls, Random(self.id)))
+        self.blocks = reader_of(served, body.calls, Random(self.id))
 
     def queued(self) -> list[Json]:
         """The first events of a response in the background. Its opening then has the next one."""

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from service.api.anthropic.routes import MessagesBody
-from service.api.blocks import BlockReader
 from service.api.responses.routes import ResponsesBody
 from service.api.responses.shape import ResponseShape
 from service.generation.choice import Delta
@@ -287,7 +286,7 @@ def test_calls_of_codex_tools_come_back_as_its_items(size: int) -> None:
         '<tool_call>\n{"name": "apply_patch", "arguments": {"input": "*** \\"Begin\\"\\n"}}\n</tool_call>\n'
         '<tool_call>\n{"name": "mcp__repl__js", "arguments": {"code": "1"}}\n</tool_call>'
     )
-    shape = ResponseShape(body, "m", blocks=BlockReader(CallReader(STYLES["hermes"])))
+    shape = ResponseShape(body, "m", blocks=CallReader(STYLES["hermes"]))
     parts = [written[at : at + size] for at in range(0, len(written), size)]
     events = [event for part in parts for event in shape.chunks(0, Delta(part), Usage())]
     events += shape.chunks(0, Delta(finish="stop"), Usage())

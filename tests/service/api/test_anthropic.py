@@ -8,7 +8,6 @@ import pytest
 from service.access.record import Policy, RequestRecord
 from service.api.anthropic.routes import MessagesBody
 from service.api.anthropic.shape import MessageShape
-from service.api.blocks import BlockReader
 from service.generation.choice import Delta
 from service.generation.request import Usage, timings
 from service.schema.tools import AllowedCalls
@@ -386,7 +385,7 @@ def built(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("size", [1, 5, 1000])
 def test_calls_become_blocks(style: str, size: int) -> None:
     whole, text = TEXTS[style]
-    shape = MessageShape(RECORD, AllowedCalls(), blocks=BlockReader(CallReader(STYLES[style])))
+    shape = MessageShape(RECORD, AllowedCalls(), blocks=CallReader(STYLES[style]))
     parts = [whole[at : at + size] for at in range(0, len(whole), size)]
     events = [event for part in parts for event in shape.chunks(0, Delta(part), Usage())]
     events += shape.chunks(0, Delta(finish="stop"), Usage())
@@ -396,7 +395,7 @@ def test_calls_become_blocks(style: str, size: int) -> None:
     assert [(call["name"], call["input"]) for call in calls] == [("weather", json.loads(ARGUMENTS)), ("time.now", {})]
     assert len({call["id"] for call in calls} - {None}) == 2
     assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
-    reply = MessageShape(RECORD, AllowedCalls(), blocks=BlockReader(CallReader(STYLES[style]))).whole(
+    reply = MessageShape(RECORD, AllowedCalls(), blocks=CallReader(STYLES[style])).whole(
         [Delta(whole, finish="stop")], Usage(), NO_TIME
     )
     ids = {"id": None}

@@ -9,7 +9,6 @@ import pytest
 from openai.types.responses import Response as ResponseModel
 from openai.types.responses import ResponseIncludable, ServiceTier, ToolParam
 
-from service.api.blocks import BlockReader
 from service.api.responses.body import ResponsesBody
 from service.api.responses.shape import ResponseShape, part_of
 from service.api.responses.tools import HOSTED
@@ -126,7 +125,7 @@ def test_log_probabilities(client: openai.OpenAI) -> None:
 def test_log_probabilities_are_those_of_the_text_alone(size: int) -> None:
     """Those of a thought and of calls are left out."""
     text, call = "Let me see. ", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
-    shape = ResponseShape(BODY, "m", blocks=BlockReader(CallReader(STYLES["hermes"])), tokenizer=IntegerTokenizer())
+    shape = ResponseShape(BODY, "m", blocks=CallReader(STYLES["hermes"]), tokenizer=IntegerTokenizer())
     thought = tuple(Scored(ord("t"), -0.1, (), 0) for _ in range(4))
     spoken = tuple(Scored(ord(char), -0.2, (), at) for at, char in enumerate(text + call))
     events = shape.chunks(0, Delta(thought="tt", scored=thought[:2]), Usage(reasoning=2))
@@ -365,7 +364,7 @@ def built(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("size", [1, 5, 1000])
 def test_calls_become_items(style: str, size: int) -> None:
     whole, text = TEXTS[style]
-    shape = ResponseShape(BODY, "m", blocks=BlockReader(CallReader(STYLES[style])))
+    shape = ResponseShape(BODY, "m", blocks=CallReader(STYLES[style]))
     parts = [whole[at : at + size] for at in range(0, len(whole), size)]
     events = shape.opening(0, Usage()) + [event for part in parts for event in shape.chunks(0, Delta(part), Usage())]
     events += shape.chunks(0, Delta(finish="stop"), Usage())
@@ -381,7 +380,7 @@ def test_calls_become_items(style: str, size: int) -> None:
 
 def test_a_call_that_is_cut_short_is_incomplete() -> None:
     whole, _ = TEXTS["hermes"]
-    shape = ResponseShape(BODY, "m", blocks=BlockReader(CallReader(STYLES["hermes"])))
+    shape = ResponseShape(BODY, "m", blocks=CallReader(STYLES["hermes"]))
     reply = shape.whole([Delta(whole[: whole.index("city")], finish="length")], Usage(), NO_TIME)
     assert [item["status"] for item in reply["output"]] == ["completed", "incomplete"]
     assert reply["output"][1]["arguments"] == '{"'

@@ -1,9 +1,9 @@
 """Two calls of each style as a model writes them, and what a reader finds in a text."""
 
-from collections.abc import Sequence
 from typing import Any
 
-from service.structured.call_reader import CallDelta, Piece
+from service.generation.choice import Delta
+from service.structured.call_reader import CallReader
 
 ARGUMENTS = '{"city": "a}\\\\\\"{"}'
 
@@ -36,13 +36,12 @@ TEXTS = {
 TEXTS["llama-single"] = TEXTS["llama"]  # its grammar allows one call; the reader is the same
 
 
-def gathered(pieces: Sequence[Piece]) -> tuple[str, list[dict[str, Any]]]:
-    """The text and the calls of a whole answer."""
-    calls: list[dict[str, Any]] = []
-    for piece in pieces:
-        if isinstance(piece, CallDelta) and piece.name is not None:
-            function = {"name": piece.name, "arguments": ""}
-            calls.append({"id": piece.id, "type": "function", "function": function})
-        elif isinstance(piece, CallDelta):
-            calls[piece.index]["function"]["arguments"] += piece.arguments
-    return "".join(piece for piece in pieces if isinstance(piece, str)), calls
+def gathered(reader: CallReader, *parts: str) -> tuple[str, list[dict[str, Any]]]:
+    """The text and the calls of an answer that comes in these parts."""
+    deltas = [*map(Delta, parts), Delta(finish="stop")]
+    blocks = [step.block for delta in deltas for step in reader.feed(delta) if step.change == "end"]
+    calls = [block for block in blocks if block.kind == "call"]
+    assert [call.index for call in calls] == [*range(len(calls))]
+    return "".join(block.text for block in blocks if block.kind == "text"), [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.text}} for call in calls
+    ]

@@ -118,7 +118,7 @@ def test_arguments_outside_the_schema_are_not_written(version: Version) -> None:
 
 def test_what_mistral_common_writes_is_read_with_its_ids(version: Version) -> None:
     text = text_of(version, written(version, TWO))
-    content, calls = gathered(CallReader(version.style).feed(text, final=True))
+    content, calls = gathered(CallReader(version.style), text)
     functions = [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]
     assert (content, functions) == ("", TWO)
     ids = [call["id"] for call in calls]
@@ -156,7 +156,7 @@ def test_a_request_from_another_server_is_ordered(version: Version) -> None:
 def test_an_id_that_is_none_or_not_new_is_replaced() -> None:
     for wrong in ("short", "abcdefgh1", "abcdefgh12"):
         text = f"[TOOL_CALLS]f[CALL_ID]abcdefgh1[ARGS]{{}}[TOOL_CALLS]f[CALL_ID]{wrong}[ARGS]{{}}"
-        _, calls = gathered(CallReader(STYLES["mistral-v11"]).feed(text, final=True))
+        _, calls = gathered(CallReader(STYLES["mistral-v11"]), text)
         first, second = (call["id"] for call in calls)
         assert first == "abcdefgh1"
         assert second != wrong
@@ -223,7 +223,7 @@ def test_marks_of_calls_that_are_tokens_are_written_and_read(special: bool, tmp_
         matcher = compiler.compile(call_constraint(body.calls, style, tokenizer).serialized())
         assert matcher.try_consume_tokens([*tokens, END]) == len(tokens) + 1
     visible = bytes_of(tokenizer, keep_control=style.control(tokenizer))
-    _, (call,) = gathered(CallReader(style).feed(b"".join(map(visible, tokens)).decode(), final=True))
+    _, (call,) = gathered(CallReader(style), b"".join(map(visible, tokens)).decode())
     assert call["function"]["name"] == "time_now"
 
 

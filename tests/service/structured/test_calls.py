@@ -72,9 +72,7 @@ def grammar(style: str, otherwise: Constraint | None = None, **fields: Any) -> s
 def read(style: str, parts: list[str]) -> tuple[str, list[tuple[str, str]], str | None]:
     """Text, names and arguments, finish_reason of an answer that comes in these parts."""
     reader = CallReader(STYLES[style])
-    pieces = [piece for part in parts for piece in reader.feed(part)] + reader.feed("", final=True)
-    text, calls = gathered(pieces)
-    assert all(isinstance(piece, str) or piece.index < len(calls) for piece in pieces)
+    text, calls = gathered(reader, *parts)
     return text, [(call["function"]["name"], call["function"]["arguments"]) for call in calls], reader.finish("stop")
 
 

@@ -2,15 +2,15 @@
 
 import pytest
 
-from service.api.blocks import BlockReader, BlockStep, arguments_of
 from service.generation.choice import Delta
+from service.structured.blocks import BlockReader, BlockStep, arguments_of
 from service.structured.call_reader import CallReader
 from service.structured.call_style import STYLES
 from tests.service.structured.call_texts import ARGUMENTS, TEXTS
 
 
 def steps(style: str | None, deltas: list[Delta]) -> list[BlockStep]:
-    reader = BlockReader(None if style is None else CallReader(STYLES[style]))
+    reader = BlockReader() if style is None else CallReader(STYLES[style])
     return [step for delta in deltas for step in reader.feed(delta)]
 
 
@@ -29,9 +29,8 @@ def test_blocks_follow_one_another(style: str) -> None:
         found = steps(style, [Delta(thought="H"), Delta(thought="m."), *parts, Delta(finish="stop")])
         assert ended(found) == expected
         assert all(step.change == "text" or not step.text for step in found)
-        texts = [
-            "".join(step.text for step in found if step.block is end.block) for end in found if end.change == "end"
-        ]
+        blocks = [step.block for step in found if step.change == "end"]
+        texts = ["".join(step.text for step in found if step.block is block) for block in blocks]
         assert texts == [text for _, _, text, _ in expected]
 
 
