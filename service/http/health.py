@@ -2,6 +2,7 @@
 
 import contextlib
 import http.server
+import io
 import logging
 import os
 import socket
@@ -34,8 +35,7 @@ class HealthListener(http.server.ThreadingHTTPServer):
         self.socket.close()
         self.socket = sock
         self.answer = answer
-        self._reserve: int | None = None
-        self._fill_reserve()
+        self._reserve = io.FileIO(os.devnull)
         self._slots = threading.BoundedSemaphore(MAX_CLIENTS)
         self._thread = threading.Thread(target=self.serve_forever, name="noria-health", daemon=True)
 
@@ -47,35 +47,25 @@ class HealthListener(http.server.ThreadingHTTPServer):
         self.shutdown()
         self._thread.join()
         self.server_close()
-        self._drop_reserve()
+        self._reserve.close()
 
     def get_request(self) -> tuple[Any, Any]:
         try:
             return super().get_request()
         except OSError:  # no descriptor is free
-            self._drop_reserve()
-            try:
+            self._reserve.close()
+            with contextlib.suppress(OSError):
                 sock, address = super().get_request()
-                with contextlib.suppress(OSError), sock:
+                with sock:
                     self.finish_request(sock, address)
-            finally:
-                self._fill_reserve()
+            self.service_actions()
             raise
 
-    def _fill_reserve(self) -> None:
-        """Take a descriptor into reserve, if another thread was not faster."""
-        if self._reserve is None:
-            with contextlib.suppress(OSError):
-                self._reserve = os.open(os.devnull, os.O_RDONLY)
-
-    def _drop_reserve(self) -> None:
-        reserve, self._reserve = self._reserve, None
-        if reserve is not None:
-            os.close(reserve)
-
     def service_actions(self) -> None:
-        """Called about twice a second."""
-        self._fill_reserve()
+        """Take a descriptor into reserve, if there is none. Called about twice a second."""
+        if self._reserve.closed:
+            with contextlib.suppress(OSError):
+                self._reserve = io.FileIO(os.devnull)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._slots.acquire(timeout=CONNECTION_SECONDS):
