@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 class Header(NamedTuple):
     """The type and meaning of a header, and the answers that have it.
 
-    "any": all of them; "model": those of a model; "body": those to a body; "final": errors that come again whenever the
-    request does; "retriable": errors of a server that is full or not ready.
+    "any": all answers; "model": those of a model; "body": those to a body; "final": errors of requests that never
+    succeed as they are; "retriable": errors of a server that is full or not ready.
     """
 
     type: str

@@ -117,7 +117,7 @@ class Body(BaseModel):
         return {name: value for name, value in handler(self).items() if name not in (self.__pydantic_extra__ or {})}
 
     def without_effect(self) -> dict[str, bool]:
-        """Return the given fields that mean nothing here, but are not harmless: whether each passes with a notice."""
+        """Return which given fields mean nothing here and are not harmless, and whether each passes with a notice."""
         found = {}
         for name, value in (self.__pydantic_extra__ or {}).items():
             if not _accepts(self.harmless.get(name), value):

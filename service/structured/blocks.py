@@ -37,7 +37,7 @@ class BlockStep(NamedTuple):
 
 
 class BlockReader:
-    """Splits one answer into blocks while it arrives: its thought and its text."""
+    """The reader of one answer: it splits the answer into blocks while it arrives, its thought and its text."""
 
     def __init__(self) -> None:
         self._open: AnswerBlock | None = None
