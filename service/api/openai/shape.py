@@ -258,7 +258,7 @@ class ChatShape(OpenAIShape):
 
     def _choice(self, index: int, delta: Delta) -> ChatChoice:
         reader = self._blocks_of(index)
-        blocks = [step.block for step in reader.feed(delta) if step.change == "end"]
+        blocks = [step.block for step in reader.feed(delta) if step.change == "begin"]
         text = "".join(block.text for block in blocks if block.kind == "text")
         message: ChatMessage = {"role": "assistant", "content": text, "refusal": None}
         if calls := [block for block in blocks if block.kind == "call"]:
