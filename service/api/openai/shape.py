@@ -26,7 +26,7 @@ from service.generation.choice import LEAST_LOGPROB, Delta, Scored
 from service.generation.request import ServedModel, Timings, Usage
 from service.http.sse import Json, PlainEvents
 from service.schema.generation import GenerationBody, StreamOptions
-from service.structured.blocks import BlockReader
+from service.structured.blocks import BlockReader, BlockStep
 from service.structured.call_reader import CallReader
 from service.structured.call_style import Style, style_of
 
