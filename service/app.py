@@ -16,9 +16,10 @@ from model.errors import OptionError
 from service.access.browsers import BrowserRules
 from service.access.headers import HEADERS
 from service.access.keys import Keys
-from service.access.record import Policies, Policy, RequestMiddleware, RequestRecord
+from service.access.middleware import RequestMiddleware
+from service.access.record import Policies, Policy, RequestRecord
 from service.api import document, embeddings, lora, tokens
-from service.api.anthropic import routes as anthropic
+from service.api.anthropic import messages as anthropic
 from service.api.audio import transcriptions
 from service.api.lanes import Lanes
 from service.api.ollama import embed, generation
@@ -47,7 +48,7 @@ from service.hosting.models import HostedModels
 from service.images.images import Images
 from service.observe.metrics import Metrics
 from service.observe.observer import Observer
-from service.observe.view.requests import LiveRequests
+from service.observe.view.live import LiveRequests
 from service.page.routes import PAGES, Page, start_at
 from service.receipts.keys import read_key
 from service.schema.fields import declared_paths

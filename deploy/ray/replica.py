@@ -11,7 +11,7 @@ from model.errors import OptionError
 from service.access.keys import Keys
 from service.app import create_app
 from service.engine.client import EngineClient
-from service.generation.request import ServedModel
+from service.generation.served import ServedModel
 from service.generation.startup import load_served
 from service.hosting.entries import read_entries
 from service.observe.metrics import Metrics

@@ -31,7 +31,7 @@ DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class KeyEntry:
     """One API key as it is declared. `digest` is the SHA-256 hash of the key.
 
     None: no limit. `stored_bytes` and `stored_responses` limit what the store has of it. `priority` is the lowest
@@ -62,12 +62,12 @@ class Entry:
         return self.digest.hex()
 
 
-def read_entries(keys: Iterable[str], path: Path | None) -> list[Entry]:
+def read_entries(keys: Iterable[str], path: Path | None) -> list[KeyEntry]:
     """The entries of plain keys and of a key file: TOML or JSON by its name, else one plain key a line.
 
     Raises OptionError.
     """
-    named: list[Entry] = []
+    named: list[KeyEntry] = []
     plain = list(keys)
     if path is not None:
         if path.suffix in (".toml", ".json"):
@@ -77,7 +77,7 @@ def read_entries(keys: Iterable[str], path: Path | None) -> list[Entry]:
     unnamed = enumerate(dict.fromkeys(map(_hashed, plain)), start=1)
     return _distinct(
         [
-            *(Entry(f"key-{number}", digest, loads_adapters=True, loads_models=True) for number, digest in unnamed),
+            *(KeyEntry(f"key-{number}", digest, loads_adapters=True, loads_models=True) for number, digest in unnamed),
             *named,
         ],
         path,
@@ -102,7 +102,7 @@ def _lines(path: Path) -> list[str]:
     return keys
 
 
-def _entries(path: Path) -> Iterator[Entry]:
+def _entries(path: Path) -> Iterator[KeyEntry]:
     """The entries under `keys`. No other field may stand beside it."""
     try:
         table = tomllib.loads(_text(path)) if path.suffix == ".toml" else json.loads(_text(path))
@@ -119,7 +119,7 @@ def _entries(path: Path) -> Iterator[Entry]:
             raise OptionError(f"--api-key-file {path}: entry {number}: {error}") from error
 
 
-def _entry(fields: Any) -> Entry:
+def _entry(fields: Any) -> KeyEntry:
     """One entry. Raises ValueError, with the name of the field."""
     if not isinstance(fields, dict):
         raise ValueError(f"expected fields, got {type(fields).__name__}")  # it may be a key
@@ -131,7 +131,9 @@ def _entry(fields: Any) -> Entry:
     try:
         limits: dict[str, Any] = {field: _whole(field, fields[field]) for field in LIMITS if field in fields}
         flags: dict[str, Any] = {field: _flag(fields, field) for field in FLAGS}
-        return Entry(name, _digest(fields), **limits, **flags, models=_models(fields), reasoning_format=_format(fields))
+        return KeyEntry(
+            name, _digest(fields), **limits, **flags, models=_models(fields), reasoning_format=_format(fields)
+        )
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
 
@@ -179,7 +181,7 @@ def _whole(field: str, value: Any) -> int:
     return value
 
 
-def _distinct(entries: list[Entry], path: Path | None) -> list[Entry]:
+def _distinct(entries: list[KeyEntry], path: Path | None) -> list[KeyEntry]:
     """The same entries. Raises OptionError where two have one name or one key."""
     names: set[str] = set()
     owners: dict[bytes, str] = {}

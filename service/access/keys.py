@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from hashlib import sha256
 from pathlib import Path
 
-from service.access.entry import Entry, read_entries
+from service.access.entry import KeyEntry, read_entries
 from service.errors.errors import RateLimited
 
 MINUTE = 60
@@ -49,7 +49,7 @@ class LastMinute:
 class Key:
     """An API key and its use. `entry` changes when the key file is read again, the use stays."""
 
-    def __init__(self, entry: Entry, clock: Callable[[], float]) -> None:
+    def __init__(self, entry: KeyEntry, clock: Callable[[], float]) -> None:
         self.entry = entry
         self._running = 0
         self._requests = LastMinute(clock)
@@ -110,7 +110,7 @@ class Keys:
         return bool(self._keys)
 
     @property
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, KeyEntry]:
         """The entry of each key, by its name."""
         return {name: key.entry for name, key in self._keys.items()}
 

@@ -11,7 +11,8 @@ from service.api.call import Begun, Call
 from service.api.lanes import SMALL_BYTES, written
 from service.generation.choice import Delta, joined
 from service.generation.generation import Generation
-from service.generation.request import ModelRequest, Timings, Usage
+from service.generation.request import ModelRequest
+from service.generation.usage import Timings, Usage
 from service.http.sse import Json
 from service.receipts.maker import AnswerReceipts
 from service.receipts.receipt import Signed

@@ -19,10 +19,11 @@ from service.api.state import State
 from service.engine.messages import FINISHES
 from service.errors.errors import ApiError, Cancelled, InvalidRequest, as_api_error
 from service.generation.generation import Generation
-from service.generation.request import ModelRequest, ServedModel, late_request
+from service.generation.request import ModelRequest, late_request
+from service.generation.served import ServedModel
 from service.hosting.hosted import HostedModel, ModelChanged
 from service.http.sse import ClientGone, EventWriter, Framing, while_connected
-from service.observe.view.requests import LiveRequest, WaitReason
+from service.observe.view.live import LiveRequest, WaitReason
 from service.receipts.maker import AnswerReceipts
 from service.schema.fields import ModelBody
 from service.schema.generation import GenerationBody, StreamBody

@@ -23,7 +23,9 @@ from service.api.routes import post
 from service.engine.messages import Submit
 from service.errors.errors import InvalidRequest
 from service.generation.choice import Delta
-from service.generation.request import ModelRequest, ServedModel, Timings, Usage
+from service.generation.request import ModelRequest
+from service.generation.served import ServedModel
+from service.generation.usage import Timings, Usage
 from service.schema.fields import MAX_PROMPTS, Json, ModelBody, Prompts, check_prompts, listed, only, optional, synonym
 from service.schema.generation import MAX_USER
 from service.schema.options import Names

@@ -15,7 +15,8 @@ from service.access.record import Policy
 from service.api.routes import BodyHandler, Parse, Parser, Route
 from service.errors.errors import HttpError, InvalidRequest
 from service.errors.refusals import invalid_body
-from service.schema.fields import Body, Reading
+from service.schema.fields import Body
+from service.schema.structure import BodyReading
 
 B = TypeVar("B", bound=Body)
 FORM = "multipart/form-data"
@@ -119,7 +120,7 @@ def _fields(content: bytes, boundary: bytes, files: Collection[str]) -> Mapping[
     return fields.found
 
 
-def _checked(fields: Mapping[str, Any], kind: type[Body], reading: Reading) -> Body:
+def _checked(fields: Mapping[str, Any], kind: type[Body], reading: BodyReading) -> Body:
     """The body. Numbers and booleans are given as text. Raises InvalidRequest."""
     try:
         return kind.model_validate(fields, strict=False, context=reading)

@@ -24,7 +24,7 @@ NAME = f"The adapter's name, the `model` of requests that use it: up to {MAX_ADA
 PATH = "The adapter's directory, below `--lora-dir`. It may be relative to that."
 
 
-class UnloadBody(Body):
+class UnloadAdapterBody(Body):
     """`POST /v1/unload_lora_adapter`."""
 
     harmless = only(lora_int_id=())
@@ -36,7 +36,7 @@ class UnloadBody(Body):
             raise InvalidRequest(f"lora_name: {problem}", param="lora_name")
 
 
-class LoadBody(UnloadBody):
+class LoadAdapterBody(UnloadAdapterBody):
     """`POST /v1/load_lora_adapter`."""
 
     harmless = only(load_inplace=(False,))
@@ -63,12 +63,12 @@ class UnloadedAdapter(TypedDict):
 
 @post(
     "/v1/load_lora_adapter",
-    body=LoadBody,
+    body=LoadAdapterBody,
     request={"lora_name": "sql", "lora_path": "sql"},
     answer=LoadedAdapter,
     refusals=(409,),
 )
-async def load(call: Call, body: LoadBody) -> Response:
+async def load(call: Call, body: LoadAdapterBody) -> Response:
     """Load a LoRA adapter
 
     It needs the flag `--lora-dir`. The answer comes once the adapter can serve.
@@ -88,8 +88,8 @@ async def load(call: Call, body: LoadBody) -> Response:
     return json_response(answer)
 
 
-@post("/v1/unload_lora_adapter", body=UnloadBody, request={"lora_name": "sql"}, answer=UnloadedAdapter)
-async def unload(call: Call, body: UnloadBody) -> Response:
+@post("/v1/unload_lora_adapter", body=UnloadAdapterBody, request={"lora_name": "sql"}, answer=UnloadedAdapter)
+async def unload(call: Call, body: UnloadAdapterBody) -> Response:
     """Unload a LoRA adapter
 
     It needs the flag `--lora-dir`. New requests get a 404 at once, those that run with the adapter finish.

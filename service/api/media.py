@@ -10,7 +10,8 @@ from model.media import MediaSpan
 from service.api.state import State
 from service.audio.audio import DecodedAudio, limited, read_audio
 from service.errors.errors import InvalidRequest
-from service.generation.request import ModelRequest, ServedModel
+from service.generation.request import ModelRequest
+from service.generation.served import ServedModel
 from service.images.images import read_source
 from service.media.source import Source
 from service.schema.fields import Json
@@ -38,7 +39,7 @@ def source_of(part: Json) -> Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class PlacedRecording:
     """A recording, each of whose chunks takes `chunk_tokens` of the prompt."""
 
     audio: DecodedAudio
@@ -56,11 +57,11 @@ class Recording:
         return tuple(MediaSpan(start + at * n, 1, n, name, breaks=0) for at, name in enumerate(self.audio.digests))
 
 
-async def heard(state: State, sources: Sequence[Source], info: RunnerInfo, owner: str) -> list[Recording]:
+async def heard(state: State, sources: Sequence[Source], info: RunnerInfo, owner: str) -> list[PlacedRecording]:
     """The recordings of a request as the model's encoder reads them. Raises InvalidRequest and Unavailable."""
     assert info.audio is not None, "a model without an audio encoder refuses audio at once"
     found = await state.audio.decode(sources, limited(info), owner)
-    return [Recording(audio, info.audio.chunk_tokens) for audio in found]
+    return [PlacedRecording(audio, info.audio.chunk_tokens) for audio in found]
 
 
 def restorable(

@@ -19,7 +19,8 @@ from service.api.lanes import SMALL_BYTES
 from service.api.media import Decoded, decoded, expanded, inputs_after, restorable, source_of, spans_after
 from service.api.reasoning import ReasoningOptions, ignored_reasoning, reasoning_of, reasoning_variables, with_thought
 from service.errors.errors import ContextExceeded, InvalidRequest
-from service.generation.request import ModelRequest, ServedModel, sampling, submit_of
+from service.generation.request import ModelRequest, sampling, submit_of
+from service.generation.served import ServedModel
 from service.media.source import Source
 from service.schema.conversation import TemplateOptions
 from service.schema.fields import MAX_ITEMS, Json

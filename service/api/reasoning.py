@@ -10,7 +10,7 @@ from model.chat.reasoning import EFFORT, EFFORTS, Marks, switched
 from model.grammar.thinking import Thinking
 from model.tokenizers.base import Tokenizer
 from service.errors.errors import InvalidRequest
-from service.generation.request import ServedModel
+from service.generation.served import ServedModel
 from service.generation.thinking import Phase, Reasoning
 
 MAX_BUDGET = 2**31 - 1

@@ -29,15 +29,16 @@ from service.errors.dialects import EVENTS
 from service.errors.errors import BodyTooLarge, HttpError, InvalidRequest
 from service.errors.refusals import invalid_body
 from service.http.sse import ClientGone
-from service.schema.fields import Body, Reading, StructureError, ignored_fields
+from service.schema.fields import Body, ignored_fields
 from service.schema.generation import StreamBody
+from service.schema.structure import BodyReading, StructureError
 
 B = TypeVar("B", bound=Body)
 Answer = Response | None
 """What a handler returns: a response, or None after it has written a stream."""
 Handler = Callable[[Call], Awaitable[Answer]]
 BodyHandler = Callable[[Call, B], Awaitable[Answer]]
-Parse = Callable[[bytes, Reading], Body]
+Parse = Callable[[bytes, BodyReading], Body]
 Parser = Callable[[Headers], Parse]
 """What parses a body with these headers. Raises HttpError (415) for a body of another type."""
 HELLO = [{"role": "user", "content": "Say hello."}]
@@ -176,7 +177,7 @@ async def _content(call: Call, parser: Parser) -> tuple[bytes, Parse]:
 
 async def _parsed_body(call: Call, content: bytes, parse: Parse) -> Body:
     """The checked body. Raises InvalidRequest."""
-    record, reading = call.record, Reading(lenient=call.state.settings.lenient)
+    record, reading = call.record, BodyReading(lenient=call.state.settings.lenient)
 
     def checked() -> tuple[Body, tuple[str, ...]]:
         body = parse(content, reading)
@@ -197,7 +198,7 @@ def _json_parser(kind: type[Body], *, any_type: bool) -> Parser:
             _check_type(headers)
         return parse
 
-    def parse(content: bytes, reading: Reading) -> Body:
+    def parse(content: bytes, reading: BodyReading) -> Body:
         try:
             reading.structure.add(content)
             return kind.model_validate_json(content, context=reading)

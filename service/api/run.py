@@ -9,7 +9,7 @@ from starlette.types import Scope
 from service.access.record import RequestRecord
 from service.errors.errors import ApiError, Unavailable, as_api_error
 from service.http.sse import KEEP_ALIVE, Framing, Json, PlainEvents
-from service.observe.view.requests import LiveRequest
+from service.observe.view.live import LiveRequest
 from service.state.recording import Recording, Recordings
 
 Key = tuple[str, str]

@@ -11,7 +11,7 @@ from service.hosting.drain import Drain
 from service.hosting.models import HostedModels
 from service.images.images import Images
 from service.observe.metrics import Metrics
-from service.observe.view.requests import LiveRequests
+from service.observe.view.live import LiveRequests
 from service.settings import Settings
 from service.state.store import Store
 from service.structured.constraint import Grammars

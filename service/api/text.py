@@ -9,7 +9,8 @@ from model.tokenizers.base import Tokenizer
 from model.tokenizers.pieces import encode_inner
 from service.api.prompt import check_prompt, check_size, encode_text, enforceable, n_begin_tokens, truncated
 from service.errors.errors import InvalidRequest
-from service.generation.request import Echo, ModelRequest, ServedModel, sampling, submit_of
+from service.generation.request import Echo, ModelRequest, sampling, submit_of
+from service.generation.served import ServedModel
 from service.generation.text import TextStream
 from service.schema.options import Names, Options
 from service.structured.constraint import Constraint

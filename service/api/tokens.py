@@ -15,7 +15,7 @@ from service.api.media import Decoded
 from service.api.prompt import Chat, check_roles, conversation, encode_chat, encode_text, of_chat
 from service.api.routes import HELLO, get, post
 from service.errors.errors import InvalidRequest
-from service.generation.request import ServedModel
+from service.generation.served import ServedModel
 from service.schema.conversation import Message, TemplateBody, plain_messages
 from service.schema.fields import MAX_ITEMS, Items, ModelBody, TokenIds, only, optional
 from service.schema.tools import OfferBody

@@ -35,7 +35,7 @@ class PrefixesOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PrefixRow:
     """The pages of one fingerprint. `used` is the time of the last use."""
 
     fingerprint: str
@@ -68,7 +68,7 @@ def prefixes(options: PrefixesOptions) -> None:
         raise OptionError(f"--prefix-store {directory}: {error.strerror or error}") from error
 
 
-def _row(folder: Path) -> Row | None:
+def _row(folder: Path) -> PrefixRow | None:
     """The row of a folder; None for one without pages."""
     found = [*page_files(folder)]
     if not found:
@@ -77,10 +77,10 @@ def _row(folder: Path) -> Row | None:
     with suppress(OSError, UnicodeDecodeError):
         about = (folder / "about").read_text()
     used = datetime.fromtimestamp(max(file.used for file in found) // 10**9, UTC)
-    return Row(folder.name, about, len(found), sum(file.n_bytes for file in found), used.isoformat())
+    return PrefixRow(folder.name, about, len(found), sum(file.n_bytes for file in found), used.isoformat())
 
 
-def _clear(directory: Path, rows: list[Row], yes: bool) -> None:
+def _clear(directory: Path, rows: list[PrefixRow], yes: bool) -> None:
     n_pages, freed = sum(row.pages for row in rows), size(sum(row.bytes for row in rows))
     if not yes:
         typer.confirm(f"Remove {counted(n_pages, 'page')} and free {freed}?", abort=True)
@@ -94,7 +94,7 @@ def _clear(directory: Path, rows: list[Row], yes: bool) -> None:
     typer.echo(f"removed {counted(n_pages, 'page')}: {freed} are free again")
 
 
-def _table(rows: list[Row]) -> Table:
+def _table(rows: list[PrefixRow]) -> Table:
     table = Table("model", "pages", "disk", "last used (UTC)", "fingerprint")
     for column in table.columns[1:3]:
         column.justify = "right"

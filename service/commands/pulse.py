@@ -74,7 +74,7 @@ class Pace:
         return f", {duration((total - done) / self.rate(done))} left" if done else ""
 
 
-class Loading:
+class LoadPulse:
     """Shows the stage of a server that loads, from its first note until it is closed."""
 
     def __init__(self, title: str = "server") -> None:

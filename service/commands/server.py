@@ -17,7 +17,7 @@ from service.api.routes import Route
 from service.app import ROUTES, ClientOf, create_app
 from service.commands.announcement import address, say, welcome
 from service.engine.client import EngineClient
-from service.generation.request import ServedModel
+from service.generation.served import ServedModel
 from service.generation.startup import load_served
 from service.hosting.entries import ModelEntry, read_entries
 from service.hosting.hosted import Loader

@@ -10,7 +10,7 @@ from model.errors import OptionError
 from model.options import option
 from service.commands.endpoint import base_url, headers
 from service.commands.own_server import BASE_URL, own_socket
-from service.commands.pulse import Loading
+from service.commands.pulse import LoadPulse
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,6 @@ def target(
     if options.url:
         yield Target(base_url(options.url), headers(options.api_key))
         return
-    with Loading() as loading, own_socket(options.model, loading.note, arguments, unset, signs=signs) as path:
+    with LoadPulse() as loading, own_socket(options.model, loading.note, arguments, unset, signs=signs) as path:
         loading.close()
         yield Target(BASE_URL, uds=path)

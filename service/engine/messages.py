@@ -154,7 +154,7 @@ class AdapterLoaded:
     problem: str = ""
 
 
-class CacheMiss(NamedTuple):
+class PrefixMiss(NamedTuple):
     """The first prompt token that a page of the cache did not give, though a full page of the prompt holds it, and why.
 
     "new": nothing of this tenant went on after the tokens before `at`. "diverged": its earlier sequences went on with
@@ -176,7 +176,7 @@ class Admitted(NamedTuple):
     cached: int = 0
     queued: float = 0.0
     from_disk: int = 0
-    miss: CacheMiss | None = None
+    miss: PrefixMiss | None = None
 
 
 class Update(NamedTuple):

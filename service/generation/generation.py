@@ -14,9 +14,10 @@ from service.engine.client import EngineClient
 from service.engine.mailbox import Mailbox, split
 from service.engine.messages import Submit, Update
 from service.generation.choice import Choice, Delta
-from service.generation.request import CacheMiss, ModelRequest, Timings, Usage, timings
+from service.generation.request import ModelRequest
 from service.generation.text import TextStream
 from service.generation.thinking import CountingStream, ThinkingStream
+from service.generation.usage import CacheMiss, Timings, Usage, timings
 
 log = logging.getLogger("noria.request")
 

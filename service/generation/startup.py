@@ -30,7 +30,7 @@ from model.tokenizers.load import load_tokenizer
 from model.tokenizers.roles import read_roles
 from service.engine.client import EngineClient
 from service.generation.adapters import given_adapters
-from service.generation.request import ServedModel, longest_piece
+from service.generation.served import ServedModel, longest_piece
 from service.settings import Settings
 
 log = logging.getLogger("noria")

@@ -13,7 +13,7 @@ from service.engine.client import EngineClient
 from service.errors.errors import ModelNotFound, Overloaded, Unavailable
 from service.generation.adapters import Adapters, given_adapters
 from service.generation.generation import Backlog
-from service.generation.request import ServedModel
+from service.generation.served import ServedModel
 from service.hosting.drain import Drain
 from service.observe.view.feed import ModelState
 from service.settings import Settings

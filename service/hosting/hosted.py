@@ -12,7 +12,7 @@ from model.errors import NoriaError
 from service.access.keys import Share
 from service.engine.client import EngineClient
 from service.errors.errors import Overloaded, Unavailable
-from service.generation.request import ServedModel
+from service.generation.served import ServedModel
 from service.hosting.admission import Admission
 from service.hosting.drain import Drain
 from service.hosting.entries import ModelEntry
@@ -20,7 +20,7 @@ from service.hosting.memory import Need
 from service.model_settings import LOAD_TIMEOUT
 from service.observe.model_metrics import ModelMetrics, Unload
 from service.observe.view.feed import Feed, ModelState
-from service.observe.view.requests import WaitReason
+from service.observe.view.live import WaitReason
 from service.receipts.keys import SigningKey
 from service.receipts.maker import ReceiptMaker
 from service.settings import Settings

@@ -74,7 +74,7 @@ class TypedEvents(Comments):
         return b"event: %b\ndata: %b\n\n" % (data["type"].encode(), orjson.dumps(data))
 
 
-class Lines:
+class JsonLines:
     """Lines of JSON, without names and marks. A space before a line is no content, and clients read lines alone."""
 
     __slots__ = ()

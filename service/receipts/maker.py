@@ -15,7 +15,8 @@ from service.access.record import RequestRecord
 from service.errors.errors import ApiError, InvalidRequest
 from service.generation.choice import Choice, Delta
 from service.generation.generation import Generation
-from service.generation.request import ModelRequest, ServedModel
+from service.generation.request import ModelRequest
+from service.generation.served import ServedModel
 from service.generation.startup import in_thread
 from service.receipts.arithmetic import arithmetic_of
 from service.receipts.keys import SigningKey

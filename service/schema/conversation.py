@@ -12,7 +12,7 @@ from model.chat.reasoning import PARTS, THOUGHT
 from model.errors import quoted
 from service.errors.errors import InvalidRequest
 from service.schema.fields import CACHED, MAX_ITEMS, Body, Items, only, optional, unsupported
-from service.schema.tools import MAX_CALLS, Call
+from service.schema.tools import MAX_CALLS, EarlierCall
 
 MAX_NAME = 256
 
@@ -109,7 +109,7 @@ class Message(Body):
     role: str = Field(description="system, developer, user, assistant or tool.")
     content: Content | None = optional("The text, or a list of parts. An assistant or a tool message may have null.")
     name: str | None = optional("The name of the author. The chat template may use it.", max_length=MAX_NAME)
-    tool_calls: Items[Call] | None = optional("The calls of an assistant message.", max_length=MAX_CALLS)
+    tool_calls: Items[EarlierCall] | None = optional("The calls of an assistant message.", max_length=MAX_CALLS)
     tool_call_id: str | None = optional("The id of the call that a tool message answers.", max_length=MAX_NAME)
     reasoning_content: str | None = optional("The thought before the content. The chat template decides what it uses.")
     reasoning: str | None = optional("Another name for `reasoning_content`.")

@@ -10,7 +10,8 @@ from pydantic_core import PydanticCustomError, from_json
 from model.errors import quoted
 from service.errors.errors import InvalidRequest
 from service.errors.wording import either
-from service.schema.fields import CACHED, Body, Items, Json, Structure, StructureError, optional, unsupported
+from service.schema.fields import CACHED, Body, Items, Json, optional, unsupported
+from service.schema.structure import Structure, StructureError
 
 MAX_TOOLS = 128
 MAX_CALLS = 128
@@ -110,7 +111,7 @@ class Called(Body):
     parsed_arguments: Any = optional("The arguments as an SDK parsed them. It has no effect.")
 
 
-class Call(Body):
+class EarlierCall(Body):
     """A call in an earlier answer. Its parts may come from a stream, joined by the client."""
 
     id: str = Field(

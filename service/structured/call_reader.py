@@ -7,7 +7,7 @@ from random import Random, SystemRandom
 
 from model.tokenizers.pieces import n_begun
 from service.generation.finish import CALLS
-from service.generation.request import ServedModel
+from service.generation.served import ServedModel
 from service.schema.tools import AllowedCalls
 from service.structured.blocks import AnswerBlock, BlockReader
 from service.structured.call_style import ID_CHARS, SHORT_ID, Style, style_of

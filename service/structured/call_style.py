@@ -13,7 +13,7 @@ from model.errors import quoted
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.pieces import control_pattern
 from service.errors.errors import InvalidRequest
-from service.generation.request import ServedModel
+from service.generation.served import ServedModel
 from service.schema.fields import Json
 from service.schema.tools import AllowedCalls, Function
 from service.structured.constraint import ANY_OBJECT, Constraint, lark_grammar, with_spaces

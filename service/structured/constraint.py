@@ -16,9 +16,11 @@ from model.grammar.vocabulary import Vocabulary
 from model.machine.helper import First
 from model.sampling_params import MAX_GRAMMAR_CHARS
 from service.errors.errors import InvalidRequest
-from service.generation.request import ModelRequest, ServedModel
+from service.generation.request import ModelRequest
+from service.generation.served import ServedModel
 from service.helpers import LimitsExceeded, Recent, Trial
-from service.schema.fields import Json, Structure
+from service.schema.fields import Json
+from service.schema.structure import Structure
 from service.schema.structured_output import ResponseFormat, StructuredOutputBody, StructuredOutputs
 from service.structured.json_schema import enforceable, mixes_names
 

@@ -7,7 +7,7 @@ from typing import Any
 from model.batch import PageBytes, RunnerInfo
 from model.sampling_params import SamplingParams
 from service.engine.prefixes.files import PageKey
-from service.engine.prefixes.store import PrefixStore, Reading
+from service.engine.prefixes.store import PageRead, PrefixStore
 from tests.engine.driving import Drive, expected
 
 Disk = dict[tuple[int, bytes], tuple[PageKey, bytes]]
@@ -23,7 +23,7 @@ class FakeStore(PrefixStore):
     def __init__(self, disk: Disk, pages: PageBytes, luck: Random | None) -> None:
         self.disk, self._pages, self._luck = disk, pages, luck  # without the threads of a real store
         self.counts: Counter[str] = Counter()
-        self.readings: list[Reading] = []
+        self.readings: list[PageRead] = []
         self.touched: list[bytes] = []
 
     @property
@@ -46,7 +46,7 @@ class FakeStore(PrefixStore):
     def remove(self, pool: int, name: bytes) -> None:
         self.disk.pop((pool, name), None)
 
-    def read(self, reading: Reading) -> None:
+    def read(self, reading: PageRead) -> None:
         self.readings.append(reading)
 
     def finish(self, seconds: float) -> None:

@@ -6,11 +6,11 @@ import pytest
 
 from model.batch import TokenLogprob
 from service.engine.mailbox import merge, split
-from service.engine.messages import Admitted, CacheMiss, Update
+from service.engine.messages import Admitted, PrefixMiss, Update
 
 SCORES = tuple(TokenLogprob(token, -0.5, ()) for token in (7, 8, 9))
 WHOLE = [
-    Update(1, (7, 8, 9), SCORES, admitted=Admitted(3, 0.5, miss=CacheMiss(2, "new")), finish="stop", processed=4),
+    Update(1, (7, 8, 9), SCORES, admitted=Admitted(3, 0.5, miss=PrefixMiss(2, "new")), finish="stop", processed=4),
     Update(1, (7, 8, 9), finish="error", failure="x", fault="y"),
     Update(1, (7,), SCORES[:1], finish="length"),
     Update(1, finish="timeout", embedding=(1.0,)),

@@ -14,11 +14,11 @@ from service.engine.messages import (
     AdapterLoaded,
     Admitted,
     Beat,
-    CacheMiss,
     Failed,
     LoadAdapter,
     Loading,
     LoadModel,
+    PrefixMiss,
     Ready,
     Report,
     Stats,
@@ -34,7 +34,7 @@ from service.engine.picture import PoolPages
 from tests.fakes import make_info
 
 SCORED = TokenLogprob(7, -0.25, ((7, -0.25), (9, -2.0)))
-ADMITTED = Admitted(4, 0.5, 2, CacheMiss(2, "new"))
+ADMITTED = Admitted(4, 0.5, 2, PrefixMiss(2, "new"))
 UPDATE = Update(3, (7, 8), (SCORED,), (SCORED, SCORED), "stop", ADMITTED, "why", 9, (0.25, -1.5), "fault")
 
 

@@ -21,7 +21,7 @@ from service.api.routes import Route
 from service.app import ROUTES
 from service.commands.server import create_server
 from service.engine.client import EngineClient
-from service.generation.request import ServedModel, longest_piece
+from service.generation.served import ServedModel, longest_piece
 from service.generation.startup import marks_of
 from service.hosting.budget import NeedOf
 from service.hosting.entries import ModelEntry, read_entries

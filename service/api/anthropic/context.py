@@ -8,11 +8,11 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from model.chat.reasoning import THOUGHT
-from service.api.anthropic.answers import AppliedEdit
+from service.api.anthropic.answer_types import AppliedEdit
 from service.api.media import Decoded
 from service.api.prompt import Chat, Encoded, encode_chat
 from service.errors.errors import ContextExceeded
-from service.generation.request import ServedModel
+from service.generation.served import ServedModel
 from service.schema.conversation import contents
 from service.schema.fields import Body, Items, Json, optional
 from service.schema.tools import MAX_TOOLS, plain_call
@@ -50,7 +50,7 @@ class Draft:
         return Draft(chat, self.served, [image for (_, part), image in pairs if id(part) in left])
 
 
-class InputTokens(Body):
+class InputTokensLimit(Body):
     type: Literal["input_tokens"] = Field(description='"input_tokens".')
     value: int = Field(ge=0, le=MOST, description="The number of tokens.")
 
@@ -64,12 +64,14 @@ class ClearToolUses(Body):
     """Replace old results of tools once the prompt is long."""
 
     type: Literal["clear_tool_uses_20250919"] = Field(description='"clear_tool_uses_20250919".')
-    trigger: InputTokens | ToolUses | None = optional(
+    trigger: InputTokensLimit | ToolUses | None = optional(
         "The results are cleared if the prompt has more tokens, or the messages more calls, than this. Default: "
         "100000 tokens."
     )
     keep: ToolUses | None = optional("The number of the last calls whose results stay. Default: 3.")
-    clear_at_least: InputTokens | None = optional("Nothing is cleared if that leaves out fewer tokens. Default: 1.")
+    clear_at_least: InputTokensLimit | None = optional(
+        "Nothing is cleared if that leaves out fewer tokens. Default: 1."
+    )
     exclude_tools: Items[str] | None = optional("The names of tools whose results stay.", max_length=MAX_TOOLS)
     clear_tool_inputs: bool | Items[str] | None = optional(
         "true: the arguments of such a call are left out too. A list: those of these tools. Default: false."
@@ -83,7 +85,7 @@ class ClearToolUses(Body):
         """The messages without old results, and the number of these."""
         messages = draft.chat.messages
         calls = [(call["id"], call["function"]["name"]) for each in messages for call in each.get("tool_calls", ())]
-        trigger = self.trigger or InputTokens(type="input_tokens", value=100_000)
+        trigger = self.trigger or InputTokensLimit(type="input_tokens", value=100_000)
         if (len(calls) if isinstance(trigger, ToolUses) else draft.n_tokens) <= trigger.value:
             return messages, 0
         n_old = max(0, len(calls) - (self.keep.value if self.keep else 3))

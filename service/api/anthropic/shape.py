@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from service.access.record import RequestRecord
-from service.api.anthropic.answers import (
+from service.api.anthropic.answer_types import (
     STOP_REASONS,
     AppliedEdit,
     Content,
@@ -18,7 +18,8 @@ from service.api.anthropic.answers import (
 from service.errors.dialects import ANTHROPIC
 from service.errors.errors import ApiError
 from service.generation.choice import Delta
-from service.generation.request import ServedModel, Timings, Usage
+from service.generation.served import ServedModel
+from service.generation.usage import Timings, Usage
 from service.http.sse import Comments, Json, TypedEvents
 from service.schema.tools import AllowedCalls
 from service.structured.blocks import AnswerBlock, BlockReader, BlockStep, arguments_of

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from service.api.audio.answers import Transcript, TranscriptUsage
+from service.api.audio.answer_types import Transcript, TranscriptUsage
 from service.errors.dialects import OPENAI
 from service.errors.errors import ApiError
 from service.generation.choice import Delta
-from service.generation.request import ServedModel, Timings, Usage
+from service.generation.served import ServedModel
+from service.generation.usage import Timings, Usage
 from service.http.sse import Json, TypedEvents
 
 

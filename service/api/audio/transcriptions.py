@@ -12,7 +12,7 @@ from model.chat.reasoning import PARTS
 from model.chat.transcription import transcribes, transcription
 from service.access.record import Policy
 from service.api.answering import answered
-from service.api.audio.answers import Transcript
+from service.api.audio.answer_types import Transcript
 from service.api.audio.shape import TranscriptShape
 from service.api.call import Call
 from service.api.forms import post_form
@@ -21,7 +21,8 @@ from service.api.media import Decoded, expanded, heard, restorable
 from service.api.prompt import Chat, chat_request
 from service.api.routes import Answer
 from service.errors.errors import InvalidRequest
-from service.generation.request import ModelRequest, ServedModel
+from service.generation.request import ModelRequest
+from service.generation.served import ServedModel
 from service.media.source import of_bytes
 from service.schema.fields import only, optional, ranged
 from service.schema.generation import StreamBody

@@ -10,14 +10,16 @@ from service.access.record import Policy
 from service.api.answering import whole_response
 from service.api.call import Call
 from service.api.embeddings import embeddings_request, unit_vector
-from service.api.ollama.answers import Embedded, EmbeddedOne
-from service.api.ollama.keeping import Target
+from service.api.ollama.answer_types import Embedded, EmbeddedOne
+from service.api.ollama.keeping import NamedModel
 from service.api.ollama.options import KeepingBody
 from service.api.ollama.shape import durations
 from service.api.routes import json_response, post
 from service.errors.dialects import OLLAMA
 from service.generation.choice import Delta
-from service.generation.request import ModelRequest, ServedModel, Timings, Usage
+from service.generation.request import ModelRequest
+from service.generation.served import ServedModel
+from service.generation.usage import Timings, Usage
 from service.schema.fields import MAX_PROMPTS, Items, Json, expect, only, optional
 
 Inputs = Annotated[str | Items[str], expect("a string or a list of strings")]
@@ -66,7 +68,7 @@ async def embeddings(call: Call, body: OneBody) -> Response:
 
 async def _embedded(call: Call, body: EmbedBody, write: Callable[[list[Any], Json], Json]) -> Response:
     """The embeddings of some texts, and other facts, as `write` writes them. Without texts the model is loaded."""
-    target = Target(call, body)
+    target = NamedModel(call, body)
 
     def answer(vectors: list[Any], usage: Usage) -> Json:
         counts = {"prompt_eval_count": usage.prompt}

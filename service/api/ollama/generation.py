@@ -8,11 +8,11 @@ from starlette.responses import Response
 from service.access.record import Policy
 from service.api.answering import answered
 from service.api.call import Call
-from service.api.ollama.answers import ChatAnswer, GeneratedAnswer
-from service.api.ollama.keeping import Target
+from service.api.ollama.answer_types import ChatAnswer, GeneratedAnswer
+from service.api.ollama.keeping import NamedModel
 from service.api.ollama.messages import IMAGES, OllamaMessage, plain_messages, with_images
 from service.api.ollama.options import AnswerBody
-from service.api.ollama.shape import AnswerShape, ChatShape, GeneratedShape, head
+from service.api.ollama.shape import AnswerShape, GeneratedShape, OllamaChatShape, head
 from service.api.prompt import Chat, chat_request, of_chat
 from service.api.routes import HELLO, Answer, json_response, post
 from service.api.text import Text, text_request
@@ -124,7 +124,7 @@ async def _answered(
     call: Call,
     body: AnswerBody,
     shape: AnswerShape,
-    target: Target,
+    target: NamedModel,
     make: Callable[[], Awaitable[ModelRequest]],
 ) -> Answer:
     """Return the response to a request with a prompt."""
@@ -138,7 +138,7 @@ async def _answered(
     return await answered(call, made, shape)
 
 
-async def _kept(target: Target, shape: AnswerShape) -> Response:
+async def _kept(target: NamedModel, shape: AnswerShape) -> Response:
     """Return the response to a request without a prompt, which only loads or unloads its model."""
     reason = await target.load_or_unload()
     nothing = shape.content("", "", [])
@@ -148,8 +148,8 @@ async def _kept(target: Target, shape: AnswerShape) -> Response:
 @post("/api/chat", body=OllamaChatBody, request={"messages": HELLO, **WHOLE}, answer=ChatAnswer, policy=CHAT)
 async def chat(call: Call, body: OllamaChatBody) -> Answer:
     """Answer a conversation, in Ollama's API"""
-    target = Target(call, body)
-    shape = ChatShape(target.public, call.record, logprobs=bool(body.logprobs), calls=body.calls)
+    target = NamedModel(call, body)
+    shape = OllamaChatShape(target.public, call.record, logprobs=bool(body.logprobs), calls=body.calls)
     if not body.messages:
         return await _kept(target, shape)
     return await _answered(call, body, shape, target, lambda: of_chat(call, body.chat, chat_request))
@@ -158,7 +158,7 @@ async def chat(call: Call, body: OllamaChatBody) -> Answer:
 @post("/api/generate", body=GenerateBody, request={"prompt": "Hello.", **WHOLE}, answer=GeneratedAnswer, policy=TEXT)
 async def generate(call: Call, body: GenerateBody) -> Answer:
     """Answer a message, continue a text or fill a gap, in Ollama's API"""
-    target = Target(call, body)
+    target = NamedModel(call, body)
     shape = GeneratedShape(target.public, call.record, logprobs=bool(body.logprobs))
     if not body.has_prompt:
         return await _kept(target, shape)

@@ -19,7 +19,7 @@ def found_model(call: Call, name: str | None) -> tuple[str | None, HostedModel]:
     return bare, call.hosted(bare)
 
 
-class Target:
+class NamedModel:
     """The model of a request. `name` is the server's name of it, and `public` that in the answer."""
 
     def __init__(self, call: Call, body: KeepingBody) -> None:

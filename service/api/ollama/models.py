@@ -19,7 +19,7 @@ from service import version
 from service.access.record import Policy
 from service.api.call import Call
 from service.api.lanes import LANES
-from service.api.ollama.answers import ApiVersion, ModelDetails, OllamaModel, OllamaModels, ShownModel
+from service.api.ollama.answer_types import ApiVersion, ModelDetails, OllamaModel, OllamaModels, ShownModel
 from service.api.ollama.keeping import found_model
 from service.api.ollama.options import NAMES
 from service.api.ollama.shape import rfc3339
@@ -27,7 +27,7 @@ from service.api.routes import get, json_response, post
 from service.api.text import fills_gaps
 from service.errors.dialects import OLLAMA
 from service.errors.errors import InvalidRequest, Unavailable
-from service.generation.request import ServedModel
+from service.generation.served import ServedModel
 from service.generation.startup import TextSide, in_thread, load_text_side, marks_of
 from service.hosting.hosted import HostedModel, public_reason
 from service.schema.fields import Body, Json, only, optional

@@ -10,11 +10,10 @@ from service.api.openai.chat import alternatives
 from service.api.openai.models import check_keep_alive
 from service.api.reasoning import ReasoningOptions
 from service.errors.errors import InvalidRequest
-from service.generation.request import ServedModel
+from service.generation.served import ServedModel
 from service.schema.fields import CHANGING, Body, Json, ModelBody, expect, limits_of, only, optional, ranged
 from service.schema.generation import Stops, StreamBody
-from service.schema.options import Options as AnswerOptions
-from service.schema.options import given
+from service.schema.options import Options, given
 from service.structured.constraint import Constraint, object_constraint
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
@@ -44,7 +43,7 @@ else:
     )
 
 
-class Options(TableOptions):
+class OllamaOptions(TableOptions):
     """The options of Ollama's models."""
 
     changing = CHANGING
@@ -83,12 +82,12 @@ class Options(TableOptions):
         return self.num_predict if self.num_predict is not None and self.num_predict > 0 else None
 
     @property
-    def plain(self) -> AnswerOptions:
+    def plain(self) -> Options:
         """The options in the terms of all APIs."""
         seed = None if self.seed is None or self.seed < 0 else self.seed
         sampling = given(seed=seed, **{name: getattr(self, own) for name, own in NAMES.items()})
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        return AnswerOptions(sampling, stops=stops)
+        return Options(sampling, stops=stops)
 
     def check_context(self, served: ServedModel) -> None:
         """Raise InvalidRequest if the model's context is smaller than the request needs."""
@@ -106,7 +105,7 @@ class KeepingBody(ModelBody):
         "How long the model stays loaded after the request: seconds, 10m, or -1 for ever; 0: it is unloaded then. It "
         "has no effect on a server with one model, or for a key that may not load models."
     )
-    options: Options | None = optional("Options of sampling.")
+    options: OllamaOptions | None = optional("Options of sampling.")
 
     def check(self) -> None:
         if self.keep_alive is not None:
@@ -134,8 +133,8 @@ class AnswerBody(KeepingBody, StreamBody):
         return alternatives(self.logprobs, self.top_logprobs, None)
 
     @property
-    def chosen(self) -> Options:
-        return self.options or Options()
+    def chosen(self) -> OllamaOptions:
+        return self.options or OllamaOptions()
 
     @property
     def reasoning(self) -> ReasoningOptions:

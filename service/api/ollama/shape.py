@@ -7,10 +7,11 @@ from datetime import UTC, datetime
 
 from model.tokenizers.base import Tokenizer
 from service.access.record import RequestRecord
-from service.api.ollama.answers import AnswerLine, MadeCall, TokenChance
+from service.api.ollama.answer_types import AnswerLine, MadeCall, TokenChance
 from service.generation.choice import LEAST_LOGPROB, Delta, Scored
-from service.generation.request import ServedModel, Timings, Usage
-from service.http.sse import Json, Lines
+from service.generation.served import ServedModel
+from service.generation.usage import Timings, Usage
+from service.http.sse import Json, JsonLines
 from service.schema.tools import AllowedCalls
 from service.structured.blocks import AnswerBlock, BlockReader, arguments_of
 from service.structured.call_reader import reader_of
@@ -37,7 +38,7 @@ def durations(record: RequestRecord) -> Json:
 
 
 @dataclass(slots=True)
-class AnswerShape(Lines):
+class AnswerShape(JsonLines):
     """Writes lines of an answer. `calls` are those that it may have; each is sent once it is whole."""
 
     model: str
@@ -73,7 +74,7 @@ class AnswerShape(Lines):
         return []
 
     def frame(self, data: Json) -> bytes:
-        return Lines.frame(self, data | self._durations(data["timings"]) if "timings" in data else data)
+        return JsonLines.frame(self, data | self._durations(data["timings"]) if "timings" in data else data)
 
     def whole(self, parts: Sequence[Delta], usage: Usage, timings: Timings) -> Json:
         (delta,) = parts
@@ -105,7 +106,7 @@ class AnswerShape(Lines):
         return {"logprobs": [{**one, "top_logprobs": top} for one, top in zip(own, tops, strict=True)]}
 
 
-class ChatShape(AnswerShape):
+class OllamaChatShape(AnswerShape):
     """Writes the lines of `POST /api/chat`."""
 
     __slots__ = ()

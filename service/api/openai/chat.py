@@ -13,7 +13,7 @@ from model.errors import quoted
 from service.access.record import Policy
 from service.api.answering import answered
 from service.api.call import Call
-from service.api.openai.answers import ChatCompletion
+from service.api.openai.answer_types import ChatCompletion
 from service.api.openai.harmless import HARMLESS_CHAT, NOTICED_CHAT
 from service.api.openai.shape import ChatShape
 from service.api.prompt import Chat, chat_request, of_chat

@@ -8,7 +8,7 @@ from pydantic import Field
 from service.access.record import Policy
 from service.api.answering import answered
 from service.api.call import Call
-from service.api.openai.answers import Completion
+from service.api.openai.answer_types import Completion
 from service.api.openai.chat import alternatives
 from service.api.openai.harmless import HARMLESS_COMPLETION
 from service.api.openai.shape import CompletionShape

@@ -5,7 +5,7 @@ from pydantic import Field
 from service.access.record import Policy
 from service.api.answering import answered
 from service.api.call import Call
-from service.api.openai.answers import ChatCompletion
+from service.api.openai.answer_types import ChatCompletion
 from service.api.openai.completions import GapBody
 from service.api.openai.shape import ChatShape
 from service.api.routes import Answer, post

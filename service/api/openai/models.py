@@ -13,12 +13,12 @@ from model.sampling_params import SamplingParams, declared
 from service.access.record import Policy, RequestRecord
 from service.access.rights import check_right
 from service.api.call import Call
-from service.api.openai.answers import ModelCard, ModelFacts, ModelList, ModelStatus
+from service.api.openai.answer_types import ModelCard, ModelFacts, ModelList, ModelStatus
 from service.api.routes import get, json_response, post
 from service.api.text import fills_gaps
 from service.errors.dialects import SHARED
 from service.errors.errors import InvalidRequest, Unavailable
-from service.generation.request import ServedModel
+from service.generation.served import ServedModel
 from service.hosting.durations import parse_duration
 from service.hosting.hosted import HostedModel
 from service.schema.fields import Body, optional
@@ -54,13 +54,13 @@ async def model(call: Call) -> Response:
     return json_response(card(call.hosted(name), name, _type(call)))
 
 
-class ModelBody(Body):
+class NamedModelBody(Body):
     """`POST /v1/models/unload`."""
 
     model: str = Field(description="A name of the model.", min_length=1)
 
 
-class LoadBody(ModelBody):
+class LoadBody(NamedModelBody):
     """`POST /v1/models/load`."""
 
     keep_alive: int | float | str | None = optional(
@@ -91,8 +91,8 @@ async def load(call: Call, body: LoadBody) -> Response:
     return json_response(card(model, body.model, _type(call)))
 
 
-@post("/v1/models/unload", body=ModelBody, request={"model": "chat"}, answer=ModelCard, policy=POLICY)
-async def unload(call: Call, body: ModelBody) -> Response:
+@post("/v1/models/unload", body=NamedModelBody, request={"model": "chat"}, answer=ModelCard, policy=POLICY)
+async def unload(call: Call, body: NamedModelBody) -> Response:
     """Unload a model
 
     Its running requests end first. The next request that names it loads it again.

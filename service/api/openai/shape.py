@@ -8,7 +8,7 @@ from typing import ClassVar, cast
 
 from model.batch import TokenLogprob
 from model.tokenizers.base import Tokenizer
-from service.api.openai.answers import (
+from service.api.openai.answer_types import (
     AnswerHead,
     ChatChoice,
     ChatCompletion,
@@ -23,7 +23,8 @@ from service.api.openai.answers import (
     TokenUsage,
 )
 from service.generation.choice import LEAST_LOGPROB, Delta, Scored
-from service.generation.request import ServedModel, Timings, Usage
+from service.generation.served import ServedModel
+from service.generation.usage import Timings, Usage
 from service.http.sse import Json, PlainEvents
 from service.schema.generation import GenerationBody, StreamOptions
 from service.structured.blocks import BlockReader, BlockStep

@@ -13,7 +13,7 @@ from service.api.routes import get, json_response
 from service.errors.errors import InvalidRequest, RequestNotFound
 from service.errors.wording import either
 from service.observe.view.feed import EngineEvent
-from service.observe.view.requests import Cancellation, RequestFacts, RequestList, recorded_facts
+from service.observe.view.live import Cancellation, RequestFacts, RequestList, recorded_facts
 
 QUIET = Policy(quiet=True)
 """A key at its limit of requests may still ask about them and cancel them."""

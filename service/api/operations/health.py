@@ -24,13 +24,13 @@ class Live(TypedDict):
     status: Literal["live"]
 
 
-class Status(TypedDict):
+class HealthStatus(TypedDict):
     """`status` is ready, draining, starting, loading, restarting or failed."""
 
     status: str
 
 
-class Readiness(Status):
+class Readiness(HealthStatus):
     """The stage of loading, and its progress from 0 to 1, while the server is not ready and not draining."""
 
     stage: NotRequired[str]
@@ -58,7 +58,7 @@ def readiness(state: State) -> tuple[Readiness, int]:
     return report, 503
 
 
-def engine_health(state: State) -> tuple[Status, int]:
+def engine_health(state: State) -> tuple[HealthStatus, int]:
     """The answer of `/health`, and its status."""
     status = state.models.status
     return {"status": state.drain.over(status)}, 200 if status == "ready" else 503
@@ -96,7 +96,7 @@ async def ready(call: Call) -> Response:
     return json_response(*readiness(call.state))
 
 
-@get("/health", answer=Status, statuses=(200, 503), policy=PROBE)
+@get("/health", answer=HealthStatus, statuses=(200, 503), policy=PROBE)
 async def health(call: Call) -> Response:
     """Say whether the engine serves, draining or not
 
@@ -105,7 +105,7 @@ async def health(call: Call) -> Response:
     return json_response(*engine_health(call.state))
 
 
-@get("/ping", answer=Status, statuses=(200, 503), methods=("GET", "HEAD", "POST"), policy=PROBE)
+@get("/ping", answer=HealthStatus, statuses=(200, 503), methods=("GET", "HEAD", "POST"), policy=PROBE)
 async def ping(call: Call) -> Response:
     """Answer as /health does, for SageMaker"""
     return json_response(*engine_health(call.state))

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from service.api.answering import stream
 from service.api.call import Call
-from service.api.responses.answers import ResponseError
+from service.api.responses.answer_types import ResponseError
 from service.api.responses.body import ResponsesBody
 from service.api.responses.creation import Creation
 from service.api.responses.history import history_of, stored_input

@@ -93,7 +93,7 @@ class TextConfig(Body):
     format: Format | None = optional("The format: text, any JSON object, or JSON that follows a schema. Default: text.")
 
 
-class Reasoning(Body):
+class ReasoningConfig(Body):
     """Options of the model's reasoning."""
 
     harmless = only(context=("auto",), mode=("standard",))
@@ -132,7 +132,7 @@ class InputBody(CallingBody, ModelBody):
     conversation: str | ConversationId | None = optional(
         "The id of a conversation, whose items come before `input`. Input and output become items of it.",
     )
-    reasoning: Reasoning | None = optional("Options of the model's reasoning.")
+    reasoning: ReasoningConfig | None = optional("Options of the model's reasoning.")
     text: TextConfig | None = optional("Options of the text, its format among them.")
     truncation: Literal["auto", "disabled"] | None = optional(
         "auto: messages at the beginning of the conversation are left out if it does not fit the context. "
@@ -169,7 +169,7 @@ class InputBody(CallingBody, ModelBody):
             len(earlier),
             calls=self.calls,
             constraint=self.format.constraint,
-            reasoning=ReasoningOptions.of_effort((self.reasoning or Reasoning()).effort, "reasoning.effort"),
+            reasoning=ReasoningOptions.of_effort((self.reasoning or ReasoningConfig()).effort, "reasoning.effort"),
             **more,
         )
 

@@ -11,7 +11,7 @@ from service.access.record import Policy
 from service.api.answering import whole_response
 from service.api.call import Call
 from service.api.prompt import Chat, of_chat
-from service.api.responses.answers import CompactedResponse
+from service.api.responses.answer_types import CompactedResponse
 from service.api.responses.body import CompactBody, chat_of
 from service.api.responses.history import history_of, item_json
 from service.api.responses.items import SUMMARY, AnyItem, CompactionItem, InputMessage
@@ -19,7 +19,8 @@ from service.api.responses.shape import usage_json
 from service.api.responses.truncation import fitted
 from service.api.routes import post
 from service.generation.choice import Delta
-from service.generation.request import ModelRequest, Timings, Usage
+from service.generation.request import ModelRequest
+from service.generation.usage import Timings, Usage
 from service.state.stored import new_id
 
 SUMMARIZE = (

@@ -9,7 +9,7 @@ from service.api.answering import answered, computed_response
 from service.api.call import Call
 from service.api.media import Decoded
 from service.api.prompt import Chat, encode_chat, of_chat
-from service.api.responses.answers import CountedInput, ResponseAnswer
+from service.api.responses.answer_types import CountedInput, ResponseAnswer
 from service.api.responses.background import in_background
 from service.api.responses.body import ResponsesBody, TokensBody
 from service.api.responses.creation import Creation
@@ -17,7 +17,7 @@ from service.api.responses.history import history_of
 from service.api.responses.truncation import fitted
 from service.api.resuming import refuse_resume
 from service.api.routes import Answer, post
-from service.generation.request import ServedModel
+from service.generation.served import ServedModel
 
 
 @post(

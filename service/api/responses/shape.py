@@ -8,14 +8,15 @@ from random import Random
 from typing import Any
 
 from model.tokenizers.base import Tokenizer
-from service.api.responses.answers import RequestEcho, ResponseAnswer, ResponseError, ResponseState, ResponseUsage
+from service.api.responses.answer_types import RequestEcho, ResponseAnswer, ResponseError, ResponseState, ResponseUsage
 from service.api.responses.body import ResponsesBody
 from service.api.responses.items import ID_PREFIXES
 from service.api.responses.tools import functions_of
 from service.errors.errors import ApiError
 from service.generation.choice import LEAST_LOGPROB, Delta, Scored
 from service.generation.finish import FINISHES
-from service.generation.request import ServedModel, Timings, Usage
+from service.generation.served import ServedModel
+from service.generation.usage import Timings, Usage
 from service.http.sse import Json, TypedEvents
 from service.schema.fields import Body
 from service.state.stored import new_id

@@ -6,7 +6,8 @@ from dataclasses import replace
 from service.api.media import Decoded
 from service.api.prompt import Chat, chat_request
 from service.errors.errors import ContextExceeded
-from service.generation.request import ModelRequest, ServedModel
+from service.generation.request import ModelRequest
+from service.generation.served import ServedModel
 
 
 def fitted(chat: Chat, served: ServedModel, media: Sequence[Decoded], *, least: int = 1) -> ModelRequest:

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 from service.access.record import Policy
 from service.api.call import Call
 from service.api.queries import BOOLEANS, choice, number
-from service.api.responses.answers import StoredResponse
+from service.api.responses.answer_types import StoredResponse
 from service.api.responses.background import ended_as, put_ended, respond_now
 from service.api.resuming import read
 from service.api.routes import Answer, get, json_response

@@ -11,7 +11,7 @@ import typer
 from model.errors import NoriaError, OptionError
 from model.options import check_limits, option, required
 from service.commands.batch.lines import Request, count, read
-from service.commands.batch.progress import Progress
+from service.commands.batch.progress import BatchProgress
 from service.commands.batch.results import Results, opened
 from service.commands.batch.run import run
 from service.commands.flags import takes
@@ -53,7 +53,7 @@ def batch(options: BatchOptions) -> None:
     with opened(options.output, retry_failed=options.retry_failed) as results:
         found = Counter(map(results.good, read(options.input)))  # the file may have results of other lines
         left = found[None]
-        progress = Progress(total, left, found[False], results)
+        progress = BatchProgress(total, left, found[False], results)
         try:
             if left:
                 _answer(options, results, progress)
@@ -67,7 +67,7 @@ def batch(options: BatchOptions) -> None:
         raise typer.Exit(1)
 
 
-def _answer(options: BatchOptions, results: Results, progress: Progress) -> None:
+def _answer(options: BatchOptions, results: Results, progress: BatchProgress) -> None:
     """Answer the lines without a result. Raises OptionError, or KeyboardInterrupt at Ctrl-C."""
     n_at_once = options.concurrency or (OTHER if options.url else OWN)
     flags = [word for flag in QUEUE_FLAGS for word in (flag, str(MAX_QUEUE))]

@@ -7,7 +7,7 @@ from service.commands.endpoint import error_message
 from service.commands.pulse import Pace
 
 
-class Progress:
+class BatchProgress:
     """Counts lines and tokens of a batch with `total` lines while results are written.
 
     `left` lines have no result yet, `failed` have one without a good answer.

@@ -9,7 +9,7 @@ import typer
 
 from model.errors import OptionError, one_line
 from model.options import option
-from service.commands.chat.conversation import Conversation
+from service.commands.chat.conversation import ChatSession
 from service.commands.endpoint import find_model, is_noria
 from service.commands.flags import takes
 from service.commands.target import TargetOptions, target
@@ -43,27 +43,27 @@ def chat(options: ChatOptions) -> None:
     try:
         with target(options) as server, server.client() as client:
             model = find_model(client, options.model if options.url else None)
-            _talk(Conversation(client, model, system, chosen))
+            _talk(ChatSession(client, model, system, chosen))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
 
 
-def _talk(conversation: Conversation) -> None:
+def _talk(conversation: ChatSession) -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # not every terminal shows all characters of an answer
     if sys.stdin.isatty():
         from service.commands.chat.models import switch
-        from service.commands.chat.terminal import Chat
+        from service.commands.chat.terminal import ChatTerminal
 
         conversation.shows_progress = is_noria(conversation.client, conversation.model)
         if conversation.shows_progress:
             switch(conversation, conversation.model)  # perhaps it is not loaded
-        Chat(conversation).run()
+        ChatTerminal(conversation).run()
     else:
         _answer_pipe(conversation)
 
 
-def _answer_pipe(conversation: Conversation) -> None:
+def _answer_pipe(conversation: ChatSession) -> None:
     """Print the answer to all of the input, and nothing else."""
     from service.commands.chat.display import Shown
 

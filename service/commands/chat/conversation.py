@@ -27,7 +27,7 @@ class Piece(NamedTuple):
     is_thought: bool = False
 
 
-class Progress(NamedTuple):
+class PromptProgress(NamedTuple):
     """Tokens of the prompt that are computed, and all of them."""
 
     processed: int
@@ -40,7 +40,7 @@ class End(NamedTuple):
     reason: str
 
 
-Event = Piece | Progress | End
+Event = Piece | PromptProgress | End
 
 
 class Refused(OptionError):
@@ -49,7 +49,7 @@ class Refused(OptionError):
     STATUSES = (400, 413, 422)
 
 
-class Conversation:
+class ChatSession:
     """The messages so far and the server that answers them.
 
     `fields` are part of every request: what the user set. `audio` and `images` are parts that go with the next message,
@@ -148,7 +148,7 @@ def _read(chunk: dict[str, Any]) -> Iterator[Event]:
     if chunk.get("error"):
         raise OptionError(clean(error_message(chunk)))
     if progress := chunk.get("prompt_progress"):
-        yield Progress(progress["processed"], progress["total"])
+        yield PromptProgress(progress["processed"], progress["total"])
     for choice in chunk.get("choices") or ():
         yield from _pieces(choice.get("delta") or {})
         if reason := choice.get("finish_reason"):

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.cells import cell_len
 
-from service.commands.chat.conversation import End, Event, Progress
+from service.commands.chat.conversation import End, Event, PromptProgress
 from service.generation.finish import FINISHES
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
@@ -56,7 +56,7 @@ class Shown:
 
     def show(self, event: Event) -> None:
         """Print a piece, or how much of the prompt is computed; keep why the answer ended."""
-        if isinstance(event, Progress):
+        if isinstance(event, PromptProgress):
             self._show_progress(event)
             return
         self._clear_status()
@@ -76,7 +76,7 @@ class Shown:
         if note := note or self._note:
             print(_dimmed(note) if self._styled else note, file=None if self._styled else sys.stderr, flush=True)
 
-    def _show_progress(self, progress: Progress) -> None:
+    def _show_progress(self, progress: PromptProgress) -> None:
         if self._styled:
             self._has_status = True
             line = _dimmed(f"reading {progress.processed:,} of {progress.total:,} tokens")

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from model.errors import OptionError, one_line
-from service.commands.chat.conversation import Conversation, Event, clean
+from service.commands.chat.conversation import ChatSession, Event, clean
 from service.commands.endpoint import list_models, read_card, refusal
 from service.commands.pulse import shown, stage
 
@@ -40,7 +40,7 @@ def _stage(card: Card) -> tuple[float, str]:
     return done, stage(card["stage"], done) if "stage" in card else ""
 
 
-def switch(conversation: Conversation, name: str) -> None:
+def switch(conversation: ChatSession, name: str) -> None:
     """Let the model `name` answer from now on, once it is loaded. Raises OptionError for one that cannot be."""
     cards = list_models(conversation.client)
     if name not in cards:
@@ -61,7 +61,7 @@ def _load(client: httpx.Client, name: str) -> None:
         raise OptionError(refusal(response))
 
 
-def with_load(conversation: Conversation, events: Iterator[Event]) -> Iterator[Event]:
+def with_load(conversation: ChatSession, events: Iterator[Event]) -> Iterator[Event]:
     """Return the events of an answer. If its model is not loaded, show until the first one how far it is."""
     client, name = conversation.client, conversation.model
     if conversation.shows_progress and _card(client, name).get("state") in UNREADY:

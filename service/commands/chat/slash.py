@@ -12,7 +12,7 @@ from prompt_toolkit.document import Document
 
 from model.errors import OptionError, one_line
 from model.sampling_params import PARAMETERS
-from service.commands.chat.conversation import Conversation, check_messages
+from service.commands.chat.conversation import ChatSession, check_messages
 from service.commands.chat.models import described, switch
 from service.commands.endpoint import list_models
 
@@ -70,7 +70,7 @@ class Words(Completer):
 class Slash:
     """Obeys the commands of one conversation."""
 
-    def __init__(self, conversation: Conversation) -> None:
+    def __init__(self, conversation: ChatSession) -> None:
         self._chat = conversation
 
     def obey(self, line: str) -> Outcome:

@@ -15,7 +15,7 @@ from prompt_toolkit.utils import is_dumb_terminal
 from rich.console import Console
 
 from model.errors import NoriaError
-from service.commands.chat.conversation import Conversation, Refused, clean
+from service.commands.chat.conversation import ChatSession, Refused, clean
 from service.commands.chat.display import Shown
 from service.commands.chat.models import with_load
 from service.commands.chat.slash import Slash
@@ -92,10 +92,10 @@ class _FileHistory(FileHistory):
             super().store_string(string)
 
 
-class Chat:
+class ChatTerminal:
     """One conversation on a terminal."""
 
-    def __init__(self, conversation: Conversation) -> None:
+    def __init__(self, conversation: ChatSession) -> None:
         self._conversation = conversation
         self._slash = Slash(conversation)
         self._lines = Lines(self._slash.words())

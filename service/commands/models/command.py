@@ -21,7 +21,7 @@ from service import logs
 from service.commands.flags import takes
 from service.commands.models.cache import CachedModel, cached_models, remove
 from service.commands.models.needs import need_of
-from service.commands.pulse import Loading
+from service.commands.pulse import LoadPulse
 from service.settings import Settings
 
 
@@ -49,7 +49,7 @@ class RemoveOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ModelRow:
     """A model in the list. Sizes are in bytes, None if Noria cannot serve it; `note` says why, or what is missing."""
 
     name: str
@@ -70,7 +70,7 @@ def pull(options: PullOptions) -> None:
     if not is_hub_name(options.model):
         raise OptionError(f"{options.model!r} is no name on the hub; expected org/name or org/name:Q4_K_M")
     logs.configure("human", "info")
-    with Loading(options.model) as loading:
+    with LoadPulse(options.model) as loading:
         place = resolve(options.model, revision=options.revision, progress=loading.note)
     row = _row(options.model, place, _bytes_in(place))
     typer.echo(f"{row.name} is here: {size(row.disk)} on the disk, {_words(row)}")
@@ -138,15 +138,15 @@ def _unknown(name: str, models: list[CachedModel]) -> str:
     return f"there is no {name} in the hub's cache; " + (f"there is {', '.join(near)}" if near else "it has no model")
 
 
-def _row(name: str, place: Path | None, disk: int) -> Row:
+def _row(name: str, place: Path | None, disk: int) -> ModelRow:
     if place is None:
-        return Row(name, disk, note=f"no weights here; noria pull {name} fetches them")
+        return ModelRow(name, disk, note=f"no weights here; noria pull {name} fetches them")
     try:
         directory = resolve(name if name == EMBEDDED else str(place))
         need = need_of(directory)
     except NoriaError as error:
-        return Row(name, disk, note=str(error))
-    return Row(name, disk, need.n_bytes, need.context, need.device, need.fits)
+        return ModelRow(name, disk, note=str(error))
+    return ModelRow(name, disk, need.n_bytes, need.context, need.device, need.fits)
 
 
 def _bytes_in(place: Path) -> int:
@@ -155,7 +155,7 @@ def _bytes_in(place: Path) -> int:
     return sum(path.stat().st_size for path in files)
 
 
-def _words(row: Row) -> str:
+def _words(row: ModelRow) -> str:
     """The memory of a model in words."""
     if row.memory is None:
         return row.note
@@ -166,7 +166,7 @@ def _words(row: Row) -> str:
     )
 
 
-def _table(rows: list[Row]) -> Table:
+def _table(rows: list[ModelRow]) -> Table:
     table = Table("model", "disk", "memory", "context", "fits now")
     for column in table.columns:
         column.overflow = "fold"  # a name that is cut could not be typed

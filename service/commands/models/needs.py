@@ -11,7 +11,7 @@ from model.options import RunnerOptions
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class MemoryUse:
     """Bytes that serving takes, with a sequence of `context` tokens, and what is free on `device`, cpu or cuda."""
 
     n_bytes: int
@@ -24,11 +24,11 @@ class Need:
         return self.n_bytes <= self.free
 
 
-def need_of(directory: Path) -> Need:
+def need_of(directory: Path) -> MemoryUse:
     """The need of the model in a directory with the default flags. Raises ModelError if Noria cannot serve it."""
     device, free = this_machine()
     plan = make_plan(directory, RunnerOptions(str(directory), device=device), None)
-    return Need(plan.weights + plan.step + plan.fits[-1].n_bytes, plan.context, device, free)
+    return MemoryUse(plan.weights + plan.step + plan.fits[-1].n_bytes, plan.context, device, free)
 
 
 @cache

@@ -34,7 +34,7 @@ SILENT_SECONDS = 3600.0
 """The same trouble is logged once in this time."""
 
 
-class Reading:
+class PageRead:
     """Pages to be read: for each its place in the pool and its key. `n_read` of them are filled, once it is `done`.
 
     `done` is True when no thread will write to the pages any more.
@@ -72,7 +72,7 @@ class PrefixStore:
         self.counts: Counter[str] = Counter()
         self._files, self._pages, self._wake = files, pages, wake
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._readings: queue.SimpleQueue[Reading] = queue.SimpleQueue()
+        self._readings: queue.SimpleQueue[PageRead] = queue.SimpleQueue()
         self._queued = 0  # bytes
         self._lock = threading.Lock()  # of `_queued`
         self._names: set[str] = set()  # of the files that are there, or wait to be written
@@ -120,7 +120,7 @@ class PrefixStore:
         self._names.discard(file_name(pool, name))
         self._jobs.put(partial(self._files.remove, pool, name))
 
-    def read(self, reading: Reading) -> None:
+    def read(self, reading: PageRead) -> None:
         """Fill the pages of a reading, until one cannot be read. Those after it are only checked."""
         self._n_wanted += 1
         self._readings.put(reading)
@@ -171,7 +171,7 @@ class PrefixStore:
             self._names -= before - self._listed
             self._seen = changed if time.time_ns() - changed > CLOCK_NS else -1
 
-    def _fill(self, reading: Reading) -> None:
+    def _fill(self, reading: PageRead) -> None:
         whole = True
         for _, key in reading.pages:
             data = self._page(key)

@@ -106,7 +106,7 @@ def _later(weight: float, least: float) -> float:
     return max(weight / (1 + weight), least)
 
 
-class Pace:
+class StepPace:
     """The seconds that a token takes, by the latest step, and the tokens of a step that is to end within a deadline.
 
     A larger step takes less for each token, because it reads the weights once. So the limit errs to the safe side.
@@ -139,7 +139,7 @@ class PromptBudget:
     def __init__(self, first: float = 0.0, between: float = 0.0, deadline: float = inf) -> None:
         self.first, self.between = first, between
         self.cost = StepCost()
-        self.pace = Pace(deadline)
+        self.pace = StepPace(deadline)
 
     def spare(self, rows: int, depth: int) -> float:
         """Prompt tokens of the next steps, together, that decoding leaves of the target between two tokens.

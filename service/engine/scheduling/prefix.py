@@ -12,7 +12,7 @@ from operator import itemgetter
 from zlib import crc32
 
 from model.batch import PageCopy
-from service.engine.messages import CacheMiss
+from service.engine.messages import PrefixMiss
 from service.engine.scheduling.pages import PagePool, Table, page_name, reusable_blocks
 from service.engine.scheduling.sequence import Sequence
 from service.engine.scheduling.step import Step
@@ -133,21 +133,21 @@ class Trail:
         if sequence.computed % self._page_size:
             self.note(sequence, range(block, block + 1))
 
-    def miss(self, sequence: Sequence, n_reused: int) -> CacheMiss | None:
+    def miss(self, sequence: Sequence, n_reused: int) -> PrefixMiss | None:
         """Where the prompt left the cached prefix of `n_reused` blocks; None if nothing more of it could be reused."""
         if n_reused == sequence.n_reusable:
             return None
         at = n_reused * self._page_size
         if not sequence.may_reuse:
-            return CacheMiss(at, "bypassed")
+            return PrefixMiss(at, "bypassed")
         known = self._blocks.get((sequence.tenant, sequence.parent(n_reused)))
         if known is None:
-            return CacheMiss(at, "salt" if sequence.salted and not n_reused else "new")
+            return PrefixMiss(at, "salt" if sequence.salted and not n_reused else "new")
         tokens = self._tokens(sequence, n_reused, len(sequence.tokens))
         n_common, continued = max((_common(tokens, other), _common(tokens, other) == len(other)) for other in known)
         if n_common == self._page_size:
-            return CacheMiss(at, self._gone(sequence.parent(n_reused + 1)))
-        return CacheMiss(at + n_common, "new" if continued or not at + n_common else "diverged")
+            return PrefixMiss(at, self._gone(sequence.parent(n_reused + 1)))
+        return PrefixMiss(at + n_common, "new" if continued or not at + n_common else "diverged")
 
     def alike(self, sequence: Sequence, block: int) -> tuple[int, bytes]:
         """The page in all pools that begins with most tokens of this block: with how many, and its name.

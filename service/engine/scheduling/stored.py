@@ -14,7 +14,7 @@ from itertools import islice
 
 from model.batch import PoolSpec
 from service.engine.prefixes.files import PageKey
-from service.engine.prefixes.store import PrefixStore, Reading
+from service.engine.prefixes.store import PageRead, PrefixStore
 from service.engine.scheduling.pages import PagePool, reusable_blocks
 from service.engine.scheduling.sequence import Sequence
 
@@ -86,7 +86,7 @@ class StoredPrefixes:
         stored = () if store is None else (StoredPool(spec, page_size, n, store) for n, spec in enumerate(specs))
         self._pools = tuple(stored)
         self.pools: tuple[PagePool, ...] = self._pools or tuple(PagePool(spec, page_size) for spec in specs)
-        self.waiting: dict[Sequence, Reading] = {}
+        self.waiting: dict[Sequence, PageRead] = {}
         self.behind: set[Sequence] = set()
         self.counts: Mapping[str, int] = {} if store is None else store.counts
         self._store = store
@@ -106,7 +106,7 @@ class StoredPrefixes:
         if sequence.in_memory is None:
             sequence.in_memory = sequence.computed
         sequence.computed = n_tokens
-        self.waiting[sequence] = reading = Reading(
+        self.waiting[sequence] = reading = PageRead(
             [
                 (page, _key(sequence, block, pool))
                 for pool, table in zip(self._pools, sequence.tables, strict=True)

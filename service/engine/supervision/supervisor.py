@@ -90,7 +90,7 @@ class Supervisor:
         for connection in filter(None, (self._next, self.current)):
             await connection.stop()
 
-    async def _run_engine(self, options: Callable[[], Awaitable[Options]]) -> "Ending":
+    async def _run_engine(self, options: Callable[[], Awaitable[Options]]) -> "EngineEnd":
         """Run one engine from its start to its end. An error in this code must not end the supervision."""
         failure = None
         try:
@@ -106,9 +106,9 @@ class Supervisor:
         _guarded(self._on_end)
         ended, self.current = self.current, None
         if ended is None:
-            return Ending(False, False, failure, "never started")
+            return EngineEnd(False, False, failure, "never started")
         how = await ended.close()
-        return Ending(True, ended.ready, ended.failure or failure, how)
+        return EngineEnd(True, ended.ready, ended.failure or failure, how)
 
     async def _connect(self) -> EngineConnection:
         """An engine that waits for its model: the one that `spawn` started, the spare, or a new one."""
@@ -119,7 +119,7 @@ class Supervisor:
         return self.current
 
 
-class Ending(NamedTuple):
+class EngineEnd(NamedTuple):
     """The end of an engine: whether its process had started and its model was loaded, why it ended, and how."""
 
     started: bool

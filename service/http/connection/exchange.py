@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Scope
 from service.errors.dialects import OPENAI, error_response
 from service.errors.errors import ApiError
 from service.http.connection.flow import Outbox
-from service.http.connection.reader import Fields, Head
+from service.http.connection.reader import Fields, RequestHead
 
 log = logging.getLogger("noria")
 
@@ -36,7 +36,7 @@ SCOPE = re.compile(r"[A-Za-z0-9._-]{1,32}")
 """The name of an interface, after an IPv6 address and %."""
 
 
-def scope_of(head: Head, connection: Scope) -> Scope:
+def scope_of(head: RequestHead, connection: Scope) -> Scope:
     """The scope of a request; `connection` has its part that is equal for all requests of a connection.
 
     Raises HttpParserInvalidURLError or UnicodeDecodeError for its URL.
@@ -130,7 +130,7 @@ class Exchange:
         outbox: Outbox,
         scope: Scope,
         own_fields: Fields,
-        head: Head,
+        head: RequestHead,
         *,
         want_body: Callable[[], None],
         finished: Callable[["Exchange"], None],

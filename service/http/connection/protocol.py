@@ -17,7 +17,7 @@ from service.http.connection import http2
 from service.http.connection.exchange import BUFFERED_BYTES, Exchange, Proxies, refusal, scope_of
 from service.http.connection.flow import Inbox, Outbox
 from service.http.connection.limits import LIMITS, Places
-from service.http.connection.reader import Head, RequestReader
+from service.http.connection.reader import RequestHead, RequestReader
 
 PROBES = frozenset({b"/live", b"/ready", b"/health"})
 """Paths that are answered beyond the limits of connections: a full server is alive."""
@@ -27,7 +27,7 @@ UNREAD_BYTES = 2**15
 """Bytes of later requests that wait for the response to an earlier one, before the connection stops reading."""
 
 
-class State(Enum):
+class ConnectionState(Enum):
     """What a connection does: it waits for a request; reads a head; reads the body of the request that it answers;
     answers a whole request; answers those before one that it refuses; drops what still comes; or ends.
     """
@@ -35,7 +35,7 @@ class State(Enum):
     IDLE, HEAD, BODY, ANSWERING, REFUSING, LINGERING, CLOSING = range(7)
 
 
-PARSING = (State.IDLE, State.HEAD, State.BODY)
+PARSING = (ConnectionState.IDLE, ConnectionState.HEAD, ConnectionState.BODY)
 """In other states nothing is parsed."""
 
 
@@ -67,7 +67,7 @@ class Connection(asyncio.Protocol):
         self._proxies = proxies
         self._on_refused = on_refused
         self._reader = RequestReader(self._limits, self)
-        self._state = State.IDLE
+        self._state = ConnectionState.IDLE
         self._exchanges: deque[Exchange] = deque()  # in the order of their requests; the first one is answered
         self._refusal = b""  # the last response, to a request that cannot be read
         self._linger_bytes = 0  # that the client may still send
@@ -102,11 +102,11 @@ class Connection(asyncio.Protocol):
         self._outbox.lost()
 
     def data_received(self, data: bytes) -> None:
-        if self._state is State.LINGERING:
+        if self._state is ConnectionState.LINGERING:
             self._linger_bytes -= len(data)
             if self._linger_bytes < 0:
                 self._transport.abort()
-        elif self._state not in (State.REFUSING, State.CLOSING):
+        elif self._state not in (ConnectionState.REFUSING, ConnectionState.CLOSING):
             self._inbox.unread += data
             if not self._parses_soon:
                 self._parse()
@@ -132,11 +132,11 @@ class Connection(asyncio.Protocol):
     # Called by the reader
 
     def on_request(self) -> None:
-        if self._state is State.IDLE:
-            self._state = State.HEAD
+        if self._state is ConnectionState.IDLE:
+            self._state = ConnectionState.HEAD
             self._inbox.deadline.set(self._limits.head_seconds)
 
-    def on_head(self, head: Head) -> ApiError | None:
+    def on_head(self, head: RequestHead) -> ApiError | None:
         """Take the head; returns why the request is refused."""
         if problem := head.violation():
             return HttpError(400, problem)
@@ -158,21 +158,21 @@ class Connection(asyncio.Protocol):
     def on_part(self, part: bytes) -> None:
         if (arriving := self._arriving) is not None:
             arriving.feed(part)
-            if self._state is State.BODY:
+            if self._state is ConnectionState.BODY:
                 self._inbox.count_body(len(part))
 
     def on_end(self) -> None:
         if (arriving := self._arriving) is not None:
             arriving.end()
-        if self._state is State.BODY:
-            self._state = State.ANSWERING
+        if self._state is ConnectionState.BODY:
+            self._state = ConnectionState.ANSWERING
             self._inbox.end_body()
 
     # Called by the exchanges
 
     def _go_on(self, exchange: Exchange) -> None:
         """Go on with the next request, which may have arrived already. Not here: the caller may be the parser."""
-        if self._state is State.CLOSING:
+        if self._state is ConnectionState.CLOSING:
             return
         self._exchanges.popleft()
         if not exchange.keep_alive:
@@ -180,11 +180,11 @@ class Connection(asyncio.Protocol):
         elif self._exchanges:
             self._answer()
             self._parse_soon()
-        elif self._state is State.REFUSING:
+        elif self._state is ConnectionState.REFUSING:
             self._refuse_now()
         else:
             in_head = self._reader.in_head
-            self._state = State.HEAD if in_head else State.IDLE
+            self._state = ConnectionState.HEAD if in_head else ConnectionState.IDLE
             self._inbox.deadline.set(self._limits.head_seconds if in_head else self._limits.idle_seconds)
             self._places.wait(self._place)
             self._parse_soon()
@@ -209,7 +209,7 @@ class Connection(asyncio.Protocol):
                 self._refuse(error)
             if self._state in PARSING:
                 self._parse_soon()
-        unwanted = self._state is State.BODY and self._exchanges[0].buffered > BUFFERED_BYTES
+        unwanted = self._state is ConnectionState.BODY and self._exchanges[0].buffered > BUFFERED_BYTES
         if unwanted or len(self._inbox.unread) > UNREAD_BYTES:
             self._inbox.pause()
         elif self._inbox.paused:
@@ -221,15 +221,15 @@ class Connection(asyncio.Protocol):
         task = self._loop.create_task(exchange.run(self._config.loaded_app))
         self._server.tasks.add(task)
         task.add_done_callback(self._server.tasks.discard)
-        if self._state is not State.REFUSING:
-            self._state = State.ANSWERING if exchange.whole else State.BODY
-            if self._state is State.BODY:
+        if self._state is not ConnectionState.REFUSING:
+            self._state = ConnectionState.ANSWERING if exchange.whole else ConnectionState.BODY
+            if self._state is ConnectionState.BODY:
                 self._inbox.begin_body(exchange.length)
 
     def _refuse(self, error: ApiError) -> None:
         """Answer with an error after the responses to the requests before, and end the connection."""
         self._on_refused(STATUSES[error.status].refused or "malformed")
-        self._state = State.REFUSING
+        self._state = ConnectionState.REFUSING
         own_fields = self._server.default_headers
         self._refusal = http2.refusal(error) if self._reader.is_http2 else refusal(error, own_fields)
         self._inbox.drop()
@@ -251,7 +251,7 @@ class Connection(asyncio.Protocol):
         if not linger_bytes or self._transport.is_closing():
             self._close()
             return
-        self._state = State.LINGERING
+        self._state = ConnectionState.LINGERING
         self._linger_bytes = linger_bytes
         self._inbox.drop()
         self._inbox.resume()
@@ -265,7 +265,7 @@ class Connection(asyncio.Protocol):
 
     def _forget(self) -> None:
         """No request is answered any more."""
-        self._state = State.CLOSING
+        self._state = ConnectionState.CLOSING
         self._inbox.drop()
         for exchange in self._exchanges:
             exchange.leave()
@@ -273,10 +273,10 @@ class Connection(asyncio.Protocol):
 
     def _too_slow(self) -> None:
         """A deadline for reading has passed."""
-        if self._state is State.HEAD:
+        if self._state is ConnectionState.HEAD:
             what = f"the header of the request did not arrive within {self._limits.head_seconds:g} s"
             self._refuse(HttpError(408, what))
-        elif self._state is State.BODY:
+        elif self._state is ConnectionState.BODY:
             self._refuse(HttpError(408, "the body of the request did not arrive in the time that its size allows"))
         else:
             self._close()

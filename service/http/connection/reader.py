@@ -19,7 +19,7 @@ HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=:%\[\]-]*")
 """The characters of a host and a port (RFC 3986, 3.2.2)."""
 
 
-class Head(NamedTuple):
+class RequestHead(NamedTuple):
     """The head of a request. Names of `fields` are in lower case. `length` is the size of the body, if it is known."""
 
     method: bytes
@@ -114,7 +114,7 @@ class RequestReader:
         length = next((int(value) for name, value in self._fields if name == b"content-length"), None)
         chunked = any(name == b"transfer-encoding" for name, _ in self._fields)
         parser = self._parser
-        head = Head(
+        head = RequestHead(
             parser.get_method(),
             self._url,
             parser.get_http_version(),

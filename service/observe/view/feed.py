@@ -65,7 +65,7 @@ class EngineEvent(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class EnginePace:
     """Tokens in a second, and the latest waits of a request in seconds."""
 
     generated: float = 0.0
@@ -175,19 +175,19 @@ class Feed:
         news, self._news = self._news, asyncio.get_running_loop().create_future()
         news.set_result(frame)
 
-    def _pace(self) -> Pace:
+    def _pace(self) -> EnginePace:
         queued, first_token = self._metrics.latest_waits
         if not self._seen:
-            return Pace(0.0, 0.0, first_token, queued)
+            return EnginePace(0.0, 0.0, first_token, queued)
         now, stats = self._seen[-1]
         before = (seen for seen in reversed(self._seen) if seen[0] <= now - RATE_SECONDS)
         then, old = next(before, self._seen[0])
         seconds = now - then or 1.0
         generated, prompt = stats.generated_tokens - old.generated_tokens, stats.prompt_tokens - old.prompt_tokens
-        return Pace(generated / seconds, prompt / seconds, first_token, queued)
+        return EnginePace(generated / seconds, prompt / seconds, first_token, queued)
 
 
-def event(status: ModelState, stats: Stats, picture: Picture, pace: Pace) -> EngineEvent:
+def event(status: ModelState, stats: Stats, picture: Picture, pace: EnginePace) -> EngineEvent:
     return {
         "time": round(time.time(), 3),
         "state": status,

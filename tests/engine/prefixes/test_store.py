@@ -13,7 +13,7 @@ from model.batch import PrefixFiles
 from model.errors import OptionError
 from service.engine.prefixes import store as module
 from service.engine.prefixes.files import PageFiles, PageKey
-from service.engine.prefixes.store import PrefixStore, Reading, open_store
+from service.engine.prefixes.store import PageRead, PrefixStore, open_store
 from tests.engine.prefixes.pages import N_BYTES, PRINT, data, files, key, paths
 from tests.fakes import make_info
 from tests.waiting import PATIENCE, eventually
@@ -69,7 +69,7 @@ def test_pages_are_written_and_read_by_another_store(tmp_path: Path) -> None:
     second, woken = new_store(tmp_path, pages)
     assert second.has(0, key(3).name)
     assert second.progress is None
-    second.read(reading := Reading([(10 + number, key(number)) for number in range(5)]))
+    second.read(reading := PageRead([(10 + number, key(number)) for number in range(5)]))
     woken.wait(lambda: reading.done)
     assert (reading.n_read, second.progress) == (5, None)
     assert pages.written == {10 + number: bytes(data(number)) for number in range(5)}
@@ -82,7 +82,7 @@ def test_a_reading_ends_at_the_first_page_that_is_wrong(tmp_path: Path) -> None:
     store.finish(WAIT)
     damaged = next(path for path in paths(tmp_path) if path.name.startswith(key(1).name.hex()))
     damaged.write_bytes(b"torn")
-    store.read(reading := Reading([(10 + number, key(number)) for number in range(3)]))
+    store.read(reading := PageRead([(10 + number, key(number)) for number in range(3)]))
     woken.wait(lambda: reading.done)
     assert (reading.n_read, [*pages.written]) == (1, [10])
     assert [store.has(0, key(number).name) for number in range(3)] == [True, False, True]
@@ -96,7 +96,7 @@ def test_all_damaged_pages_of_a_reading_are_found_and_written_again(tmp_path: Pa
     for path in paths(tmp_path):
         if path.name.startswith((key(1).name.hex(), key(3).name.hex())):
             path.write_bytes(b"torn")
-    store.read(reading := Reading([(10 + number, key(number)) for number in range(5)]))
+    store.read(reading := PageRead([(10 + number, key(number)) for number in range(5)]))
     woken.wait(lambda: reading.done)
     assert [store.has(0, key(number).name) for number in range(5)] == [True, False, True, False, True]
     for number in range(5):
@@ -123,13 +123,13 @@ def test_a_page_that_cannot_be_read_stays_on_disk_and_is_passed_over(
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
         patch.setattr(page_files, "read", fails)
-        store.read(reading := Reading([(10 + number, key(number)) for number in range(4)]))
+        store.read(reading := PageRead([(10 + number, key(number)) for number in range(4)]))
         woken.wait(lambda: reading.done)
     assert reading.n_read == 2
     assert [store.has(0, key(number).name) for number in range(4)] == [True, True, False, True]
     assert "pages of --prefix-store cannot be read: [Errno 24] Too many open files" in caplog.text
     store.save(2, key(2))  # it was computed
-    store.read(reading := Reading([(10 + number, key(number)) for number in range(4)]))
+    store.read(reading := PageRead([(10 + number, key(number)) for number in range(4)]))
     woken.wait(lambda: reading.done)
     assert (reading.n_read, store.counts["pages_dropped"]) == (4, 0)
 
@@ -160,7 +160,7 @@ def test_a_cancelled_reading_writes_to_no_page_any_more(tmp_path: Path) -> None:
         store.save(number, key(number))
     store.finish(WAIT)
     pages.may_write.clear()
-    store.read(reading := Reading([(10 + number, key(number)) for number in range(3)]))
+    store.read(reading := PageRead([(10 + number, key(number)) for number in range(3)]))
     assert pages.begins.wait(WAIT)
     cancel = threading.Thread(target=reading.cancel)
     cancel.start()  # it waits for the page that is being filled
@@ -170,7 +170,7 @@ def test_a_cancelled_reading_writes_to_no_page_any_more(tmp_path: Path) -> None:
     filled = dict(pages.written)
     woken.wait(lambda: reading.done)
     assert pages.written == filled
-    reading = Reading([(20, key(1))])
+    reading = PageRead([(20, key(1))])
     reading.cancel()
     store.read(reading)
     woken.wait(lambda: reading.done)
@@ -231,7 +231,7 @@ def test_a_damaged_page_that_cannot_be_removed_is_not_read_again(
     store.finish(WAIT)
     monkeypatch.setattr(page_files, "remove", lambda *page: None)
     paths(tmp_path)[0].write_bytes(b"torn")
-    store.read(reading := Reading([(10, key(1))]))
+    store.read(reading := PageRead([(10, key(1))]))
     woken.wait(lambda: reading.done)
     assert not store.has(0, key(1).name)
 
@@ -259,7 +259,7 @@ def test_a_disk_that_hangs_stops_no_call_of_the_loop(tmp_path: Path, monkeypatch
     assert store.save(2, key(2))
     assert store.save(2, key(2)), "it is touched"
     store.remove(0, key(1).name)
-    store.read(reading := Reading([(10, key(1))]))
+    store.read(reading := PageRead([(10, key(1))]))
     reading.cancel()
     store.finish(0.01)
     assert (reading.done, store.progress) == (False, 0)

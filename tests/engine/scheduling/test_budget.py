@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.chunks import Cost
 from model.sampling_params import SamplingParams
-from service.engine.scheduling.budget import DOUBLE_DEPTH, LEAST_TOKENS, SAFE, Pace, PromptBudget, StepCost
+from service.engine.scheduling.budget import DOUBLE_DEPTH, LEAST_TOKENS, SAFE, PromptBudget, StepCost, StepPace
 from tests.engine.driving import Drive, expected
 from tests.engine.images import FORMAT, ImageDrive, Picture, info_with_images, prompt_of
 from tests.fakes import make_info
@@ -338,14 +338,14 @@ def test_no_running_sequence_stands_still_when_the_machine_becomes_slow(pipeline
     info = replace(make_info(page_size=16, pools=((None, 100),), max_model_len=1100), pipeline=pipeline)
     prompts = PromptBudget(deadline=1.0)
     engine = Drive(info, max_sequences=8, max_step_tokens=64, prompts=prompts)
-    prompts.pace = Pace()  # without a limit
+    prompts.pace = StepPace()  # without a limit
     for number in range(rows):
         engine.submit(number, [number], ANSWER)
     for _ in range(4 * pipeline):
         engine.step()
     engine.submit(9, [9] * 300, ANSWER)
     engine.step()
-    prompts.pace = Pace(0.001)
+    prompts.pace = StepPace(0.001)
     for _ in range(pipeline):
         engine.step()  # those in flight land, which were planned before
     waiting = set(engine.scheduler.due)
@@ -383,7 +383,7 @@ def test_a_fast_machine_soon_computes_full_chunks() -> None:
 
 
 def test_a_step_whose_result_was_there_before_does_not_lift_the_limit() -> None:
-    pace = Pace(60.0)
+    pace = StepPace(60.0)
     pace.note(30, 0.0, 15.0)
     assert pace.tokens(0) == pytest.approx(30)
     assert pace.tokens(8192) == pytest.approx(15)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from model.media import MediaSpan
 from model.sampling_params import SamplingParams
-from service.engine.messages import CacheMiss, Submit
+from service.engine.messages import PrefixMiss, Submit
 from service.engine.scheduling.media import MediaStore
 from service.engine.scheduling.pages import page_name
 from tests.engine.driving import Client, expected
@@ -102,7 +102,7 @@ def test_equal_tokens_with_another_image_are_another_page() -> None:
         answered(engine, {number: prompt})
         assert engine.admitted(number).cached == cached
         if number == 1:
-            assert engine.admitted(1).miss == CacheMiss(6, "diverged")
+            assert engine.admitted(1).miss == PrefixMiss(6, "diverged")
 
 
 def test_page_names_have_place_and_digest_of_each_image() -> None:

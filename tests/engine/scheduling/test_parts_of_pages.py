@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from model.sampling_params import SamplingParams
-from service.engine.messages import CacheMiss
+from service.engine.messages import PrefixMiss
 from service.engine.scheduling.prefix import LEAST_COPIED
 from tests.engine.driving import Drive, expected
 from tests.fakes import make_info
@@ -73,7 +73,7 @@ def test_the_cache_says_that_the_prompt_left_it_behind_the_copied_tokens() -> No
     drive, prompt = new_drive(), list(range(33, 53))
     serve(drive, prompt)
     assert serve(drive, [*prompt[:13], 9, 9, 9, 9]) == 13
-    assert drive.admitted(1).miss == CacheMiss(13, "diverged")
+    assert drive.admitted(1).miss == PrefixMiss(13, "diverged")
 
 
 def test_a_page_that_was_evicted_is_not_copied() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.sampling_params import SamplingParams
-from service.engine.messages import CacheMiss
+from service.engine.messages import PrefixMiss
 from service.engine.scheduling.pages import page_content
 from tests.engine.driving import Drive
 from tests.engine.loads import Request, loads, play
@@ -259,7 +259,7 @@ def test_the_reason_of_a_miss_counts_from_the_disk() -> None:
     first.scheduler.save_pages(1.0)
     drive = engine(disk)
     drive.serve([*PROMPT, 1, 2, 3, 4], PARAMS)
-    assert drive.admitted(0).miss == CacheMiss(28, "new")
+    assert drive.admitted(0).miss == PrefixMiss(28, "new")
 
 
 @given(loads(), st.randoms(), st.randoms())

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from model.sampling_params import SamplingParams
-from service.engine.messages import CacheMiss
+from service.engine.messages import PrefixMiss
 from service.engine.scheduling import prefix
 from tests.engine.driving import Drive
 from tests.fakes import make_info
@@ -22,7 +22,7 @@ class Served:
         self.drive = Drive(make_info(page_size=SIZE, pools=pools, max_model_len=256))
         self._n = 0
 
-    def serve(self, prompt: list[int], params: SamplingParams = GREEDY, **more: Any) -> tuple[int, CacheMiss | None]:
+    def serve(self, prompt: list[int], params: SamplingParams = GREEDY, **more: Any) -> tuple[int, PrefixMiss | None]:
         """The cached tokens of a request and its miss, once it is answered."""
         self._n += 1
         self.drive.submit(self._n, prompt, params, **more)
@@ -84,7 +84,7 @@ def test_a_page_that_was_computed_and_is_gone_was_evicted() -> None:
     served.serve([90 - n for n in range(42)])
     cached, miss = served.serve(prompt)
     assert cached < 16
-    assert miss == CacheMiss(cached, "evicted")
+    assert miss == PrefixMiss(cached, "evicted")
 
 
 def test_a_page_that_is_there_is_of_no_use_without_the_window_before_it() -> None:
@@ -95,7 +95,7 @@ def test_a_page_that_is_there_is_of_no_use_without_the_window_before_it() -> Non
     served.serve([90] * 40)
     cached, miss = served.serve([*prompt[:20], *[33] * 10])
     assert cached < 20
-    assert miss == CacheMiss(cached, "window")
+    assert miss == PrefixMiss(cached, "window")
 
 
 def test_a_salt_says_nothing_about_other_salts_and_tenants() -> None:
@@ -106,8 +106,8 @@ def test_a_salt_says_nothing_about_other_salts_and_tenants() -> None:
     crowded.serve(prompt, tenant="a", cache_salt="x")
     crowded.serve(prompt, tenant="b", cache_salt="y")
     for served in (alone, crowded):
-        assert served.serve(prompt, tenant="a", cache_salt="z") == (0, CacheMiss(0, "salt"))
-        assert served.serve([*prompt[:6], *[99] * 9], tenant="a", cache_salt="z") == (4, CacheMiss(6, "diverged"))
+        assert served.serve(prompt, tenant="a", cache_salt="z") == (0, PrefixMiss(0, "salt"))
+        assert served.serve([*prompt[:6], *[99] * 9], tenant="a", cache_salt="z") == (4, PrefixMiss(6, "diverged"))
 
 
 def test_tokens_inside_a_page_of_another_tenant_are_not_told() -> None:
@@ -116,14 +116,16 @@ def test_tokens_inside_a_page_of_another_tenant_are_not_told() -> None:
     served = Served()
     served.serve(prompt, tenant="victim")
     guesses = [[*prompt[:4], *prompt[4:k], *[99] * (12 - k)] for k in range(4, 8)]
-    assert {served.serve(guess, tenant="spy" + str(n)) for n, guess in enumerate(guesses)} == {(4, CacheMiss(4, "new"))}
+    assert {served.serve(guess, tenant="spy" + str(n)) for n, guess in enumerate(guesses)} == {
+        (4, PrefixMiss(4, "new"))
+    }
 
 
 def test_requests_that_need_every_position_bypass_the_cache() -> None:
     served = Served()
     prompt = [40 + n for n in range(12)]
     served.serve(prompt)
-    assert served.serve(prompt, SamplingParams(max_tokens=1, prompt_logprobs=0)) == (0, CacheMiss(0, "bypassed"))
+    assert served.serve(prompt, SamplingParams(max_tokens=1, prompt_logprobs=0)) == (0, PrefixMiss(0, "bypassed"))
 
 
 def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.errors import OptionError
-from service.access.entry import Entry, read_entries
+from service.access.entry import KeyEntry, read_entries
 from service.access.keys import Key, Keys
 from service.errors.errors import RateLimited
 from tests.service.live import Live, begun, busy, idle, refused, running
@@ -51,7 +51,7 @@ def test_the_formats_of_the_file_are_equal(tmp_path: Path) -> None:
     entries[0] |= {"reasoning_format": "mistral", "loads_models": True, "models": ["a", "b"]}
     entries += [{"name": "b", "sha256": sha256(b"plain").hexdigest()}]
     assert read_entries([], toml) == read_entries([], written(tmp_path / "keys.json", *entries))
-    assert read_entries([], toml)[0] == Entry(
+    assert read_entries([], toml)[0] == KeyEntry(
         "team.a",
         bytes.fromhex(HASH),
         requests_per_minute=5,
@@ -71,7 +71,7 @@ def test_the_documented_file_is_valid(tmp_path: Path) -> None:
     example = textwrap.dedent(text[text.index("    [[keys]]") : text.index("| field | meaning")])
     path = tmp_path / "keys.toml"
     path.write_text(example)
-    assert read_entries([], path) == [Entry("team-a", bytes.fromhex(HASH), 60, 100_000, 8, -5)]
+    assert read_entries([], path) == [KeyEntry("team-a", bytes.fromhex(HASH), 60, 100_000, 8, -5)]
 
 
 A = {"name": "a", "sha256": HASH}
@@ -170,7 +170,7 @@ def refusal(key: Key) -> RateLimited | None:
 def test_no_minute_has_more_requests_than_the_limit(limit: int, pauses: list[int]) -> None:
     """A refused client that comes back after `retry_after` is served, and a second earlier it would not be."""
     clock = Clock()
-    key = Key(Entry("a", b"", requests_per_minute=limit), clock)
+    key = Key(KeyEntry("a", b"", requests_per_minute=limit), clock)
     served: list[float] = []
     for pause in pauses:
         clock.now += pause / 8
@@ -188,7 +188,7 @@ def test_no_minute_has_more_requests_than_the_limit(limit: int, pauses: list[int
 
 def test_tokens_are_charged_when_they_are_known() -> None:
     clock = Clock()
-    key = Key(Entry("a", b"", tokens_per_minute=100), clock)
+    key = Key(KeyEntry("a", b"", tokens_per_minute=100), clock)
     for n_tokens in (60, 39):
         assert refusal(key) is None
         key.charge(n_tokens)

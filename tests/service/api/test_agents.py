@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from service.api.anthropic.routes import MessagesBody
+from service.api.anthropic.messages import MessagesBody
 from service.api.responses.routes import ResponsesBody
 from service.api.responses.shape import ResponseShape
 from service.generation.choice import Delta
-from service.generation.request import Usage
+from service.generation.usage import Usage
 from service.structured.call_reader import CallReader
 from service.structured.call_style import STYLES
 from tests.service.live import Live, refused, running

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from service.access.record import Policy, RequestRecord
-from service.api.anthropic.routes import MessagesBody
+from service.api.anthropic.messages import MessagesBody
 from service.api.anthropic.shape import MessageShape
 from service.generation.choice import Delta
-from service.generation.request import Usage, timings
+from service.generation.usage import Usage, timings
 from service.schema.tools import AllowedCalls
 from service.structured.call_reader import CallReader
 from service.structured.call_style import STYLES

@@ -7,8 +7,8 @@ import pytest
 
 from model.checkpoint.generation_config import GenerationDefaults
 from service.api.anthropic.context import Draft, edited
-from service.api.anthropic.routes import MessagesBody
-from service.generation.request import ServedModel, longest_piece
+from service.api.anthropic.messages import MessagesBody
+from service.generation.served import ServedModel, longest_piece
 from tests.fakes import END, IntegerTokenizer, make_info
 from tests.service.live import FakeChat, Live, running
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from service.api.anthropic.routes import MessagesBody
+from service.api.anthropic.messages import MessagesBody
 from service.api.openai.chat import ChatBody
 from service.api.prompt import Chat
 from service.api.responses.routes import ResponsesBody

@@ -18,7 +18,7 @@ from model.chat.conversation import checked
 from model.checkpoint.generation_config import GenerationDefaults
 from model.media import MediaSpan
 from service.api.anthropic.context import Draft, edited
-from service.api.anthropic.routes import MessagesBody
+from service.api.anthropic.messages import MessagesBody
 from service.api.lanes import SMALL_BYTES
 from service.api.media import spans_after
 from service.api.openai.chat import ChatBody
@@ -26,7 +26,7 @@ from service.api.prompt import chat_request, check_roles
 from service.api.responses.routes import ResponsesBody
 from service.engine.messages import Submit
 from service.errors.errors import InvalidRequest
-from service.generation.request import ServedModel, longest_piece
+from service.generation.served import ServedModel, longest_piece
 from service.images.images import DecodedImage, Images
 from tests.fakes import END, IMAGES, IntegerTokenizer, make_info
 from tests.faults import helpers

@@ -5,7 +5,7 @@ import pytest
 from model.chat.reasoning import STYLES
 from model.checkpoint.generation_config import GenerationDefaults
 from service.api.openai.models import facts
-from service.generation.request import ServedModel
+from service.generation.served import ServedModel
 from tests.fakes import IntegerTokenizer, make_info
 from tests.service.live import FakeChat, running
 

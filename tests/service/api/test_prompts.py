@@ -17,7 +17,8 @@ from service.api.openai.fim import FimBody
 from service.api.text import text_request
 from service.api.tokens import TokenizeBody, described, encode
 from service.errors.errors import InvalidRequest
-from service.generation.request import Echo, ModelRequest, ServedModel, longest_piece
+from service.generation.request import Echo, ModelRequest
+from service.generation.served import ServedModel, longest_piece
 from tests.fakes import make_info
 from tests.model.tokenizers.tekken_files import write_tekken
 

@@ -15,12 +15,12 @@ from model.chat.reasoning import STYLES, check_effort
 from model.checkpoint.generation_config import GenerationDefaults
 from model.errors import OptionError, ParameterError
 from model.grammar.thinking import Thinking
-from service.api.anthropic.routes import MessagesBody
+from service.api.anthropic.messages import MessagesBody
 from service.api.openai.chat import ChatBody
 from service.api.prompt import chat_request
 from service.api.responses.routes import ResponsesBody
 from service.errors.errors import InvalidRequest
-from service.generation.request import ServedModel
+from service.generation.served import ServedModel
 from service.generation.startup import marks_of
 from service.generation.text import TextStream
 from service.generation.thinking import ThinkingStream

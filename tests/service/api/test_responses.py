@@ -13,7 +13,7 @@ from service.api.responses.body import ResponsesBody
 from service.api.responses.shape import ResponseShape, part_of
 from service.api.responses.tools import HOSTED
 from service.generation.choice import Delta, Scored
-from service.generation.request import Usage, timings
+from service.generation.usage import Usage, timings
 from service.structured.call_reader import CallReader
 from service.structured.call_style import STYLES
 from tests.fakes import IntegerTokenizer

@@ -9,7 +9,7 @@ import service
 from model.sampling_params import SamplingParams
 from service.access.record import Policy, RequestRecord
 from service.api.anthropic.shape import MessageShape
-from service.api.openai.answers import FinishReason
+from service.api.openai.answer_types import FinishReason
 from service.api.responses.body import ResponsesBody
 from service.api.responses.shape import ResponseShape
 from service.commands.chat.display import cut_note
@@ -17,7 +17,7 @@ from service.engine.messages import FINISHES as OF_SEQUENCES
 from service.engine.scheduling.sequence import END_RULES
 from service.generation.choice import Delta
 from service.generation.finish import CALLS, FINISHES
-from service.generation.request import Usage
+from service.generation.usage import Usage
 from service.observe.model_metrics import OUTCOMES
 from service.schema.tools import AllowedCalls
 

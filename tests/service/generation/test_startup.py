@@ -12,7 +12,7 @@ from model.checkpoint.generation_config import GenerationDefaults
 from model.errors import ModelError, NoriaError, OptionError
 from model.options import RunnerOptions
 from service.engine.client import EngineClient
-from service.generation.request import ServedModel, longest_piece
+from service.generation.served import ServedModel, longest_piece
 from service.generation.startup import load_served
 from service.settings import Settings
 from service.start import Engines

@@ -11,7 +11,7 @@ import pytest
 
 from model.checkpoint.generation_config import GenerationDefaults
 from service.api.openai.models import facts
-from service.generation.request import ServedModel, fingerprint
+from service.generation.served import ServedModel, fingerprint
 from tests.fakes import IntegerTokenizer, make_info
 from tests.service.live import Live, answer, busy, hurried, running
 from tests.waiting import eventually

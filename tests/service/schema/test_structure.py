@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from service.api.openai.chat import ChatBody
 from service.schema import fields
-from service.schema.fields import Reading, Structure, StructureError
+from service.schema.structure import BodyReading, Structure, StructureError
 
 TEXT = st.text(st.sampled_from(list('"\\[]{},:.eE0 aé\n')) | st.characters(exclude_categories=["Cs"]), max_size=8)
 NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
@@ -66,7 +66,7 @@ def test_the_parser_bounds_depth_and_digits(value: str, words: str) -> None:
     calls = json.dumps([{"role": "assistant", "tool_calls": [{"id": "c", "function": function}]}])
     for text, found in ((f'{{"messages": {value}}}', words), (f'{{"messages": {calls}}}', "must be a JSON object")):
         with pytest.raises(ValidationError, match=found):
-            ChatBody.model_validate_json(text, context=Reading())
+            ChatBody.model_validate_json(text, context=BodyReading())
 
 
 def test_the_arguments_of_all_calls_count_together() -> None:
@@ -77,6 +77,6 @@ def test_the_arguments_of_all_calls_count_together() -> None:
         calls = [{"id": f"call{number}", "type": "function", "function": function} for number in range(n_calls)]
         return json.dumps({"messages": [{"role": "assistant", "tool_calls": calls}]})
 
-    ChatBody.model_validate_json(body(4), context=Reading())
+    ChatBody.model_validate_json(body(4), context=BodyReading())
     with pytest.raises(ValidationError, match=r"the arguments of all calls has at least \d+ lists"):
-        ChatBody.model_validate_json(body(5), context=Reading())
+        ChatBody.model_validate_json(body(5), context=BodyReading())

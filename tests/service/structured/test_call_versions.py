@@ -22,7 +22,7 @@ from model.tokenizers.load import load_tokenizer
 from model.tokenizers.pieces import bytes_of
 from service.api.openai.chat import ChatBody, ToolsBody
 from service.api.prompt import chat_request
-from service.generation.request import ServedModel
+from service.generation.served import ServedModel
 from service.schema.tools import Function
 from service.structured.call_reader import CallReader
 from service.structured.call_style import STYLES, Style, call_constraint, explained

@@ -8,9 +8,9 @@ import pytest
 
 from service.access.record import Policy, RequestRecord
 from service.api.ollama.generation import OllamaChatBody
-from service.api.ollama.shape import ChatShape
+from service.api.ollama.shape import OllamaChatShape
 from service.generation.choice import Delta
-from service.generation.request import Usage, timings
+from service.generation.usage import Usage, timings
 from service.structured.call_reader import CallReader
 from service.structured.call_style import STYLES
 from tests.service.api.ollama.sent import USER, error_of, lines, whole
@@ -194,7 +194,7 @@ def test_format(live: Live) -> None:
 def test_a_call_is_sent_whole(style: str) -> None:
     """Its arguments are an object, and no line has a part of it."""
     for step in (1, 7, 1000):
-        shape = ChatShape("m", RECORD, blocks=CallReader(STYLES[style]))
+        shape = OllamaChatShape("m", RECORD, blocks=CallReader(STYLES[style]))
         text, said = TEXTS[style]
         deltas = [Delta(text[at : at + step]) for at in range(0, len(text), step)]
         made = [line for delta in [*deltas, Delta(finish="stop")] for line in shape.chunks(0, delta, Usage())]
@@ -204,13 +204,13 @@ def test_a_call_is_sent_whole(style: str) -> None:
         assert "".join(line["message"]["content"] for line in made) == said
         assert made[-1]["done_reason"] == "stop"
         assert "tool_calls" not in made[-1]["message"]
-        again = ChatShape("m", RECORD, blocks=CallReader(STYLES[style]))
+        again = OllamaChatShape("m", RECORD, blocks=CallReader(STYLES[style]))
         message = again.whole([Delta(text, finish="stop")], Usage(), NO_TIME)["message"]
         assert [call["function"] for call in message["tool_calls"]] == [call["function"] for call in calls]
 
 
 def test_a_call_that_is_cut_short_is_left_out() -> None:
-    shape = ChatShape("m", RECORD, blocks=CallReader(STYLES["hermes"]))
+    shape = OllamaChatShape("m", RECORD, blocks=CallReader(STYLES["hermes"]))
     text = '<tool_call>\n{"name": "f", "arguments": {"a": '
     message = shape.whole([Delta(text, finish="length")], Usage(), NO_TIME)
     assert message["message"] == {"role": "assistant", "content": ""}

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from model.errors import OptionError
-from service.commands.chat.conversation import Conversation, End, Piece
+from service.commands.chat.conversation import ChatSession, End, Piece
 from service.commands.chat.slash import Slash
 from service.commands.endpoint import is_noria, read_card
 from tests.service.commands.fake_openai import FakeOpenAI, serving
@@ -24,12 +24,12 @@ def fake() -> FakeOpenAI:
 
 
 @pytest.fixture
-def chat(fake: FakeOpenAI) -> Iterator[Conversation]:
+def chat(fake: FakeOpenAI) -> Iterator[ChatSession]:
     with serving(fake) as url, httpx.Client(base_url=url) as client:
-        yield Conversation(client, "fake-1", None, {})
+        yield ChatSession(client, "fake-1", None, {})
 
 
-def test_an_image_goes_with_the_next_message(fake: FakeOpenAI, chat: Conversation, tmp_path: Path) -> None:
+def test_an_image_goes_with_the_next_message(fake: FakeOpenAI, chat: ChatSession, tmp_path: Path) -> None:
     image = tmp_path / "wheel.png"
     image.write_bytes(b"\x89PNG")
     slash = Slash(chat)
@@ -51,7 +51,7 @@ def test_an_image_goes_with_the_next_message(fake: FakeOpenAI, chat: Conversatio
 
 
 def test_a_recording_goes_before_the_text_of_the_next_message(
-    fake: FakeOpenAI, chat: Conversation, tmp_path: Path
+    fake: FakeOpenAI, chat: ChatSession, tmp_path: Path
 ) -> None:
     (tmp_path / "said.MP3").write_bytes(b"x")
     slash = Slash(chat)
@@ -64,7 +64,7 @@ def test_a_recording_goes_before_the_text_of_the_next_message(
         slash.obey(f"/audio {tmp_path / 'said.m4a'}")
 
 
-def test_a_file_that_is_no_conversation_is_neither_loaded_nor_overwritten(chat: Conversation, tmp_path: Path) -> None:
+def test_a_file_that_is_no_conversation_is_neither_loaded_nor_overwritten(chat: ChatSession, tmp_path: Path) -> None:
     chat.messages = [{"role": "user", "content": "Hi"}]
     slash, path = Slash(chat), tmp_path / "notes"
     for text, reason in (
@@ -88,7 +88,7 @@ def test_a_file_that_is_no_conversation_is_neither_loaded_nor_overwritten(chat: 
         slash.obey(f"/save {tmp_path / 'missing' / 'file'}")
 
 
-def test_the_body_of_a_request_is_a_conversation(chat: Conversation, tmp_path: Path) -> None:
+def test_the_body_of_a_request_is_a_conversation(chat: ChatSession, tmp_path: Path) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     (tmp_path / "body").write_text(json.dumps({"messages": messages, "temperature": 1}))
     Slash(chat).obey(f"/load {tmp_path / 'body'}")
@@ -96,7 +96,7 @@ def test_the_body_of_a_request_is_a_conversation(chat: Conversation, tmp_path: P
     assert Slash(chat).obey("/retry").then == "answer"
 
 
-def test_what_is_set_is_sent_as_json_or_as_text(fake: FakeOpenAI, chat: Conversation) -> None:
+def test_what_is_set_is_sent_as_json_or_as_text(fake: FakeOpenAI, chat: ChatSession) -> None:
     slash = Slash(chat)
     values = {"temperature": "0.25", "stop": '["a", "b"]', "max_tokens": "1e3", "user": "me"}
     for name, text in values.items():
@@ -110,7 +110,7 @@ def test_what_is_set_is_sent_as_json_or_as_text(fake: FakeOpenAI, chat: Conversa
 
 
 @pytest.mark.parametrize("place", ["~no-such-user/chat", "/dev/zero", "x" * 300])
-def test_a_place_that_is_no_file_is_one_line(place: str, chat: Conversation) -> None:
+def test_a_place_that_is_no_file_is_one_line(place: str, chat: ChatSession) -> None:
     chat.messages = [{"role": "user", "content": "Hi"}]
     for command in ("save", "load"):
         with pytest.raises(OptionError, match=r"no user no-such-user|cannot be (read|written)|not a regular file"):
@@ -120,7 +120,7 @@ def test_a_place_that_is_no_file_is_one_line(place: str, chat: Conversation) -> 
 def test_models_their_states_and_the_switch(tmp_path: Path) -> None:
     entries = {"small": {}, "late": {"source": "recite", **LATE}, "bad": {"source": "broken"}}
     with serving_models(tmp_path, entries) as live:
-        chat = Conversation(live.http, "small", None, {})
+        chat = ChatSession(live.http, "small", None, {})
         slash = Slash(chat)
         reason = live.http.get("/v1/models/bad").json()["reason"]
         listed = slash.obey("/model").text.splitlines()
@@ -143,7 +143,7 @@ def test_a_key_that_may_not_load_models_leaves_it_to_the_message(tmp_path: Path)
     with serving_models(tmp_path, entries, api_key_file=tmp_path / "keys.toml") as live:
         headers = {"Authorization": "Bearer guest-key"}
         with httpx.Client(base_url=live.url, headers=headers, timeout=PATIENCE) as client:
-            chat = Conversation(client, "small", None, {})
+            chat = ChatSession(client, "small", None, {})
             assert Slash(chat).obey("/model late").text == "late answers from now on"
             assert states(live, **headers)["late"] == "unloaded"
             chat.say("Hi")
@@ -157,7 +157,7 @@ def test_the_card_of_a_model_is_found_whatever_its_name(tmp_path: Path) -> None:
         assert is_noria(live.http, name)
 
 
-def test_models_of_other_servers_have_no_state(fake: FakeOpenAI, chat: Conversation) -> None:
+def test_models_of_other_servers_have_no_state(fake: FakeOpenAI, chat: ChatSession) -> None:
     fake.models = ("fake-1", "org/second")
     slash = Slash(chat)
     assert slash.obey("/model").text == "* fake-1\n  org/second"
@@ -167,7 +167,7 @@ def test_models_of_other_servers_have_no_state(fake: FakeOpenAI, chat: Conversat
     assert fake.requests[0]["model"] == "org/second"
 
 
-def test_a_system_message_of_parts_is_shown_as_json(chat: Conversation) -> None:
+def test_a_system_message_of_parts_is_shown_as_json(chat: ChatSession) -> None:
     part = {"type": "text", "text": "Be brief."}
     chat.replace([{"role": "system", "content": [part]}, {"role": "user", "content": "Hi"}])
     assert Slash(chat).obey("/system").text == f"system message: {json.dumps([part])}"
@@ -193,7 +193,7 @@ CHUNK = b'data: {"choices": [{"delta": {"content": "Yes"}}]}\n\n'
 def test_a_strange_answer_is_an_error_and_not_the_end_of_the_chat(status: int, body: bytes, error: str) -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(status, content=body))
     with httpx.Client(base_url="http://other", transport=transport) as client:
-        conversation = Conversation(client, "other-1", None, {})
+        conversation = ChatSession(client, "other-1", None, {})
         conversation.say("Hi")
         with pytest.raises(OptionError, match=error):
             list(conversation.answer())
@@ -204,4 +204,4 @@ def test_chunks_of_other_servers_without_choices_or_a_delta() -> None:
     body = b"".join([*chunks, b"data: [DONE]\n\n"])
     transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
     with httpx.Client(base_url="http://other", transport=transport) as client:
-        assert list(Conversation(client, "other-1", None, {}).answer()) == [Piece("Yes")]
+        assert list(ChatSession(client, "other-1", None, {}).answer()) == [Piece("Yes")]

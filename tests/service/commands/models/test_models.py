@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from model.errors import OptionError
 from model.machine.gpu import gpu_memory
 from service.cli import build
-from service.commands.models.command import Row, _table
+from service.commands.models.command import ModelRow, _table
 from service.commands.models.needs import this_machine
 from tests.model.checkpoint.fake_hub import SHA, Hub, serving
 from tests.model.checkpoint.gguf_files import save
@@ -135,7 +135,7 @@ def test_a_long_name_is_not_cut() -> None:
     name = "organization/A-Model-With-A-Long-Name-24B-Instruct-2501-GGUF:Q4_K_M"
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(
-        _table([Row(name, 98362432, 62101156500, 131072, "cpu", False), Row("org/bert", 1, note="why " * 50)])
+        _table([ModelRow(name, 98362432, 62101156500, 131072, "cpu", False), ModelRow("org/bert", 1, note="why " * 50)])
     )
     column = [line.split("│")[1].strip() for line in console.export_text().splitlines() if line.startswith("│")]
     assert "".join(column) == f"{name}org/bert"

@@ -5,7 +5,7 @@ import contextlib
 from typing import Any
 
 from service.http.connection.exchange import PIECE_BYTES, Exchange
-from service.http.connection.reader import Head
+from service.http.connection.reader import RequestHead
 
 EVENT = b"e" * (3 * PIECE_BYTES)
 
@@ -33,7 +33,7 @@ class SlowClient:
 
 async def begun(outbox: Any) -> tuple[Exchange, asyncio.Task[None]]:
     """A response of which the first piece of an event was written, and the task that sends the event."""
-    head = Head(b"GET", b"/", "1.1", (), True, 0)
+    head = RequestHead(b"GET", b"/", "1.1", (), True, 0)
     scope = {"method": "GET", "http_version": "1.1"}
     exchange = Exchange(outbox, scope, [], head, want_body=lambda: None, finished=lambda exchange: None)
     exchange.end()

@@ -14,7 +14,7 @@ from model.errors import quoted
 from model.sampling_params import MAX_STOP_CHARS, MAX_STOPS, RANGES
 from service.access.record import Policy
 from service.api.answering import answered, computed_response
-from service.api.anthropic.answers import CountedTokens, MessageAnswer
+from service.api.anthropic.answer_types import CountedTokens, MessageAnswer
 from service.api.anthropic.context import ContextManagement, Draft, edited
 from service.api.anthropic.shape import MessageShape
 from service.api.anthropic.thinking import Adaptive, Effort, Enabled, ThinkingConfig, options_of
@@ -37,7 +37,8 @@ from service.api.prompt import Chat, chat_request, of_chat
 from service.api.routes import HELLO, Answer, post
 from service.errors.dialects import ANTHROPIC
 from service.errors.errors import InvalidRequest
-from service.generation.request import ModelRequest, ServedModel
+from service.generation.request import ModelRequest
+from service.generation.served import ServedModel
 from service.schema.conversation import TemplateOptions, contents
 from service.schema.fields import HINTS, MAX_ITEMS, Body, Items, Json, ModelBody, only, optional, ranged, unsupported
 from service.schema.generation import MAX_USER, StreamBody

@@ -4,10 +4,10 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from service.generation.request import Timings
+from service.generation.usage import Timings
 
 
-class InputTokens(TypedDict):
+class AudioInputTokens(TypedDict):
     text_tokens: int
     audio_tokens: int
 
@@ -15,7 +15,7 @@ class InputTokens(TypedDict):
 class TranscriptUsage(TypedDict):
     type: Literal["tokens"]
     input_tokens: int
-    input_token_details: InputTokens
+    input_token_details: AudioInputTokens
     output_tokens: int
     total_tokens: int
 

@@ -7,7 +7,7 @@ from pydantic import WithJsonSchema
 from typing_extensions import TypedDict
 
 from service.generation.finish import FINISHES
-from service.generation.request import Timings
+from service.generation.usage import Timings
 from service.observe.view.feed import ModelState
 from service.receipts.receipt import Signed
 from service.schema.fields import Json

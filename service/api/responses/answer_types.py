@@ -6,7 +6,7 @@ from pydantic import WithJsonSchema
 from typing_extensions import TypedDict
 
 from service.generation.finish import FINISHES
-from service.generation.request import Timings
+from service.generation.usage import Timings
 from service.receipts.receipt import Signed
 
 ItemStatus = Annotated[str, WithJsonSchema({"enum": ["completed", "incomplete"]})]
@@ -54,19 +54,19 @@ class FunctionCall(TypedDict):
     arguments: str
 
 
-class ReasoningText(TypedDict):
+class ThoughtText(TypedDict):
     type: Literal["reasoning_text"]
     text: str
 
 
-class ReasoningItem(TypedDict):
+class AnsweredThought(TypedDict):
     """The thought before an answer. It is not encrypted, and the summary is always empty."""
 
     type: Literal["reasoning"]
     id: str
     status: ItemStatus
     summary: list[Any]
-    content: list[ReasoningText]
+    content: list[ThoughtText]
     encrypted_content: None
 
 
@@ -81,7 +81,7 @@ class CustomCall(TypedDict):
     input: str
 
 
-OutputItem = ReasoningItem | OutputMessage | FunctionCall | CustomCall
+OutputItem = AnsweredThought | OutputMessage | FunctionCall | CustomCall
 
 
 class InputTokensDetails(TypedDict):
@@ -112,7 +112,7 @@ class ReasoningEcho(TypedDict):
     summary: str | None
 
 
-class TextFormat(TypedDict):
+class AnswerTextFormat(TypedDict):
     format: dict[str, Any]
 
 
@@ -147,7 +147,7 @@ class RequestEcho(TypedDict):
     service_tier: Literal["default"]
     store: bool
     temperature: float
-    text: TextFormat
+    text: AnswerTextFormat
     tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
     top_logprobs: int

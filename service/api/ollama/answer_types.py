@@ -4,7 +4,7 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from service.generation.request import Timings
+from service.generation.usage import Timings
 from service.receipts.receipt import Signed
 from service.schema.fields import Json
 

@@ -172,7 +172,7 @@ class LiveRequests:
     def __init__(self) -> None:
         self._live: dict[LiveRequest, None] = {}
         self._ended: deque[RequestRecord] = deque(maxlen=MAX_ENDED)
-        self._looks: dict[EngineClient, Look] = {}
+        self._looks: dict[EngineClient, SharedLook] = {}
 
     @contextmanager
     def serving(self, live: LiveRequest) -> Iterator[None]:
@@ -216,7 +216,7 @@ class LiveRequests:
         None if no engine serves, or if it is in a long step.
         """
         if client not in self._looks:
-            look = self._looks[client] = Look()
+            look = self._looks[client] = SharedLook()
             look.task = asyncio.ensure_future(self._look_soon(client, look))
             look.task.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody waits
         look = self._looks[client]
@@ -226,14 +226,14 @@ class LiveRequests:
             return await asyncio.wait_for(asyncio.shield(look.task), LOOK_SECONDS)
         return None
 
-    async def _look_soon(self, client: EngineClient, look: "Look") -> Picture:
+    async def _look_soon(self, client: EngineClient, look: "SharedLook") -> Picture:
         await asyncio.sleep(LOOK_INTERVAL)
         del self._looks[client]
         return await client.look(sorted(look.ids))
 
 
 @dataclass(slots=True)
-class Look:
+class SharedLook:
     """One look at an engine, and the sequences that it is for."""
 
     ids: set[int] = field(default_factory=set)

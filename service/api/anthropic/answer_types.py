@@ -7,7 +7,7 @@ from pydantic import WithJsonSchema
 from typing_extensions import TypedDict
 
 from service.generation.finish import FINISHES
-from service.generation.request import Timings
+from service.generation.usage import Timings
 from service.receipts.receipt import Signed
 
 STOP_REASONS = {row.name: row.anthropic for row in FINISHES.values() if row.anthropic}
