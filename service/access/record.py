@@ -83,6 +83,22 @@ def printable(path: str) -> str:
 
 
 @dataclass(slots=True)
+class GenerationFacts:
+    """What is known of a generation. Times are in seconds, `last_token` is by perf_counter.
+
+    None: it did not get that far. `finishes` has the finish reason of each choice that ended.
+    """
+
+    queue_seconds: float | None = None
+    first_token_seconds: float | None = None
+    last_token: float | None = None
+    cached_tokens: int | None = None
+    generated_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    finishes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
 class RequestRecord:
     """The facts of one request, for its log line, the metrics and its trace. They are added while it is served.
 
@@ -92,10 +108,9 @@ class RequestRecord:
     be that of another. Requests with the same `cache_owner` reuse each other's cached prompts. Times are in seconds.
     None: the request did not get that far.
     For a request to a model: `model` is the name that it uses, `served` the model's first name, `adapter` that of its
-    LoRA adapter, `finishes` the finish reason of each choice that ended, and `failure` the class of the error that
-    ended it. `load_seconds` is the wait until its model was loaded, no part of `first_token_seconds`; meanwhile
-    `model_wait` says why. `submitted` and `last_token` are by perf_counter. `body` is kept only for a receipt that
-    repeats it. `place` is that among the requests in flight of the key, until it is closed.
+    LoRA adapter, and `failure` the class of the error that ended it. `load_seconds` is the wait until its model was
+    loaded, no part of `first_token_seconds`; meanwhile `model_wait` says why. `submitted` is by perf_counter. `body` is
+    there only for a receipt that repeats it. `place` is that among the key's requests in flight, until it is closed.
     """
 
     id: str
@@ -108,11 +123,8 @@ class RequestRecord:
     body_bytes: int = 0
     status: int | None = None
     prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    generated_tokens: int | None = None
+    generation: GenerationFacts = field(default_factory=GenerationFacts)
     load_seconds: float = 0.0
-    queue_seconds: float | None = None
-    first_token_seconds: float | None = None
     outcome: str | None = None
     user: str | None = None
     ignored: tuple[str, ...] = ()
@@ -128,9 +140,6 @@ class RequestRecord:
     params: SamplingParams | None = None
     n_choices: int = 1
     submitted: float | None = None
-    last_token: float | None = None
-    reasoning_tokens: int | None = None
-    finishes: tuple[str, ...] = ()
     failure: str | None = None
     model_wait: Callable[[], str] | None = None
     body: bytes = b""
@@ -188,15 +197,15 @@ class RequestRecord:
             return self.model_wait()
         if self.prompt_tokens is None:
             return "its body, its images or the tokenizer"
-        if self.queue_seconds is None:
+        if self.generation.queue_seconds is None:
             return "the queue or the prefill of its prompt"
-        return "its first token" if self.first_token_seconds is None else "its last token"
+        return "its first token" if self.generation.first_token_seconds is None else "its last token"
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Headers of every response: the id, and, where they are known, the wait for the engine and ignored fields."""
         headers = [(ID, self.id.encode())]
-        if self.queue_seconds is not None:
-            headers.append((QUEUE, b"%.1f" % (self.queue_seconds * 1000)))
+        if (queue := self.generation.queue_seconds) is not None:
+            headers.append((QUEUE, b"%.1f" % (queue * 1000)))
         if self.ignored:
             more = ("...",) if len(self.ignored) > MAX_IGNORED else ()
             headers.append((IGNORED, ", ".join((*self.ignored[:MAX_IGNORED], *more)).encode()))

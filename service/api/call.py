@@ -214,6 +214,7 @@ class Call(LiveRequest):
             made, model.client, self.served.tokenizer, model.metrics, record, model.admission.backlog
         )
         self.begin(generation)
+        record.generation = generation.facts
         record.params, record.n_choices = made.params, made.n_choices
         record.ignored += made.ignored
         await generation.submit()
@@ -251,13 +252,10 @@ def _check_priority(priority: int, record: RequestRecord) -> None:
 
 
 def _conclude(record: RequestRecord, generation: Generation, failure: BaseException | None) -> None:
-    """Abort what is unfinished, and copy the facts of the end into the record."""
+    """Abort what is unfinished, and record the outcome."""
     generation.close()
-    usage, finishes = generation.usage, generation.finishes
-    record.cached_tokens, record.generated_tokens = usage.cached, usage.completion
-    record.reasoning_tokens, record.last_token, record.finishes = usage.reasoning, generation.last_token, finishes
     if failure is None:
-        record.outcome = next((name for name in FINISHES if name in finishes), "stop")
+        record.outcome = next((name for name in FINISHES if name in generation.facts.finishes), "stop")
     elif isinstance(failure, ClientGone | asyncio.CancelledError | Cancelled):
         record.outcome = "abort"
     else:

@@ -9,7 +9,7 @@ from typing import Protocol, cast
 
 from model.tokenizers.base import Tokenizer
 from service.access.keys import Share
-from service.access.record import RequestRecord
+from service.access.record import GenerationFacts, RequestRecord
 from service.engine.client import EngineClient
 from service.engine.mailbox import Mailbox, split
 from service.engine.messages import Submit, Update
@@ -68,6 +68,7 @@ class Generation:
         backlog: Backlog,
     ) -> None:
         self.usage = Usage.of(request.submits)
+        self.facts = GenerationFacts()
         self.choices: list[Choice] = []
         self._request = request
         self._client = client
@@ -186,7 +187,7 @@ class Generation:
         """The times of all choices: the earliest first token ends the prompt's time, the last token the answer's."""
         first = self._first or time.perf_counter()
         last = max((choice.last_token or first for choice in self.choices), default=first)
-        queue = self._record.queue_seconds or 0.0
+        queue = self.facts.queue_seconds or 0.0
         prompt = max(0.0, first - self.submitted - queue)
         return timings(self.usage, self._miss, queue, prompt, last - first, self._record.load_seconds)
 
@@ -232,8 +233,8 @@ class Generation:
             choice.admitted = True
             self._wait(-len(choice.submit.prompt) if choice.index % self._n == 0 else 0, -1)
             self._metrics.observe_queue(admitted.queued)
-            if self._record.queue_seconds is None:  # of several choices the first that is admitted counts
-                self._record.queue_seconds = admitted.queued
+            if self.facts.queue_seconds is None:  # of several choices the first that is admitted counts
+                self.facts.queue_seconds = admitted.queued
             if choice.index % self._n == 0:
                 self.usage.cached += admitted.cached
                 self.usage.from_disk += admitted.from_disk
@@ -247,8 +248,8 @@ class Generation:
             self._wait(0, 0, -self._waiting[2])
             seconds = now - self._record.started - self._record.load_seconds
             self._metrics.observe_first_token(seconds)
-            if self._record.first_token_seconds is None:
-                self._record.first_token_seconds = seconds
+            if self.facts.first_token_seconds is None:
+                self.facts.first_token_seconds = seconds
                 log.debug("first token", extra={"fields": {"id": self._record.id}})
         self._metrics.observe_tokens(n_tokens, None if choice.last_token is None else now - choice.last_token)
         self.usage.completion += n_tokens
@@ -259,18 +260,8 @@ class Generation:
             self.usage.reasoning += n_tokens
             self._metrics.observe_thought(n_tokens)
 
-    @property
-    def finishes(self) -> tuple[str, ...]:
-        """The finish reason of each choice that ended."""
-        return tuple(self._finishes[index] for index in sorted(self._finishes))
-
-    @property
-    def last_token(self) -> float | None:
-        """When the latest token arrived, by perf_counter."""
-        return max((choice.last_token or 0.0 for choice in self.choices), default=0.0) or None
-
     def close(self) -> None:
-        """Abort unfinished choices."""
+        """Abort unfinished choices, and complete the facts."""
         if self._deadline is not None:
             self._deadline.cancel()
         for pump in self._pumps:
@@ -278,6 +269,11 @@ class Generation:
         for choice in self.choices:
             choice.mailbox.close()
         self._wait(*(-part for part in self._waiting))
+        facts, usage = self.facts, self.usage
+        facts.cached_tokens, facts.generated_tokens = usage.cached, usage.completion
+        facts.reasoning_tokens = usage.reasoning
+        facts.last_token = max((choice.last_token or 0.0 for choice in self.choices), default=0.0) or None
+        facts.finishes = tuple(self._finishes[index] for index in sorted(self._finishes))
 
 
 async def _by_token(mailbox: Mailbox) -> AsyncIterator[Update]:

@@ -82,10 +82,11 @@ class Observer:
             "user": record.user,
             "model": record.served,
             "adapter": record.adapter,
-            **{name: getattr(record, name) for name in ("prompt_tokens", "cached_tokens", "generated_tokens")},
+            "prompt_tokens": record.prompt_tokens,
+            **{name: getattr(record.generation, name) for name in ("cached_tokens", "generated_tokens")},
             "load_s": _rounded(record.load_seconds or None),
-            "queue_s": _rounded(record.queue_seconds),
-            "ttft_s": _rounded(record.first_token_seconds),
+            "queue_s": _rounded(record.generation.queue_seconds),
+            "ttft_s": _rounded(record.generation.first_token_seconds),
             "total_s": _rounded(seconds),
         }
         log.log(level, "%s %s", record.method, _encoded(record.path), extra={"fields": fields})
@@ -100,7 +101,7 @@ class Observer:
         record.outcome = record.outcome or outcome_of(status)
         if record.outcome == "error" and status == 200:
             self._metrics.observe_broken_stream()
-        generated = record.generated_tokens or 0
+        generated = record.generation.generated_tokens or 0
         if record.key is not None:
             record.key.charge(generated)
         if record.outcome == "refused":

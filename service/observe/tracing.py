@@ -87,16 +87,17 @@ def phases(record: RequestRecord, ended: float) -> Iterator[Phase]:
     """
     if record.submitted is None:
         return
-    queued = ended if record.queue_seconds is None else min(ended, record.submitted + record.queue_seconds)
+    facts = record.generation
+    queued = ended if facts.queue_seconds is None else min(ended, record.submitted + facts.queue_seconds)
     yield Phase("queue", record.submitted, queued)
-    if record.queue_seconds is None:
+    if facts.queue_seconds is None:
         return
-    waited = record.first_token_seconds
+    waited = facts.first_token_seconds
     first = ended if waited is None else record.started + record.load_seconds + waited
     yield Phase("prompt", min(queued, first), first)
-    if record.first_token_seconds is not None:
-        broken = record.outcome == "error" or record.last_token is None
-        yield Phase("decode", first, ended if broken else max(first, record.last_token or first))
+    if facts.first_token_seconds is not None:
+        broken = record.outcome == "error" or facts.last_token is None
+        yield Phase("decode", first, ended if broken else max(first, facts.last_token or first))
 
 
 def _child(tracer: Tracer, parent: Span, phase: Phase, clock: int, *, failed: bool) -> None:
@@ -144,9 +145,9 @@ def _of_answer(record: RequestRecord) -> dict[str, Any]:
         "gen_ai.request.stream": record.streams or None,
         "gen_ai.request.choice.count": record.n_choices if record.n_choices > 1 else None,
         **{f"gen_ai.request.{name}": getattr(record.params, name, None) for name in SAMPLING},
-        "gen_ai.usage.output_tokens": record.generated_tokens,
-        "gen_ai.usage.cache_read.input_tokens": record.cached_tokens,
-        "gen_ai.usage.reasoning.output_tokens": record.reasoning_tokens or None,
-        "gen_ai.response.finish_reasons": record.finishes or None,
-        "gen_ai.response.time_to_first_chunk": record.first_token_seconds if record.streams else None,
+        "gen_ai.usage.output_tokens": record.generation.generated_tokens,
+        "gen_ai.usage.cache_read.input_tokens": record.generation.cached_tokens,
+        "gen_ai.usage.reasoning.output_tokens": record.generation.reasoning_tokens or None,
+        "gen_ai.response.finish_reasons": record.generation.finishes or None,
+        "gen_ai.response.time_to_first_chunk": record.generation.first_token_seconds if record.streams else None,
     }

@@ -202,7 +202,7 @@ def test_tokens_probes_models_and_errors_are_as_their_types_say(schemas: dict[st
             for headers in ({}, key):
                 validate(live.post(path, {"thread": 1}, headers=headers).json(), name, schemas)
     with running(model="large", wait="loading") as live:
-        for path, name in (("/ready", "Readiness"), ("/health", "Status"), ("/version", "Version")):
+        for path, name in (("/ready", "Readiness"), ("/health", "HealthStatus"), ("/version", "Version")):
             validate(live.http.get(path).json(), name, schemas)
 
 

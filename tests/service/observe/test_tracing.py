@@ -363,11 +363,11 @@ def test_phases_of_a_request_that_ends_early() -> None:
     assert list(phases(record, 20.0)) == []
     record.submitted = 11.0
     assert list(phases(record, 20.0)) == [Phase("queue", 11.0, 20.0)]
-    record.queue_seconds = 2.0
+    record.generation.queue_seconds = 2.0
     assert list(phases(record, 20.0)) == [Phase("queue", 11.0, 13.0), Phase("prompt", 13.0, 20.0)]
-    record.first_token_seconds = 5.0
+    record.generation.first_token_seconds = 5.0
     assert list(phases(record, 20.0))[1:] == [Phase("prompt", 13.0, 15.0), Phase("decode", 15.0, 20.0)]
-    record.last_token = 18.0
+    record.generation.last_token = 18.0
     assert list(phases(record, 20.0))[-1] == Phase("decode", 15.0, 18.0)
-    record.queue_seconds = 6.0  # the engine's clock may be ahead: no phase ends before it begins
+    record.generation.queue_seconds = 6.0  # the engine's clock may be ahead: no phase ends before it begins
     assert [phase.end - phase.start >= 0 for phase in phases(record, 20.0)] == [True] * 3
