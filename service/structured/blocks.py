@@ -1,7 +1,6 @@
 """Blocks of an answer, which follow one another: its thought, its text and its calls. Each API has its own JSON."""
 
 from dataclasses import dataclass, field
-from io import StringIO
 from typing import Any, Literal, NamedTuple
 
 import orjson
@@ -20,11 +19,11 @@ class AnswerBlock:
     id: str = ""
     name: str = ""
     index: int = 0
-    written: StringIO = field(default_factory=StringIO)
+    parts: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:
-        return self.written.getvalue()
+        return "".join(self.parts)
 
 
 class BlockStep(NamedTuple):
@@ -67,7 +66,7 @@ class BlockReader:
         block = self._open
         if block is None or block.kind != kind:
             block = self._begin(AnswerBlock(kind))
-        block.written.write(text)
+        block.parts.append(text)
         self._steps.append(BlockStep("text", block, text))
 
     def _begin(self, block: AnswerBlock) -> AnswerBlock:

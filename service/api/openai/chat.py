@@ -234,13 +234,14 @@ async def chat_completions(call: Call, body: ChatBody) -> Answer:
 
     Without a token limit the answer may fill the context.
     """
+    mistrals = _is_mistrals(call, body)
     body = body.model_copy(update={"reasoning_format": body.reasoning_format or _default_format(call, body.model)})
-    mistral = body.reasoning_format == "mistral"
+    in_chunks = body.reasoning_format == "mistral"
     shape = ChatShape(
         body,
         body.n_logprobs is not None,
-        mistral=mistral or _is_mistrals(call, body),
-        chunks_thoughts=mistral,
+        mistral=mistrals or in_chunks,
+        chunks_thoughts=in_chunks,
         calls=bool(body.calls.functions),
         thoughts=body.include_reasoning is not False,
     )

@@ -226,9 +226,14 @@ class ChatShape(OpenAIShape):
 
     def _pieces(self, index: int, delta: Delta) -> tuple[list[Json], str | None]:
         """The deltas of a chunk, and its finish reason. Logprobs or token ids without text have an empty delta."""
-        blocks = self._blocks_of(index)
-        pieces = [piece for step in blocks.feed(delta) if (piece := self._piece(step))]
-        return pieces or ([{"content": ""}] if delta.scored or delta.tokens else []), blocks.finish(delta.finish)
+        if self._style is None:  # most answers have no calls, and need no blocks
+            finish, pieces = delta.finish, [self._thought(delta.thought)] if delta.thought and self.thoughts else []
+            pieces += [{"content": delta.text}] if delta.text else []
+        else:
+            blocks = self._blocks_of(index)
+            pieces = [piece for step in blocks.feed(delta) if (piece := self._piece(step))]
+            finish = blocks.finish(delta.finish)
+        return pieces or ([{"content": ""}] if delta.scored or delta.tokens else []), finish
 
     def _blocks_of(self, index: int) -> BlockReader:
         if index not in self._blocks:

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.service.hosting.serving import LATE, serving
-from tests.service.live import USER, answer, hurried
+from tests.service.live import USER, answer, hurried, refused
 from tests.waiting import PATIENCE
 
 SECONDS = 0.05
@@ -63,3 +63,16 @@ def test_a_load_that_fails_after_the_status_is_an_event(path: str, body: dict[st
             assert f"event: error\ndata: {data}" in response.text
         else:
             assert event["error"]["message"]
+
+
+def test_a_refusal_before_the_status_is_a_plain_error_and_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.http.sse.KEEP_ALIVE_SECONDS", 60.0)
+    path, body, _ = STREAMS[0]
+    with hurried(), serving(tmp_path, {"a": {}, "b": {"source": "large", **LATE}}) as live:
+        error = refused(live, path, {**body, "model": "b", "max_tokens": 10**6})
+        assert error["param"] == "max_tokens"
+        labels = {"route": path, "field": "max_tokens", "outcome": "refused"}
+        assert live.state.metrics.registry.get_sample_value("noria_request_fields_total", labels) == 1
+        assert live.metric("noria_requests_total", model="b", outcome="refused") == 1

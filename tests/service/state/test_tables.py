@@ -361,3 +361,23 @@ def test_a_file_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> No
         assert tables.find(A, "r") == Stored("r", b"{}", (old.items[0], StoredItem("out", plain, True), old.items[2]))
         assert tables.total.n_bytes == Stored("r", b"{}", expected).size
         tables.close()
+
+
+def test_a_file_of_the_second_version_loses_its_requests(tmp_path: Path) -> None:
+    """They were there to compute responses again."""
+    path = str(tmp_path / "responses.db")
+    tables, _ = made(path=path)
+    stored = Stored("r", b"{}", (StoredItem("in", b"{}"),))
+    tables.put(A, stored)
+    tables.close()
+    db = sqlite3.connect(path)
+    db.executescript(
+        "ALTER TABLE stored ADD COLUMN request BLOB NOT NULL DEFAULT x''; PRAGMA user_version=2;"
+        "UPDATE stored SET request = x'616263', size = size + 3;"
+    )
+    db.close()
+    tables, _ = made(path=path)
+    assert tables.find(A, "r") == stored
+    assert tables.total.n_bytes == stored.size
+    tables.put(A, stored)
+    tables.close()
