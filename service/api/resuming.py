@@ -50,9 +50,10 @@ def refuse_resume(call: Call) -> None:
 async def read(call: Call, run: Run, after: int, *, numbered: bool = False) -> None:
     """Write the events of a run after number `after`, to its end. A `numbered` run has events with ids."""
     call.open(Reader(run, numbered=numbered))
-    async for frames in run.read(after):
-        call.record.ignored = run.work.record.ignored
-        await call.sink.write(frames)
+    with run.reading() as recording:
+        async for frames in recording.read(after):
+            call.record.ignored = run.work.record.ignored
+            await call.sink.write(frames)
 
 
 def _begun(call: Call, handler: Handler[B], body: B) -> Run:

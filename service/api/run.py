@@ -1,7 +1,7 @@
 """Answers that outlive their requests: each is computed by a task, and read by whoever comes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 from starlette.types import Scope
@@ -64,17 +64,12 @@ class Run:
         async for _ in self.recording.read(-1):
             return
 
-    async def read(self, after: int) -> AsyncIterator[Sequence[bytes]]:
-        """Yield the events after number `after`, to the end. Raises InvalidRequest for events that were dropped."""
-        with self._reading():
-            async for frames in self.recording.read(after):
-                yield frames
-
     @contextmanager
-    def _reading(self) -> Iterator[None]:
+    def reading(self) -> Iterator[Recording]:
+        """Count a reader inside the context."""
         self._n_readers += 1
         try:
-            yield
+            yield self.recording
         finally:
             self._n_readers -= 1
             if not self._n_readers:
@@ -85,7 +80,7 @@ class Run:
         try:
             with self._runs.observing(record, scope):
                 record.status = 200
-                failure = await _failure_of(answer)
+                failure = await self._failure_of(answer)
                 if failure is not None and not self.recording.n_events:
                     record.note_error(as_api_error(failure))
                     record.status, record.refused = as_api_error(failure).status, ()  # its reader counts the field
@@ -93,6 +88,17 @@ class Run:
                 failure = await failed(failure)
         finally:
             self._end(failure)
+
+    async def _failure_of(self, answer: Coroutine[None, None, None]) -> Exception | None:
+        """Return the error of an answer, None if it is complete."""
+        try:
+            await answer
+        except asyncio.CancelledError:
+            self.work.record.outcome = "abort"
+            return Unavailable("nobody waited for this answer any more", "stream_ended")
+        except Exception as error:
+            return error
+        return None
 
     def _end(self, failure: Exception | None) -> None:
         self.recording.end(failure)
@@ -127,17 +133,6 @@ class Run:
     def _hide(self) -> None:
         if self._is_found:
             del self._runs.found[self._key]
-
-
-async def _failure_of(answer: Coroutine[None, None, None]) -> Exception | None:
-    """Return the error of an answer, None if it is complete."""
-    try:
-        await answer
-    except asyncio.CancelledError:
-        return Unavailable("nobody waited for this answer any more", "stream_ended")
-    except Exception as error:
-        return error
-    return None
 
 
 class Reader:

@@ -1,5 +1,6 @@
 """Responses in the background: they need no connection, and clients come back to them."""
 
+import asyncio
 import contextlib
 import json
 import signal
@@ -8,9 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
+from service.api.responses.creation import Creation
 from service.state.tables import Tables
 from tests.service.api.background import LONG, PATH, ended, events, killed, state
 from tests.service.live import Live, answer, busy, hurried, idle, running
@@ -301,3 +304,18 @@ def test_what_runs_has_half_of_the_store() -> None:
         assert 1 <= len(ids) < 5
         assert live.post("/v1/conversations", {}, headers=other).status_code == 200
         assert live.post(PATH, LONG, headers=other).status_code == 200
+
+
+def test_a_client_that_leaves_before_it_has_the_id_ends_it(slow: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def endless(creation: Creation) -> Any:
+        await asyncio.get_running_loop().create_future()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Creation, "made", endless)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{slow.url}{PATH}", json=LONG, timeout=0.3)
+        eventually(lambda: slow.state.runs.found == {}, "nobody finds it")
+        eventually(idle(slow), "nothing runs")
+    assert slow.metric("noria_requests_total", outcome="abort") == 1
+    with hurried():
+        assert text_of(ended(slow, slow.post(PATH, LONG).json()["id"])) == TEXT
