@@ -205,10 +205,9 @@ class RunnerOptions:
     )
     target_first_token_ms: float | None = option(
         None,
-        "Target for the time to the first token, in milliseconds. As the time of a waiting prompt runs out, chunks "
-        "become larger than --target-inter-token-ms allows, up to --max-step-tokens for a prompt that is late. "
-        "Those with images or audio stay as they are. "
-        "0: no target. It is refused if --target-inter-token-ms is 0: chunks are then always the largest.",
+        "Target for the time to the first token, in milliseconds. A prompt of text that would miss it gets larger "
+        "chunks than --target-inter-token-ms allows, up to --max-step-tokens. 0: no target. It is refused if "
+        "--target-inter-token-ms is 0: chunks are then always the largest.",
         unset="{:g}, on a GPU {:g}".format(*TARGET_FIRST_TOKEN_MS.values()),
         least=0,
     )

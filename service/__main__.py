@@ -22,7 +22,7 @@ def main() -> None:
 
 
 def _needs_engine() -> bool:
-    """Whether this process serves: not for a page of help, nor as a rank of torchrun's other than 0."""
+    """Return whether this process serves: not for a page of help, nor as a rank of torchrun's other than 0."""
     serves = sys.argv[1:2] == ["serve"] and not {"-h", "--help"} & {*sys.argv}
     return serves and os.environ.get("RANK", "0") == "0"
 

@@ -132,7 +132,7 @@ def create_app(
     hosts: frozenset[str] | None = None,
     need: NeedOf = need_of,
 ) -> FastAPI:
-    """The ASGI application. It serves at once, and loads the models in the background.
+    """Make the ASGI application. It serves at once, and loads the models in the background.
 
     `on_failed` is told why the only model will never be served. It answers under the names `hosts` only; None: under
     any name. `need` plans the memory of a model.
@@ -221,7 +221,7 @@ def _allow_origins(app: FastAPI, origins: Sequence[str]) -> None:
 def _state(
     settings: Settings, models: HostedModels, drain: Drain, measured: Metrics, store: Store, observer: Observer
 ) -> State:
-    """What the endpoints share. The metrics watch it."""
+    """Make the state that the endpoints share. The metrics watch it."""
     measured.watch_ready(lambda: drain.over(models.status) == "ready")
     measured.watch_stored(lambda: store.use.n_stored)
     measured.watch_stored_bytes(lambda: store.use.n_bytes)
@@ -254,7 +254,7 @@ async def _close(state: State) -> None:
 
 
 def _tracing(settings: Settings) -> "Tracing | None":
-    """What makes traces; None without a collector. Then nothing of OpenTelemetry is imported.
+    """Make the maker of traces; None without a collector. Then nothing of OpenTelemetry is imported.
 
     Raises OptionError for a variable of OpenTelemetry that it does not understand.
     """

@@ -59,8 +59,8 @@ def plan(
     show(settings, memory, as_json=json)
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(given: bool) -> None:
+    if given:
         from service import version
 
         typer.echo(f"noria {version()}")
@@ -76,7 +76,7 @@ def _check() -> NoReturn:
 
 
 def build(arguments: list[str], engine: "Launched | None" = None) -> typer.Typer:
-    """The application with its commands. `serve` gets no other command, because those import slow modules.
+    """Build the application with its commands. `serve` gets no other command, because those import slow modules.
 
     It uses `engine`, a process that is started already.
     """

@@ -53,11 +53,11 @@ class HelperThread(Generic[P]):
         self._thread.submit(int)  # start the thread now: later the system may allow no more threads
 
     async def run(self, work: Callable[[], T]) -> T:
-        """The result of `work` on the thread."""
+        """Run `work` on the thread; returns its result."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def use(self, start: Callable[[], P], call: Callable[[P], T]) -> T:
-        """The result of a call with the process, on the thread. `start` makes one if none runs.
+        """Call a function with the process, on the thread; returns its result. `start` makes one if none runs.
 
         A process that is lost is replaced. Raises LimitsExceeded if the input has ended it, Unavailable if several were
         lost in another way, which says nothing of the input.
@@ -76,13 +76,11 @@ class HelperThread(Generic[P]):
         raise Unavailable(f"the process that {self._task} was lost; try again", self._code)
 
     def end(self) -> None:
-        """End the process, on the thread."""
         if self.process is not None:
             self.process.end()
             self.process = None
 
     async def close(self) -> None:
-        """End the process and the thread."""
         self._closed = True
         if (process := self.process) is not None:
             process.kill()
@@ -90,7 +88,7 @@ class HelperThread(Generic[P]):
         self._thread.shutdown(wait=False)
 
     def _running(self, start: Callable[[], P]) -> P:
-        """The process; a new one if it has ended. Raises CannotStart."""
+        """Return the process; a new one if it has ended. Raises CannotStart."""
         before = self.process
         if before is not None:
             if not before.ended:
@@ -170,7 +168,6 @@ class Trial(Generic[P, K, V]):
         return await helper.run(lambda: self._try(helper, key, start, call))
 
     async def close(self) -> None:
-        """End the processes and the threads."""
         await asyncio.gather(self._first.close(), self._apart.close())
 
     def _try(self, helper: HelperThread[P], key: K, start: Callable[[], P], call: Callable[[P], V]) -> tuple[V, float]:

@@ -76,12 +76,10 @@ def use_level(log_level: str) -> None:
 
 
 def level() -> str:
-    """The level from which on our own lines are logged."""
     return logging.getLevelName(logging.getLogger("noria").getEffectiveLevel()).lower()
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
-    """The fields that were passed as `extra={"fields": {...}}`."""
     return getattr(record, "fields", {})
 
 
@@ -92,5 +90,5 @@ def _short(value: Any) -> str:
 
 
 def _escaped(text: str) -> str:
-    """The text with escapes for its control characters, line breaks among them."""
+    """Return the text with escapes for its control characters, line breaks among them."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

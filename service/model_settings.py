@@ -111,8 +111,8 @@ class ModelSettings(RunnerOptions):
     )
     on_engine_loss: str = option(
         "continue",
-        "What the engine's end means for a stream that has begun. continue: the next engine goes on with it, as with "
-        "all other answers. error: it ends with an error.",
+        "What a running stream does when its engine dies. continue: it goes on with the next engine, as all other "
+        "answers do. error: it ends with an error.",
         choices=("continue", "error"),
     )
     load_timeout: float | None = option(
@@ -142,7 +142,6 @@ class ModelSettings(RunnerOptions):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the model itself."""
         return self.served_model_name or (default_name(self.model),)
 
     def read_repetition(self) -> RepetitionDetection | None:
@@ -159,7 +158,7 @@ class ModelSettings(RunnerOptions):
 
     @property
     def adapters_given(self) -> dict[str, Path]:
-        """The directories of the adapters of --lora, by name. Raises OptionError."""
+        """Return the directories of the adapters of --lora, by name. Raises OptionError."""
         found: dict[str, Path] = {}
         for text in self.lora:
             name, separator, path = text.partition("=")
@@ -207,7 +206,7 @@ class ModelSettings(RunnerOptions):
 
 
 def adapter_name_problem(name: str) -> str | None:
-    """Why an adapter cannot have this name; None if it can."""
+    """Return why an adapter cannot have this name; None if it can."""
     if not name.strip() or not name.isprintable():
         return f"the name of an adapter must be printable characters, got {name[:MAX_ADAPTER_NAME]!r}"
     if len(name) > MAX_ADAPTER_NAME:

@@ -195,22 +195,22 @@ class Settings(ModelSettings):
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port to listen on, unless there is a Unix socket."""
+        """Return host and port to listen on, unless there is a Unix socket."""
         return self.host or HOST, PORT if self.port is None else self.port
 
     @property
     def hosts(self) -> frozenset[str]:
-        """The names of --allowed-hosts, in lower case."""
+        """Return the names of --allowed-hosts, in lower case."""
         return frozenset(name.lower().removesuffix(".") for name in _split(self.allowed_hosts))
 
     @property
     def proxies(self) -> tuple[IPv4Network | IPv6Network, ...]:
-        """The peers that are believed about clients."""
+        """Return the peers that are believed about clients."""
         return tuple(map(ip_network, _split(self.forwarded_allow_ips) or PROXIES))
 
     @property
     def responses_bounds(self) -> tuple[int, float]:
-        """Bytes of the store of responses, and seconds for which it keeps them."""
+        """Return the bytes of the store of responses, and the seconds for which it holds them."""
         size, seconds = STORE_BOUNDS.get(self.responses_store, FILE_BOUNDS)
         return self.responses_store_size or size, self.responses_store_seconds or seconds
 
@@ -264,7 +264,7 @@ class Settings(ModelSettings):
             raise OptionError(f"--ssl-certfile {self.ssl_certfile} cannot be used: {error}") from error
 
     def level(self) -> str:
-        """The level to log: that of the file, if there is one. Raises OptionError."""
+        """Return the level to log: that of the file, if there is one. Raises OptionError."""
         path = self.log_level_file
         if path is None:
             return self.log_level

@@ -28,7 +28,7 @@ class Engines:
         self._spares: dict[int, Spare] = {}
 
     def start(self, settings: Settings, measured: Callable[[], "ModelMetrics"]) -> "EngineClient":
-        """The client of an engine process that starts now. The thread that starts it must outlive it.
+        """Return the client of an engine process that starts now. The thread that starts it must outlive it.
 
         An engine of several ranks starts once the model's configuration is known: each of them takes memory and time.
         Raises NoriaError if the machine cannot start a process.
@@ -39,7 +39,7 @@ class Engines:
         return client
 
     def client(self, settings: Settings, measured: Callable[[], "ModelMetrics"]) -> "EngineClient":
-        """The client of an engine that is not started yet.
+        """Return the client of an engine that is not started yet.
 
         `measured` gives the metrics that count what the engine reports; no report comes before the model is loaded.
         """

@@ -11,7 +11,7 @@ UNIX = "unix:"
 
 
 def address(settings: Settings, port: int | None) -> str:
-    """The URL to try from this machine, or unix:PATH without a port."""
+    """Return the URL to try from this machine, or unix:PATH without a port."""
     if port is None:
         return f"{UNIX}{settings.uds}"
     host = settings.address[0]
@@ -21,7 +21,7 @@ def address(settings: Settings, port: int | None) -> str:
 
 
 def welcome(model: str, url: str, *, chat: bool, key: bool, unused_gpu: str | None = None) -> str:
-    """The address, and a curl command to paste. `chat`: the model has a chat format. `key`: requests need a key.
+    """Return the address, and a curl command to paste. `chat`: the model has a chat format. `key`: requests need a key.
 
     `unused_gpu`: why it runs on the CPU although there is a GPU.
     """

@@ -13,7 +13,7 @@ CARD_SECONDS = 10.0
 
 
 def base_url(url: str) -> str:
-    """The address without a trailing `/v1`, which SDKs need. Raises OptionError for text that is no address."""
+    """Return the address without a trailing `/v1`, which SDKs need. Raises OptionError for text that is no address."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
@@ -28,12 +28,12 @@ def headers(api_key: str | None) -> dict[str, str]:
 
 
 def event_data(line: str) -> str:
-    """The data in a line of an event stream; empty for a line without data."""
+    """Return the data in a line of an event stream; empty for a line without data."""
     return line[5:].strip() if line.startswith("data:") else ""
 
 
 def error_message(body: Any) -> str:
-    """The message in an error body, of OpenAI's shape or any other; at most 300 characters."""
+    """Return the message in an error body, of OpenAI's shape or any other; at most 300 characters."""
     if isinstance(body, bytes):
         try:
             body = json.loads(body)
@@ -45,7 +45,7 @@ def error_message(body: Any) -> str:
 
 
 def refusal(response: httpx.Response) -> str:
-    """Why a server refused: the message in its JSON, else the status and its text. The body must have been read."""
+    """Return why a server refused: the message in its JSON, else status and text. The body must have been read."""
     try:
         return error_message(response.json())
     except ValueError:
@@ -55,13 +55,13 @@ def refusal(response: httpx.Response) -> str:
 
 
 def find_model(client: httpx.Client, model: str | None) -> str:
-    """`model`, or the first model that the server lists. Raises OptionError without a server or without a model."""
+    """Return `model`, or the first model that the server lists. Raises OptionError without a server or a model."""
     response = fetch(client)
     return model or next(iter(_cards(client, response)))
 
 
 def list_models(client: httpx.Client) -> dict[str, dict[str, Any]]:
-    """The cards of the models that the server lists, by their ids. Raises OptionError as `find_model` does."""
+    """Return the cards of the models that the server lists, by their ids. Raises OptionError as `find_model` does."""
     return _cards(client, fetch(client))
 
 
@@ -91,7 +91,7 @@ def read_card(client: httpx.Client, model: str) -> Any:
 
 
 def is_noria(client: httpx.Client, model: str) -> bool:
-    """Whether the server is Noria, by the card of its model."""
+    """Return whether the server is Noria, by the card of its model."""
     try:
         return bool(read_card(client, model)["owned_by"] == "noria")
     except (httpx.HTTPError, ValueError, LookupError, TypeError):
@@ -99,7 +99,7 @@ def is_noria(client: httpx.Client, model: str) -> bool:
 
 
 def server_version(client: httpx.Client) -> str | None:
-    """The version at `/version`, which noria and vLLM have; None for a server without this endpoint."""
+    """Return the version at `/version`, which noria and vLLM have; None for a server without this endpoint."""
     response = client.get("/version")
     try:
         return str(response.json()["version"]) if response.is_success else None

@@ -19,13 +19,13 @@ Options = TypeVar("Options")
 
 PREFIX = "NORIA_"
 KINDS = {"a whole number": re.compile("int_"), "true or false": re.compile("bool_"), "a number": re.compile("")}
-"""What a value must be, by pydantic's types of faults."""
+"""The words for values, by pydantic's types of faults."""
 DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
 START, END = "<!-- flags: python -m service.commands.flags -->", "<!-- end of flags -->"
 
 
 def parse_size(text: str) -> int:
-    """Bytes, as `read_size` reads them, from the command line."""
+    """Read bytes from the command line, as `read_size` does."""
     try:
         return read_size(text)
     except ValueError as error:
@@ -33,7 +33,7 @@ def parse_size(text: str) -> int:
 
 
 def refusal(error: typer.BadParameter) -> str:
-    """What is wrong with a value: "--port (NORIA_PORT) must be a whole number, at most 65535, got 'abc'".
+    """Return the fault of a value: "--port (NORIA_PORT) must be a whole number, at most 65535, got 'abc'".
 
     Typer checks numbers and choices with pydantic, whose own words leave out the value.
     """
@@ -79,12 +79,12 @@ def takes(
 
 
 def variable(field: Field[Any], prefix: str = PREFIX) -> str:
-    """The environment variable of a field: NORIA_MAX_MODEL_LEN of `max_model_len`."""
+    """Return the environment variable of a field: NORIA_MAX_MODEL_LEN of `max_model_len`."""
     return prefix + flag_name(field).removeprefix("--").replace("-", "_").upper()
 
 
 def _parameter(field: Field[Any], flag: Flag, prefix: str) -> inspect.Parameter:
-    """The parameter of a command, as Typer reads it."""
+    """Return the parameter of a command, as Typer reads it."""
     about: dict[str, Any] = {
         "help": flag.help,
         "envvar": None if flag.is_typed else variable(field, prefix),
@@ -117,13 +117,13 @@ def _parameter(field: Field[Any], flag: Flag, prefix: str) -> inspect.Parameter:
 
 
 def _size(n_bytes: int) -> str:
-    """The shortest text that `parse_size` reads as `n_bytes`: "8MiB"."""
+    """Return the shortest text that `parse_size` reads as `n_bytes`: "8MiB"."""
     unit = next(unit for unit in reversed(UNITS) if n_bytes % UNITS[unit] == 0)
     return f"{n_bytes // UNITS[unit]}{unit}iB" if unit else str(n_bytes)
 
 
 def table(options: type) -> str:
-    """The flags of `options` as Markdown: a heading and a table for each group."""
+    """Return the flags of `options` as Markdown: a heading and a table for each group."""
     rows: dict[str, list[str]] = {}
     for group, field, flag in grouped_flags(options):
         rows.setdefault(group, []).append(_row(field, flag))
@@ -149,7 +149,7 @@ def _default(default: Any, flag: Flag) -> str:
 
 
 def document(text: str, options: type) -> str:
-    """`text` with the table between its marks as the declarations have it now. Raises ValueError without marks."""
+    """Return `text` with today's table between its marks. Raises ValueError without marks."""
     before, after = text[: text.index(START)], text[text.index(END) :]
     return f"{before}{START}\n\n{table(options)}\n\n{after}"
 

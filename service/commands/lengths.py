@@ -29,14 +29,14 @@ class Lengths:
     draw: Draw
 
     def drawn(self, seed: int) -> Iterator[int]:
-        """Numbers without an end; equal seeds give equal ones."""
+        """Yield numbers without an end; equal seeds give equal ones."""
         rng = random.Random(seed)
         while True:
             yield self.draw(rng)
 
 
 def lengths(text: str, flag: str) -> Lengths:
-    """Numbers of tokens: "512", "uniform:100-900", or "lognormal:MEDIAN,SIGMA" with the sigma of the logarithm.
+    """Read numbers of tokens: "512", "uniform:100-900", or "lognormal:MEDIAN,SIGMA" with the sigma of the logarithm.
 
     Raises OptionError that names the flag, the value and the limit.
     """

@@ -26,7 +26,7 @@ LEAST_BARE = 2**20
 
 
 def parse_memory(text: str) -> int:
-    """Bytes, as `parse_size` reads them; a number without a unit must be at least 1 MiB."""
+    """Read bytes as `parse_size` does; a number without a unit must be at least 1 MiB."""
     if re.fullmatch(r"\d+(\.\d+)?", text.strip()) and parse_size(text) < LEAST_BARE:
         raise typer.BadParameter(f"{text} without a unit is {text} bytes; write {text}GiB or {text}MiB")
     return parse_size(text)
@@ -69,7 +69,7 @@ def _print(plan: MemoryPlan, device: str, waiting_media: int) -> None:
 
 
 def lines(plan: MemoryPlan, device: str, waiting_media: int) -> Iterator[tuple[str, str]]:
-    """The lines of the plan, each as its title and its text. `waiting_media` is --max-queue-media."""
+    """Yield the lines of the plan, each as its title and its text. `waiting_media` is --max-queue-media."""
     memory = "memory unknown; give --memory 80GiB to see what fits" if plan.memory is None else size(plan.memory)
     in_group = len(plan.ranks) > 1
     yield "device", f"{device}, {memory}{' for each rank' if in_group and plan.memory is not None else ''}"
@@ -103,7 +103,6 @@ def lines(plan: MemoryPlan, device: str, waiting_media: int) -> Iterator[tuple[s
 
 
 def ranks(plan: MemoryPlan) -> Table:
-    """What each rank holds."""
     made = _right("rank", "layers", "beside them", "weights", "a token", "cache")
     for rank in plan.ranks:
         beside = ", ".join(["embeddings"] * rank.embeddings + ["head"] * rank.head)
@@ -121,7 +120,7 @@ def table(plan: MemoryPlan) -> Table:
 
 
 def _right(*titles: str) -> Table:
-    """A table without rows, its columns aligned to the right."""
+    """Return a table without rows, its columns aligned to the right."""
     made = Table(*titles)
     for column in made.columns:
         column.justify = "right"

@@ -69,7 +69,7 @@ def prefixes(options: PrefixesOptions) -> None:
 
 
 def _row(folder: Path) -> PrefixRow | None:
-    """The row of a folder; None for one without pages."""
+    """Return the row of a folder; None for one without pages."""
     found = [*page_files(folder)]
     if not found:
         return None

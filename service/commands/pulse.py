@@ -22,7 +22,7 @@ Report = Callable[[], tuple[float, str]]
 
 
 @contextmanager
-def shown(title: str, report: Report, *, seconds: float = SECONDS) -> Iterator[None]:
+def showing(title: str, report: Report, *, seconds: float = SECONDS) -> Iterator[None]:
     """Show what `report` returns on stderr until the block ends. A thread calls it."""
     console = Console(stderr=True)
     ended = threading.Event()
@@ -55,7 +55,7 @@ def _print(title: str, report: Report, ended: threading.Event, console: Console,
 
 
 def stage(name: str, done: float) -> str:
-    """The stage of something that loads, with the part that is done, unless its name says it."""
+    """Return the stage of something that loads, with the part that is done, unless its name says it."""
     return name if "%" in name else f"{name} {done:.0%}"
 
 
@@ -66,11 +66,11 @@ class Pace:
         self._start = time.monotonic()
 
     def rate(self, done: float) -> float:
-        """Per second."""
+        """Return how much is done in a second."""
         return done / max(time.monotonic() - self._start, 1e-9)
 
     def left(self, done: float, total: float) -> str:
-        """The time that the rest takes at this rate; empty as long as nothing is done."""
+        """Return the time that is left at this rate; empty as long as nothing is done."""
         return f", {duration((total - done) / self.rate(done))} left" if done else ""
 
 
@@ -93,7 +93,7 @@ class LoadPulse:
         begins = not self._stage
         self._stage, self._done = stage, done
         if begins:
-            self._stack.enter_context(shown(self._title, self._report))
+            self._stack.enter_context(showing(self._title, self._report))
 
     def _report(self) -> tuple[float, str]:
         return self._done, stage(self._stage, self._done)

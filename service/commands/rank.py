@@ -25,7 +25,7 @@ class RankProcess:
         self.ends = False
 
     def run(self) -> int:
-        """The exit code of one process."""
+        """Run one process; returns its exit code."""
         self._process = start_python("model.ranks", self._options)
         if self.ends:
             self._process.kill()

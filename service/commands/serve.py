@@ -63,12 +63,12 @@ def run(settings: Settings, engine: "Launched | None" = None) -> int:
 
 
 def listen_for_requests(settings: Settings) -> AbstractContextManager[socket.socket]:
-    """The socket of `--uds`, or of `--host` and `--port`. Raises OptionError."""
+    """Open the socket of `--uds`, or of `--host` and `--port`. Raises OptionError."""
     return listen(*settings.address) if settings.uds is None else listen_at(settings.uds)
 
 
 def listen_for_probes(settings: Settings) -> AbstractContextManager[socket.socket | None]:
-    """The socket of `--health-port`, or None. Raises OptionError."""
+    """Open the socket of `--health-port`, or none. Raises OptionError."""
     if settings.health_port is None:
         return nullcontext()
     return listen(settings.address[0], settings.health_port, "--health-port")

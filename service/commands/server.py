@@ -1,4 +1,4 @@
-"""The server of `noria serve`: the application on its socket, and what the terminal shows of its start."""
+"""The server of `noria serve`: the application on its socket, and its announcement on the terminal."""
 
 import logging
 import socket
@@ -47,7 +47,7 @@ def create_server(
     routes: tuple[Route, ...] = ROUTES,
     need: NeedOf = need_of,
 ) -> Server:
-    """A server of the application. It reports the progress and the end of loading on stderr.
+    """Make the server of the application. It reports the progress and the end of loading on stderr.
 
     `client_of` makes clients that report to `measured`. `sock` is the socket to serve on, `health` the one for probes
     alone. `load` loads a model, `need` plans its memory.
@@ -95,10 +95,10 @@ def _tell(error: Exception) -> None:
 
 
 def _announced(load: Loader, url: str, *, key: bool, progress: bool) -> Loader:
-    """A function that loads a model by `load`, and announces it. `key`: clients need one."""
+    """Return a function that loads a model by `load`, and announces it. `key`: clients need one."""
 
     async def load_and_announce(settings: Settings, client: EngineClient) -> ServedModel:
-        with _shown(client) if progress else nullcontext():
+        with _showing(client) if progress else nullcontext():
             served = await load(settings, client)
         log.info("ready", extra={"fields": {"model": served.names[0], "url": url, **served.info.description}})
         if settings.log_format == "human":
@@ -110,7 +110,7 @@ def _announced(load: Loader, url: str, *, key: bool, progress: bool) -> Loader:
 
 
 def _reloads(app: FastAPI, settings: Settings, measured: Metrics, keys: Keys) -> dict[str, Callable[[], str]]:
-    """What is read again at SIGHUP, by its name. Each function returns what it has changed."""
+    """Return what is read again at SIGHUP, by name. Each function returns what it has changed."""
 
     def reload_keys() -> str:
         before = keys.entries
@@ -142,15 +142,15 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 
 def _probed(app: FastAPI, path: str) -> tuple[int, bytes] | None:
-    """The answer of a probe. The state is None before the lifespan begins."""
+    """Return the answer of a probe. The state is None before the lifespan begins."""
     return probes.probed(getattr(app.state, "noria", None), path)
 
 
-def _shown(client: EngineClient) -> AbstractContextManager[None]:
+def _showing(client: EngineClient) -> AbstractContextManager[None]:
     """Show stage and progress of loading on stderr inside the context."""
-    from service.commands.pulse import shown, stage
+    from service.commands.pulse import showing, stage
 
-    return shown("", lambda: (client.progress, stage(client.stage, client.progress)))
+    return showing("", lambda: (client.progress, stage(client.stage, client.progress)))
 
 
 def _warn_if_open(keys: Keys, sock: socket.socket) -> None:
@@ -165,7 +165,7 @@ def _warn_if_open(keys: Keys, sock: socket.socket) -> None:
 
 
 def _hosts(settings: Settings, keys: Keys, sock: socket.socket) -> frozenset[str] | None:
-    """The names under which the server answers; None for any.
+    """Return the names under which the server answers; None for any.
 
     Where it needs no key and only this machine may connect, nobody but a web page comes by another name.
     """

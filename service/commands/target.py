@@ -38,12 +38,11 @@ class Target:
     uds: str | None = None
 
     def client(self) -> httpx.Client:
-        """Make a client of the server."""
         transport = httpx.HTTPTransport(uds=self.uds) if self.uds else None
         return httpx.Client(base_url=self.url, headers=self.headers, transport=transport, timeout=None)
 
     def async_client(self, limits: httpx.Limits) -> httpx.AsyncClient:
-        """Make a client of the server for an event loop."""
+        """Make a client for an event loop."""
         transport = httpx.AsyncHTTPTransport(uds=self.uds, limits=limits) if self.uds else None
         return httpx.AsyncClient(
             base_url=self.url, headers=self.headers, limits=limits, transport=transport, timeout=None

@@ -23,7 +23,7 @@ LINKED_PORT = re.compile(r"(tcp|udp|sctp)://\S+:\d+")
 
 
 def drop_links(environment: MutableMapping[str, str], known: Collection[str]) -> Iterator[str]:
-    """Remove addresses of Services, which are no ports of ours. A line for each that has the name of a flag."""
+    """Remove addresses of Services, which are no ports of ours. Yields a line for each that has the name of a flag."""
     for name, value in [*environment.items()]:
         if name.startswith(PREFIX) and name.endswith("PORT") and LINKED_PORT.fullmatch(value):
             del environment[name]
@@ -35,7 +35,7 @@ def drop_links(environment: MutableMapping[str, str], known: Collection[str]) ->
 
 
 def unread(environment: Mapping[str, str], known: Collection[str], elsewhere: tuple[str, ...] = ()) -> Iterator[str]:
-    """A line for each variable that nothing reads; `known` are those of the flags. Others may begin with `elsewhere`.
+    """Yield a line for each variable that nothing reads; `known` are those of the flags, others begin with `elsewhere`.
 
     Raises OptionError for one that is probably meant to protect the server.
     """

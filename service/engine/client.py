@@ -54,9 +54,9 @@ class EngineClient:
     engine is ready. `adapters` returns the numbers and paths of the LoRA adapters that the next engine reads.
 
     An engine is replaced if it dies, if a signal stops it, if it sends nothing for `stall_timeout` seconds, or if a
-    sequence in it makes no progress for `step_timeout` seconds. `spare` keeps another engine process
-    ready, also for the clients of other models.
-    Sequences go on with the next engine. Without `continues`, only those do of which the client has nothing.
+    sequence in it makes no progress for `step_timeout` seconds. `spare` keeps another engine process ready, also for
+    the clients of other models. Sequences go on with the next engine. Without `continues`, a sequence goes on only if
+    its client has no part of the answer yet.
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class EngineClient:
     ) -> None:
         """Load the model with these runner options and wait until the engine serves. Raises NoriaError if it cannot.
 
-        After `unload` it may be called again. `renew` gives the options of each later engine; without it they stay as
-        they are, but for the adapters.
+        After `unload` it may be called again. `renew` gives the options of each later engine; without it only the
+        adapters change.
         """
         self.state, self.load_began = "starting", time.monotonic()
         self._decided.clear()
@@ -133,7 +133,7 @@ class EngineClient:
     async def _supervise(self, options: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
         try:
             await self._supervisor.run(options, self._on_restart)
-        finally:  # it has given up, or the engine is no longer wanted
+        finally:  # it has given up, or nobody needs the engine any more
             self.state = self.state if self.state in ENDED else "failed"
             self._submitted.fail()
             self._decided.set()
@@ -163,8 +163,8 @@ class EngineClient:
     def submit_choices(self, request: Submit, restore: Restore | None = None) -> list[Mailbox]:
         """Queue the choices of one prompt, under new ids. Returns a mailbox for each.
 
-        `restore` gives the inputs where they are needed again: this side does not hold them meanwhile. While an engine
-        replaces another the choices wait for it. Raises EngineUnavailable in any other state than ready.
+        `restore` gives the inputs again where they are needed: this side does not hold them. While one engine replaces
+        another, the choices wait for it. Raises EngineUnavailable in any other state than ready.
         """
         if self.state != "restarting":
             self._require_ready()
@@ -173,7 +173,7 @@ class EngineClient:
         return self._submitted.submit(request, restore)
 
     async def look(self, ids: Sequence[int] = ()) -> Picture:
-        """A picture of everything in the engine, or of these sequences, after the present step.
+        """Return a picture of everything in the engine, or of these sequences, after the present step.
 
         Raises EngineUnavailable unless the engine is ready, EngineDied if it ends before.
         """
@@ -274,7 +274,7 @@ class EngineClient:
         self._submitted.deliver(report.updates)
 
     def _lose_engine(self) -> None:
-        """The engine has ended: no request can be submitted until another one is ready."""
+        """Let no request be submitted until another engine is ready: the present one has ended."""
         if self.info is not None and self.state not in ENDED:
             self.state = "restarting"
             self.note("restarting", 0.0)
@@ -286,7 +286,7 @@ class EngineClient:
         self._fail_answers()
 
     def _fail_answers(self) -> None:
-        """The engine answers no request for a picture or an adapter any more."""
+        """Fail the requests for a picture or an adapter: the engine answers them no more."""
         unanswered: list[asyncio.Future[Any]] = [*self._looks, *self._loads.values()]
         self._looks.clear()
         self._loads.clear()
@@ -302,5 +302,5 @@ def _answer(waiting: "asyncio.Future[T] | None", answer: T) -> None:
 
 
 def _words(stage: str) -> str:
-    """A stage without its numbers, such as the number of a graph."""
+    """Return a stage without its numbers, such as the number of a graph."""
     return "".join(char for char in stage if not char.isdigit())

@@ -134,7 +134,7 @@ class EngineLoop:
         return updates
 
     def _idle(self) -> bool:
-        """Whether nothing is left to do but to wait for messages."""
+        """Return whether only messages are left to wait for."""
         if self._flights or (self._scheduler.has_work and not self._waits_for_files):
             return False
         self._scheduler.check_idle()
@@ -183,13 +183,13 @@ class EngineLoop:
         if output is not None and flight.n_tokens:
             self._steps.note(flight.batch, flight.n_tokens, self._landed_at - max(before, flight.launched))
         if output is not None and not (output.media_faults or any(item.fault for item in output.slices)):
-            self._note_cost(flight, before)  # what has a fault may not have been computed
+            self._note_cost(flight, before)  # a slice with a fault may not have been computed
         return updates
 
     def _note_cost(self, flight: Flight, before: float) -> None:
         """Note the pace of a step, and its cost if it is of tokens alone.
 
-        In a pipeline they are those of all steps between two of a sequence.
+        In a pipeline both are of all steps between two steps of one sequence.
         """
         flights = [flight, *self._flights] if self._runner.info.pipeline > 1 else [flight]
         seconds = self._landed_at - (flight.launched if len(flights) > 1 else before or flight.launched)
@@ -202,10 +202,10 @@ class EngineLoop:
             self._scheduler.prompts.cost.note(n_tokens - n_prompt, n_prompt, n_pairs, seconds)
 
     def _encoded(self, flights: Iterable[Flight]) -> float:
-        """The work of the encoder in these steps, in tokens that take as long."""
+        """Return the work of the encoder in these steps, in tokens that take as long."""
         n_patches = sum(work.stop - work.start for flight in flights for work in flight.batch.media)
-        form = self._runner.info.media
-        return n_patches / form.patches_per_token if form else 0
+        media = self._runner.info.media
+        return n_patches / media.patches_per_token if media else 0
 
     def _count(self, batch: StepBatch, output: StepOutput, reported: bool) -> None:
         """Count a step in which every sequence is broken, or nothing can be encoded, as a failed one.

@@ -50,8 +50,8 @@ class Mailbox:
     """Async iterator over the updates of the one sequence of a request; it ends after that whose `finish` is set.
 
     Raises the error of `fail`. `close` tells the engine to forget an unfinished sequence. The sequence may go on with
-    another engine, whose updates follow those of the first: `rest` is what to submit. If there is a `restore`,
-    `rest` has no inputs: `restore` decodes them again. Only the engine holds them.
+    another engine, whose updates follow those of the first: the service submits `remaining`. If there is a `restore`,
+    `remaining` has no inputs: `restore` decodes them again. Only the engine holds them.
     """
 
     def __init__(self, request: Submit, on_close: Callable[[int], None], restore: Restore | None = None) -> None:
@@ -80,7 +80,7 @@ class Mailbox:
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """No update follows: the reader gets the pending one, then this error."""
+        """Let the reader get the pending update, then this error. No update follows."""
         self._failure = error
         self._wake()
 
@@ -92,7 +92,7 @@ class Mailbox:
 
     @classmethod
     def late(cls, finish: str = "timeout") -> "Mailbox":
-        """The mailbox of a sequence that was to end before it could be submitted."""
+        """Return the mailbox of a sequence that had to end before it could be submitted."""
         mailbox = cls(Submit(0, [], SamplingParams()), lambda sequence_id: None)
         mailbox.expire(finish)
         return mailbox
@@ -117,12 +117,12 @@ class Mailbox:
         return update
 
     @property
-    def rest(self) -> Submit:
-        """The request that goes on after what was delivered."""
+    def remaining(self) -> Submit:
+        """Return the request that goes on after the delivered tokens."""
         return replace(self.request, output=self.output, n_scored=self._n_scored)
 
     def _news(self, update: Update) -> Update:
-        """An update without the facts on the prompt that an earlier engine has reported."""
+        """Return an update without the facts on the prompt that an earlier engine has reported."""
         self._n_scored += len(update.prompt_logprobs)
         if update.processed is not None:
             if update.processed <= self._n_processed:

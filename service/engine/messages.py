@@ -69,7 +69,6 @@ class Submit:
 
     @property
     def ids(self) -> range:
-        """The ids of its sequences."""
         return range(self.id, self.id + self.n)
 
 
@@ -155,11 +154,12 @@ class AdapterLoaded:
 
 
 class PrefixMiss(NamedTuple):
-    """The first prompt token that a page of the cache did not give, though a full page of the prompt holds it, and why.
+    """A place where a prompt left the prefix cache. `at` is its first token without a page, `reason` says why.
 
-    "new": nothing of this tenant went on after the tokens before `at`. "diverged": its earlier sequences went on with
-    other tokens. "evicted": the page was computed, and is gone. "window": the page is there, but pages of the window
-    before it are gone. "salt": nothing was computed with this salt. "bypassed": the request needs every position.
+    Only tokens that a full page of the prompt holds count. "new": nothing of this tenant went on after the tokens
+    before `at`. "diverged": its earlier sequences went on with other tokens. "evicted": the page was computed, and is
+    gone. "window": the page is there, but pages of the window before it are gone. "salt": nothing was computed with
+    this salt. "bypassed": the request needs every position.
     """
 
     at: int
@@ -253,7 +253,7 @@ PLAIN = Update(0)[2:]
 
 
 def to_json(message: ToEngine | FromEngine) -> str:
-    """A message as JSON text, without `data_of` it."""
+    """Return a message as JSON text, without the bytes of `data_of`."""
     body: Any = message
     if isinstance(message, Report):  # a plain token, the most frequent update, should cost little
         body = [[item[:2] if item[2:] == PLAIN else item for item in message.updates], message.stats]
@@ -263,12 +263,12 @@ def to_json(message: ToEngine | FromEngine) -> str:
 
 
 def data_of(message: ToEngine | FromEngine) -> bytes:
-    """The bytes that follow a message's JSON on the wire."""
+    """Return the bytes that follow a message's JSON on the wire."""
     return message.inputs if isinstance(message, Submit) else b""
 
 
 def from_json(value: list[Any], data: bytes = b"") -> ToEngine | FromEngine:
-    """The message whose JSON was `value`, with the bytes behind it.
+    """Return the message whose JSON was `value`, with the bytes behind it.
 
     Raises KeyError, TypeError or ValueError for anything else.
     """
@@ -281,12 +281,11 @@ _READERS = {kind.__name__: records.record(kind) for kind in (*get_args(ToEngine)
 
 
 def frame(message: ToEngine | FromEngine) -> bytes:
-    """The bytes of one message on the wire."""
     return b"".join(pieces(message))
 
 
 def pieces(message: ToEngine | FromEngine) -> Iterator[bytes | memoryview]:
-    """The bytes of one message, its data in pieces that are not copied."""
+    """Yield the bytes of one message, its data in pieces that are not copied."""
     data = memoryview(data_of(message))
     yield frames.head(message, len(data), to_json=to_json)
     for start in range(0, len(data), PIECE):
@@ -307,7 +306,7 @@ class Wire:
             self._sock.sendall(data)
 
     def receive(self) -> ToEngine | None:
-        """The next message; None when the service has closed its end."""
+        """Return the next message; None when the service has closed its end."""
         try:
             value, data = frames.receive(self._sock)
         except OSError:

@@ -69,7 +69,7 @@ class StepRecorder:
         self._latest.append(StepRows(self._n, decode, prompt, draft, len(batch.slices), round(seconds, 6)))
 
     def take(self) -> tuple[StepRows, ...]:
-        """The steps since the last call."""
+        """Return the steps since the last call."""
         taken = (*self._latest,)
         self._latest.clear()
         self._watched_until = self._clock() + WATCHED_SECONDS

@@ -71,7 +71,7 @@ class Submitted:
             mailbox.put(update)
 
     def lose_engine(self, load_seconds: float) -> None:
-        """The engine has ended: its sequences wait for the next one, or fail with EngineDied.
+        """Let the sequences of an engine that has ended wait for the next one, or fail with EngineDied.
 
         The last engine took `load_seconds` until it served.
         """
@@ -107,7 +107,7 @@ class Submitted:
         self._submit_next()
 
     def fail(self) -> None:
-        """Nothing goes on: every sequence fails with EngineDied."""
+        """Fail every sequence with EngineDied: nothing goes on."""
         self._stop_timer()
         failed, self._running, self._waiting = self._running | self._waiting, {}, {}
         for mailbox in failed.values():
@@ -126,7 +126,7 @@ class Submitted:
 
     def _resubmit(self, mailbox: Mailbox) -> None:
         if mailbox.restore is None:
-            self._send(mailbox.rest)
+            self._send(mailbox.remaining)
         else:
             task = asyncio.create_task(self._restored(mailbox, mailbox.restore))
             self._restoring.add(task)
@@ -141,10 +141,10 @@ class Submitted:
                 mailbox.fail(error)
         else:
             if mailbox.id in self._running:  # nobody has closed it meanwhile
-                self._send(replace(mailbox.rest, inputs=inputs))
+                self._send(replace(mailbox.remaining, inputs=inputs))
 
     async def _decoded(self, restore: Restore) -> bytes:
-        """What `restore` gives, once for all choices that need it at the same time."""
+        """Return the result of `restore`, once for all choices that need it at the same time."""
         if (task := self._decoding.get(restore)) is None:
             task = self._decoding[restore] = asyncio.ensure_future(restore())
             task.add_done_callback(lambda _: self._decoding.pop(restore, None))

@@ -45,7 +45,7 @@ CreateRunner = Callable[..., Runner]
 
 
 def import_callable(name: str) -> CreateRunner:
-    """`"module:callable"` -> the callable. `"module:callable:argument"` -> what the callable returns for it."""
+    """Import what a name means: `"module:callable"`, or `"module:callable:argument"` for the callable's result."""
     module, attribute, *argument = name.split(":")
     found = getattr(importlib.import_module(module), attribute)
     return found(*argument) if argument else found
@@ -111,7 +111,7 @@ class Worker:
                 scheduler.save_pages(SAVE_SECONDS)
 
     def _lost(self, reason: str) -> None:
-        """A process that computes with this one is gone. The main thread may wait for it without end."""
+        """End the process because one that computes with it is gone. The main thread may wait for it without end."""
         with contextlib.suppress(OSError):
             self._wire.send(Failed(reason))
         self._end()
@@ -206,7 +206,7 @@ class Worker:
         self._wire.send(AdapterLoaded(message.adapter, problem))
 
     def _adapter_ready(self, runner: Runner, adapter: int, running: Collection[int]) -> bool:
-        """Whether an adapter is in memory. If not, the preparing thread reads it, beside the `running` ones."""
+        """Return whether an adapter is in memory. If not, the preparing thread reads it, beside the `running` ones."""
         if runner.adapters.has(adapter):
             return True
         self._reading.add(adapter)
@@ -234,7 +234,7 @@ class Worker:
                 return
 
     def _stalled(self, passed: float) -> float:
-        """The seconds without progress in the loop, of adapters or pages to read, or of messages that the loop leaves.
+        """Return the seconds without progress in the loop, in reads of adapters or pages, or of messages left unread.
 
         Waiting for the process of grammars does not count: the process has limits of its own.
         """

@@ -188,9 +188,7 @@ class StoreFull(ApiError):
     status = 429
     limit_name = "--responses-store-size"
 
-    def __init__(self, why: str = "") -> None:
-        full = "the store has no place for this" + (why and f" ({why})")
-        message = f"{full}: delete something, send less, or try again when responses have ended"
+    def __init__(self, message: str = "the store has no place for this: delete something, or send less") -> None:
         super().__init__(message, code="store_full", headers={"retry-after": "10"})
 
 

@@ -33,7 +33,7 @@ class FinishRate:
         self._finished: deque[float] = deque(maxlen=RATE_SAMPLES)
 
     def begin(self) -> None:
-        """The server was idle until now: what was before says nothing about its speed."""
+        """Forget the rate before now: the server was idle."""
         self._finished.clear()
         self._busy_since = self._clock()
 
@@ -41,7 +41,7 @@ class FinishRate:
         self._finished.append(self._clock())
 
     def seconds(self, n_requests: int) -> float:
-        """The time in which so many requests finish. As long as none has, the first is taken to finish now."""
+        """Return the time in which so many requests finish. As long as none has, the first is taken to finish now."""
         now = self._clock()
         since = max(self._busy_since, now - RATE_SECONDS)
         while self._finished and self._finished[0] < since:
@@ -82,11 +82,10 @@ class Admission:
 
     @property
     def in_flight(self) -> int:
-        """The number of requests that are tokenized, wait or run."""
         return self._in_flight.total
 
     def require(self, name: str | None = None) -> ServedModel:
-        """The served model, with the adapter of this name if it is one.
+        """Return the served model, with the adapter of this name if it is one.
 
         Raises ModelNotFound for another name, Unavailable while loading.
         """
@@ -156,7 +155,7 @@ class Admission:
         return self._rate.seconds(place)
 
     def _retry_after(self) -> int:
-        """Seconds until as many requests have finished as wait now, 1 to `LONGEST_RETRY`."""
+        """Return the seconds until as many requests have finished as wait now, 1 to `LONGEST_RETRY`."""
         running = 0 if self.model is None else self.model.info.max_sequences
         seconds = self._rate.seconds(max(1, self.in_flight - running))
         return min(max(1, math.ceil(seconds)), LONGEST_RETRY)

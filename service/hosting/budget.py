@@ -38,7 +38,7 @@ class Budget:
         self.total: int | None = None  # bytes, once a model was planned
 
     async def fits(self, model: HostedModel) -> bool:
-        """Whether there is memory for a model beside the others. True if it has no plan: its load says why."""
+        """Return whether there is memory for a model beside the others. True if it has no plan: its load says why."""
         try:
             need, total = await self._plan(model)
         except Exception:
@@ -48,12 +48,12 @@ class Budget:
     async def reserve(self, model: HostedModel) -> bool:
         """Reserve the memory of a model. Idle models are unloaded for it, the one that was used longest ago first.
 
-        It waits while all that are idle do not have enough. False: nobody wants the model any more. Raises Unavailable
-        if the memory can never be enough.
+        It waits while all idle models together do not have enough. False: nobody waits for the model any more. Raises
+        Unavailable if the memory can never be enough.
         """
         need, total = await self._plan(model, anew=True)
         while (missing := self._held() + need.n_bytes - total) > 0:
-            if model.removed or not model.n_wanting:
+            if model.removed or not model.n_callers:
                 return False
             others = [other for other in self._models if other is not model and other.reserved]
             pinned = sum(other.reserved for other in others if other.entry.pinned)

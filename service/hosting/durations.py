@@ -15,7 +15,7 @@ MEANING = f'must be seconds (at most {MOST:.0e}), a text such as "10m" or "1h30m
 
 
 def parse_duration(value: object) -> float | None:
-    """Seconds; None stands for ever. Raises ValueError, whose text continues the name of the field."""
+    """Return seconds; None stands for ever. Raises ValueError, whose text continues the name of the field."""
     seconds = _seconds(value) if isinstance(value, str) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds <= MOST:
         raise ValueError(f"{MEANING}, got {quoted(value)}")
@@ -23,7 +23,7 @@ def parse_duration(value: object) -> float | None:
 
 
 def _seconds(text: str) -> float | None:
-    """The number that a text stands for; None for another text."""
+    """Return the number that a text stands for; None for another text."""
     if (match := TEXT.fullmatch(text.strip())) is None:
         return None
     sign, number = match[1], match[2]

@@ -25,7 +25,7 @@ KINDS = {
     Path: "a path",
     str: "a text",
 }
-"""What the values of flags are, by their types."""
+"""The words for values of flags, by their types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,11 @@ class ModelEntry:
 
     @property
     def name(self) -> str:
-        """The name of the model in metrics, logs and answers."""
         return self.settings.names[0]
 
     @property
     def of_engine(self) -> Settings:
-        """The settings without aliases. An entry with the same ones needs no other engine."""
+        """Return the settings without aliases. An entry with the same ones needs no other engine."""
         return replace(self.settings, served_model_name=self.settings.names[:1])
 
 
@@ -91,7 +90,7 @@ def _check_several(settings: Settings) -> None:
 
 
 def model_beside_file(path: Path) -> OptionError:
-    """The error of a command line with an argument MODEL beside `--models`."""
+    """Return the error of a command line with an argument MODEL beside `--models`."""
     return OptionError(f"--models {path} names all models: leave out the argument MODEL (NORIA_MODEL)")
 
 
@@ -117,7 +116,7 @@ def _read(path: Path, settings: Settings) -> Iterator[ModelEntry]:
 
 
 def _entry(fields: Any, settings: Settings) -> ModelEntry:
-    """One entry. Raises ValueError or OptionError, with the name of the field."""
+    """Read one entry. Raises ValueError or OptionError, with the name of the field."""
     if not isinstance(fields, dict):
         raise ValueError(f"expected fields, got {type(fields).__name__}")
     known = {flag_name(declared)[2:].replace("-", "_"): (declared, flag) for declared, flag in flags(ModelSettings)}
@@ -156,7 +155,7 @@ def _names(given: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
 
 
 def _own(name: str, known: Mapping[str, tuple[Field[Any], Flag]]) -> tuple[Field[Any], Flag]:
-    """The declaration of a flag that a model may have. Raises ValueError."""
+    """Return the declaration of a flag that a model may have. Raises ValueError."""
     if name in known and not known[name][1].is_argument and name != "served_model_name":
         return known[name]
     server = {flag_name(declared)[2:].replace("-", "_") for declared, _ in flags(Settings)}
@@ -165,7 +164,7 @@ def _own(name: str, known: Mapping[str, tuple[Field[Any], Flag]]) -> tuple[Field
 
 
 def _value(name: str, declared: Field[Any], flag: Flag, value: Any) -> Any:
-    """The value of a flag. Raises ValueError."""
+    """Return the value of a flag. Raises ValueError."""
     from pydantic import TypeAdapter, ValidationError  # slow to import, and few servers read this
 
     if flag.is_size and isinstance(value, str):
@@ -185,7 +184,6 @@ def _value(name: str, declared: Field[Any], flag: Flag, value: Any) -> Any:
 
 
 def _kind(declared: Any) -> str:
-    """What values of a type are, in words."""
     kinds = {get_origin(declared), declared, *get_args(declared)}
     return next(words for kind, words in KINDS.items() if kind in kinds)
 

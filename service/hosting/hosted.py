@@ -36,7 +36,7 @@ BACKOFF_SECONDS = (2.0, 60.0)
 
 
 def public_reason(error: Exception) -> str:
-    """What clients may read of an error: no folders of the server, and only the type of an unexpected one."""
+    """Return the part of an error that clients may read: no folders of the server, of an unexpected one its type."""
     reason = str(error) if isinstance(error, NoriaError) else f"internal error: {type(error).__name__}"
     return FOLDERS.sub("", reason)
 
@@ -48,10 +48,10 @@ class ModelChanged(Unavailable):
 class HostedModel:
     """A model of the server. `need` is the memory that it takes by its plan, None before the plan is made.
 
-    `reserved` is the part of the budget that it has, and it `waits_for_memory` until it has one. `waiting` counts
-    requests that wait until it is loaded, and `n_wanting` all that wait for that: loads at the start and by
-    clients, too. `idle_seconds` is that of its entry, until a client says another number; that number holds until the
-    model is unloaded. `gone` is done once it is removed, and takes no new request. `failure` says why the
+    `reserved` is the part of the budget that it has, and it `waits_for_memory` until it has one. `waiting` counts the
+    requests that wait until it is loaded. `n_callers` counts all callers of its load: these requests, the start, and
+    clients that load models. `idle_seconds` is that of its entry, until a client says another number; that number holds
+    until the model is unloaded. `gone` is done once it is removed, and takes no new request. `failure` says why the
     latest load failed. `on_idle` is called when no request is in flight any more. Receipts are signed with `key`.
     """
 
@@ -78,7 +78,7 @@ class HostedModel:
         self.idle_seconds = entry.idle_seconds
         self.failure: str | None = None
         self.waiting = Share()
-        self.n_wanting = 0
+        self.n_callers = 0
         self.created = int(time.time())
         self.last_used = time.monotonic()
         self.loading: asyncio.Task[None] | None = None
@@ -107,11 +107,9 @@ class HostedModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names that requests may use."""
         return (*self.entry.settings.names, *self.admission.adapters.names)
 
     def has(self, name: str) -> bool:
-        """Whether requests may use this name."""
         return name in self.entry.settings.names or self.admission.adapters.find(name) is not None
 
     @property
@@ -126,14 +124,14 @@ class HostedModel:
 
     @property
     def waits_for(self) -> WaitReason | None:
-        """What its requests wait for before they are tokenized."""
+        """Return what its requests wait for before they are tokenized."""
         if self.admission.model is not None:
             return None
         return "memory" if self.waits_for_memory else "loading"
 
     @property
     def wait(self) -> str:
-        """What its requests wait for, in words."""
+        """Return what its requests wait for, in words."""
         if self.waits_for_memory:
             return "memory for its model"
         loads = self.client.state in ("starting", "loading") and self.client.load_began
@@ -141,17 +139,17 @@ class HostedModel:
 
     @property
     def busy(self) -> bool:
-        """Whether a request runs or waits, for the engine or until the model is loaded."""
+        """Return whether a request runs or waits, for the engine or until the model is loaded."""
         return bool(self.admission.in_flight or self.waiting.total)
 
     @property
     def can_go(self) -> bool:
-        """Whether it may be unloaded for another model."""
+        """Return whether it may be unloaded for another model."""
         return not (self.entry.pinned or self.busy) and self.state in ("ready", "restarting")
 
     @property
     def is_due(self) -> bool:
-        """Whether it has been idle for so long that it is to be unloaded."""
+        """Return whether it has been idle for so long that it is to be unloaded."""
         if self.idle_seconds is None or self.state != "ready" or self.busy:
             return False
         return time.monotonic() >= self.last_used + self.idle_seconds
@@ -177,13 +175,13 @@ class HostedModel:
         self.reserved = n_bytes
 
     @contextmanager
-    def wanted(self) -> Iterator[None]:
-        """Say inside the context that somebody waits for the load, which may wait for memory as long."""
-        self.n_wanting += 1
+    def calling(self) -> Iterator[None]:
+        """Count a caller of the load inside the context. The load waits for memory only while it has callers."""
+        self.n_callers += 1
         try:
             yield
         finally:
-            self.n_wanting -= 1
+            self.n_callers -= 1
             self._on_idle()
 
     async def load(self) -> None:
@@ -245,13 +243,13 @@ class HostedModel:
             raise self.refusal()
 
     def refusal(self) -> Unavailable:
-        """The error of a request after a load that failed. It says when the model may be loaded again."""
+        """Return the error of a request after a load that failed. It says when the model may be loaded again."""
         message = f"the model {self.name} could not be loaded: {self.failure}"
         return Unavailable(message, "model_failed", max(1, round(self._pause)))
 
     @property
     def _pause(self) -> float:
-        """Seconds until the next attempt after a failed load."""
+        """Return the seconds until the next attempt after a failed load."""
         least, most = BACKOFF_SECONDS
         return self._failed_at + min(least * 2 ** (self._n_failures - 1), most) - time.monotonic()
 

@@ -35,17 +35,17 @@ class Need:
     cache: int
 
 
-def device_of(wanted: str) -> tuple[str, int | None]:
+def device_of(flag: str) -> tuple[str, int | None]:
     """Return the device to plan for, and its memory in bytes: all of a GPU, what is free for a CPU (None: unknown)."""
-    if wanted != "cpu":
+    if flag != "cpu":
         gpu = gpu_memory()
-        if gpu is not None or wanted == "cuda" or is_divided():
+        if gpu is not None or flag == "cuda" or is_divided():
             return "cuda", gpu
     return "cpu", free_memory()
 
 
 def budget_of(settings: Settings) -> int:
-    """The bytes that all models may take together. Raises OptionError if the machine does not say what it has."""
+    """Return the bytes that all models may take together. Raises OptionError if the machine does not tell them."""
     if settings.memory_budget is not None:
         return settings.memory_budget
     device, memory = device_of(settings.device)
@@ -59,9 +59,9 @@ def budget_of(settings: Settings) -> int:
 def need_of(settings: Settings, budget: int, n_models: int) -> Need:
     """Return the memory of a model that shares `budget` bytes with others.
 
-    Its KV cache, if the options give no size, gets one of `n_models` parts of what it would get if the model were
-    alone; less if so many models like this one then fit side by side. Raises NoriaError, which is MemoryLack for a
-    model that does not even fit alone.
+    Worked example: two models share 16 GB, and this one needs 6 GB beside its KV cache. Alone its cache would get
+    10 GB, of which half is 5 GB. With 2 GB two such models fit side by side, so it gets 2 GB. If 2 GB were less than
+    `LEAST_CACHE` of 5 GB, it would get 5 GB. Raises NoriaError: MemoryLack for a model that does not fit alone.
     """
     directory = resolve(settings.model, revision=settings.revision, weights=False)
     options = replace(RunnerOptions(**runner_options(settings, directory)), device=device_of(settings.device)[0])

@@ -56,7 +56,7 @@ class HostedModels:
 
     @property
     def status(self) -> ModelState:
-        """ "ready" once the models of the start are loaded, "failed" if no model can be loaded.
+        """Return "ready" once the models of the start are loaded, "failed" if no model can be loaded.
 
         A server with one model that is not loaded on demand has the state of that model.
         """
@@ -72,16 +72,15 @@ class HostedModels:
 
     @property
     def holders(self) -> Iterator[HostedModel]:
-        """Models that have memory, those that end included."""
+        """Return the models that have memory, those that end included."""
         return (model for model in (*self._hosted, *self.retiring) if model.reserved)
 
     def allowed(self, key: Key | None) -> list[HostedModel]:
-        """The models that a key may use."""
         names = None if key is None else key.entry.models
         return [model for model in self._hosted if names is None or names & {*model.entry.settings.names}]
 
     def find(self, name: str | None, key: Key | None) -> HostedModel:
-        """The model with this name, else the one with an adapter of this name. Raises ModelNotFound."""
+        """Find the model with this name, else the one with an adapter of this name. Raises ModelNotFound."""
         allowed = self.allowed(key)
         own = (model for model in allowed if name is None or name in model.entry.settings.names)
         adapted = (model for model in allowed if name is not None and model.has(name))
@@ -98,7 +97,7 @@ class HostedModels:
             return
         seconds, clock = model.load_timeout, asyncio.get_running_loop().time
         deadline = clock() + seconds
-        with model.wanted():
+        with model.calling():
             while model.admission.model is None:
                 work = model.unloading or self.begin_load(model)
                 timeout = deadline - clock()
@@ -112,7 +111,7 @@ class HostedModels:
                 work.result()
 
     async def load(self, model: HostedModel) -> None:
-        """As `until_loaded`, but the load goes on when the caller is cancelled."""
+        """Load a model as `until_loaded` does, but go on when the caller is cancelled."""
         task = self._spawn(self.until_loaded(model))
         task.add_done_callback(_take_error)
         await asyncio.shield(task)
@@ -152,7 +151,7 @@ class HostedModels:
             log.warning("the model does not fit beside the others, and is loaded when it is used", extra=_about(model))
 
     async def _load(self, model: HostedModel) -> None:
-        """Load a model, once there is memory for it, unless nobody wants it by then. Raises Unavailable."""
+        """Load a model once there is memory for it, unless no caller is left by then. Raises Unavailable."""
         try:
             if self.budget is not None and not await self.budget.reserve(model):
                 return
@@ -230,7 +229,7 @@ class HostedModels:
         self.note_change()  # a model that waits for memory may be removed
 
     def _under(self, entry: ModelEntry, model: HostedModel | None) -> HostedModel:
-        """This model under a new entry; without one a new model."""
+        """Return this model under a new entry; without one a new model."""
         if model is None:
             return self._host(entry)
         model.adopt(entry)

@@ -12,7 +12,7 @@ Values = Mapping[tuple[str, ...], float]
 
 
 class AdapterCounts:
-    """What requests to one model do with adapters.
+    """The use of adapters by requests to one model.
 
     `names` gives the adapters by their numbers in the engine, `uses` those that it uses; `max_running` may run at a
     time.
@@ -27,7 +27,7 @@ class AdapterCounts:
         self._generated: Tally[tuple[str, ...]] = Tally()
 
     def observe(self, name: str, outcome: str, generated_tokens: int) -> None:
-        """Once for each finished request that uses an adapter."""
+        """Count a finished request that uses an adapter."""
         self._requests[name, outcome] += 1
         self._generated[name,] += generated_tokens
 

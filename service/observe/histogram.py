@@ -36,7 +36,7 @@ class Histogram(Collector):
         registry.register(self)
 
     def of(self, model: str) -> Series:
-        """The series of a model, which begins at 0."""
+        """Return the series of a model, which begins at 0."""
         return self._series.setdefault(model, Series(self._bounds))
 
     def collect(self) -> Iterator[HistogramMetricFamily]:

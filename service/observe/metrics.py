@@ -91,13 +91,12 @@ class Metrics:
         self._refused_connections.labels(reason).inc()
 
     def of_model(self, name: str) -> ModelMetrics:
-        """The metrics of a model, which begin at 0."""
+        """Return the metrics of a model, which begin at 0."""
         if name not in self._models.models:
             self._models.models[name] = ModelMetrics(name, self._families, self._keys)
         return self._models.models[name]
 
     def _infos(self) -> dict[str, RunnerInfo]:
-        """How each model runs that was loaded."""
         return {name: model.info for name, model in self._models.models.items() if model.info is not None}
 
     def collect(self) -> Iterator[Metric]:
@@ -115,7 +114,7 @@ class Metrics:
             yield CounterMetricFamily(name, f"Processes replaced that decode {what}.", self._restarted[what])
 
     def observe_helper_restart(self, helper: str) -> None:
-        """A helper process was replaced: that of "images", of "audio", or of the "trial" of grammars."""
+        """Count a helper process that was replaced: of "images", of "audio", or of the "trial" of grammars."""
         self._restarted[helper] += 1
 
     def observe_fields(self, route: str, fields: Iterable[str], outcome: Literal["refused", "ignored"]) -> None:
@@ -125,7 +124,7 @@ class Metrics:
             self._fields.labels(route, label, outcome).inc()
 
     def observe_response(self, method: str, route: str | None, status: int) -> None:
-        """Once for each request. `route` is its route's path, None for a path without one."""
+        """Count a request. `route` is its route's path, None for a path without one."""
         known = method if method in METHODS else OTHER
         self._responses.labels(known, route or OTHER, str(status)).inc()
 
@@ -143,13 +142,13 @@ class Metrics:
             model.await_keys(self._keys)
 
     def observe_unnamed(self, outcome: str, key: str) -> None:
-        """A request to a model that ended before its model was known. `key` is empty without one."""
+        """Count a request to a model that ended before its model was known. `key` is empty without one."""
         self._families.requests.labels("", outcome).inc()
         if key:
             self._families.key_requests.labels("", key, outcome).inc()
 
     def observe_refusal(self, key: str, reason: str) -> None:
-        """A request to a model that was refused. `key` is empty without one."""
+        """Count a request to a model that was refused. `key` is empty without one."""
         self._refusals.labels(key, reason).inc()
 
     async def watch_event_loop(self) -> None:
@@ -162,9 +161,9 @@ class Metrics:
             self._lags.append(max(0.0, loop.time() - due))
 
     def event_loop_silence(self) -> float:
-        """Seconds since the event loop last ran. For any thread."""
+        """Return the seconds since the event loop last ran. For any thread."""
         return time.monotonic() - self._ran
 
     def render(self, *, vllm: bool = False) -> bytes:
-        """The metrics in Prometheus' text format; with `vllm` those that vLLM has too, under its names."""
+        """Return the metrics in Prometheus' text format; with `vllm` those that vLLM has too, under its names."""
         return generate_latest(self._vllm if vllm else self.registry)

@@ -124,12 +124,10 @@ class ModelMetrics:
             self._families.key_generated_tokens.labels(self.name, key)
 
     def describe(self, info: RunnerInfo) -> None:
-        """Report how the model runs."""
         self.info = info
         self.adapters.max_running = info.max_adapters
 
     def observe_report(self, report: Report) -> None:
-        """Take the report of a step."""
         self._current = report.stats
         if report.stats.step_tokens:
             self._step_tokens.observe(report.stats.step_tokens)
@@ -139,7 +137,7 @@ class ModelMetrics:
         self.beat = beat
 
     def end_engine(self) -> None:
-        """The engine has ended: what it counted is past."""
+        """Count what the engine did as past: it has ended."""
         self._past_processor, self.beat = self._past_processor + self.beat.processor, Beat()
         self._past.update({field: getattr(self._current, field) for field in TOTALS})
         self._current = Stats()
@@ -157,20 +155,19 @@ class ModelMetrics:
 
     @property
     def processor(self) -> float:
-        """Seconds of processor time of all engines."""
+        """Return the seconds of processor time of all engines."""
         return self._past_processor + self.beat.processor
 
     @property
     def latest_waits(self) -> tuple[float | None, float | None]:
-        """The latest wait for a first step, and for a first token, in seconds."""
+        """Return the latest wait for a first step, and for a first token, in seconds."""
         return self._queue.latest, self._first.latest
 
     def total(self, field: str) -> int:
-        """A counter of all engines."""
         return self._past[field] + getattr(self._current, field)
 
     def observe_tokens(self, n_tokens: int, seconds: float | None) -> None:
-        """`n_tokens` came together, `seconds` after the token before them (None: they begin their sequence)."""
+        """Count `n_tokens` that came together, `seconds` after the token before (None: they begin their sequence)."""
         self.generated += n_tokens
         gaps, gap = (n_tokens - 1, 0.0) if seconds is None else (n_tokens, seconds / n_tokens)
         self._between.observe(gap, gaps)
@@ -181,7 +178,6 @@ class ModelMetrics:
             self._request.observe(seconds)
 
     def observe_key(self, key: str, outcome: str, prompt_tokens: int, generated_tokens: int) -> None:
-        """Count a finished request that has a key."""
         self._families.key_requests.labels(self.name, key, outcome).inc()
         self._families.key_prompt_tokens.labels(self.name, key).inc(prompt_tokens)
         self._families.key_generated_tokens.labels(self.name, key).inc(generated_tokens)
@@ -209,7 +205,7 @@ class ModelMetrics:
 
 
 class ModelsCollector(Collector):
-    """Reads the engines' statistics when Prometheus asks: they cost a step nothing."""
+    """A reader of the engines' statistics, at the request of Prometheus: they cost a step nothing."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.models: dict[str, ModelMetrics] = {}

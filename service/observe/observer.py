@@ -1,4 +1,4 @@
-"""What the server says of each request at its end: metrics, a trace, and a line in the log."""
+"""The report on each request at its end: metrics, a trace, and a line in the log."""
 
 import asyncio
 import logging
@@ -126,7 +126,7 @@ def _report_long(record: RequestRecord) -> None:
 
 
 def outcome_of(status: int) -> str:
-    """The outcome of a request that did not reach the engine."""
+    """Return the outcome of a request that did not reach the engine."""
     if status == CLIENT_GONE:
         return "abort"
     return "refused" if status < 500 or status == 503 else "error"
@@ -137,5 +137,5 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def _encoded(path: str) -> str:
-    """The path as in a URL: without spaces, which end it in a line of the log."""
+    """Return the path as in a URL: without spaces, which end it in a line of the log."""
     return quote(path, safe="/:@!$&'()*+,;=~")

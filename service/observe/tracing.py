@@ -81,7 +81,7 @@ class Tracing:
 
 
 def phases(record: RequestRecord, ended: float) -> Iterator[Phase]:
-    """The phases that a request reached: "queue", "prompt" and "decode". Its end cuts the last one short.
+    """Yield the phases that a request reached: "queue", "prompt" and "decode". Its end cuts the last one short.
 
     Of several choices the earliest times begin and end a phase, and the last token of all ends "decode".
     """
@@ -112,7 +112,7 @@ def _failed(record: RequestRecord) -> bool:
 
 
 def _attributes(record: RequestRecord, scope: Scope) -> Mapping[str, Any]:
-    """Attributes by the conventions for HTTP servers and for GenAI, and our own names for what those lack.
+    """Return attributes by the conventions for HTTP servers and for GenAI, and our own names beyond these.
 
     They are numbers and names, no text.
     """

@@ -64,13 +64,13 @@ class VllmNames(Collector):
 
 
 def _cache(info: RunnerInfo) -> dict[str, str]:
-    """The labels of `vllm:cache_config_info` that autoscalers read."""
+    """Return the labels of `vllm:cache_config_info` that autoscalers read."""
     n_pages = max(pool.n_pages for pool in info.pools)
     return {"block_size": str(info.page_size), "num_gpu_blocks": str(n_pages)}
 
 
 def _renamed(sample: Sample, before: str, after: str) -> Sample:
-    """The sample with vLLM's labels. Refused requests have none: vLLM counts what it has begun."""
+    """Return the sample with vLLM's labels. Refused requests have none: vLLM counts what it has begun."""
     labels = {LABELS.get(name, name): value for name, value in sample.labels.items()}
     name = after + sample.name.removeprefix(before)
     return sample._replace(name=name, labels={**labels, "engine": "0"})

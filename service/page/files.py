@@ -28,7 +28,7 @@ class File:
 
 @cache
 def files() -> Mapping[str, File]:
-    """All files of the page by their path below `assets`, such as `chat/view.js`."""
+    """Return all files of the page by their path below `assets`, such as `chat/view.js`."""
     paths = (path for path in sorted(ASSETS.rglob("*")) if path.suffix in TYPES and path.is_file())
     return {path.relative_to(ASSETS).as_posix(): _read(path) for path in paths}
 

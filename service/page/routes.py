@@ -54,7 +54,7 @@ async def _asset(request: Request) -> Response:
 
 
 def respond(request: Request, file: File) -> Response:
-    """The file, or a 304 where the browser has it already."""
+    """Return the file, or a 304 where the browser has it already."""
     headers = {**HEADERS, "etag": file.etag}
     if file.etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
@@ -62,7 +62,7 @@ def respond(request: Request, file: File) -> Response:
 
 
 def start_at(prefix: str) -> Page:
-    """A route that leads from the prefix of all paths to the page, whose links need the slash at the end."""
+    """Return a route from the prefix of all paths to the page, whose links need the slash at the end."""
 
     async def start(request: Request) -> Response:
         return RedirectResponse(f"{prefix}/", 307)

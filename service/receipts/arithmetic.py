@@ -1,4 +1,4 @@
-"""What computed an answer, and whether another machine promises the same bits (docs/determinism.md)."""
+"""The arithmetic of an answer, and whether another machine promises the same bits (docs/determinism.md)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from typing_extensions import TypedDict
 
 
 class Arithmetic(TypedDict):
-    """What the bits of an answer depend on beside the weights and the request.
+    """The facts on which the bits of an answer depend beside the weights and the request.
 
     `bits` is the name of what the kernels compute: machines with the same name, scheme and data types promise equal
     bits. It is null where nothing is promised. `kernels` is the variant, `quantize` the scheme.
@@ -22,13 +22,13 @@ class Arithmetic(TypedDict):
 
 
 def arithmetic_of(description: Mapping[str, Any]) -> Arithmetic:
-    """That of an engine, by its own description (`engine` of `/version`)."""
+    """Return the arithmetic of an engine, by its own description (`engine` of `/version`)."""
     about = {name: str(description.get(name, "")) for name in Arithmetic.__annotations__}
     return Arithmetic(**about | {"bits": description.get("arithmetic")})  # type: ignore[typeddict-item]
 
 
 def no_promise(receipt: Mapping[str, Any], here: Arithmetic) -> str:
-    """Why equal bits are not promised for the answer of a receipt when it is computed again; empty if they are."""
+    """Return why equal bits are not promised when the answer of a receipt is computed again; empty if they are."""
     there: Arithmetic = receipt["arithmetic"]
     for name, one in (("there", there), ("here", here)):
         if one["bits"] is None:

@@ -19,7 +19,7 @@ FACTS = {
     "seed": "the seed is another",
     "max_tokens": "the limit of tokens is another",
 }
-"""What another value of each field means. The first field that differs is the likeliest cause."""
+"""The meaning of another value of each field. The first field that differs is the likeliest cause."""
 ANSWER = ("tokens", "text", "finish", "n_tokens", "marks")
 STATED = ("version", "created", "model", "arithmetic", "defaults", "key", "signature")
 """The fields that are not computed again: only the signature shows that one was changed."""
@@ -36,7 +36,6 @@ class Difference(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The message, with its field."""
         return self.message if self.field in ("signature", "around") else f"{self.field}: {self.message}"
 
 
@@ -59,7 +58,7 @@ def differences(given: Receipt, found: Receipt, name: Callable[[int], str]) -> I
 
 
 def first_token(given: Receipt, found: Receipt) -> int | None:
-    """The index of the first generated token that differs; None if there is none.
+    """Return the index of the first generated token that differs; None if there is none.
 
     Without the `content` of `given` the marks tell it, which belong to the prompt.
     """
@@ -71,7 +70,7 @@ def first_token(given: Receipt, found: Receipt) -> int | None:
 
 
 def told(given: Receipt, found: Receipt, index: int, name: Callable[[int], str]) -> str:
-    """A sentence about the first token that differs."""
+    """Return a sentence about the first token that differs."""
     ids, known = _tokens(found), _tokens(given)
     here = f"{ids[index]} {name(ids[index])!r} here" if index < len(ids) else "none here: the answer ends before it"
     there = "another in the receipt"
@@ -83,7 +82,7 @@ def told(given: Receipt, found: Receipt, index: int, name: Callable[[int], str])
 
 
 def _cut(found: Receipt, given: Receipt) -> Receipt:
-    """The receipt as it would be if time had cut the answer after as many tokens. Its text cannot be known."""
+    """Return the receipt as if time had cut the answer after as many tokens. Its text cannot be known."""
     n_tokens, content = given["n_tokens"], found["content"]
     ids = content["token_ids"][:n_tokens]
     cut: Any = {name: given[name] for name in ("finish", "text")}
@@ -92,7 +91,7 @@ def _cut(found: Receipt, given: Receipt) -> Receipt:
 
 
 def _plain(receipt: Receipt, field: str) -> Any:
-    """A value to compare: of an adapter its files, whatever its name."""
+    """Return a value to compare: of an adapter its files, whatever its name."""
     value: Any = receipt[field]  # type: ignore[literal-required]
     return value.get("files", value) if isinstance(value, dict) else value
 

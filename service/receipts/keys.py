@@ -27,12 +27,12 @@ class SigningKey:
         self.public = base64.b64encode(private.public_key().public_bytes_raw()).decode()
 
     def sign(self, data: bytes) -> str:
-        """The signature in base64."""
+        """Return the signature in base64."""
         return base64.b64encode(self._private.sign(data)).decode()
 
 
 def read_key(path: Path) -> SigningKey:
-    """The key in a PEM file. Raises OptionError."""
+    """Read the key in a PEM file. Raises OptionError."""
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -54,7 +54,7 @@ def read_key(path: Path) -> SigningKey:
 
 
 def make_key(path: Path) -> SigningKey:
-    """A new key in a new file that only its owner may read. Raises OptionError."""
+    """Make a key in a new file that only its owner may read. Raises OptionError."""
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
@@ -71,7 +71,7 @@ def make_key(path: Path) -> SigningKey:
 
 
 def is_public(text: str) -> bool:
-    """Whether a text can be a public key."""
+    """Return whether a text can be a public key."""
     try:
         return len(_decoded(text)) == PUBLIC_BYTES
     except ValueError:
@@ -79,7 +79,7 @@ def is_public(text: str) -> bool:
 
 
 def has_signed(public: str, data: bytes, signature: str) -> bool:
-    """Whether the key with this public part has signed the data. Raises OptionError without the package."""
+    """Return whether the key with this public part has signed the data. Raises OptionError without the package."""
     try:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -93,7 +93,7 @@ def has_signed(public: str, data: bytes, signature: str) -> bool:
 
 
 def _decoded(text: str) -> bytes:
-    """The bytes of base64. Raises ValueError, also for another text of the same bytes: a changed one must not pass."""
+    """Decode base64. Raises ValueError, also for another text of the same bytes: a changed one must not pass."""
     data = base64.b64decode(text, validate=True)
     if base64.b64encode(data).decode() != text:
         raise ValueError("not the only base64 of these bytes")

@@ -35,12 +35,12 @@ from service.receipts.receipt import (
 )
 
 FilesOf = Callable[[Path], Sequence[Path]]
-Wanted = bool | Literal["full"] | None
+ReceiptField = bool | Literal["full"] | None
 """The field `receipt` of a request."""
 
 
 class NoReceipt(ApiError):
-    """The answer is there, but not what its receipt must say."""
+    """The answer is there, but a fact that its receipt must have is not."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(f"no receipt can be made: {problem}", code="no_receipt")
@@ -58,17 +58,17 @@ class ReceiptMaker:
         self._digests: dict[int, asyncio.Future[str]] = {}  # of adapters by number; 0 is the model
 
     def begin(self, served: ServedModel) -> None:
-        """With `--receipts` compute the weights' digest now, not at the first answer."""
+        """Compute the weights' digest now with `--receipts`, not at the first answer."""
         if self._always and served.source is not None:
             self._weights(served)
 
     def forget(self) -> None:
-        """The model and its adapters are unloaded; their files may change before they are loaded again."""
+        """Forget all digests. The model is unloaded, and files may change before the next load."""
         self._digests.clear()
 
-    def check(self, wanted: Wanted) -> None:
-        """Raise InvalidRequest if a request wants receipts and the server has no key."""
-        if wanted and self._key is None:
+    def check(self, field_value: ReceiptField) -> None:
+        """Raise InvalidRequest if a request needs receipts and the server has no key."""
+        if field_value and self._key is None:
             raise InvalidRequest(
                 "receipt needs a server with a key, and this one has none: start it with --receipt-key FILE; noria "
                 "receipts key FILE makes the file, with the package of the extra receipts",
@@ -77,15 +77,15 @@ class ReceiptMaker:
             )
 
     def of_answer(
-        self, wanted: Wanted, served: ServedModel, generation: Generation, record: RequestRecord
+        self, field_value: ReceiptField, served: ServedModel, generation: Generation, record: RequestRecord
     ) -> "AnswerReceipts | None":
-        """The receipts of an answer that begins; None if it gets none."""
-        if self._key is None or not (self._always if wanted is None else wanted):
+        """Return the receipts of an answer that begins; None if it gets none."""
+        if self._key is None or not (self._always if field_value is None else field_value):
             return None
-        return AnswerReceipts(self, self._key, served, generation, record, full=wanted == "full")
+        return AnswerReceipts(self, self._key, served, generation, record, full=field_value == "full")
 
     async def of_model(self, served: ServedModel) -> dict[str, Any]:
-        """The fields of a receipt that tell what computes. Raises NoReceipt."""
+        """Return the fields of a receipt that tell what computes. Raises NoReceipt."""
         weights, adapter = await asyncio.shield(self._weights(served)), served.adapter
         changed: AdapterNamed | None = None
         if adapter is not None:
@@ -117,7 +117,7 @@ class ReceiptMaker:
 
 
 def digest_of(files_of: FilesOf, path: Path, loaded: str) -> str:
-    """The digest of files with the stamp that they had when they were `loaded`. Raises NoReceipt."""
+    """Return the digest of files with the stamp that they had when they were `loaded`. Raises NoReceipt."""
     try:
         files = files_of(path)
         found = files_digest(files)
@@ -148,7 +148,7 @@ class AnswerReceipts:
         self._finishes[choice] = delta.finish or ""
 
     async def signed(self) -> list[Receipt]:
-        """The receipt of each choice of the answer, once all have ended. Raises NoReceipt."""
+        """Return the receipt of each choice of the answer, once all have ended. Raises NoReceipt."""
         request, chosen = self.generation.request, self.generation.best()
         about = await self.maker.of_model(self.served) | {
             "format": FORMAT,

@@ -15,7 +15,7 @@ FIELDS: TypeAdapter[Receipt] = TypeAdapter(Receipt)
 
 
 def parsed(value: Any, place: str) -> Receipt:
-    """The receipt in a value of JSON. Raises OptionError, which names `place` and the field that is wrong."""
+    """Return the receipt in a value of JSON. Raises OptionError, which names `place` and the field that is wrong."""
     try:
         return FIELDS.validate_python(value, strict=True)
     except ValidationError as error:
@@ -25,7 +25,7 @@ def parsed(value: Any, place: str) -> Receipt:
 
 
 def found_in(value: Any, place: str) -> list[Receipt]:
-    """The receipts in a value of JSON: one, or those of an answer, or of the last event of its stream.
+    """Return the receipts in a value of JSON: one, or those of an answer, or of the last event of its stream.
 
     Raises OptionError where there is none.
     """
@@ -37,7 +37,7 @@ def found_in(value: Any, place: str) -> list[Receipt]:
 
 
 def texts(answer: Any, *, streamed: bool) -> list[str | None]:
-    """The text of each choice of a whole answer; None for one with calls. A receipt or the end of a stream has none."""
+    """Return the text of each choice of a whole answer (None: with calls). Receipts and ends of streams have none."""
     try:
         whole = answer.get("response", answer)
         if choices := whole.get("choices"):
@@ -50,7 +50,7 @@ def texts(answer: Any, *, streamed: bool) -> list[str | None]:
 
 
 def _text(message: Mapping[str, Any]) -> str | None:
-    """The text of a message, or of the messages of a response, without thoughts; None with calls."""
+    """Return the text of a message, or of the messages of a response, without thoughts; None with calls."""
     parts = message.get("output", message.get("content"))
     if isinstance(parts, str) and not message.get("tool_calls"):
         return parts
@@ -60,7 +60,7 @@ def _text(message: Mapping[str, Any]) -> str | None:
 
 
 def faults_around(receipts: Sequence[Receipt], texts: Sequence[str | None]) -> Iterator[str]:
-    """How the answer around its receipts differs from what they sign: in the number of choices, or in a text."""
+    """Yield how the answer around its receipts differs from what they sign: in the number of choices, or a text."""
     if texts and len(texts) != len(receipts):
         yield f"choices: the answer has {len(texts)}, and {len(receipts)} receipts"
     for index, (one, text) in enumerate(zip(receipts, texts, strict=False)):
@@ -69,7 +69,7 @@ def faults_around(receipts: Sequence[Receipt], texts: Sequence[str | None]) -> I
 
 
 def faults(receipt: Receipt, key: str | None) -> Iterator[str]:
-    """What is wrong with a receipt in itself, as one can tell without the model: `key` should have signed it."""
+    """Yield the faults of a receipt in itself, without the model: `key` should have signed it."""
     if key is not None and receipt["key"] != key:
         yield f"key: the receipt is signed with {receipt['key']}, expected {key}"
     if not has_signed(receipt["key"], signed_bytes(receipt), receipt["signature"]):

@@ -39,7 +39,7 @@ class AdapterNamed(TypedDict):
 
 @with_config(EXACT)
 class Content(TypedDict):
-    """What the hashes of a receipt are of: the request's body as it was sent, all tokens and the text of the choice."""
+    """The content that a receipt hashes: the request's body as it was sent, all tokens and the text of the choice."""
 
     body: str
     token_ids: list[TokenId]
@@ -48,7 +48,7 @@ class Content(TypedDict):
 
 @with_config(EXACT)
 class Defaults(TypedDict):
-    """What the server sets where a request does not, and what changes tokens: values of the flags of these names."""
+    """The values of the flags of these names, which change tokens where a request does not set them."""
 
     repetition_detection: str
     reasoning_budget: Count | None
@@ -60,12 +60,11 @@ class Receipt(TypedDict):
 
     `weights` is the SHA-256 of the model's files, `windows` are those of attention, `softmax_scale` is that of latent
     attention. `prompt` is the hash of all prompt tokens and images, `request` that of the prompt, the sampling
-    parameters and all else that decides the answer.
-    `defaults` are those of the server. `seed` is that of the request, or the one that the server drew; `max_tokens`
-    likewise. `choice` is the index of the choice among those of its prompt. `tokens` is the hash of all generated
-    tokens, `marks` has four hexadecimal digits for each of them, which only who knows the prompt can compute. `text` is
-    the SHA-256 of the text.
-    `signature` is by the key whose public part is `key`.
+    parameters and all else that decides the answer. `defaults` are those of the server. `seed` is that of the request,
+    or the one that the server drew; `max_tokens` likewise. `choice` is the index of the choice among those of its
+    prompt. `tokens` is the hash of all generated tokens, `marks` has four hexadecimal digits for each of them, which
+    only who knows the prompt can compute. `text` is the SHA-256 of the text. `signature` is by the key with the public
+    part `key`.
     """
 
     format: Literal["noria-receipt-1"]
@@ -96,7 +95,7 @@ class Receipt(TypedDict):
 
 
 class Signed(TypedDict):
-    """What an answer has besides: the receipt of each choice, in their order."""
+    """The field that receipts add to an answer: one of each choice, in their order."""
 
     receipts: NotRequired[list[Receipt]]
 
@@ -106,7 +105,7 @@ def digest(data: bytes) -> str:
 
 
 def token_bytes(tokens: Sequence[int]) -> bytes:
-    """Four bytes for each token, the lowest first."""
+    """Return four bytes for each token, the lowest first."""
     return struct.pack(f"<{len(tokens)}I", *tokens)
 
 
@@ -116,7 +115,7 @@ def prompt_bytes(submit: Submit) -> bytes:
 
 
 def request_digest(request: ModelRequest, prompt: str, choice: int, adapter: AdapterNamed | None) -> str:
-    """The hash of the request as Noria computes it. `prompt` is the hash of its prompt.
+    """Return the hash of the request as Noria computes it. `prompt` is the hash of its prompt.
 
     Parameters that change no token are left out, so a streamed answer and a whole one have the same request.
     """
@@ -134,7 +133,7 @@ def request_digest(request: ModelRequest, prompt: str, choice: int, adapter: Ada
 
 
 def marks(prompt: bytes, tokens: Sequence[int]) -> str:
-    """The marks of tokens: the beginnings of the hashes of the prompt and all tokens up to each.
+    """Return the marks of tokens: the beginnings of the hashes of the prompt and all tokens up to each.
 
     The first differing token of two answers to one prompt is that of the first differing mark. Who does not know the
     prompt learns nothing of the tokens from them.
@@ -147,10 +146,10 @@ def marks(prompt: bytes, tokens: Sequence[int]) -> str:
 
 
 def canonical(value: Any) -> bytes:
-    """JSON without spaces and with sorted names. A receipt has no fractions, so this is RFC 8785's form of it."""
+    """Return JSON without spaces and with sorted names: RFC 8785's form of it, as a receipt has no fractions."""
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
 
 
 def signed_bytes(receipt: Mapping[str, Any]) -> bytes:
-    """What the signature is of: the receipt without it."""
+    """Return the bytes that are signed: the receipt without its signature."""
     return canonical({name: value for name, value in receipt.items() if name != "signature"})

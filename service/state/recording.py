@@ -27,7 +27,7 @@ class Recording:
 
     @property
     def n_events(self) -> int:
-        """The number of events so far, with those that were dropped."""
+        """Return the number of events so far, with those that were dropped."""
         return self.first + len(self.frames)
 
     def add(self, frame: bytes) -> None:
@@ -41,7 +41,7 @@ class Recording:
         self._wake()
 
     async def read(self, after: int) -> AsyncIterator[list[bytes]]:
-        """The events after number `after`, together where several are there. Raises InvalidRequest for dropped ones."""
+        """Yield the events after number `after`, in pieces of several. Raises InvalidRequest for dropped ones."""
         at = after + 1
         while True:
             if at < self.first:

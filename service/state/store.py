@@ -34,11 +34,10 @@ class Store:
 
     @property
     def use(self) -> Use:
-        """What it holds of all owners."""
         return self._tables.total
 
     async def run(self, method: Callable[Concatenate[Tables, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of a method of the tables. Raises its errors, and Unavailable where the database fails."""
+        """Run a method of the tables. Raises its errors, and Unavailable where the database fails."""
         try:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._thread, lambda: method(self._tables, *args, **kwargs))
@@ -47,21 +46,20 @@ class Store:
             raise Unavailable("the store of responses cannot be used; see the server's log", "store_failed") from None
 
     async def close(self) -> None:
-        """Write what is left, and close the file."""
         await self.run(Tables.close)
         self._thread.shutdown(wait=False)
 
 
 def opened(settings: Settings) -> Store:
-    """The store of --responses-store. Raises OptionError for a file that cannot be used."""
-    wanted = settings.responses_store
-    files = () if wanted in STORE_BOUNDS else (Path(f"{wanted}{suffix}") for suffix in SUFFIXES)
+    """Open the store of --responses-store. Raises OptionError for a file that cannot be used."""
+    place = settings.responses_store
+    files = () if place in STORE_BOUNDS else (Path(f"{place}{suffix}") for suffix in SUFFIXES)
     try:
         if (problem := problem_of(*files)) is not None:
             raise OptionError(f"--responses-store: {problem}")
-        tables = Tables(MEMORY if wanted in STORE_BOUNDS else wanted, *settings.responses_bounds)
-        return Store(tables, enabled=wanted != "off")
+        tables = Tables(MEMORY if place in STORE_BOUNDS else place, *settings.responses_bounds)
+        return Store(tables, enabled=place != "off")
     except (sqlite3.Error, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         locked = "; another server uses it" if "locked" in str(error) else ""
-        raise OptionError(f"--responses-store {wanted}: {reason}{locked}") from error
+        raise OptionError(f"--responses-store {place}: {reason}{locked}") from error

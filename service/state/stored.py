@@ -64,7 +64,7 @@ class Owner:
 
     @classmethod
     def of(cls, record: RequestRecord) -> "Owner":
-        """The owner of what a request stores."""
+        """Return the owner of the responses that a request stores."""
         if record.key is None:
             return cls(record.owner)
         return cls(record.owner, record.key.entry.stored_bytes, record.key.entry.stored_responses)
@@ -81,7 +81,7 @@ class Use:
         return Use(self.n_bytes + n_bytes, self.n_stored + n_stored)
 
     def within(self, owner: Owner) -> bool:
-        """Whether the owner's limits allow this."""
+        """Return whether the owner's limits allow this."""
         return (owner.max_bytes is None or self.n_bytes <= owner.max_bytes) and (
             owner.max_stored is None or self.n_stored <= owner.max_stored
         )

@@ -153,14 +153,14 @@ class Tables:
         self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def find(self, owner: Owner, id: str, *, scored: bool = False) -> Stored | None:
-        """Something with its items, without its events; log probabilities only if `scored`. It counts as used."""
+        """Find something with its items, without its events; log probabilities only if `scored`. It counts as used."""
         self._expire()
         self._touch(owner.name, id)
         found = self._select("owner = ? AND id = ?", owner.name, id, scored=scored)
         return next((stored for _, stored in found), None)
 
     def events(self, owner: Owner, id: str, at: int) -> bytes | None:
-        """The compressed events of a response from byte `at` on, `EVENTS_PIECE` bytes at most. None: it is gone."""
+        """Return at most `EVENTS_PIECE` compressed bytes of a response's events from byte `at` on. None: it is gone."""
         self._touch(owner.name, id)
         row = self._db.execute("SELECT rowid FROM stored WHERE owner = ? AND id = ?", (owner.name, id)).fetchone()
         if row is None:
@@ -170,7 +170,7 @@ class Tables:
             return events.read(EVENTS_PIECE)
 
     def chain(self, owner: Owner, id: str, limit: int) -> list[StoredItem] | None:
-        """The items of a response and of all that it continues, the oldest first. None: one of these is missing.
+        """Return the items of a response and of all that it continues, the oldest first. None: one of these is missing.
 
         Raises HistoryTooLarge if they have more than `limit` bytes.
         """
@@ -189,7 +189,7 @@ class Tables:
         return [item for stored in reversed(found) for item in stored.items]
 
     def referenced(self, owner: Owner, ids: Sequence[str], limit: int) -> dict[str, bytes]:
-        """The JSON of the items with these ids that are stored. Raises HistoryTooLarge as `chain` does."""
+        """Return the JSON of the items with these ids that are stored. Raises HistoryTooLarge as `chain` does."""
         self._expire()
         newest = "SELECT value FROM items WHERE owner = ? AND id = ? ORDER BY rowid DESC LIMIT 1"
         found: dict[str, bytes] = {}
@@ -202,12 +202,12 @@ class Tables:
         return found
 
     def interrupted(self) -> list[tuple[str, Stored]]:
-        """What was running when the server ended, with the name of its owner."""
+        """Return what was running when the server ended, with the names of the owners."""
         return [*self._select("running")]
 
     @contextmanager
     def _change(self) -> Iterator[None]:
-        """A transaction. If it fails, the counts are those of the tables again."""
+        """Make a transaction of the context. If it fails, the counts are those of the tables again."""
         try:
             with self._db:
                 yield
@@ -238,7 +238,6 @@ class Tables:
         self._db.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
     def runs(self, owner: str, id: str) -> bool:
-        """Whether something is stored as running."""
         running = "SELECT 1 FROM stored WHERE owner = ? AND id = ? AND running"
         return self._db.execute(running, (owner, id)).fetchone() is not None
 
@@ -290,13 +289,13 @@ class Tables:
         running = "SELECT coalesce(sum(size), 0) FROM stored WHERE owner = ? AND running"
         (held,) = self._db.execute(running, (owner,)).fetchone()
         if held + n_bytes > self._limit // 2:
-            most = f"the limit is {self._limit // 2}"
-            raise StoreFull(f"responses of this key that run would have {held + n_bytes} bytes of it, {most}")
+            limits = f"may hold {self._limit // 2} bytes of the store; this one would make it {held + n_bytes}"
+            raise StoreFull(f"running responses of this key {limits}. Try again when one has ended")
 
     def _over(self, owner: Owner) -> Sequence[str]:
-        """Who loses something, the first that can; nobody while the bounds hold.
+        """Return the owners who may lose something, the first that can; nobody while the bounds hold.
 
-        It is the owner who has most. Who has less than `owner` loses nothing for it.
+        The owner with the largest part comes first. Owners with less than `owner` lose nothing for it.
         """
         if not self._uses[owner.name].within(owner):
             return [owner.name]

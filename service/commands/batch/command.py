@@ -15,7 +15,7 @@ from service.commands.batch.progress import BatchProgress
 from service.commands.batch.results import Results, opened
 from service.commands.batch.run import run
 from service.commands.flags import takes
-from service.commands.pulse import shown
+from service.commands.pulse import showing
 from service.commands.target import TargetOptions, target
 
 OWN, OTHER = 256, 32
@@ -75,6 +75,6 @@ def _answer(options: BatchOptions, results: Results, progress: BatchProgress) ->
     with target(options, flags, signs=signs) as server:
         client = server.async_client(httpx.Limits(max_connections=n_at_once))
         progress.start()
-        with shown("batch", progress.report):
+        with showing("batch", progress.report):
             lines = (line for line in read(options.input) if not results.has(line))
             asyncio.run(run(client, lines, n_at_once, progress.write))

@@ -47,19 +47,19 @@ Line = Request | Refusal
 
 
 def key_of(line: int | None, custom_id: str | None) -> bytes:
-    """16 bytes that name a line of the batch: by its id, or by its number if it has none."""
+    """Return 16 bytes that name a line of the batch: by its id, or by its number if it has none."""
     name = f"line {line}" if custom_id is None else f"id {custom_id}"
     return blake2b(name.encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 def read(path: Path) -> Iterator[Line]:
-    """The lines of the file in their order, without empty ones. Raises OptionError for a file that cannot be read."""
+    """Yield the lines of the file in their order, without empty ones. Raises OptionError for an unreadable file."""
     for number, text in raw_lines(path):
         yield parse(number, text)
 
 
 def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Number and text of each line that is not empty. Raises OptionError."""
+    """Yield number and text of each line that is not empty. Raises OptionError."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), b""), 1):
@@ -72,7 +72,7 @@ def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def parse(number: int, text: bytes) -> Line:
-    """The request in a line, or what is wrong with it."""
+    """Return the request in a line, or what is wrong with it."""
     try:
         fields = orjson.loads(text)
     except ValueError as error:
@@ -88,7 +88,7 @@ def parse(number: int, text: bytes) -> Line:
 
 
 def _fault(fields: dict[str, Any]) -> str:
-    """What is wrong with the fields of a line; empty if nothing is."""
+    """Return what is wrong with the fields of a line; empty if nothing is."""
     custom_id, method, url, body = (fields.get(name) for name in FIELDS)
     if not isinstance(custom_id, str) or not custom_id:
         return f"custom_id must be a string that is not empty, got {_json(custom_id)}"
@@ -111,7 +111,7 @@ def _json(value: object) -> str:
 
 
 def count(path: Path) -> int:
-    """The number of lines to answer. Raises OptionError for a file that cannot be read, or if two lines have one id."""
+    """Count the lines to answer. Raises OptionError for an unreadable file, or if two lines have one id."""
     seen, n_lines = set[bytes](), 0
     for line in read(path):
         n_lines += 1

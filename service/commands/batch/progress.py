@@ -28,7 +28,6 @@ class BatchProgress:
         self._before = self._done
 
     def write(self, result: dict[str, Any]) -> None:
-        """Write a result and count it."""
         self._results.write(result)
         self._done += 1
         if is_failure(result):
@@ -39,23 +38,22 @@ class BatchProgress:
         self._tokens += output_tokens(result)
 
     def report(self) -> tuple[float, str]:
-        """The part that is done, and its line."""
+        """Return the part that is done, and its line."""
         left = self._pace.left(self._done - self._before, self._total - self._before)
         return self._done / self._total, f"{self.counts()}, {self._pace.rate(self._tokens):.0f} tokens/s{left}"
 
     def counts(self) -> str:
-        """The lines that are done: "1200 of 10000 lines (12%), 3 failed"."""
+        """Count the lines that are done: "1200 of 10000 lines (12%), 3 failed"."""
         bad = f", {self.failed} failed" if self.failed else ""
         return f"{self._done} of {self._total} lines ({self._done / self._total:.0%}){bad}"
 
     def summary(self) -> str:
-        """The line at the end of the batch."""
         rate = f", {self._tokens} tokens at {self._pace.rate(self._tokens):.0f} tokens/s" if self._tokens else ""
         return f"batch: {self.counts()}{rate}; results in {self._results.path}{self._first}"
 
 
 def output_tokens(result: dict[str, Any]) -> int:
-    """The generated tokens that an answer reports, under the name of either API."""
+    """Return the generated tokens that an answer reports, under the name of either API."""
     body = (result["response"] or {}).get("body")
     usage = body.get("usage") if isinstance(body, dict) else None
     counts = usage if isinstance(usage, dict) else {}

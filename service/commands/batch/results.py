@@ -37,11 +37,10 @@ class Results:
         self._good[key_of((result["error"] or {}).get("line"), result["custom_id"])] = not is_failure(result)
 
     def has(self, line: Line) -> bool:
-        """Whether the file has the result of this line."""
         return self.good(line) is not None
 
     def good(self, line: Line) -> bool | None:
-        """Whether the result of this line is a good answer, None without a result."""
+        """Return whether the result of this line is a good answer, None without a result."""
         return self._good.get(key_of(line.line, line.custom_id))
 
     def write(self, result: dict[str, Any]) -> None:
@@ -56,17 +55,16 @@ class Results:
 
 
 def is_failure(result: dict[str, Any]) -> bool:
-    """Whether a result is no good answer."""
     return result["response"] is None or result["response"]["status_code"] not in GOOD
 
 
 def answered(line: Line, status: int, request_id: str | None, body: object) -> dict[str, Any]:
-    """The result of a request that the server answered, well or not."""
+    """Make the result of a request that the server answered, well or not."""
     return _result(line, {"status_code": status, "request_id": request_id, "body": body}, None)
 
 
 def failed(line: Line, code: str, message: str) -> dict[str, Any]:
-    """The result of a line that got no answer."""
+    """Make the result of a line that got no answer."""
     return _result(line, None, {"code": code, "message": message, "line": line.line})
 
 
@@ -81,7 +79,7 @@ def _result(line: Line, response: dict[str, Any] | None, error: dict[str, Any] |
 
 @contextmanager
 def opened(path: Path, *, retry_failed: bool) -> Iterator[Results]:
-    """The file of results, with what an earlier run finished. With `retry_failed` its failures are removed first.
+    """Open the file of results, with those of an earlier run. With `retry_failed` its failures are removed first.
 
     Raises OptionError for a file that cannot be written, that is no file of results, or that another batch writes.
     """
@@ -117,7 +115,7 @@ def _locked(path: Path) -> Iterator[io.FileIO]:
 
 
 def _read(path: Path, file: io.FileIO) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """The lines of the file and the results in them, without a torn last line. Raises OptionError for other content."""
+    """Yield the lines of the file and their results, without a torn last line. Raises OptionError for other content."""
     file.seek(0)
     lines = io.BufferedReader(file)
     for number, line in enumerate(lines, 1):
@@ -135,7 +133,7 @@ def _read(path: Path, file: io.FileIO) -> Iterator[tuple[bytes, dict[str, Any]]]
 
 
 def is_result(value: Any) -> bool:
-    """Whether `value` has what `_result` writes."""
+    """Return whether `value` has what `_result` writes."""
     if not isinstance(value, dict) or not value.keys() >= FIELDS:
         return False
     response, error = value["response"], value["error"]

@@ -13,9 +13,9 @@ from service.commands.batch.results import answered, failed, refused
 from service.commands.endpoint import error_message
 
 BUSY = 429
-"""The status of a full server, which asks for patience."""
+"""The status of a full server: the request is sent again until there is a place."""
 UNAVAILABLE = (502, 503, 504)
-"""What a server answers while it cannot serve, or what stands before it."""
+"""The statuses of a server, or of a proxy before it, while it cannot serve."""
 DENIED = (401, 403)
 TRIES = 6
 FIRST_WAIT, LONGEST_WAIT = 0.5, 10.0
@@ -44,7 +44,7 @@ async def run(client: httpx.AsyncClient, lines: Iterator[Line], n_at_once: int, 
 
 
 async def result_of(client: httpx.AsyncClient, request: Request) -> dict[str, Any]:
-    """The result of one request. It is sent again while the server is full, and some times after other faults.
+    """Return the result of one request. It is sent again while the server is full, and some times after other faults.
 
     Raises OptionError as `run` does.
     """
@@ -65,7 +65,6 @@ async def result_of(client: httpx.AsyncClient, request: Request) -> dict[str, An
 
 
 def _waits() -> Iterator[float]:
-    """Seconds before each new try."""
     wait = FIRST_WAIT
     while True:
         yield wait

@@ -99,7 +99,7 @@ def execute(options: BenchOptions) -> dict[str, Any]:
     prompts = file_prompts(options.prompts) if options.prompts else None
     if options.requests is None and options.seconds is None:
         options = replace(options, requests=len(prompts or range(REQUESTS)))
-    _requests(options, prompts)  # refuses wrong options before the server is asked
+    _requests(options, prompts)  # refuses wrong options before the server gets a request
     with httpx.Client(
         base_url=base_url(options.url), headers=headers(options.api_key), timeout=options.timeout
     ) as client:
@@ -121,7 +121,7 @@ def execute(options: BenchOptions) -> dict[str, Any]:
 
 
 def _requests(options: BenchOptions, prompts: list[Prompt] | None) -> Iterator[dict[str, Any]]:
-    """The bodies of `options.requests` requests, without an end if that is None."""
+    """Return the bodies of `options.requests` requests, without an end if that is None."""
     prompt_lengths = lengths(options.input_tokens, "--input-tokens")
     answer_lengths = lengths(options.output_tokens, "--output-tokens")
     seed, shared = options.seed or 0, options.shared_prefix
@@ -179,7 +179,7 @@ def _progress() -> Progress:
 
 
 def _configuration(options: BenchOptions) -> dict[str, Any]:
-    """The options that repeat the run, without the API key and paths."""
+    """Return the options that repeat the run, without the API key and paths."""
     configuration = {name: value for name, value in asdict(options).items() if name not in ("api_key", "json")}
     if options.rate is None:
         configuration["concurrency"] = options.concurrency or CONCURRENCY

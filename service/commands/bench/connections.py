@@ -31,7 +31,6 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def is_free(self) -> bool:
-        """Whether it can carry a request now."""
         closing = self._transport is None or self._transport.is_closing()
         return not closing and (self._ended is None or self._ended.done())
 

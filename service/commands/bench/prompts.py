@@ -1,4 +1,4 @@
-"""Prompts of a load test: random words, with a shared prefix if wanted, or the lines of a file."""
+"""Prompts of a load test: random words, with a shared prefix if there is one, or the lines of a file."""
 
 import json
 import random
@@ -22,7 +22,7 @@ WORDS = (  # noqa: SIM905
 
 
 def random_prompts(lengths: Iterable[int], shared: int, seed: int) -> Iterator[Prompt]:
-    """A text of about that many tokens for each of the lengths. The first `shared` tokens are the same in all texts.
+    """Return a text of about so many tokens for each length. The first `shared` tokens are the same in all texts.
 
     Equal seeds give equal texts. No length may be less than `shared`.
     """
@@ -32,7 +32,7 @@ def random_prompts(lengths: Iterable[int], shared: int, seed: int) -> Iterator[P
 
 
 def file_prompts(path: Path) -> list[Prompt]:
-    """The prompts of a file, at least one.
+    """Return the prompts of a file, at least one.
 
     A prompt is a line of text or of JSON: a string, token ids, messages, or an object with one of these as "prompt" or
     "messages". Raises OptionError for a file that cannot be read or has no prompt.
@@ -62,7 +62,7 @@ def _parse(line: str) -> Prompt:
 
 
 def bodies(prompts: Iterable[Prompt], endpoint: str) -> Iterator[dict[str, Any]]:
-    """The field of a request to `endpoint` with the prompt, for each of the prompts.
+    """Yield the field of a request to `endpoint` with the prompt, for each of the prompts.
 
     Raises OptionError for a prompt that the endpoint does not take.
     """

@@ -15,7 +15,7 @@ Sample = tuple[float, float]
 
 
 def summarize(results: Sequence[Result], seconds: float) -> dict[str, Any]:
-    """The report of a load that took `seconds`: counts, tokens, throughput, latencies. Only counts include failures."""
+    """Report a load of `seconds`: counts, tokens, throughput, latencies. Only counts include failures."""
     good = [result for result in results if result.error is None]
     tokens = {
         name: sum(getattr(result, f"{name}_tokens") for result in good) for name in ("prompt", "cached", "completion")
@@ -48,7 +48,7 @@ def _errors(results: Sequence[Result]) -> dict[str, dict[str, Any]]:
 
 
 def inter_token(result: Result) -> list[Sample]:
-    """The gaps between pieces: for each one the time per token and the number of its tokens.
+    """Return the gaps between pieces: for each one the time per token and the number of its tokens.
 
     A piece may have several tokens, or a part of one. With n tokens in k pieces every gap counts for
     (n - 1) / (k - 1) tokens. The mean is then (last - first) / (n - 1), however the server cuts its text.
@@ -61,7 +61,7 @@ def inter_token(result: Result) -> list[Sample]:
 
 
 def distribution(samples: Sequence[Sample]) -> dict[str, float] | None:
-    """Mean and percentiles of weighted samples; None without samples.
+    """Return mean and percentiles of weighted samples; None without samples.
 
     A percentile is the smallest value with at least that share of the weight at or below it.
     """
@@ -80,7 +80,7 @@ def distribution(samples: Sequence[Sample]) -> dict[str, float] | None:
 
 
 def tables(report: dict[str, Any]) -> list[Table]:
-    """The report as tables for the terminal."""
+    """Return the report as tables for the terminal."""
     made = [_figures(report), _latencies(report["latency_seconds"])]
     if report["errors"]:
         made.append(_failures(report["errors"]))

@@ -65,18 +65,18 @@ def _talk(conversation: ChatSession) -> None:
 
 def _answer_pipe(conversation: ChatSession) -> None:
     """Print the answer to all of the input, and nothing else."""
-    from service.commands.chat.display import Shown
+    from service.commands.chat.display import AnswerDisplay
 
     text = sys.stdin.buffer.read().decode(errors="replace").strip()
     if not text:
         raise OptionError("no message: the input is empty")
     conversation.say(text)
-    shown = Shown(conversation.fields, styled=False)
+    display = AnswerDisplay(conversation.fields, styled=False)
     try:
         with closing(conversation.answer()) as events:
             for event in events:
-                shown.show(event)
-        shown.end()
+                display.show(event)
+        display.end()
     except BrokenPipeError:
         raise
     except OSError as error:

@@ -44,7 +44,7 @@ Event = Piece | PromptProgress | End
 
 
 class Refused(OptionError):
-    """The server refuses a request for what is in it, by one of these statuses: another time, too."""
+    """An error of the server in one of these statuses: it refuses the content of the request, another time, too."""
 
     STATUSES = (400, 413, 422)
 
@@ -67,7 +67,6 @@ class ChatSession:
         self.messages: list[Message] = []
 
     def history(self) -> list[Message]:
-        """The system message, if there is one, and the messages."""
         return [*([{"role": "system", "content": self.system}] if self.system else []), *self.messages]
 
     def replace(self, messages: list[Message]) -> None:
@@ -98,7 +97,7 @@ class ChatSession:
             self.messages.pop()
 
     def answer(self) -> Generator[Event, None, None]:
-        """The thought and the answer to the last message, piece by piece. Closing the generator stops the server too.
+        """Yield thought and answer to the last message, piece by piece. Closing the generator stops the server too.
 
         What has come of the answer becomes part of the conversation, even if it was stopped. Raises OptionError with
         the server's error message.
@@ -137,7 +136,7 @@ class ChatSession:
 
 
 def _events(data: str) -> list[Event]:
-    """What the data of an event says. Raises OptionError with the message of an error, or for what is no chunk."""
+    """Return what the data of an event says. Raises OptionError with the message of an error, or for no chunk."""
     try:
         return list(_read(json.loads(data)))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
@@ -163,7 +162,7 @@ def _pieces(delta: dict[str, Any]) -> Iterator[Piece]:
 
 
 def clean(text: str) -> str:
-    """`text` without characters that control the terminal, and without halves of a character, which no file takes."""
+    """Return `text` without characters that control the terminal, or halves of a character, which no file takes."""
     return text.translate(CONTROLS).encode(errors="replace").decode()
 
 

@@ -1,4 +1,4 @@
-"""How an answer is shown: on a terminal with the thought dimmed, in a file or a pipe its text alone."""
+"""The display of an answer: on a terminal with the thought dimmed, in a file or a pipe its text alone."""
 
 import re
 import shutil
@@ -17,7 +17,7 @@ LIMITS = ("max_completion_tokens", "max_tokens")
 
 
 def cut_note(reason: str, fields: dict[str, Any]) -> str:
-    """Why an answer is not complete; empty for one that is. `fields` are those that the user set."""
+    """Return why an answer is not complete; empty for one that is. `fields` are those that the user set."""
     limit = next((name for name in LIMITS if fields.get(name) is not None), None)
     if reason == "length" and limit is not None:
         return f"[cut at {limit} {fields[limit]}]"
@@ -32,7 +32,6 @@ class Wrapping:
         self._column, self._word = 0, ""
 
     def lay(self, text: str) -> str:
-        """Return `text` with its breaks."""
         width, laid = shutil.get_terminal_size().columns, ""
         for part in re.findall(r"\s|\S+", text):
             before, cells = cell_len(self._word), 1 if part.isspace() else cell_len(part)
@@ -45,7 +44,7 @@ class Wrapping:
         return laid
 
 
-class Shown:
+class AnswerDisplay:
     """An answer as it comes. Without `styled` the thought is left out, and why the answer was cut goes to stderr."""
 
     def __init__(self, fields: dict[str, Any], *, styled: bool) -> None:

@@ -11,7 +11,7 @@ import httpx
 from model.errors import OptionError, one_line
 from service.commands.chat.conversation import ChatSession, Event, clean
 from service.commands.endpoint import list_models, read_card, refusal
-from service.commands.pulse import shown, stage
+from service.commands.pulse import showing, stage
 
 Card = Mapping[str, Any]
 
@@ -20,7 +20,7 @@ UNREADY = ("unloaded", "loading", "draining", "failed")
 
 
 def described(client: httpx.Client, current: str) -> str:
-    """The models of the server, a line each, with a mark before the current one. Raises OptionError."""
+    """Return the models of the server, a line each, with a mark before the current one. Raises OptionError."""
     cards = list_models(client)
     width = max(len(name) for name in cards)
     lines = (f"{'*' if name == current else ' '} {name:{width}}  {_state(card)}" for name, card in cards.items())
@@ -35,7 +35,7 @@ def _state(card: Card) -> str:
 
 
 def _stage(card: Card) -> tuple[float, str]:
-    """The part that is loaded, 0..1, and its stage."""
+    """Return the part that is loaded, 0..1, and its stage."""
     done = card.get("progress", 0.0)
     return done, stage(card["stage"], done) if "stage" in card else ""
 
@@ -73,11 +73,11 @@ def with_load(conversation: ChatSession, events: Iterator[Event]) -> Iterator[Ev
 
 def _progress(client: httpx.Client, name: str) -> AbstractContextManager[None]:
     """Show inside the context how far a model is."""
-    return shown(clean(f"loading {name}..."), lambda: _stage(_card(client, name)))
+    return showing(clean(f"loading {name}..."), lambda: _stage(_card(client, name)))
 
 
 def _card(client: httpx.Client, name: str) -> Card:
-    """The card of a model; an empty one if it cannot be read."""
+    """Return the card of a model; an empty one if it cannot be read."""
     try:
         card: Card = read_card(client, name)
         return card

@@ -38,7 +38,7 @@ OFFERED = (
 
 
 class Outcome(NamedTuple):
-    """What a command says, and what the chat does next."""
+    """The text of a command, and what the chat does next."""
 
     text: str = ""
     then: Literal["read", "answer", "leave"] = "read"
@@ -74,7 +74,7 @@ class Slash:
         self._chat = conversation
 
     def obey(self, line: str) -> Outcome:
-        """Do what `line`, which starts with a slash, says. Raises NoriaError for what cannot be done."""
+        """Run the command in `line`, which starts with a slash. Raises NoriaError if it cannot be done."""
         name, _, argument = line[1:].partition(" ")
         command = COMMANDS.get(name.strip())
         if command is None:
@@ -84,7 +84,7 @@ class Slash:
         return command.run(self, argument.strip())
 
     def words(self) -> Completer:
-        """What Tab completes: commands, the fields of `/set`, models and names of files."""
+        """Return what Tab completes: commands, the fields of `/set`, models and names of files."""
         models = WordCompleter(self._models, WORD=True)
         return Words({"set": WordCompleter([*OFFERED]), "model": models, **dict.fromkeys(FILE_COMMANDS, FILES)})
 
@@ -111,13 +111,13 @@ class Slash:
                 row.check(value)
             fields[name] = value
         names = [name] if name else [*fields]
-        lines = [f"{name} {shown(fields[name]) if name in fields else DEFAULT}" for name in names]
+        lines = [f"{name} {written(fields[name]) if name in fields else DEFAULT}" for name in names]
         return Outcome("\n".join(lines) or "all fields have the server's defaults; /set NAME VALUE changes one")
 
     def system(self, argument: str) -> Outcome:
         if argument:
             self._chat.system = None if argument == "none" else argument
-        return Outcome(f"system message: {shown(self._chat.system or 'none')}")
+        return Outcome(f"system message: {written(self._chat.system or 'none')}")
 
     def model(self, argument: str) -> Outcome:
         if not argument:
@@ -177,7 +177,7 @@ def value_of(text: str) -> Any:
 
 
 def _attached(command: str, argument: str, what: str, types: Collection[str]) -> tuple[Path, str]:
-    """The file that a command names, and its bytes in base64. Raises OptionError for another type of file."""
+    """Read the file that a command names; returns its bytes in base64. Raises OptionError for another type of file."""
     path = _path(command, argument)
     if path.suffix.lower() not in types:
         raise OptionError(f"{path} is no {what} by its name; expected {', '.join(types)}")
@@ -187,7 +187,7 @@ def _attached(command: str, argument: str, what: str, types: Collection[str]) ->
     return path, base64.b64encode(data).decode()
 
 
-def shown(value: Any) -> str:
+def written(value: Any) -> str:
     """Return a value as JSON, a string without its quotes."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
@@ -208,7 +208,7 @@ def _path(command: str, argument: str) -> Path:
 
 
 def _read(path: Path) -> bytes:
-    """The bytes of a regular file: reading another kind, such as a pipe, may never end."""
+    """Read the bytes of a regular file: reading another kind, such as a pipe, may never end."""
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
             raise OptionError(f"{path} cannot be read: it is not a regular file")
@@ -218,7 +218,7 @@ def _read(path: Path) -> bytes:
 
 
 def _read_messages(path: Path, refusal: str) -> list[dict[str, Any]]:
-    """The messages in a file of `/save`, or in a request body. Raises OptionError with `refusal` and the reason."""
+    """Read the messages in a file of `/save`, or in a request body. Raises OptionError that begins with `refusal`."""
     try:
         data = json.loads(_read(path))
     except (ValueError, RecursionError) as error:

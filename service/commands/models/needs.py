@@ -25,7 +25,7 @@ class MemoryUse:
 
 
 def need_of(directory: Path) -> MemoryUse:
-    """The need of the model in a directory with the default flags. Raises ModelError if Noria cannot serve it."""
+    """Return the need of the model in a directory with default flags. Raises ModelError if Noria cannot serve it."""
     device, free = this_machine()
     plan = make_plan(directory, RunnerOptions(str(directory), device=device), None)
     return MemoryUse(plan.weights + plan.step + plan.fits[-1].n_bytes, plan.context, device, free)
@@ -33,6 +33,6 @@ def need_of(directory: Path) -> MemoryUse:
 
 @cache
 def this_machine() -> tuple[str, int]:
-    """The device that `--device auto` chooses, and its free memory in bytes."""
+    """Return the device that `--device auto` chooses, and its free memory in bytes."""
     free = gpu_memory("free")
     return ("cpu", free_memory()) if free is None else ("cuda", free)

@@ -34,7 +34,7 @@ STATE = ("previous_response_id", "conversation")
 UNSET = ("NORIA_PREFIX_STORE", "NORIA_PREFIX_STORE_SIZE")
 """The server of the command computes pages itself: those on disk may be of the server whose answer is checked."""
 FROM_RECEIPT = ("NORIA_REASONING_BUDGET",)
-"""The server that computes like a receipt says has no default but the receipt's."""
+"""A server that computes as a receipt says has no default but the receipt's."""
 DIFFERS, UNPROMISED = 3, 4
 """Exit codes: the receipt and the answer do not agree; the answer differs where nothing promises equal bits."""
 NO_PROOF = "an answer that differs here is no proof of a fault: no equal bits are promised"
@@ -49,7 +49,7 @@ def server(options: TargetOptions, like: Receipt | None = None) -> Iterator[http
 
 
 def flags_of(like: Receipt) -> list[str]:
-    """The flags of a server that computes in the same scheme with the same defaults.
+    """Return the flags of a server that computes in the same scheme with the same defaults.
 
     It is lenient, as that of the receipt may have been: the hash of the request decides.
     """
@@ -79,7 +79,7 @@ def reply(client: httpx.Client, method: str, path: str, problem: str, **options:
 
 
 def arithmetic_at(client: httpx.Client) -> Arithmetic:
-    """How the server computes. Raises OptionError for one that does not say."""
+    """Return how the server computes. Raises OptionError for one that does not say."""
     problem = f"{client.base_url} does not say how it computes"
     try:
         return arithmetic_of(reply(client, "GET", "/version", problem)["engine"])
@@ -88,7 +88,7 @@ def arithmetic_at(client: httpx.Client) -> Arithmetic:
 
 
 def body_for(receipt: Receipt, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of a request, with the receipt's seed and number of tokens where it has none itself.
+    """Return the body of a request, with the receipt's seed and number of tokens where it has none itself.
 
     Another server may have the model under another name; only an adapter is named.
     """
@@ -100,7 +100,7 @@ def body_for(receipt: Receipt, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def state_in(body: Mapping[str, Any]) -> str | None:
-    """The field of a request that names what a server has stored; None for a request that is all there is."""
+    """Return the field of a request that names stored state; None for a request that is all there is."""
     return next((name for name in STATE if body.get(name) is not None), None)
 
 
@@ -114,7 +114,7 @@ def check_body(body: Mapping[str, Any]) -> None:
 
 
 def answers(client: httpx.Client, endpoint: str, body: Mapping[str, Any]) -> list[Receipt]:
-    """The receipts of a request's choices, with their content. Raises OptionError where there is no answer."""
+    """Return the receipts of a request's choices, with their content. Raises OptionError where there is no answer."""
     sent = {**body, "receipt": "full", **({"store": False} if endpoint == RESPONSES else {})}
     found = reply(client, "POST", endpoint, "it cannot be computed again", json=sent)
     return found_in(found, f"the answer of {client.base_url}")
@@ -137,7 +137,7 @@ def compared(
 
 
 def same_choice(receipt: Receipt, found: Sequence[Receipt]) -> Receipt:
-    """That of the receipts which is of the same choice of the same prompt, as far as there is one."""
+    """Return the receipt of the same choice of the same prompt, as far as there is one."""
     return max(found, key=lambda one: (one["choice"] == receipt["choice"], one["prompt"] == receipt["prompt"]))
 
 
@@ -156,7 +156,7 @@ def exit_code(cases: Sequence[Case]) -> int:
 
 
 def token_name(client: httpx.Client, token: int) -> str:
-    """The text of a token; empty if the server does not tell it."""
+    """Return the text of a token; empty if the server does not tell it."""
     try:
         return str(reply(client, "POST", "/detokenize", "", json={"tokens": [token]})["prompt"])
     except (OptionError, KeyError, TypeError):

@@ -38,7 +38,7 @@ class Case:
 
     @property
     def problem(self) -> str:
-        """The error, or all differences; empty if there is nothing wrong."""
+        """Return the error, or all differences; empty if there is nothing wrong."""
         return self.error or "; ".join(item.text for item in self.found)
 
     def tell(self, *lines: str) -> None:

@@ -42,5 +42,5 @@ def write(path: Path, cases: Sequence[Case]) -> None:
 
 
 def _allowed(text: str) -> str:
-    """The text without characters that XML does not have."""
+    """Return the text without characters that XML does not have."""
     return "".join(char if char in "\t\n" or char.isprintable() else "?" for char in text)

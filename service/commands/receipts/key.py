@@ -11,11 +11,6 @@ from service.receipts.keys import make_key, read_key
 receipts = typer.Typer(help="The key that signs receipts.", rich_markup_mode=None)
 
 
-@receipts.callback()
-def _group() -> None:
-    """The key that signs receipts."""
-
-
 @receipts.command()
 def key(file: Annotated[Path, typer.Argument(help="File of the private key.", show_default=False)]) -> None:
     """Print the public key of FILE, in base64. Without this file, make it first.

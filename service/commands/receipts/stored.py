@@ -1,4 +1,4 @@
-"""The request of a stored response, made from what its server has of it."""
+"""The request of a stored response, made from the data of its server."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,14 +18,14 @@ PROBLEM = "without --request FILE the request is taken from the stored response,
 
 
 def response_id(answer: Any) -> str | None:
-    """The id of a response: a whole one, or that in the last event of its stream. None for another answer."""
+    """Return the id of a response: a whole one, or that in the last event of its stream. None for another answer."""
     found = answer.get("response", answer)
     id = found.get("id") if isinstance(found, dict) else None
     return id if isinstance(id, str) and id.startswith("resp_") else None
 
 
 def stored_request(client: httpx.Client, id: str) -> dict[str, Any]:
-    """The body of the request of a response. It contains what was before it in its conversation, which has grown since.
+    """Return the body of the request of a response, with the items before it in its conversation.
 
     The server has the responses before it: `previous_response_id` stays. Raises OptionError.
     """
@@ -40,7 +40,7 @@ def stored_request(client: httpx.Client, id: str) -> dict[str, Any]:
 
 
 def _items(client: httpx.Client, path: str) -> list[Any]:
-    """All items of a list, the first one first."""
+    """Read all items of a list, the first one first."""
     found: list[Any] = []
     more = True
     while more:
@@ -52,7 +52,7 @@ def _items(client: httpx.Client, path: str) -> list[Any]:
 
 
 def _before(conversation: Sequence[Any], ids: set[str]) -> Sequence[Any]:
-    """The items of a conversation before the first with one of these ids. Raises OptionError if it has none of them."""
+    """Return the items of a conversation before the first with one of these ids. Raises OptionError without any."""
     for index, item in enumerate(conversation):
         if item["id"] in ids:
             return conversation[:index]

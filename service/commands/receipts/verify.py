@@ -142,7 +142,7 @@ def summary(cases: Sequence[Case]) -> Iterator[str]:
 
 
 def request_of(options: VerifyOptions, answer: Any, receipt: Receipt) -> Mapping[str, Any]:
-    """The body of the request: in a file, in the receipt, or as the server has it. Raises OptionError."""
+    """Return the body of the request: in a file, in the receipt, or as the server has it. Raises OptionError."""
     if receipt["finish"] in CUT and not receipt["n_tokens"]:
         raise OptionError("time cut the answer before its first token: there is nothing to compute again")
     if (endpoint := receipt["endpoint"]) not in again.ENDPOINTS:
@@ -162,7 +162,7 @@ def request_of(options: VerifyOptions, answer: Any, receipt: Receipt) -> Mapping
 
 
 def given_request(path: Path | None, receipt: Receipt) -> dict[str, Any] | None:
-    """The body in a file or in the receipt; None if there is none. Raises OptionError."""
+    """Return the body in a file or in the receipt; None if there is none. Raises OptionError."""
     if path is None and "content" not in receipt:
         return None
     place = "the body in the receipt" if path is None else str(path)
@@ -173,7 +173,7 @@ def given_request(path: Path | None, receipt: Receipt) -> dict[str, Any] | None:
 
 
 def public_key(given: str | None) -> str | None:
-    """The public key that is meant: the text, or what a file of this name holds. Raises OptionError."""
+    """Return the public key that is meant: the text, or what a file of this name holds. Raises OptionError."""
     if given is None or is_public(given):
         return given
     try:

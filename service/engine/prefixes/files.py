@@ -60,13 +60,13 @@ class PageFiles:
         self._fingerprint = bytes.fromhex(fingerprint)
 
     def changed(self) -> int:
-        """When files came or went last: a number that differs then."""
+        """Return when files came or went last: a number that differs then."""
         with suppress(*ABSENT):
             return self._folder.stat().st_mtime_ns
         return 0
 
     def names(self) -> set[str]:
-        """The names of all files, see `file_name`. Those that another user could have written count for nothing."""
+        """Return the names of all files (`file_name`); none from a directory that another user could have written."""
         with suppress(*ABSENT):
             _refuse(self._directory, self._folder)
             with os.scandir(self._folder) as entries:
@@ -110,7 +110,7 @@ class PageFiles:
         return True
 
     def read(self, key: PageKey, n_bytes: int) -> memoryview | None:
-        """The bytes of a page; None if there is none. Removes what is no file, and a file of other bytes."""
+        """Return the bytes of a page; None if there is none. Removes what is no file, and a file of other bytes."""
         path = self._path(key.pool, key.name)
         try:
             if stat.S_ISREG(path.lstat().st_mode):
@@ -149,7 +149,6 @@ class PageFiles:
 
 
 def file_name(pool: int, name: bytes) -> str:
-    """The name of a page's file."""
     return f"{name.hex()}-{pool}{SUFFIX}"
 
 
@@ -163,7 +162,7 @@ class PageFile(NamedTuple):
 
 @contextmanager
 def locked(directory: Path) -> Iterator[int]:
-    """Hold the lock of a directory, which is made if it is not there; the descriptor of the lock. Raises OSError."""
+    """Hold the lock of a directory, which is made if it is missing. Yields the lock's descriptor. Raises OSError."""
     directory.mkdir(0o700, parents=True, exist_ok=True)
     path = directory / "lock"
     lock = _careful(str(path), os.O_RDWR | os.O_CREAT)
@@ -176,14 +175,14 @@ def locked(directory: Path) -> Iterator[int]:
 
 
 def folders(directory: Path) -> list[Path]:
-    """The folders of fingerprints in a directory."""
+    """Return the folders of fingerprints in a directory."""
     with os.scandir(directory) as entries:
         found = [entry for entry in entries if FOLDER.fullmatch(entry.name)]
         return [Path(entry.path) for entry in found if entry.is_dir(follow_symlinks=False)]
 
 
 def page_files(folder: Path) -> Iterator[PageFile]:
-    """The pages in a folder. Files that go meanwhile are left out."""
+    """Yield the pages in a folder. Files that go meanwhile are left out."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.endswith(SUFFIX):
@@ -217,7 +216,7 @@ def _refuse(*paths: Path) -> None:
 
 
 def _checked(path: Path, head: bytes, n_bytes: int) -> memoryview | None:
-    """The bytes of the page in a file, and note its use; None if the file has other bytes. Raises OSError."""
+    """Read a page from its file, and note its use; returns None if the file has other bytes. Raises OSError."""
     end = len(head) + n_bytes
     size = end + HASH_BYTES
     whole = memoryview(bytearray(size + 1))  # a file with more bytes than a page is wrong, too

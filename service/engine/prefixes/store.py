@@ -79,7 +79,7 @@ class PrefixStore:
         self._has_list = threading.Event()
         self._seen, self._listed = -1, set[str]()  # the directory's `changed`, and its files then
         self._logged: dict[str, float] = {}
-        self._n_wanted = self._n_done = 0  # readings
+        self._n_begun = self._n_done = 0  # readings
         self._n_pages_read = 0
         for name, work in (("writer", self._write), ("reader", self._read), ("lister", self._list)):
             threading.Thread(target=work, name=f"noria-prefix-{name}", daemon=True).start()
@@ -87,16 +87,15 @@ class PrefixStore:
 
     @property
     def is_writing(self) -> bool:
-        """Whether pages wait to be written."""
         return self._queued > 0
 
     @property
     def progress(self) -> int | None:
-        """A number that grows while pages are read; None while none are."""
-        return self._n_pages_read if self._n_done < self._n_wanted else None
+        """Return a number that grows while pages are read; None while none are."""
+        return self._n_pages_read if self._n_done < self._n_begun else None
 
     def has(self, pool: int, name: bytes) -> bool:
-        """Whether a page is on disk, or is about to be written."""
+        """Return whether a page is on disk, or is about to be written."""
         return file_name(pool, name) in self._names
 
     def save(self, page: int, key: PageKey) -> bool:
@@ -122,7 +121,7 @@ class PrefixStore:
 
     def read(self, reading: PageRead) -> None:
         """Fill the pages of a reading, until one cannot be read. Those after it are only checked."""
-        self._n_wanted += 1
+        self._n_begun += 1
         self._readings.put(reading)
 
     def finish(self, seconds: float) -> None:
@@ -182,7 +181,7 @@ class PrefixStore:
             self._n_pages_read += 1
 
     def _page(self, key: PageKey) -> memoryview | None:
-        """The bytes of a page. Forgets one without any, or a sequence would come back to a disk that fails."""
+        """Read a page. Forgets one that cannot be read, or a sequence would come back to a disk that fails."""
         data = None
         try:
             data = self._files.read(key, self._pages.page_bytes(key.pool))
@@ -192,7 +191,7 @@ class PrefixStore:
         return data
 
     def _try(self, what: str, job: Callable[[], None]) -> bool:
-        """Do a job; returns whether it succeeded. The engine serves on without what fails."""
+        """Run a job; returns whether it succeeded. The engine serves on without a job that fails."""
         try:
             job()
             return True
@@ -205,11 +204,11 @@ class PrefixStore:
 
 
 def open_store(info: RunnerInfo, pages: PageBytes, wake: Callable[[], None]) -> PrefixStore | None:
-    """The store that a runner wants; None if it wants none. Raises OptionError if no page fits."""
-    wanted: PrefixFiles | None = info.prefixes
-    if wanted is None:
+    """Open the store that a runner names; None if it names none. Raises OptionError if no page fits."""
+    files: PrefixFiles | None = info.prefixes
+    if files is None:
         return None
     largest = max(map(pages.page_bytes, range(len(info.pools))))
-    if wanted.limit < 2 * largest:
-        raise OptionError(f"--prefix-store-size {wanted.limit} is less than two pages, of {largest} bytes each")
-    return PrefixStore(PageFiles(Path(wanted.directory), wanted.fingerprint, wanted.limit, wanted.about), pages, wake)
+    if files.limit < 2 * largest:
+        raise OptionError(f"--prefix-store-size {files.limit} is less than two pages, of {largest} bytes each")
+    return PrefixStore(PageFiles(Path(files.directory), files.fingerprint, files.limit, files.about), pages, wake)

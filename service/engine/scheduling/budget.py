@@ -36,7 +36,7 @@ PATIENCE = 64
 
 
 def prompt_work(n_tokens: float, n_pairs: float) -> float:
-    """The work on prompt tokens, in tokens at the start of a prompt. Deep ones cost more.
+    """Return the work on prompt tokens, in tokens at the start of a prompt. Deep ones cost more.
 
     `n_pairs` is the number of pairs of one of them and a key before it.
     """
@@ -44,7 +44,7 @@ def prompt_work(n_tokens: float, n_pairs: float) -> float:
 
 
 def _slowdown(depth: int) -> float:
-    """How many times as long a token takes at this position as at the start of a prompt."""
+    """Return how many times as long a token takes at this position as at the start of a prompt."""
     return 1 + depth / DOUBLE_DEPTH
 
 
@@ -62,25 +62,25 @@ class StepCost:
 
     @property
     def row(self) -> float:
-        """Seconds of one row more: the slope of the line. It is a guess where the number of rows hardly varies."""
+        """Return the seconds of one more row: the slope of the line, guessed where the number of rows hardly varies."""
         guess = self._seconds / (self._rows + TYPICAL_ROWS)
         slope = (self._covariance + guess) / (self._variance + 1)
         return min(max(slope, LEAST_SHARE * guess), self._seconds / max(self._rows, 1))
 
     @property
     def fixed_rows(self) -> float:
-        """The number of rows that take as long as a step without rows."""
+        """Return the number of rows that take as long as a step without rows."""
         return self.decode(0) / self.row if self.row else TYPICAL_ROWS
 
     def decode(self, rows: float) -> float:
-        """Seconds of a step of so many rows that decode, without prompts. 0 before the first such step."""
+        """Return the seconds of a step of so many rows that decode, without prompts; 0 before the first such step."""
         return max(0.0, self._seconds + self.row * (rows - self._rows))
 
     def note(self, rows: int, tokens: int, pairs: float, seconds: float) -> None:
-        """A step with so many rows that decode, prompt tokens, and pairs of these and keys, took so long.
+        """Record how long a step took: its rows that decode, its prompt tokens, and pairs of these and keys.
 
-        The seconds are those from the end of the step before, as a client sees them. Steps in which nothing decodes are
-        the first guess, and are not learnt from after that: no limit needs them, and their tokens cost less.
+        The seconds count from the end of the step before, as a client sees them. Steps in which nothing decodes give
+        the first guess only: no limit needs them, and their tokens cost less.
         """
         if not tokens:
             self._note_decode(rows, max(seconds, LEAST_SECONDS))
@@ -102,7 +102,7 @@ class StepCost:
 
 
 def _later(weight: float, least: float) -> float:
-    """The weight of the step after one of this weight in a mean of all steps, as 1, 1/2, 1/3, or `least`."""
+    """Return the weight of the next step in a mean of all steps (1, 1/2, 1/3, ...), but at least `least`."""
     return max(weight / (1 + weight), least)
 
 
@@ -117,12 +117,12 @@ class StepPace:
         self._pace = FIRST_PACE
 
     def note(self, tokens: float, pairs: float, seconds: float) -> None:
-        """A step with so many tokens, and pairs of a prompt token and a key before it, took so long."""
+        """Record how long a step took, by its tokens, and pairs of a prompt token and a key before it."""
         measured = max(seconds, LEAST_SECONDS) / prompt_work(tokens, pairs)
         self._pace = max(measured, self._pace / SAFE)
 
     def tokens(self, depth: int) -> float:
-        """The tokens of a step whose prompt goes on at position `depth`. May be below 1, or infinite.
+        """Return the tokens of a step whose prompt goes on at position `depth`. May be below 1, or infinite.
 
         Worked example: a deadline of 60 s allows a step of 15 s. At 0.5 s a token that is 30 tokens at the start of a
         prompt, and 15 at position 8192.
@@ -142,9 +142,9 @@ class PromptBudget:
         self.pace = StepPace(deadline)
 
     def spare(self, rows: int, depth: int) -> float:
-        """Prompt tokens of the next steps, together, that decoding leaves of the target between two tokens.
+        """Return the prompt tokens of the next steps, together, that decoding leaves of the target between two tokens.
 
-        Beside `rows` that decode. The first prompt goes on at position `depth`. Infinite: no limit.
+        `rows` sequences decode beside them. The first prompt goes on at position `depth`. Infinite: no limit.
         """
         if not (rows and self.between and self.cost.token):
             return inf
@@ -152,16 +152,16 @@ class PromptBudget:
         return max(LEAST_TOKENS, left / _slowdown(depth))
 
     def tokens(self, rows: int, depth: int, waiting: Iterable[tuple[float, float]]) -> float:
-        """Prompt tokens of the next steps, together: those that decoding leaves, or more for first tokens.
+        """Return the prompt tokens of the next steps, together: what decoding leaves, or more for first tokens.
 
         `waiting` has for each prompt, in the order of their service, the seconds since it came and the work that is
-        left. The rest is as for `spare`.
+        left. The other parameters are those of `spare`.
         """
         spare = self.spare(rows, depth)
         return max(spare, self._needed(rows, waiting) / _slowdown(depth)) if self.first and spare < inf else spare
 
     def _needed(self, rows: int, waiting: Iterable[tuple[float, float]]) -> float:
-        """The work on prompts in each step, so that all first tokens are in time. Infinite if one will be late.
+        """Return the work on prompts in each step, so that all first tokens are in time. Infinite if one will be late.
 
         Worked example: decoding takes 10 ms a step, a prompt token 0.2 ms. A prompt of 250 tokens has 300 ms, of which
         it needs 50. The other 250 ms are 25 steps of decoding: 10 tokens in each. After 200 ms the same prompt would
@@ -177,7 +177,7 @@ class PromptBudget:
         return most
 
     def step_tokens(self, most: int, least: int, rows: int, depth: int, waiting: Iterable[tuple[float, float]]) -> int:
-        """All tokens of the next steps, together: from `least` to `most`, as many as targets and deadline allow."""
+        """Return all tokens of the next steps, together: `least` to `most`, as targets and deadline allow."""
         tokens = min(most, rows + self.tokens(rows, depth, waiting))
         return int(min(tokens, max(least, self.pace.tokens(depth))))
 
@@ -191,11 +191,11 @@ class StepLimit:
         self._patience = 0
 
     def lower(self, n_tokens: int) -> None:
-        """So many tokens did not fit."""
+        """Set the limit to half of the tokens that did not fit."""
         self.now, self._patience = max(self._least, n_tokens // 2), PATIENCE
 
     def count(self) -> None:
-        """A step was computed."""
+        """Count a step that was computed. After `PATIENCE` of them the limit doubles."""
         self._patience -= 1
         if self._patience <= 0:
             self.now, self._patience = min(self._most, 2 * self.now), PATIENCE

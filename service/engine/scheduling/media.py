@@ -88,16 +88,15 @@ class MediaStore:
             raise ValueError(f"the media have {n_bytes} bytes of inputs, got {len(request.inputs)}")
 
     def n_bytes(self, span: MediaSpan) -> int:
-        """Bytes of the inputs of an item."""
         return self._format.n_bytes(span.rows, span.columns)
 
     def cut(self, request: Submit) -> list[bytes]:
-        """The inputs of each item, apart: one that is not needed any more can be freed."""
+        """Return the inputs of each item apart: one that is not needed any more can be freed."""
         ends = [*accumulate(map(self.n_bytes, request.media), initial=0)]
         return [request.inputs[start:end] for start, end in pairwise(ends)]
 
     def hold(self, span: MediaSpan, inputs: bytes) -> EncodedMedia | None:
-        """The item of this digest, held once more; None if its sequence must wait."""
+        """Hold the item of this digest once more; returns None if its sequence must wait."""
         self._waits = self._waits or not self._has_place(span)
         if self._waits:
             return None
@@ -152,7 +151,7 @@ class MediaStore:
         return -(-n // rate)
 
     def take(self) -> MediaPlan:
-        """What was planned since the last call: it is in flight from now on."""
+        """Return what was planned since the last call. It is in flight from now on."""
         plan = MediaPlan(tuple(self._work.values()), tuple(self._forgotten), self._waits)
         for item in self._media.values():
             item.in_flight = item.in_flight or (item.finished and item.number in self._work)
@@ -176,7 +175,7 @@ class MediaStore:
         assert all(item.holders for item in unfinished), "an unfinished item is held by no sequence"
 
     def _has_place(self, span: MediaSpan) -> bool:
-        """Whether the item is there, or may be begun. Evicts media if it may."""
+        """Return whether the item is there, or may be begun. Evicts media if it may."""
         if span.digest in self._media:
             return True
         cached = [item for item in self._media.values() if not item.holders]
@@ -216,12 +215,12 @@ class MediaTable:
 
     @property
     def held(self) -> Iterator[int]:
-        """The numbers of the encoded media that the sequence holds."""
+        """Return the numbers of the encoded media that the sequence holds."""
         return (item.number for item in self._held.values())
 
     @property
     def in_flight(self) -> bool:
-        """Whether the sequence must wait until a step in flight has encoded one of its media."""
+        """Return whether the sequence must wait until a step in flight has encoded one of its media."""
         return any(item.in_flight for item in self._held.values())
 
     def plan(self, start: int, n_tokens: int, budget: int) -> tuple[int, int]:
@@ -247,7 +246,7 @@ class MediaTable:
         return stop - start, budget - left
 
     def placed(self, start: int, stop: int) -> tuple[PlacedMedia, ...]:
-        """The media at positions `start..stop-1`."""
+        """Return the media at positions `start..stop-1`."""
         held = ((self.spans[index], item) for index, item in sorted(self._held.items()))
         return tuple(PlacedMedia(item.number, span) for span, item in held if span.start < stop and span.stop > start)
 
@@ -260,7 +259,6 @@ class MediaTable:
             self.passed += 1
 
     def clear(self) -> None:
-        """Release all media."""
         while self._held:
             self._store.release(self._held.popitem()[1])
 
@@ -272,5 +270,5 @@ class MediaTable:
 
 
 def _owned(span: MediaSpan, owner: str) -> MediaSpan:
-    """The item under a name that other owners do not have: how soon it is encoded tells them nothing."""
+    """Give the item a digest that no other owner has: how soon it is encoded tells them nothing."""
     return replace(span, digest=f"{owner}/{span.digest}") if owner else span

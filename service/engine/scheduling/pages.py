@@ -23,7 +23,7 @@ NO_PAGES = array("q")
 
 
 def chain_seed(salt: str, adapter: str = "", owner: str = "") -> bytes:
-    """The parent of a sequence's first page in the chain. No page has this name, whatever its tokens are.
+    """Return the parent of a sequence's first page in the chain. No page has this name, whatever its tokens are.
 
     `adapter` names a LoRA adapter, "" stands for none. `owner` has at most 64 bytes.
     """
@@ -35,12 +35,12 @@ def chain_seed(salt: str, adapter: str = "", owner: str = "") -> bytes:
 
 
 def page_content(tokens: Sequence[int], media: Sequence[tuple[int, str]] = ()) -> bytes:
-    """The tokens of a page, and the media that start in it, as bytes; the arguments are those of `page_name`."""
+    """Return the tokens of a page, and the media that start in it, as bytes. Arguments: as of `page_name`."""
     return array("q", tokens).tobytes() + (repr([*media]).encode() if media else b"")
 
 
 def page_name(parent: bytes, tokens: Sequence[int], media: Sequence[tuple[int, str]] = ()) -> bytes:
-    """Name of the page that holds `tokens` and follows the page named `parent` (a first page: `chain_seed`).
+    """Name the page that holds `tokens` and follows the page named `parent` (a first page: `chain_seed`).
 
     `media` are the media that start in the page: the place of the first token in the page, and the digest. Pages of
     one engine have equally many tokens, so that no token can be taken for a part of a media item.
@@ -65,7 +65,7 @@ class PagePool:
 
     @property
     def available(self) -> int:
-        """Number of pages that `take` can give: free ones, then cached ones, which it evicts."""
+        """Return the number of pages that `take` can give: free ones, then cached ones, which it evicts."""
         return len(self._free) + len(self._cached)
 
     @property
@@ -74,15 +74,14 @@ class PagePool:
         return PoolPages(*sizes, self._n_held, self._n_shared, len(self._cached), len(self._free))
 
     def is_shared(self, page: int) -> bool:
-        """Whether two or more sequences hold the page."""
         return self._holders[page] > 1
 
     def blocks(self, n_tokens: int) -> int:
-        """Number of pages that cover `n_tokens` positions from 0."""
+        """Return the number of pages that cover `n_tokens` positions from 0."""
         return -(-n_tokens // self.page_size)
 
     def first_visible_block(self, position: int) -> int:
-        """First block with a position that the token at `position`, or a later one, attends to.
+        """Return the first block with a position that the token at `position`, or a later one, attends to.
 
         Window 5, page size 4, position 9: it sees 5..9, so block 1 (positions 4..7) is the first.
         """
@@ -91,22 +90,22 @@ class PagePool:
         return max(0, position - self.window + 1) // self.page_size
 
     def max_blocks(self, n_tokens: int, chunk: int) -> int:
-        """Largest number of pages that a sequence of `n_tokens` holds at one time, computed `chunk` tokens a step."""
+        """Return how many pages a sequence of `n_tokens` holds at one time at most, computed `chunk` tokens a step."""
         return max_pages(self.window, n_tokens, self.page_size, chunk)
 
     def contains(self, name: bytes) -> bool:
-        """Whether a held or cached page has this content."""
+        """Return whether a held or cached page has this content."""
         return name in self._pages
 
     def find(self, name: bytes) -> int:
-        """The page of this name. A cached one becomes the last to be evicted. Raises KeyError if there is none."""
+        """Find the page of this name. A cached one becomes the last to be evicted. Raises KeyError if there is none."""
         page = self._pages[name]
         if page in self._cached:
             self._cached.move_to_end(page)
         return page
 
     def take(self) -> int:
-        """A page to write to, held once. Raises IndexError if none is available."""
+        """Take a page to write to, held once. Raises IndexError if none is available."""
         if self._free:
             page = self._free.pop()
         elif self._cached:
@@ -179,7 +178,7 @@ Contains = Callable[[Any, bytes], bool]
 
 
 def reusable_blocks(pools: Sequence[PagePool], names: Sequence[bytes], contains: Contains = PagePool.contains) -> int:
-    """Number of blocks that a sequence with these page names need not compute.
+    """Return the number of blocks that a sequence with these page names need not compute.
 
     A windowed pool must have the blocks that the next token sees, a pool of full attention all of them: `contains`.
     """
@@ -198,7 +197,7 @@ def reusable_blocks(pools: Sequence[PagePool], names: Sequence[bytes], contains:
 
 
 def _runs(pool: PagePool, names: Sequence[bytes], contains: Contains) -> list[int]:
-    """runs[b]: how many blocks in a row, ending just before block b, this pool has."""
+    """Return `runs`: `runs[b]` counts the blocks in a row, ending just before block b, that this pool has."""
     runs = [0]
     for name in names:
         runs.append(runs[-1] + 1 if contains(pool, name) else 0)
@@ -223,11 +222,11 @@ class Table:
         return self.first_block + len(self.pages)
 
     def missing(self, n_tokens: int) -> int:
-        """Number of pages to take before position `n_tokens - 1` can be written."""
+        """Return the number of pages to take before position `n_tokens - 1` can be written."""
         return 0 if n_tokens <= self.stop else self.pool.blocks(n_tokens) - self.end_block
 
     def capacity(self) -> int:
-        """Length that the sequence can reach with its own pages and all that are available."""
+        """Return the length that the sequence can reach with its own pages and all that are available."""
         return self.stop + self.pool.available * self.pool.page_size
 
     def grow(self, n_tokens: int) -> None:

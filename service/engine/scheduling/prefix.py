@@ -1,4 +1,4 @@
-"""The start of a sequence from computed pages: what of its prompt the cache has, and where and why it has no more.
+"""The start of a sequence from computed pages: how much of its prompt they have, and why they have no more.
 
 A tenant learns about its own prompts only, and about those with the same salt only. The pages of others could tell it
 token by token what they hold.
@@ -26,7 +26,7 @@ LEAST_COPIED = 4
 
 
 def reuse(sequence: Sequence, pools: Items[PagePool]) -> int:
-    """Share pages that hold the sequence's first tokens; returns how many. The last token is always computed."""
+    """Hold pages with the sequence's first tokens; returns how many tokens. The last one is always computed."""
     if not sequence.may_reuse:
         return 0
     names = sequence.names(sequence.n_reusable)
@@ -59,7 +59,7 @@ def copy_part(sequence: Sequence, trail: "Trail") -> list[PageCopy]:
 
 
 def awaits_page(sequence: Sequence, reused: int, in_flight: Iterable[Step]) -> bool:
-    """Whether a step in flight computes the page that follows the `reused` tokens.
+    """Return whether a step in flight computes the page that follows the `reused` tokens.
 
     Pages get their names when the step is committed. A sequence that did not wait would compute the same tokens again.
     Nobody waits for a sequence that has ended, of which nothing is computed any more: its pages get no names.
@@ -77,7 +77,7 @@ def awaits_page(sequence: Sequence, reused: int, in_flight: Iterable[Step]) -> b
 
 
 def fits(sequence: Sequence, unfinished: Collection[Sequence], n_running: int, chunk: int) -> bool:
-    """Whether there are pages for the sequence, for what the `unfinished` ones still compute, and one more for each.
+    """Return whether the pages suffice for the sequence, for the work left of `unfinished` ones, and for one more each.
 
     Of the running sequences these have more than one token to compute. The steps in flight compute at most `chunk`
     tokens of one sequence.
@@ -90,7 +90,7 @@ def fits(sequence: Sequence, unfinished: Collection[Sequence], n_running: int, c
 
 
 def _pages_needed(sequence: Sequence, table: Table, chunk: int) -> int:
-    """Number of pages that the sequence will take until all its known tokens are computed."""
+    """Return the number of pages that the sequence will take until all its known tokens are computed."""
     limit = table.pool.max_blocks(sequence.length, chunk)
     return max(0, min(table.missing(sequence.length), limit - len(table.pages)))
 
@@ -134,7 +134,7 @@ class Trail:
             self.note(sequence, range(block, block + 1))
 
     def miss(self, sequence: Sequence, n_reused: int) -> PrefixMiss | None:
-        """Where the prompt left the cached prefix of `n_reused` blocks; None if nothing more of it could be reused."""
+        """Return where the prompt left the cached prefix of `n_reused` blocks; None if no more could be reused."""
         if n_reused == sequence.n_reusable:
             return None
         at = n_reused * self._page_size
@@ -150,7 +150,7 @@ class Trail:
         return PrefixMiss(at + n_common, "new" if continued or not at + n_common else "diverged")
 
     def alike(self, sequence: Sequence, block: int) -> tuple[int, bytes]:
-        """The page in all pools that begins with most tokens of this block: with how many, and its name.
+        """Return how many first tokens of this block a page in all pools has at most, and that page's name.
 
         The last known token does not count. A page in which media start is not found: a number stands for them here.
         """
@@ -164,13 +164,13 @@ class Trail:
         return 0, b""
 
     def _gone(self, name: bytes) -> str:
-        """Why a block that was computed cannot be reused: its page is gone, or pages of the window before it are."""
+        """Return why a computed block cannot be reused: its page is gone, or pages of the window before it are."""
         found = [pool.contains(name) for pool in self._pools]
         full = [has for pool, has in zip(self._pools, found, strict=True) if pool.window is None]
         return "window" if any(found) and all(full) else "evicted"
 
     def _tokens(self, sequence: Sequence, block: int, end: int) -> list[int]:
-        """The tokens of a block before position `end`. A number from its digest stands for the first of an item."""
+        """Return a block's tokens before position `end`. A number from its digest stands for the first of an item."""
         tokens = sequence.tokens[block * self._page_size : min((block + 1) * self._page_size, end)]
         for place, digest in sequence.media_starts(block):
             if place < len(tokens):
@@ -179,7 +179,7 @@ class Trail:
 
 
 def _common(tokens: Items[int], other: Items[int]) -> int:
-    """Number of tokens at the beginning that are the same."""
+    """Return the number of tokens at the beginning that are the same."""
     return next(
         (n for n, (a, b) in enumerate(zip(tokens, other, strict=False)) if a != b), min(len(tokens), len(other))
     )

@@ -38,11 +38,11 @@ class PromptLookup:
 
     @property
     def chances(self) -> list[float]:
-        """For each token of the latest draft, the chance that it is accepted if all before it are."""
+        """Return for each token of the latest draft the chance that it is accepted if all before it are."""
         return [self.acceptances[level] for level in self._levels]
 
     def draft(self, tokens: Sequence[int], n_tokens: int) -> list[int]:
-        """Up to `n_tokens` draft tokens after `tokens`, which only ever grow. A repetition is continued."""
+        """Predict up to `n_tokens` draft tokens after `tokens`, which only ever grow. A repetition is continued."""
         self._index(tokens)
         self._source, matched = self._find(tokens)
         self._behind = 0
@@ -72,7 +72,7 @@ class PromptLookup:
                 self._after_pair[pair] = end
 
     def _find(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """The position whose token to draft first, 0 if there is none, and the number of tokens that match before."""
+        """Return the position of the first token to draft (0: none), and the number of tokens that match before it."""
         best = matched = 0
         place = self._after_pair.get((tokens[-2], tokens[-1]), 0) if len(tokens) > 1 else 0
         for _ in range(CANDIDATES):
@@ -86,7 +86,7 @@ class PromptLookup:
 
 
 def _common(tokens: Sequence[int], end: int) -> int:
-    """How many tokens before position `end` are those at the end of the text, of `len(LEVELS)` at most."""
+    """Count the tokens before position `end` that are those at the end of the text, at most `len(LEVELS)`."""
     most = min(len(LEVELS), end)
     return next((n for n in range(most) if tokens[end - 1 - n] != tokens[-1 - n]), most)
 
@@ -111,12 +111,11 @@ class DraftBudget:
 
     @property
     def is_spent(self) -> bool:
-        """Whether not even a token that is certain pays."""
+        """Return whether not even a token that is certain pays."""
         return self._cost <= GAIN * self._expected
 
     def add(self, chances: Iterable[float]) -> int:
-        """How many draft tokens of one sequence pay; they are added to the step. Each has its chance if all before it
-        are accepted."""
+        """Add the draft tokens of a sequence that pay; returns how many. A chance holds if all before are accepted."""
         n_tokens, chance = 0, 1.0
         for accepted in chances:
             chance *= accepted

@@ -44,7 +44,7 @@ class WaitingQueue:
         return any(self._levels.values())
 
     def ordered(self) -> Iterator[Sequence]:
-        """The waiting sequences in the order of their admission, if no more come and no tokens are generated."""
+        """Yield the waiting sequences in the order of their admission, if no more come and no tokens are generated."""
         for priority in sorted(self._levels):
             yield from self._levels[priority].ordered()
 
@@ -83,9 +83,9 @@ class FairQueue:
         return bool(self._waiting)
 
     def ordered(self) -> Iterator[Sequence]:
-        """The oldest sequence of the tenant that was served least, then the next one as if this one were admitted.
+        """Yield the sequences in the order of admission: each time the oldest of the tenant that was served least.
 
-        A prompt counts whole, because what of it is cached is not known yet.
+        A prompt counts whole: how much of it is cached is not known yet.
         """
         heads = [(self._served[tenant], items[0].number, tenant, 0) for tenant, items in self._waiting.items()]
         heapify(heads)
@@ -160,7 +160,6 @@ class AdapterPlaces:
 
     @property
     def reading(self) -> bool:
-        """Whether an adapter is being read."""
         return bool(self._reading)
 
     def note_read(self, adapter: int) -> None:
@@ -198,11 +197,11 @@ class Running(dict[Sequence, None]):
 
     @property
     def unfinished(self) -> list[Sequence]:
-        """Those that have more than one token to compute."""
+        """Return those that have more than one token to compute."""
         return [item for item in self if item.uncomputed > 1]
 
     def in_order(self, depth: int, waiting: Container[Sequence] = ()) -> list[Sequence]:
-        """All but those that are `waiting`, in the order in which they get their tokens of a step.
+        """Return all but those that are `waiting`, in the order in which they get their tokens of a step.
 
         Of those that decode, each of the `depth` steps in flight has an even share: those that have waited longest.
         """
@@ -219,7 +218,7 @@ class Running(dict[Sequence, None]):
         return ready + unfinished
 
     def holding(self, media: Collection[int]) -> list[Sequence]:
-        """Those that hold one of the media with these numbers."""
+        """Return those that hold one of the media with these numbers."""
         if not media:  # spares the walk through all sequences in every step
             return []
         return [item for item in self if any(number in media for number in item.media.held)]

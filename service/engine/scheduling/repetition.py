@@ -13,9 +13,9 @@ class Repetition:
     one look at each place where it is among the last `max_pattern_size` tokens. `output` are the tokens so far.
     """
 
-    def __init__(self, wanted: RepetitionDetection, output: Iterable[int] = ()) -> None:
-        self._sizes = range(max(wanted.min_pattern_size, 1), wanted.max_pattern_size + 1)
-        self._more = wanted.min_count - 1  # copies after the first
+    def __init__(self, rule: RepetitionDetection, output: Iterable[int] = ()) -> None:
+        self._sizes = range(max(rule.min_pattern_size, 1), rule.max_pattern_size + 1)
+        self._more = rule.min_count - 1  # copies after the first
         self._latest: dict[int, int] = {}  # token -> its latest place in the output
         self._earlier: list[int] = []  # for a place, that of the same token before it; -1 is none
         self._runs: dict[int, int] = {}  # distance -> how many of the latest tokens equal those at that distance
@@ -23,7 +23,7 @@ class Repetition:
             self.observe(token)
 
     def observe(self, token: int) -> bool:
-        """Add the next token. True if the output now ends with enough copies of a pattern."""
+        """Add the next token; returns whether the output now ends with enough copies of a pattern."""
         here, runs, found = len(self._earlier), {}, False
         place = self._latest.get(token, -1)
         self._latest[token] = here

@@ -97,13 +97,13 @@ class Scheduler:
 
     @property
     def waits_for_files(self) -> bool:
-        """Whether there is nothing to plan before an adapter or pages are read, if the latest plan was empty."""
+        """Return whether an adapter or pages must be read before the next plan, if the latest plan was empty."""
         n_waiting = len(self._stored.waiting)
         return len(self._running) == n_waiting and bool(n_waiting or self._adapters.reading)
 
     @property
     def due(self) -> list[int]:
-        """Ids of the sequences that should make progress: those that run, or all that wait if none runs."""
+        """Return the ids of the sequences that should make progress: those that run, or all that wait if none runs."""
         if self._running:
             return [item.id for item in self._running if item not in self._stored.waiting]
         return [*self._sequences]
@@ -234,7 +234,7 @@ class Scheduler:
         return [Update(sequence.id, finish="error") for sequence in failed]
 
     def take_returned(self) -> list[Update]:
-        """The ends of sequences that were preempted since the last call, and that the service must submit again."""
+        """Return the ends of sequences preempted since the last call, which the service must submit again."""
         returned, self._returned = self._returned, []
         return returned
 
@@ -250,7 +250,7 @@ class Scheduler:
         )
 
     def view(self, preparing: Mapping[int, int]) -> View:
-        """What a picture shows of this scheduler. `preparing` are sequences that it does not have yet."""
+        """Return what a picture shows of this scheduler. `preparing` are sequences that it does not have yet."""
         return View(
             tuple(self._running),
             tuple(self._queue.ordered()),
@@ -275,7 +275,7 @@ class Scheduler:
             self._stored.save_all(seconds)
 
     def _empty_step(self) -> Step:
-        """The next step with its budgets. Steps in flight share them, and the sequences that decode, evenly."""
+        """Return the next step with its budgets. Steps in flight share them, and the sequences that decode, evenly."""
         unfinished = self._running.unfinished
         n_decoding = len(self._running) - len(unfinished)
         # Each running sequence must make progress, however slow the machine is: a prompt in each step in flight.
@@ -286,22 +286,22 @@ class Scheduler:
         return Step(max(1, tokens // self._depth), max(1, int(for_media) // self._depth))
 
     def _for_media(self, unfinished: list[Sequence], n_decoding: int, depth: int) -> float:
-        """Tokens of the next steps for prompts with media: half of what decoding leaves while text waits for tokens.
+        """Return the tokens of the next steps for prompts with media: what decoding leaves, or half of it.
 
-        Text that waits counts as a row that decodes: its step is to be short.
+        While text waits for tokens, media get half. That text counts as a row that decodes: its step is to be short.
         """
         queued = self._queue.ordered() if self._blocked in (None, "tokens") else ()
         text_waits = any(not item.awaits_media for item in chain(unfinished, queued))
         return self.prompts.spare(max(n_decoding, text_waits), depth) / (1 + text_waits)
 
     def _most_tokens(self) -> int:
-        """The greatest number of tokens of the next step, whatever the targets are."""
+        """Return the greatest number of tokens of the next step, whatever the targets are."""
         return int(min(self._limit.now, self.prompts.pace.tokens(0))) // self._depth
 
     def _waiting(self, unfinished: list[Sequence]) -> Iterator[tuple[float, float]]:
-        """The prompts to compute for a first token, in order: the seconds since each came, the work that is left.
+        """Yield for each prompt before its first token, in order: the seconds since it came, and the work that is left.
 
-        Without those that a target cannot hurry: they have media to compute, or their clients have had a first token.
+        It leaves out prompts that a target cannot hurry: those with media to compute, or with a first token already.
         """
         now = self._clock()
         for item in chain(unfinished, self._queue.ordered()):
@@ -311,7 +311,7 @@ class Scheduler:
             yield now - item.arrived, prompt_work(n_tokens, n_tokens * (item.computed + item.length) / 2)
 
     def _why_blocked(self, step: Step) -> Reason:
-        """Why the head of the queue waits, once the step is planned: see `Reason`."""
+        """Return why the head of the queue waits, once the step is planned: see `Reason`."""
         if len(self._running) >= self._max_sequences:
             return "sequences"
         if not step.budget:
@@ -319,7 +319,7 @@ class Scheduler:
         return "pages" if self._adapters.first(self._stored.behind) else "adapters"
 
     def _in_flight(self) -> dict[Sequence, None]:
-        """The sequences of the steps in flight that have not ended, in order."""
+        """Return the sequences of the steps in flight that have not ended, in order."""
         return {item: None for step in self._planned for item in step.parts if item.id in self._sequences}
 
     def _extend(self, sequence: Sequence, step: Step) -> None:
@@ -351,7 +351,7 @@ class Scheduler:
         return n_tokens
 
     def _behind_media(self, step: Step) -> list[Sequence]:
-        """The prompts that wait for media in this step. They stand still, however long it takes, and are not stuck."""
+        """Return the prompts that stand still for media in this step. However long it takes, they are not stuck."""
         return self._running.unfinished if step.media.work or step.media.waits or not step.media_budget else []
 
     def _fail_media(self, faults: Mapping[int, str]) -> list[Update]:
@@ -376,7 +376,6 @@ class Scheduler:
             self._queue.remove(sequence)
 
     def _release(self, sequence: Sequence) -> None:
-        """Release all that a sequence holds."""
         self._stored.note_end(sequence, sequence.computed)
         self._stored.cancel(sequence)
         sequence.reset()

@@ -61,8 +61,8 @@ class Sequence:
         self.media = media
         placeholder = submit.prompt[submit.media[0].start] if submit.media else None
         self.lookup = PromptLookup(placeholder) if submit.params.prompt_lookup_num_tokens else None
-        wanted = submit.params.repetition_detection
-        self.repetition = None if wanted is None else Repetition(wanted, submit.output)
+        rule = submit.params.repetition_detection
+        self.repetition = None if rule is None else Repetition(rule, submit.output)
         self.pooled: tuple[float, ...] = ()
         self._page_size = pools[0].page_size
         self.salted = bool(submit.cache_salt)
@@ -71,12 +71,11 @@ class Sequence:
 
     @property
     def uncomputed(self) -> int:
-        """Number of tokens that are still to be computed."""
         return self.length - self.computed
 
     @property
     def awaits_media(self) -> bool:
-        """Whether a position of an image or of audio is not computed."""
+        """Return whether a position of an image or of audio is not computed."""
         return self.computed < self.media.end
 
     @property
@@ -84,7 +83,6 @@ class Sequence:
         return self.length - self.n_prompt
 
     def names(self, n_blocks: int) -> list[bytes]:
-        """Names of the first `n_blocks` full pages."""
         size = self._page_size
         for block in range(len(self._names), n_blocks):
             parent = self._names[-1] if self._names else self._seed
@@ -93,49 +91,49 @@ class Sequence:
         return self._names[:n_blocks]
 
     def content(self, block: int) -> bytes:
-        """What the name of a full page is the hash of, beside `parent`."""
+        """Return the bytes of which a full page's name is the hash, beside `parent`."""
         tokens = self.tokens[block * self._page_size : (block + 1) * self._page_size]
         return page_content(tokens, self.media_starts(block))
 
     def media_starts(self, block: int) -> Items[tuple[int, str]]:
-        """The media that start in a block: places in the block, and digests."""
+        """Return the media that start in a block: places in the block, and digests."""
         first = block * self._page_size
         starts = ((span.start - first, span.digest) for span in self.media.spans)
         return [(place, digest) for place, digest in starts if 0 <= place < self._page_size]
 
     def parent(self, block: int) -> bytes:
-        """Name of the page before this block: it stands for all tokens before."""
+        """Return the name of the page before this block: it stands for all tokens before."""
         if block > len(self._names):
             self.names(block)
         return self._names[block - 1] if block else self._seed
 
     @property
     def n_reusable(self) -> int:
-        """Number of pages that it may take from the cache at most: the last known token is always computed."""
+        """Return how many pages it may take from the cache at most: the last known token is always computed."""
         return (len(self.tokens) - 1) // self._page_size
 
     @property
     def complete(self) -> bool:
-        """Whether a step in flight samples its last token."""
+        """Return whether a step in flight samples its last token."""
         return self.assumed and self.length >= self.max_length
 
     @property
     def may_reuse(self) -> bool:
-        """Whether it may start from pages that others computed: not if its answer needs every prompt position."""
+        """Return whether it may start from computed pages: not if its answer needs every prompt position."""
         return self.scored == self.n_prompt and self.params.embed != "mean"
 
     @property
     def reports_progress(self) -> bool:
-        """Whether updates report the progress of the prompt: if requested, until the first token is sampled."""
+        """Return whether updates report the prompt's progress: on request, until the first token is sampled."""
         return self.params.return_progress and len(self.tokens) == self.n_prompt
 
     def needs_pages(self, stop: int) -> bool:
-        """Whether it must take pages before it computes the positions before `stop`."""
+        """Return whether it must take pages before it computes the positions before `stop`."""
         return min([table.stop for table in self.tables]) < stop
 
     @property
     def embedding(self) -> tuple[float, ...]:
-        """The pooled hidden states of the whole prompt [dim]; empty if the request wants no embedding."""
+        """Return the pooled hidden states of the whole prompt [dim]; empty if the request needs no embedding."""
         n = self.n_prompt if self.params.embed == "mean" else 1
         return tuple(value / n for value in self.pooled)
 
@@ -221,7 +219,7 @@ class Sequence:
         return sampled[:n], reason
 
     def score(self, start: int, logprobs: tuple[TokenLogprob, ...]) -> tuple[TokenLogprob, ...]:
-        """Of the logprobs of the prompt after position `start`, those that were not reported yet."""
+        """Return the logprobs of the prompt after position `start` that were not reported yet."""
         news = logprobs[max(0, self.scored - start - 1) :]
         self.scored += len(news)
         return news
@@ -268,7 +266,7 @@ _IN_THE_SCHEDULER = frozenset({"prompt_lookup_num_tokens", "return_progress", "r
 
 
 def ending(params: SamplingParams, token: int, n: int) -> str | None:
-    """The reason to end an output with `token`, its n-th; None if the output goes on."""
+    """Return the reason to end an output with `token`, its n-th; None if the output goes on."""
     for rule in END_RULES:
         if (reason := rule.reason(params, token, n)) is not None:
             return reason
@@ -276,7 +274,7 @@ def ending(params: SamplingParams, token: int, n: int) -> str | None:
 
 
 def unimplemented() -> set[str]:
-    """Parameters of the table that end the output or concern the scheduler, and that nothing implements."""
+    """Return parameters that end the output or concern the scheduler, and that nothing implements."""
     implemented = (_IN_THE_SERVICE | _IN_THE_SCHEDULER).union(*(rule.parameters for rule in END_RULES))
     needed = {name for name, row in PARAMETERS.items() if row.stage in (Stage.END, Stage.SCHEDULE)}
     return needed - implemented

@@ -63,22 +63,20 @@ class Step:
 
     @property
     def encoded(self) -> frozenset[int]:
-        """Numbers of the media on which there is work."""
+        """Return the numbers of the media on which there is work."""
         return frozenset(work.number for work in self.media.work)
 
     @property
     def sampling(self) -> list[Sequence]:
-        """The sequences that get a token, while it is the step in flight: their parts end with their last token."""
+        """Return the sequences that get a token while the step is in flight: their parts reach their last token."""
         parts = self.parts.items()
         return [item for item, (_, stop) in parts if stop == item.length and item.n_output < item.params.max_tokens]
 
     def batch(self) -> StepBatch:
-        """The step as the runner gets it."""
         slices = (_slice(sequence, stop, self.drafts.get(sequence, ())) for sequence, (_, stop) in self.parts.items())
         return StepBatch(tuple(slices), self.media.work, self.media.forgotten, tuple(self.copies))
 
     def left(self, sequence: Sequence) -> int:
-        """How many tokens the sequence may have."""
         return min(self.budget, self.media_budget) if sequence.awaits_media else self.budget
 
     def spend(self, sequence: Sequence, n_tokens: int) -> None:
@@ -100,10 +98,10 @@ class Step:
         for sequence, (_, stop) in self.parts.items():
             sequence.computed = stop
 
-    def add_drafts(self, pays: DraftBudget, n_kept: int) -> None:
+    def add_drafts(self, pays: DraftBudget, n_reserved: int) -> None:
         """Add draft tokens that pay, from the budget and the pages that are left.
 
-        `n_kept` pages stay for the sequences of other steps in flight, one for each.
+        `n_reserved` pages stay for the sequences of other steps in flight, one for each.
         """
         for sequence, (_, stop) in self.parts.items():
             if pays.is_spent:
@@ -113,7 +111,7 @@ class Step:
             if sequence.lookup is None or limit < 1 or stop < sequence.length:
                 continue
             draft = sequence.lookup.draft(sequence.tokens, limit)
-            available = min(table.capacity() - n_kept * table.pool.page_size for table in sequence.tables) - stop
+            available = min(table.capacity() - n_reserved * table.pool.page_size for table in sequence.tables) - stop
             n = min(len(draft), self.budget, available)
             if n > 0 and (n := pays.add(sequence.lookup.chances[:n])):
                 for table in sequence.tables:
@@ -123,7 +121,7 @@ class Step:
 
 
 def _slice(sequence: Sequence, stop: int, draft: Items[int]) -> Slice:
-    """The slice that computes a sequence up to position `stop - 1`, then the draft."""
+    """Return the slice that computes a sequence up to position `stop - 1`, then the draft."""
     return Slice(
         sequence.id,
         Snapshot(sequence.tokens, ASSUMED if sequence.assumed else tuple(draft)),

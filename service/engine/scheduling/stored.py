@@ -1,4 +1,4 @@
-"""What of the page pools is on disk, and the sequences that wait for pages from there.
+"""The pages of the pools that are on disk, and the sequences that wait for them.
 
 The store gets a full page when it is evicted, while the engine is idle, and at the end. Of a pool with a window it gets
 the last pages of a prefix only. Such a prefix is what a sequence reused, its prompt, or all of it when it ended.
@@ -40,26 +40,25 @@ class StoredPool(PagePool):
             self.keys[key.name] = key
 
     def note_ends(self, names: list[bytes]) -> None:
-        """These are the last pages of a prefix, and all that a prompt which begins with it needs."""
+        """Note the last pages of a prefix: all that a prompt which begins with it needs."""
         self._ends.update(filter(self.contains, names))
 
     def has(self, name: bytes) -> bool:
-        """Whether a page is here or on disk."""
+        """Return whether a page is here or on disk."""
         return self.contains(name) or self._store.has(self.index, name)
 
     def forget(self, name: bytes) -> None:
-        """Forget the page here and on disk."""
         self._store.remove(self.index, name)
         self._drop(name)
         super().forget(name)
 
     def unsaved(self) -> Iterator[bytes]:
-        """The names of cached pages to save, the latest used first."""
+        """Yield the names of cached pages to save, the latest used first."""
         names = map(self._names.__getitem__, reversed(self._cached))
         return (name for name in names if self._is_worth(name) and not self._store.has(self.index, name))
 
     def save(self, name: bytes) -> bool:
-        """Let the store have a page, if it is worth it. False if the store takes no more."""
+        """Let the store have a page, if it is worth it; returns False if the store takes no more."""
         return not self._is_worth(name) or self._store.save(self._pages[name], self.keys[name])
 
     def _evict(self, page: int, name: bytes) -> None:
@@ -93,7 +92,7 @@ class StoredPrefixes:
         self._page_size = page_size
 
     def begin(self, sequence: Sequence) -> bool:
-        """Let a sequence that shares what is in memory go on with what is on disk; whether there is any."""
+        """Let a sequence that shares the pages in memory go on with those on disk; returns whether there are any."""
         if self._store is None or not sequence.may_reuse:
             return False
         if sequence.computed // self._page_size == sequence.n_reusable:
@@ -117,7 +116,7 @@ class StoredPrefixes:
         return True
 
     def awaited(self, sequence: Sequence) -> bool:
-        """Whether another sequence waits for the page that follows the computed tokens of this one: it is `behind`."""
+        """Return whether another sequence waits for the page after the computed tokens of this one: it is `behind`."""
         block = sequence.computed // self._page_size
         if not self.waiting or not sequence.may_reuse or block == sequence.n_reusable:
             return False
@@ -127,14 +126,14 @@ class StoredPrefixes:
         return awaited
 
     def cancel(self, sequence: Sequence) -> None:
-        """The sequence releases its pages: nothing may be written there any more."""
+        """Let nothing be written to the pages of a sequence: it releases them."""
         self.behind.discard(sequence)
         if (reading := self.waiting.pop(sequence, None)) is not None:
             reading.cancel()
             self.behind.clear()
 
     def arrived(self) -> list[tuple[Sequence, bool]]:
-        """The sequences that wait no more, and whether all their pages were read. What was read has names."""
+        """Return the sequences that wait no more, and whether all their pages were read. Names the pages that were."""
         found = [(sequence, reading) for sequence, reading in self.waiting.items() if reading.done]
         for sequence, reading in found:
             del self.waiting[sequence]
@@ -183,7 +182,7 @@ def _key(sequence: Sequence, block: int, pool: StoredPool) -> PageKey:
 
 
 def _fit(sequence: Sequence, names: list[bytes]) -> bool:
-    """Whether the pages that a sequence lacks of these are available."""
+    """Return whether the pages that a sequence does not have of these are available."""
     return all(
         len(names) - max(table.end_block, table.pool.first_visible_block(len(names) * table.pool.page_size))
         <= table.pool.available

@@ -38,30 +38,30 @@ class View:
     preparing: Mapping[int, int]
 
     def whole(self, steps: tuple[StepRows, ...]) -> Picture:
-        """The picture of these steps and of the first sequences."""
+        """Return the picture of these steps and of the first sequences."""
         queued = chain((item for _, item in self._queue(True)), self._unprepared())
-        shown = (*islice(self._running(True), MAX_RUNNING), *islice(queued, MAX_QUEUED))
+        first = (*islice(self._running(True), MAX_RUNNING), *islice(queued, MAX_QUEUED))
         n_sequences = len(self.running) + len(self.waiting) + len(self.preparing)
-        return Picture(steps, shown, n_sequences - len(shown))
+        return Picture(steps, first, n_sequences - len(first))
 
     def of(self, ids: Iterable[int]) -> Picture:
-        """The sequences with these ids, and their places in the queue."""
-        wanted = frozenset(ids)
-        queued = [*self._queue(False, wanted)]
-        unprepared = (item for item in self._unprepared() if item.id in wanted)
+        """Return the sequences with these ids, and their places in the queue."""
+        chosen = frozenset(ids)
+        queued = [*self._queue(False, chosen)]
+        unprepared = (item for item in self._unprepared() if item.id in chosen)
         return Picture(
-            sequences=(*self._running(False, wanted), *(item for _, item in queued), *unprepared),
+            sequences=(*self._running(False, chosen), *(item for _, item in queued), *unprepared),
             places=tuple((item.id, place) for place, item in queued),
         )
 
-    def _running(self, pages: bool, wanted: Container[int] = EVERY) -> Iterator[SequenceShape]:
+    def _running(self, pages: bool, ids: Container[int] = EVERY) -> Iterator[SequenceShape]:
         for item in self.running:
-            if item.id in wanted:
+            if item.id in ids:
                 reason: Reason | None = "disk" if item in self.reading else None
                 yield _shape(item, "prompt" if _prefills(item) else "decode", reason, pages)
 
-    def _queue(self, pages: bool, wanted: Container[int] = EVERY) -> Iterator[tuple[int, SequenceShape]]:
-        """Those that wait, each with its place."""
+    def _queue(self, pages: bool, ids: Container[int] = EVERY) -> Iterator[tuple[int, SequenceShape]]:
+        """Yield those that wait, each with its place."""
         priority, newest, newest_prior = 0, -1, -1  # of those before: the newest of its priority, and of others
         for place, item in enumerate(self.waiting, 1):
             if item.priority != priority:
@@ -73,7 +73,7 @@ class View:
                 reason = "priority" if newest_prior > item.number else "fairness"
             if item not in self.reading:
                 newest = max(newest, item.number)
-            if item.id in wanted:
+            if item.id in ids:
                 yield place, _shape(item, "waiting" if item.admitted is None else "preempted", reason, pages)
 
     def _unprepared(self) -> Iterator[SequenceShape]:

@@ -23,7 +23,7 @@ class EngineHandle(Protocol):
         ...
 
     def stopped(self) -> bool:
-        """Whether a signal has stopped the engine, where the system can tell."""
+        """Return whether a signal has stopped the engine, where the system can tell."""
         ...
 
     def kill(self) -> None:
@@ -60,7 +60,7 @@ def launch(module: str = "") -> Launched:
 
 
 def try_to_launch() -> Launched | None:
-    """A process that imports the network; None if the machine cannot start it. Whoever needs it then finds that out."""
+    """Launch a process that imports the network; None if the machine cannot. Whoever needs it finds out why."""
     try:
         return launch(NETWORK)
     except OSError:

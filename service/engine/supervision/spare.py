@@ -16,7 +16,7 @@ LONGEST_SECONDS = 30.0
 
 
 def backoff(failures: int) -> float:
-    """Seconds to wait after so many failures in a row: none after the first, then twice as long each time.
+    """Return the seconds to wait after so many failures in a row: none after the first, then each time twice as many.
 
     At most `LONGEST_SECONDS`. Up to half is left out at random, so that many servers do not start at one time.
     """
@@ -27,7 +27,7 @@ def backoff(failures: int) -> float:
 class Spare:
     """At most one spare engine. One that ends is replaced, each time later."""
 
-    def __init__(self, new_engine: Callable[[], EngineHandle], patience: Patience = Patience()) -> None:  # noqa: B008 - a tuple
+    def __init__(self, new_engine: Callable[[], EngineHandle], patience: Patience = Patience()) -> None:  # noqa: B008
         self._new_engine = new_engine
         self._patience = patience
         self._connection: EngineConnection | None = None
@@ -39,7 +39,7 @@ class Spare:
             self._keeper = asyncio.create_task(self._keep(), name="spare-engine")
 
     async def take(self) -> EngineConnection | None:
-        """The spare, which is none any more; None if there is none. `keep` starts the next one."""
+        """Take the spare out; returns None if there is none. `keep` starts the next one."""
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.cancel()
@@ -57,7 +57,7 @@ class Spare:
             await asyncio.sleep(AFTER_SECONDS + backoff(failures))
             try:
                 await self._run()
-            except Exception as error:  # the machine may have no room for another process
+            except Exception as error:  # the machine may have no memory for another process
                 log.warning("there is no spare engine: %s", error)
             failures += 1
 

@@ -111,7 +111,7 @@ class Supervisor:
         return EngineEnd(True, ended.ready, ended.failure or failure, how)
 
     async def _connect(self) -> EngineConnection:
-        """An engine that waits for its model: the one that `spawn` started, the spare, or a new one."""
+        """Return an engine that waits for its model: the one that `spawn` started, the spare, or a new one."""
         spare = await self._spare.take() if self._spare is not None and self._next is None else None
         self.current = self._next or spare or EngineConnection(self._new_engine())
         self._next = None

@@ -130,7 +130,7 @@ class Feed:
         self._seen.clear()
 
     async def frames(self, ends: Callable[[], bool] = lambda: False) -> AsyncIterator[tuple[bytes]]:
-        """The frames of the events until the feed ends or `ends` says so. Raises the error of the task that looks."""
+        """Yield the frames of the events until the feed ends or `ends` says so. Raises the error of `_watch`."""
         watching = self._watching or self._ended
         while not self._ended.done() and not ends():
             news = self._news
@@ -164,7 +164,7 @@ class Feed:
             await asyncio.sleep(INTERVAL)
 
     async def _look(self) -> Picture:
-        """A picture of the engine; an empty one while none serves."""
+        """Return a picture of the engine; an empty one while none serves."""
         try:
             return await self._client.look()
         except (EngineUnavailable, EngineDied):

@@ -115,7 +115,7 @@ class LiveRequest:
 
     @property
     def waits_for(self) -> WaitReason | None:
-        """Why its model does not take it yet."""
+        """Return why its model does not take it yet."""
         return None
 
     def seconds_to_start(self, place: int) -> float:
@@ -124,7 +124,7 @@ class LiveRequest:
 
     @property
     def begun(self) -> bool:
-        """Whether the engine computes a part of it, or did."""
+        """Return whether the engine computes a part of it, or did."""
         return self.generation is not None and any(choice.admitted for choice in self.generation.choices)
 
     def begin(self, generation: Generation) -> None:
@@ -186,7 +186,7 @@ class LiveRequests:
             self._ended.append(live.record)
 
     def find(self, owner: str | None, request_id: str) -> list[LiveRequest]:
-        """The owner's requests in flight with this id, the oldest first."""
+        """Return the owner's requests in flight with this id, the oldest first."""
         return [live for live in self if live.record.id == request_id and owner in (None, live.record.owner)]
 
     def __iter__(self) -> Iterator[LiveRequest]:
@@ -198,7 +198,7 @@ class LiveRequests:
             live.end_with_key()
 
     def ended(self, owner: str | None, request_id: str) -> RequestRecord | None:
-        """The record of the latest request with this id that has ended, if it is remembered."""
+        """Return the record of the latest request with this id that has ended, if it is remembered."""
         named = (record for record in reversed(self._ended) if record.id == request_id)
         return next((record for record in named if owner in (None, record.owner)), None)
 
@@ -211,7 +211,7 @@ class LiveRequests:
         return live_facts(live, picture, len(self.find(live.record.owner, live.record.id)))
 
     async def look(self, client: EngineClient, ids: Collection[int]) -> Picture | None:
-        """What the engine of a client knows of these sequences, and of others. Many calls at a time are one look.
+        """Look at the sequences that a client's engine has of these, and others. Many calls at a time are one look.
 
         None if no engine serves, or if it is in a long step.
         """
@@ -289,7 +289,7 @@ def recorded_facts(record: RequestRecord, state: State = "finished", same_id: in
 
 
 def _choice(choice: Choice, item: SequenceShape | None, place: int | None, unseen: State) -> ChoiceFacts:
-    """A choice that the engine does not have is done (`unseen`), on its way there, or waits for another engine."""
+    """Return the facts of a choice. Without `item` it is done (`unseen`), on its way, or waits for another engine."""
     waits = choice.mailbox.waits or not choice.admitted
     state: State = item.state if item is not None else "waiting" if waits else unseen
     return {

@@ -11,15 +11,15 @@ import { mount as mountWheel } from "./wheel/view.js";
 
 const byId = (id) => document.getElementById(id);
 
-/** Show one view by the address: /docs, or the fragment at /. A view is mounted when it is first shown. */
+/** Show one view by the address: /docs, or the fragment at /. A view is mounted when it is first visible. */
 function setUpViews(context) {
   const mounts = { chat: mountChat, wheel: mountWheel, docs: mountDocs };
   const views = {};
   let current = null;
   const show = () => {
     const fragment = location.hash.slice(1) || "chat"; // Back may lead to the address without a fragment
-    const wanted = location.pathname.endsWith("/docs") ? "docs" : fragment;
-    const name = Object.hasOwn(mounts, wanted) ? wanted : (current ?? "chat");
+    const path = location.pathname.endsWith("/docs") ? "docs" : fragment;
+    const name = Object.hasOwn(mounts, path) ? path : (current ?? "chat");
     if (name === current) return;
     if (current) views[current].hidden?.();
     for (const other of Object.keys(mounts)) byId(`view-${other}`).hidden = other !== name;

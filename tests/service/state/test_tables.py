@@ -123,7 +123,7 @@ def test_what_runs_of_one_owner_leaves_half_to_others() -> None:
     tables, _ = made(6 * size)
     for id in "012":
         tables.put(A, response(id, running=True))
-    with pytest.raises(StoreFull, match=f"{4 * size} bytes.*{3 * size}"):
+    with pytest.raises(StoreFull, match=f"{3 * size} bytes.*{4 * size}"):
         tables.put(A, response("3", running=True))
     tables.put(A, response("3"))
     for id in "456":

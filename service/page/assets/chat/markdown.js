@@ -1,4 +1,4 @@
-// The text of a model as markdown. It is hostile until shown otherwise: its HTML stays text, its images become links
+// The text of a model as markdown. It is hostile until proven otherwise: its HTML stays text, its images become links
 // (loading one would tell another origin what was written), and DOMPurify lets through only what is listed here.
 
 import createPurify from "../vendor/dompurify.js";

@@ -33,7 +33,7 @@ export function limitOf(card) {
 }
 
 /**
- * What another answer to the same messages is asked with. The model's own top_p may leave one token to choose from (the
+ * The parameters of another answer to the same messages. The model's own top_p may leave one token to choose from (the
  * embedded model's is 0.3), and any seed then gives the same text. A person's seed gives a series that can be repeated.
  */
 function varied({ seed, top_p: given }, card, before) {

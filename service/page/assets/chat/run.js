@@ -6,7 +6,7 @@ import { endpointOf } from "./request.js";
 
 const LONGEST_WAIT = 60; // seconds; a longer Retry-After is an error to read, not a wait
 
-/** Wait until the promise is settled or the signal is aborted. */
+/** Wait until the promise has ended or the signal is aborted. */
 function orAborted(promise, signal) {
   return new Promise((resolve, reject) => {
     const abort = () => reject(new DOMException("stopped", "AbortError"));

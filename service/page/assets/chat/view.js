@@ -118,7 +118,7 @@ class View {
       this.fields = fields;
       this.draw();
     } catch (error) {
-      this.tell(`The parameters cannot be shown: ${error.message}`);
+      this.tell(`The parameters cannot be displayed: ${error.message}`);
     }
   }
 

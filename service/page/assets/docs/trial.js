@@ -41,7 +41,7 @@ export class Trial extends Component {
     }
   }
 
-  /** As a client would: errors are answers like others here, so they are shown and not handled. */
+  /** As a client would: errors are answers like others here, so they are displayed and not handled. */
   async send(form, body, signal) {
     const { server, method } = this.props;
     const path = this.props.path.replace(/\{(.+?)\}/g, (_, name) => encodeURIComponent(form.get(name)));

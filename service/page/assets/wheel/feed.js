@@ -7,7 +7,7 @@ const LONGEST_WAIT_MS = 8000;
 
 /** `take(picture)` gets each picture, `warn(text)` the reason for none. After a refusal only `follow` tries again. */
 export class Feed {
-  #shown = false;
+  #visible = false;
   #abort = null;
   #model = null;
 
@@ -26,14 +26,14 @@ export class Feed {
     this.follow();
   }
 
-  /** Begin or end: there are pictures while the view is shown and the tab is in front. */
-  follow(shown = this.#shown) {
-    this.#shown = shown;
-    const wanted = shown && !document.hidden;
-    if (wanted && !this.#abort) {
+  /** Begin or end: there are pictures while the view is visible and the tab is in front. */
+  follow(visible = this.#visible) {
+    this.#visible = visible;
+    const follows = visible && !document.hidden;
+    if (follows && !this.#abort) {
       this.#abort = new AbortController();
       this.#run(this.#abort.signal);
-    } else if (!wanted && this.#abort) {
+    } else if (!follows && this.#abort) {
       this.#abort.abort();
       this.#abort = null;
     }

@@ -39,15 +39,15 @@ export function paintRings(canvas, rings, palette, now, still) {
   }
 }
 
-/** A sequence's pages in one pool. The token `shown` stands at the top, older ones follow clockwise. */
+/** A sequence's pages in one pool. The token `head` stands at the top, older ones follow clockwise. */
 function paintTable(context, palette, fills, ring, pool, i, outer, thickness) {
   const table = ring.sequence.pages[i];
   const radius = outer - thickness / 2;
   if (!table || radius < thickness) return;
   const perToken = (2 * Math.PI) / (ring.shownSlots[i] * pool.page_size);
-  const angle = (position) => TOP + (ring.shown - position) * perToken;
+  const angle = (position) => TOP + (ring.head - position) * perToken;
   band(context, palette.line, 1, radius, 0, 2 * Math.PI);
-  for (const { kind, from, to } of bands(table, pool.page_size, ring.shown)) {
+  for (const { kind, from, to } of bands(table, pool.page_size, ring.head)) {
     if (kind !== "held")
       band(context, kind === "shared" ? palette.good : palette.line, thickness, radius, angle(to), angle(from));
     const inset = kind === "held" ? 0 : 1; // a border, because stripes and emptiness have none
@@ -57,7 +57,7 @@ function paintTable(context, palette, fills, ring, pool, i, outer, thickness) {
 }
 
 /** Pages of one kind that follow each other, as ranges of tokens: few, however many pages there are. */
-function bands(table, pageSize, shown) {
+function bands(table, pageSize, head) {
   const found = [];
   const add = (kind, from, to) => {
     if (to <= from) return;
@@ -69,7 +69,7 @@ function bands(table, pageSize, shown) {
   add("held", table.first * pageSize, firstListed * pageSize); // pages that the picture does not list
   table.ids.forEach((_, index) => {
     const from = (firstListed + index) * pageSize;
-    const full = Math.min(from + pageSize, Math.max(from, shown));
+    const full = Math.min(from + pageSize, Math.max(from, head));
     add(shared.has(index) ? "shared" : "held", from, full);
     add("empty", full, from + pageSize);
   });

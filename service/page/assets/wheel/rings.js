@@ -6,8 +6,8 @@ const GO_MS = 600;
 const FEWEST_SLOTS = 4;
 
 /**
- * One ring. `shown` is the token that stands at the top, `target` the one that should.
- * @typedef {{id: number, place: number, sequence: object, shown: number, target: number, slots: number[],
+ * One ring. `head` is the token that stands at the top, `target` the one that should.
+ * @typedef {{id: number, place: number, sequence: object, head: number, target: number, slots: number[],
  *   shownSlots: number[], came: number, gone: number | null}} Ring
  */
 
@@ -54,9 +54,9 @@ export class Rings {
         this.rings.delete(ring.id);
         continue;
       }
-      ring.shown = approach(ring.shown, ring.target, share);
+      ring.head = approach(ring.head, ring.target, share);
       ring.shownSlots = ring.slots.map((slots, i) => approach(ring.shownSlots[i] ?? slots, slots, share));
-      moving ||= ring.gone !== null || ring.shown !== ring.target || now - ring.came < COME_MS;
+      moving ||= ring.gone !== null || ring.head !== ring.target || now - ring.came < COME_MS;
       moving ||= ring.slots.some((slots, i) => slots !== ring.shownSlots[i]);
     }
     return moving;
@@ -77,7 +77,7 @@ export class Rings {
     const taken = new Set([...this.rings.values()].map(({ place }) => place));
     let place = 0;
     while (taken.has(place)) place++;
-    const ring = { id, place, sequence, shown: sequence.computed, came: now, gone: null };
+    const ring = { id, place, sequence, head: sequence.computed, came: now, gone: null };
     this.rings.set(id, ring);
     return ring;
   }
