@@ -119,16 +119,11 @@ def build(arguments: list[str], engine: "Launched | None" = None) -> typer.Typer
         from service.commands.receipts.key import receipts
         from service.commands.receipts.verify import verify
 
-        add(plan)
-        add(chat)
-        add(ps)
-        add(batch)
-        add(bench)
-        add(pull)
+        for command in (plan, chat, ps, batch, bench, pull):
+            add(command)
         add(list_models, "list")
-        add(rm)
-        add(prefixes)
-        add(verify)
+        for command in (rm, prefixes, verify):
+            add(command)
         app.add_typer(receipts, name="receipts", context_settings=HELP)
         app.command("check", hidden=True, add_help_option=False, context_settings=ANYTHING)(_check)
     return app

@@ -140,13 +140,7 @@ class Trial(Generic[P, K, V]):
     """
 
     def __init__(
-        self,
-        task: str,
-        code: str,
-        recent: Recent[K, V],
-        on_restart: Callable[[], None],
-        *,
-        lasting: bool = True,
+        self, task: str, code: str, recent: Recent[K, V], on_restart: Callable[[], None], *, lasting: bool = True
     ) -> None:
         self.recent = recent
         self._suspects: Recent[K, bool] = Recent(MAX_SUSPECTS)  # if they exceeded the limits apart, too

@@ -86,8 +86,7 @@ class Settings(ModelSettings):
         group="Access",
     )
     api_key_file: Path | None = option(
-        None,
-        "File with more API keys: one a line, or, in a .toml or .json file, entries with names and limits.",
+        None, "File with more API keys: one a line, or, in a .toml or .json file, entries with names and limits."
     )
     cache_isolation: str = option(
         "key",
@@ -189,7 +188,9 @@ class Settings(ModelSettings):
         self.level()
         self._check_place()
         self._check_tls()
-        _check_receipts(self)
+        if self.receipts and self.receipt_key is None:
+            raise OptionError("--receipts needs --receipt-key FILE; noria receipts key FILE makes the file")
+        check_file("--receipt-key", self.receipt_key)
         if self.otlp_endpoint is not None:
             _check_collector(self.otlp_endpoint)
 
@@ -228,8 +229,11 @@ class Settings(ModelSettings):
         """Raise OptionError for a wrong socket or prefix, or wrong proxies, names or origins."""
         for name in _split(self.forwarded_allow_ips):
             _check_network(name)
-        for name in _split(self.allowed_hosts):
-            _check_host(name)
+        if wrong := next((name for name in _split(self.allowed_hosts) if not HOST_NAME.fullmatch(name)), None):
+            raise OptionError(
+                "--allowed-hosts must be names such as noria.example.org, without scheme and port, or *, got "
+                f"{wrong[:80]!r}"
+            )
         if wrong := next((origin for origin in self.cors_origins if not ORIGIN.fullmatch(origin)), None):
             raise OptionError(
                 "--cors-origin must be an origin as browsers send it, such as https://app.example.org, in lower case "
@@ -291,13 +295,6 @@ def _check_network(name: str) -> None:
         ) from error
 
 
-def _check_host(name: str) -> None:
-    if not HOST_NAME.fullmatch(name):
-        raise OptionError(
-            f"--allowed-hosts must be names such as noria.example.org, without scheme and port, or *, got {name[:80]!r}"
-        )
-
-
 def _check_collector(url: str) -> None:
     from importlib import import_module
     from importlib.util import find_spec
@@ -323,9 +320,3 @@ def _check_collector(url: str) -> None:
         import_module("opentelemetry.propagate")
     except ValueError as error:
         raise OptionError(f"--otlp-endpoint: OTEL_PROPAGATORS has a wrong value: {error}") from error
-
-
-def _check_receipts(settings: Settings) -> None:
-    if settings.receipts and settings.receipt_key is None:
-        raise OptionError("--receipts needs --receipt-key FILE; noria receipts key FILE makes the file")
-    check_file("--receipt-key", settings.receipt_key)

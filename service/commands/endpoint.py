@@ -56,24 +56,15 @@ def refusal(response: httpx.Response) -> str:
 
 def find_model(client: httpx.Client, model: str | None) -> str:
     """Return `model`, or the first model that the server lists. Raises OptionError without a server or a model."""
-    response = fetch(client)
-    return model or next(iter(_cards(client, response)))
+    if not model:
+        return next(iter(list_models(client)))
+    fetch(client)
+    return model
 
 
 def list_models(client: httpx.Client) -> dict[str, dict[str, Any]]:
     """Return the cards of the models that the server lists, by their ids. Raises OptionError as `find_model` does."""
-    return _cards(client, fetch(client))
-
-
-def fetch(client: httpx.Client, path: str = "/v1/models") -> httpx.Response:
-    """Return the answer of a server. Raises OptionError without a server."""
-    try:
-        return client.get(path)
-    except httpx.TransportError as error:
-        raise OptionError(f"cannot connect to {client.base_url} ({error}); is the server running?") from error
-
-
-def _cards(client: httpx.Client, response: httpx.Response) -> dict[str, dict[str, Any]]:
+    response = fetch(client)
     if not response.is_success:
         raise OptionError(f"/v1/models answered {response.status_code}: {error_message(response.content)}")
     try:
@@ -83,6 +74,14 @@ def _cards(client: httpx.Client, response: httpx.Response) -> dict[str, dict[str
     if not cards:
         raise OptionError(f"{client.base_url} lists no model at /v1/models; is it an OpenAI endpoint?")
     return cards
+
+
+def fetch(client: httpx.Client, path: str = "/v1/models") -> httpx.Response:
+    """Return the answer of a server. Raises OptionError without a server."""
+    try:
+        return client.get(path)
+    except httpx.TransportError as error:
+        raise OptionError(f"cannot connect to {client.base_url} ({error}); is the server running?") from error
 
 
 def read_card(client: httpx.Client, model: str) -> Any:

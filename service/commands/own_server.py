@@ -24,16 +24,8 @@ BASE_URL = "http://localhost"
 POLL_SECONDS = 0.1
 READY_SECONDS, END_SECONDS = 5.0, 10.0
 OPTIONS = {field.name for field in fields(RunnerOptions)} | {
-    *(
-        "revision",
-        "served_model_name",
-        "chat_template",
-        "reasoning_style",
-        "reasoning_budget",
-        "repetition_detection",
-        "lora",
-    ),
-    *("max_body_bytes", "max_images", "max_image_pixels", "step_timeout"),
+    *("revision", "served_model_name", "chat_template", "reasoning_style", "reasoning_budget", "repetition_detection"),
+    *("lora", "max_body_bytes", "max_images", "max_image_pixels", "step_timeout"),
 }
 """The server gets the user's variables of these options. Others are for a server with clients, probes and a log."""
 

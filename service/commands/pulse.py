@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -74,29 +73,17 @@ class Pace:
         return f", {duration((total - done) / self.rate(done))} left" if done else ""
 
 
-class LoadPulse:
-    """Shows the stage of a server that loads, from its first note until it is closed."""
+class LoadPulse(ExitStack):
+    """The display of the stage of a server that loads, from its first note until it is closed."""
 
     def __init__(self, title: str = "server") -> None:
+        super().__init__()
         self._title = title
-        self._stack = ExitStack()
         self._stage, self._done = "", 0.0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def note(self, stage: str, done: float) -> None:
+    def note(self, name: str, done: float) -> None:
         """Take the stage, and its part that is done. The thread that shows it starts late: a child may start before."""
         begins = not self._stage
-        self._stage, self._done = stage, done
+        self._stage, self._done = name, done
         if begins:
-            self._stack.enter_context(showing(self._title, self._report))
-
-    def _report(self) -> tuple[float, str]:
-        return self._done, stage(self._stage, self._done)
-
-    def close(self) -> None:
-        self._stack.close()
+            self.enter_context(showing(self._title, lambda: (self._done, stage(self._stage, self._done))))

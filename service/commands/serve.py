@@ -43,7 +43,11 @@ def run(settings: Settings, engine: "Launched | None" = None) -> int:
     entries = read_entries(settings)
     if world is not None and len(entries) > 1:
         raise OptionError("several models cannot be served by ranks of torchrun: serve each with its own command")
-    with listen_for_requests(settings) as sock, listen_for_probes(settings) as health:
+    requests = listen(*settings.address) if settings.uds is None else listen_at(settings.uds)
+    probes: AbstractContextManager[socket.socket | None] = nullcontext()
+    if settings.health_port is not None:
+        probes = listen(settings.address[0], settings.health_port, "--health-port")
+    with requests as sock, probes as health:
         early = next((entry for entry in entries if entry.at_start), entries[0])
         engines = Engines(settings, engine)
         started = {early: engines.start(early.settings, lambda: metrics.of_model(early.name))}
@@ -60,15 +64,3 @@ def run(settings: Settings, engine: "Launched | None" = None) -> int:
         server = create_server(settings, entries, client_of, metrics, sock, keys, progress=progress, health=health)
         server.run([sock])
     return int(server.failed)
-
-
-def listen_for_requests(settings: Settings) -> AbstractContextManager[socket.socket]:
-    """Open the socket of `--uds`, or of `--host` and `--port`. Raises OptionError."""
-    return listen(*settings.address) if settings.uds is None else listen_at(settings.uds)
-
-
-def listen_for_probes(settings: Settings) -> AbstractContextManager[socket.socket | None]:
-    """Open the socket of `--health-port`, or none. Raises OptionError."""
-    if settings.health_port is None:
-        return nullcontext()
-    return listen(settings.address[0], settings.health_port, "--health-port")

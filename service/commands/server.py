@@ -4,7 +4,6 @@ import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -71,6 +70,10 @@ def create_server(
         hosts=_hosts(settings, keys, sock),
         need=need,
     )
+
+    def probed(path: str) -> tuple[int, bytes] | None:
+        return probes.probed(getattr(app.state, "noria", None), path)  # None before the lifespan begins
+
     places = Places(raise_descriptor_limit(settings.max_connections), settings.max_connections_per_address)
     measured.watch_connections(lambda: places.n_open)
     server = Server(
@@ -80,7 +83,7 @@ def create_server(
         reloads=_reloads(app, settings, measured, keys),
         places=places,
         on_refused=measured.observe_refused_connection,
-        probes=None if health is None else HealthListener(health, partial(_probed, app)),
+        probes=None if health is None else HealthListener(health, probed),
     )
     return server
 
@@ -139,11 +142,6 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     changed = {name for name in before.keys() & after.keys() if before[name] != after[name]}
     kinds = {"added": after.keys() - before.keys(), "removed": before.keys() - after.keys(), "changed": changed}
     return "; ".join(f"{kind} {', '.join(sorted(names))}" for kind, names in kinds.items() if names)
-
-
-def _probed(app: FastAPI, path: str) -> tuple[int, bytes] | None:
-    """Return the answer of a probe. The state is None before the lifespan begins."""
-    return probes.probed(getattr(app.state, "noria", None), path)
 
 
 def _showing(client: EngineClient) -> AbstractContextManager[None]:

@@ -243,7 +243,9 @@ class EngineClient:
         if self.state in ENDED:  # what an engine says while it ends
             return
         if isinstance(message, Report):
-            self._deliver(message)
+            self.stats = message.stats
+            self._on_report(message)
+            self._submitted.deliver(message.updates)
         elif isinstance(message, Beat):
             self._on_beat(message)
         elif isinstance(message, Picture):
@@ -266,12 +268,8 @@ class EngineClient:
         self.note("ready", 1.0)
         self._decided.set()
         self._submitted.go_on(self._given)
-        self._supervisor.keep_spare()
-
-    def _deliver(self, report: Report) -> None:
-        self.stats = report.stats
-        self._on_report(report)
-        self._submitted.deliver(report.updates)
+        if self._spare is not None:
+            self._spare.keep()
 
     def _lose_engine(self) -> None:
         """Let no request be submitted until another engine is ready: the present one has ended."""

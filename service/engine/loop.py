@@ -10,17 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from model.batch import BROKEN_NUMBERS, DeviceLost, Runner, StepBatch, StepOutput, StepTooLarge
-from service.engine.messages import (
-    Abort,
-    FromEngine,
-    Look,
-    Report,
-    Stop,
-    Submit,
-    ToEngine,
-    UnloadAdapter,
-    Update,
-)
+from service.engine.messages import Abort, FromEngine, Look, Report, Stop, Submit, ToEngine, UnloadAdapter, Update
 from service.engine.progress import StallClock, StepRecorder
 from service.engine.scheduling.scheduler import Scheduler
 

@@ -74,10 +74,7 @@ class Admission:
         self._drain = drain
         self._on_idle = on_idle
         self._state = state
-        self._max_queue = settings.max_queue
-        self._max_tokens = settings.max_queue_tokens
-        self._max_choices = settings.max_queue_choices
-        self._max_media = settings.max_queue_media
+        self._settings = settings
         self._rate = FinishRate()
 
     @property
@@ -122,7 +119,7 @@ class Admission:
             raise Unavailable("the server is shutting down", "shutting_down")
         if (state := self._state()) != "ready":
             raise Unavailable(f"the engine is not ready ({state}); try again shortly", "engine_unavailable")
-        capacity = self.require().info.max_sequences + self._max_queue
+        capacity = self.require().info.max_sequences + self._settings.max_queue
         self._check("requests are running or waiting", self._in_flight, tenant, capacity, "--max-queue")
         if not self.in_flight:
             self._rate.begin()
@@ -141,10 +138,10 @@ class Admission:
 
         No request is too large for an empty queue.
         """
-        media = "bytes of decoded images and audio are waiting"
-        self._check("prompt tokens are waiting", self.backlog.tokens, tenant, self._max_tokens, "--max-queue-tokens")
-        self._check("choices are waiting", self.backlog.choices, tenant, self._max_choices, "--max-queue-choices")
-        self._check(media, self.backlog.media, tenant, self._max_media, "--max-queue-media")
+        limits, queue, media = self._settings, self.backlog, "bytes of decoded images and audio are waiting"
+        self._check("prompt tokens are waiting", queue.tokens, tenant, limits.max_queue_tokens, "--max-queue-tokens")
+        self._check("choices are waiting", queue.choices, tenant, limits.max_queue_choices, "--max-queue-choices")
+        self._check(media, queue.media, tenant, limits.max_queue_media, "--max-queue-media")
 
     def _check(self, what: str, share: Share, tenant: str, limit: int, name: str) -> None:
         if share.is_full(tenant, limit):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Self
 
 from model.errors import NoriaError
 from service.access.keys import Share
@@ -202,13 +203,14 @@ class HostedModel:
         self.last_used = time.monotonic()
         self.admission.model = replace(served, names=self.entry.settings.names)  # it may be another entry now
 
-    def adopt(self, entry: ModelEntry) -> None:
-        """Take another entry, which needs no other engine."""
+    def under(self, entry: ModelEntry) -> Self:
+        """Take another entry, which needs no other engine; returns the model."""
         if entry.idle_seconds != self.entry.idle_seconds:
             self.idle_seconds = entry.idle_seconds
         self.entry = entry
         if self.admission.model is not None:
             self.admission.model = replace(self.admission.model, names=entry.settings.names)
+        return self
 
     async def unload(self, reason: Unload) -> None:
         """End the engine, and forget tokenizer and templates. Requests that come meanwhile load the model again."""

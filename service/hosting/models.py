@@ -220,20 +220,16 @@ class HostedModels:
         that wait for its load raise ModelChanged.
         """
         before = {model.entry.of_engine: model for model in self._hosted}
-        self._hosted = [self._under(entry, before.pop(entry.of_engine, None)) for entry in entries]
+        self._hosted = [
+            before.pop(entry.of_engine).under(entry) if entry.of_engine in before else self._host(entry)
+            for entry in entries
+        ]
         self.retiring |= {*before.values()}
         for model in before.values():
             model.gone.set_result(None)
             self._spawn(self._retire(model))
         self._spawn(self._load_those_at_start())
         self.note_change()  # a model that waits for memory may be removed
-
-    def _under(self, entry: ModelEntry, model: HostedModel | None) -> HostedModel:
-        """Return this model under a new entry; without one a new model."""
-        if model is None:
-            return self._host(entry)
-        model.adopt(entry)
-        return model
 
     async def _retire(self, model: HostedModel) -> None:
         if model.loading is not None:

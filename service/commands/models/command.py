@@ -4,6 +4,7 @@ import difflib
 import json
 import sys
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 import typer
@@ -16,11 +17,13 @@ from model.checkpoint.gguf.parts import find_parts
 from model.checkpoint.model_files import is_gguf
 from model.checkpoint.resolve import is_hub_name, resolve
 from model.errors import NoriaError, OptionError, size
-from model.options import option, required, same
+from model.machine.gpu import gpu_memory
+from model.machine.host import free_memory
+from model.memory.plan import make_plan
+from model.options import RunnerOptions, option, required, same
 from service import logs
 from service.commands.flags import takes
 from service.commands.models.cache import CachedModel, cached_models, remove
-from service.commands.models.needs import need_of
 from service.commands.pulse import LoadPulse
 from service.settings import Settings
 
@@ -50,7 +53,10 @@ class RemoveOptions:
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """A model in the list. Sizes are in bytes, None if Noria cannot serve it; `note` says why, or what is missing."""
+    """A model in the list. Sizes are in bytes, None if Noria cannot serve it; `note` says why, or what is missing.
+
+    `memory` is that of weights, a step and one sequence of `context` tokens. It `fits` the free memory of `device`.
+    """
 
     name: str
     disk: int
@@ -72,7 +78,8 @@ def pull(options: PullOptions) -> None:
     logs.configure("human", "info")
     with LoadPulse(options.model) as loading:
         place = resolve(options.model, revision=options.revision, progress=loading.note)
-    row = _row(options.model, place, _bytes_in(place))
+    files = find_parts(place) if is_gguf(place) else place.iterdir()
+    row = _row(options.model, place, sum(path.stat().st_size for path in files))
     typer.echo(f"{row.name} is here: {size(row.disk)} on the disk, {_words(row)}")
 
 
@@ -141,17 +148,21 @@ def _unknown(name: str, models: list[CachedModel]) -> str:
 def _row(name: str, place: Path | None, disk: int) -> ModelRow:
     if place is None:
         return ModelRow(name, disk, note=f"no weights here; noria pull {name} fetches them")
+    device, free = this_machine()
     try:
         directory = resolve(name if name == EMBEDDED else str(place))
-        need = need_of(directory)
+        plan = make_plan(directory, RunnerOptions(str(directory), device=device), None)
     except NoriaError as error:
         return ModelRow(name, disk, note=str(error))
-    return ModelRow(name, disk, need.n_bytes, need.context, need.device, need.fits)
+    n_bytes = plan.weights + plan.step + plan.fits[-1].n_bytes
+    return ModelRow(name, disk, n_bytes, plan.context, device, n_bytes <= free)
 
 
-def _bytes_in(place: Path) -> int:
-    files = find_parts(place) if is_gguf(place) else place.iterdir()
-    return sum(path.stat().st_size for path in files)
+@cache
+def this_machine() -> tuple[str, int]:
+    """Return the device that `--device auto` chooses, and its free memory in bytes."""
+    free = gpu_memory("free")
+    return ("cpu", free_memory()) if free is None else ("cuda", free)
 
 
 def _words(row: ModelRow) -> str:

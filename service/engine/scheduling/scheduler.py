@@ -156,13 +156,15 @@ class Scheduler:
         self._blocked = self._why_blocked(step) if self._queue else None
         if any(item.lookup is not None for item in step.parts):
             # The chunks of prompts have no say: drafts would end wherever a prompt is computed in many steps.
-            step.budget = max(step.budget, self._most_tokens() - (budget - step.budget))
+            most = int(min(self._limit.now, self.prompts.pace.tokens(0))) // self._depth  # whatever the targets are
+            step.budget = max(step.budget, most - (budget - step.budget))
             pays = DraftBudget(len(step.sampling), self.prompts.cost.fixed_rows)
             step.add_drafts(pays, len(self._in_flight()))
         step.media = self._media.take()
         if batch := step.batch():
             self._planned.append(step)
-            step.assume_computed()
+            for sequence, (_, stop) in step.parts.items():
+                sequence.computed = stop
         return batch
 
     def assume(self) -> bool:
@@ -294,10 +296,6 @@ class Scheduler:
         text_waits = any(not item.awaits_media for item in chain(unfinished, queued))
         return self.prompts.spare(max(n_decoding, text_waits), depth) / (1 + text_waits)
 
-    def _most_tokens(self) -> int:
-        """Return the greatest number of tokens of the next step, whatever the targets are."""
-        return int(min(self._limit.now, self.prompts.pace.tokens(0))) // self._depth
-
     def _waiting(self, unfinished: list[Sequence]) -> Iterator[tuple[float, float]]:
         """Yield for each prompt before its first token, in order: the seconds since it came, and the work that is left.
 
@@ -330,7 +328,7 @@ class Scheduler:
             step.spend(sequence, cost)
             self._queue.charge(sequence, prompt=cost)
             limit = min(limit, step.left(sequence))
-        if limit and sequence.needs_pages(sequence.computed + limit):
+        if limit and min([table.stop for table in sequence.tables]) < sequence.computed + limit:
             limit = self._take_pages(sequence, limit, step)
         if limit:
             step.add(sequence, limit)

@@ -127,10 +127,6 @@ class Sequence:
         """Return whether updates report the prompt's progress: on request, until the first token is sampled."""
         return self.params.return_progress and len(self.tokens) == self.n_prompt
 
-    def needs_pages(self, stop: int) -> bool:
-        """Return whether it must take pages before it computes the positions before `stop`."""
-        return min([table.stop for table in self.tables]) < stop
-
     @property
     def embedding(self) -> tuple[float, ...]:
         """Return the pooled hidden states of the whole prompt [dim]; empty if the request needs no embedding."""

@@ -93,11 +93,6 @@ class Step:
             start, stop = self.parts.pop(sequence)
             self.spend(sequence, start - stop)
 
-    def assume_computed(self) -> None:
-        """Let its sequences continue behind it."""
-        for sequence, (_, stop) in self.parts.items():
-            sequence.computed = stop
-
     def add_drafts(self, pays: DraftBudget, n_reserved: int) -> None:
         """Add draft tokens that pay, from the budget and the pages that are left.
 

@@ -58,7 +58,8 @@ class View:
         for item in self.running:
             if item.id in ids:
                 reason: Reason | None = "disk" if item in self.reading else None
-                yield _shape(item, "prompt" if _prefills(item) else "decode", reason, pages)
+                prefills = item.uncomputed > 1 or item.length == item.n_prompt
+                yield _shape(item, "prompt" if prefills else "decode", reason, pages)
 
     def _queue(self, pages: bool, ids: Container[int] = EVERY) -> Iterator[tuple[int, SequenceShape]]:
         """Yield those that wait, each with its place."""
@@ -79,10 +80,6 @@ class View:
     def _unprepared(self) -> Iterator[SequenceShape]:
         for sequence_id, n_prompt in self.preparing.items():
             yield SequenceShape(sequence_id, "waiting", n_prompt, 0, 0, 0, "grammar", ())
-
-
-def _prefills(item: Sequence) -> bool:
-    return item.uncomputed > 1 or item.length == item.n_prompt
 
 
 def _shape(item: Sequence, state: SequenceState, reason: Reason | None, pages: bool) -> SequenceShape:

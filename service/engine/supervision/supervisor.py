@@ -61,11 +61,6 @@ class Supervisor:
         """Start the first engine. Needs no event loop. Raises NoriaError if the machine cannot."""
         self._next = EngineConnection(self._new_engine())
 
-    def keep_spare(self) -> None:
-        """Let a spare stand ready from now on: the present engine serves."""
-        if self._spare is not None:
-            self._spare.keep()
-
     async def run(self, options: Callable[[], Awaitable[Options]], on_restart: Callable[[], None]) -> NoReturn:
         """Run engines, each with what `options` gives for it. Raises NoriaError to give up."""
         served, failures, failed_loads = False, 0, 0

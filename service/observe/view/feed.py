@@ -91,11 +91,7 @@ class Feed:
     """
 
     def __init__(
-        self,
-        client: EngineClient,
-        metrics: ModelMetrics,
-        status: Callable[[], ModelState],
-        ended: asyncio.Future[None],
+        self, client: EngineClient, metrics: ModelMetrics, status: Callable[[], ModelState], ended: asyncio.Future[None]
     ) -> None:
         self.framing = EngineFraming()
         self._client = client

@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 from model.errors import OptionError
 from model.machine.gpu import gpu_memory
 from service.cli import build
-from service.commands.models.command import ModelRow, _table
-from service.commands.models.needs import this_machine
+from service.commands.models.command import ModelRow, _table, this_machine
 from tests.model.checkpoint.fake_hub import SHA, Hub, serving
 from tests.model.checkpoint.gguf_files import save
 from tests.waiting import PATIENCE
