@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 HELP = {"help_option_names": ["-h", "--help"]}
 """Settings of a command's context."""
-
-
 ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 

@@ -178,14 +178,8 @@ def _value(name: str, declared: Field[Any], flag: Flag, value: Any) -> Any:
         kind: Any = declared.type
         return TypeAdapter[Any](kind).validate_json(json.dumps(value, default=str), strict=True)
     except ValidationError as error:
-        raise ValueError(
-            f"{name} must be {', '.join(filter(None, (_kind(kind), flag.limits)))}, got {value!r}"
-        ) from error
-
-
-def _kind(declared: Any) -> str:
-    kinds = {get_origin(declared), declared, *get_args(declared)}
-    return next(words for kind, words in KINDS.items() if kind in kinds)
+        words = next(words for of, words in KINDS.items() if of in (get_origin(kind), kind, *get_args(kind)))
+        raise ValueError(f"{name} must be {', '.join(filter(None, (words, flag.limits)))}, got {value!r}") from error
 
 
 def _flag(name: str, given: Mapping[str, Any]) -> bool:

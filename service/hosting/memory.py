@@ -21,8 +21,6 @@ tiny Mixtral, and 225 MiB with the steps of the embedded model, which its plan c
 follows grammars holds up to 79 MiB, the one that decodes images 12 MiB, and the spare engine of all models 152 MiB. For
 each of two models this is 336 MiB; the rest is margin.
 """
-
-
 LEAST_CACHE = 0.25
 """The part of its share of the memory for KV caches that a model keeps. With less, models take turns instead."""
 

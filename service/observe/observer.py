@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from urllib.parse import quote
@@ -11,6 +10,7 @@ from urllib.parse import quote
 from starlette.types import Scope
 
 from service.access.record import CLIENT_GONE, RequestRecord
+from service.helpers import Recent
 from service.observe.metrics import OTHER, Metrics
 
 log = logging.getLogger("noria.access")
@@ -27,16 +27,12 @@ class Notices:
     """Lines in the log about ignored fields, one for each client. It remembers the last clients."""
 
     def __init__(self) -> None:
-        self._clients: OrderedDict[str, None] = OrderedDict()
+        self._clients: Recent[str, bool] = Recent(MAX_CLIENTS)
 
     def note(self, client: str, path: str, names: Sequence[str]) -> None:
         """Log the first request of a client that has ignored fields."""
-        known = client in self._clients
-        self._clients[client] = None
-        self._clients.move_to_end(client)
-        if len(self._clients) > MAX_CLIENTS:
-            self._clients.popitem(last=False)
-        if not known:
+        if self._clients.find(client) is None:
+            self._clients.note(client, True)
             fields = {"client": client, "path": path, "fields": ", ".join(names)}
             log_of_requests.info("a client sends fields that have no effect here", extra={"fields": fields})
 

@@ -60,11 +60,8 @@ class WaitingQueue:
         if not self.by_adapter[sequence.adapter]:
             del self.by_adapter[sequence.adapter]
 
-    def charge(self, sequence: Sequence, *, prompt: int) -> None:
-        """Count tokens that were computed for a sequence as service of its tenant."""
-        self.charge_tenant(sequence.priority, sequence.tenant, prompt=prompt)
-
-    def charge_tenant(self, priority: int, tenant: str, *, prompt: int = 0, generated: int = 0) -> None:
+    def charge(self, priority: int, tenant: str, *, prompt: int = 0, generated: int = 0) -> None:
+        """Count tokens that were computed for a tenant's sequences as its service."""
         self._levels[priority].charge(tenant, PROMPT_WEIGHT * prompt + GENERATED_WEIGHT * generated)
 
 

@@ -202,7 +202,7 @@ class Scheduler:
                     updates.append(update)
                     generated[sequence.priority, sequence.tenant] += len(update.tokens)
         for (priority, tenant), n_tokens in generated.items():
-            self._queue.charge_tenant(priority, tenant, generated=n_tokens)
+            self._queue.charge(priority, tenant, generated=n_tokens)
             self._totals["generated_tokens"] += n_tokens
         for sequence, draft in step.drafts.items():
             self._totals["draft_tokens"] += len(draft)
@@ -326,7 +326,7 @@ class Scheduler:
         if sequence.media.spans and (sequence.awaits_media or sequence.media.in_flight) and limit:
             limit, cost = sequence.media.plan(sequence.computed, limit, step.left(sequence))
             step.spend(sequence, cost)
-            self._queue.charge(sequence, prompt=cost)
+            self._queue.charge(sequence.priority, sequence.tenant, prompt=cost)
             limit = min(limit, step.left(sequence))
         if limit and min([table.stop for table in sequence.tables]) < sequence.computed + limit:
             limit = self._take_pages(sequence, limit, step)
@@ -432,7 +432,7 @@ class Scheduler:
             miss = self._trail.miss(sequence, n_reused)
             sequence.admitted = Admitted(reused, self._clock() - sequence.arrived, from_disk, miss)
             self._trail.note(sequence, range(n_reused))
-            self._queue.charge(sequence, prompt=sequence.n_prompt - reused)
+            self._queue.charge(sequence.priority, sequence.tenant, prompt=sequence.n_prompt - reused)
             self._totals["queried_tokens"] += sequence.n_prompt
             self._totals["hit_tokens"] += reused
             self._totals["disk_tokens"] += from_disk

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from operator import add
-from typing import NamedTuple
 
 from model.batch import SliceOutput, TokenLogprob
 from model.sampling_params import PARAMETERS, SamplingParams, Stage
@@ -239,38 +238,25 @@ class Sequence:
         self.pooled = ()
 
 
-class EndRule(NamedTuple):
-    """A rule that ends outputs. `reason` takes the parameters, a sampled token, and which token of the output it is."""
-
-    parameters: frozenset[str]
-    reason: Callable[[SamplingParams, int, int], str | None]
-
-
-def _stop_token(params: SamplingParams, token: int, n: int) -> str | None:
-    return "stop" if token in params.stop_tokens else None
-
-
-def _max_tokens(params: SamplingParams, token: int, n: int) -> str | None:
-    return "length" if n >= params.max_tokens else None
-
-
-END_RULES = (EndRule(frozenset({"stop_token_ids"}), _stop_token), EndRule(frozenset({"max_tokens"}), _max_tokens))
-"""The rules of the parameters whose stage is the end; the first that applies gives the reason."""
-_IN_THE_SERVICE = frozenset({"stop", "include_stop_str_in_output", "ignore_eos"})
+END_RULES: dict[str, tuple[str, Callable[[SamplingParams, int, int], bool]]] = {
+    "stop_token_ids": ("stop", lambda params, token, n: token in params.stop_tokens),
+    "max_tokens": ("length", lambda params, token, n: n >= params.max_tokens),
+}
+"""Parameter whose stage is the end -> the reason that it gives, and whether it ends an output with its n-th token."""
+_IN_THE_SERVICE = {"stop", "include_stop_str_in_output", "ignore_eos"}
 """The service implements these: it knows the text, and the model's end tokens."""
-_IN_THE_SCHEDULER = frozenset({"prompt_lookup_num_tokens", "return_progress", "repetition_detection"})
+_IN_THE_SCHEDULER = {"prompt_lookup_num_tokens", "return_progress", "repetition_detection"}
 
 
 def ending(params: SamplingParams, token: int, n: int) -> str | None:
     """Return the reason to end an output with `token`, its n-th; None if the output goes on."""
-    for rule in END_RULES:
-        if (reason := rule.reason(params, token, n)) is not None:
+    for reason, applies in END_RULES.values():
+        if applies(params, token, n):
             return reason
     return None
 
 
 def unimplemented() -> set[str]:
     """Return parameters that end the output or concern the scheduler, and that nothing implements."""
-    implemented = (_IN_THE_SERVICE | _IN_THE_SCHEDULER).union(*(rule.parameters for rule in END_RULES))
     needed = {name for name, row in PARAMETERS.items() if row.stage in (Stage.END, Stage.SCHEDULE)}
-    return needed - implemented
+    return needed - _IN_THE_SERVICE - _IN_THE_SCHEDULER - END_RULES.keys()
