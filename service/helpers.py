@@ -133,7 +133,7 @@ class Recent(Generic[K, V]):
 
 
 class Trial(Generic[P, K, V]):
-    """Gives inputs to a process, one at a time. `recent` has the latest answers by the keys of the inputs.
+    """The trial of inputs by a process, one at a time. `recent` has the latest answers by the keys of the inputs.
 
     An input that exceeds the limits of the process is a suspect. A process of its own gets it `apart`, while the first
     goes on with others. With `lasting` an input that exceeds the limits there, too, is not tried again.

@@ -50,7 +50,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to what `sys.stderr` is at the time. A progress bar replaces it, so that lines appear above the bar."""
+    """A handler for the `sys.stderr` of the time. A progress bar replaces it, so that lines appear above the bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # slow imports
 
 
 class Engines:
-    """Makes the clients of a server's engines, and configures the logs. Engines of as many ranks share a spare one.
+    """The maker of clients of a server's engines; it configures the logs. Engines of as many ranks share a spare one.
 
     `launched` is a process that imports already; the first engine gets it.
     """

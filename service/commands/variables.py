@@ -19,7 +19,7 @@ PROTECTING = ("API_KEY", "API_KEY_FILE", "SSL_CERTFILE", "SSL_KEYFILE")
 KEY = re.compile(r"API_?(KEY|TOKEN)|^NORIA_KEYS?(_?FILE)?$", re.IGNORECASE)
 LINK = re.compile(r"NORIA_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
 LINKED_PORT = re.compile(r"(tcp|udp|sctp)://\S+:\d+")
-"""What Kubernetes sets beside a Service named noria, or noria-NAME: NORIA_PORT=tcp://10.0.0.1:8000 is one of them."""
+"""Variables that Kubernetes sets beside a Service named noria or noria-NAME, such as NORIA_PORT=tcp://10.0.0.1:8000."""
 
 
 def drop_links(environment: MutableMapping[str, str], known: Collection[str]) -> Iterator[str]:

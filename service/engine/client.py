@@ -48,7 +48,7 @@ ENDED = ("unloaded", "stopped")
 
 
 class EngineClient:
-    """Submits sequences to whichever engine serves, and delivers their updates.
+    """The client of an engine: it submits sequences to the one that serves, and delivers their updates.
 
     `stage` and `progress` (0..1) describe loading, for which the log has the model's `name`. `info` is set once the
     engine is ready. `adapters` returns the numbers and paths of the LoRA adapters that the next engine reads.

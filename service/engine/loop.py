@@ -42,7 +42,7 @@ class Flight(NamedTuple):
 
 
 class EngineLoop:
-    """Runs steps until a Stop arrives.
+    """The loop of the engine: it runs steps until a Stop arrives.
 
     `receive(block)` returns the messages that have arrived; with `block` it waits for at least one. `send` sends a
     message to the service. `clock` is told which sequences make progress. `preparing` returns the ids of sequences that

@@ -29,7 +29,7 @@ AGAIN = "again"
 
 @dataclass(frozen=True, slots=True)
 class LoadModel:
-    """Load a model: `options` are the keyword arguments of the runner's callable.
+    """The order to load a model: `options` are the keyword arguments of the runner's callable.
 
     The service replaces the engine if a sequence makes no progress for `step_timeout` seconds. `name` is for people.
     """
@@ -74,14 +74,14 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Forget a sequence. An unknown id is no error: the sequence may have finished meanwhile."""
+    """The order to forget a sequence. An unknown id is no error: the sequence may have finished meanwhile."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Send a picture after the present step: of everything, or of the sequences with these ids.
+    """The order to send a picture after the present step: of everything, or of the sequences with these ids.
 
     Looks are answered in order.
     """
@@ -91,7 +91,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class LoadAdapter:
-    """Read a LoRA adapter from a directory. Numbers count up from 1; none is used twice in the life of a service."""
+    """The order to read a LoRA adapter from a directory. Numbers count up from 1; a service uses none twice."""
 
     adapter: int
     path: str
@@ -99,14 +99,14 @@ class LoadAdapter:
 
 @dataclass(frozen=True, slots=True)
 class UnloadAdapter:
-    """Forget an adapter. The service sends it once no sequence uses the adapter, and none will."""
+    """The order to forget an adapter. The service sends it once no sequence uses the adapter, and none will."""
 
     adapter: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End the engine process."""
+    """The order to end the engine process."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class SequencePages:
 
 SequenceState = Literal["waiting", "prompt", "decode", "preempted"]
 Reason = Literal["pages", "sequences", "tokens", "adapters", "fairness", "priority", "grammar", "disk"]
-"""Why a sequence waits.
+"""The reason for which a sequence waits.
 
 "sequences": as many run as may. "pages": too few are left for it or one before it, or a step computes one to reuse.
 "tokens": the prompts that run fill each step. "adapters": as many LoRA adapters run as may. "fairness", "priority": one

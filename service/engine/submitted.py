@@ -1,7 +1,7 @@
 """The sequences that were submitted and have not ended. The engine has them, or they wait for the next one.
 
 A sequence outlives its engine. The next one gets the prompt and the output so far, and goes on as after a preemption:
-noise, penalties, grammars and ends depend on nothing else. What an engine could not report is computed again.
+noise, penalties, grammars and ends depend on nothing else. Tokens that an engine could not report are computed again.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ log = logging.getLogger("noria.engine")
 Send = Callable[[ToEngine], None]
 
 WAIT_SECONDS = 30.0
-"""How long sequences wait for the next engine at least."""
+"""Sequences wait at least so long for the next engine."""
 LOADS = 3
 """They wait at least this many times as long as the last load took: the disk may be slower this time."""
 MAX_LOST = 3

@@ -1,4 +1,4 @@
-"""What the engine process runs: load the model, then the loop, until the service closes the wire."""
+"""The work of the engine process: load the model, then run the loop, until the service closes the wire."""
 
 import contextlib
 import importlib

@@ -25,7 +25,7 @@ LONGEST_RETRY = 60
 
 
 class FinishRate:
-    """How many requests finish in a second: measured over the last minute, or since the server was last idle."""
+    """The requests that finish in a second: measured over the last minute, or since the server was last idle."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -52,7 +52,7 @@ class FinishRate:
 
 
 class Admission:
-    """Decides on the event loop which requests a model takes.
+    """The admission of requests to a model. It runs on the event loop.
 
     `model` is set while it is loaded, and `state` returns its state. `backlog` counts what waits for the engine; the
     requests themselves update it. `adapters` are those that requests may name. `on_idle` is called when no request is

@@ -28,7 +28,7 @@ class Sharing(Protocol):
 
 
 class Budget:
-    """Reserves memory for models by their plans, which `need_of` makes. `changed` is set when a model may have gone."""
+    """The memory that models reserve by their plans, which `need_of` makes. `changed` is set when one may have gone."""
 
     def __init__(self, settings: Settings, need_of: NeedOf, models: Sharing, changed: asyncio.Event) -> None:
         self._settings = settings

@@ -11,7 +11,7 @@ log = logging.getLogger("noria")
 
 
 class Drain:
-    """Counts the requests in flight of all models. `expired` is done at the end of a drain's time."""
+    """The count of requests in flight of all models. `expired` is done at the end of a drain's time."""
 
     def __init__(self, timeout: float) -> None:
         self.draining = False

@@ -1,1 +1,1 @@
-"""What operators and clients see of the server at work: metrics, traces, logs of requests, and the live view."""
+"""The server at work as operators and clients see it: metrics, traces, logs of requests, and the live view."""

@@ -41,7 +41,7 @@ LAG_SAMPLES = 60
 class Metrics:
     """All metrics of the server. `fields` are the paths of fields that bodies declare.
 
-    What is counted of a model is in `of_model`. Requests that name no served model count as those of the model "".
+    `of_model` has the counts of a model. Requests that name no served model count as those of the model "".
     `memory_budget` gives that of all models, None without one.
     """
 

@@ -76,7 +76,7 @@ class Families:
 
 
 class ModelMetrics:
-    """Counts what one model does. `stats` gives the latest statistics of its engine, which count from its start.
+    """The counts of one model. `stats` gives the latest statistics of its engine, which count from its start.
 
     Counters are the sums of past engines, plus those of the present one. `waiting` gives the tokens of prompts that
     wait, and `loading` the requests that wait until the model is loaded. `memory` are the bytes that it takes by its

@@ -38,7 +38,7 @@ class Notices:
 
 
 class Observer:
-    """Counts, logs and traces requests. `trace` is called for each request that is not quiet; None without traces."""
+    """The observer of requests: metrics, log and traces. `trace` gets each one that is not quiet; None without traces."""
 
     def __init__(self, metrics: Metrics, trace: Trace | None = None) -> None:
         self._metrics = metrics

@@ -38,7 +38,7 @@ class Phase(NamedTuple):
 
 
 class Tracing:
-    """Makes the traces of requests, and sends them to the collector at `url` in the background."""
+    """The maker of traces. A thread sends them to the collector at `url`."""
 
     def __init__(self, url: str) -> None:
         endpoint = url if urlsplit(url).path.endswith(PATH) else url.rstrip("/") + PATH

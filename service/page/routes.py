@@ -21,7 +21,7 @@ CONTENT_POLICY = "; ".join(
         "object-src 'none'",
     )
 )
-"""What a browser lets the page do: nothing from another origin, and no inline script or style."""
+"""The rules of a browser for the page: nothing from another origin, and no inline script or style."""
 HEADERS: Mapping[str, str] = {
     "cache-control": "no-cache",  # a browser asks again, and mostly gets a 304
     "content-security-policy": CONTENT_POLICY,

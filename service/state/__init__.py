@@ -1,1 +1,1 @@
-"""What the service stores for its clients between requests: responses, conversations, and the events of streams."""
+"""The state of clients between requests: responses, conversations, and the events of streams."""

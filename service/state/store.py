@@ -24,7 +24,7 @@ SUFFIXES = ("", "-wal", "-journal")
 
 
 class Store:
-    """Calls methods of `Tables` for the event loop. One that is not `enabled` holds nothing."""
+    """The door of the event loop to `Tables`. A store that is not `enabled` holds nothing."""
 
     def __init__(self, tables: Tables, *, enabled: bool) -> None:
         self.enabled = enabled

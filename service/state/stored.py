@@ -9,7 +9,7 @@ ROW_BYTES = 256
 """About what a row needs beside its texts: many small rows count, too."""
 
 PREFIXES = {"response": "resp_", "conversation": "conv_"}
-"""How ids of each kind begin."""
+"""The beginnings of ids of each kind."""
 
 
 def new_id(prefix: str) -> str:
@@ -72,7 +72,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What the store holds of an owner, or of all."""
+    """The part of the store that an owner uses, or all owners together."""
 
     n_bytes: int = 0
     n_stored: int = 0

@@ -274,7 +274,7 @@ class Tables:
     def _grow(self, owner: Owner, id: str, n_bytes: int) -> None:
         """Count what something has more, and evict until the bounds hold. Raises StoreFull.
 
-        What is too large itself evicts nothing.
+        Something that is too large itself evicts nothing.
         """
         self._resize(owner.name, id, n_bytes)
         (size,) = self._db.execute("SELECT size FROM stored WHERE owner = ? AND id = ?", (owner.name, id)).fetchone()

@@ -30,7 +30,7 @@ class BatchOptions(TargetOptions):
     """The options of `noria batch`."""
 
     input: Path = required("File of requests in OpenAI's batch format, one a line.")
-    output: Path = required("File for the results, one a line. What it already has is not computed again.")
+    output: Path = required("File for the results, one a line. Lines that it has already are not computed again.")
     concurrency: int | None = option(
         None, "Number of requests in flight at any time.", unset=f"{OWN}, with --url {OTHER}", least=1
     )

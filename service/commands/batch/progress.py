@@ -1,4 +1,4 @@
-"""How far a batch is, in numbers and words."""
+"""The progress of a batch, in numbers and words."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from service.commands.pulse import Pace
 
 
 class BatchProgress:
-    """Counts lines and tokens of a batch with `total` lines while results are written.
+    """The counts of lines and tokens of a batch with `total` lines while results are written.
 
     `left` lines have no result yet, `failed` have one without a good answer.
     """

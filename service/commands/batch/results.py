@@ -1,7 +1,7 @@
 """The results of a batch: a file that only grows, one line for each request that is finished.
 
 A line is written in one piece. After a crash the file has the finished lines and perhaps the beginning of another one,
-which is cut off. What is left says which requests need no answer any more.
+which is cut off. The other lines say which requests need no answer any more.
 """
 
 import fcntl

@@ -35,7 +35,7 @@ class PromptProgress(NamedTuple):
 
 
 class End(NamedTuple):
-    """Why the answer ended: `finish_reason`."""
+    """The reason why the answer ended: `finish_reason`."""
 
     reason: str
 

@@ -68,7 +68,7 @@ class Words(Completer):
 
 
 class Slash:
-    """Obeys the commands of one conversation."""
+    """The commands of one conversation."""
 
     def __init__(self, conversation: ChatSession) -> None:
         self._chat = conversation

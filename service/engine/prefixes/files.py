@@ -40,7 +40,7 @@ LEFT = 7 / 8
 
 
 class PageKey(NamedTuple):
-    """What identifies a page on disk: its pool and name, and what the name is the hash of (`pages.page_name`)."""
+    """The identity of a page on disk: its pool and name, and the bytes that the name hashes (`pages.page_name`)."""
 
     pool: int
     name: bytes

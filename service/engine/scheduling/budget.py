@@ -131,7 +131,7 @@ class StepPace:
 
 
 class PromptBudget:
-    """What prompts may take of each step, for targets in seconds of the first token, and between two tokens.
+    """The share of prompts in each step, for targets in seconds of the first token, and between two tokens.
 
     A target of 0 limits nothing. A sequence without progress for `deadline` seconds counts as hung.
     """

@@ -174,7 +174,7 @@ class PagePool:
 
 
 Contains = Callable[[Any, bytes], bool]
-"""Whether a pool, of the kind that has this method, has the page of a name."""
+"""A method of a kind of pool: it returns whether the pool has the page of a name."""
 
 
 def reusable_blocks(pools: Sequence[PagePool], names: Sequence[bytes], contains: Contains = PagePool.contains) -> int:

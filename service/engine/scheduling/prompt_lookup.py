@@ -8,7 +8,7 @@ MATCHES = (1, 2, 4, 8)
 """Acceptance is learned for each of these numbers of tokens that repeat before a draft token. More are not compared.
 1 stands for a draft that goes on behind a rejected token."""
 FIRST_ACCEPTANCES = (0.2, 0.5, 0.75, 0.9)
-"""What was measured for them over 38 recorded answers."""
+"""The acceptances that were measured over 38 recorded answers."""
 CANDIDATES = 8
 """Places, the latest, among which a longer match is looked for. More found nothing."""
 ACCEPTANCE_SMOOTHING = 1 / 8

@@ -1,4 +1,4 @@
-"""Who waits and who runs: a queue by priority, in fair shares for tenants, by arrival, with places for adapters.
+"""The sequences that wait and run: a queue by priority, in fair shares for tenants, and by arrival; adapters' places.
 
 The shares follow the Virtual Token Counter of "Fairness in Serving Large Language Models" (arXiv 2401.00588). Each
 tenant has a counter of the tokens that it was served. The tenant with the lowest counter is next. A tenant that comes

@@ -6,7 +6,7 @@ from model.sampling_params import RepetitionDetection
 
 
 class Repetition:
-    """Compares each token of an output with the same tokens shortly before it.
+    """A detector that compares each token of an output with the same tokens shortly before it.
 
     With 7 1 2 1 2 1 as the output, the last 3 tokens equal those 2 before them: a run of 3 at distance 2. Together with
     the first copy, these are `min_count` copies once the run has `(min_count - 1) * 2` tokens. A token costs

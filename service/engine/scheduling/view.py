@@ -1,4 +1,4 @@
-"""What a picture shows of the scheduler. It only reads."""
+"""The view of the scheduler for pictures. It only reads."""
 
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass

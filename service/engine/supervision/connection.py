@@ -21,7 +21,7 @@ WATCH_SECONDS = 0.2
 
 
 class Patience(NamedTuple):
-    """How long an engine that is ready may let a sequence wait for progress, and may be silent, in seconds.
+    """The seconds for which an engine that is ready may make no progress with a sequence, and may be silent.
 
     It sends beats even inside a long step, but a busy machine may delay them.
     """
@@ -72,7 +72,7 @@ class EngineConnection(asyncio.Protocol):
         self.send(message)
 
     def send(self, message: ToEngine) -> None:
-        """Write a message after those before it. What is written to an engine that has ended is lost."""
+        """Write a message after those before it. A message to an engine that has ended is lost."""
         if self._transport is not None:
             self._outgoing += pieces(message)
             self._write()

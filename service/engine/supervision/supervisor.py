@@ -31,7 +31,7 @@ Options = Mapping[str, Any]
 
 
 class Supervisor:
-    """Runs engines. `current` is the one that loads or serves. `take` gets its messages, `on_end` tells its end.
+    """The runner of engines. `current` loads or serves. `take` gets its messages, `on_end` is called at its end.
 
     If the first engine cannot load the model, nothing will. A later engine that ends is replaced until one serves
     again, or `MAX_FAILED_LOADS` have failed in a row. An engine that the machine cannot even start is tried again

@@ -1,1 +1,1 @@
-"""What clients may see of the engine and of their requests: live events, places in the queue, estimates."""
+"""The engine and the requests as clients may see them: live events, places in the queue, estimates."""

@@ -28,7 +28,7 @@ LOOK_INTERVAL = 0.05
 LOOK_SECONDS = 5.0
 """Seconds that a client waits for a look."""
 WaitReason = Literal[Reason, "loading", "memory"]
-"""Why a request waits: for the engine, until its model is loaded, or until there is memory to load it."""
+"""The reason why a request waits: for the engine, until its model is loaded, or until there is memory to load it."""
 State = Literal["decode", "prompt", "waiting", "preempted", "preparing", "finished"]
 ORDER: tuple[str, ...] = get_args(State)
 """The state of a request is the first of these that one of its choices has."""
@@ -93,7 +93,7 @@ class RequestList(TypedDict):
 
 
 class Cancellation(TypedDict):
-    """How many requests with the id were cancelled."""
+    """The number of requests with the id that were cancelled."""
 
     id: str
     object: Literal["request.cancelled"]
