@@ -61,36 +61,36 @@ class AudioConfig:
 
     @property
     def n_frames(self) -> int:
-        """Frames of the mel spectrum of a chunk: 3000."""
+        """Return the frames of the mel spectrum of a chunk: 3000."""
         return STRIDE * self.n_positions
 
     @property
     def seconds(self) -> float:
-        """The length of a chunk: 30.0."""
+        """Return the length of a chunk: 30.0."""
         return self.n_frames * FRAME_SECONDS
 
     @property
     def max_tokens(self) -> int:
-        """Embeddings of a chunk: 375."""
+        """Return the embeddings of a chunk: 375."""
         return self.n_positions // self.group
 
     @property
     def max_patches(self) -> int:
-        """Positions of a chunk."""
+        """Return the positions of a chunk."""
         return self.n_positions
 
     @property
     def patch_bytes(self) -> int:
-        """Bytes of the mel spectrum of a position."""
+        """Return the bytes of the mel spectrum of a position."""
         return STRIDE * self.n_mels * 4
 
     @property
     def largest(self) -> str:
-        """What the embeddings of `max_tokens` are those of."""
+        """Name the item that has embeddings of `max_tokens`."""
         return f"{self.seconds:g} seconds of audio"
 
     def n_parameters(self, dim: int) -> int:
-        """Number of weights, for a text model of `dim`. Voxtral Mini 3B: 662,134,784 with its positions."""
+        """Count the weights, for a text model of `dim`. Voxtral Mini 3B: 662,134,784 with its positions."""
         attention, ends = 4 * self.dim**2 + 3 * self.dim, 2 * self.dim * self.hidden_dim + self.hidden_dim + self.dim
         blocks = self.n_layers * (attention + ends + 4 * self.dim)
         convolutions = (self.n_mels + self.dim) * 3 * self.dim + 2 * self.dim

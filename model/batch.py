@@ -66,7 +66,7 @@ class Slice(NamedTuple):
 
     @property
     def samples(self) -> tuple["Slice", ...]:
-        """One slice for each token to sample: after the last known token, without draft, and after each draft token.
+        """Return a slice for each token to sample: after the last known token without draft, after each draft token.
 
         Empty if the slice ends before the last known token, or if the output has `max_tokens` already.
         """
@@ -79,7 +79,7 @@ class Slice(NamedTuple):
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether this slice gives logprobs of prompt tokens."""
+        """Return whether this slice gives logprobs of prompt tokens."""
         return self.params.prompt_logprobs is not None and self.start < self.n_prompt - 1
 
 
@@ -112,17 +112,17 @@ class StepBatch:
 
     @property
     def n_prompt(self) -> int:
-        """Number of tokens in chunks of several: of prompts, and of sequences that are computed again."""
+        """Count the tokens in chunks of several: of prompts, and of sequences that are computed again."""
         return sum([n for item in self.slices if (n := item.stop - item.start - item.n_draft) > 1])
 
     @property
     def n_pairs(self) -> float:
-        """Number of pairs of one of these tokens and a key before it, without regard to windows."""
+        """Count the pairs of one of these tokens and a key before it, without regard to windows."""
         parts = [(item.start, item.stop - item.n_draft) for item in self.slices]
         return sum([(stop - start) * (stop + start) / 2 for start, stop in parts if stop - start > 1])
 
     def __bool__(self) -> bool:
-        """Whether there is anything to do."""
+        """Return whether there is anything to do."""
         return bool(self.slices or self.media or self.forgotten or self.copies)
 
 
@@ -160,7 +160,7 @@ class SliceOutput(NamedTuple):
 
     @property
     def ends(self) -> bool:
-        """Whether there is a failure or a fault."""
+        """Return whether there is a failure or a fault."""
         return self.failure is not None or self.fault is not None
 
 
@@ -184,7 +184,7 @@ class PoolSpec:
 
 
 def max_pages(window: int | None, n_tokens: int, page_size: int, chunk: int) -> int:
-    """The greatest number of pages in one pool that a sequence of `n_tokens` holds, at `chunk` tokens a step.
+    """Return the greatest number of pages in one pool of a sequence of `n_tokens`, at `chunk` tokens a step.
 
     Worked example: window 5, page_size 4, chunk 4: ceil((5 - 1 + 4) / 4) + 1 = 3, for any length.
     """
@@ -246,7 +246,7 @@ class RunnerInfo:
 
     @property
     def media(self) -> ImageFormat | AudioFormat | None:
-        """What the encoder reads, if there is one."""
+        """Return the format that the encoder reads, if there is one."""
         return self.images or self.audio
 
 
@@ -274,7 +274,7 @@ class Adapters(Protocol):
         ...
 
     def has(self, number: int) -> bool:
-        """Whether an adapter is in memory: the next step need not read it."""
+        """Return whether an adapter is in memory: the next step need not read it."""
         ...
 
     def read_again(self, number: int, running: Collection[int]) -> None:
@@ -282,7 +282,7 @@ class Adapters(Protocol):
         ...
 
     def fingerprint(self, number: int) -> str:
-        """A hash of the adapter's files. It stays when the number is that of another adapter."""
+        """Return a hash of the adapter's files. It stays when the number is that of another adapter."""
         ...
 
 
@@ -290,7 +290,7 @@ class PageBytes(Protocol):
     """The content of pages as bytes, which only a runner with the same `PrefixFiles.fingerprint` can use."""
 
     def page_bytes(self, pool: int) -> int:
-        """Bytes of a page in a pool."""
+        """Return the bytes of a page in a pool."""
         ...
 
     def read(self, pool: int, page: int) -> Callable[[], memoryview]:
@@ -309,22 +309,22 @@ class Runner(Protocol):
 
     @property
     def adapters(self) -> Adapters:
-        """Its LoRA adapters."""
+        """Return its LoRA adapters."""
         ...
 
     @property
     def pages(self) -> PageBytes:
-        """The content of its pages. One process may ask for it: ranks that share a model have a part each."""
+        """Return the bytes of its pages, for a runner in one process: ranks that share a model have a part each."""
         ...
 
     @property
     def grammar_restarts(self) -> int:
-        """Number of processes that took the place of one that followed grammars."""
+        """Count the restarts of the process that follows grammars."""
         ...
 
     @property
     def waits_for_grammars(self) -> bool:
-        """Whether a step waits for the process that follows grammars, which has limits of its own."""
+        """Return whether a step waits for the process that follows grammars, which has limits of its own."""
         ...
 
     def prepare(self, params: SamplingParams) -> None:
@@ -353,7 +353,7 @@ class Runner(Protocol):
         ...
 
     def close(self) -> None:
-        """The service ends in good order: tell the processes of other hosts, which would wait for the next one.
+        """Tell the processes of other hosts that the service ends in good order: they would wait for the next one.
 
         Any thread may call it, also during a step.
         """

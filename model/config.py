@@ -60,7 +60,7 @@ class RopeScaling:
 
     @property
     def magnitude(self) -> float:
-        """The factor of the cosines and sines, 1 for all kinds but yarn.
+        """Return the factor of the cosines and sines, 1 for all kinds but yarn.
 
         With m(s) = 1 + 0.1 s ln(factor) it is `attention_factor` if given, else m(mscale) / m(mscale_all_dim) if both
         are not 0, else m(1). Worked example: factor 64, mscale 1, mscale_all_dim 0 -> 1 + 0.1 ln 64 = 1.41589.
@@ -74,7 +74,7 @@ class RopeScaling:
         return self.stretched(1.0)
 
     def stretched(self, scale: float) -> float:
-        """1 + 0.1 scale ln(factor)."""
+        """Return 1 + 0.1 scale ln(factor)."""
         return 1 + 0.1 * scale * log(max(self.factor, 1.0))
 
 
@@ -238,40 +238,40 @@ class ModelConfig:
 
     @property
     def pool_windows(self) -> tuple[int | None, ...]:
-        """The distinct windows, one page pool each, in order of first appearance in the whole model."""
+        """Return the distinct windows, one page pool each, in order of first appearance in the whole model."""
         return tuple(dict.fromkeys(self.windows)) if self.stage is None else self.stage.pool_windows
 
     @property
     def rope(self) -> Rope:
-        """The RoPE of the layers with a window, and of the others if they have no `full_rope`."""
+        """Return the RoPE of the layers with a window, and of the others if they have no `full_rope`."""
         dim = self.head_dim if self.rope_dim is None else self.rope_dim
         return Rope(self.rope_theta, dim, self.rope_fraction, self.rope_scaling)
 
     @property
     def pool_ropes(self) -> tuple[Rope, ...]:
-        """The RoPE of each page pool, in the order of `pool_windows`."""
+        """Return the RoPE of each page pool, in the order of `pool_windows`."""
         full = self.full_rope or self.rope
         return tuple(full if window is None else self.rope for window in self.pool_windows)
 
     @property
     def heads(self) -> Heads:
-        """The heads of attention over the cache."""
+        """Return the heads of attention over the cache."""
         if self.latent is None:
             return Heads(self.n_heads, self.n_kv_heads, self.head_dim)
         return Heads(self.n_heads, 1, self.latent.cache_dim, self.latent.kv_lora_rank)
 
     @property
     def query_scale(self) -> float:
-        """The factor of rotated queries beside their temperature: backends scale scores by 1 / sqrt(heads.head_dim)."""
+        """Return the factor of rotated queries; backends also scale scores by 1 / sqrt(heads.head_dim)."""
         return 1.0 if self.latent is None else self.latent.softmax_scale * self.heads.head_dim**0.5
 
     @property
     def attended_dim(self) -> int:
-        """Values that attention gives for a token, before its last projection."""
+        """Return how many values attention gives for a token, before its last projection."""
         return self.n_heads * (self.head_dim if self.latent is None else self.latent.v_head_dim)
 
     def with_softmax_scale(self, name: str) -> "ModelConfig":
-        """The same configuration with the scale of scores that --softmax-scale names: "base" or "yarn".
+        """Return the configuration with the scale of scores that --softmax-scale names: "base" or "yarn".
 
         "auto" keeps its own. Raises OptionError for a model that has only one scale.
         """
@@ -284,7 +284,7 @@ class ModelConfig:
         return replace(self, latent=replace(self.latent, scaled=name == "yarn"))
 
     def with_window(self, window: int | None) -> "ModelConfig":
-        """The same configuration with `window` in every layer; with its own windows for None.
+        """Return the configuration with `window` in every layer; with its own windows for None.
 
         Raises OptionError if layers differ in their RoPE, which belongs to the window.
         """
@@ -299,38 +299,38 @@ class ModelConfig:
         return replace(self, windows=(window,) * self.n_layers, stage=stage)
 
     def is_sparse(self, layer: int) -> bool:
-        """Whether the layer has experts: each `route_every_n`-th one, but not the first `first_k_dense_replace`."""
+        """Return whether the layer has experts: each `route_every_n`-th one after the first `first_k_dense_replace`."""
         layer += self.stage.first_layer if self.stage else 0
         return bool(self.n_experts) and layer >= self.first_k_dense_replace and layer % self.route_every_n == 0
 
     @property
     def expert_dim(self) -> int:
-        """The hidden size of an expert."""
+        """Return the hidden size of an expert."""
         return self.expert_hidden_dim or self.hidden_dim
 
     @property
     def shared_dim(self) -> int:
-        """The hidden size of the shared experts, which are one feed-forward; 0 if there are none."""
+        """Return the hidden size of the shared experts, which are one feed-forward; 0 if there are none."""
         return self.n_shared_experts * self.expert_dim
 
     @property
     def n_parameters(self) -> int:
-        """Number of weights, those of the encoder included."""
+        """Count the weights, those of the encoder included."""
         return self.n_text_parameters + (self.encoder.n_parameters(self.dim) if self.encoder else 0)
 
     @property
     def encoder(self) -> VisionConfig | AudioConfig | None:
-        """The encoder of images or audio, None for a model of text."""
+        """Return the encoder of images or audio, None for a model of text."""
         return self.vision or self.audio
 
     @property
     def n_text_parameters(self) -> int:
-        """Number of weights of the text model, the tied head counted once. Mistral 7B: 7,241,732,096."""
+        """Count the weights of the text model, the tied head once. Mistral 7B: 7,241,732,096."""
         embeddings = self.vocab_size * self.dim * (1 if self.tied_head else 2)
         return sum(map(self.layer_parameters, range(self.n_layers))) + self.dim + embeddings
 
     def layer_parameters(self, layer: int) -> int:
-        """Number of weights of a layer."""
+        """Count the weights of a layer."""
         attention = self.dim * self.head_dim * (2 * self.n_heads + 2 * self.n_kv_heads)
         if self.latent is not None:
             attention = self.latent.n_parameters(self.dim, self.n_heads)
@@ -339,18 +339,18 @@ class ModelConfig:
 
     @property
     def _expert_parameters(self) -> int:
-        """Number of weights of a sparse layer's experts, the shared ones too."""
+        """Count the weights of a sparse layer's experts, the shared ones too."""
         return 3 * self.dim * (self.expert_dim * self.n_experts + self.shared_dim)
 
     @property
     def expert_share(self) -> float:
-        """The share of the layers' weights that experts have."""
+        """Return the share of the layers' weights that experts have."""
         layers = range(self.n_layers)
         return sum(map(self.is_sparse, layers)) * self._expert_parameters / sum(map(self.layer_parameters, layers))
 
     @property
     def n_active_parameters(self) -> int:
-        """Number of weights of the text model that one token is multiplied with, without the output head."""
+        """Count the weights of the text model that multiply one token, without the output head."""
         n_sparse = sum(map(self.is_sparse, range(self.n_layers)))
         idle = n_sparse * 3 * self.dim * self.expert_dim * (self.n_experts - self.n_experts_per_token)
         return self.n_text_parameters - self.vocab_size * self.dim * (1 if self.tied_head else 2) - idle

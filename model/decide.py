@@ -22,7 +22,7 @@ from model.sharding.stages import StoredBits
 
 
 class Abilities(NamedTuple):
-    """What a device can do: "cpu" or "cuda", the `formats` that it computes natively, and on a CPU `compiled` kernels.
+    """A device's abilities: "cpu" or "cuda", the `formats` that it computes natively, and on a CPU `compiled` kernels.
 
     On a CPU the formats count for what PyTorch computes.
     """
@@ -50,7 +50,7 @@ class Decision:
     bits: StoredBits
 
     def shard(self, place: Place) -> Shard:
-        """What the rank at `place` holds."""
+        """Return the rank's shard at `place`."""
         return shard_of(self.config, place, self.bits)
 
 
@@ -62,7 +62,7 @@ def decide(
     here: Abilities,
     layout: Layout | None = None,
 ) -> Decision:
-    """How a checkpoint of this `kind`, whose own weights have `own_bits`, runs in a `layout`, that of the options.
+    """Decide how a checkpoint of this `kind`, whose own weights have `own_bits`, runs in the `layout` of the options.
 
     The widest part of the model decides. Raises OptionError for options that do not fit together, the model, or the
     device.
@@ -98,7 +98,7 @@ def check_deterministic(scheme: Scheme, here: Abilities, dtype: str) -> None:
 
 
 def choose_dtype(name: str, own: str, here: Abilities) -> str:
-    """The format for --dtype `name`; "auto" is the checkpoint's `own` if the device computes it natively.
+    """Choose the format for --dtype `name`; "auto" is the checkpoint's `own` if the device computes it natively.
 
     If it does not, "auto" is float32 on a CPU and float16 on a GPU. Raises OptionError for an unknown name.
     """
@@ -110,7 +110,7 @@ def choose_dtype(name: str, own: str, here: Abilities) -> str:
 
 
 def planned(device: str, root: Path = Path("/")) -> Abilities:
-    """What a plan takes for granted: this machine's processor and kernels, or a GPU that computes in every format."""
+    """Return the abilities that a plan assumes: this machine's CPU and kernels, or a GPU with every format."""
     if device != "cpu":
         return Abilities(device)
     built = library().is_file() and fingerprint().encode() in library().read_bytes()  # from these sources
@@ -118,7 +118,7 @@ def planned(device: str, root: Path = Path("/")) -> Abilities:
 
 
 def stored_bits(config: ModelConfig, scheme: Scheme, dtype: str, own_bits: OwnBits = None) -> StoredBits:
-    """Bits of weights: projections in `scheme`, with the checkpoint's `own_bits`, others in `dtype`.
+    """Return the bits of weights: projections in `scheme`, with the checkpoint's `own_bits`, others in `dtype`.
 
     A compiled scheme quantizes the output head too.
     """
@@ -128,7 +128,7 @@ def stored_bits(config: ModelConfig, scheme: Scheme, dtype: str, own_bits: OwnBi
 
 
 def encoder_bytes(config: ModelConfig, scheme: Scheme, dtype: str) -> int:
-    """Bytes of the weights of the encoder of images or audio, 0 if there is none."""
+    """Return the bytes of the weights of the encoder of images or audio, 0 if there is none."""
     if config.encoder is None:
         return 0
     bits = of_encoder(scheme).bits(config.encoder.dim) or VALUE_BYTES[dtype] * 8

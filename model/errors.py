@@ -33,7 +33,7 @@ class OptionError(NoriaError):
 
 
 class MemoryLack(OptionError):
-    """What the options require does not fit into the memory: what, how much, how much there is."""
+    """An option's need does not fit into the memory: what, how much, how much there is."""
 
 
 class MediaError(NoriaError):
@@ -57,13 +57,13 @@ class ParameterError(NoriaError):
 
 
 def short(value: object) -> str:
-    """A value from a file for a message to the operator: on one line, and not long."""
+    """Shorten a value from a file for a message to the operator: on one line, and not long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def quoted(value: Any) -> str:
-    """A value as a message to a client quotes it: JSON on one line, short, and fast to make even of a large value."""
+    """Quote a value for a message to a client: JSON on one line, short, and fast to make even of a large value."""
     text = ""
     for part in ENCODER.iterencode(value[:CUT] if isinstance(value, str) else value):
         text += part[:CUT]
@@ -74,18 +74,18 @@ def quoted(value: Any) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """The message of an exception on one line, without the path of an OSError; its type if there is no message."""
+    """Return an exception's message on one line, without the path of an OSError; its type if there is no message."""
     text = (isinstance(error, OSError) and error.strerror) or str(error)
     return " ".join(text.split())[:MAX_CHARS] or type(error).__name__
 
 
 def counted(n: int, noun: str) -> str:
-    """A number of things for people, such as "1 page" or "2 pages"."""
+    """Write a number of things for people, such as "1 page" or "2 pages"."""
     return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
 def size(n_bytes: float) -> str:
-    """A size for people, such as "1.50 GiB" or "4 bytes"."""
+    """Write a size for people, such as "1.50 GiB" or "4 bytes"."""
     if n_bytes < 2**10:
         return f"{n_bytes:.0f} bytes"
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
@@ -95,7 +95,7 @@ def size(n_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time for people: "45 s", "3 min", "2 h 5 min"."""
+    """Write a time for people: "45 s", "3 min", "2 h 5 min"."""
     minutes, hours = round(seconds / 60), int(seconds // 3600)
     if seconds < 90:
         return f"{seconds:.0f} s"

@@ -21,7 +21,7 @@ class Heads(NamedTuple):
 
     @property
     def cache_shape(self) -> tuple[int, ...]:
-        """The shape of the cache, as in `Attention.allocate`, without the number of pages."""
+        """Return the shape of the cache, as in `Attention.allocate`, without the number of pages."""
         shape = self.n_kv_heads, self.head_dim
         return (*shape, self.latent) if self.latent else shape
 
@@ -31,19 +31,19 @@ class Heads(NamedTuple):
 
     @property
     def rope_dim(self) -> int:
-        """The channels of a head that the tables of rotations have."""
+        """Return the channels of a head that the tables of rotations have."""
         return self.head_dim - self.latent
 
     @property
     def n_groups(self) -> int:
-        """Groups of query heads that are computed apart: one for each key head, or up to 16 heads of a shared key."""
+        """Return the groups of query heads computed apart: one for each key head, or up to 16 heads of a shared key."""
         if not self.latent:
             return self.n_kv_heads
         return self.n_heads // max(size for size in range(1, 17) if self.n_heads % size == 0)
 
     @property
     def n_stored(self) -> int:
-        """Vectors of `head_dim` that the cache has for a position."""
+        """Return how many vectors of `head_dim` the cache has for a position."""
         return 1 if self.latent else 2 * self.n_kv_heads
 
 
@@ -77,22 +77,22 @@ class LatentConfig:
 
     @property
     def head_dim(self) -> int:
-        """Channels of a query or a key of one head."""
+        """Return the channels of a query or a key of one head."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     @property
     def cache_dim(self) -> int:
-        """Values that the cache has for a position and a layer."""
+        """Return how many values the cache has for a position and a layer."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
     @property
     def softmax_scale(self) -> float:
-        """The factor of scores. Worked example: heads of 64 + 64, not scaled -> 1 / sqrt(128) = 0.0883883."""
+        """Return the factor of scores. Worked example: heads of 64 + 64, not scaled -> 1 / sqrt(128) = 0.0883883."""
         return self.head_dim**-0.5 * (self.mscale if self.scaled else 1.0)
 
     @property
     def scale_words(self) -> str:
-        """The scale of scores, for the log, and how to choose the other one."""
+        """Describe the scale of scores for the log, and how to choose the other one."""
         yarn = f"times {self.mscale:.5g}"
         used = f"scores are scaled by {self.softmax_scale:.6g}, 1 / sqrt(head_dim)"
         if self.mscale == 1.0:
@@ -102,12 +102,12 @@ class LatentConfig:
         return f"{used}; transformers and llama.cpp scale them {yarn}: for that, --softmax-scale yarn"
 
     def n_parameters(self, dim: int, n_heads: int) -> int:
-        """Number of weights of a layer's attention, its norms included."""
+        """Count the weights of a layer's attention, its norms included."""
         rank, q = self.q_lora_rank, n_heads * self.head_dim
         queries = dim * q if rank is None else dim * rank + rank + rank * q
         keys = dim * self.cache_dim + self.kv_lora_rank
         return queries + keys + self.n_expanding(n_heads) + n_heads * self.v_head_dim * dim
 
     def n_expanding(self, n_heads: int) -> int:
-        """Number of weights of a layer's wkv_b, which makes keys and values of latents."""
+        """Count the weights of a layer's wkv_b, which makes keys and values of latents."""
         return n_heads * self.kv_lora_rank * (self.qk_nope_head_dim + self.v_head_dim)

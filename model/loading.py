@@ -67,7 +67,7 @@ def create(progress: Progress, **options: Any) -> ModelRunner:
 
 @contextmanager
 def memory_errors() -> Iterator[None]:
-    """Errors inside for want of memory raise MemoryLack."""
+    """Raise MemoryLack for errors inside for want of memory."""
     try:
         yield
     except Exception as error:
@@ -107,7 +107,7 @@ ALONE = Membership()
 
 @torch.inference_mode()
 def load(setup: Setup, checkpoint: Checkpoint, progress: Progress, member: Membership = ALONE) -> ModelRunner:
-    """Size and read what this rank holds. On a GPU the cache gets the memory that weights and a measured step leave."""
+    """Load what this rank holds. On a GPU the cache gets the memory that weights and a measured step leave."""
     options = setup.options
     gpu = profile.watched(setup.device) if options.cache_memory is None else None
     sizes = size(setup, checkpoint.own_bits, gpu, reserved := _reserved(setup), member.n_local)
@@ -134,7 +134,7 @@ class Sizes(NamedTuple):
 
 
 def size(setup: Setup, own_bits: OwnBits, gpu: profile.CudaMemory | None, reserved: int, n_local: int = 1) -> Sizes:
-    """The sizes that fit beside the weights, which are not read yet, and `reserved` bytes.
+    """Find the sizes that fit beside the weights, which are not read yet, and `reserved` bytes.
 
     `own_bits` are the checkpoint's. On a CPU `n_local` ranks share the memory.
 
@@ -162,7 +162,7 @@ def size(setup: Setup, own_bits: OwnBits, gpu: profile.CudaMemory | None, reserv
 
 
 def read(setup: Setup, checkpoint: Checkpoint, progress: Progress, group: Group | None = None) -> Transformer:
-    """The network with the weights that this rank holds. Raises ModelError for a damaged checkpoint."""
+    """Read the network with the weights that this rank holds. Raises ModelError for a damaged checkpoint."""
     with torch.device("meta"):
         model = Transformer(setup.config, setup.scheme.name, setup.shard, group, setup.kernels)
     if setup.options.deterministic:
@@ -185,7 +185,7 @@ def read(setup: Setup, checkpoint: Checkpoint, progress: Progress, group: Group 
 
 
 def _read_adapters(setup: Setup, progress: Progress) -> AdapterStore:
-    """The adapters that the options name. Raises ModelError for one that is damaged."""
+    """Read the adapters that the options name. Raises ModelError for one that is damaged."""
     read = partial(
         read_adapter, config=setup.config, dtype=setup.adapter_dtype, device=setup.device, packed=setup.scheme.compiled
     )
@@ -207,7 +207,7 @@ def _naming(path: str) -> Iterator[None]:
 
 
 def _lean(tensors: Iterable[tuple[str, Matrix]]) -> Iterator[tuple[str, Matrix]]:
-    """The tensors. Between them it returns memory, which decoded pieces have left behind."""
+    """Yield the tensors. Between them, return the memory that decoded pieces have left behind."""
     values = 0
     for name, matrix in tensors:
         if values > RETURN_AFTER:
@@ -228,7 +228,7 @@ def _runner(
     length: int,
     specs: tuple[PoolSpec, ...],
 ) -> ModelRunner:
-    """A runner for sequences of `length` tokens, with these pools."""
+    """Make a runner for sequences of `length` tokens, with these pools."""
     config, limits, backend, device = setup.config, setup.pool_sizes, setup.attention, setup.device
     layout = setup.shard.place.layout
     pools = PagePools.allocate(config, specs, lambda shape: backend.allocate(shape, setup.kv_dtype, device))
@@ -271,7 +271,7 @@ def _runner(
 
 
 def _reserved(setup: Setup) -> int:
-    """Bytes of all adapters that may be in memory, if each is as large as the largest that is loaded at start.
+    """Return the bytes of all adapters in memory, if each is as large as the largest that is loaded at start.
 
     Raises ModelError for one that cannot be opened or does not fit the model.
     """
@@ -283,7 +283,7 @@ def _reserved(setup: Setup) -> int:
 
 
 def _measure(setup: Setup, upper: Sizes, gpu: profile.CudaMemory, build: profile.Build, reserved: int) -> Sizes:
-    """The sizes that fit beside the weights, the largest step, which is run, and `reserved` bytes.
+    """Measure the sizes that fit beside the weights, the largest step, which is run, and `reserved` bytes.
 
     They are at most `upper`.
     """

@@ -26,20 +26,20 @@ class ImageFormat:
 
     @property
     def token_side(self) -> int:
-        """Pixels of a side of the square that one token stands for."""
+        """Return the pixels of a side of the square that one token stands for."""
         return self.patch_size * self.merge
 
     @property
     def smallest(self) -> tuple[int, int]:
-        """Rows and columns of the smallest image."""
+        """Return rows and columns of the smallest image."""
         return 1, 1
 
     def n_patches(self, rows: int, columns: int) -> int:
-        """Patches of an image of `rows` x `columns` tokens."""
+        """Return the patches of an image of `rows` x `columns` tokens."""
         return rows * columns * self.merge**2
 
     def n_bytes(self, rows: int, columns: int) -> int:
-        """Bytes of its RGB pixels."""
+        """Return the bytes of its RGB pixels."""
         return rows * columns * self.token_side**2 * 3
 
 
@@ -60,19 +60,19 @@ class AudioFormat:
 
     @property
     def smallest(self) -> tuple[int, int]:
-        """Rows and columns of a chunk."""
+        """Return the rows and columns of a chunk."""
         return 1, self.chunk_tokens
 
     def n_patches(self, rows: int, columns: int) -> int:
-        """Positions of the encoder in a chunk."""
+        """Return the positions of the encoder in a chunk."""
         return rows * columns * self.group
 
     def n_bytes(self, rows: int, columns: int) -> int:
-        """Bytes of its mel spectrum in float32."""
+        """Return the bytes of its mel spectrum in float32."""
         return self.n_patches(rows, columns) * 2 * self.n_mels * 4
 
     def max_seconds(self, n_tokens: int) -> float:
-        """The longest audio that `n_tokens` hold."""
+        """Return the longest audio that `n_tokens` hold."""
         return n_tokens // self.chunk_tokens * self.seconds
 
 
@@ -98,12 +98,12 @@ class MediaSpan:
 
     @property
     def kind(self) -> str:
-        """One of `KINDS`."""
+        """Return one of `KINDS`."""
         return KINDS[self.breaks == 0]
 
     @property
     def n_embeddings(self) -> int:
-        """Number of positions whose embeddings the encoder gives."""
+        """Count the positions whose embeddings the encoder gives."""
         return self.rows * self.columns
 
 

@@ -64,12 +64,12 @@ class Flag:
 
     @property
     def limits(self) -> str:
-        """The range in words, such as "at least 1"; empty without limits."""
+        """Return the range in words, such as "at least 1"; empty without limits."""
         words = (("at least", self.least), ("above", self.above), ("at most", self.most))
         return " and ".join(f"{word} {limit}" for word, limit in words if limit is not None)
 
     def allows(self, value: float) -> bool:
-        """Whether `value` is within the limits."""
+        """Return whether `value` is within the limits."""
         return (
             (self.least is None or value >= self.least)
             and (self.above is None or value > self.above)
@@ -78,28 +78,28 @@ class Flag:
 
 
 def option(default: T, help: str, **about: Any) -> T:
-    """A dataclass field that is also a flag: `about` are the other fields of `Flag`."""
+    """Declare a dataclass field that is also a flag: `about` are the other fields of `Flag`."""
     return field(default=default, metadata={Flag: Flag(help, **about)})
 
 
 def required(help: str, **about: Any) -> Any:
-    """A dataclass field that is an argument without a default: `about` as for `option`."""
+    """Declare a dataclass field that is an argument without a default: `about` as for `option`."""
     return option(..., help, is_argument=True, **about)
 
 
 def same(options: type, name: str) -> Any:
-    """The flag that `options` declares under this name, for another command."""
+    """Repeat the flag that `options` declares under this name, for another command."""
     declared = next(declared for declared in fields(options) if declared.name == name)
     return field(default=declared.default, metadata=declared.metadata)
 
 
 def flags(options: Any) -> Iterator[tuple[Field[Any], Flag]]:
-    """The fields of a dataclass, or of an instance, that are flags."""
+    """Yield the fields of a dataclass, or of an instance, that are flags."""
     return ((declared, declared.metadata[Flag]) for declared in fields(options) if Flag in declared.metadata)
 
 
 def grouped_flags(options: Any) -> Iterator[tuple[str, Field[Any], Flag]]:
-    """The fields that are flags, each with the heading of its group."""
+    """Yield the fields that are flags, each with the heading of its group."""
     group = ""
     for declared, flag in flags(options):
         group = flag.group or group
@@ -107,12 +107,12 @@ def grouped_flags(options: Any) -> Iterator[tuple[str, Field[Any], Flag]]:
 
 
 def flag_name(declared: Field[Any]) -> str:
-    """The flag of a field: "--max-model-len" of `max_model_len`."""
+    """Return the flag of a field: "--max-model-len" of `max_model_len`."""
     return "--" + (declared.metadata[Flag].name or declared.name).replace("_", "-")
 
 
 def read_size(text: str) -> int:
-    """Bytes: "4GiB", "512MiB", "1.5G" or a plain number; all units are powers of 1024. Raises ValueError."""
+    """Read bytes: "4GiB", "512MiB", "1.5G" or a plain number; all units are powers of 1024. Raises ValueError."""
     match = SIZE.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a size; write 4GiB, 512MiB or a number of bytes")
@@ -299,11 +299,11 @@ class RunnerOptions:
 
     @property
     def layout(self) -> Layout:
-        """How ranks share the model."""
+        """Return how ranks share the model."""
         return Layout(self.tensor_parallel_size, self.pipeline_parallel_size, self.expert_parallel)
 
     def target_seconds(self, device: str) -> tuple[float, float]:
-        """Seconds to the first token, and between two tokens, at which chunks of prompts aim on a "cpu" or on "cuda".
+        """Return the seconds to the first and between two tokens at which chunks of prompts aim on "cpu" or "cuda".
 
         0 is no target. Raises OptionError for a first one without the second: it would change nothing.
         """
@@ -314,7 +314,7 @@ class RunnerOptions:
         return (TARGET_FIRST_TOKEN_MS[device] if first is None else first) / 1000, between / 1000
 
     def step_limits(self, device: str) -> tuple[int, int]:
-        """Maximum number of sequences and of tokens in a step on a "cpu" or on "cuda".
+        """Return the maximum number of sequences and of tokens in a step on a "cpu" or on "cuda".
 
         An option that is None gets its default, adapted to the other option.
         """

@@ -1,4 +1,4 @@
-"""What a page's bytes depend on: the fingerprint under which pages are kept on disk."""
+"""The fingerprint of everything on which a page's bytes depend: pages are stored on disk under it."""
 
 from dataclasses import fields
 from hashlib import sha256
@@ -19,7 +19,7 @@ SERVED = "max_position"
 
 
 def prefix_files(setup: Setup, checkpoint: Checkpoint) -> PrefixFiles | None:
-    """Where pages are kept; None if they are not.
+    """Return the files in which pages are stored; None if they are not.
 
     The fingerprint has what changes a bit of a page. These are the weights (a sample of each tensor, and the scheme
     that serves them), the configuration with windows and RoPE, the formats, the layout of a page, and the kernels:

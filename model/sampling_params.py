@@ -70,13 +70,13 @@ def parameter(
     neutral: Any = None,
     reads_output: bool = False,
 ) -> Any:
-    """A field of `SamplingParams`: what `Parameter` has beside its name and type."""
+    """Declare a field of `SamplingParams`: the fields of `Parameter` but its name and type."""
     row = {"stage": stage, "limits": limits, "description": description}
     return field(default=default, metadata=row | {"neutral": neutral, "reads_output": reads_output})
 
 
 def declared(params: type) -> Mapping[str, Parameter]:
-    """The rows of a class of parameters, by name; made once a class."""
+    """Return the rows of a class of parameters, by name; made once a class."""
     if params not in _TABLES:
         rows = (Parameter(f.name, f.type, f.default, **f.metadata) for f in fields(params))  # type: ignore[arg-type]
         _TABLES[params] = {row.name: row for row in rows}
@@ -123,7 +123,7 @@ class RepetitionDetection:
         self._check("min_count", 2 if self.max_pattern_size else 0, MAX_PATTERN_COUNT)
 
     def __str__(self) -> str:
-        """The value of --repetition-detection."""
+        """Return the value of --repetition-detection."""
         return f"{self.max_pattern_size},{self.min_pattern_size},{self.min_count}"
 
     def _check(self, name: str, least: int, most: int) -> None:
@@ -256,24 +256,24 @@ class SamplingParams:
 
     @cached_property
     def stop_tokens(self) -> frozenset[int]:
-        """`stop_token_ids`, of which there may be many, for a look-up after every token."""
+        """Return `stop_token_ids`, of which there may be many, for a look-up after every token."""
         return frozenset(self.stop_token_ids)
 
     @cached_property
     def used(self) -> frozenset[str]:
-        """Names of the parameters that have another value than the default or the neutral one."""
+        """Return the names of parameters that have another value than the default or the neutral one."""
         rows = declared(type(self)).values()
         return frozenset(row.name for row in rows if getattr(self, row.name) not in (row.default, row.neutral))
 
     @cached_property
     def drawing(self) -> bytes:
-        """What a kernel needs to draw a token, as DRAWING."""
+        """Return the parameters with which a kernel samples a token, as DRAWING."""
         temperature = max(self.temperature, LEAST_TEMPERATURE) if self.temperature > 0 else 0.0
         return pack("3fi", temperature, self.min_p, max(self.top_p, LEAST_TOP_P), max(self.top_k, 0))
 
     @cached_property
     def independent_of_output(self) -> bool:
-        """Whether sampling needs no token of the output before, only how many there are."""
+        """Return whether sampling needs no token of the output before, only how many there are."""
         rows = declared(type(self))
         return not any(rows[name].reads_output for name in self.used)
 
@@ -298,8 +298,8 @@ class SamplingParams:
             )
         for name in () if grammar.startswith(FREE_END) else ("ignore_eos", "min_tokens", "repetition_detection"):
             if value := getattr(self, name):
-                shown = quoted(value if isinstance(value, int) else asdict(value))
-                raise ParameterError(name, f"{name} ({shown}) contradicts a grammar, which says where the output ends")
+                text = quoted(value if isinstance(value, int) else asdict(value))
+                raise ParameterError(name, f"{name} ({text}) contradicts a grammar, which says where the output ends")
 
 
 PARAMETERS = declared(SamplingParams)

@@ -50,17 +50,17 @@ N_TOKENS = {"cpu": 1100, "cuda": 30_001}
 """With more tokens than its programs load at once, a GPU's sampling repeats its loop."""
 LIMITS = {torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 0.04, torch.int8: 0.12, torch.float8_e4m3fn: 0.3}
 SCHEME_LIMITS = {"int8": 0.12, "int4": 0.1, "fp8": 0.25}
-"""What rounding explains: of activations, or of keys; in schemes that round activations to 8 bits."""
+"""The error that rounding explains: of activations, or of keys; in schemes that round activations to 8 bits."""
 SAMPLINGS: tuple[dict[str, Any], ...] = ({"temperature": 0.0}, {}, {"top_k": 20}, {"top_p": 0.8, "min_p": 0.05})
 
 
 def numbers(device: torch.device) -> Make:
-    """Each call makes other numbers, the first one always the same."""
+    """Make a maker of numbers: each call makes other ones, the first one always the same."""
     return partial(torch.randn, generator=torch.Generator(device).manual_seed(46), device=device)
 
 
 def error_of(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
-    """The greatest error of a row [..., n] or of a column, as a share of what is right: root mean squares, or NaN."""
+    """Return the greatest error of a row [..., n] or column, as a share of the right one: root mean squares, or NaN."""
     shares = list[Tensor]()
     for found, right in pairs:
         squares, size = (found.float() - right).square(), right.square()
@@ -72,7 +72,7 @@ def error_of(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
 
 @torch.inference_mode()
 def failing(checks: Iterable[Check]) -> Mapping[str, str]:
-    """The kinds of kernels that fail, each with the first reason: an exception, or wrong numbers.
+    """Return the kinds of kernels that fail, each with the first reason: an exception, or wrong numbers.
 
     Raises OptionError, errors of memory, and errors after which CUDA computes no more, as they are.
     """
@@ -96,7 +96,7 @@ def failing(checks: Iterable[Check]) -> Mapping[str, str]:
 def attention_fault(
     backend: Attention, config: ModelConfig, dtype: torch.dtype, activations: torch.dtype, device: torch.device
 ) -> str | None:
-    """What is wrong with a backend for a model's heads and windows, and keys in `dtype`; None if nothing is."""
+    """Return the fault of a backend for a model's heads and windows, and keys in `dtype`; None if there is none."""
     heads, make = config.heads, numbers(device)
     if device.type == "cpu":  # two groups of heads say as much as all
         n = min(heads.n_groups, 2)
@@ -119,7 +119,7 @@ def attention_fault(
 def _attended(
     backend: Attention, qkv: Tensor, heads: Heads, rope: RopeRows, window: int | None, dtype: torch.dtype
 ) -> list[Tensor]:
-    """The results of both steps. Pages are scattered; memory that has not been written is NaN."""
+    """Return the results of both steps. Pages are scattered; memory that has not been written is NaN."""
     size, device, found = backend.page_size, qkv.device, []
     counts = [-(-length // size) for length in LENGTHS]
     tables = [(PageTable(0, pages.tolist()),) for pages in torch.arange(sum(counts)).flip(0).split(counts)]
@@ -139,7 +139,7 @@ def _attended(
 def faults(
     config: ModelConfig, scheme: Scheme, dtype: torch.dtype, device: torch.device, kernels: Kernels | None, fixed: bool
 ) -> Mapping[str, str]:
-    """What is wrong with kernels besides attention's, by kind; activations are in `dtype`, tiles maybe `fixed`.
+    """Return the faults of kernels besides attention's, by kind; activations are in `dtype`, tiles maybe `fixed`.
 
     `kernels` are the compiled ones of a CPU. Without them, and on a GPU that Triton does not serve, there are none.
     """
@@ -152,7 +152,7 @@ def faults(
 
 
 def _sampling_error(device: torch.device, kernels: Kernels | None) -> float:
-    """The share of tokens that differ. One may: a rounding error decides where two are almost equal."""
+    """Return the share of tokens that differ. One may: a rounding error decides where two are almost equal."""
     params = [SamplingParams(**values, seed=seed) for values in SAMPLINGS for seed in range(9)]
     slices = [Slice(0, [0], 1, 0, 1, (), one) for one in params]
     logits = numbers(device)((len(slices), N_TOKENS[device.type])) * 2
@@ -164,14 +164,14 @@ def _sampling_error(device: torch.device, kernels: Kernels | None) -> float:
 def product_checks(
     config: ModelConfig, scheme: Scheme, dtype: torch.dtype, device: torch.device, fixed: bool
 ) -> Iterator[Check]:
-    """Norms, products of a feed-forward block, adapters, and experts."""
+    """Yield checks of norms, products of a feed-forward block, adapters, and experts."""
     channels, n_experts, most, of_expert = MOST[device.type]
     dim, n_experts = min(config.dim, channels), min(config.n_experts, n_experts)
     adapted = DTYPES[scheme.adapter_dtype(name_of(dtype))]
     limit = max(LIMITS[adapted], SCHEME_LIMITS.get(scheme.name, 0.0))
 
     def error(kind: Any, plain: Any, *sizes: int, calls: Any, store: Any = torch.clone, most: int = most) -> float:
-        """Of a block, beside one in float32 by PyTorch, for rows on both sides of each change of kernels."""
+        """Compare a block with one in float32 by PyTorch, for rows on both sides of each change of kernels."""
         make = numbers(device)
         with torch.device("meta"):
             blocks = kind(*sizes), plain(*sizes)
@@ -219,7 +219,7 @@ def _fill(block: nn.Module, plain: nn.Module, make: Make, dtype: torch.dtype, st
 
 
 def _filled(part: Floats | Compiled, make: Make, dtype: torch.dtype, store: Callable[[Tensor], Any]) -> Tensor:
-    """The weights that a projection now has. Compiled schemes round nothing: a group has values of both ends."""
+    """Return the weights that a projection now has. Compiled schemes round nothing: a group has values of both ends."""
     matrix = (make((part.n_out, part.n_in)) * 1.3).clamp(-1.9, 1.9).floor() * 2 + 1  # -3, -1, 1 and 3
     matrix[:, ::32], matrix[:, 1::32] = 3, -3
     matrix *= (make((part.n_out, 1)) / 4 + 1) / (2 * part.n_in**0.5)
@@ -236,7 +236,7 @@ def _filled(part: Floats | Compiled, make: Make, dtype: torch.dtype, store: Call
 
 
 def _adapter_error(n_in: int, dtype: torch.dtype, adapted: torch.dtype, device: torch.device, packed: bool) -> float:
-    """Of rows of which all but the first have an adapter."""
+    """Return the error of rows of which all but the first have an adapter."""
     make = numbers(device)
     a, b = ((make((n, width)) * width**-0.5).to(adapted) for n, width in ((RANK, n_in), (HIDDEN_DIM, RANK)))
     adapter = Adapter(({"wo": LowRank(a, (Part(0, 0, b),))},))

@@ -55,12 +55,12 @@ class Setup:
 
     @property
     def adapter_dtype(self) -> torch.dtype:
-        """The format of LoRA adapters."""
+        """Return the format of LoRA adapters."""
         return DTYPES[self.scheme.adapter_dtype(name_of(self.activations))]
 
     @property
     def captures(self) -> bool:
-        """Whether CUDA graphs compute steps. Ranks that share a model have none.
+        """Return whether CUDA graphs compute steps. Ranks that share a model have none.
 
         PyTorch's experts wait for the device, so that they cannot be captured.
         """
@@ -68,17 +68,17 @@ class Setup:
         return self.device.type == "cuda" and able and self.shard.place.layout.size == 1
 
     def graph_bytes(self, length: int) -> int:
-        """What the graphs hold for sequences of up to `length` tokens."""
+        """Return the bytes of the graphs for sequences of up to `length` tokens."""
         return self.pool_sizes.graph_bytes(length, self.activations.itemsize) if self.captures else 0
 
     @property
     def config(self) -> ModelConfig:
-        """The configuration of the shard, with the windows that the model is served with."""
+        """Return the configuration of the shard, with the windows that the model is served with."""
         return self.shard.config
 
 
 def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE) -> Setup:
-    """Device, scheme, formats and attention backend for a rank. Sets the number of threads.
+    """Choose device, scheme, formats and attention backend for a rank. Set the number of threads.
 
     Raises OptionError for options that do not fit together, or not this machine.
     """
@@ -111,7 +111,7 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE
 def _tested(
     checkpoint: Checkpoint, options: RunnerOptions, place: Place, device: torch.device
 ) -> tuple[Decision, Kernels | None, frozenset[str]]:
-    """The decision for kernels that pass the self-test, these of a CPU, and the kinds of a GPU's that do not.
+    """Return the decision for kernels that pass the self-test, these of a CPU, and the kinds of a GPU's that do not.
 
     Raises OptionError where no other way serves, as with --deterministic on a GPU.
     """

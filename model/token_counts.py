@@ -33,7 +33,7 @@ class TokenCounts:
         self._n = max(self._n, stop)
 
     def copy(self) -> "TokenCounts":
-        """Counts of their own, which may go on with draft tokens."""
+        """Copy the counts, to go on with draft tokens."""
         made = TokenCounts()
         made.ids, made.outputs = self.ids[:], self.outputs[:]
         made._places, made._n = self._places.copy(), self._n

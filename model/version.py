@@ -2,7 +2,7 @@
 
 
 def version() -> str:
-    """The version of the installed package; "unknown" for a checkout that was never installed."""
+    """Return the version of the installed package; "unknown" for a checkout that was never installed."""
     from importlib import metadata
 
     try:

@@ -74,36 +74,36 @@ class VisionConfig:
 
     @property
     def token_side(self) -> int:
-        """Pixels of a side of the square that one token stands for."""
+        """Return the pixels of a side of the square that one token stands for."""
         return self.patch_size * self.merge
 
     @property
     def patch_width(self) -> int:
-        """Values of a patch: its pixels in all channels."""
+        """Return how many values a patch has: its pixels in all channels."""
         return self.n_channels * self.patch_size**2
 
     @property
     def max_tokens(self) -> int:
-        """Embeddings of the largest image. Worked example: 1540 pixels, patches of 14, merge 2: 55 * 55 = 3025."""
+        """Return the embeddings of the largest image. Worked example: 1540 pixels, patch 14, merge 2: 55 * 55."""
         return (-(-self.image_size // self.token_side)) ** 2
 
     @property
     def max_patches(self) -> int:
-        """Patches of the largest image. Worked example: 3025 tokens of 2 x 2 patches: 12,100."""
+        """Return the patches of the largest image. Worked example: 3025 tokens of 2 x 2 patches: 12,100."""
         return self.max_tokens * self.merge**2
 
     @property
     def patch_bytes(self) -> int:
-        """Bytes of the pixels of a patch."""
+        """Return the bytes of the pixels of a patch."""
         return self.patch_width
 
     @property
     def largest(self) -> str:
-        """What the embeddings of `max_tokens` are those of."""
+        """Name the item that has embeddings of `max_tokens`."""
         return f"one image of {self.image_size} x {self.image_size} pixels"
 
     def n_parameters(self, dim: int) -> int:
-        """Number of weights, for a text model of `dim`. Pixtral 12B: 434,957,312."""
+        """Count the weights, for a text model of `dim`. Pixtral 12B: 434,957,312."""
         blocks = self.n_layers * (4 * self.dim * self.n_heads * self.head_dim + 3 * self.dim * self.hidden_dim)
         norms = (2 * self.n_layers + 1 + self.adapter_norm) * self.dim
         merge = self.merge**2 * self.dim**2 if self.merge > 1 else 0

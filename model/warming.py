@@ -82,7 +82,7 @@ def capture_all(graphs: StepGraphs, progress: Progress) -> None:
 
 
 def steps(info: RunnerInfo, counts: Sequence[int]) -> Iterator[StepBatch]:
-    """Steps of each number of rows: of a prompt alone, and with a token of another sequence.
+    """Yield steps of each number of rows: of a prompt alone, and with a token of another sequence.
 
     Then steps of one token: of the longest sequence, and with each of SAMPLINGS.
     """
@@ -98,7 +98,7 @@ def steps(info: RunnerInfo, counts: Sequence[int]) -> Iterator[StepBatch]:
 def step(
     info: RunnerInfo, lengths: Sequence[int], params: SamplingParams = ONE_TOKEN, *, before: int = 0, adapter: int = 0
 ) -> StepBatch:
-    """A slice of each of these lengths, after `before` tokens; one that is too long becomes several.
+    """Make a step with a slice of each of these lengths, after `before` tokens; one that is too long becomes several.
 
     All share the pages of each pool, because nobody reads what they write. No request has a number below 0.
     """
@@ -117,7 +117,7 @@ def _slice(info: RunnerInfo, number: int, start: int, stop: int, params: Samplin
 
 
 def _possible(info: RunnerInfo, counts: Sequence[int]) -> list[int]:
-    """Those that a step can have."""
+    """Return those that a step can have."""
     return [n for n in counts if n <= min(info.max_step_tokens, info.max_sequences * info.max_model_len)]
 
 

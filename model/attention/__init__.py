@@ -38,7 +38,7 @@ def choose(
     heads: Sequence[int] | None = None,
     fault: Callable[[Attention], str | None] = lambda backend: None,
 ) -> tuple[str, Attention]:
-    """The name of a backend and the backend, for keys and values in `dtype`.
+    """Return the name of a backend and the backend, for keys and values in `dtype`.
 
     "auto" chooses paged on a CPU with compiled `kernels`, for float32 `activations` or keys and values in int8, and
     triton on a GPU that runs it. Otherwise it chooses sdpa. With `deterministic`, a row has the same bits in every
@@ -60,7 +60,7 @@ def choose(
 
 
 def _unsuited(backend: Attention, heads: Heads, fault: Callable[[Attention], str | None]) -> str | None:
-    """Why a backend does not serve these heads, as a clause; None if it does."""
+    """Return why a backend does not serve these heads, as a clause; None if it does."""
     if (why := backend.unfit(heads)) is not None or isinstance(backend, SdpaAttention):
         return why
     if (why := fault(backend)) is None:
@@ -70,7 +70,7 @@ def _unsuited(backend: Attention, heads: Heads, fault: Callable[[Attention], str
 
 
 def _instead(error: OptionError, device: torch.device, dtype: torch.dtype, deterministic: bool) -> Attention:
-    """sdpa, because what "auto" chose has an error. Raises OptionError with both reasons if sdpa does not serve."""
+    """Return sdpa in place of the faulty choice of "auto". Raises OptionError with both reasons if neither serves."""
     try:
         backend = _made("sdpa", device, dtype, None, deterministic)
     except OptionError as unserved:
@@ -91,7 +91,7 @@ def _auto(
 def _made(
     name: str, device: torch.device, dtype: torch.dtype, kernels: Kernels | None, deterministic: bool
 ) -> Attention:
-    """The backend. Raises OptionError if it does not serve these options."""
+    """Return the backend. Raises OptionError if it does not serve these options."""
     if name not in BACKENDS:
         raise OptionError(f"--attention {name} is not known, choose one of: auto, {', '.join(BACKENDS)}")
     if dtype in NARROW and dtype not in BACKENDS[name].dtypes:

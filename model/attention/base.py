@@ -25,19 +25,19 @@ class HeadsOfLatents(Protocol):
 
     @property
     def expands(self) -> bool:
-        """Whether there is `expand`."""
+        """Return whether `expand` can be called."""
         ...
 
     def absorb(self, q: Tensor) -> Tensor:
-        """Queries without rotary positions in the channels of latents, [n, n_heads, qk_nope_head_dim] -> [.., rank]."""
+        """Move queries without rotary positions to latent channels, [n, n_heads, qk_nope_head_dim] -> [.., rank]."""
         ...
 
     def values(self, latents: Tensor) -> Tensor:
-        """Values from sums of latents, [n, n_heads, kv_lora_rank] -> [n, n_heads, v_head_dim]."""
+        """Make values of sums of latents, [n, n_heads, kv_lora_rank] -> [n, n_heads, v_head_dim]."""
         ...
 
     def expand(self, latents: Tensor, heads: slice) -> tuple[Tensor, Tensor]:
-        """Keys without rotary positions and values of these heads, [S, heads, qk_nope_head_dim and v_head_dim]."""
+        """Make keys without rotary positions and values of these heads, [S, heads, qk_nope_head_dim and v_head_dim]."""
         ...
 
 
@@ -57,7 +57,7 @@ class Attention(ABC):
 
     @classmethod
     def obstacle(cls, device: torch.device, dtype: torch.dtype) -> str | None:
-        """Why the backend cannot serve keys and values in `dtype` on `device`, for people to read. None if it can."""
+        """Return why the backend cannot serve keys and values in `dtype` on `device`, for people. None if it can."""
         if dtype in cls.dtypes:
             return None
         known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in cls.dtypes))
@@ -65,11 +65,11 @@ class Attention(ABC):
 
     @classmethod
     def unfit(cls, heads: Heads) -> str | None:
-        """Why the backend cannot serve a model with these heads, for people to read. None if it can."""
+        """Return why the backend cannot serve a model with these heads, for people. None if it can."""
         return None
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> LayerCache:
-        """Uninitialised memory of one layer: shape is (n_pages, n_kv_heads, head_dim).
+        """Allocate uninitialised memory of one layer: `shape` is (n_pages, n_kv_heads, head_dim).
 
         For heads with `Heads.latent` channels, these are one more number.
         """
@@ -79,7 +79,7 @@ class Attention(ABC):
 
     @abstractmethod
     def prepare(self, inputs: PoolInputs) -> Any:
-        """What all layers of one pool share in a step, for example indices and masks."""
+        """Return the inputs that all layers of one pool share in a step, for example indices and masks."""
 
     @abstractmethod
     def attend(self, qkv: Tensor, n_heads: int, rope: RopeRows, cache: LayerCache, prepared: Any) -> Tensor:
@@ -92,7 +92,7 @@ class Attention(ABC):
     def attend_latent(
         self, q: Tensor, key: Tensor, heads: HeadsOfLatents, rope: RopeRows, cache: LayerCache, prepared: Any
     ) -> Tensor:
-        """As `attend` with queries [T, n_heads, head_dim] and keys [T, latent and rope key]: [T, n_heads, v_head_dim].
+        """Attend: queries [T, n_heads, head_dim], keys [T, latent and rope key] -> [T, n_heads, v_head_dim].
 
         In the absorbed form: no head's key or value is made.
         """
@@ -105,7 +105,7 @@ class Attention(ABC):
 def rotated(
     qkv: Tensor, n_heads: int, rope: RopeRows, dtype: torch.dtype, *, shared: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rotated q [T, n_heads, head_dim], k and v [T, n_kv_heads, head_dim] for a cache in `dtype`, in PyTorch.
+    """Return rotated q [T, n_heads, head_dim], k and v [T, n_kv_heads, head_dim] for a cache in `dtype`.
 
     If the values are `shared` with the keys, v has no heads.
     """

@@ -28,11 +28,11 @@ class LayerCache:
 
     @property
     def halves(self) -> tuple[Tensor, ...]:
-        """The memory of the cache: the keys, then the values unless they are part of the keys."""
+        """Return the memory of the cache: the keys, then the values unless they are part of the keys."""
         return (self.k,) if self.shared else (self.k, self.v)
 
     def slots(self) -> tuple[Tensor, Tensor]:
-        """Keys and values with one slot a row: views [n_pages * page_size, n_kv_heads, head_dim]."""
+        """Return keys and values with one slot a row: views [n_pages * page_size, n_kv_heads, head_dim]."""
         return self.k.flatten(0, 1), self.v.flatten(0, 1)
 
     def write(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
@@ -49,7 +49,7 @@ class LayerCache:
 
 
 def layer_cache(halves: Sequence[Tensor], latent: int = 0) -> LayerCache:
-    """The cache in this memory: keys and values, or with `latent` channels of values only keys."""
+    """Return the cache in this memory: keys and values, or with `latent` channels of values only keys."""
     if latent:
         return LayerCache(halves[0], halves[0][..., :latent], shared=True)
     k, v = halves
@@ -70,7 +70,7 @@ class PagePools:
     def allocate(
         cls, config: ModelConfig, specs: Sequence[PoolSpec], layer: Callable[[Sequence[int]], LayerCache]
     ) -> "PagePools":
-        """The cache with memory for `specs` (one for each distinct window, in the order of `config.pool_windows`).
+        """Allocate the cache of `specs`, one for each distinct window in the order of `config.pool_windows`.
 
         `layer` makes the cache of one layer from the shape of `Attention.allocate`.
         """
@@ -104,6 +104,6 @@ class PagePools:
 
 
 def _as_bytes(pages: Tensor) -> Tensor:
-    """The memory of pages as bytes, a page a row. A page is dense, in whatever order of its dimensions."""
+    """View the memory of pages as bytes, a page a row. A page is dense, in whatever order of its dimensions."""
     flat = pages.view(torch.uint8)
     return flat.as_strided((len(flat), flat[0].numel()), (flat.stride(0), 1))

@@ -25,7 +25,7 @@ class EncoderAttention(ABC):
     """The queries, keys and values of one item of P patches in one layer."""
 
     def __init__(self, rotations: Tensor, n_heads: int) -> None:
-        """rotations [P, 2, head_dim/2] float32: cosines and sines for q and k, in the pairs of rope.py."""
+        """Take `rotations` [P, 2, head_dim/2] float32: cosines and sines for q and k, in the pairs of rope.py."""
         self._rotations = rotations
         self._n_heads = n_heads
         self._shape = len(rotations), n_heads, 2 * rotations.shape[2]  # P, heads, head_dim
@@ -36,7 +36,7 @@ class EncoderAttention(ABC):
 
     @abstractmethod
     def attend(self, first: int, n: int) -> Tensor:
-        """The attention of patches first..first+n-1 over all patches, [n, n_heads, head_dim]."""
+        """Return the attention of patches first..first+n-1 over all patches, [n, n_heads, head_dim]."""
 
 
 class CompiledEncoderAttention(EncoderAttention):
@@ -113,7 +113,7 @@ class PlainEncoderAttention(EncoderAttention):
 
 
 def encoder_attention(rotations: Tensor, n_heads: int, dtype: torch.dtype, kernels: Kernels | None) -> EncoderAttention:
-    """The attention for one item with these rotations, which keeps keys and values in `dtype`.
+    """Return the attention for one item with these rotations, with keys and values in `dtype`.
 
     The compiled `kernels` serve where they know the type and the size of heads.
     """

@@ -49,7 +49,7 @@ class PoolInputs:
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
-        """The slices of the step, for backends that read them on the host."""
+        """Return the slices of the step, for backends that read them on the host."""
         return tuple(map(Span._make, self.numbers.tolist()))
 
 

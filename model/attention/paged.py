@@ -88,9 +88,9 @@ class PagedAttention(Attention):
         return out.to(qkv.dtype)
 
     def _call(self, prepared: Prepared, n_rows: int, heads: Heads, kind: int) -> Any:
-        """The arguments that all layers share."""
+        """Return the arguments that all layers share."""
         if (why := self.unfit(heads)) is not None:
-            raise OptionError(f"--attention paged {why}")  # `choose` has asked; C would write beyond its arrays
+            raise OptionError(f"--attention paged {why}")  # `choose` checked it; C would write beyond its arrays
         inputs = prepared.inputs
         call = prepared.call = records.struct("attention_call")(
             slots=records.pointer("slots", inputs.slots, torch.int64),
@@ -108,5 +108,5 @@ class PagedAttention(Attention):
 
 
 def cells_at(k: Tensor) -> int:
-    """The address of the pages whose keys are `k`; the values of a page follow its keys."""
+    """Return the address of the pages whose keys are `k`; the values of a page follow its keys."""
     return records.pointer("k", k, *records.CELL_KINDS, dense=False)

@@ -15,7 +15,7 @@ from model.config import ModelConfig, QueryTemperature, Rope, RopeScaling
 
 
 class RopeRows(NamedTuple):
-    """What rotates the rows of a step: `rotations` [T, 2, rope_dim/2], rows of `rotation_table`.
+    """The rotations of the rows of a step: `rotations` [T, 2, rope_dim/2], rows of `rotation_table`.
 
     `q_factors` [T] float32 multiply the rotated queries; None is 1 for all.
     """
@@ -38,7 +38,7 @@ class RopeTables:
 
     @classmethod
     def build(cls, config: ModelConfig, length: int, device: torch.device) -> "RopeTables":
-        """The tables for positions 0..length-1."""
+        """Compute the tables for positions 0..length-1."""
         distinct = tuple(dict.fromkeys(config.pool_ropes))
         tables = tuple(rotation_table(rope, config.heads.rope_dim, length, device) for rope in distinct)
         of_pool = tuple(distinct.index(rope) for rope in config.pool_ropes)
@@ -49,7 +49,7 @@ class RopeTables:
         return self.tables[0].device
 
     def rows(self, positions: Tensor) -> tuple[RopeRows, ...]:
-        """The rows of `positions` [T], for each page pool."""
+        """Return the rows of `positions` [T], for each page pool."""
         rotations = [table.index_select(0, positions) for table in self.tables]
         factors = None if self.q_factors is None else self.q_factors.index_select(0, positions)
         return tuple(RopeRows(rotations[i], factors) for i in self.table_of_pool)
@@ -63,7 +63,7 @@ def _query_factors(config: ModelConfig, length: int, device: torch.device) -> Te
 
 
 def frequencies(rope: Rope, head_dim: int) -> Tensor:
-    """Radians a position for each pair, [head_dim/2] float64; 0 for the pairs that do not rotate."""
+    """Return the radians a position for each pair, [head_dim/2] float64; 0 for the pairs that do not rotate."""
     half = rope.dim // 2
     freqs = rope.theta ** (-torch.arange(half, dtype=torch.float64) / half)
     if rope.scaling is not None:
@@ -73,7 +73,7 @@ def frequencies(rope: Rope, head_dim: int) -> Tensor:
 
 
 def temperatures(temperature: QueryTemperature, length: int) -> Tensor:
-    """The factor of the queries at positions 0..length-1, [length] float32."""
+    """Return the factor of the queries at positions 0..length-1, [length] float32."""
     windows = torch.arange(length, dtype=torch.float64).div_(temperature.original_max_position).floor_()
     return windows.log1p_().mul_(temperature.beta).add_(1.0).float()
 
@@ -89,20 +89,20 @@ def _scale(freqs: Tensor, scaling: RopeScaling, rope: Rope) -> Tensor:
 
 
 def _llama3(freqs: Tensor, scaling: RopeScaling) -> Tensor:
-    """A blend from freqs/factor to freqs, for wavelengths from original/low to original/high positions."""
+    """Blend from freqs/factor to freqs, for wavelengths from original/low to original/high positions."""
     rotations = scaling.original_max_position * freqs / (2 * math.pi)
     share = ((rotations - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0, 1)
     return share * freqs + (1 - share) * freqs / scaling.factor
 
 
 def _yarn(freqs: Tensor, scaling: RopeScaling, rope: Rope) -> Tensor:
-    """Frequencies by section 3.2 of arXiv 2309.00071.
+    """Compute frequencies by section 3.2 of arXiv 2309.00071.
 
     Pairs that rotate often in the trained context do not change. The frequencies of slow pairs are divided by `factor`.
     """
 
     def pair_with(rotations: float) -> float:
-        """The (fractional) pair that rotates this often over the original context."""
+        """Return the (fractional) pair that rotates this often over the original context."""
         wavelengths = scaling.original_max_position / (rotations * 2 * math.pi)
         return rope.dim * math.log(wavelengths) / (2 * math.log(rope.theta))
 
@@ -116,7 +116,7 @@ def _yarn(freqs: Tensor, scaling: RopeScaling, rope: Rope) -> Tensor:
 
 
 def rotation_table(rope: Rope, head_dim: int, length: int, device: torch.device) -> Tensor:
-    """cos and sin for positions 0..length-1, times the magnitude of the scaling: [length, 2, head_dim/2] float32.
+    """Compute cos and sin of positions 0..length-1, times the scaling's magnitude: [length, 2, head_dim/2] float32.
 
     The angles are computed in float64. Pairs that do not rotate have the cosine 1: the magnitude is not theirs.
     """
@@ -132,7 +132,7 @@ def rotation_table(rope: Rope, head_dim: int, length: int, device: torch.device)
 
 
 def rotate(x: Tensor, rotations: Tensor) -> Tensor:
-    """Every head of x [T, heads, head_dim] with its last rope_dim channels rotated by `rotations` [T, 2, rope_dim/2].
+    """Rotate the last rope_dim channels of every head of x [T, heads, head_dim] by `rotations` [T, 2, rope_dim/2].
 
     The result is in float32.
     """
@@ -144,7 +144,7 @@ def rotate(x: Tensor, rotations: Tensor) -> Tensor:
 
 
 def internal_order(n_rows: int, head_dim: int, rope_dim: int, rotation: str) -> Tensor | None:
-    """Numbers of a file's q or k rows in the internal order, [n_rows]; None if the file has that order.
+    """Return the numbers of a file's q or k rows in the internal order, [n_rows]; None if the file has that order.
 
     The file pairs the first `rope_dim` rows of each head: row i with row i + rope_dim/2 if `rotation` is "half", row 2i
     with row 2i + 1 if it is "adjacent". Worked example: head_dim 8, rope_dim 4, "adjacent" -> 0 2 4 5 1 3 6 7.
@@ -159,7 +159,7 @@ def internal_order(n_rows: int, head_dim: int, rope_dim: int, rotation: str) -> 
 
 
 def rope_last(n_rows: int, head_dim: int, rope_dim: int) -> Tensor:
-    """`internal_order` of heads whose last `rope_dim` rows rotate, in adjacent pairs: [n_rows].
+    """Return the `internal_order` of heads whose last `rope_dim` rows rotate, in adjacent pairs: [n_rows].
 
     Worked example: head_dim 6, rope_dim 4 -> 0 1 2 4 3 5.
     """

@@ -29,7 +29,7 @@ class Part:
     causal: bool
 
     def attend(self, q: Tensor, cache: LayerCache) -> Tensor:
-        """q [n, n_heads, head_dim] -> [n, n_heads, width of values]. Heads that share a key head read its keys once."""
+        """Attend: q [n, n_heads, head_dim] -> [n, n_heads, value width]. Heads that share a key head read it once."""
         k, v = (rows.index_select(0, self.slots).transpose(0, 1)[:, None] for rows in cache.slots())  # [n_kv, 1, S, d]
         grouped = q.unflatten(1, (len(k), -1)).permute(1, 2, 0, 3)  # [n_kv_heads, group, n, head_dim]
         if len(q) == 1:
@@ -48,18 +48,18 @@ class Part:
         return out.permute(2, 0, 1, 3).flatten(1, 2)
 
     def _heads(self, n_heads: int, values: int) -> int:
-        """How many heads are computed at once, each of which makes so many values for a key."""
+        """Return how many heads are computed at once, each of which makes `width` values for a key."""
         return min(n_heads, max(1, PIECE // (len(self.slots) * values)))
 
     def _mask(self, n_heads: int, n: int) -> Tensor:
-        """What n > 1 rows of so many heads see, [n_heads * n, S]."""
+        """Return a mask of the keys that n > 1 rows of so many heads see, [n_heads * n, S]."""
         visible = self.visible
         if visible is None:
             visible = torch.ones(n, len(self.slots), dtype=torch.bool, device=self.slots.device).tril()
         return visible.repeat(n_heads, 1)
 
     def attend_latent(self, q: Tensor, cache: LayerCache, heads: HeadsOfLatents, n_rope: int) -> Tensor:
-        """Rotated q [n, n_heads, head_dim] over latents -> [n, n_heads, v_head_dim], in the form that computes less."""
+        """Attend over latents in the cheaper way: rotated q [n, n_heads, head_dim] -> [n, n_heads, v_head_dim]."""
         q_nope, q_rope = q.split((q.shape[2] - n_rope, n_rope), dim=2)
         latent, dtype = cache.v.shape[3], q.dtype
         if not heads.expands or not suits_expansion(len(q), latent, q_nope.shape[2], heads.value_dim):
@@ -72,7 +72,7 @@ class Part:
         return torch.cat([self._expanded(q[:, piece], keys, latent, heads, piece) for piece in pieces], dim=1)
 
     def _expanded(self, q: Tensor, keys: Tensor, latent: int, heads: HeadsOfLatents, piece: slice) -> Tensor:
-        """`attend_latent` for the queries q of a piece of the heads; keys [S, latent and rope key] are the cache's."""
+        """Attend with the queries q of a piece of the heads; keys [S, latent and rope key] are the cache's."""
         latents, k_rope = keys.tensor_split((latent,), dim=1)
         k_nope, v = heads.expand(latents, piece)
         k = torch.cat((k_nope, k_rope[:, None].expand(-1, k_nope.shape[1], -1)), dim=2)  # [S, heads, head_dim]
@@ -120,7 +120,7 @@ class SdpaAttention(Attention):
 
 
 def suits_expansion(n_queries: int, latent: int, nope: int, value: int) -> bool:
-    """Whether keys and values of heads pay for so many queries of a slice: each saves 2 latent - nope - value products
+    """Return whether to expand for so many queries of a slice: each saves 2 latent - nope - value products
     a key and head, and to make a key and its value takes latent (nope + value).
 
     Worked example: Mistral Small 4, 256, 64 and 128 -> from 154 queries on.
@@ -129,7 +129,7 @@ def suits_expansion(n_queries: int, latent: int, nope: int, value: int) -> bool:
 
 
 def slots_of_keys(inputs: PoolInputs) -> tuple[Tensor, ...]:
-    """The slots [n_keys] of each span's visible keys, in logical order. All of them have been written."""
+    """Return the slots [n_keys] of each span's visible keys, in logical order. All of them have been written."""
     size = inputs.page_size
     slots = (inputs.pages[:, None] * size + torch.arange(size, device=inputs.pages.device)).flatten()  # [P * page_size]
     return tuple(slots.narrow(0, span.page * size + span.first_key % size, span.n_keys) for span in inputs.spans)

@@ -35,7 +35,7 @@ WIDE = 128 * 1024
 
 
 class Gpu(NamedTuple):
-    """What sizes depend on: the compute capability, and the number of streaming multiprocessors."""
+    """The properties on which sizes depend: compute capability, and the number of streaming multiprocessors."""
 
     capability: tuple[int, int]
     n_sms: int
@@ -60,12 +60,12 @@ class KernelHeads(NamedTuple):
 
     @property
     def turning(self) -> int:
-        """The channels of keys that values do not have, rounded up."""
+        """Return the channels of keys that values do not have, rounded up."""
         return max(16, power(self.width - self.value))
 
     @property
     def members(self) -> int:
-        """The rows of a query in a tile."""
+        """Return the rows of a query in a tile."""
         return power(self.group)
 
 
@@ -82,7 +82,7 @@ class Tiles(NamedTuple):
     stages: int
 
     def queries(self, heads: KernelHeads) -> int:
-        """The number of queries in a tile."""
+        """Return the number of queries in a tile."""
         return max(1, self.rows // heads.members)
 
 
@@ -103,17 +103,17 @@ class Bounds(NamedTuple):
     n_sums: int
 
     def scratch_bytes(self, n_heads: int, width: int) -> int:
-        """Bytes of the items, and of the sums: top, total and a vector for each head, in float32."""
+        """Return the bytes of the items, and of the sums: top, total and a vector for each head, in float32."""
         return self.n_items * ITEM * 8 + self.n_sums * n_heads * (width + 2) * 4
 
 
 def power(n: int) -> int:
-    """The least power of two that is at least n."""
+    """Return the least power of two that is at least n."""
     return 1 << (n - 1).bit_length()
 
 
 def tiles_of(kind: Literal["parts", "whole"], gpu: Gpu, padded: int, itemsize: int, kv_itemsize: int) -> Tiles:
-    """Tiles of short slices or of longer ones. `itemsize` is of a multiplied value, `kv_itemsize` of a stored one."""
+    """Return tiles of short or of longer slices. `itemsize` is of a multiplied value, `kv_itemsize` of a stored one."""
     shared, pair = shared_bytes(gpu.capability), 2 * padded * kv_itemsize
     if kind == "parts":
         keys = min(64, max(16, BLOCK // (2 * padded * itemsize)))
@@ -124,7 +124,7 @@ def tiles_of(kind: Literal["parts", "whole"], gpu: Gpu, padded: int, itemsize: i
 
 
 def load_of(spans: Iterable[Span]) -> Load:
-    """The short slices among these. Every part with a visible key counts."""
+    """Return the load of the short slices among these. Every part with a visible key counts."""
     short = [span for span in spans if span.n_queries <= SHORT]
     queries = [span.n_queries for span in short]
     parts = [(span.start + span.n_queries - 1) // SPLIT - span.first_key // SPLIT + 1 for span in short]
@@ -133,7 +133,7 @@ def load_of(spans: Iterable[Span]) -> Load:
 
 
 def bounds(load: Load, gpu: Gpu, n_kv: int, n_tiles: int) -> Bounds:
-    """The items and sums that keep the GPU busy, or two for each slice, but no more than parts of all keys.
+    """Return the items and sums that keep the GPU busy, or two for each slice, but no more than parts of all keys.
 
     `n_tiles` is the number of tiles of `load.max_queries` queries: an item has a program for each tile and key head.
     """
@@ -144,7 +144,7 @@ def bounds(load: Load, gpu: Gpu, n_kv: int, n_tiles: int) -> Bounds:
 
 
 def scratch_bytes(n_slices: int, length: int, window: int | None, heads: tuple[int, int, int], gpu: Gpu) -> int:
-    """Scratch of a step that decodes a token of each of `n_slices` sequences of `length` tokens.
+    """Return the scratch of a step that decodes a token of each of `n_slices` sequences of `length` tokens.
 
     `heads` are n_heads, n_kv_heads and head_dim.
     """

@@ -199,7 +199,7 @@ class TritonAttention(Attention):
 
 @cache
 def gpu_of(device: torch.device) -> Gpu:
-    """What sizes depend on; on a CPU, under the interpreter, the least."""
+    """Return the GPU's properties on which sizes depend; the least ones on a CPU, under the interpreter."""
     if device.type != "cuda":
         return Gpu(kernels.OLDEST, 1)
     properties = torch.cuda.get_device_properties(device)
@@ -217,7 +217,7 @@ def _heads(shape: Sequence[int], n_heads: int, cache: LayerCache) -> KernelHeads
 
 
 def _scale(heads: KernelHeads) -> float:
-    """The factor of scores, for weights that are powers of two."""
+    """Return the factor of scores, whose weights are powers of two."""
     return math.log2(math.e) * heads.width**-0.5
 
 
@@ -226,7 +226,7 @@ def _options(tiles: Tiles, *, fixed: bool) -> dict[str, int | bool]:
 
 
 def _multiplied(dtype: torch.dtype) -> object:
-    """Triton's name of the format of products; its interpreter cannot multiply bfloat16."""
+    """Return Triton's name of the format of products; its interpreter cannot multiply bfloat16."""
     import triton.language as tl
 
     wide = dtype is torch.float32 or (dtype is torch.bfloat16 and kernels.interpreted())

@@ -20,6 +20,6 @@ class AudioProcess(DecodingProcess):
         super().__init__(module, does, AudioError, max_seconds, patient=patient, environment=ENVIRONMENT)
 
     def decode(self, data: bytes, format: MelFormat) -> Mel:
-        """The spectrum of an audio file. Raises AudioError, and ProcessLost."""
+        """Decode an audio file to its spectrum. Raises AudioError, and ProcessLost."""
         answer, spectrum = self.decoded(data, asdict(format))
         return Mel(answer["n_chunks"], answer["seconds"], spectrum)

@@ -45,7 +45,7 @@ class Stream(soundfile.SoundFile):
 
 
 def decode(data: bytes, max_seconds: float, on_size: Callable[[int], None] = lambda n_samples: None) -> Samples:
-    """Mono samples [n] at RATE: the mean of all channels, resampled as mistral-common does. Raises AudioError.
+    """Decode to mono samples [n] at RATE: the mean of all channels, resampled as in mistral-common. Raises AudioError.
 
     `on_size` gets the number of samples, of the file and of the result, before they are decoded. MemoryError is not
     caught: the limit of memory ends the process.
@@ -70,7 +70,7 @@ def decode(data: bytes, max_seconds: float, on_size: Callable[[int], None] = lam
 
 
 def seconds(data: bytes, max_seconds: float) -> float:
-    """How long a file is at least, by its header alone; 0 if that does not tell. Raises AudioError as `decode` does."""
+    """Return the least length of a file by its header; 0 if that does not tell. Raises AudioError as `decode` does."""
     with _open(data, BytesIO(data)) as file:
         _check(data, file, max_seconds)
         guessed = MP3_GUESS if file.format == "MP3" else 0
@@ -78,7 +78,7 @@ def seconds(data: bytes, max_seconds: float) -> float:
 
 
 def _open(data: bytes, source: BytesIO) -> Stream:
-    """The file with its header read. No other reader of libsndfile sees the data."""
+    """Open the file and read its header. No other reader of libsndfile sees the data."""
     if not _is_known(data):
         raise AudioError(UNKNOWN)
     try:
@@ -92,12 +92,12 @@ def _open(data: bytes, source: BytesIO) -> Stream:
 
 
 def _is_known(data: bytes) -> bool:
-    """Whether the file begins as those of `FORMATS` do."""
+    """Return whether the file begins as one of `FORMATS` does."""
     return data[:4] in (b"fLaC", b"OggS") or data[:3] == b"ID3" or _is_mpeg(data) or _is_wav(data)
 
 
 def _is_mpeg(data: bytes) -> bool:
-    """Whether a frame of MPEG audio begins here: 11 bits are 1."""
+    """Return whether a frame of MPEG audio begins here: 11 bits are 1."""
     return data[:1] == b"\xff" and data[1:2] >= b"\xe0"
 
 
@@ -126,7 +126,7 @@ def _check_seconds(n_frames: int, rate: int, max_seconds: float) -> None:
 
 
 def _mono(file: Stream, max_seconds: float) -> Iterator[Samples]:
-    """Blocks of the mean of all channels. They are counted, because a header may lie."""
+    """Yield blocks of the mean of all channels. They are counted, because a header may lie."""
     n_frames = 0
     while len(block := file.read(min(BLOCK, file.frames - n_frames), "float32", always_2d=True)):  # [frames, channels]
         n_frames += len(block)
@@ -138,7 +138,7 @@ def _mono(file: Stream, max_seconds: float) -> Iterator[Samples]:
 
 
 def _resampled(blocks: Iterator[Samples], rate: int) -> Iterator[Samples]:
-    """The blocks at RATE, the same as if they were resampled at once, and one that is empty."""
+    """Yield the blocks at RATE, as if they were resampled at once, and an empty one at the end."""
     nothing = np.empty(0, np.float32)
     if rate == RATE:
         yield nothing

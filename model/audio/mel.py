@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 
 
 def log_mel(samples: NDArray[np.float32], n_mels: int) -> NDArray[np.float32]:
-    """The spectrum [n_chunks, n_mels, CHUNK_FRAMES] of mono `samples` [n] at RATE, which zeros fill to whole chunks.
+    """Compute the spectrum [n_chunks, n_mels, CHUNK_FRAMES] of mono `samples` [n] at RATE, padded to whole chunks.
 
     It takes memory for one chunk beside its result and a copy of the samples.
     """
@@ -41,7 +41,7 @@ def log_mel(samples: NDArray[np.float32], n_mels: int) -> NDArray[np.float32]:
 
 
 def mel_filters(n_mels: int) -> Floats:
-    """Weights [n_mels, bins] of triangles from 0 to RATE / 2 Hz. Each has an area of 1, as Slaney's have."""
+    """Compute weights [n_mels, bins] of triangles from 0 to RATE / 2 Hz. Each has an area of 1, as Slaney's have."""
     top = LINEAR_MELS + np.log(RATE / 2 / LINEAR_HZ) / LOG_STEP
     corners = _hertz(np.linspace(0.0, top, n_mels + 2))
     low, middle, high = corners[:-2, None], corners[1:-1, None], corners[2:, None]
@@ -56,7 +56,7 @@ def _hertz(mels: Floats) -> Floats:
 
 
 def _mirrored(samples: NDArray[np.float32], n: int) -> NDArray[np.float32]:
-    """Samples, zeros up to `n` of them, and MARGIN samples on each side that mirror them."""
+    """Pad samples to `n` with zeros, then mirror MARGIN samples on each side."""
     padded = np.zeros(n + 2 * MARGIN, np.float32)
     padded[MARGIN : MARGIN + len(samples)] = samples
     padded[:MARGIN] = padded[2 * MARGIN : MARGIN : -1]

@@ -30,13 +30,13 @@ def memory(max_seconds: int) -> int:
 
 
 def mel(data: bytes, format: Fields, max_seconds: int, on_size: OnSize) -> tuple[Fields, bytes]:
-    """Chunks and seconds of an audio file, and its spectrum; without mel bins its length alone. Raises AudioError."""
-    wanted = MelFormat(**format)
-    limit = min(wanted.max_seconds, max_seconds)
-    if not wanted.n_mels:
+    """Return chunks and seconds of an audio file, and its spectrum unless `n_mels` is 0. Raises AudioError."""
+    expected = MelFormat(**format)
+    limit = min(expected.max_seconds, max_seconds)
+    if not expected.n_mels:
         return {"n_chunks": 0, "seconds": seconds(data, limit)}, b""
     samples = decode(data, limit, on_size)
-    spectrum = log_mel(samples, wanted.n_mels)
+    spectrum = log_mel(samples, expected.n_mels)
     return {"n_chunks": len(spectrum), "seconds": len(samples) / RATE}, spectrum.tobytes()
 
 

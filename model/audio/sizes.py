@@ -35,5 +35,5 @@ class Mel(NamedTuple):
 
 
 def chunks(n_samples: int) -> int:
-    """Chunks of 30 s that hold `n_samples`. Worked example: 480,001 samples are 2 chunks."""
+    """Return how many chunks of 30 s hold `n_samples`. Worked example: 480,001 samples are 2 chunks."""
     return -(-n_samples // CHUNK_SAMPLES)

@@ -16,7 +16,7 @@ FIELDS = (*TEXTS, PARTS, "tool_calls", "tool_call_id")
 
 
 def checked(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The messages with only the fields that chat formats know. Raises ParameterError("messages")."""
+    """Return the messages with only the fields that chat formats know. Raises ParameterError("messages")."""
     if not messages:
         raise ParameterError("messages", "messages must contain at least one message")
     for index, message in enumerate(messages):
@@ -34,5 +34,5 @@ def checked(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _known(value: Any, key: str) -> Any:
-    """The value of a field; parts of type image without what the caller wrote beside the type."""
+    """Return the value of a field; parts of type image have nothing beside the type."""
     return [{"type": "image"} if part["type"] == "image" else part for part in value] if key == PARTS else value

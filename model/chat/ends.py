@@ -10,7 +10,7 @@ from model.tokenizers.roles import Roles
 
 
 def end_tokens(directory: Traversable, roles: Roles, tokenizer: Tokenizer, chat: ChatFormat | None) -> dict[int, str]:
-    """Ids of the tokens that end an answer -> what names each: a file, the tokenizer or the chat template."""
+    """Return the ids of tokens that end an answer -> their source: a file, the tokenizer or the chat template."""
     file, ids = configured_ends(directory)
     ends = dict.fromkeys(ids, file)
     if tokenizer.eos_id is not None:

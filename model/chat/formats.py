@@ -60,7 +60,7 @@ class ChatFormat(Protocol):
         tools: Sequence[Any] | None = None,
         schema: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Ids of the conversation, up to the beginning of the model's answer.
+        """Return the ids of the conversation, up to the beginning of the model's answer.
 
         `messages` have `role` (system, developer, user, assistant, tool), `content` (a string) and perhaps `name`,
         `tool_calls` (OpenAI's, with `arguments` as an object), `tool_call_id`, and `reasoning_content`, the thought
@@ -76,18 +76,18 @@ class ChatFormat(Protocol):
         ...
 
     def render(self, messages: Sequence[Message], **options: Any) -> str:
-        """The conversation as text, with the names of control tokens. The options are those of `encode`."""
+        """Render the conversation as text, with the names of control tokens. The options are those of `encode`."""
         ...
 
     def left_out(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[int]:
-        """The indices of messages of the assistant whose text is not in the prompt, because they have calls, too."""
+        """Return the indices of assistant messages whose text is not in the prompt, because they have calls, too."""
         ...
 
 
 def load_chat(
     model: Traversable, tokenizer: Tokenizer, template: str | None = None, roles: Roles | None = None
 ) -> ChatFormat | None:
-    """The chat format of a model directory, None if the model has none.
+    """Load the chat format of a model directory, None if the model has none.
 
     The directory's template comes first, then a tokenizer file of Mistral's. In Hugging Face's layout the name
     `tokenizer.model` alone says nothing: models of other makers have such a file too.
@@ -119,7 +119,7 @@ def _is_undated(source: str) -> bool:
 
 
 def _mistral_file(directory: Traversable) -> Path | None:
-    """The tokenizer file from which mistral-common knows the format."""
+    """Return the tokenizer file from which mistral-common knows the format."""
     file = mistral_tokenizer_file(directory) if isinstance(directory, Path) else None
     if file is None or (file.name == "tokenizer.model" and layout(Path(str(directory))) != "native"):
         return None

@@ -104,7 +104,7 @@ class JinjaChat:
         return self._renderer(**options)(self._fitted(messages, options.get("tools")))
 
     def written_end(self) -> str:
-        """The name of the control token that the template writes after an answer; empty if there is none."""
+        """Return the name of the control token that the template writes after an answer; empty if there is none."""
         secret = secrets.token_hex(16)
         messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": secret}]
         try:
@@ -149,7 +149,7 @@ class JinjaChat:
         return partial(render, values={**variables, **own, **told})
 
     def _encode(self, plain: str, texts: Sequence[str]) -> list[int]:
-        """Ids of the rendering `plain`, divided into `texts`: the template's own words and contents, alternating.
+        """Encode the rendering `plain`, divided into `texts`: the template's own words and contents, alternating.
 
         If no content contains a control token, the rendering is encoded as a whole. Merges then cross the borders of
         contents, as in training.
@@ -170,7 +170,7 @@ class JinjaChat:
         return self._control.sub(lambda match: opening + match[0] + closing, content)
 
     def _marked(self, value: Any, opening: str, closing: str) -> Any:
-        """JSON-like data with marks around the names of control tokens in all its strings."""
+        """Return JSON-like data with marks around the names of control tokens in all its strings."""
         if isinstance(value, str):
             return self._mark_control(value, opening, closing)
         if isinstance(value, Mapping):
@@ -179,7 +179,7 @@ class JinjaChat:
         return [self._marked(item, opening, closing) for item in value] if isinstance(value, list) else value
 
     def _render_open(self, messages: Sequence[Message], values: Mapping[str, Any]) -> str:
-        """The rendering up to the end of the last content, cut as transformers does. A final space may remain."""
+        """Render up to the end of the last content, cut as transformers does. A final space may remain."""
         *others, last = messages
         mark = f"\ue004{secrets.token_hex(16)}\ue005"
         text = self._render([*others, {**last, "content": f"{last['content']}{mark} "}], values)
@@ -206,7 +206,7 @@ class JinjaChat:
 
 
 def call_style(source: str, tokenizer: Tokenizer, *, single: bool = False) -> str | None:
-    """The style of tool calls, found by what the template writes before a call; None if it is not known.
+    """Return the style of tool calls, found by what the template writes before a call; None if it is not known.
 
     `single`: the template takes one call in a message.
     """
@@ -222,13 +222,13 @@ def call_style(source: str, tokenizer: Tokenizer, *, single: bool = False) -> st
 
 
 def _mark_whole(content: str, opening: str, closing: str) -> str:
-    """The content with marks inside its surrounding white space, which templates may remove."""
+    """Put marks around the content, inside its surrounding white space, which templates may remove."""
     core = content.strip()
     return content.replace(core, opening + core + closing, 1) if core else content
 
 
 def _split(marked: str, opening: str, closing: str) -> list[str] | None:
-    """Texts outside and inside the marks, alternating. None if the template has separated a pair of marks."""
+    """Split into texts outside and inside the marks, alternating. None if the template separated a pair of marks."""
     parts = re.split(f"({opening}|{closing})", marked)
     marks = parts[1::2]
     if marks != [opening, closing] * (len(marks) // 2):

@@ -26,7 +26,7 @@ class ImageTokens(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self | None:
-        """None for a tokenizer without them."""
+        """Return None for a tokenizer without them."""
         return cls(*found) if (found := _ids(tokenizer, IMAGE, ROW_BREAK, IMAGE_END)) else None
 
 
@@ -38,12 +38,12 @@ class AudioTokens(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self | None:
-        """None for a tokenizer without them."""
+        """Return None for a tokenizer without them."""
         return cls(*found) if (found := _ids(tokenizer, AUDIO, BEGIN_AUDIO)) else None
 
 
 def _ids(tokenizer: Tokenizer, *names: str) -> list[int]:
-    """The ids of control tokens; none unless the tokenizer has all of them."""
+    """Return the ids of control tokens; none unless the tokenizer has all of them."""
     found = [tokenizer.control[name] for name in names if name in tokenizer.control]
     return found if len(found) == len(names) else []
 
@@ -58,7 +58,7 @@ def check_media(messages: Sequence[Mapping[str, Any]], roles: Mapping[str, Colle
 
 
 def refused_media(kind: str, role: str, roles: Mapping[str, Collection[str]]) -> str:
-    """Why a message of a role may not have media of this kind. `roles` are those whose messages may."""
+    """Return why a message of a role may not have media of this kind. `roles` are those whose messages may."""
     if not roles.get(kind):
         return f"this model takes no {MANY[kind]}"
     return f"this model's chat format cannot write {ONE[kind]} in a message of role {role}"

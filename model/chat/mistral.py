@@ -86,9 +86,9 @@ class MistralChat:
         tools: Sequence[Any] | None = None,
         schema: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        asked = checked(messages)
-        check_media(asked, self.media_roles)
-        fit = fitted(asked, self._version, thinks=self.reasoning_style is not None)
+        chat = checked(messages)
+        check_media(chat, self.media_roles)
+        fit = fitted(chat, self._version, thinks=self.reasoning_style is not None)
         known = [dict(with_thought(message, "chunks" if self.reasoning_style else None)) for message in fit]
         if (continue_final_message or not add_generation_prompt) and known[-1]["role"] == "assistant":
             known[-1]["prefix"] = True
@@ -122,7 +122,7 @@ class MistralChat:
             ) from error
 
     def _roles_of(self, kind: str, token: int) -> frozenset[str]:
-        """The roles in whose messages an image, or audio, becomes one `token`."""
+        """Return the roles in whose messages an image, or audio, becomes one `token`."""
         return frozenset(role for role in MEDIA_ROLES[kind] if self._writes(kind, role, token))
 
     def _writes(self, kind: str, role: str, token: int) -> bool:
@@ -136,7 +136,7 @@ class MistralChat:
         return ids.count(token) == 1
 
     def _checked_effort(self, variables: Mapping[str, Any]) -> str | None:
-        """The value of `reasoning_effort`, None for the file's default."""
+        """Return the checked `reasoning_effort`, None for the file's default."""
         if unknown := [name for name in variables if name != EFFORT or not self.efforts]:
             known = f"{EFFORT} ({', '.join(self.efforts)})" if self.efforts else "none"
             raise ParameterError(
@@ -160,7 +160,6 @@ class _Media(NamedTuple):
 
 
 def _load(file: Path) -> Any:
-    """The file's MistralTokenizer."""
     from mistral_common.exceptions import MistralCommonException
     from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
@@ -172,7 +171,7 @@ def _load(file: Path) -> Any:
 
 
 def _writing(found: Any, media: _Media) -> Any:
-    """The same MistralTokenizer, which writes one token for each image and two for each recording."""
+    """Return a MistralTokenizer that writes one token for each image and two for each recording."""
     from mistral_common.protocol.instruct.normalize import get_normalizer
     from mistral_common.protocol.instruct.validator import ValidationMode, get_validator
     from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
@@ -189,7 +188,7 @@ def _writing(found: Any, media: _Media) -> Any:
 
 
 def _encode_image(token: int, chunk: Any) -> Any:
-    """An image as one token, in place of mistral-common's encoder, which would decode the image."""
+    """Encode an image as one token, in place of mistral-common's encoder, which would decode the image."""
     import numpy as np
     from mistral_common.tokens.tokenizers.image import ImageEncoding
 
@@ -211,7 +210,7 @@ class _AudioEncoder:
 
 
 def _settings(inner: Any, name: str) -> Any:
-    """What the file says about settings in the prompt; None for versions without them."""
+    """Return the file's settings for the prompt; None for versions without them."""
     if not inner.version.supports_model_settings:
         return None
     if inner.model_settings_builder is None:
@@ -227,7 +226,7 @@ def _efforts(settings: Any) -> tuple[str, ...]:
 
 
 def _checked_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema. Raises ParameterError if it is not one of Draft 7."""
+    """Return the schema. Raises ParameterError if it is not one of Draft 7."""
     from mistral_common.utils.json_utils import validate_json_schema_by_draft7
 
     try:

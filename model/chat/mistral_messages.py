@@ -14,15 +14,15 @@ SYSTEM_THOUGHTS = ("v13",)
 
 
 def fitted(messages: Sequence[Known], version: str, *, thinks: bool) -> list[Known]:
-    """The messages for a version. `thinks`: its tokenizer has the marks of thoughts.
+    """Fit the messages to a version. `thinks`: its tokenizer has the marks of thoughts.
 
     Raises ParameterError("messages") for thinking parts that the version does not have.
     """
     for index, message in enumerate(messages):
         allowed = thinks if message["role"] == "assistant" else version in SYSTEM_THOUGHTS
         check_thought(message, index, f"this model's tokenizer {version}", allowed=allowed)
-    shown = [_with_media(message) for message in messages]
-    told = _with_functions(shown) if version == "v2" else _without_names(shown)
+    messages = [_with_media(message) for message in messages]
+    told = _with_functions(messages) if version == "v2" else _without_names(messages)
     ordered = with_late_systems(told, SPOKEN)
     return _with_calls_alone(ordered) if version in CALLS_OR_TEXT else ordered
 
@@ -35,7 +35,7 @@ MEDIA_PARTS: Mapping[str, Known] = {
 
 
 def _with_media(message: Known) -> Known:
-    """The message with its images and audio as mistral-common takes them."""
+    """Return the message with its images and audio as mistral-common takes them."""
     if PARTS not in message:
         return message
     return {**message, PARTS: [MEDIA_PARTS.get(part["type"], part) for part in message[PARTS]]}
@@ -46,7 +46,7 @@ def _without_names(messages: Sequence[Known]) -> list[dict[str, Any]]:
 
 
 def _with_functions(messages: Sequence[Known]) -> list[dict[str, Any]]:
-    """The messages, where each result has the name of its function: v2 writes it, and most clients leave it out."""
+    """Give each result the name of its function: v2 writes it, and most clients leave it out."""
     names: dict[str, str] = {}
     for message in messages:
         names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ())}
@@ -58,7 +58,7 @@ def _with_functions(messages: Sequence[Known]) -> list[dict[str, Any]]:
 
 
 def _with_calls_alone(messages: Sequence[Known]) -> list[Known]:
-    """The messages without the text of the assistant that stands directly before its calls."""
+    """Remove the text of the assistant that stands directly before its calls."""
     told: list[Known] = []
     for message in reversed(messages):
         if message.get("tool_calls"):

@@ -1,4 +1,4 @@
-"""What a chat template needs from its caller, found by trial renderings of small conversations."""
+"""The needs of a chat template, found by trial renderings of small conversations."""
 
 import json
 import secrets
@@ -23,7 +23,7 @@ class ImageForm(NamedTuple):
     key: str
 
     def part(self, part: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A part as the template takes it."""
+        """Return a part as the template takes it."""
         if part["type"] == "image":
             return self.image
         return {"type": "text", self.key: part["text"]} if part["type"] == "text" else part
@@ -62,7 +62,7 @@ class Needs(NamedTuple):
     images: Mapping[str, ImageForm] = MappingProxyType({})
 
     def fitted(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages as the template takes them. Raises ParameterError("messages") for parts that it cannot write."""
+        """Fit the messages to the template. Raises ParameterError("messages") for parts that it cannot write."""
         for index, message in enumerate(messages):
             allowed = self.system_thoughts and message["role"] == "system"
             check_thought(message, index, "this model's chat template", allowed=allowed)
@@ -70,11 +70,11 @@ class Needs(NamedTuple):
         return [*map(_with_text_arguments, fitted)] if self.text_arguments else fitted
 
     def left_out(self, messages: Sequence[Message]) -> list[int]:
-        """Indices of messages whose text the template leaves out."""
+        """Return the indices of messages whose text the template leaves out."""
         return texts_beside_calls(messages, merges="assistant" in self.order.merged) if self.calls_or_text else []
 
     def _with_images(self, message: Message) -> Message:
-        """The message with its images, and the text beside them, in the form that the template takes."""
+        """Return the message with its images, and the text beside them, as the template takes them."""
         form = self.images.get(message["role"])
         if form is None or PARTS not in message:
             return message
@@ -82,7 +82,7 @@ class Needs(NamedTuple):
 
 
 def needs_of(render: Render, tools: Any = None) -> Needs:
-    """The needs of a template. `render` takes its variables; `tools` are those of the trials.
+    """Find the needs of a template. `render` takes its variables; `tools` are those of the trials.
 
     A template that cannot render a single user message has no needs that are known: requests get its error.
     """
@@ -103,7 +103,7 @@ def needs_of(render: Render, tools: Any = None) -> Needs:
 
 
 def in_parts(render: Render) -> Render:
-    """`render` with each content that is a string as a list with one part."""
+    """Return a `render` that takes each string of a content as a list with one part."""
 
     def rendered(*, messages: Sequence[Message], **values: Any) -> str:
         return render(messages=[_in_parts(message) for message in messages], **values)
@@ -117,7 +117,7 @@ def _in_parts(message: Message) -> Message:
 
 
 def _writes(render: Render, tools: Any) -> bool:
-    """Whether the content of a user's message is in the rendering."""
+    """Return whether the content of a user's message is in the rendering."""
     secret = secrets.token_hex(8)
     text = _rendered(render, [{"role": "user", "content": secret}], tools=tools)
     return text is not None and secret in text
@@ -131,7 +131,7 @@ def _efforts(render: Render, values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _takes_system_thoughts(render: Render, values: Mapping[str, Any]) -> bool:
-    """Whether a system message may be text, a thought and text; templates that only print parts write them as JSON."""
+    """Return whether a system message may be text, thought, text; some templates write such parts as JSON."""
     before, thought, after = (secrets.token_hex(8) for _ in range(3))
     content = [
         {"type": "text", "text": before},
@@ -144,7 +144,7 @@ def _takes_system_thoughts(render: Render, values: Mapping[str, Any]) -> bool:
 
 
 def _image_forms(render: Render, values: Mapping[str, Any], arguments: Any) -> Mapping[str, ImageForm]:
-    """The roles in which the template writes images -> the form in which it takes them."""
+    """Return the roles in which the template writes images -> the form in which it takes them."""
     trials: Mapping[str, Sequence[Message]] = {"user": [USER], "tool": _called(arguments)}
     return {
         role: form
@@ -155,7 +155,7 @@ def _image_forms(render: Render, values: Mapping[str, Any], arguments: Any) -> M
 
 
 def _writes_image(render: Render, messages: Sequence[Message], form: ImageForm, values: Mapping[str, Any]) -> bool:
-    """Whether an image in the last of the messages is one `[IMG]` between the texts beside it."""
+    """Return whether an image in the last of the messages is one `[IMG]` between the texts beside it."""
     before, after = (secrets.token_hex(8) for _ in range(2))
     parts = ({"type": "text", "text": before}, {"type": "image"}, {"type": "text", "text": after})
     content = [*map(form.part, parts)]
@@ -164,7 +164,7 @@ def _writes_image(render: Render, messages: Sequence[Message], form: ImageForm, 
 
 
 def _takes_text(render: Render, values: Mapping[str, Any]) -> bool:
-    """Whether arguments have to be text: the template fails on objects, or writes them as Python does, in quotes."""
+    """Return whether arguments must be text: the template fails on objects, or writes them as Python would."""
     key = secrets.token_hex(8)
     as_text = _rendered(render, _called(json.dumps({key: 1})), **values)
     as_object = _rendered(render, _called({key: 1}), **values)
@@ -193,7 +193,7 @@ def _called(arguments: Any, n_calls: int = 1) -> list[Message]:
 
 
 def _rendered(render: Render, messages: Sequence[Message], **values: Any) -> str | None:
-    """The rendering; None if the template raises an error."""
+    """Render; None if the template raises an error."""
     from jinja2 import TemplateError
 
     try:

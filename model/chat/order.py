@@ -42,7 +42,7 @@ Rendered = Callable[[Sequence[Message]], str | None]
 
 
 class Order(NamedTuple):
-    """What a template refuses, or leaves out, of a conversation in which any role follows any other.
+    """The messages that a template refuses, or leaves out, of a conversation in which any role follows any other.
 
     `merged`: the roles of which two messages in a row become one.
     `late_after`: the roles after which a system message becomes a user message.
@@ -71,10 +71,10 @@ class Order(NamedTuple):
 
 
 def order_of(rendered: Rendered, called: Sequence[Message]) -> Order:
-    """The order of a template. `called` is a user message, a call and its result, as the template takes them."""
+    """Find the order of a template. `called` is a user message, a call and its result, as the template takes them."""
 
     def takes(*roles: str, before: Sequence[Message] = ()) -> bool:
-        """Whether a text of each role is in the rendering."""
+        """Return whether a text of each role is in the rendering."""
         told = [{"role": role, "content": secrets.token_hex(8)} for role in roles]
         text = rendered([*before, *told])
         return text is not None and all(message["content"] in text for message in told)
@@ -103,7 +103,7 @@ def _role(message: Message) -> str:
 
 
 def merged(messages: Sequence[Message]) -> dict[str, Any]:
-    """Messages of a role as one, with the texts of all, and their images and calls in this order."""
+    """Merge messages of a role into one, with the texts of all, and their images and calls in this order."""
     calls = [call for message in messages for call in message.get("tool_calls", ())]
     texts = {
         key: BLANK_LINE.join(filter(None, (message.get(key) for message in messages)))
@@ -115,7 +115,7 @@ def merged(messages: Sequence[Message]) -> dict[str, Any]:
 
 
 def _parts(messages: Sequence[Message]) -> list[Mapping[str, Any]]:
-    """The parts of all messages, with a blank line after a text that ends one of them; texts that meet are one part."""
+    """Join the parts of all messages, with a blank line between messages; texts that meet are one part."""
     parts: list[Mapping[str, Any]] = []
     for message in messages:
         first, *others = message.get(PARTS) or [{"type": "text", "text": message["content"]}]
@@ -128,7 +128,7 @@ def _parts(messages: Sequence[Message]) -> list[Mapping[str, Any]]:
 
 
 def texts_beside_calls(messages: Sequence[Message], *, merges: bool) -> list[int]:
-    """Indices of messages of the assistant with text and calls.
+    """Return the indices of messages of the assistant with text and calls.
 
     `merges`: neighbours become one, so that the text of one may be beside the calls of another.
     """
@@ -139,7 +139,7 @@ def texts_beside_calls(messages: Sequence[Message], *, merges: bool) -> list[int
 
 
 def with_late_systems(messages: Sequence[Message], after: Collection[str]) -> list[Message]:
-    """The messages, where a system message after one of these roles is a user message.
+    """Turn a system message after one of these roles into a user message.
 
     If no system message may be the first, its text begins the next user message. Results stay beside their calls.
     """
@@ -159,7 +159,7 @@ def with_late_systems(messages: Sequence[Message], after: Collection[str]) -> li
 
 
 def _first_spoken(messages: Sequence[Message]) -> str:
-    """The role of the first message of the user, or the first answer without calls."""
+    """Return the role that speaks first: the user, or the assistant in an answer without calls."""
     texts = (message for message in messages if not message.get("tool_calls"))
     return next((role for role in map(_role, texts) if role in ("user", "assistant")), END)
 
@@ -175,7 +175,7 @@ def _as_user(message: Message) -> dict[str, Any]:
 
 
 def _with_answers(messages: Sequence[Message]) -> list[Message]:
-    """The messages with an empty answer between a result and a user message, unless that is the first of the user."""
+    """Put an empty answer between a result and a user message, unless that is the user's first."""
     told: list[Message] = []
     for message in messages:
         if message["role"] == "user" and told and told[-1]["role"] == "tool" and "user" in map(_role, told):
@@ -185,7 +185,7 @@ def _with_answers(messages: Sequence[Message]) -> list[Message]:
 
 
 def _with_system_in_user(messages: Sequence[Message]) -> list[Message]:
-    """The messages with the text of the system message in the last user message, as mistral-common has it before v7."""
+    """Move the text of the system message to the last user message, as mistral-common has it before v7."""
     system, *others = messages
     users = [index for index, message in enumerate(others) if message["role"] == "user"]
     if system["role"] != "system" or not users:

@@ -44,7 +44,7 @@ STYLES: Mapping[str, Marks] = {
 
 
 def style_of_template(source: str, tokenizer: Tokenizer) -> str | None:
-    """The style that a chat template writes, or removes from earlier answers; None if it has neither."""
+    """Return the style that a chat template writes, or removes from earlier answers; None if it has neither."""
     if STYLES["tokens"].opening in source and has_tokens(tokenizer):
         return "tokens"
     marks = STYLES["tags"]
@@ -52,7 +52,7 @@ def style_of_template(source: str, tokenizer: Tokenizer) -> str | None:
 
 
 def has_tokens(tokenizer: Tokenizer) -> bool:
-    """Whether the tokenizer has the control tokens of the style "tokens"."""
+    """Return whether the tokenizer has the control tokens of the style "tokens"."""
     marks = STYLES["tokens"]
     return {marks.opening, marks.closing} <= tokenizer.control.keys()
 
@@ -71,7 +71,7 @@ def check_thought(message: Mapping[str, Any], index: int, writer: str, *, allowe
 
 
 def way_of_template(source: str, style: str | None) -> Way | None:
-    """How a template takes the thought of an earlier answer; None if it takes none."""
+    """Return how a template takes the thought of an earlier answer; None if it takes none."""
     if THOUGHT in source:
         return "field"
     if style == "tokens":
@@ -80,7 +80,7 @@ def way_of_template(source: str, style: str | None) -> Way | None:
 
 
 def with_thought(message: Mapping[str, Any], way: Way | None) -> Mapping[str, Any]:
-    """The message with its thought where the format expects it, or without."""
+    """Return the message with its thought where the format expects it, or without."""
     if PARTS in message:
         return {key: value for key, value in message.items() if key != PARTS} | {"content": message[PARTS]}
     if way == "field" or THOUGHT not in message:
@@ -100,7 +100,7 @@ def with_thought(message: Mapping[str, Any], way: Way | None) -> Mapping[str, An
 
 
 def switched(known: Collection[str], efforts: Collection[str], on: bool | None, effort: str | None) -> dict[str, Any]:
-    """The variables that make a model reason, or not. None: the model decides.
+    """Return the variables that make a model reason, or not. None: the model decides.
 
     `known` are the variables of its chat format. `efforts` are the values of `reasoning_effort`, none for any.
     """
@@ -114,7 +114,7 @@ def switched(known: Collection[str], efforts: Collection[str], on: bool | None, 
 
 
 def strongest(efforts: Collection[str]) -> str:
-    """The strongest of the efforts; "high" where any passes, or none has a known rank."""
+    """Return the strongest of the efforts; "high" where any passes, or none has a known rank."""
     known = [effort for effort in EFFORTS if effort in efforts and effort != "none"]
     return known[-1] if known else next((effort for effort in efforts if effort != "none"), "high")
 

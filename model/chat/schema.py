@@ -10,5 +10,5 @@ FIELD = "response_format"
 
 
 def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The value of `FIELD` for a schema. Its name is written nowhere."""
+    """Return the value of `FIELD` for a schema. Its name is written nowhere."""
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}

@@ -8,12 +8,11 @@ from model.tokenizers.pieces import encode_inner
 
 
 def transcribes(chat: ChatFormat, tokenizer: Tokenizer) -> bool:
-    """Whether a model was trained to transcribe."""
     return "audio" in chat.media_roles and TRANSCRIBE in tokenizer.control
 
 
 def transcription(chat: ChatFormat, tokenizer: Tokenizer, language: str | None) -> list[int]:
-    """Ids of Voxtral's prompt for a transcript, with one `[AUDIO]` for the recording.
+    """Return the ids of Voxtral's prompt for a transcript, with one `[AUDIO]` for the recording.
 
     `language` is a code of ISO 639-1. Without it, the model finds out what is spoken. Worked example, for "en":
     `<s>[INST][BEGIN_AUDIO][AUDIO][/INST]lang:en[TRANSCRIBE]`.

@@ -23,12 +23,12 @@ class BlockMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The shape of the matrix: (n_out, n_in)."""
+        """Return the shape of the matrix: (n_out, n_in)."""
         return len(self.scales), self.scales.shape[1] * BLOCK_GROUP
 
     @property
     def zero(self) -> int:
-        """The q that stands for 0 where there are no minima."""
+        """Return the q that stands for 0 where there are no minima."""
         return 8 if self.mins is None and self.quants.dtype is torch.uint8 else 0
 
     def __len__(self) -> int:
@@ -38,13 +38,13 @@ class BlockMatrix:
         return BlockMatrix(self.quants[rows], self.scales[rows], None if self.mins is None else self.mins[rows])
 
     def columns(self, columns: range) -> "BlockMatrix":
-        """Some input channels."""
+        """Select input channels."""
         blocks = slice(columns.start // BLOCK_GROUP, columns.stop // BLOCK_GROUP)
         mins = None if self.mins is None else self.mins[:, blocks]
         return BlockMatrix(self.quants[:, blocks], self.scales[:, blocks], mins)
 
     def block_form(self) -> tuple[int, bool]:
-        """Bytes of integers in a block, and whether there are minima. Raises ValueError if a scale is not finite."""
+        """Return bytes of integers in a block, whether it has minima. Raises ValueError if a scale is not finite."""
         for table in (self.scales, self.mins):
             if table is not None:
                 check_finite(table)
@@ -52,28 +52,28 @@ class BlockMatrix:
 
     @property
     def form(self) -> tuple[int, bool]:
-        """`block_form` of a matrix that was checked."""
+        """Return the `block_form` of a matrix that was checked."""
         return self.quants.shape[2], self.mins is not None
 
     def integers(self) -> Tensor:
-        """q - zero, int8 [n_out, n_in/32, 32]."""
+        """Return q - zero, int8 [n_out, n_in/32, 32]."""
         return unpack(self.quants, self.zero)
 
     def dequantize(self) -> Tensor:
-        """float32 [n_out, n_in], with the same bits as from the decoders of the gguf package."""
+        """Decode to float32 [n_out, n_in], with the same bits as from the decoders of the gguf package."""
         values = self.integers() * self.scales.float()[:, :, None]
         return (values if self.mins is None else values.add_(self.mins.float()[:, :, None])).flatten(1)
 
 
 def unpack(quants: Tensor, zero: int) -> Tensor:
-    """int8 q - zero [..., 32] from some of `BlockMatrix.quants`."""
+    """Unpack int8 q - zero [..., 32] from some of `BlockMatrix.quants`."""
     if quants.dtype is torch.int8:
         return quants
     return torch.cat((quants & 15, quants >> 4), dim=-1).view(torch.int8).sub_(zero)
 
 
 def check_finite(values: Tensor) -> Tensor:
-    """The values. Raises ValueError if one is not finite."""
+    """Return the values. Raises ValueError if one is not finite."""
     if values.numel() and not torch.stack(values.aminmax()).isfinite().all():  # NaN is both least and greatest
         raise ValueError("a value is not finite")
     return values

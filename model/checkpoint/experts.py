@@ -9,7 +9,7 @@ from model.errors import ModelError
 
 
 def split_experts(name: str, tensor: Tensor, n_experts: int) -> Iterator[tuple[str, Tensor]]:
-    """Native names and matrices. `name` has a star for the number of an expert, or else is that of the tensor itself.
+    """Yield native names and matrices. `name` has a star for the number of an expert, or else is the tensor's own name.
 
     Hugging Face has w1 and w3 as one "w13" [n_experts, 2 hidden_dim, dim], and w2 [n_experts, dim, hidden_dim]. The
     first Mixtral has w1, w3 and the transposed w2 as [n_experts * hidden_dim, dim].
@@ -26,7 +26,7 @@ def split_experts(name: str, tensor: Tensor, n_experts: int) -> Iterator[tuple[s
 
 
 def named(name: str, expert: int, matrix: M) -> Iterator[tuple[str, M]]:
-    """The matrix of an expert under its own name; that of "w13" as its two halves."""
+    """Yield the matrix of an expert under its own name; that of "w13" as its two halves."""
     own = name.replace("*", str(expert))
     if ".w13." not in own:
         yield own, matrix

@@ -133,14 +133,14 @@ _MISSING: Mapping[str, str] = {
     "mamba2": "a state space layer (Codestral Mamba)",
     "pixtral": "an image encoder without a text model (Pixtral)",
 }
-"""What Noria does not have, by the `model_type` that needs it."""
+"""Missing features of Noria, by the `model_type` that needs them."""
 
 _REFUSED = ("attention_bias", "mlp_bias", "use_qk_norm", "attn_logit_softcapping", "final_logit_softcapping")
 """Fields that would change the computation."""
 
 
 def read_config(directory: Path, *, max_model_len: int | None = None) -> ModelConfig:
-    """ModelConfig from `config.json`, `params.json` or the metadata of a GGUF file.
+    """Read the ModelConfig from `config.json`, `params.json` or the metadata of a GGUF file.
 
     `max_model_len` is the longest sequence to serve. Dynamic RoPE scaling is computed for that length, and extends
     `max_position` to it, up to `factor` times the trained context. The output head is tied exactly if no file of
@@ -160,7 +160,7 @@ def read_config(directory: Path, *, max_model_len: int | None = None) -> ModelCo
 
 
 def gguf_config(model: GgufModel, max_model_len: int | None = None) -> ModelConfig:
-    """ModelConfig of a GGUF model. Raises ModelError as `read_config` does."""
+    """Read the ModelConfig of a GGUF model. Raises ModelError as `read_config` does."""
     try:
         config = _hf_config(model.config, None, max_model_len)
         return replace(config, vision=model.encoder.config) if model.encoder else config
@@ -170,7 +170,7 @@ def gguf_config(model: GgufModel, max_model_len: int | None = None) -> ModelConf
 
 
 def text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a `config.json` that describes the text model: `text_config` of a model with an encoder, else all.
+    """Return the part of a `config.json` about the text model: `text_config` of a model with an encoder, else all.
 
     The outer dtype holds for the text model if it has none of its own; whether the outer head is tied means nothing.
     Raises ModelError for a model with an encoder that has no such part.
@@ -187,7 +187,7 @@ def text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _hf_config(whole: Mapping[str, Any], directory: Path | None, max_model_len: int | None) -> ModelConfig:
-    """ModelConfig from a `config.json`, and from the headers of the weights in the directory if there are any."""
+    """Read the ModelConfig from a `config.json`, and from the headers of the directory's weights if there are any."""
     text = text_config(whole)
     family, is_inner = _hf_family(text), text is not whole
     raw = {**family.defaults, **text}
@@ -258,7 +258,7 @@ def _hf_family(raw: Mapping[str, Any]) -> Family:
 
 
 def _hf_experts(raw: Mapping[str, Any], family: Family, n_layers: int) -> dict[str, Any]:
-    """The fields of ModelConfig about experts; none if all layers are dense."""
+    """Return the fields of ModelConfig about experts; none if all layers are dense."""
     found = {name: number(raw, key, FILE) for key, name in family.experts.items()}
     return found if found.get("first_k_dense_replace", 0) < n_layers else {}
 
@@ -272,7 +272,7 @@ def _hf_latent(raw: Mapping[str, Any], rope: RopeConfig) -> LatentConfig:
 
 
 def _hf_rope(raw: Mapping[str, Any], family: Family, head_dim: int, max_model_len: int | None) -> RopeConfig:
-    """RoPE of a head; in latent attention of the part that rotates, whose share of a head the file may repeat."""
+    """Read RoPE of a head; in latent attention of the part that rotates, whose share of a head the file may repeat."""
     silent = raw.get("rope_parameters") is None and raw.get("rope_scaling") is None
     if silent and family.rope_parameters is not None:
         raw = {**raw, "rope_parameters": family.rope_parameters}
@@ -290,14 +290,14 @@ def _hf_rope(raw: Mapping[str, Any], family: Family, head_dim: int, max_model_le
 
 
 def _whole(parameters: Any) -> Any:
-    """RoPE parameters of which no part of a head is left out."""
+    """Return RoPE parameters that leave out no part of a head."""
     if not isinstance(parameters, dict):
         return parameters
     return {key: value for key, value in parameters.items() if key != "partial_rotary_factor"}
 
 
 def _hf_windows(raw: Mapping[str, Any], family: Family, n_layers: int) -> tuple[int | None, ...]:
-    """`layer_types` names the layers that have the window; without it, all have it. A list of windows repeats.
+    """Give the window to the layers that `layer_types` names; without it, to all. A list of windows repeats.
 
     Some families read less, as in transformers; layer types that say otherwise are then refused.
     """

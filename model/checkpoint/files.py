@@ -43,7 +43,7 @@ class Shard:
 
 
 def read_json(path: Traversable) -> dict[str, Any]:
-    """The JSON object in `path`. Raises ModelError for a file that is missing, damaged or not an object."""
+    """Read the JSON object in `path`. Raises ModelError for a file that is missing, damaged or not an object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"), parse_int=_integer)
     except (OSError, ValueError, RecursionError) as error:
@@ -54,17 +54,17 @@ def read_json(path: Traversable) -> dict[str, Any]:
 
 
 def read_json_if_any(path: Traversable) -> dict[str, Any]:
-    """The JSON object in `path`, empty without such a file. Raises ModelError as `read_json` does."""
+    """Read the JSON object in `path`, empty without such a file. Raises ModelError as `read_json` does."""
     return read_json(path) if path.is_file() else {}
 
 
 def _integer(digits: str) -> int | float:
-    """A whole number; infinity for one that no float holds, as JSON has for 1e999: each field refuses that."""
+    """Parse a whole number; infinity for one that no float holds, as JSON has for 1e999: each field refuses that."""
     return int(digits) if len(digits) < MAX_DIGITS else float(digits)
 
 
 def layout(directory: Path) -> Layout:
-    """The format of a directory: Hugging Face's or Mistral's native one. Hugging Face's comes first if it has both.
+    """Return the format of a directory: Hugging Face's, which comes first if it has both, or Mistral's native one.
 
     Raises ModelError, which names the files found, for a directory in neither format.
     """
@@ -78,7 +78,7 @@ def layout(directory: Path) -> Layout:
 
 
 def find_shards(directory: Path) -> tuple[Path, ...]:
-    """The safetensors files of a directory, in order. Raises ModelError if one is missing."""
+    """Find the safetensors files of a directory, in order. Raises ModelError if one is missing."""
     shards = _named_shards(directory)
     if not shards:
         raise ModelError(_without_weights(directory))
@@ -93,19 +93,19 @@ def find_shards(directory: Path) -> tuple[Path, ...]:
 
 
 def has_shards(directory: Path) -> bool:
-    """Whether any safetensors file of the model is there. Raises ModelError for a damaged index."""
+    """Return whether any safetensors file of the model is there. Raises ModelError for a damaged index."""
     return any(path.exists() for path in _named_shards(directory))
 
 
 def _named_shards(directory: Path) -> tuple[Path, ...]:
-    """The files that the index names, or else those that are there."""
+    """Return the files that the index names, or else those that are there."""
     if layout(directory) == "hf":
         return _hf_shards(directory)
     return tuple(sorted(directory.glob("consolidated*.safetensors")))
 
 
 def read_shard(path: Path) -> Shard:
-    """The header of one file. Raises ModelError for a file that is truncated, damaged or not readable."""
+    """Read the header of one file. Raises ModelError for a file that is truncated, damaged or not readable."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -123,7 +123,7 @@ def read_shard(path: Path) -> Shard:
 
 
 def _starts(path: Path) -> tuple[int, ...]:
-    """Where the tensors of a whole safetensors file begin. Its header is JSON, after eight bytes with its length."""
+    """Return where the tensors of a whole safetensors file begin. Eight bytes have the length of its JSON header."""
     with path.open("rb") as file:
         n_bytes = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(n_bytes))
@@ -142,7 +142,7 @@ def _without_weights(directory: Path) -> str:
 
 
 def file_names(directory: Path) -> set[str]:
-    """Names of the files in a directory. Raises ModelError for a directory that cannot be read."""
+    """Return the names of the files in a directory. Raises ModelError for a directory that cannot be read."""
     try:
         return {path.name for path in directory.iterdir()}
     except OSError as error:
@@ -150,7 +150,7 @@ def file_names(directory: Path) -> set[str]:
 
 
 def fingerprint(path: Path, starts: Iterable[int] = ()) -> str:
-    """Size and CRC-32 of a file's content: a guard against accidents, not against attacks.
+    """Return size and CRC-32 of a file's content: a guard against accidents, not against attacks.
 
     A file of up to 64 MiB is read whole. Of a larger one, 4 KiB before and after each MiB are read, of more than 16 GiB
     fewer, and those before and after each of `starts`, where its tensors begin. So a tensor with other first or last

@@ -22,12 +22,12 @@ class GenerationDefaults:
     sampling: dict[str, float | int] = field(default_factory=dict)
 
     def completed(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters of a request that gives these ones: a greedy request is not sampled and has no defaults."""
+        """Add the defaults to the parameters that a request gives: a greedy request is not sampled and has none."""
         return {**given} if given.get("temperature") == 0 else {**self.sampling, **given}
 
 
 def read_generation(directory: Traversable, ends: Iterable[int] | None = None) -> GenerationDefaults:
-    """The defaults in `generation_config.json`, with these end tokens; None: those that the configurations name."""
+    """Read the defaults in `generation_config.json`, with these end tokens; None: those of the configurations."""
     directory = model_files(directory)
     raw = read_json_if_any(directory / GENERATION)
     sampling = {name: raw[name] for name in SAMPLING if raw.get(name) is not None}
@@ -38,7 +38,7 @@ def read_generation(directory: Traversable, ends: Iterable[int] | None = None) -
 
 
 def configured_ends(directory: Traversable) -> tuple[str, list[int]]:
-    """A file and its end tokens: `generation_config.json`, else `config.json`, perhaps in the `text_config` there."""
+    """Return a file and its end tokens: `generation_config.json`, else `config.json`, perhaps in its `text_config`."""
     generation, config = (read_json_if_any(directory / name) for name in (GENERATION, CONFIG))
     for file, content in ((GENERATION, generation), (CONFIG, config), (CONFIG, config.get("text_config"))):
         if isinstance(content, dict) and (ends := content.get(ENDS)) is not None:

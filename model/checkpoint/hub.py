@@ -34,7 +34,7 @@ Fetch = Callable[[Iterable[str], type[Any]], Path]
 
 
 def download(model: str, *, revision: str | None, progress: Progress, weights: bool = True) -> Path:
-    """The local directory of hub model "org/name", or the first GGUF file of "org/name:KIND".
+    """Return the local directory of hub model "org/name", or the first GGUF file of "org/name:KIND".
 
     Files that are not there yet are downloaded. Weights in Mistral's native format are downloaded only if there are
     none in Hugging Face's, a GGUF file only if there are neither or a kind is named. Without `weights` only the
@@ -98,18 +98,18 @@ def _check_space(name: str, revision: str | None, patterns: list[str]) -> None:
 
 
 def _existing(path: Path) -> Path:
-    """The folder, or the nearest one above it that exists."""
+    """Return the folder, or the nearest one above it that exists."""
     return next(folder for folder in (path, *path.parents) if folder.is_dir())
 
 
 def revision_of(file: Path) -> str | None:
-    """The commit of a file in the hub's cache, which has it as a directory's name; None for another file."""
+    """Return the commit of a file in the hub's cache, which has it as a directory's name; None for another file."""
     parts = file.parts
     return parts[parts.index("snapshots") + 1] if "snapshots" in parts[:-2] else None
 
 
 def _files(name: str, revision: str | None) -> list[str]:
-    """Names of the files of a revision; without a connection, of those that are there."""
+    """Return the names of the files of a revision; without a connection, of those that are there."""
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -137,7 +137,7 @@ def _fetch_safetensors(fetch: Fetch, meter: Meter) -> Path:
 
 
 def _fetch_gguf(name: str, kind: str | None, files: Iterable[str], fetch: Fetch, meter: Meter) -> Path:
-    """The first file of the model of this kind. Raises ModelError if there is none."""
+    """Fetch the model of this kind; return its first file. Raises ModelError if there is none."""
     kinds = find_kinds(files)
     if not kinds and kind is None:
         raise ModelError(
@@ -157,7 +157,7 @@ def _quiet() -> type[Any]:
 
 
 def _bar(count: Callable[[float, float], None]) -> type[Any]:
-    """A progress bar class for huggingface_hub that counts bytes, of how many, and prints nothing."""
+    """Return a progress bar class for huggingface_hub that counts bytes, of how many, and prints nothing."""
     from huggingface_hub.utils import tqdm
 
     class Bar(tqdm):

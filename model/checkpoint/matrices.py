@@ -23,7 +23,7 @@ M = TypeVar("M", bound=Matrix)
 
 
 def cut(matrix: Matrix, part: Part) -> Matrix:
-    """A part of the matrix: of a tensor that is mapped from a file, only the part is read.
+    """Cut out a part of the matrix: of a tensor that is mapped from a file, only the part is read.
 
     Columns that cut a block come as float32: a scheme that keeps blocks has no such widths.
     """
@@ -43,13 +43,13 @@ def cut(matrix: Matrix, part: Part) -> Matrix:
 
 
 def parts(rows: Matrix) -> Iterator[Tensor]:
-    """The matrix in the pieces of `pieces` [n, n_in]; quantized rows are decoded to float32."""
+    """Yield the matrix in the pieces of `pieces` [n, n_in]; quantized rows are decoded to float32."""
     for part in pieces(rows):
         yield part if isinstance(part, Tensor) else part.dequantize()
 
 
 def pieces(rows: M) -> Iterator[M]:
-    """The matrix in pieces of whole rows, as many values as fit at once, in its own format. A vector has width 1."""
+    """Yield the matrix in pieces of whole rows, as many as fit at once, in its own format. A vector has width 1."""
     width = rows.shape[1] if len(rows.shape) > 1 else 1
     values = rows.values if isinstance(rows, QuantizedMatrix) else rows
     most = GPU_VALUES_AT_ONCE if isinstance(values, Tensor) and values.is_cuda else VALUES_AT_ONCE
@@ -59,13 +59,13 @@ def pieces(rows: M) -> Iterator[M]:
 
 
 Blocks = BlockMatrix | EncodedMatrix | QuantizedMatrix
-"""A matrix in blocks, or one whose `block_form` is not None."""
+"""A matrix that can be cut into blocks of 32 channels with scales in float16."""
 
 
 def common_form(matrices: Sequence[Blocks]) -> tuple[int, bool]:
-    """The narrowest form that holds all of these exactly: bytes of integers in a block, and whether minima.
+    """Return the narrowest layout that holds all of these exactly: bytes of integers in a block, and whether minima.
 
-    Each was checked when its `block_form` was first asked for: reading all scales twice takes 5 % of a load.
+    Each was checked when its `block_form` was first read: reading all scales twice takes 5 % of a load.
     """
     forms = [matrix.form if isinstance(matrix, BlockMatrix) else matrix.block_form() for matrix in matrices]
     return max(form[0] for form in forms if form), any(form[1] for form in forms if form)

@@ -1,4 +1,4 @@
-"""How far a download is, in bytes, for those who wait: every ten seconds in words."""
+"""The progress of a download in bytes, reported every ten seconds."""
 
 import threading
 import time
@@ -49,7 +49,7 @@ class Meter:
 
 @contextmanager
 def metered(progress: Progress, seconds: float = SECONDS) -> Iterator[Meter]:
-    """A meter that puts its state into words every so many seconds, until the block has ended well."""
+    """Run a meter that reports its state every so many seconds, until the block has ended well."""
     meter, ended = Meter(progress), threading.Event()
 
     def tell() -> None:

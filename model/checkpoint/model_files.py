@@ -5,12 +5,12 @@ from pathlib import Path
 
 
 def is_gguf(model: Traversable) -> bool:
-    """Whether a model is a GGUF file."""
+    """Return whether a model is a GGUF file."""
     return model.name.lower().endswith(".gguf") and model.is_file()
 
 
 def model_files(model: Traversable) -> Traversable:
-    """The directory of a model. That of a GGUF file is in memory: configuration and tokenizer, but no weights.
+    """Return the directory of a model. That of a GGUF file is in memory: configuration and tokenizer, but no weights.
 
     Raises ModelError for a GGUF file that is damaged or not supported.
     """

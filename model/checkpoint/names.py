@@ -10,7 +10,7 @@ Names = Sequence[tuple[re.Pattern[str], str]]
 
 
 def _names(prefix: str, pairs: Iterable[tuple[str, str]], own: str = "layers") -> Names:
-    """Pairs of names; in a layer, "L." stands for `prefix`, or `own`, and the number of the layer."""
+    """Pair the names; in a layer, "L." stands for `prefix`, or `own`, and the number of the layer."""
     return tuple(
         (re.compile(theirs.replace("L.", prefix)), ours.replace("L.", rf"{own}.\1.")) for theirs, ours in pairs
     )
@@ -142,7 +142,8 @@ GGUF_VISION = _names(
 
 _NATIVE = re.compile(
     r"(tok_embeddings|norm|output)\.weight"
-    r"|layers\.\d+\.((attention|ffn)_norm\.weight|attention\.(w[qkvo]|wq_[ab]|wkv_b|wkv_a_with_mqa|(q|kv)_a_norm)\.weight"
+    r"|layers\.\d+\.((attention|ffn)_norm\.weight"
+    r"|attention\.(w[qkvo]|wq_[ab]|wkv_b|wkv_a_with_mqa|(q|kv)_a_norm)\.weight"
     r"|feed_forward\.(gate|((experts\.\d+|shared_experts)\.)?w[123])\.weight)"
     r"|vision_encoder\.((patch_conv|ln_pre)\.weight"
     r"|transformer\.layers\.\d+\.((attention|ffn)_norm|attention\.w[qkvo]|feed_forward\.w[123])\.weight)"
@@ -168,29 +169,29 @@ _INNER = (
 
 
 def native_name(name: str, names: Names) -> str | None:
-    """The native name of a weight, None if `names` have none."""
+    """Return the native name of a weight, None if `names` have none."""
     matches = ((pattern.fullmatch(name), template) for pattern, template in names)
     return next((match.expand(template) for match, template in matches if match), None)
 
 
 def text_name(name: str) -> str:
-    """The name that the text model alone would have for a weight of a model of text and images."""
+    """Return the name that the text model alone would have for a weight of a model of text and images."""
     prefixes = ((inner, own) for inner, own in _INNER if name.startswith(inner))
     return next((own + name.removeprefix(inner) for inner, own in prefixes), name)
 
 
 def is_encoder(name: str) -> bool:
-    """Whether a weight in safetensors is of an encoder of images or audio, or of what joins it to the text model."""
+    """Return whether a weight in safetensors is of an encoder of images or audio, or joins it to the text model."""
     return _ENCODER.fullmatch(name) is not None
 
 
 def is_head(name: str) -> bool:
-    """Whether a weight in safetensors is of the output head, in any format of its values."""
+    """Return whether a weight in safetensors is of the output head, in any format of its values."""
     return _HEAD.fullmatch(text_name(name)) is not None
 
 
 def canonical_name(name: str) -> str | None:
-    """The native name of a weight in safetensors; None for a derived one (inv_freq).
+    """Return the native name of a weight in safetensors; None for a derived one (inv_freq).
 
     Raises ModelError for a name that no supported family has.
     """

@@ -45,22 +45,22 @@ class Checkpoint:
     own_bits: OwnBits = None
 
     def tensors(self, skip: Collection[str] = ()) -> Iterator[tuple[str, Matrix]]:
-        """Native names and matrices in the file's own format, each weight once, but not those in `skip`."""
+        """Yield native names and matrices in the file's own format, each weight once, but not those in `skip`."""
         return self.read(skip)
 
     @property
     def fingerprint(self) -> str:
-        """A short hash of `prints`: the same for the same weights in the same files."""
+        """Return a short hash of `prints`: the same for the same weights in the same files."""
         return f"{zlib.crc32(self.prints.encode()):08x}"
 
     @property
     def prints(self) -> str:
-        """Size and hash of a sample of each file, with bytes of each tensor."""
+        """Return size and hash of a sample of each file, with bytes of each tensor."""
         return "-".join(fingerprint(file, starts) for file, starts in self.files)
 
 
 def open_checkpoint(directory: Path, *, max_model_len: int | None = None) -> Checkpoint:
-    """The checkpoint in a directory or a GGUF file. Its files are complete, its names and dtypes known.
+    """Open the checkpoint in a directory or a GGUF file. Its files are complete, its names and dtypes known.
 
     Raises ModelError, one line, for a file that is missing, truncated or unknown, or quantized in an unknown way.
     """
@@ -90,7 +90,7 @@ def _gguf_weights(model: GgufModel, skip: Collection[str]) -> Iterator[tuple[str
 
 
 def _tensors(shards: Sequence[Shard], n_experts: int, skip: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-    """Native names and tensors, one file open at a time. Their bytes are read from the file as they are used."""
+    """Yield native names and tensors, one file open at a time. Their bytes are read from the file as they are used."""
     from safetensors import SafetensorError, safe_open
 
     for path in (shard.path for shard in shards):

@@ -14,13 +14,13 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
 
 
 def ignore_progress(stage: str, fraction: float) -> None:
-    """Does nothing: the default of `progress`."""
+    """Do nothing: the default of `progress`."""
 
 
 def resolve(
     model: str, *, revision: str | None = None, progress: Progress = ignore_progress, weights: bool = True
 ) -> Path:
-    """The directory or GGUF file of `model`: the embedded model's name, a `.gguf` file, a directory, or a hub name.
+    """Resolve `model`, a hub name, directory, `.gguf` file or the embedded model's name, to a directory or GGUF file.
 
     For a hub name, files are downloaded; without `weights` only the configuration, or the GGUF file that contains it.
     A hub name may end with the kind of a GGUF file, as in `org/name:Q4_K_M`. `progress` is called meanwhile.
@@ -47,7 +47,7 @@ def resolve(
 
 
 def resolve_again(model: str, found: Path, *, progress: Progress) -> Path:
-    """The directory or file of `model`, which was `found` before, for another engine. What is gone is downloaded.
+    """Return the path of `model`, which was `found` before, for another engine. Missing files are downloaded.
 
     A hub model keeps its revision, which names the directory: the newest one may be another model.
     Raises ModelError as `resolve` does.
@@ -71,7 +71,7 @@ def resolve_again(model: str, found: Path, *, progress: Progress) -> Path:
 
 
 def default_name(model: str) -> str:
-    """The id of a served model: hub name, name of the directory, or lower-case stem of the GGUF file; never a path."""
+    """Return the id of a served model: hub name, directory's name, or lower-case stem of the GGUF; never a path."""
     path = Path(model).expanduser()
     if path.suffix.lower() == ".gguf" and not path.is_dir():
         return whole_name(path.stem).lower()
@@ -81,7 +81,7 @@ def default_name(model: str) -> str:
 
 
 def _looked_up(model: str) -> tuple[Path, bool, bool]:
-    """The path, and whether it is a directory or a file. Raises ModelError if the system cannot tell."""
+    """Look up the path, and whether it is a directory or a file. Raises ModelError if the system cannot tell."""
     try:
         path = Path(model).expanduser()
         return path, path.is_dir(), path.is_file()
@@ -90,12 +90,12 @@ def _looked_up(model: str) -> tuple[Path, bool, bool]:
 
 
 def is_hub_name(model: str) -> bool:
-    """Whether MODEL is a name on the hub: not if there is a file or directory of this name."""
+    """Return whether MODEL is a name on the hub: not if there is a file or directory of this name."""
     return _HUB_NAME.fullmatch(model) is not None and not Path(model).expanduser().exists()
 
 
 def _whole(source: Path) -> Path:
-    """The GGUF file beside its other parts.
+    """Return the GGUF file beside its other parts.
 
     A link is followed, except to a name without a suffix, which the hub's cache gives to contents.
     """

@@ -32,7 +32,7 @@ def read_rope(
     max_position: int,
     max_model_len: int | None,
 ) -> RopeConfig:
-    """RoPE of a `config.json`; `rope_parameters` overrides `rope_scaling`.
+    """Read RoPE of a `config.json`; `rope_parameters` overrides `rope_scaling`.
 
     Raises ModelError for a type or a combination that is not supported.
     """
@@ -63,7 +63,7 @@ def _object(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _of_both(sliding: RopeConfig | None, full: RopeConfig | None) -> RopeConfig:
-    """The RoPE of two types of layers. A model whose layers are all of one type may have parameters for one only."""
+    """Read RoPE of two types of layers. A model whose layers are all of one type may have parameters for one only."""
     if sliding is None or full is None:
         return sliding or full  # type: ignore[return-value]  # one of them is there
     if sliding.query_temperature != full.query_temperature:
@@ -101,7 +101,7 @@ def _read(
 
 
 def dynamic_theta(theta: float, factor: float, stretch: float, rope_dim: int) -> float:
-    """Base of dynamic NTK scaling for one length; `stretch` is that length divided by the trained one.
+    """Return the base of dynamic NTK scaling for one length; `stretch` is that length divided by the trained one.
 
     theta * (factor * stretch - (factor - 1)) ** (d / (d - 2)), as transformers computes it; theta itself at stretch 1.
     """
@@ -109,7 +109,7 @@ def dynamic_theta(theta: float, factor: float, stretch: float, rope_dim: int) ->
 
 
 def _rotated(raw: Mapping[str, Any], parameters: Mapping[str, Any], head_dim: int) -> int:
-    """How many values of a head rotate."""
+    """Return how many values of a head rotate."""
     partial = parameters.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
     if partial is None:
         return head_dim
@@ -121,13 +121,13 @@ def _rotated(raw: Mapping[str, Any], parameters: Mapping[str, Any], head_dim: in
 
 
 def _original(raw: Mapping[str, Any], parameters: Mapping[str, Any]) -> Any:
-    """The trained context. A value beside the parameters overrides theirs, as in transformers."""
+    """Return the trained context. A value beside the parameters overrides theirs, as in transformers."""
     name = "original_max_position_embeddings"
     return raw.get(name) or parameters.get(name)
 
 
 def _temperature(raw: Mapping[str, Any], parameters: Mapping[str, Any]) -> QueryTemperature | None:
-    """None for a beta of 0, with which the factor is 1 everywhere."""
+    """Return None for a beta of 0, with which the factor is 1 everywhere."""
     beta = parameters.get("llama_4_scaling_beta")
     return None if beta is None or beta == 0 else QueryTemperature(_original(raw, parameters), beta)
 
@@ -168,7 +168,7 @@ def _yarn(parameters: Mapping[str, Any], original: int) -> RopeScaling:
 
 
 def _divisors(parameters: Mapping[str, Any], original: int) -> RopeScaling:
-    """Only in the configuration of a GGUF file, see gguf/rope.py."""
+    """Read divisors, which only the configuration of a GGUF file has, see gguf/rope.py."""
     return RopeScaling("divisors", 1.0, divisors=tuple(parameters["divisors"]))
 
 

@@ -9,11 +9,11 @@ from model.tokenizers.load import tokenizer_file
 from model.tokenizers.roles import ADDED, CONFIG, SPECIAL_MAP, TEMPLATE, TEMPLATES, read_roles
 
 NAMES = (CONFIG, SPECIAL_MAP, ADDED, "generation_config.json", "config.json", "params.json")
-"""What `load_tokenizer` and `end_tokens` read, besides the file of the tokenizer and the chat templates."""
+"""The files that `load_tokenizer` and `end_tokens` read, besides the tokenizer's file and the chat templates."""
 
 
 def pack(model: Traversable, template: str | None = None) -> bytes:
-    """An archive of the files of a model. It is as long as they are. Raises OSError.
+    """Pack the files of a model into an archive, which is as long as they are. Raises OSError.
 
     The text `template` takes the place of the model's chat templates.
     """
@@ -32,5 +32,5 @@ def pack(model: Traversable, template: str | None = None) -> bytes:
 
 
 def unpack(archive: bytes) -> Traversable:
-    """The directory that `pack` read."""
+    """Unpack the directory that `pack` read."""
     return zipfile.Path(zipfile.ZipFile(io.BytesIO(archive)))

@@ -24,7 +24,7 @@ class GrammarProcess(HelperProcess):
         )
 
     def ask(self, grammar: str) -> str:
-        """What is wrong with a grammar, "" if nothing. Raises ProcessLost."""
+        """Return the fault of a grammar, "" if there is none. Raises ProcessLost."""
         self._compiling = True
         problem: str = self.exchange(grammar)[0]
         self._compiling = False
@@ -36,10 +36,10 @@ class GrammarProcess(HelperProcess):
             self.links[1].send(step)
 
     def masks(self) -> tuple[Any, bytes]:
-        """The next answer to `follow`. Raises ProcessLost."""
+        """Return the next answer to `follow`. Raises ProcessLost."""
         with self.watched():
             return self.links[1].receive()
 
     def may_blame(self) -> bool:
-        """No, if a grammar is compiled meanwhile: it may be the cause, not the sequences that are followed."""
+        """Return False if a grammar is compiled meanwhile: it may be the cause, not the sequences that are followed."""
         return not (self._follows and self._compiling)

@@ -48,17 +48,17 @@ class Compiler:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, ends: Sequence[int], size: int) -> "Compiler":
-        """A compiler with the model's own tokenization; see `Vocabulary.of`."""
+        """Make a compiler with the model's own tokenization; see `Vocabulary.of`."""
         return cls(Vocabulary.of(tokenizer, ends, size), partial(encode_inner, tokenizer))
 
     def ending(self, mask: bytes) -> bytes:
-        """The tokens of a mask that end the output, or a thought, or a text or an object; the mask if it has none."""
+        """Return the mask's tokens that end the output, a thought, a text or an object; the mask if it has none."""
         allowed = int.from_bytes(mask, "little")
         chosen = next((allowed & tokens for tokens in self._endings if allowed & tokens), allowed)
         return chosen.to_bytes(len(mask), "little")
 
     def compile(self, grammar: str) -> Matcher:
-        """A matcher at the start of the output, with its first mask computed. Raises ParameterError("grammar")."""
+        """Compile a matcher at the output's start, with its first mask computed. Raises ParameterError("grammar")."""
         thinking = Thinking.from_json(grammar)
         if thinking is None:
             return self._compile(grammar)
@@ -100,14 +100,14 @@ class CompiledGrammars:
         self._compiled = lru_cache(MAX_COMPILED)(self._compile)
 
     def matcher(self, grammar: str) -> Matcher:
-        """A matcher at the start, to be copied. Raises ParameterError. Compilation does not block other threads."""
+        """Return a matcher at the start, to be copied. Raises ParameterError. Other threads run during compilation."""
         found = self._compiled(grammar)
         if isinstance(found, ParameterError):
             raise found
         return found
 
     def follower(self, grammar: str) -> Follower:
-        """The state of a new sequence in a grammar. Raises as `matcher` does."""
+        """Return the state of a new sequence in a grammar. Raises as `matcher` does."""
         numbers = self.compiler.numbers if '"json_schema":' in grammar else None
         return Follower(self.matcher(grammar), self.compiler.vocabulary.ends, numbers)
 
@@ -119,7 +119,7 @@ class CompiledGrammars:
 
 
 class _Tokens:
-    """What llguidance's `TokenizerWrapper` takes."""
+    """A tokenizer as llguidance's `TokenizerWrapper` takes it."""
 
     bos_token_id = None
 

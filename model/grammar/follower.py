@@ -34,15 +34,15 @@ class Follower:
 
     @property
     def stopped(self) -> bool:
-        """Whether nothing but the end of the output may follow, or it has come."""
+        """Return whether nothing but the end of the output may follow, or it has come."""
         return self._matcher.is_stopped()
 
     def forced(self) -> list[int]:
-        """The tokens that must come next, as far as the grammar knows."""
+        """Return the tokens that must come next, as far as the grammar knows."""
         return [] if isinstance(self._matcher, ThinkingMatcher) else self._matcher.compute_ff_tokens()
 
     def masks(self, tokens: Sequence[int], draft: Sequence[int]) -> tuple[list[bytes], str]:
-        """Masks of the tokens that may come after `tokens`, which are consumed, and after each token of the draft.
+        """Consume `tokens`; return masks of the tokens that may come after them and after each token of the draft.
 
         A mask has a bit for each token of the vocabulary, lowest bit first. Masks end before the first draft token that
         the grammar does not allow, or at a fault of the grammar, which is returned too ("" if there is none). The draft
@@ -92,7 +92,7 @@ OURS = {
 
 
 def problem(matcher: Matcher) -> str:
-    """A sentence about the error of a matcher, on one line."""
+    """Return a sentence about the error of a matcher, on one line."""
     # Wording: the library puts this word where verbose errors would stand; no argument leaves it out.
     text = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:MAX_CHARS]
     return next((sentence for words, sentence in OURS.items() if words in text), text)

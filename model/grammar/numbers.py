@@ -23,11 +23,11 @@ class Numbers(NamedTuple):
         )
 
     def tail(self, before: bytes, token: int) -> bytes:
-        """The last bytes of a text after one more token."""
+        """Return the last bytes of a text after one more token."""
         return (before + self.pieces[token])[-MAX_DIGITS:]
 
     def bounded(self, mask: bytes, tail: bytes) -> bytes:
-        """The mask without further digits, where a number has enough of them and may have something else.
+        """Remove digits from the mask where a number has enough of them and something else may follow.
 
         Inside a string a letter or a quote may follow, or only digits: then the mask stays.
         """

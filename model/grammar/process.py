@@ -85,7 +85,7 @@ def _try(sock: socket.socket, library: CompiledGrammars, timer: Timer, n_bytes: 
 
 
 def _tried(library: CompiledGrammars, grammar: str) -> str:
-    """What is wrong with a grammar, "" if nothing: it is compiled, then followed to the end of an answer."""
+    """Return the fault of a grammar, "" if there is none: it is compiled, then followed to the end of an answer."""
     try:
         return _walk(library, library.follower(grammar), Random(0))
     except ParameterError as error:
@@ -108,7 +108,7 @@ def _walk(library: CompiledGrammars, follower: Follower, rng: Random) -> str:
 
 
 def _some_token(mask: bytes, rng: Random) -> int:
-    """A token that the mask allows, in the first byte after a random position that allows any."""
+    """Choose a token that the mask allows, in the first byte after a random position that allows any."""
     start = rng.randrange(len(mask))
     rotated = mask[start:] + mask[:start]
     place = len(rotated) - len(rotated.lstrip(b"\0"))

@@ -1,7 +1,7 @@
 """The grammar of an answer that begins with a thought: its budget, its end, then the answer's own grammar.
 
 The text of such a grammar is JSON (`Thinking.to_json`). Its matcher has the methods of llguidance's that `Follower`
-calls. What it allows depends only on the tokens before, so an answer is the same whoever else is served.
+calls. The allowed tokens depend only on the tokens before, so an answer is the same whoever else is served.
 """
 
 import json
@@ -37,7 +37,7 @@ Phase = Literal["before", "inside", "gap", "answer"]
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """What an answer with a thought must follow.
+    """The rules of an answer with a thought.
 
     `phase` is "before" if the model opens its thought, "inside" if the prompt does, "answer" if it has ended. `budget`
     is in tokens, None for no limit. `answer` is the grammar of the answer as JSON, None for any text. An answer has one
@@ -58,7 +58,7 @@ class Thinking:
 
     @classmethod
     def from_json(cls, text: str) -> Self | None:
-        """Inverse of `to_json`. None for any other grammar."""
+        """Invert `to_json`. None for any other grammar."""
         if not text.startswith((FREE_END, CONSTRAINED)):
             return None
         found = json.loads(text)
@@ -66,7 +66,7 @@ class Thinking:
 
 
 class Tables:
-    """What the matchers of one vocabulary share: sets of tokens as integers with a bit for each token."""
+    """The tables that matchers of one vocabulary share: sets of tokens as integers with a bit for each token."""
 
     def __init__(self, vocabulary: Vocabulary, tokens_of: Any) -> None:
         self.pieces = vocabulary.pieces
@@ -82,7 +82,7 @@ class Tables:
         self.continuing = cache(self._continuing)
 
     def _crossing(self, closing: bytes, n_matched: int) -> int:
-        """Tokens that end a thought, whose last bytes are `closing[:n_matched]`, and have text after its end."""
+        """Return the tokens with text after the end of a thought, whose last bytes are `closing[:n_matched]`."""
         last = closing[-1:]
         return bits(
             n
@@ -91,7 +91,7 @@ class Tables:
         )
 
     def _continuing(self, opening: bytes, before: bytes) -> int:
-        """Tokens after `before` with which a text may still begin with `opening`, after white space."""
+        """Return the tokens after `before` with which a text may still begin with `opening`, after white space."""
         first = opening[len(before) :][:1]
         near = (
             (n, (before + piece).lstrip())
@@ -131,7 +131,7 @@ class ThinkingMatcher:
         self._error = ""
 
     def deep_copy(self) -> "ThinkingMatcher":
-        """A matcher in the starting state: nobody copies one that has consumed tokens."""
+        """Copy the matcher in the starting state: nobody copies one that has consumed tokens."""
         assert len(self._states) == 1
         return ThinkingMatcher(self._thinking, self._tables, self._start)
 
@@ -166,11 +166,11 @@ class ThinkingMatcher:
         return True
 
     def validate_tokens(self, tokens: Sequence[int]) -> int:
-        """1 if the first token is allowed, else 0."""
+        """Return 1 if the first token is allowed, else 0."""
         return self._allowed() >> tokens[0] & 1
 
     def compute_bitmask(self) -> bytes:
-        """The tokens that may come next, a bit each, lowest first."""
+        """Return the tokens that may come next, a bit each, lowest first."""
         return self._allowed().to_bytes(self._tables.n_octets, "little")
 
     def _fresh(self) -> "LLMatcher | None":
@@ -210,7 +210,7 @@ class ThinkingMatcher:
         return (self._tables.text | closing) & ~crossing
 
     def _is_over(self, state: State) -> bool:
-        """Whether the thought must end here: its budget is used up, and a sentence or the grace has ended."""
+        """Return whether the thought must end here: its budget is used up, and a sentence or the grace has ended."""
         budget = self._thinking.budget
         if budget is None or state.n_thought < budget:
             return False
@@ -219,7 +219,7 @@ class ThinkingMatcher:
         return budget == 0 or ended or begun or state.n_thought >= budget + GRACE_TOKENS
 
     def _next_of_closing(self, state: State) -> int:
-        """The next token of the forced end of the thought."""
+        """Return the next token of the forced end of the thought."""
         if self._closing_id is not None:
             return self._closing_id
         rest = self._closing[n_begun(state.tail, self._closing) :]
@@ -248,7 +248,7 @@ class ThinkingMatcher:
         return self._thought(state, self._tables.pieces[token], 1)
 
     def _thought(self, state: State, piece: bytes, n_tokens: int) -> State:
-        """The state after bytes of a thought, which may end in them."""
+        """Return the state after bytes of a thought, which may end in them."""
         text, n_thought = state.tail + piece, state.n_thought + n_tokens
         if self._closing_id is None and self._closing in text:
             rest = text.partition(self._closing)[2]
@@ -257,14 +257,14 @@ class ThinkingMatcher:
         return State("inside", n_thought, text[-TAIL:], state.matcher)
 
     def _skip(self, state: State, token: int) -> State:
-        """A token after a thought: the answer begins, or it is white space that the answer cannot begin with."""
+        """Return the state after a token behind the thought: the answer begins, or white space is skipped."""
         after = self._answer(state, token, strict=False)
         if after.fed or token not in self._tables.spaces:
             return after if after.fed else self._answer(state, token)
         return state._replace(tail=state.tail + self._tables.pieces[token], fed=False)
 
     def _answer(self, state: State, token: int, *, strict: bool = True) -> State:
-        """The matcher consumes a token. Without `strict` a token that it does not allow ends it."""
+        """Let the matcher consume a token. Without `strict` a token that it does not allow ends it."""
         matcher, alive = state.matcher, state.alive
         fed = False
         if matcher is not None and alive:

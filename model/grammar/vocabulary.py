@@ -17,30 +17,30 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, ends: Sequence[int], size: int) -> "Vocabulary":
-        """The vocabulary of a tokenizer. `size` is the width of the logits; ids without a token are never allowed."""
+        """Make a tokenizer's vocabulary. `size` is the width of the logits; ids without a token are never allowed."""
         names = {token: name.encode() for name, token in tokenizer.control.items()}
         pieces = [names.get(token) or tokenizer.piece(token) for token in range(tokenizer.vocab_size)]
         padding = [b""] * (size - len(pieces))
         return cls((*pieces, *padding), tuple(sorted(names.keys())), tuple(ends))
 
     def beginning(self, chars: bytes) -> int:
-        """The tokens of text that begin with one of these bytes, as a set of `bits`."""
+        """Return the tokens of text that begin with one of these bytes, as a set of `bits`."""
         hidden = {*self.control, *self.ends}
         return bits(n for n, piece in enumerate(self.pieces) if piece and piece[0] in chars and n not in hidden)
 
     def to_json(self) -> str:
-        """The vocabulary as JSON, for another process."""
+        """Write the vocabulary as JSON, for another process."""
         return json.dumps([[piece.decode("latin-1") for piece in self.pieces], self.control, self.ends])
 
     @classmethod
     def from_json(cls, text: str) -> "Vocabulary":
-        """Inverse of `to_json`."""
+        """Invert `to_json`."""
         pieces, control, ends = json.loads(text)
         return cls(tuple(piece.encode("latin-1") for piece in pieces), tuple(control), tuple(ends))
 
 
 def bits(tokens: Iterable[int]) -> int:
-    """The set of tokens as an integer, a bit each, lowest first."""
+    """Return the set of tokens as an integer, a bit each, lowest first."""
     found = [*tokens]
     octets = bytearray(max(found, default=0) // 8 + 1)
     for token in found:

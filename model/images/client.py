@@ -18,6 +18,6 @@ class ImageProcess(DecodingProcess):
         super().__init__(module, does, ImageError, max_pixels, patient=patient, environment=ONE_ARENA)
 
     def decode(self, data: bytes, format: ImageFormat) -> Pixels:
-        """The pixels of an image file. Raises ImageError, and ProcessLost."""
+        """Decode the pixels of an image file. Raises ImageError, and ProcessLost."""
         answer, pixels = self.decoded(data, asdict(format))
         return Pixels(answer["rows"], answer["columns"], pixels)

@@ -36,7 +36,7 @@ Image.MAX_IMAGE_PIXELS = None
 def decode(
     data: bytes, format: ImageFormat, max_pixels: int, on_size: Callable[[int], None] = lambda n_pixels: None
 ) -> Pixels:
-    """The pixels of an image file, upright, on white where it is transparent, resized once. Raises ImageError.
+    """Decode the pixels of an image file, upright, on white where it is transparent, resized once. Raises ImageError.
 
     `on_size` gets the number of its pixels before they are decoded. MemoryError is not caught: the limit of
     memory ends the process.
@@ -62,7 +62,7 @@ def decode(
 
 
 def _open(data: bytes, max_pixels: int) -> Image.Image:
-    """The image with its header read, but no pixel decoded."""
+    """Open the image and read its header, but decode no pixel."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":  # Pillow's reader takes memory for the pixels at once
         _check_size(*_webp_size(data), max_pixels)
     try:
@@ -79,7 +79,7 @@ def _open(data: bytes, max_pixels: int) -> Image.Image:
 
 
 def _webp_size(data: bytes) -> tuple[int, int]:
-    """Width and height in the first chunk of a WebP file (RFC 9649, sections 2.5 to 2.7), 0 where it has none."""
+    """Read width and height in the first chunk of a WebP file (RFC 9649, sections 2.5 to 2.7), 0 where it has none."""
     kind, number = data[12:16], partial(int.from_bytes, byteorder="little")
     if kind == b"VP8X":
         return number(data[24:27]) + 1, number(data[27:30]) + 1
@@ -96,7 +96,7 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    """The image in RGB, on white where it is transparent: mistral-common blends in this way too."""
+    """Convert the image to RGB, on white where it is transparent: mistral-common blends in this way too."""
     alpha: Image.Image | None = None
     if image.mode == DEEP:  # Pillow would cut values at 255
         image, alpha = _eight_bits(image)
@@ -110,7 +110,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
-    """Grey of 16 bits as grey of 8, the high bytes, and where it is opaque (None: everywhere)."""
+    """Convert grey of 16 bits to the high 8, and return where it is opaque (None: everywhere)."""
     wide, hidden = image.convert("I"), image.info.get("transparency")
     alpha = None if hidden is None else wide.point([255 * (value != hidden) for value in range(2**16)], "L")
     return wide.point(HIGH_BYTES, "L"), alpha

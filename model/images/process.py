@@ -30,7 +30,7 @@ def memory(max_pixels: int) -> int:
 
 
 def pixels(data: bytes, format: Fields, max_pixels: int, on_size: OnSize) -> tuple[Fields, bytes]:
-    """Rows and columns of tokens of an image file, and its pixels. Raises ImageError."""
+    """Return rows and columns of tokens of an image file, and its pixels. Raises ImageError."""
     decoded = decode(data, ImageFormat(**format), max_pixels, on_size)
     return {"rows": decoded.rows, "columns": decoded.columns}, decoded.pixels
 

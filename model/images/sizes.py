@@ -15,7 +15,7 @@ class Pixels(NamedTuple):
 
 
 def grid(width: int, height: int, format: ImageFormat) -> tuple[int, int]:
-    """Rows and columns of tokens for an image of `width` x `height` pixels, at least one of each.
+    """Return rows and columns of tokens for an image of `width` x `height` pixels, at least one of each.
 
     An image that is too long is divided by a ratio and rounded down, then each side is rounded up to whole tokens.
     These are the numbers of `PixtralImageProcessor` in transformers. Worked example: 2048 x 1000 pixels, at most 1024 a

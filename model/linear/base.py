@@ -40,7 +40,7 @@ class RMSNorm(nn.Module):
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """`silu(w1 x) * w3 x`. Worked example: silu(3.5) * 4.5 = 3.39741 * 4.5 = 15.28833."""
+    """Compute `silu(w1 x) * w3 x`. Worked example: silu(3.5) * 4.5 = 3.39741 * 4.5 = 15.28833."""
     return silu(gate).mul_(up)
 
 
@@ -86,7 +86,7 @@ class Projection(nn.Module, ABC):
         onto: Tensor | None = None,
         adapters: RowAdapters | None = None,
     ) -> Tensor:
-        """`compute`, to which `adapters` add theirs. The base's product does not depend on them."""
+        """Do `compute`, and let `adapters` add theirs. The base's product does not depend on them."""
         y = self.compute(x, norm, onto)
         if adapters is not None:
             adapters.add(y, x, norm)
@@ -94,12 +94,12 @@ class Projection(nn.Module, ABC):
 
     @abstractmethod
     def compute(self, x: Any, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
-        """W norm(x), [T, n_out]. With `onto` the result is added to that tensor in place, and the sum is returned."""
+        """Compute W norm(x), [T, n_out]. With `onto`, add the result to that tensor in place and return the sum."""
 
     def gated(self, x: Tensor, norm: RMSNorm | None = None, adapters: RowAdapters | None = None) -> Tensor | GateUp:
-        """swiglu(G norm(x), U norm(x)), [T, n_out/2], for the next projection. G is W's upper half, U its lower."""
+        """Compute swiglu(G norm(x), U norm(x)), [T, n_out/2], for the next projection. W is G above U."""
         return self.gate(self(x, norm, adapters=adapters))
 
     @abstractmethod
     def gate(self, gate_up: Tensor) -> Tensor | GateUp:
-        """swiglu of a gate and an up that are side by side, [T, n_out] -> [T, n_out/2], for the next projection."""
+        """Compute swiglu of gate and up side by side, [T, n_out] -> [T, n_out/2], for the next projection."""

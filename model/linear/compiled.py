@@ -33,9 +33,9 @@ class Compiled(Projection):
         else:
             self.store(first, rows)
         if self._held and not self._missing:
-            self._settle([(at, self._held.pop(at)) for at in sorted(self._held)])
+            self._store_held([(at, self._held.pop(at)) for at in sorted(self._held)])
 
-    def _settle(self, held: Sequence[tuple[int, Fp4Matrix]]) -> None:
+    def _store_held(self, held: Sequence[tuple[int, Fp4Matrix]]) -> None:
         """Keep the rows in 4-bit floats if they are all, else store them as others."""
         parts = [part for _, part in held]
         if sum(map(len, parts)) == self.n_out and fp4.fits(parts):
@@ -46,10 +46,10 @@ class Compiled(Projection):
 
     @abstractmethod
     def store(self, first: int, rows: Matrix) -> None:
-        """`take` in the layout of the scheme."""
+        """Do `take` in the layout of the scheme."""
 
     def _fill(self, allocate: Callable[[int, int], PackedWeights], first: int, rows: Matrix) -> None:
-        """`store` by the kernels. The first call allocates memory for n_out and n_in."""
+        """Do `store` by the kernels. The first call allocates memory for n_out and n_in."""
         if self.packed is None:
             self.packed = allocate(self.n_out, self.n_in)
         for part in [rows] if isinstance(rows, Tensor) else parts(rows):

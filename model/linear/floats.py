@@ -32,7 +32,7 @@ class Floats(Projection):
 
     @abstractmethod
     def allocate(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> DeviceWeights:
-        """Memory for the weights of `count` such projections, for a model in `dtype`."""
+        """Allocate memory for the weights of `count` such projections, for a model in `dtype`."""
 
     def assign_weights(self, weights: DeviceWeights) -> None:
         """Use `weights`, memory of this projection from now on."""
@@ -40,7 +40,7 @@ class Floats(Projection):
 
     @abstractmethod
     def product(self, x: Tensor) -> Tensor:
-        """W x by PyTorch."""
+        """Compute W x by PyTorch."""
 
     def compute(self, x: Tensor, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
         x = x if norm is None else norm(x)
@@ -63,14 +63,14 @@ class Floats(Projection):
         return swiglu(*gate_up.chunk(2, dim=-1))
 
     def in_triton(self, x: Tensor) -> bool:
-        """Whether kernels compute with such tensors."""
+        """Return whether kernels compute with such tensors."""
         return triton.serves(x) and not self.by_torch
 
     def _in_kernel(self, x: Tensor) -> bool:
         return self.weights is not None and self.in_triton(x) and (self.fixed or len(x) <= self.few_rows(x))
 
     def few_rows(self, x: Tensor) -> int:
-        """The greatest number of such rows that the kernel computes."""
+        """Return the greatest number of such rows that the kernel computes."""
         assert self.weights is not None
         return FEW_ROWS[self.weights.layout]
 
@@ -92,10 +92,10 @@ class WeightsOnly(Floats):
 
     @abstractmethod
     def dequantize(self, weights: DeviceWeights, rows: slice) -> Tensor:
-        """These rows of W, [n, n_in] float32, in PyTorch."""
+        """Dequantize these rows of W, [n, n_in] float32, in PyTorch."""
 
     def take(self, first: int, rows: Matrix) -> None:
-        """Store rows `first..` [n, n_in] of the checkpoint; those with one scale an output in this type as they are.
+        """Store rows `first..` [n, n_in] of the checkpoint, unchanged if they have one scale an output in this type.
 
         Raises ValueError for a value that is not finite.
         """
@@ -113,7 +113,7 @@ class WeightsOnly(Floats):
             first += len(part)
 
     def product(self, x: Tensor) -> Tensor:
-        """W x, with only one piece of W dequantized at a time."""
+        """Compute W x, with only one piece of W dequantized at a time."""
         y = x.new_empty(len(x), self.n_out)
         step = max(1, PIECE // self.n_in)
         for first in range(0, self.n_out, step):
@@ -122,7 +122,7 @@ class WeightsOnly(Floats):
         return y
 
     def _widened(self, rows: slice, x: Tensor) -> Tensor:
-        """These rows of W in the format of x."""
+        """Return these rows of W in the format of x."""
         assert self.weights is not None, "no weights have been loaded"
         if not self.in_triton(x):
             return self.dequantize(self.weights, rows).to(x.dtype)

@@ -15,12 +15,12 @@ from model.kernels.groups import BLOCK_GROUP
 
 
 def fits(parts: Sequence[Fp4Matrix]) -> bool:
-    """Whether one layout holds these parts of a projection: all of one format, in whole groups of 32 channels."""
+    """Return whether one layout holds these parts of a projection: of one format, in whole groups of 32 channels."""
     return len({part.group for part in parts}) == 1 and parts[0].shape[1] % BLOCK_GROUP == 0
 
 
 def pack(kernels: Kernels, parts: Sequence[Fp4Matrix]) -> PackedWeights:
-    """These as one matrix, one above the other, in memory for the kernels. Raises ValueError as `check` does."""
+    """Pack these as one matrix, one above the other, in memory for the kernels. Raises ValueError as `check` does."""
     weights, first = packed.fp4(sum(map(len, parts)), parts[0].shape[1], parts[0].group), 0
     for part in parts:
         part.check()

@@ -49,11 +49,11 @@ class Fp8Linear(WeightsOnly):
         return ROWS if self._multiplies(x) else super().few_rows(x)
 
     def _multiplies(self, x: Tensor) -> bool:
-        """Whether PyTorch multiplies this shape and format in fp8."""
+        """Return whether PyTorch multiplies this shape and format in fp8."""
         return self.n_in % 16 == 0 and self.n_out % 16 == 0 and multiplies(x)
 
     def scaled(self, x: Tensor) -> Tensor:
-        """W x with x rounded to fp8, both factors as they are in the tensor cores."""
+        """Compute W x with x rounded to fp8, both factors as they are in the tensor cores."""
         from model.kernels.cuda.convert import to_fp8
 
         assert self.weights is not None
@@ -68,11 +68,11 @@ class Fp8Linear(WeightsOnly):
 
 
 def multiplies(x: Tensor) -> bool:
-    """Whether the tensor cores multiply fp8 where x is, for a model in its format."""
+    """Return whether the tensor cores multiply fp8 where x is, for a model in its format."""
     return x.dtype is torch.bfloat16 and x.is_cuda and torch.cuda.get_device_capability(x.device) >= OLDEST
 
 
 def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """rows [n, k] float32 -> e4m3 [n, k] and scales [n, 1]: the greatest magnitude of a row becomes 448."""
+    """Quantize rows [n, k] float32 -> e4m3 [n, k] and scales [n, 1]: the greatest magnitude of a row becomes 448."""
     scales = rows.abs().amax(dim=1, keepdim=True).clamp_(min=TINY) / LARGEST
     return (rows / scales).to(E4M3), scales

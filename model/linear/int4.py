@@ -51,7 +51,7 @@ class Int4Linear(Compiled):
 
 
 def _packed(kernels: Kernels, parts: Sequence[Blocks]) -> PackedWeights:
-    """These as one matrix, one above the other, in memory for the kernels."""
+    """Pack these as one matrix, one above the other, in memory for the kernels."""
     if all(isinstance(piece, EncodedMatrix) and piece.is_superblocks for piece in parts):
         return _superblocks(kernels, parts)  # type: ignore[arg-type]
     n_bytes, with_minima = form = common_form(parts)
@@ -64,7 +64,7 @@ def _packed(kernels: Kernels, parts: Sequence[Blocks]) -> PackedWeights:
 
 
 def _superblocks(kernels: Kernels, parts: Sequence[EncodedMatrix]) -> PackedWeights:
-    """Matrices of Q4_K in the bits of the file. Products have the bits of `EncodedMatrix.blocks`."""
+    """Pack matrices of Q4_K in the bits of the file. Products have the bits of `EncodedMatrix.blocks`."""
     weights = packed.superblocks(sum(map(len, parts)), parts[0].shape[1])
     first = 0
     for piece in parts:
@@ -74,7 +74,7 @@ def _superblocks(kernels: Kernels, parts: Sequence[EncodedMatrix]) -> PackedWeig
 
 
 def _blocks(rows: Matrix) -> list[Blocks]:
-    """The rows in blocks. Groups of a file that can become blocks stay in the file until all rows are there.
+    """Return the rows in blocks. Groups of a file that can become blocks stay in the file until all rows are there.
 
     Raises ValueError for a value that is not finite: a scale or a minimum of its group is not either.
     """
@@ -88,7 +88,7 @@ def _blocks(rows: Matrix) -> list[Blocks]:
 
 
 def quantize4(weight: Tensor) -> BlockMatrix:
-    """weight [n, k] float32 in 4 bits: a group's minimum is its smallest value, its scale a fifteenth of its range.
+    """Quantize weight [n, k] float32 to 4 bits: a group's minimum is its smallest value, its scale 1/15 of its range.
 
     Worked example: a group from -1.0 to 2.0 has minimum -1.0 and scale 0.2 (in float16); 0.5 becomes 8 and means 0.6.
     """

@@ -28,7 +28,7 @@ class Int4Weights(WeightsOnly):
         )
 
     def take(self, first: int, rows: Matrix) -> None:
-        """Groups of 4 bits are stored as they are, their scales in bfloat16."""
+        """Store groups of 4 bits as they are, their scales in bfloat16."""
         for part in pieces(rows):
             own = part.four_bits(INT4_GROUP) if isinstance(part, QuantizedMatrix) else None
             if own is None:
@@ -54,7 +54,7 @@ class Int4Weights(WeightsOnly):
 
 
 def quantize(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """rows [n, k] float32 -> q [n, k/64, 64] and zeros [n, k/64], uint8 0..15, and scales [n, k/64] bfloat16.
+    """Quantize rows [n, k] float32 -> q [n, k/64, 64] and zeros [n, k/64], uint8 0..15, and scales [n, k/64] bfloat16.
 
     Worked example: a group from -1.0 to 2.0 has scale 0.2 (0.2002 in bfloat16) and zero 5; 0.5 becomes 7, which is 0.4.
     """

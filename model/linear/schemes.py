@@ -37,7 +37,7 @@ class Scheme:
     multiple: int = 1
 
     def bits(self, dim: int, own: OwnBits = None) -> float | None:
-        """Bits of a weight, its share of the scales included; None for the model's own format.
+        """Return the bits of a weight, its share of the scales included; None for the model's own format.
 
         `own` are those of the checkpoint. Worked example: int8 with dim 4096 takes 8 + 32 / 4096 bits, int4 on a GPU
         4 + 24 / 64.
@@ -50,20 +50,20 @@ class Scheme:
         return own if self.keeps_blocks and own is not None else bits
 
     def head_bits(self, dim: int, own: OwnBits = None) -> float | None:
-        """The same for the output head, where the scheme quantizes it."""
+        """Return the same for the output head, where the scheme quantizes it."""
         if isinstance(own, Fp4):
             own = replace(own, share=1.0) if own.head else None
         return self.bits(dim, own)
 
     def own_dtype(self, dtype: str) -> str | None:
-        """The format for --dtype `dtype` of what is not quantized; None stands for the model's own.
+        """Return the format for --dtype `dtype` of unquantized tensors; None stands for the model's own.
 
         The embeddings are in it, and by default keys and values. A compiled scheme does not compute in it.
         """
         return ("bfloat16" if self.compiled else None) if dtype == "auto" else dtype
 
     def adapter_dtype(self, dtype: str) -> str:
-        """The format of LoRA adapters over these weights, where activations are otherwise in `dtype`.
+        """Return the format of LoRA adapters over these weights, where activations are otherwise in `dtype`.
 
         Beside weights in the kernels' formats the rounding to bfloat16 does not show, and it takes half the memory.
         """
@@ -79,11 +79,11 @@ class Scheme:
             )
 
     def fits(self, config: ModelConfig) -> bool:
-        """Whether it can store all projections of the model, or of a rank's part of it."""
+        """Return whether it can store all projections of the model, or of a rank's part of it."""
         return not self._odd_widths(config)
 
     def _odd_widths(self, config: ModelConfig) -> list[int]:
-        """Channels of projections that it cannot store."""
+        """Return the channels of projections that it cannot store."""
         rank = config.latent.q_lora_rank or 0 if config.latent else 0
         widths = (config.dim, config.hidden_dim, config.expert_dim, config.shared_dim, config.attended_dim, rank)
         return [width for width in widths if width % self.multiple]
@@ -135,19 +135,19 @@ NEAREST: Mapping[str, Mapping[str, str]] = {
     "blocks8": {"cpu": "int4", "cuda": "none"},
     "blocks": {"cpu": "int4", "cuda": "none"},
 }
-"""What --quantize auto stands for, by the kind of the checkpoint (checkpoint/quantized/config.py) and the device: a
+"""The meaning of --quantize auto, by the kind of the checkpoint (checkpoint/quantized/config.py) and the device: a
 second quantization would only lose accuracy. Beside 4-bit floats it is for the other matrices."""
 
 
 def nearest(kind: str, device: str, config: ModelConfig) -> str:
-    """The `kind` for `choose`: "floats" where the scheme that is nearest to it cannot store the model."""
+    """Return the `kind` for `choose`: "floats" where the scheme that is nearest to it cannot store the model."""
     name = NEAREST[kind][device]
     rows = [row for row in SCHEMES.values() if row.quantize == name and row.compiled == (device == "cpu")]
     return kind if all(row.fits(config) for row in rows) else "floats"
 
 
 def choose(name: str, dtype: str, device: str, *, compiled: bool, kind: str = "floats") -> Scheme:
-    """The scheme for --quantize `name` and --dtype `dtype` on a "cpu" or on "cuda".
+    """Choose the scheme for --quantize `name` and --dtype `dtype` on a "cpu" or on "cuda".
 
     "auto" is `NEAREST` to the `kind` of the checkpoint; on a CPU without `compiled` kernels, or with a --dtype, none.
     Raises OptionError for a name that is not known, or not for this device, or without `compiled` kernels.
@@ -173,12 +173,12 @@ def choose(name: str, dtype: str, device: str, *, compiled: bool, kind: str = "f
 
 
 def serving(scheme: Scheme, dtype: str, device: str, *, compiled: bool) -> Scheme:
-    """The scheme that serves in place of the chosen one for a model in `dtype`."""
+    """Return the scheme that serves in place of the chosen one for a model in `dtype`."""
     return SCHEMES["bfloat16"] if compiled and (scheme.name, dtype, device) == ("none", "bfloat16", "cpu") else scheme
 
 
 def of_encoder(scheme: Scheme) -> Scheme:
-    """The scheme of the encoder of images or audio beside a text model in `scheme`.
+    """Return the scheme of the encoder of images or audio beside a text model in `scheme`.
 
     int8 costs it too much quality, see docs/log/lora-and-images.md.
     """
@@ -186,7 +186,7 @@ def of_encoder(scheme: Scheme) -> Scheme:
 
 
 def encoder_slowness(scheme: Scheme) -> int:
-    """How many multiplications of a text model in `scheme` take as long as one of its encoder.
+    """Return how many multiplications of a text model in `scheme` take as long as one of its encoder.
 
     The kernels of CPUs multiply 8-bit integers about twice as fast as bfloat16, which the encoder has beside them.
     """
@@ -194,7 +194,7 @@ def encoder_slowness(scheme: Scheme) -> int:
 
 
 def stored_as(scheme: Scheme, dtype: str, own: OwnBits) -> str:
-    """What most projections become, for a message: `own` are the checkpoint's bits, which the scheme may keep."""
+    """Name the format of most projections for a message: `own` are the checkpoint's bits, which the scheme may keep."""
     if scheme.value_bits is None:
         return dtype
     if isinstance(own, Fp4):
@@ -220,7 +220,7 @@ class CacheFormat:
     needs: str = ""
 
     def head_bytes(self, head_dim: int) -> int:
-        """Bytes of one head's key, or of its value, at one position."""
+        """Return the bytes of one head's key, or of its value, at one position."""
         return -(-head_dim // self.multiple) * self.multiple * self.value_bytes + self.scale_bytes
 
 
@@ -236,7 +236,7 @@ KV_DTYPES = ("auto", *(name for name in CACHE_FORMATS if name not in VALUE_BYTES
 
 
 def cache_format(name: str, dtype: str) -> CacheFormat:
-    """The format of keys and values for --kv-dtype `name`; "auto" is the model's `dtype`."""
+    """Return the format of keys and values for --kv-dtype `name`; "auto" is the model's `dtype`."""
     if name not in KV_DTYPES:
         raise OptionError(f"--kv-dtype {name} is not known, choose one of: {', '.join(KV_DTYPES)}")
     return CACHE_FORMATS[dtype if name == "auto" else name]

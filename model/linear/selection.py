@@ -17,7 +17,7 @@ PROJECTIONS: dict[str, type[Projection]] = {
 
 
 def make_linear(n_in: int, n_out: int, *, scheme: str = "none") -> Projection:
-    """A projection whose weights are still to be loaded."""
+    """Make a projection whose weights are still to be loaded."""
     return PROJECTIONS[scheme](n_in, n_out)
 
 

@@ -1,1 +1,1 @@
-"""What the machine is: cores, memory, devices, transfers to them, and child processes. Knows nothing of models."""
+"""The machine: cores, memory, devices, transfers to them, and child processes. Knows nothing of models."""

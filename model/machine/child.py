@@ -31,7 +31,7 @@ def python_command(
     environment: Mapping[str, str | None] = MappingProxyType({}),
     **options: Any,
 ) -> tuple[list[str], dict[str, Any]]:
-    """Command line and keyword arguments, for `subprocess.Popen` and `asyncio.create_subprocess_exec` alike.
+    """Return command line and keyword arguments, for `subprocess.Popen` and `asyncio.create_subprocess_exec` alike.
 
     The child inherits `sockets`; their descriptors follow the `arguments`. `environment` changes variables of this
     process's environment for the child; None removes one. The child has a session of its own: Ctrl-C in a terminal
@@ -53,7 +53,7 @@ def python_command(
 
 
 def start_python(module: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-    """The started process of `python_command`. Raises OSError if the machine cannot start it."""
+    """Start the process of `python_command`. Raises OSError if the machine cannot start it."""
     line, settings = python_command(module, *arguments, **options)
     return subprocess.Popen(line, **settings)
 
@@ -72,23 +72,23 @@ def die_with_parent() -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped a process, where the system can tell."""
+    """Return whether a signal has stopped a process, where the system can tell."""
     return _stat(pid)[:1] in (["T"], ["t"])
 
 
 def processor_ticks(pid: int) -> int:
-    """Processor time that a process has used, in the system's clock ticks; 0 where the system cannot tell."""
+    """Return the processor time of a process, in the system's clock ticks; 0 where the system cannot tell."""
     return sum(map(int, _stat(pid)[11:13]))
 
 
 def resident_bytes(pid: int) -> int | None:
-    """Memory of a process that is in RAM, mapped files included, in bytes; None where the system cannot tell."""
+    """Return the bytes of a process in RAM, mapped files included; None where the system cannot tell."""
     fields = _stat(pid)
     return int(fields[21]) * os.sysconf("SC_PAGE_SIZE") if fields else None
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of `/proc/PID/stat` from the state on; empty where there are none."""
+    """Read the fields of `/proc/PID/stat` from the state on; empty where there are none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -96,7 +96,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def ending(code: int) -> str:
-    """The end of a process as the log describes it, from its `returncode`."""
+    """Describe the end of a process for the log, from its `returncode`."""
     if code >= 0:
         return f"exit code {code}"
     try:

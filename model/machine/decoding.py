@@ -62,7 +62,7 @@ class DecodingProcess(HelperProcess):
         self._error = error
 
     def decoded(self, data: bytes, format: Fields) -> tuple[Fields, bytes]:
-        """The answer to a file, and its data. Raises `error`, and ProcessLost."""
+        """Return the answer to a file, and its data. Raises `error`, and ProcessLost."""
         answer, decoded = self.exchange(format, data)
         if "problem" in answer:
             raise self._error(answer["problem"])

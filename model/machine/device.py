@@ -20,7 +20,7 @@ OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
 
 
 def choose_device(name: str) -> torch.device:
-    """The device for --device `name`; "auto" is CUDA if there is a GPU. Raises OptionError."""
+    """Choose the device for --device `name`; "auto" is CUDA if there is a GPU. Raises OptionError."""
     if name not in DEVICES:
         raise OptionError(f"--device {name} is not known, choose one of: {', '.join(DEVICES)}")
     usable = name != "cpu" and torch.cuda.is_available() and _lack_of_code() is None
@@ -30,14 +30,14 @@ def choose_device(name: str) -> torch.device:
 
 
 def unused_gpu(name: str) -> str | None:
-    """Why --device `name` is not the GPU that is here; None if it is, if there is none, or if somebody chose so."""
+    """Return why --device `name` is not the present GPU; None if it is, if there is none, or if somebody chose so."""
     if name != "auto" or choose_device(name).type == "cuda" or gpu.hidden() or gpu.driver() is None:
         return None
     return _no_cuda()
 
 
 def _no_cuda() -> str:
-    """Why PyTorch uses no CUDA device, and what to do."""
+    """Return why PyTorch uses no CUDA device, and what to do."""
     if gpu.hidden():
         return f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r} hides every GPU; change it"
     if torch.cuda.is_available() and (why := _lack_of_code()) is not None:
@@ -56,7 +56,7 @@ def _no_cuda() -> str:
 
 
 def _lack_of_code() -> str | None:
-    """Why this PyTorch cannot compute on the GPU that it finds: it has no code for it. None if it has."""
+    """Return why this PyTorch cannot compute on the GPU that it finds: it has no code for it. None if it has."""
     names = torch.cuda.get_arch_list()
     if not names:
         return None
@@ -72,7 +72,7 @@ def _lack_of_code() -> str | None:
 
 
 def native_formats(device: torch.device) -> frozenset[str]:
-    """The number formats that the device computes natively."""
+    """Return the number formats that the device computes natively."""
     if device.type == "cpu":
         return processor.native_formats()
     old = not torch.cuda.is_bf16_supported(including_emulation=False)
@@ -85,7 +85,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def lost() -> bool:
-    """Whether the GPU serves this process no more, as after an illegal access: then every call fails."""
+    """Return whether the GPU serves this process no more, as after an illegal access: then every call fails."""
     try:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
@@ -95,12 +95,12 @@ def lost() -> bool:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """PyTorch's name of a dtype, such as "bfloat16"."""
+    """Return PyTorch's name of a dtype, such as "bfloat16"."""
     return str(dtype).removeprefix("torch.")
 
 
 def of_memory(error: Exception) -> bool:
-    """Whether an error is for want of memory, on the host or on a device."""
+    """Return whether an error is for want of memory, on the host or on a device."""
     if isinstance(error, RuntimeError):  # torch.OutOfMemoryError is one
         return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
     return isinstance(error, MemoryError)

@@ -12,18 +12,18 @@ to_json: Callable[[Any], str] = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def pack(value: Any, data: bytes = b"", *, to_json: Callable[[Any], str] = to_json) -> bytes:
-    """The frame of a JSON value and some bytes. `to_json` converts values of types that JSON does not have."""
+    """Pack a JSON value and some bytes into a frame. `to_json` converts values of types that JSON does not have."""
     return head(value, len(data), to_json=to_json) + data
 
 
 def head(value: Any, n_data: int, *, to_json: Callable[[Any], str] = to_json) -> bytes:
-    """The frame of a JSON value but for the `n_data` bytes at its end."""
+    """Return the frame of a JSON value but for the `n_data` bytes at its end."""
     text = to_json(value).encode()
     return HEADER.pack(len(text), n_data) + text
 
 
 def received(buffer: bytearray) -> Iterator[tuple[Any, bytes]]:
-    """Values and data of the complete frames in `buffer`, which are removed from it. Raises ValueError for no JSON."""
+    """Yield values and data of the complete frames in `buffer`, and remove them. Raises ValueError for no JSON."""
     while len(buffer) >= HEADER.size:
         n_text, n_data = HEADER.unpack_from(buffer)
         end = HEADER.size + n_text + n_data
@@ -40,13 +40,13 @@ def send(sock: socket.socket, value: Any, data: bytes = b"") -> None:
 
 
 def receive(sock: socket.socket) -> tuple[Any, bytes]:
-    """The next frame of a blocking socket. Raises OSError when the other end is gone."""
+    """Receive the next frame of a blocking socket. Raises OSError when the other end is gone."""
     n_text, n_data = HEADER.unpack(_exactly(sock, HEADER.size))
     return _value(_exactly(sock, n_text)), _exactly(sock, n_data)
 
 
 def _exactly(sock: socket.socket, n: int) -> bytes:
-    """The next n bytes. The system copies them once, while other threads run."""
+    """Receive the next n bytes. The system copies them once, while other threads run."""
     parts = []
     while n:
         if not (part := sock.recv(n, socket.MSG_WAITALL)):

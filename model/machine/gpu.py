@@ -12,36 +12,36 @@ LOADED = Path("/proc/driver/nvidia/version")
 
 
 def hidden() -> bool:
-    """Whether CUDA_VISIBLE_DEVICES hides every GPU from this process."""
+    """Return whether CUDA_VISIBLE_DEVICES hides every GPU from this process."""
     return _first() in ("", "-1")
 
 
 def driver() -> str | None:
-    """The version of NVIDIA's driver here, such as "580.65.06", also if PyTorch cannot use it; None without one."""
+    """Return the version of NVIDIA's driver, such as "580.65.06", also if PyTorch cannot use it; None without one."""
     text = LOADED.read_text() if LOADED.exists() else _ask("driver_version") or ""
     found = re.search(r"\b\d{3,}(\.\d+)+", text)  # after "NVIDIA UNIX x86_64 Kernel Module"
     return found[0] if found else None
 
 
 def gpu_memory(part: Literal["total", "free"] = "total") -> int | None:
-    """Bytes of the first GPU that this process may use; None without a GPU or nvidia-smi, or if it `is_divided`."""
+    """Return the bytes of the first GPU of this process; None without a GPU or nvidia-smi, or if it `is_divided`."""
     found = None if hidden() else _ask(f"memory.{part},mig.mode.current")
     mebibytes, _, mode = (found or "").partition(",")
     return int(mebibytes) * 2**20 if mebibytes.strip().isdecimal() and mode.strip() != "Enabled" else None
 
 
 def is_divided() -> bool:
-    """Whether MIG divides the first GPU: nvidia-smi then does not tell the memory of a part."""
+    """Return whether MIG divides the first GPU: nvidia-smi then does not tell the memory of a part."""
     return _first().startswith("MIG-") or (_ask("mig.mode.current") or "").strip() == "Enabled"
 
 
 def _first() -> str:
-    """The number or the UUID of the first GPU that this process may use; "" and "-1" mean none."""
+    """Return the number or the UUID of the first GPU that this process may use; "" and "-1" mean none."""
     return os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
 
 
 def _ask(fact: str) -> str | None:
-    """What nvidia-smi says of the first GPU; None without it, or if it fails."""
+    """Ask nvidia-smi about the first GPU; None without it, or if it fails."""
     if (tool := shutil.which("nvidia-smi")) is None:
         return None
     query = [tool, f"--query-gpu={fact}", "--format=csv,noheader,nounits", *([] if hidden() else [f"--id={_first()}"])]

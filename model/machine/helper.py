@@ -85,7 +85,7 @@ class Link:
                 view = view[self._sock.send(view) :]
 
     def receive(self) -> tuple[Any, bytes]:
-        """The next frame."""
+        """Receive the next frame."""
         self._extend()
         while not self._frames:
             with self._patience():
@@ -155,14 +155,14 @@ class HelperProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended, or is being ended."""
+        """Return whether it has ended, or is being ended."""
         if self._closed or self._process.poll() is None:
             return self._closed
         self._lost(ConnectionResetError("it ended"))
         return True
 
     def exchange(self, value: Any, data: bytes = b"") -> tuple[Any, bytes]:
-        """The answer to a frame on the first link. Raises ProcessLost."""
+        """Send a frame on the first link; return the answer. Raises ProcessLost."""
         with self.watched():
             self.links[0].send(value, data)
             return self.links[0].receive()
@@ -184,14 +184,14 @@ class HelperProcess:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Errors of a link in the block raise ProcessLost."""
+        """Raise ProcessLost for errors of a link in the block."""
         try:
             yield
         except (OSError, ValueError) as error:  # ValueError: its frame has no JSON
             raise self._lost(error) from error
 
     def may_blame(self) -> bool:
-        """Whether the input that the process worked on may be why it exceeded its limits."""
+        """Return whether the input that the process worked on may be why it exceeded its limits."""
         return True
 
     def _start(self, module: str, n_links: int, environment: Mapping[str, str]) -> None:

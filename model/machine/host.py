@@ -23,7 +23,7 @@ LEAST_ADDRESSES = 2**30
 
 
 def choose_threads(requested: int | None = None, root: Path = Path("/")) -> int:
-    """`requested`, else OMP_NUM_THREADS, else the cores that affinity and control groups allow, at least 1.
+    """Choose `requested`, else OMP_NUM_THREADS, else the cores that affinity and control groups allow, at least 1.
 
     Two hyper-threads count as one core. Raises OptionError for less than 1, and for more than the processors allowed.
     """
@@ -41,7 +41,7 @@ def choose_threads(requested: int | None = None, root: Path = Path("/")) -> int:
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Bytes that this process can still allocate: the minimum of what machine, control groups and `ulimit -v` allow."""
+    """Return the bytes that this process can allocate: the least that machine, control groups and `ulimit -v` allow."""
     return min([_available(root), *_left_by_groups(root), *_left_of_addresses(root)])
 
 
@@ -68,14 +68,14 @@ def _processors() -> set[int]:
 
 
 def _cores(root: Path, allowed: set[int]) -> int:
-    """Number of cores that the allowed processors belong to: hyper-threads of a core name the same siblings."""
+    """Count the cores that the allowed processors belong to: hyper-threads of a core name the same siblings."""
     topology = root / "sys/devices/system/cpu"
     names = (text(topology / f"cpu{number}/topology/thread_siblings_list") or str(number) for number in allowed)
     return len(set(names))
 
 
 def _quotas(root: Path) -> Iterator[int]:
-    """Whole processors that each control group allows."""
+    """Yield the whole processors that each control group allows."""
     for _, quota, period in _limits(root, "cpu"):
         yield quota // period
 
@@ -88,7 +88,7 @@ def _available(root: Path) -> int:
 
 
 def _left_by_groups(root: Path) -> Iterator[int]:
-    """Bytes that each control group has left. File pages count as used, but the kernel reclaims them on demand."""
+    """Yield bytes left to each control group. File pages count as used, but the kernel reclaims them on demand."""
     for folder, limit, used in _limits(root, "memory"):
         lines = map(str.split, text(folder / "memory.stat").splitlines())
         reclaimable = sum(int(value) for name, value in lines if name == "inactive_file")
@@ -96,7 +96,7 @@ def _left_by_groups(root: Path) -> Iterator[int]:
 
 
 def _left_of_addresses(root: Path) -> Iterator[int]:
-    """Bytes that `ulimit -v` leaves, where it limits the addresses of this process."""
+    """Yield the bytes that `ulimit -v` leaves, where it limits the addresses of this process."""
     limit, pages = _address_limit(root), text(root / "proc/self/statm").split()
     if limit is not None and pages:
         yield max(limit - int(pages[0]) * os.sysconf("SC_PAGE_SIZE"), 0)
@@ -108,7 +108,7 @@ def _address_limit(root: Path) -> int | None:
 
 
 def _limits(root: Path, controller: str) -> Iterator[tuple[Path, int, int]]:
-    """Folder and two numbers of each control group that limits this process: its own group and those above it.
+    """Yield folder and two numbers of each control group that limits this process: its own group and those above it.
 
     The numbers are quota and period in microseconds ("cpu"), or limit and usage in bytes ("memory").
     """
@@ -124,7 +124,7 @@ def _limits(root: Path, controller: str) -> Iterator[tuple[Path, int, int]]:
 
 
 def text(path: Path) -> str:
-    """What a small file of the system says; empty if it cannot be read."""
+    """Read a small file of the system; empty if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def problem_of(*paths: Path) -> str | None:
-    """Why another user than this one and root may change one of these, and what to do; None if nobody may.
+    """Return why another user than this one and root may change one of these, and what to do; None if nobody may.
 
     A directory with the sticky bit passes, because others cannot rename or remove files in it. A missing path passes.
     For a link, both the link and its target must belong to this user or root.

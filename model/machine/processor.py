@@ -14,19 +14,19 @@ FORMAT_FLAGS = {
 
 
 def native_formats(root: Path = Path("/")) -> frozenset[str]:
-    """The number formats in which the processor computes natively."""
+    """Return the number formats in which the processor computes natively."""
     fields = dict(_fields(root / "proc/cpuinfo"))
     flags = {flag for name in INSTRUCTIONS for flag in fields.get(name, "").split()}
     return frozenset({"float32", *(name for name, needed in FORMAT_FLAGS.items() if needed & flags)})
 
 
 def processor_name(root: Path = Path("/")) -> str:
-    """What the processor calls itself, such as "AMD EPYC 7763"; its architecture where the system does not tell."""
+    """Return the processor's name, such as "AMD EPYC 7763"; its architecture where the system does not tell."""
     return dict(_fields(root / "proc/cpuinfo")).get("model name") or platform.machine()
 
 
 def _fields(path: Path) -> Iterator[tuple[str, str]]:
-    """The first paragraph: the system takes long to tell of many processors."""
+    """Yield the fields of the first paragraph: the system takes long to tell of many processors."""
     try:
         with path.open() as lines:
             for line in lines:

@@ -14,13 +14,12 @@ Reader = Callable[[Any], Any]
 
 
 def row(record: Any) -> list[Any]:
-    """The fields of a dataclass's instance."""
+    """Return the fields of a dataclass's instance."""
     return [getattr(record, name) for name in _names(record.__class__)]
 
 
 @cache
 def _names(kind: Any) -> tuple[str, ...]:
-    """The names of a dataclass's fields."""
     return tuple(item.name for item in fields(kind))
 
 
@@ -29,7 +28,7 @@ to_json: Callable[[Any], str] = json.JSONEncoder(separators=(",", ":"), default=
 
 
 def record(kind: type) -> Reader:
-    """The function that makes a record of this type from its parsed list, which it may change.
+    """Return the function that makes a record of this type from its parsed list, which it may change.
 
     Fields at the end may be missing if they have a default. Raises TypeError for a type that JSON cannot hold.
     """
@@ -46,7 +45,7 @@ def record(kind: type) -> Reader:
 
 
 def _reader(hint: Any) -> Reader | None:
-    """The function that makes a value of this type from parsed JSON; None if parsed JSON is already such a value."""
+    """Return the function that makes a value of this type from parsed JSON; None if parsed JSON is such a value."""
     if is_dataclass(hint) or hasattr(hint, "_fields"):
         return record(hint)
     readers = list(filter(None, map(_reader, get_args(hint))))

@@ -11,13 +11,13 @@ Ints = NDArray[np.int64]
 
 
 def upload(arrays: Sequence[Ints], device: torch.device) -> tuple[Tensor, ...]:
-    """Integer arrays as int64 tensors on `device`, in one asynchronous transfer."""
+    """Copy integer arrays to int64 tensors on `device`, in one asynchronous transfer."""
     sizes = [len(array) for array in arrays]
     return send(torch.from_numpy(np.concatenate(arrays)), device).split(sizes)
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """A host tensor on `device`. The host does not wait for the copy: a GPU copies from pinned memory."""
+    """Copy a host tensor to `device`. The host does not wait for the copy: a GPU copies from pinned memory."""
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 

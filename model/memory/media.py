@@ -28,24 +28,24 @@ class MediaSizes:
 
 
 def media_sizes(config: ModelConfig, options: RunnerOptions, value_bytes: int, slowness: int = 1) -> MediaSizes | None:
-    """The sizes for values of `value_bytes`; None for a model without an encoder.
+    """Return the sizes for values of `value_bytes`; None for a model without an encoder.
 
     A multiplication in the encoder takes as long as `slowness` in the text model.
 
     Raises OptionError for a --image-cache-memory that holds no image or chunk of audio, or for a model of text.
     """
-    wanted, encoder = options.image_cache_memory, config.encoder
+    requested, encoder = options.image_cache_memory, config.encoder
     if encoder is None:
-        if wanted is not None:
+        if requested is not None:
             raise OptionError("--image-cache-memory needs a model that takes images or audio; this one takes none")
         return None
     token_bytes = config.dim * value_bytes
     largest = encoder.max_tokens * token_bytes
-    if wanted is not None and wanted < largest:
+    if requested is not None and requested < largest:
         raise OptionError(
-            f"--image-cache-memory {size(wanted)} is less than the embeddings of {encoder.largest}, {size(largest)}"
+            f"--image-cache-memory {size(requested)} is less than the embeddings of {encoder.largest}, {size(largest)}"
         )
-    tokens = (max(IMAGE_CACHE, LEAST_IMAGES * largest) if wanted is None else wanted) // token_bytes
+    tokens = (max(IMAGE_CACHE, LEAST_IMAGES * largest) if requested is None else requested) // token_bytes
     return MediaSizes(_format(config, encoder, slowness), tokens, tokens * token_bytes, _encoding(encoder, value_bytes))
 
 
@@ -59,7 +59,7 @@ def check_media(media: MediaSizes, free: int, where: str) -> None:
 
 
 def _format(config: ModelConfig, encoder: VisionConfig | AudioConfig, slowness: int) -> ImageFormat | AudioFormat:
-    """A patch is compared with a token by their multiplications, in the largest item."""
+    """Make the format. A patch is compared with a token by their multiplications, in the largest item."""
     attention = 2 * encoder.max_patches * encoder.dim * encoder.n_layers
     patch = slowness * (encoder.n_parameters(config.dim) + attention)
     rate = max(1, round(config.n_active_parameters / patch))
@@ -69,6 +69,6 @@ def _format(config: ModelConfig, encoder: VisionConfig | AudioConfig, slowness: 
 
 
 def _encoding(encoder: VisionConfig | AudioConfig, value_bytes: int) -> int:
-    """Hidden states, q, k and v, cosines and sines, inputs and numbers of the largest item's patches."""
+    """Return the bytes of the largest item's hidden states, q, k, v, cosines, sines, inputs and numbers of patches."""
     values = encoder.dim + 3 * encoder.n_heads * encoder.head_dim
     return encoder.max_patches * (values * value_bytes + 4 * encoder.head_dim + encoder.patch_bytes + 8)

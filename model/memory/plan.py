@@ -47,7 +47,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class RankNeed:
-    """What one rank holds: its part of `layers` layers from `first_layer` on. Sizes are in bytes.
+    """One rank's part of a plan: `layers` layers from `first_layer` on. Sizes are in bytes.
 
     `token` is for one position in all its layers, `cache` what is for pages.
     """
@@ -112,7 +112,7 @@ class MemoryPlan:
 
     @property
     def taken(self) -> int:
-        """Bytes of weights, and of what the encoder keeps and computes."""
+        """Return the bytes of weights, and those that the encoder stores and computes."""
         return self.weights + self.media
 
 
@@ -151,7 +151,7 @@ class _Rank:
 
 
 def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> MemoryPlan:
-    """The plan of the model in `directory` on `options.device`, "cpu" or "cuda", with `total` bytes of memory.
+    """Plan the model in `directory` on `options.device`, "cpu" or "cuda", with `total` bytes of memory.
 
     Each rank has a GPU of so much memory; on a CPU all ranks share it.
     It does not read weights. On a CPU it decides as the engine does on this machine. It assumes that a GPU computes in
@@ -219,7 +219,7 @@ def _rank(decision: Decision, place: Place, options: RunnerOptions, own: OwnBits
 def _caches(
     ranks: Sequence[_Rank], options: RunnerOptions, own: int | None, context: int
 ) -> tuple[list[int | None], int | None]:
-    """Bytes for keys and values on each rank, with `own` bytes of memory each, and the longest sequence on all."""
+    """Return the bytes for keys and values on each rank with `own` bytes of memory, and the longest sequence on all."""
     if own is None:
         return [None] * len(ranks), None
     caches = [_cache(options, own, rank.taken, rank.step + rank.graphs) for rank in ranks]
@@ -233,7 +233,7 @@ def _caches(
 
 
 def _specs(ranks: Sequence[_Rank], caches: Sequence[int | None], served: int | None) -> tuple[PoolSpec, ...]:
-    """The pages of each pool that every rank holds; none if no sequence fits."""
+    """Return the pages of each pool that every rank holds; none if no sequence fits."""
     pairs = zip(ranks, caches, strict=True)
     pools = [rank.sizes.pools(served, cache) for rank, cache in pairs if served and cache]
     return tuple(
@@ -242,7 +242,7 @@ def _specs(ranks: Sequence[_Rank], caches: Sequence[int | None], served: int | N
 
 
 def _stored(directory: Path, config: ModelConfig) -> tuple[Kind, OwnBits, str]:
-    """The kind of the checkpoint, the bits of its own weights, and the summary of its quantization.
+    """Return the kind of the checkpoint, the bits of its own weights, and the summary of its quantization.
 
     Without weights, as for a name on the hub, all projections but the head count as quantized.
     """
@@ -260,12 +260,12 @@ def _stored(directory: Path, config: ModelConfig) -> tuple[Kind, OwnBits, str]:
 
 
 def _lengths(context: int, served: int | None) -> list[int]:
-    """Lengths to plan for; the last is the context. The longest that fits, `served`, is one of them."""
+    """Return lengths to plan for; the last is the context. The longest that fits, `served`, is one of them."""
     return sorted({length for length in (*LENGTHS, served) if length and length < context} | {context})
 
 
 def _cache(options: RunnerOptions, total: int, taken: int, step: int) -> int:
-    """Bytes for keys and values beside the `taken` ones of weights and media, and on a GPU of a step and graphs."""
+    """Return the bytes for keys and values beside those `taken` by weights, media and a GPU's step and graphs."""
     if options.cache_memory is not None:
         return options.cache_memory
     if options.device == "cuda":

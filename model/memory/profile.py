@@ -29,7 +29,7 @@ class CudaMemory:
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def peak(self) -> int:
-        """The greatest number of bytes that this process and all others used at one time since `watch`."""
+        """Return the greatest number of bytes that this process and all others used at one time since `watch`."""
         torch.cuda.synchronize(self._device)
         free, total = torch.cuda.mem_get_info(self._device)
         others = total - free - torch.cuda.memory_reserved(self._device)
@@ -37,14 +37,14 @@ class CudaMemory:
 
 
 def watched(device: torch.device) -> CudaMemory | None:
-    """The memory of a GPU; None for a CPU, whose memory others may want."""
+    """Return the memory of a GPU; None for a CPU, whose memory others may want."""
     return CudaMemory(device) if device.type == "cuda" else None
 
 
 def cache_budget(
     sizes: PoolSizes, length: int, upper: int, utilization: float | None, memory: CudaMemory, build: Build
 ) -> int:
-    """Bytes for keys and values beside the weights, which are there, and the largest step; 0 if there are none.
+    """Return the bytes for keys and values beside the loaded weights and the largest step; 0 if none are left.
 
     `length` is the longest sequence to serve, in tokens; `upper` bytes would be left if a step took nothing.
     """
@@ -60,7 +60,7 @@ def cache_budget(
 
 
 def largest_step(sizes: PoolSizes, length: int, upper: int, n_pages: int) -> StepBatch:
-    """A step with as many sequences as allowed: one computes and scores the last chunk of the longest prompt.
+    """Make a step with as many sequences as allowed: one computes and scores the last chunk of the longest prompt.
 
     The others decode. Their length is twice the length for which `upper` bytes hold all of them, but at most `length`.
     All share the first `n_pages` pages of each pool, because nobody reads what they write.

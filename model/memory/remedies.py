@@ -1,4 +1,4 @@
-"""What a user can change when a model does not fit: from plans alone, without weights."""
+"""Changes that a user can make when a model does not fit: from plans alone, without weights."""
 
 import math
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from model.sharding.shard import LARGEST_TENSOR
 
 
 def lack(plan: MemoryPlan, options: RunnerOptions) -> str:
-    """Why no sequence can be served; empty if one can, or if the memory is unknown.
+    """Return why no sequence can be served; empty if one can, or if the memory is unknown.
 
     With `--max-model-len` a sequence of that length must fit, else one token is enough.
     """
@@ -25,15 +25,15 @@ def lack(plan: MemoryPlan, options: RunnerOptions) -> str:
         parts = ("weights", plan.encodes, "--cache-memory" * bool(options.cache_memory))
         each = " of a rank" if len(plan.ranks) > 1 else ""
         return f"the {' and '.join(filter(None, parts))}{each} need {size(fixed)}, the memory is {size(plan.memory)}"
-    wanted = options.max_model_len or 1
-    if (plan.served or 0) >= wanted:
+    length = options.max_model_len or 1
+    if (plan.served or 0) >= length:
         return ""
-    sequence = "a sequence" if wanted == 1 else f"a sequence of {wanted:,} tokens"
+    sequence = "a sequence" if length == 1 else f"a sequence of {length:,} tokens"
     return f"{sequence} does not fit in the {size(plan.cache)} that {size(plan.memory)} leave for keys and values"
 
 
 def remedies(directory: Path, options: RunnerOptions, plan: MemoryPlan) -> Iterator[str]:
-    """Changes to `options`, each of which alone makes room for a sequence, and then the memory that would be enough."""
+    """Yield changes to `options`, each of which alone lets a sequence fit, and then the memory that would be enough."""
     changes: list[dict[str, str | int]] = [{"quantize": name} for name in QUANTIZE_NAMES if name != "auto"]
     changes += [{"kv_dtype": name} for name in KV_DTYPES if name != "auto"]
     if options.max_model_len and plan.served:
@@ -49,7 +49,7 @@ def remedies(directory: Path, options: RunnerOptions, plan: MemoryPlan) -> Itera
 
 
 def _more_ranks(directory: Path, options: RunnerOptions, plan: MemoryPlan) -> int | None:
-    """The least number of GPUs, each as large as this one, that hold the model together; None if too few can."""
+    """Return the least number of GPUs, each as large as this one, that hold the model together; None if too few can."""
     if options.device == "cpu":  # there all ranks share one memory
         return None
     sizes = range(options.tensor_parallel_size + 1, LARGEST_TENSOR + 1)
@@ -57,7 +57,7 @@ def _more_ranks(directory: Path, options: RunnerOptions, plan: MemoryPlan) -> in
 
 
 def _total(plan: MemoryPlan, options: RunnerOptions) -> int | None:
-    """The memory that the plan was made for: of each GPU, or of the host that all ranks share."""
+    """Return the memory that the plan was made for: of each GPU, or of the host that all ranks share."""
     return plan.memory * len(plan.ranks) if plan.memory and options.device == "cpu" else plan.memory
 
 
@@ -69,7 +69,7 @@ def _helps(directory: Path, options: RunnerOptions, memory: int | None) -> bool:
 
 
 def _enough(plan: MemoryPlan, options: RunnerOptions) -> int:
-    """Bytes of memory for a sequence of `--max-model-len` tokens, or else of the whole context."""
+    """Return the bytes of memory for a sequence of `--max-model-len` tokens, or else of the whole context."""
     sequence = options.cache_memory or plan.fits[-1].n_bytes
     if options.device == "cpu":
         each = plan.taken + (sequence if options.cache_memory else int(sequence / CPU_SHARE))

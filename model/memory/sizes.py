@@ -34,7 +34,7 @@ LEAST_SUMS = 1024
 
 
 def mebibytes(n_bytes: int) -> int:
-    """Whole MiB that hold so many bytes."""
+    """Return the whole MiB that hold so many bytes."""
     return math.ceil(n_bytes / 2**20)
 
 
@@ -49,26 +49,26 @@ class PoolSizes:
     max_sequences: int
 
     def page_bytes(self, window: int | None) -> int:
-        """Bytes of one page in the pool of `window`: keys and values of all its layers."""
+        """Return the bytes of one page in the pool of `window`: keys and values of all its layers."""
         return self.config.windows.count(window) * self.page_size * self.config.heads.n_stored * self.head_bytes
 
     def pages(self, window: int | None, length: int) -> int:
-        """Pages of the pool of `window` that one sequence of `length` tokens holds at most."""
+        """Return the pages of the pool of `window` that one sequence of `length` tokens holds at most."""
         return max_pages(window, length, self.page_size, self.max_step_tokens)
 
     def bytes_for(self, length: int) -> int:
-        """Bytes that one sequence of `length` tokens needs in all pools."""
+        """Return the bytes that one sequence of `length` tokens needs in all pools."""
         return sum(self.pages(window, length) * self.page_bytes(window) for window in self.config.pool_windows)
 
     @property
     def position_bytes(self) -> int:
-        """Bytes of one position in `rope.RopeTables`, all float32: cosines and sines of each RoPE, the temperature."""
+        """Return the bytes of a position in `rope.RopeTables`, float32: cosines and sines of each RoPE, temperature."""
         tables = len(set(self.config.pool_ropes))
         factors = self.config.query_temperature is not None or self.config.latent is not None
         return 4 * (tables * self.config.heads.rope_dim + factors)
 
     def step_bytes(self, value_bytes: int) -> int:
-        """An estimate of what a step of `max_step_tokens` takes beside weights, keys and values: a block, and logits.
+        """Estimate the bytes of a step of `max_step_tokens` beside weights, keys and values: a block, and logits.
 
         An activation takes `value_bytes`.
         """
@@ -76,7 +76,7 @@ class PoolSizes:
         return self.block_bytes(self.max_step_tokens, value_bytes) + rows * self.config.vocab_size * 4 * LOGIT_COPIES
 
     def block_bytes(self, n_rows: int, value_bytes: int) -> int:
-        """Bytes of the activations of the larger part of a block, its attention or its feed-forward, for `n_rows`."""
+        """Return the bytes of activations of the larger part of a block, attention or feed-forward, for `n_rows`."""
         config = self.config
         heads = config.heads
         attention = (heads.n_heads + heads.n_stored) * heads.head_dim + heads.n_heads * heads.value_dim
@@ -87,7 +87,7 @@ class PoolSizes:
         return n_rows * (2 * config.dim + max(attention, feed_forward)) * value_bytes
 
     def graph_bytes(self, length: int, value_bytes: int) -> int:
-        """An estimate of what the CUDA graphs hold: inputs, logits of all sequences, the memory of the largest step.
+        """Estimate the bytes of the CUDA graphs: inputs, logits of all sequences, the memory of the largest step.
 
         The inputs are `StaticInputs` of graphs.py, for sequences of up to `length` tokens. The step has its block, its
         logits in the model's format and in float32, and the sums of attention, which all layers of a window share.
@@ -104,7 +104,7 @@ class PoolSizes:
         return inputs + logits + self.block_bytes(rows, value_bytes) + sums + GRAPH_BYTES
 
     def longest(self, budget: int, spare: int) -> int:
-        """The longest sequence in tokens, up to the model's context; 0 if none fits.
+        """Return the longest sequence in tokens, up to the model's context; 0 if none fits.
 
         Its keys and values take at most `budget` bytes, its rotary positions at most `spare` bytes.
         """
@@ -114,42 +114,42 @@ class PoolSizes:
             low, high = (middle, high) if self.bytes_for(middle) <= budget else (low, middle - 1)
         return low
 
-    def length(self, wanted: int | None, budget: int, spare: int) -> int:
-        """The longest sequence to serve: `wanted`, or what the model and the memory allow.
+    def length(self, required: int | None, budget: int, spare: int) -> int:
+        """Return the longest sequence to serve: `required`, or as long as the model and the memory allow.
 
-        `budget` bytes serve keys and values, `spare` bytes are free beside them. Raises OptionError if `wanted`
+        `budget` bytes serve keys and values, `spare` bytes are free beside them. Raises OptionError if `required`
         exceeds the model's context (unless every layer has a window) or the memory.
         """
-        self.check_length(wanted)
+        self.check_length(required)
         fits = self.longest(budget, spare)
-        length = wanted or fits or 1
+        length = required or fits or 1
         self._check_positions(length, spare)
         needed = self.bytes_for(length)
         if needed <= budget:
             return length
         shorter = f"--max-model-len {fits} would fit, or " if fits else ""
-        remedy = f"--cache-memory {mebibytes(needed)}MiB would do" if wanted else self._larger(needed, spare)
+        remedy = f"--cache-memory {mebibytes(needed)}MiB would do" if required else self._larger(needed, spare)
         raise MemoryLack(
             f"one sequence of {length} tokens needs {size(needed)} for keys and values, "
             f"the cache has {size(budget)}; {shorter}{remedy}"
         )
 
     def _larger(self, needed: int, spare: int) -> str:
-        """What the least cache would hold, and which one holds the whole context."""
+        """Say what the least cache would hold, and which one holds the whole context."""
         least, whole = mebibytes(needed), mebibytes(self.bytes_for(self.config.max_position))
         return (
             f"--cache-memory {least}MiB would hold {self.longest(least * 2**20, spare)} tokens, "
             f"{whole}MiB the model's {self.config.max_position}"
         )
 
-    def check_length(self, wanted: int | None) -> None:
+    def check_length(self, required: int | None) -> None:
         """Raise OptionError for a length that the model does not allow."""
         config = self.config
-        if wanted is not None and wanted < 1:
-            raise OptionError(f"--max-model-len must be at least 1, got {wanted}")
-        if wanted is not None and wanted > config.max_position and None in config.pool_windows:
+        if required is not None and required < 1:
+            raise OptionError(f"--max-model-len must be at least 1, got {required}")
+        if required is not None and required > config.max_position and None in config.pool_windows:
             raise OptionError(
-                f"--max-model-len {wanted} is more than the model's context of {config.max_position} tokens; "
+                f"--max-model-len {required} is more than the model's context of {config.max_position} tokens; "
                 f"choose at most {config.max_position}"
             )
 
@@ -167,19 +167,19 @@ class PoolSizes:
         return tuple(PoolSpec(window, int(self.pages(window, length) * times)) for window in self.config.pool_windows)
 
     def most_useful(self, length: int) -> int:
-        """Bytes of cache beyond which more hardly helps."""
+        """Return the bytes of cache beyond which more hardly helps."""
         return self.bytes_for(length) * SPARE_SEQUENCES * self.max_sequences
 
 
 def pool_sizes(config: ModelConfig, options: RunnerOptions, device: str, dtype: str, page_size: int) -> PoolSizes:
-    """Sizes of the page pools on "cpu" or "cuda" for a model, or a rank of it, that computes in `dtype`."""
+    """Size the page pools on "cpu" or "cuda" for a model, or a rank of it, that computes in `dtype`."""
     max_sequences, max_step_tokens = options.step_limits(device)
     head_bytes = cache_format(options.kv_dtype, dtype).head_bytes(config.heads.head_dim)
     return PoolSizes(config, page_size, head_bytes, max_step_tokens, max_sequences)
 
 
 def weight_bytes(shard: Shard, scheme: Scheme, dtype: str, own_bits: OwnBits = None) -> int:
-    """Bytes of a rank's weights, which take `stored_bits`. A tied head that is quantized is beside the embeddings."""
+    """Return the bytes of a rank's weights at `stored_bits` a value. A quantized tied head is beside the embeddings."""
     config, has_head = shard.config, shard.place.is_last
     bits = stored_bits(config, scheme, dtype, own_bits)
     table_bits = bits.embeddings * shard.keeps_embeddings(quantizes_head=scheme.compiled)
@@ -194,7 +194,7 @@ def weight_bytes(shard: Shard, scheme: Scheme, dtype: str, own_bits: OwnBits = N
 
 
 def read_bytes(shard: Shard, scheme: Scheme, dtype: str, own_bits: OwnBits = None) -> int:
-    """Bytes of weights that a step reads for one token: all of a rank's but embeddings, images and unused experts."""
+    """Return the bytes of weights that a step reads for a token: a rank's but embeddings, images, unused experts."""
     config, bits = shard.config, stored_bits(shard.config, scheme, dtype, own_bits)
     n_sparse = sum(map(config.is_sparse, range(config.n_layers)))
     unused = max(0, len(shard.experts) - config.n_experts_per_token) * n_sparse * 3 * config.dim * config.expert_dim
@@ -206,7 +206,7 @@ def read_bytes(shard: Shard, scheme: Scheme, dtype: str, own_bits: OwnBits = Non
 
 
 def adapter_bytes(config: ModelConfig, dtype: str) -> int:
-    """Bytes of a LoRA adapter of `ADAPTER_RANK`, in `dtype`, for all projections but the head and those of experts."""
+    """Return the bytes of a LoRA adapter of `ADAPTER_RANK`, in `dtype`, for all projections but head and experts."""
     q, kv, dim = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim, config.dim
     attention = (dim + q) + 2 * (dim + kv) + (q + dim)
     if config.latent is not None:
@@ -225,19 +225,19 @@ def check_weights(shard: Shard, needed: int, stored: str, free: int, where: str)
     raise MemoryLack(f"the weights need {size(needed)} in {stored}, {where} has {size(free)} free; {hint}")
 
 
-def cpu_budget(wanted: int | None, free: int, where: str) -> int:
-    """Bytes for keys and values: `wanted`, or a share of the bytes that are `free` after the weights.
+def cpu_budget(required: int | None, free: int, where: str) -> int:
+    """Return the bytes for keys and values: `required`, or a share of the bytes that are `free` after the weights.
 
-    Raises MemoryLack if `wanted` is more than is free.
+    Raises MemoryLack if `required` is more than is free.
     """
-    if wanted is None:
+    if required is None:
         return int(max(0, free) * CPU_SHARE)
-    if wanted > free:
+    if required > free:
         raise MemoryLack(
-            f"--cache-memory {size(wanted)} is more than {where} has free after the weights ({size(free)}); "
+            f"--cache-memory {size(required)} is more than {where} has free after the weights ({size(free)}); "
             f"at most {free // 2**20}MiB would fit"
         )
-    return wanted
+    return required
 
 
 def check_step(cache: int, needed: int, free: int) -> None:
@@ -254,5 +254,5 @@ def _most(n_bytes: int) -> str:
 
 
 def gpu_budget(total: int, used: int, utilization: float | None) -> int:
-    """Bytes for keys and values on a GPU of `total` bytes, of which all else takes `used`; 0 if none are left."""
+    """Return the bytes for keys and values on a GPU of `total` bytes, of which all else takes `used`; at least 0."""
     return max(0, int(total * (GPU_UTILIZATION if utilization is None else utilization)) - used)

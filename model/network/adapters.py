@@ -41,7 +41,7 @@ class Matrices(NamedTuple):
 def read_adapter(
     path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, packed: bool
 ) -> tuple[str, Adapter]:
-    """The adapter in files, and its fingerprint; `packed` for the compiled kernels.
+    """Read the adapter in files, and its fingerprint; `packed` for the compiled kernels.
 
     Raises ModelError, also if it does not fit the model or the memory.
     """
@@ -55,7 +55,7 @@ def read_adapter(
 
 
 def count_values(path: Path, config: ModelConfig) -> int:
-    """Number of values in an adapter. Raises ModelError for one that does not fit."""
+    """Count the values in an adapter. Raises ModelError for one that does not fit."""
     file = open_adapter(path)
     check_shapes(file, config)
     return file.n_values
@@ -79,7 +79,7 @@ def check_shapes(file: AdapterFile, config: ModelConfig) -> None:
 
 
 def place(file: AdapterFile, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Adapter:
-    """The matrices in the order and the parts of the network's fused projections; the scale goes into B.
+    """Place the matrices in the order and the parts of the network's fused projections; the scale goes into B.
 
     Raises ModelError for values with which no request could be computed.
     """
@@ -111,7 +111,7 @@ def _check_values(file: AdapterFile, pair: Pair, a: Tensor, b: Tensor, dtype: to
 
 
 def blank(model: Transformer) -> Adapter:
-    """An adapter of zeros to all products of a network, which share the memory of their matrices."""
+    """Make an adapter of zeros to all products of a network, which share the memory of their matrices."""
     device = next(model.parameters()).device
 
     @cache
@@ -129,7 +129,7 @@ def blank(model: Transformer) -> Adapter:
 
 
 def _places(config: ModelConfig) -> Mapping[str, Place]:
-    """The places of all weights; a tied head may have an adapter, too."""
+    """Return the places of all weights; a tied head may have an adapter, too."""
     return {**dict(places(shard_of(config))), HEAD: Place(HEAD, 0, (config.vocab_size, config.dim))}
 
 
@@ -143,7 +143,7 @@ def _product(matrices: list[Matrices]) -> LowRank:
 
 
 def _layer(products: Mapping[str, LowRank], number: int) -> Mapping[str, LowRank]:
-    """The products of a layer, by target."""
+    """Return the products of a layer, by target."""
     prefix = f"layers.{number}."
     return {name.split(".")[-2]: product for name, product in products.items() if name.startswith(prefix)}
 
@@ -170,7 +170,6 @@ class AdapterStore:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the adapters in memory."""
         return sum(adapter.n_bytes for adapter in self._in_memory.values())
 
     def load(self, number: int, path: str) -> None:
@@ -187,11 +186,10 @@ class AdapterStore:
             self._in_memory[number] = adapter
 
     def has(self, number: int) -> bool:
-        """Whether an adapter is in memory."""
         return number in self._in_memory
 
     def fingerprint(self, number: int) -> str:
-        """That of the adapter's files when it was loaded; of an unknown one, a text that no files have."""
+        """Return the hash of the adapter's files when it was loaded; for an unknown one, a text that no files have."""
         known = self._known.get(number)
         return known.fingerprint if known else f"unknown {number}"
 
@@ -230,7 +228,7 @@ class AdapterStore:
         return faults
 
     def get(self, number: int) -> Adapter:
-        """An adapter of the present step. Raises ModelError if it had to be read again and cannot be."""
+        """Return an adapter of the present step. Raises ModelError if it had to be read again and cannot be."""
         with self._lock:
             return self._get(number)
 

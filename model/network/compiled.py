@@ -63,7 +63,7 @@ class CompiledNetwork:
         adapters: Sequence[Adapter | None] = (),
         embedded: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Hidden states [T, dim] after the last layer, and a token for each of the last `counts[i]` rows of slice i.
+        """Compute hidden states [T, dim] after the last layer, and tokens for the last `counts[i]` rows of slice i.
 
         `sampling` has a row for each of these tokens; without it none is sampled. `adapters` has one for each slice.
         `embedded` are rows [n] and the embeddings [n, dim] of images or audio in them. A stage of a pipeline receives
@@ -107,7 +107,7 @@ class CompiledNetwork:
         return x, sampled
 
     def _scratch_bytes(self, n_rows: int, n_samples: int) -> int:
-        """Bytes of scratch memory of the widest product."""
+        """Return the bytes of scratch memory of the widest product."""
         found = [self._kernels.linear_scratch(part, n_rows) for part in self._products]
         found += [self._kernels.experts_scratch(part, n_rows) for part in self._experts]
         found += [self._kernels.latent_scratch(part, n_rows) for part in self._latents]
@@ -144,7 +144,7 @@ class CompiledNetwork:
 def compiled_network(
     model: Transformer, attention: Attention, pools: PagePools, tables: RopeTables, block_rows: int
 ) -> CompiledNetwork | None:
-    """The network if the kernels compute all of it, else None: ranks that share layers have to add up their parts."""
+    """Return the network if the kernels compute all of it, else None: ranks that share layers add their parts."""
     if not isinstance(attention, PagedAttention) or model.splits_layers:
         return None
     parts = [part for block in model.layers for part in _parts(block)]  # type: ignore[arg-type]
@@ -167,7 +167,7 @@ def _tokens(slices: Sequence[Slice]) -> "array[int]":
 def _columns(
     slices: Sequence[Slice], counts: Sequence[int], adapters: Sequence[int]
 ) -> "tuple[array[int], array[int]]":
-    """`slices` and `pages` of step.h."""
+    """Return `slices` and `pages` of step.h."""
     columns, pages = array("q"), array("q")
     for item, n, adapter in zip(slices, counts, adapters, strict=True):
         columns.extend((item.start, item.stop, n, adapter))
@@ -180,7 +180,7 @@ def _columns(
 
 
 def _parts(block: Block) -> list[Any]:
-    """Attention, wo, and w13 and w2 or all experts, in the layout of the kernels; None for one without this layout.
+    """Return attention, wo, and w13 and w2 or all experts, in the kernels' layout; None for one without this layout.
 
     Attention is wqkv, or all of latent attention before wo.
     """

@@ -1,4 +1,4 @@
-"""What encoders of images and audio share: they work in pieces, for a step of the engine may do a part of an item.
+"""The base of encoders of images and audio: they work in pieces, for a step of the engine may do a part of an item.
 
 P is the number of patches of a media item: squares of an image, or positions of a chunk of audio.
 """
@@ -72,31 +72,31 @@ class Encoder(nn.Module, ABC):
     @property
     @abstractmethod
     def weight(self) -> Tensor:
-        """A weight, which has the type and the device of hidden states."""
+        """Return a weight, which has the type and the device of hidden states."""
 
     @abstractmethod
     def begin(self, inputs: bytes | memoryview, rows: int, columns: int) -> Encoding:
-        """The encoding of an item of `rows` x `columns` tokens, with nothing done; see `MediaWork.inputs`.
+        """Begin the encoding of an item of `rows` x `columns` tokens; see `MediaWork.inputs`.
 
         Raises ValueError for another number of bytes.
         """
 
     @abstractmethod
     def first(self, encoding: Encoding, tile: slice) -> Tensor:
-        """The first hidden states [n, dim] of a tile of patches."""
+        """Compute the first hidden states [n, dim] of a tile of patches."""
 
     @abstractmethod
     def join(self, x: Tensor) -> Tensor:
-        """Hidden states [n, patches of a token, dim] -> embeddings [n, dim of the text model]."""
+        """Join hidden states [n, patches of a token, dim] -> embeddings [n, dim of the text model]."""
 
     @abstractmethod
     def costs(self, n_patches: int) -> tuple[int, int, int, int]:
-        """Multiplications: for a patch its first state, its q, k and v, the rest of its layer; for a token its end."""
+        """Count multiplications: of a patch for its first state, q, k and v, other parts; of a token for its end."""
 
     def advance(self, encoding: Encoding, stop: int) -> None:
-        """Do the work up to patch `stop` of `n_patches`: the units that begin within this share of the cost of all.
+        """Compute the units that begin within the share `stop` / `n_patches` of the cost of all.
 
-        What is done, stays. A unit that raises can be repeated.
+        Units already computed are not repeated. A unit that raises can be.
         """
         target = encoding.costs[-1] * stop
         while not encoding.complete and encoding.costs[encoding.done] * encoding.n_patches < target:
@@ -104,13 +104,13 @@ class Encoder(nn.Module, ABC):
             encoding.done += 1
 
     def forward(self, inputs: bytes | memoryview, rows: int, columns: int) -> Tensor:
-        """The embeddings [rows * columns, dim] of an item, all at once; see `begin`."""
+        """Compute the embeddings [rows * columns, dim] of an item, all at once; see `begin`."""
         encoding = self.begin(inputs, rows, columns)
         self.advance(encoding, encoding.n_patches)
         return encoding.embeddings
 
     def begun(self, inputs: Tensor, patch_ids: Tensor, rotations: Tensor, n_heads: int, width: int) -> Encoding:
-        """An encoding with nothing done. `rotations` [P, 2, head_dim/2], `width` of hidden states."""
+        """Make an encoding with nothing done. `rotations` [P, 2, head_dim/2], `width` of hidden states."""
         n_patches, n_tokens, weight = len(rotations), len(patch_ids), self.weight
         first, project, complete, end = self.costs(n_patches)
         tiles = _tiles(n_patches)

@@ -22,6 +22,6 @@ class FeedForward(nn.Module):
         onto: Tensor | None = None,
         uses: lora.LayerUses = lora.NO_USES,
     ) -> Tensor:
-        """FeedForward(norm(x)), or `onto` with it added in place. [T, dim] -> [T, dim]"""
+        """Compute FeedForward(norm(x)), or add it to `onto` in place. [T, dim] -> [T, dim]"""
         inner = self.w13.gated(x, norm, uses.get("w13"))
         return self.w2(inner, onto=onto, adapters=uses.get("w2"))  # [T, dim]

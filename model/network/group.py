@@ -1,4 +1,4 @@
-"""What the ranks of a model send each other as tensors, over `torch.distributed`: gloo on CPUs, nccl on GPUs."""
+"""Tensors that the ranks of a model send each other, over `torch.distributed`: gloo on CPUs, nccl on GPUs."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -32,7 +32,7 @@ class Group:
         self._sends: deque[tuple[dist.Work, Tensor]] = deque()  # keep tensors alive until they are sent
 
     def sum(self, partial: Tensor) -> Tensor:
-        """The sum of what each rank of the stage has, [T, dim] each. It takes the place of `partial`."""
+        """Sum the `partial` [T, dim] of each rank of the stage, in its place."""
         ranks = self.place.stage_ranks
         if len(ranks) == 1:
             return partial
@@ -45,14 +45,14 @@ class Group:
         return self.sum_by_shares(partial)
 
     def gather_all(self, own: Tensor) -> list[Tensor]:
-        """The tensors `own` of all ranks of the stage, in their order."""
+        """Gather the tensors `own` of all ranks of the stage, in their order."""
         parts = [torch.empty_like(own) for _ in self.place.stage_ranks]
         parts[self.place.tensor_rank] = own
         self._exchange([own] * len(parts), parts)
         return parts
 
     def sum_by_shares(self, partial: Tensor) -> Tensor:
-        """`sum`, where each rank adds one share of the values and sends the result to the others."""
+        """Do `sum`, where each rank adds one share of the values and sends the result to the others."""
         shares, own = partial.view(-1).tensor_split(len(self.place.stage_ranks)), self.place.tensor_rank
         parts = [torch.empty_like(shares[own]) for _ in shares]
         parts[own] = shares[own]
@@ -62,7 +62,7 @@ class Group:
         return partial
 
     def gather(self, columns: Tensor, widths: Sequence[int]) -> Tensor | None:
-        """The columns of all ranks of the stage side by side, [N, sum of widths], on its first rank; None elsewhere.
+        """Gather the columns of the stage's ranks side by side, [N, sum of widths], on its first rank; None elsewhere.
 
         `columns` [N, widths[tensor_rank]] are those of this rank.
         """
@@ -87,7 +87,7 @@ class Group:
             self._wait([self._sends.popleft()[0]])
 
     def receive(self, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
-        """Hidden states [T, dim] of the stage before: those of its oldest `send` that has not been received."""
+        """Receive hidden states [T, dim] of the stage before: those of its oldest `send` that has not been received."""
         assert self.place.before is not None
         hidden = torch.empty(shape, dtype=dtype, device=self.device)
         self._finish([dist.P2POp(dist.irecv, hidden, self.place.before)])
@@ -109,7 +109,7 @@ class Group:
 
 
 def _stage_group(place: Place) -> dist.ProcessGroup | None:
-    """The group of the rank's stage. All ranks call this at once."""
+    """Make the group of the rank's stage. All ranks call this at once."""
     if place.layout.pipeline == 1:
         return dist.group.WORLD
     groups = {each.stage: each.stage_ranks for each in place.layout.places()}
@@ -118,7 +118,7 @@ def _stage_group(place: Place) -> dist.ProcessGroup | None:
 
 
 def add(parts: Sequence[Tensor]) -> Tensor:
-    """The sum in the order of the parts, in place of the first."""
+    """Add the parts in their order, in place of the first."""
     total, *others = parts
     for part in others:
         total.add_(part)

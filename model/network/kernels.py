@@ -19,7 +19,7 @@ Kind = tuple[str, bool, int, int]
 
 
 def row_counts(model: nn.Module, most: int) -> Sequence[int]:
-    """Numbers of rows up to `most`, in order: 1, `most`, and the last before and the first after each change."""
+    """Return numbers of rows up to `most`, in order: 1, `most`, and the last before and the first after each change."""
     kinds = {kind for part in model.modules() if (kind := _kind(part)) is not None}
     found = {1, most}
     for kind in kinds:
@@ -29,7 +29,7 @@ def row_counts(model: nn.Module, most: int) -> Sequence[int]:
 
 
 def _kind(part: nn.Module) -> Kind | None:
-    """The kind of a projection or of a layer's experts; None if no kernel of a GPU computes it."""
+    """Return the kind of a projection or of a layer's experts; None if no kernel of a GPU computes it."""
     if isinstance(part, MoE) and part.stacked is not None:
         return part.stacked[0].layout, bool(part.gate.fixed), part.n_experts, part.n_used
     if isinstance(part, Floats) and part.weights is not None and part.in_triton(part.weights.values):
@@ -38,7 +38,7 @@ def _kind(part: nn.Module) -> Kind | None:
 
 
 def _kernel(kind: Kind, n_rows: int) -> object:
-    """What computes `n_rows` rows: a tile, or None for PyTorch."""
+    """Return the tile that computes `n_rows` rows, or None for PyTorch."""
     from model.kernels.cuda.product import tile_of
 
     layout, fixed, n_experts, n_used = kind

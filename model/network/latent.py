@@ -73,7 +73,7 @@ class Expansion(nn.Module):
 
     @property
     def expands(self) -> bool:
-        """The kernels' layout has no other use than products of rows."""
+        """Return False for the kernels' layout, which serves nothing but products of rows."""
         return not self.absorb.packed
 
     def expand(self, latents: Tensor, heads: slice) -> tuple[Tensor, Tensor]:
@@ -122,7 +122,7 @@ class LatentAttention(nn.Module):
         uses: lora.LayerUses,
         onto: Tensor | None,
     ) -> Tensor:
-        """attention(norm(x)), or `onto` with it added in place. [T, dim] -> [T, dim]"""
+        """Compute attention(norm(x)), or add it to `onto` in place. [T, dim] -> [T, dim]"""
         q = self._queries(x, norm).unflatten(1, (self.n_heads, -1))  # [T, n_heads, head_dim]
         latent, k_rope = self.wkv_a_with_mqa(x, norm).split(self._kv_parts, dim=1)
         key = torch.cat((self.kv_a_norm(latent), k_rope), dim=1)  # [T, cache_dim]
@@ -130,14 +130,14 @@ class LatentAttention(nn.Module):
         return self.wo(attended.flatten(1), onto=onto, adapters=uses.get("wo"))
 
     def _queries(self, x: Tensor, norm: RMSNorm) -> Tensor:
-        """[T, dim] -> [T, n_heads * head_dim]"""
+        """Compute queries: [T, dim] -> [T, n_heads * head_dim]."""
         if hasattr(self, "wq"):
             return self.wq(x, norm)
         return self.wq_b(self.wq_a(x, norm), self.q_a_norm)
 
     @cached_property
     def packed(self) -> PackedLatent | None:
-        """The weights but wo, once they are loaded, for the compiled kernels; None where these do not serve."""
+        """Return the weights but wo, once they are loaded, for the compiled kernels; None where these do not serve."""
         first, q_norm, second = None, None, getattr(self, "wq", None)
         if second is None:
             first, q_norm, second = self.wq_a.packed, self.q_a_norm.weight, self.wq_b

@@ -35,7 +35,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowRank:
-    """What an adapter adds to one product: `u = a x`, then the parts of B. `a` is [sum of their ranks, n_in].
+    """An adapter's part of one product: `u = a x`, then the parts of B. `a` is [sum of their ranks, n_in].
 
     Worked example: an adapter for q (rank 8) and v (rank 4) of a layer with 64 rows of q and 32 of k has `a` [12, dim]
     and the parts (0, 0, [64, 8]) and (96, 8, [32, 4]). Parts are in order and do not overlap. All are contiguous.
@@ -49,12 +49,12 @@ class LowRank:
         return self.a.nbytes + sum(part.b.nbytes for part in self.parts)
 
     def pack(self) -> PackedLowRank:
-        """The same for the compiled kernels."""
+        """Pack it for the compiled kernels."""
         return low_rank.pack(self.a, self.parts)
 
 
 Product = LowRank | PackedLowRank
-"""What an adapter adds to one product. It is packed for projections that the compiled kernels compute."""
+"""The low-rank part of one product. It is packed for projections that the compiled kernels compute."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +65,7 @@ class Adapter:
     head: Product | None = None
 
     def pack(self) -> "Adapter":
-        """The same for a network whose projections the compiled kernels compute."""
+        """Pack it for a network whose projections the compiled kernels compute."""
         ordered = [
             (number, target) for number, layer in enumerate(self.layers) for target in TARGETS if target in layer
         ]
@@ -78,12 +78,12 @@ class Adapter:
 
     @cached_property
     def targets(self) -> PackedTargets:
-        """A packed adapter for all projections of all layers, then for the head."""
+        """Return a packed adapter for all projections of all layers, then for the head."""
         return _targets([*(layer.get(target) for layer in self.layers for target in TARGETS), self.head])
 
     @cached_property
     def entries(self) -> NDArray[np.int64]:
-        """The entries for the GPU's kernels of all products, those of each layer by target, then the head's."""
+        """Return the entries for the GPU's kernels of all products, those of each layer by target, then the head's."""
         from model.kernels.cuda import adapters
 
         products = [layer.get(target) for layer in self.layers for target in TARGETS] + [self.head]
@@ -170,7 +170,7 @@ class StepAdapters:
     def of(
         cls, adapters: Sequence[Adapter | None], lengths: Sequence[int], device: torch.device, *, by_torch: bool = False
     ) -> "StepAdapters | None":
-        """The step whose slice i has `lengths[i]` rows and uses `adapters[i]`; None if no row uses an adapter.
+        """Make the step whose slice i has `lengths[i]` rows and uses `adapters[i]`; None if no row uses an adapter.
 
         With `by_torch` no kernels of a GPU serve.
         """
@@ -185,7 +185,6 @@ class StepAdapters:
         return cls(distinct, tuple(rows), _group(distinct, found, device) if grouped else None)
 
     def layer(self, number: int) -> LayerUses:
-        """The uses of a layer."""
         if self.grouped is not None:
             first = number * len(TARGETS)
             return {target: GroupedUses(self.grouped, first + i) for i, target in enumerate(TARGETS)}
@@ -197,7 +196,6 @@ class StepAdapters:
 
     @property
     def head(self) -> RowAdapters | None:
-        """The uses of the output head."""
         if self.grouped is not None:
             return GroupedUses(self.grouped, len(self.grouped.table) - 1)
         return self._uses([one.head for one in self.adapters])

@@ -18,7 +18,7 @@ from model.network.feed_forward import FeedForward
 
 
 def route(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Experts [T, k] and their weights [T, k] float32: softmax over the k greatest of logits [T, n_experts].
+    """Return experts [T, k] and their weights [T, k] float32: softmax over the k greatest of logits [T, n_experts].
 
     Softmax over all experts, renormalised over the k greatest, gives the same weights.
     """
@@ -77,7 +77,7 @@ class MoE(nn.Module):
         onto: Tensor | None = None,
         uses: lora.LayerUses = lora.NO_USES,
     ) -> Tensor:
-        """MoE(norm(x)), or `onto` with it added in place. [T, dim] -> [T, dim]. No adapter changes experts."""
+        """Compute MoE(norm(x)), or add it to `onto` in place. [T, dim] -> [T, dim]. No adapter changes experts."""
         x = x.clone() if norm is None else norm(x)  # `onto` may be x
         if self.stacked is not None:
             y = self._grouped(x, *self.stacked, onto)
@@ -87,7 +87,7 @@ class MoE(nn.Module):
         return y if self.shared_experts is None else self.shared_experts(x, onto=y)
 
     def _one_by_one(self, x: Tensor) -> Tensor:
-        """The weighted sum of the chosen experts, computed one expert after another."""
+        """Compute the weighted sum of the chosen experts, one expert after another."""
         experts, weights = route(self.gate(x), self.n_used)  # [T, k] each
         order = experts.flatten().argsort(stable=True)  # [T * k]: (token, choice) pairs, grouped by expert
         counts = experts.flatten().bincount(minlength=self.n_experts)
@@ -99,14 +99,14 @@ class MoE(nn.Module):
         return (y.unflatten(0, (-1, self.n_used)) * weights.unsqueeze(-1)).sum(dim=1)  # [T, dim]
 
     def _expert(self, number: int, x: Tensor) -> Tensor:
-        """Expert `number` of the model over x [n, dim]; zeros for one that is not here."""
+        """Compute expert `number` of the model over x [n, dim]; zeros for one that is not here."""
         if number not in self._held:
             return torch.zeros_like(x)
         y: Tensor = self.experts[number - self._held.start](x)
         return y
 
     def _grouped(self, x: Tensor, w13: DeviceWeights, w2: DeviceWeights, onto: Tensor | None) -> Tensor:
-        """The same on a GPU, added to `onto`, from four kernels that never wait for the host."""
+        """Compute the same on a GPU, added to `onto`, with four kernels that never wait for the host."""
         from model.kernels.cuda import product, routing
 
         n_pairs = len(x) * self.n_used
@@ -121,7 +121,7 @@ class MoE(nn.Module):
         return routing.join(y, assignment.shares, onto)
 
     def _here(self, experts: Tensor) -> Tensor:
-        """Numbers of experts of the model as those of this rank, -1 for one that is not here."""
+        """Map the model's numbers of experts to this rank's, -1 for one that is not here."""
         if len(self.experts) == self.n_experts:
             return experts
         elsewhere = (experts < self._held.start) | (experts >= self._held.stop)
@@ -137,7 +137,7 @@ class CompiledMoE(MoE):
 
     @cached_property
     def packed(self) -> PackedExperts:  # type: ignore[override]
-        """The weights, which are loaded."""
+        """Return the weights, which are loaded."""
         gate: Tensor = self.gate.weight  # type: ignore[assignment]
         before, after = self._held.start, self.n_experts - self._held.stop
         pairs = [_packed(expert) for expert in self.experts]  # type: ignore[arg-type]

@@ -50,7 +50,7 @@ class SelfAttention(nn.Module):
         uses: lora.LayerUses,
         onto: Tensor | None,
     ) -> Tensor:
-        """attention(norm(x)), or `onto` with it added in place. [T, dim] -> [T, dim]"""
+        """Compute attention(norm(x)), or add it to `onto` in place. [T, dim] -> [T, dim]"""
         qkv = self.wqkv(x, norm, adapters=uses.get("wqkv"))
         qkv = qkv.view(len(x), -1, self.head_dim)  # [T, n_heads + 2 n_kv_heads, head_dim]
         attended = attention.attend(qkv, self.n_heads, rope, cache, prepared)  # [T, n_heads, head_dim]
@@ -92,7 +92,7 @@ class Block(nn.Module):
         prepared: Any,
         uses: lora.LayerUses,
     ) -> Tensor:
-        """x [T, dim] after the block, in place."""
+        """Compute x [T, dim] after the block, in place."""
         onto = x if self._group is None else None
         y = self.attention(x, self.attention_norm, rope, attention, cache, prepared, uses, onto)
         x = self._joined(x, y)
@@ -100,7 +100,7 @@ class Block(nn.Module):
         return self._joined(x, self.feed_forward(x, self.ffn_norm, onto, uses))
 
     def _joined(self, x: Tensor, y: Tensor) -> Tensor:
-        """x with the sum of y over all ranks added in place; y itself without a group, for it is this x already."""
+        """Add the sum of y over all ranks to x in place; without a group return y, which is this x already."""
         return y if self._group is None else x.add_(self._group.sum(y))
 
 
@@ -149,12 +149,12 @@ class Transformer(nn.Module):
 
     @property
     def n_parameters(self) -> int:
-        """Number of weights; a tied head counts once."""
+        """Count the weights; a tied head counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of hidden states."""
+        """Return the type of hidden states."""
         first: Block = self.layers[0]  # type: ignore[assignment]
         return first.attention_norm.weight.dtype
 
@@ -166,7 +166,7 @@ class Transformer(nn.Module):
         pools: PagePools,
         adapters: lora.StepAdapters | None = None,
     ) -> Tensor:
-        """Hidden states [T, dim] after the last layer, before the last norm; writes the new keys and values to `pools`.
+        """Compute hidden states [T, dim] after the last layer, before the last norm; write keys and values to `pools`.
 
         `tables` have max_model_len positions.
         """
@@ -183,7 +183,7 @@ class Transformer(nn.Module):
         return x
 
     def receive(self, n_rows: int) -> Tensor | None:
-        """Hidden states [n_rows, dim] of the stage before in a pipeline; None in the first stage."""
+        """Receive hidden states [n_rows, dim] of the stage before in a pipeline; None in the first stage."""
         if self.group is None or self.shard.place.is_first:
             return None
         return self.group.receive((n_rows, self.config.dim), self.dtype)
@@ -194,7 +194,7 @@ class Transformer(nn.Module):
             self.group.send(x)
 
     def _embed(self, inputs: PackedInputs) -> Tensor:
-        """Embeddings of tokens, images and audio, [T, dim]."""
+        """Return the embeddings of tokens, images and audio, [T, dim]."""
         x = self._look_up(inputs.tokens).to(self.dtype)
         if inputs.embedded is not None:
             rows, values = inputs.embedded
@@ -202,7 +202,7 @@ class Transformer(nn.Module):
         return x
 
     def _look_up(self, tokens: Tensor) -> Tensor:
-        """Embeddings of tokens, [T, dim]. Of ranks that share the table, one has a token's row and the others add 0."""
+        """Look up token embeddings, [T, dim]. Of ranks that share the table, one has a token's row, others add 0."""
         if self.group is None or not self.splits_layers:
             return self.tok_embeddings(tokens)
         own = self.shard.vocab
@@ -211,7 +211,7 @@ class Transformer(nn.Module):
         return self.group.sum(x.masked_fill_(elsewhere[:, None], 0))
 
     def logits(self, hidden: Tensor, adapters: lora.StepAdapters | None = None) -> Tensor:
-        """Hidden states [N, dim], of the rows that need it only -> logits [N, vocab_size] float32.
+        """Compute hidden states [N, dim], of the rows that need it only -> logits [N, vocab_size] float32.
 
         `adapters` are those of these rows. Of ranks that share the head the first has the logits of all; the others
         return their own columns.
@@ -221,5 +221,5 @@ class Transformer(nn.Module):
         return (y if gathered is None else gathered).float()
 
     def own_logits(self, hidden: Tensor, adapters: lora.StepAdapters | None = None) -> Tensor:
-        """As `logits`, in the model's type and only for the part of the vocabulary that is here: [N, own tokens]."""
+        """Do as `logits`, in the model's type and only for the part of the vocabulary that is here: [N, own tokens]."""
         return self.output(hidden, self.norm, adapters=None if adapters is None else adapters.head)

@@ -44,7 +44,7 @@ class Place:
     rotates_last: bool = False
 
     def order(self, n_rows: int, rotation: str) -> Tensor | None:
-        """Numbers of the rows of a file in the order of the network; None if they have it."""
+        """Return the numbers of a file's rows in the order of the network; None if they have it."""
         if self.rotates is None:
             return None
         return (
@@ -97,24 +97,24 @@ def load(
 
 
 def elsewhere(shard: Shard) -> frozenset[str]:
-    """The native names of the tensors of which only other ranks hold something."""
+    """Return the native names of the tensors of which only other ranks hold something."""
     return frozenset(name for name in _shapes(shard) if shard.part(name) is None)
 
 
 def _shapes(shard: Shard) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor of the whole model, by its native name."""
+    """Return the shape of every tensor of the whole model, by its native name."""
     return {name: place.shape for name, place in places(shard_of(shard.whole))}
 
 
 def _uploaded(tensor: Matrix, device: torch.device) -> Matrix:
-    """The tensor on its device; GGUF's matrices on the host, where a scheme converts them."""
+    """Upload the tensor to its device; GGUF's matrices stay on the host, where a scheme converts them."""
     if isinstance(tensor, torch.Tensor):
         return tensor.to(device)
     return tensor.moved(lambda part: part.to(device)) if isinstance(tensor, QuantizedMatrix) else tensor
 
 
 def _internal(tensor: Matrix, place: Place, rotation: str) -> Matrix:
-    """The tensor as a matrix, with its rows in the order of the network."""
+    """Return the tensor as a matrix, with its rows in the order of the network."""
     order = place.order(len(tensor), rotation)
     tensor = tensor if order is None else tensor[order]
     return tensor.flatten(1) if isinstance(tensor, torch.Tensor) and tensor.dim() > 2 else tensor
@@ -130,7 +130,7 @@ def _reserve(model: Transformer, dtype: torch.dtype, device: torch.device) -> No
 
 
 def _tie(model: Transformer, embeddings: Matrix) -> None:
-    """The head is the embeddings themselves, or a quantized copy of them."""
+    """Make the head the embeddings themselves, or a quantized copy of them."""
     if isinstance(model.output, Compiled):
         model.output.take(0, embeddings)
     else:
@@ -158,7 +158,7 @@ def _fill(model: Transformer, place: Place, rows: Matrix, dtype: torch.dtype, de
 
 
 def places(shard: Shard) -> Iterator[tuple[str, Place]]:
-    """Every tensor of a checkpoint of which the shard holds a part, by its native name, with the shape of the part."""
+    """Yield every tensor of a checkpoint of which the shard holds a part, by native name, with the part's shape."""
     config, dim = shard.config, shard.config.dim
     if shard.has_embeddings:
         yield EMBEDDINGS, Place(EMBEDDINGS, 0, (len(shard.vocab), dim))
@@ -208,7 +208,7 @@ def _latent_places(name: str, parameter: str, config: ModelConfig, latent: Laten
 def _projection_places(
     name: str, parameter: str, dim: int, n_rows: tuple[int, int], rotates: tuple[int, int]
 ) -> Iterator[tuple[str, Place]]:
-    """q, k, v and o of attention; `n_rows` are those of q, and of k and v."""
+    """Yield q, k, v and o of attention; `n_rows` are those of q, and of k and v."""
     q_rows, kv_rows = n_rows
     yield f"{name}.wq.weight", Place(f"{parameter}.wqkv.weight", 0, (q_rows, dim), rotates)
     yield f"{name}.wk.weight", Place(f"{parameter}.wqkv.weight", q_rows, (kv_rows, dim), rotates)
@@ -217,7 +217,7 @@ def _projection_places(
 
 
 def _expert_places(name: str, parameter: str, shard: Shard) -> Iterator[tuple[str, Place]]:
-    """The gate, the experts that the shard holds, which the network counts from 0, and the shared ones."""
+    """Yield the gate, the experts that the shard holds, which the network counts from 0, and the shared ones."""
     config = shard.config
     yield f"{name}.gate.weight", Place(f"{parameter}.gate.weight", 0, (config.n_experts, config.dim))
     for number, expert in enumerate(shard.experts):
@@ -235,7 +235,7 @@ def _feed_forward_places(name: str, parameter: str, dim: int, hidden_dim: int) -
 
 
 def _vision_places(config: VisionConfig, dim: int) -> Iterator[tuple[str, Place]]:
-    """The image encoder of a text model of `dim`."""
+    """Yield the image encoder of a text model of `dim`."""
     patch = (config.dim, config.n_channels, config.patch_size, config.patch_size)
     yield "vision_encoder.patch_conv.weight", Place("encoder.patch_conv.weight", 0, patch)
     yield "vision_encoder.ln_pre.weight", Place("encoder.ln_pre.weight", 0, (config.dim,))
@@ -265,7 +265,7 @@ def _adapter_places(config: VisionConfig, dim: int) -> Iterator[tuple[str, Place
 
 
 def _audio_places(config: AudioConfig, dim: int) -> Iterator[tuple[str, Place]]:
-    """The audio encoder of a text model of `dim`. Keys have no bias."""
+    """Yield the audio encoder of a text model of `dim`. Keys have no bias."""
     own = config.dim
     for number, n_in in enumerate((config.n_mels, own)):
         yield from _biased(f"{WHISPER}.conv_layers.{number}", f"encoder.conv{number + 1}", (own, n_in, KERNEL))
@@ -288,7 +288,6 @@ def _audio_places(config: AudioConfig, dim: int) -> Iterator[tuple[str, Place]]:
 
 
 def _biased(name: str, parameter: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Place]]:
-    """A projection with a bias."""
     yield f"{name}.weight", Place(f"{parameter}.product.weight", 0, shape)
     yield f"{name}.bias", Place(f"{parameter}.bias", 0, shape[:1])
 

@@ -13,7 +13,7 @@ from model.machine.child import die_with_parent, name_process
 
 
 def main() -> NoReturn:
-    """Never returns: threads of torch.distributed may hang in their end."""
+    """Run a rank and never return: threads of torch.distributed may hang in their end."""
     die_with_parent()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as the engine: rank 0, or who started us, ends us
     from model.ranks.world import from_environment

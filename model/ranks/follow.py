@@ -1,4 +1,4 @@
-"""What all ranks but rank 0 do: join, load their part, compute each plan that arrives, until rank 0 is gone."""
+"""The work of all ranks but rank 0: join, load their part, compute each plan that arrives, until rank 0 is gone."""
 
 import contextlib
 import logging

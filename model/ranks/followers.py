@@ -86,15 +86,15 @@ class Followers:
                 link.write(for_others if rank in others else frame)
 
     def take(self, rank: int, kind: str) -> Any:
-        """The next body of this kind from a rank. Raises Lost."""
+        """Take the next body of this kind from a rank. Raises Lost."""
         return self._got(self._boxes[rank, kind])
 
     def take_all(self, kind: str) -> dict[int, Any]:
-        """One body of this kind from each rank. Raises Lost."""
+        """Take one body of this kind from each rank. Raises Lost."""
         return {rank: self.take(rank, kind) for rank in self._links}
 
     def call(self, rank: int, name: str, *arguments: Any) -> Any:
-        """What a rank answers to a call. Any thread may call. Raises Lost."""
+        """Call a rank; return its answer. Any thread may call. Raises Lost."""
         number, box = next(self._numbers), queue.SimpleQueue[Any]()
         self._replies[number] = box
         with contextlib.suppress(OSError):

@@ -18,7 +18,7 @@ KEEPALIVE = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_
 
 
 def packed(kind: str, body: Any = None, data: bytes = b"") -> bytes:
-    """The frame of one message."""
+    """Pack one message into a frame."""
     return frames.pack([kind, body], data, to_json=records.to_json)
 
 
@@ -44,7 +44,7 @@ class Link:
             self._sock.sendall(frame)
 
     def receive(self, seconds: float | None = None) -> tuple[str, Any, bytes]:
-        """The next message; no other thread may send while it waits for `seconds` only.
+        """Receive the next message; no other thread may send while it waits for `seconds` only.
 
         Raises OSError when the other end is gone or sends nothing, ValueError for what is no message.
         """
@@ -53,7 +53,7 @@ class Link:
         return kind, body, data
 
     def received(self) -> Iterator[tuple[str, Any, bytes]]:
-        """All messages until the other end is gone."""
+        """Yield all messages until the other end is gone."""
         with contextlib.suppress(OSError, ValueError):
             while True:
                 yield self.receive()

@@ -142,7 +142,7 @@ def _attempt(world: World, about: Mapping[str, Any] | None, left: float) -> tupl
 
 
 def _greet(world: World, link: Link, secret: str, about: Mapping[str, Any] | None, left: float) -> Any:
-    """What rank 0 was started with. Raises OptionError if it refuses this rank."""
+    """Return the options that rank 0 was started with. Raises OptionError if it refuses this rank."""
     mine = None if about is None else {**started_with(about), **versions()}
     link.send("hello", {"rank": world.rank, "secret": secret, "about": mine})
     # Until all ranks are there. A rank without flags of its own is a child of rank 0, which may be a spare for long.
@@ -153,7 +153,7 @@ def _greet(world: World, link: Link, secret: str, about: Mapping[str, Any] | Non
 
 
 def started_with(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What ranks must agree on: `model` and `threads` are each host's own, and a later engine keeps its length."""
+    """Return the options on which ranks agree: `model`, `threads` differ by host, a later engine keeps its length."""
     differ = {"model", "threads", "max_model_len", "adapters"}
     return {f"--{name.replace('_', '-')}": value for name, value in options.items() if name not in differ}
 
@@ -163,7 +163,7 @@ def versions() -> dict[str, str]:
 
 
 def difference(rank: int, own: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
-    """One line about the first thing in which a rank differs from rank 0."""
+    """Return a line about the first difference of a rank from rank 0."""
     for name, value in own.items():
         if theirs.get(name) != value:
             return (
@@ -197,7 +197,7 @@ def use_interface(host: str) -> None:
 
 
 def _address(sock: socket.socket, interface: str) -> str | None:
-    """IPv4 address of an interface, from the system's call SIOCGIFADDR; None if it has none."""
+    """Return the IPv4 address of an interface, from the system's call SIOCGIFADDR; None if it has none."""
     with suppress(OSError):
         found = fcntl.ioctl(sock.fileno(), SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
         return socket.inet_ntoa(found[20:24])

@@ -31,7 +31,7 @@ from model.step.media import FAULT, Media
 from model.step.runner import Started, collect, fault_of, start
 
 Identity = Mapping[str, str | int]
-"""What all ranks must have in common, by the words for it in an error."""
+"""Properties that all ranks must share, by their names in an error."""
 GROUP_TIMEOUT = timedelta(hours=1)
 """Our own connections notice a rank that is gone or hangs, much earlier."""
 
@@ -85,7 +85,7 @@ class PartRunner:
         return partial(self._finish, batch, start(self._executor, batch, self._before))
 
     def _update_media(self, batch: StepBatch) -> dict[int, str]:
-        """The faults of media items, by number. What fails on one rank, for want of memory, is a fault on all."""
+        """Return the faults of media items, by number. If one rank has no memory for an item, it fails on all."""
         if not (self._place.is_first and (batch.media or batch.forgotten)):
             return {}
         own = self._media.update(batch)
@@ -119,7 +119,7 @@ def load_part(
     compare: Callable[[Identity], None],
     agree: loading.Agree,
 ) -> PartRunner:
-    """What this rank holds of the model. `compare` returns once all ranks have the same identity."""
+    """Load the rank's part of the model. `compare` returns once all ranks have the same identity."""
     _use_share_of_host(options, world)
     place = options.layout.place(world.rank)
     progress("checking memory", 0.0)

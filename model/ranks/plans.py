@@ -24,7 +24,7 @@ NO_PAGES = PageTable(0, array("q"))
 
 @dataclass(slots=True)
 class Known:
-    """What a side knows of a sequence: its tokens (rank 0 keeps only their number), its tables, its last step."""
+    """One side's knowledge of a sequence: its tokens (rank 0 keeps only their number), its tables, its last step."""
 
     constants: tuple[int, SamplingParams, int, int]
     n_tokens: int = 0
@@ -56,7 +56,7 @@ class PlanWriter:
         self._memory = Memory()
 
     def write(self, batch: StepBatch) -> tuple[list[Any], bytes]:
-        """A plan and the bytes for the encoder behind it."""
+        """Write a plan and the bytes for the encoder behind it."""
         self._memory.begin_step()
         works = [[*records.row(work)[:3], len(work.inputs), *records.row(work)[4:]] for work in batch.media]
         plan = [[self._slice(item) for item in batch.slices], works, batch.forgotten, batch.copies]
@@ -87,7 +87,7 @@ class PlanReader:
         self._memory = Memory()
 
     def read(self, plan: list[Any], inputs: bytes) -> StepBatch:
-        """The batch of a plan. Raises KeyError for a plan out of order."""
+        """Read the batch of a plan. Raises KeyError for a plan out of order."""
         self._memory.begin_step()
         slices, works, forgotten, copies = plan
         copied = tuple(PageCopy(*copy) for copy in copies)
@@ -111,7 +111,7 @@ class PlanReader:
 
 
 def _difference(before: PageTable, after: PageTable) -> list[Any]:
-    """First block, number of pages that stay, pages behind them."""
+    """Return first block, number of pages that stay, pages behind them."""
     if after is before:  # in most steps, a sequence takes no page
         return [after.first_block, len(after.pages), ()]
     gone = after.first_block - before.first_block
@@ -130,7 +130,7 @@ def _applied(before: PageTable, difference: list[Any]) -> PageTable:
 
 
 def _works(rows: list[list[Any]], inputs: bytes) -> Iterator[MediaWork]:
-    """Each row has the number of bytes in their place. A rank without the encoder gets none."""
+    """Yield the work of each row, which has a number of bytes for the bytes. A rank without the encoder gets none."""
     place = 0
     for row in rows:
         n_bytes = row[3]

@@ -29,7 +29,7 @@ class NoAdapters:
         raise ModelError(NO_ADAPTERS)
 
     def unload(self, number: int) -> None:
-        """There is none."""
+        """Do nothing: there is none."""
 
     def has(self, number: int) -> bool:
         return True
@@ -99,11 +99,11 @@ class ParallelRunner:
         self._followers.send("goodbye")
 
     def idle(self) -> bool:
-        """Nothing can wait: there are no graphs to capture."""
+        """Return False: there are no graphs to capture."""
         return False
 
     def _read(self) -> StepOutput:
-        """The output of the oldest step that has not been read, from the rank that samples."""
+        """Read the output of the oldest unread step from the rank that samples."""
         rows, self._grammar_restarts = self._followers.take(self._layout.sampler, "output")
         return StepOutput(tuple(map(_output, rows)))
 
@@ -115,7 +115,7 @@ class ParallelRunner:
 
 
 def _with_faults(finish: Callable[[], StepOutput], batch: StepBatch, media: Mapping[int, str]) -> StepOutput:
-    """The output of `finish`, but for slices whose media item has a fault: they were computed without it."""
+    """Return the output of `finish`, but for slices whose media item has a fault: they were computed without it."""
     faults = (fault_of(item, media, {}) for item in batch.slices)
     pairs = zip(finish().slices, faults, strict=True)
     return StepOutput(tuple(output if fault is None else SliceOutput(fault=fault) for output, fault in pairs), media)

@@ -84,7 +84,7 @@ def check(options: RunnerOptions) -> None:
 
 @contextmanager
 def _reporting(followers: Followers) -> Iterator[None]:
-    """Where several ranks fail, raise the cause. The others learn of an error of rank 0."""
+    """Raise the cause where several ranks fail. The others learn of an error of rank 0."""
     try:
         yield
     except Lost:

@@ -53,11 +53,11 @@ class World:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment of this rank's process."""
+        """Return the environment of this rank's process."""
         return {variable: str(getattr(self, name)) for name, variable in NAMES.items()} | {AGENT: str(self.agent)}
 
     def processors(self, allowed: set[int]) -> set[int]:
-        """Its share of the processors that a process of this host may use. Ranks share them if they are too few.
+        """Return its share of the processors that a process of this host may use. Ranks share them if they are too few.
 
         Worked example: of processors 0..4 the first of two ranks gets 0 and 1, the second 2 and 3.
         """
@@ -69,7 +69,7 @@ class World:
 
 
 def from_environment(variables: Mapping[str, str] = os.environ) -> World | None:
-    """The world that torchrun describes; None if it did not start this process. Raises OptionError."""
+    """Read the world that torchrun describes; None if it did not start this process. Raises OptionError."""
     if "RANK" not in variables or "MASTER_ADDR" not in variables:
         _check_alone(variables)
         return None

@@ -16,26 +16,26 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
+        """Return the number of ranks."""
         return self.tensor * self.pipeline
 
     @property
     def name(self) -> str:
-        """The layout for /version and the fingerprint, such as "tp2 pp2 ep"; "single" for one rank."""
+        """Name the layout for /version and the fingerprint, such as "tp2 pp2 ep"; "single" for one rank."""
         parts = (("tp", self.tensor), ("pp", self.pipeline))
         words = [f"{word}{number}" for word, number in parts if number > 1]
         return " ".join([*words, *(["ep"] if self.experts and self.tensor > 1 else [])]) or "single"
 
     @property
     def sampler(self) -> int:
-        """The rank that samples tokens: the first of the last stage."""
+        """Return the rank that samples tokens: the first of the last stage."""
         return self.tensor * (self.pipeline - 1)
 
     def place(self, rank: int) -> "Place":
         return Place(self, rank)
 
     def places(self) -> list["Place"]:
-        """All ranks in order."""
+        """Return all ranks in order."""
         return [Place(self, rank) for rank in range(self.size)]
 
 
@@ -52,38 +52,38 @@ class Place:
 
     @property
     def tensor_rank(self) -> int:
-        """Its number among the ranks of its stage."""
+        """Return its number among the ranks of its stage."""
         return self.rank % self.layout.tensor
 
     @property
     def is_first(self) -> bool:
-        """Whether its stage has the embeddings."""
+        """Return whether its stage has the embeddings."""
         return self.stage == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether its stage has the last norm and the output head."""
+        """Return whether its stage has the last norm and the output head."""
         return self.stage == self.layout.pipeline - 1
 
     @property
     def samples(self) -> bool:
-        """Whether this rank samples tokens."""
+        """Return whether this rank samples tokens."""
         return self.rank == self.layout.sampler
 
     @property
     def stage_ranks(self) -> range:
-        """The ranks of its stage, itself among them."""
+        """Return the ranks of its stage, itself among them."""
         first = self.stage * self.layout.tensor
         return range(first, first + self.layout.tensor)
 
     @property
     def before(self) -> int | None:
-        """The rank of the stage before whose hidden states it takes; None in the first stage."""
+        """Return the rank of the stage before whose hidden states it takes; None in the first stage."""
         return None if self.is_first else self.rank - self.layout.tensor
 
     @property
     def after(self) -> int | None:
-        """The rank of the next stage that takes its hidden states; None in the last stage."""
+        """Return the rank of the next stage that takes its hidden states; None in the last stage."""
         return None if self.is_last else self.rank + self.layout.tensor
 
 

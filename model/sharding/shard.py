@@ -1,4 +1,4 @@
-"""What one rank holds of a model: its layers, the sizes of its part of them, and its part of each tensor."""
+"""One rank's shard of a model: its layers, the sizes of its part of them, and its part of each tensor."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +30,7 @@ WHOLE = Part()
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What the rank at `place` holds of the model `whole`.
+    """The part of the model `whole` that the rank at `place` holds.
 
     `layers` are its layers, by their numbers in the model. `config` has the sizes of its part: `n_layers` and `windows`
     are those of its layers, `n_heads`, `n_kv_heads`, `hidden_dim` and the size of experts are its share. `dim`,
@@ -47,34 +47,34 @@ class Shard:
 
     @property
     def vocab_widths(self) -> tuple[int, ...]:
-        """Number of rows of the embeddings and of the output head that each rank of a stage holds."""
+        """Return the number of rows of the embeddings and of the output head that each rank of a stage holds."""
         n = self.place.layout.tensor
         return tuple(len(_vocab_part(self.whole.vocab_size, n, rank)) for rank in range(n))
 
     @property
     def has_embeddings(self) -> bool:
-        """Whether it needs the embeddings: in the first stage, and in the last for a tied head."""
+        """Return whether it needs the embeddings: in the first stage, and in the last for a tied head."""
         return self.place.is_first or (self.place.is_last and self.whole.tied_head)
 
     def keeps_embeddings(self, *, quantizes_head: bool) -> bool:
-        """Whether they stay in its memory as they are. Where the head is quantized, a tied one is a copy."""
+        """Return whether the embeddings stay in memory as they are. A tied head that is quantized is a copy."""
         return self.place.is_first or (self.has_embeddings and not quantizes_head)
 
     @property
     def n_table_parameters(self) -> int:
-        """Number of weights in its part of the embeddings, or of the output head."""
+        """Count the weights in its part of the embeddings, or of the output head."""
         return len(self.vocab) * self.whole.dim
 
     @property
     def n_layer_parameters(self) -> int:
-        """Number of weights in its part of its layers."""
+        """Count the weights in its part of its layers."""
         config, all_layers = self.config, range(len(self.layers))
         n_absent = config.n_experts - len(self.experts)
         absent = sum(map(config.is_sparse, all_layers)) * n_absent * 3 * config.dim * config.expert_dim
         return sum(map(config.layer_parameters, all_layers)) - absent
 
     def part(self, name: str) -> Part | None:
-        """Its part of the tensor with this native name; None if it holds nothing of it."""
+        """Return its part of the tensor with this native name; None if it holds nothing of it."""
         if (found := LAYER.fullmatch(name)) is not None:
             return self._layer_part(found[2]) if int(found[1]) in self.layers else None
         if name == "tok_embeddings.weight":
@@ -107,7 +107,7 @@ class Shard:
 
 
 def shard_of(config: ModelConfig, place: Place = SINGLE, bits: StoredBits = ALIKE) -> Shard:
-    """What the rank at `place` holds of a model whose weights take `bits`: all ranks must give the same.
+    """Return the shard of a model for the rank at `place`, whose weights take `bits`: all ranks must give the same.
 
     Only which layers are in a stage depends on them. Raises OptionError for a layout that does not fit the model.
     """
@@ -157,12 +157,12 @@ def check(config: ModelConfig, layout: Layout) -> None:
 
 
 def fitting(config: ModelConfig, layout: Layout) -> list[int]:
-    """The sizes --tensor-parallel-size that the model allows, up to LARGEST_TENSOR."""
+    """Return the sizes --tensor-parallel-size that the model allows, up to LARGEST_TENSOR."""
     return [n for n in range(1, LARGEST_TENSOR + 1) if not any(_obstacles(config, n, experts=layout.experts))]
 
 
 def _obstacles(config: ModelConfig, n: int, *, experts: bool) -> Iterator[str]:
-    """What n ranks cannot split evenly. Where there are more ranks than heads of keys, several hold the same head."""
+    """Yield what n ranks cannot split evenly. Where ranks outnumber heads of keys, several hold the same head."""
     if config.n_heads % n:
         yield f"{config.n_heads} heads"
     if config.n_kv_heads % n and n % config.n_kv_heads:
@@ -203,7 +203,7 @@ def _attention_part(shard: Shard, name: str) -> Part:
 
 
 def _vocab_part(vocab_size: int, n_parts: int, part: int) -> range:
-    """Rows of the embeddings. Worked example: 96 tokens are 6 times 16; four parts have 16, 32, 16 and 32."""
+    """Return rows of the embeddings. Worked example: 96 tokens are 6 times 16; four parts have 16, 32, 16 and 32."""
     n_units = -(-vocab_size // VOCAB_MULTIPLE)
     first, stop = (at * n_units // n_parts * VOCAB_MULTIPLE for at in (part, part + 1))
     return range(first, min(stop, vocab_size))

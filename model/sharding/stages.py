@@ -22,7 +22,7 @@ ALIKE = StoredBits()
 
 
 def stages(config: ModelConfig, n: int, bits: StoredBits = ALIKE) -> list[range]:
-    """The layers of each of n stages, each at least one.
+    """Divide the layers into n stages, each at least one.
 
     The embeddings and the image encoder count in the first stage, the output head in the last. Among divisions with the
     same largest stage, it takes one whose stages are alike: their squares have a smaller sum.
@@ -39,7 +39,7 @@ def stages(config: ModelConfig, n: int, bits: StoredBits = ALIKE) -> list[range]
 
     @cache
     def best(first: int, left: int) -> tuple[int, int, tuple[int, ...]]:
-        """Of `left` stages from layer `first` on: the size of the largest, the sum of squares, where they end."""
+        """Return of `left` stages from layer `first` on: the largest size, the sum of squares, where they end."""
         if left == 1:
             rest = size(first, len(sizes))
             return rest, rest**2, (len(sizes),)

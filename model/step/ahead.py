@@ -29,13 +29,13 @@ class LastTokens:
 
     @classmethod
     def known(cls, slices: Sequence[Slice], outputs: Sequence[SliceOutput], device: torch.device) -> "LastTokens":
-        """The last tokens of a step whose results the host has."""
+        """Make the last tokens of a step whose results the host has."""
         last = [output.tokens[-1] if output.tokens else 0 for output in outputs]
         return cls.of(slices, [torch.tensor(last, device=device)], device)
 
 
 def resolve(tokens: Tensor, sampled: Tensor) -> Tensor:
-    """Packed `tokens` [T] with ids only: -1 - row stands for the token in that row of `sampled` [N].
+    """Fill in packed `tokens` [T]: -1 - row stands for the token in that row of `sampled` [N].
 
     Where no token could be sampled, any id will do: that sequence ends with an error.
     """

@@ -23,13 +23,13 @@ from model.step.noise import noise, noise_keys
 SamplingKernels = Kernels | ModuleType
 """The compiled kernels of a CPU, or `model.kernels.cuda.sampling`."""
 IMPLEMENTED = frozenset({"temperature", "seed", "min_p", "top_k", "top_p"})
-"""What `choose` implements in PyTorch."""
+"""The parameters that `choose` implements in PyTorch."""
 BY_KERNELS = IMPLEMENTED & {"seed", *(name for name, _ in DRAWING)}
-"""What it implements where kernels sample: what `kernel_rows` tells them, and the seed by start and step."""
+"""The parameters that it implements where kernels sample: `kernel_rows` passes them, the seed as start and step."""
 
 
 def on_gpu(device: torch.device, n_tokens: int) -> ModuleType | None:
-    """The kernels that sample from `n_tokens` tokens on a GPU, in a memory that does not grow with them, or None."""
+    """Return the kernels that sample from `n_tokens` tokens on a GPU, in memory of a fixed size, or None."""
     if not triton.serve_on(device):
         return None
     from model.kernels.cuda import sampling
@@ -38,7 +38,7 @@ def on_gpu(device: torch.device, n_tokens: int) -> ModuleType | None:
 
 
 def choose(logits: Tensor, slices: Sequence[Slice], kernels: SamplingKernels | None, first: int = 0) -> Tensor:
-    """Columns [N] of the chosen tokens, or NO_TOKEN or NOT_FINITE, from logits [N, n] of the n tokens from `first` on.
+    """Choose columns [N] of tokens, or NO_TOKEN or NOT_FINITE, from logits [N, n] of the n tokens from `first` on.
 
     The logits are overwritten. Afterwards the chosen token's value is its logit in a greedy row, and what `_race`
     compares in the others. Without `kernels` PyTorch does it.
@@ -55,7 +55,7 @@ def choose(logits: Tensor, slices: Sequence[Slice], kernels: SamplingKernels | N
 
 
 def _race(logits: Tensor, slices: Sequence[Slice], first: int) -> Tensor:
-    """Tokens [n], sampled by the Gumbel-max trick: the token whose exponential clock rings first.
+    """Sample tokens [n] by the Gumbel-max trick: the token whose exponential clock rings first.
 
     The rate of a token's clock is its probability. A rounding error in the logits changes the result only where two
     clocks ring almost at the same time. A walk along cumulated probabilities would pass every error on to all tokens
@@ -83,7 +83,7 @@ def best(logits: Tensor, slices: Sequence[Slice], kernels: SamplingKernels | Non
 
 
 def best_of_all(found: Tensor, slices: Sequence[Slice]) -> Tensor:
-    """Tokens [N], or NO_TOKEN or NOT_FINITE, from `best` of consecutive parts of the vocabulary, [N, 3 parts].
+    """Return tokens [N], or NO_TOKEN or NOT_FINITE, from `best` of consecutive parts of the vocabulary, [N, 3 parts].
 
     Values of a race are relative to the top of their part. A greedy row has no temperature, and its values are logits.
     """
@@ -105,7 +105,7 @@ def _keys_of(slices: Sequence[Slice]) -> NDArray[np.uint64]:
 
 
 def kernel_rows(slices: Sequence[Slice], row_type: np.dtype[np.void], first: int = 0) -> NDArray[np.void]:
-    """The rows' parameters for kernels. Temperature 0 is greedy. The first token is `first`."""
+    """Return the rows' parameters for kernels. Temperature 0 is greedy. The first token is `first`."""
     rows = np.zeros(len(slices), dtype=row_type)
     drawing = np.frombuffer(b"".join([item.params.drawing for item in slices]), dtype=DRAWING)
     for name in drawing.dtype.names or ():

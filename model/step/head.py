@@ -40,7 +40,7 @@ class Head:
         self.implemented = IMPLEMENTED if self.kernels is None else BY_KERNELS
 
     def sample(self, hidden: Tensor, slices: Sequence[Slice]) -> list[sampler.Sampled]:
-        """One token after each of these slices, from hidden states [N, dim]."""
+        """Sample one token after each of these slices, from hidden states [N, dim]."""
         found = []
         for block, rows in self._blocks(hidden):
             some = slices[block]
@@ -49,22 +49,22 @@ class Head:
         return found
 
     def sample_logits(self, logits: Tensor, slices: Sequence[Slice]) -> list[sampler.Sampled]:
-        """One token after each of these slices, from logits [N, vocab_size]. All at once, if that takes no memory."""
+        """Sample one token after each slice, from logits [N, vocab_size]. All at once, if that takes no memory."""
         at_once = self.kernels is not None and all(sampler.AROUND.isdisjoint(item.params.used) for item in slices)
         blocks = ((slice(None), logits),) if at_once else self._blocks(logits)
         return [sampler.sample(rows, slices[block], self.last, self.kernels) for block, rows in blocks]
 
     def logits(self, hidden: Tensor, item: Slice) -> Iterator[Tensor]:
-        """Logits [n, vocab_size] of hidden states [N, dim] of one slice, a block at a time."""
+        """Yield logits [n, vocab_size] of hidden states [N, dim] of one slice, a block at a time."""
         for _, rows in self._blocks(hidden):
             yield self.model.logits(rows, self.adapters_of([item], [len(rows)]))
 
     def normed(self, hidden: Tensor) -> Tensor:
-        """Hidden states [N, dim] after the last norm."""
+        """Return hidden states [N, dim] after the last norm."""
         return self.model.norm(hidden)
 
     def adapters_of(self, slices: Sequence[Slice], lengths: Sequence[int]) -> StepAdapters | None:
-        """The adapters of rows, of which `lengths[i]` belong to slice i; None if no slice has one."""
+        """Return the adapters of rows, of which `lengths[i]` belong to slice i; None if no slice has one."""
         if not any(item.adapter for item in slices):
             return None
         found = [self.adapters.get(item.adapter) if item.adapter else None for item in slices]

@@ -40,24 +40,24 @@ def apply(steps: Sequence[SamplingStep], logits: Tensor, slices: Sequence[Slice]
 
 
 def rows_of(values: Tensor, rows: Sequence[int]) -> Tensor:
-    """`values` itself if `rows` are all of its rows."""
+    """Return these rows of `values`; `values` itself if they are all of its rows."""
     return values if len(rows) == len(values) else values.index_select(0, indices(rows, values.device))
 
 
 def indices(values: Sequence[int], device: torch.device) -> Tensor:
-    """The values as int64 [n] on `device`."""
+    """Return the values as int64 [n] on `device`."""
     return upload([np.array(values, dtype=np.int64)], device)[0]
 
 
 def _coordinates(ids: Sequence[NDArray[np.int64]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Row numbers and column ids of ids[row] for every row, flat."""
+    """Return row numbers and column ids of ids[row] for every row, flat."""
     rows = np.repeat(np.arange(len(ids)), [len(row) for row in ids])
     first, second = upload([rows, np.concatenate(ids)], device)
     return first, second
 
 
 def column(values: Sequence[float], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-    """One float a row: [n, 1]."""
+    """Return one float a row: [n, 1]."""
     return send(torch.tensor(values, dtype=dtype), device)[:, None]
 
 
@@ -99,7 +99,7 @@ def _logit_bias(logits: Tensor, slices: Sequence[Slice]) -> None:
 
 
 def counted(item: Slice) -> TokenCounts:
-    """The counts of the tokens before the one to sample. Draft tokens are counted in a copy: they may be rejected."""
+    """Count the tokens before the one to sample. Draft tokens are counted in a copy: they may be rejected."""
     counts = item.counts or TokenCounts()
     counts.grow(item.tokens, item.n_prompt, item.stop - item.n_draft)
     if item.n_draft:
@@ -109,7 +109,7 @@ def counted(item: Slice) -> TokenCounts:
 
 
 def _penalties(logits: Tensor, slices: Sequence[Slice]) -> None:
-    """For tokens of prompt and output: divide positive logits, multiply negative ones (arXiv 1909.05858).
+    """Divide positive logits, multiply negative ones for tokens of prompt and output (arXiv 1909.05858).
 
     For tokens of the output: subtract the presence penalty once, the frequency penalty for each occurrence.
     """

@@ -11,7 +11,7 @@ from model.step.logits import indices
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """Natural log probabilities [n, vocab_size] float32 of the model's own distribution."""
+    """Compute natural log probabilities [n, vocab_size] float32 of the model's own distribution."""
     return logits.log_softmax(dim=-1)
 
 
@@ -32,12 +32,12 @@ class Scores:
 
 
 def token_logprobs(logprobs: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprob]:
-    """The same as `Scores`, without waiting for other work in between."""
+    """Compute the same as `Scores`, without waiting for other work in between."""
     return Scores(logprobs, indices(tokens, logprobs.device), counts).read()
 
 
 def ranks(logprobs: Tensor, tokens: Sequence[int]) -> list[int]:
-    """The rank of tokens[i] in row i of `logprobs`; 1 is the likeliest."""
+    """Return the rank of tokens[i] in row i of `logprobs`; 1 is the likeliest."""
     picked = indices(tokens, logprobs.device)
     likelier = logprobs > logprobs.gather(1, picked[:, None])
     found: list[int] = (likelier.sum(dim=-1, dtype=torch.int32) + 1).tolist()  # int64 takes five times as long
@@ -45,14 +45,14 @@ def ranks(logprobs: Tensor, tokens: Sequence[int]) -> list[int]:
 
 
 def _keys(values: Tensor) -> Tensor:
-    """Distinct int64 keys [n, vocab_size]: greater for greater values, and for lower ids among equals."""
+    """Return distinct int64 keys [n, vocab_size]: greater for greater values, and for lower ids among equals."""
     bits = (values + 0.0).view(torch.int32)  # + 0.0 makes -0 and 0 equal
     ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     return (ordered.long() << 32) - torch.arange(values.shape[1], device=values.device)
 
 
 def _ranked(values: Tensor, n: int) -> Tensor:
-    """Ids [rows, n] of the greatest values in descending order, ties by id."""
+    """Return the ids [rows, n] of the greatest values in descending order, ties by id."""
     if n == 0:
         return torch.empty(len(values), 0, dtype=torch.int64, device=values.device)
     return _keys(values).topk(min(n, values.shape[1]), dim=-1).indices

@@ -33,8 +33,9 @@ Row = tuple[int, int]
 class Masks:
     """The masks of the sequences in a step, from their grammars. `first` is the first frame for the process.
 
-    One other thread may call `prepare`. Only the thread that steps calls the other methods. `restarts` counts processes
-    that took the place of another. `waits`: the thread that steps waits for the process, which may have to start first.
+    One other thread may call `prepare`. Only the thread that steps calls the other methods.
+    `restarts`: the number of processes that replaced another.
+    `waits`: whether the thread that steps waits for the process, which may have to start first.
     """
 
     def __init__(self, first: First, vocab_size: int) -> None:
@@ -78,15 +79,15 @@ class Masks:
 
     @property
     def all_well(self) -> bool:
-        """Whether every sequence of the step has its masks."""
+        """Return whether every sequence of the step has its masks."""
         return not (self._failures or self._faults)
 
     def failure(self, samples: Sequence[Slice]) -> str | None:
-        """Why the request's grammar lets no token be sampled for one of these slices."""
+        """Return why the request's grammar lets no token be sampled for one of these slices."""
         return _reason(self._failures, samples)
 
     def fault(self, samples: Sequence[Slice]) -> str | None:
-        """Which fault of the server lets no token be sampled for one of these slices."""
+        """Return the fault of the server that lets no token be sampled for one of these slices."""
         return _reason(self._faults, samples)
 
     def close(self) -> None:
@@ -105,7 +106,7 @@ class Masks:
             self.waits = False
 
     def _started(self) -> GrammarProcess:
-        """The process, or a new one if it has ended. Raises CannotStart."""
+        """Return the process, or a new one if it has ended. Raises CannotStart."""
         with self._starting:
             if self._process is None or self._process.ended:
                 self._replace()
@@ -130,7 +131,7 @@ class Masks:
         return running
 
     def _news(self, number: int, views: Sequence[Slice]) -> tuple[str | None, Sequence[int], Sequence[int]]:
-        """The grammar if the process needs a new matcher, the output it does not know, and the draft."""
+        """Return the grammar if the process needs a new matcher, the output it does not know, and the draft."""
         first, draft = views[0], views[-1].tokens[views[0].stop : views[-1].stop]
         output = first.tokens[first.n_prompt : first.stop]
         known = self._known.get(number, len(output))
@@ -163,7 +164,7 @@ class Masks:
                 self._known.pop(number, None)
 
     def _answer(self) -> tuple[Any, bytes]:
-        """The masks of the first sequence that waits, or why there are none: a fresh process tries it once more.
+        """Return the masks of the first sequence that waits, or why there are none: a fresh process tries it once more.
 
         Raises ProcessLost, `by_limits` if every process exceeded its limits.
         """
@@ -189,7 +190,7 @@ class Masks:
 
 
 def _bits() -> Tensor:
-    """[256, 8] bool: bit j of octet i."""
+    """Return [256, 8] bool: bit j of octet i."""
     return (torch.arange(256)[:, None] >> torch.arange(8)) & 1 == 1
 
 

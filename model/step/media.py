@@ -42,7 +42,7 @@ class Media:
         self._embeddings.pop(number, None)
 
     def place(self, batch: StepBatch, device: torch.device) -> tuple[Tensor, Tensor] | None:
-        """The rows [n] of a step that have embeddings in place of tokens, and these embeddings [n, dim]."""
+        """Return the rows [n] of a step that have embeddings in place of tokens, and these embeddings [n, dim]."""
         parts = list(_parts(batch))
         if not parts:
             return None
@@ -55,7 +55,7 @@ class Media:
         return torch.cat(tensors[: len(parts)]), torch.cat(values)
 
     def _encode(self, work: MediaWork, *, again: bool = True) -> str | None:
-        """Do a part of an item, a second time if memory runs out; returns the fault of an item that raises."""
+        """Do a part of an item, a second time if memory runs out; return the fault of an item that raises."""
         try:
             self._advance(work)
             return None
@@ -82,7 +82,7 @@ class Media:
 
 
 def _parts(batch: StepBatch) -> Iterator[tuple[int, Ints, Ints]]:
-    """For each item of each slice: its number, the rows [n] of the step that it fills, the embeddings for them [n].
+    """Yield for each item of each slice: its number, the rows [n] of the step that it fills, their embeddings [n].
 
     Worked example: an image of 2 x 3 from position 10, a slice of 12..16 that begins with row 5 of the step. Position
     13 is a break token. 12, 14, 15 and 16 are rows 5, 7, 8 and 9, and have the embeddings 2, 3, 4 and 5.

@@ -11,7 +11,7 @@ from model.machine.transfers import send
 
 
 def noise_keys(seeds: Sequence[int], choices: Sequence[int], indices: Sequence[int]) -> NDArray[np.uint64]:
-    """One 64-bit key for each (seed, choice, output index): splitmix64 over the three, chained."""
+    """Return one 64-bit key for each (seed, choice, output index): splitmix64 over the three, chained."""
     state = np.zeros(len(seeds), dtype=np.uint64)
     for words in (seeds, choices, indices):
         state = _mix(state ^ np.array(words, dtype=np.int64).view(np.uint64))
@@ -19,7 +19,7 @@ def noise_keys(seeds: Sequence[int], choices: Sequence[int], indices: Sequence[i
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """splitmix64 (Steele, Lea, Flood 2014); arithmetic wraps at 2^64."""
+    """Compute splitmix64 (Steele, Lea, Flood 2014); arithmetic wraps at 2^64."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -27,7 +27,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def noise(keys: NDArray[np.uint64], n_tokens: int, device: torch.device, first: int = 0) -> Tensor:
-    """Uniforms [n, n_tokens] float32 strictly between 0 and 1: a 32-bit SplitMix stream a key, one number a token.
+    """Return uniforms [n, n_tokens] float32 strictly between 0 and 1: a 32-bit SplitMix stream a key, a number a token.
 
     They are those of the tokens from `first` on. The key's halves are the stream's start and step; the mixing constants
     are Chris Wellons' lowbias32.

@@ -34,7 +34,7 @@ class Columns(NamedTuple):
 
     @property
     def arrays(self) -> list[Ints]:
-        """All of them in this order, flat."""
+        """Return all of them in this order, flat."""
         return [*self[:3], *self.slots, *[table.ravel() for table in self.tables], *self.pages]
 
 
@@ -55,7 +55,7 @@ def pack(
     device: torch.device,
     last_rows: Mapping[int, int] = MappingProxyType({}),
 ) -> PackedInputs:
-    """`columns` as tensors on `device`."""
+    """Copy `columns` to tensors on `device`."""
     step = columns(batch, page_size, windows, last_rows)
     return inputs_of(upload(step.arrays, device), windows, page_size, step.tables)
 
@@ -63,7 +63,7 @@ def pack(
 def inputs_of(
     tensors: Sequence[Tensor], windows: Sequence[int | None], page_size: int, numbers: Sequence[Ints]
 ) -> PackedInputs:
-    """The inputs whose tensors are as `Columns.arrays`, with `PoolInputs.numbers` of each pool."""
+    """Make the inputs whose tensors are as `Columns.arrays`, with `PoolInputs.numbers` of each pool."""
     n, (tokens, positions, rows, *pooled) = len(windows), tensors
     tables = [table.view(-1, TABLE_WIDTH) for table in pooled[n : 2 * n]]
     pools = zip(windows, repeat(page_size, n), pooled[:n], pooled[2 * n :], tables, numbers, strict=True)
@@ -77,7 +77,7 @@ def columns(
     last_rows: Mapping[int, int] = MappingProxyType({}),
     n_sampled: Sequence[int] | None = None,
 ) -> Columns:
-    """All slices concatenated. `windows` has one entry for each pool, like `Slice.tables`.
+    """Concatenate all slices. `windows` has one entry for each pool, like `Slice.tables`.
 
     `n_sampled` are the numbers of `samples` of the slices, if they are known: counting them takes time.
     An UNKNOWN token becomes -1 - `last_rows[sequence_id]`: the row of the token among those that the last step sampled.
@@ -91,7 +91,7 @@ def columns(
 
 
 def score_rows(slices: Sequence[Slice]) -> list[tuple[int, int]]:
-    """The first row of each slice, and the number of its rows whose logits score prompt tokens."""
+    """Return the first row of each slice, and the number of its rows whose logits score prompt tokens."""
     lengths = [item.stop - item.start for item in slices]
     return list(zip(accumulate(lengths, initial=0), map(_n_scored, slices), strict=False))
 
@@ -105,7 +105,7 @@ def _rows(slices: Sequence[Slice]) -> Rows:
 
 
 def _before(counts: Ints) -> Ints:
-    """The sum of the counts before each."""
+    """Return the sum of the counts before each."""
     sums: Ints = counts.cumsum() - counts
     return sums
 
@@ -123,7 +123,7 @@ def _tokens(slices: Sequence[Slice], last_rows: Mapping[int, int]) -> Ints:
 
 
 def sample_rows(slices: Sequence[Slice], n_sampled: Sequence[int] | None = None) -> Ints:
-    """As many of the last rows of each slice as it has `samples`; see `columns`."""
+    """Return as many of the last rows of each slice as it has `samples`; see `columns`."""
     counts = np.array([len(item.samples) for item in slices] if n_sampled is None else n_sampled, dtype=np.int64)
     ends = np.cumsum([item.stop - item.start for item in slices])
     found: Ints = np.repeat(ends - counts - _before(counts), counts) + np.arange(counts.sum())
@@ -131,14 +131,14 @@ def sample_rows(slices: Sequence[Slice], n_sampled: Sequence[int] | None = None)
 
 
 def _n_scored(item: Slice) -> int:
-    """The number of rows that score prompt tokens. Row p predicts token p + 1: the last prompt position scores none."""
+    """Count the rows that score prompt tokens. Row p predicts token p + 1: the last prompt position scores none."""
     if item.params.prompt_logprobs is None:
         return 0
     return max(0, min(item.stop, item.n_prompt - 1) - item.start)
 
 
 def _place(slices: Sequence[Slice], rows: Rows, index: int, window: int | None, page_size: int) -> tuple[Ints, Ints]:
-    """Page ids [P] of the visible blocks of every slice, and `PoolInputs.table`."""
+    """Return the page ids [P] of the visible blocks of every slice, and `PoolInputs.table`."""
     first_keys = np.zeros_like(rows.starts) if window is None else np.maximum(0, rows.starts - window + 1)
     first_blocks = first_keys // page_size
     n_pages = (rows.starts + rows.lengths - 1) // page_size + 1 - first_blocks
@@ -156,7 +156,7 @@ def _array(pages: Sequence[int]) -> "array[int]":
 
 
 def _visible(item: Slice, index: int, first: int, n: int) -> Sequence[int]:
-    """The pages of `n` blocks from `first` on."""
+    """Return the pages of `n` blocks from `first` on."""
     held, pages = item.tables[index]
     place = first - held
     if place < 0 or place + n > len(pages):
@@ -168,7 +168,7 @@ def _visible(item: Slice, index: int, first: int, n: int) -> Sequence[int]:
 
 
 def _slots(rows: Rows, pages: Ints, table: Ints, page_size: int) -> Ints:
-    """Slot [T] of every new token: `page id * page_size + position % page_size`."""
+    """Return the slot [T] of every new token: `page id * page_size + position % page_size`."""
     shift = table[:, 4] - table[:, 3] // page_size
     blocks, places = np.divmod(rows.positions, page_size)
     return pages[blocks + shift[rows.owners]] * page_size + places

@@ -25,7 +25,7 @@ Compute = Callable[[StepBatch], StepOutput]
 
 
 def attempt(compute: Callable[[], T], batch: StepBatch, most: float = inf) -> T | None:
-    """The result of `compute` for the batch, or None if it failed and its slices may succeed apart.
+    """Return the result of `compute` for the batch, or None if it failed and its slices may succeed apart.
 
     Raises StepTooLarge if memory ran out for more than `most` tokens, and DeviceLost. When this function ends, the
     error is released, and with it its frames, which hold tensors.
@@ -52,7 +52,7 @@ def _check_device(error: Exception) -> None:
 
 
 def apart(batch: StepBatch, compute: Compute) -> StepOutput:
-    """The result of a step that failed: that of each half, down to slices. A slice that fails has a fault.
+    """Compute a step that failed in halves, down to slices. A slice that fails has a fault.
 
     `compute` may be called again for a part that it has begun. Raises the last error if every slice fails: then none of
     them is to blame. Raises DeviceLost.
@@ -75,7 +75,7 @@ def _halves(batch: StepBatch, compute: Compute, errors: list[Exception]) -> Iter
 
 
 def _alone(batch: StepBatch, compute: Compute, errors: list[Exception]) -> SliceOutput:
-    """The output of a slice. Adds its error if it fails, without the frames, which hold tensors."""
+    """Return the output of a slice. Add its error if it fails, without the frames, which hold tensors."""
     try:
         return compute(batch).slices[0]
     except Exception as error:
@@ -86,6 +86,6 @@ def _alone(batch: StepBatch, compute: Compute, errors: list[Exception]) -> Slice
 
 
 def _middle(lengths: list[int]) -> int:
-    """The number of slices that have half of the tokens; at least one slice is left."""
+    """Return the number of slices that have half of the tokens; at least one slice is left."""
     sums = list(accumulate(lengths))
     return next(n for n, tokens in enumerate(sums, 1) if 2 * tokens >= sums[-1] or n == len(sums) - 1)

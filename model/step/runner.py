@@ -143,10 +143,10 @@ class ModelRunner:
         return self._collect(batch, start(self.executor, batch, before))
 
     def watch(self, lost: Callable[[str], None]) -> None:
-        """Nothing to watch: no other process computes."""
+        """Do nothing: no other process computes."""
 
     def close(self) -> None:
-        """Nobody to tell."""
+        """Do nothing: nobody waits."""
 
     @torch.inference_mode()
     def idle(self) -> bool:
@@ -156,7 +156,7 @@ class ModelRunner:
 
 
 def fault_of(item: Slice, media: Mapping[int, str], adapters: Mapping[int, str]) -> str | None:
-    """The fault of a media item or of the adapter that the slice needs, by their numbers; None if there is none."""
+    """Return the fault of a media item or adapter that the slice needs, by their numbers; None if there is none."""
     found = (media[placed.number] for placed in item.media if placed.number in media)
     return next(found, adapters.get(item.adapter))
 
@@ -164,14 +164,14 @@ def fault_of(item: Slice, media: Mapping[int, str], adapters: Mapping[int, str])
 def _with_faults(
     finish: Callable[[], StepOutput], faults: Sequence[str | None], media: Mapping[int, str]
 ) -> StepOutput:
-    """The output of `finish`, which has the slices without a fault, with all slices, and the faults of media items."""
+    """Complete the output of `finish`, which has only slices without a fault, and add the faults of media items."""
     computed = iter(finish().slices)
     slices = (next(computed) if fault is None else SliceOutput(fault=fault) for fault in faults)
     return StepOutput(tuple(slices), media)
 
 
 def _finite(output: SliceOutput) -> bool:
-    """Whether the model gave numbers. JSON has no others, and keys and values beside such logits are as broken."""
+    """Return whether the logits are finite. JSON has no other numbers, and other keys and values are as broken."""
     if NOT_FINITE in output.tokens:
         return False
     if not (output.logprobs or output.prompt_logprobs or output.pooled):

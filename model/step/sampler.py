@@ -36,7 +36,7 @@ class Sampled:
         self._scored = scored
 
     def among(self, tokens: Tensor, rows: Sequence[int]) -> "Sampled":
-        """These N as `rows` of the tokens of more slices."""
+        """Place these N as `rows` among the tokens of more slices."""
         tokens.index_copy_(0, indices(rows, tokens.device), self.tokens)
         return Sampled(tokens, {rows[row]: place for row, place in self._scores.items()}, self._scored)
 
@@ -57,19 +57,19 @@ def sample(
     last: Sequence[SamplingStep] = (),
     kernels: SamplingKernels | None = None,
 ) -> Sampled:
-    """One token after each slice, from logits [N, vocab_size] float32, which are overwritten.
+    """Sample one token after each slice, from logits [N, vocab_size] float32, which are overwritten.
 
     `last` are the last steps on the logits. Without `kernels` PyTorch samples.
     """
-    wanted = [row for row, item in enumerate(slices) if item.params.logprobs is not None]
-    own = log_softmax(rows_of(logits, wanted)) if wanted else None
+    scored_rows = [row for row, item in enumerate(slices) if item.params.logprobs is not None]
+    own = log_softmax(rows_of(logits, scored_rows)) if scored_rows else None
     apply((*LOGITS_STEPS, *last), logits, slices)
     tokens = choose(logits, slices, kernels)
     scored = None
     if own is not None:
-        counts = [slices[row].params.logprobs or 0 for row in wanted]
-        scored = Scores(own, rows_of(tokens, wanted).clamp(min=0), counts)
-    return Sampled(tokens, {row: place for place, row in enumerate(wanted)}, scored)
+        counts = [slices[row].params.logprobs or 0 for row in scored_rows]
+        scored = Scores(own, rows_of(tokens, scored_rows).clamp(min=0), counts)
+    return Sampled(tokens, {row: place for place, row in enumerate(scored_rows)}, scored)
 
 
 AROUND = frozenset(name for name, row in PARAMETERS.items() if row.stage is Stage.LOGITS) | {"logprobs"}
@@ -86,7 +86,7 @@ class CompiledRows(NamedTuple):
 
 
 def compiled_rows(slices: Sequence[Slice]) -> CompiledRows | None:
-    """What the compiled kernel of a CPU needs to sample after these slices, or None if it cannot do so for all."""
+    """Return the rows with which a CPU's kernel samples after these slices, or None if it cannot do so for all."""
     if not all(NEEDS_PYTORCH.isdisjoint(item.params.used) for item in slices):
         return None
     rows = kernel_rows(slices, Kernels.row_type())
@@ -111,7 +111,7 @@ def sample_parts(
     last: Sequence[SamplingStep] = (),
     kernels: SamplingKernels | None = None,
 ) -> Sampled | None:
-    """As `sample`, where each rank of a stage has columns of the logits, `widths` of them; None on all but the first.
+    """Do as `sample`, where each rank of a stage has `widths` columns of the logits; None on all but the first.
 
     `own` [N, widths[tensor_rank]] float32 are those of this rank. The first rank gathers all logits only of rows that
     need them, and else the best token of each rank.
@@ -134,7 +134,7 @@ def sample_parts(
 
 
 def plain_tokens(sampled: Sequence[Sampled], views: Sequence[Sequence[Slice]]) -> list[int] | None:
-    """The token of each slice, if each has one, and nothing else is to be said of them."""
+    """Return the token of each slice, if each has one, and nothing else has to be reported."""
     ids = [some.ids() for some in sampled]
     tokens = list(chain.from_iterable(filter(None, ids)))
     plain = None not in ids and len(tokens) == len(views) and all(map(len, views))
@@ -144,7 +144,7 @@ def plain_tokens(sampled: Sequence[Sampled], views: Sequence[Sequence[Slice]]) -
 def accepted(
     item: Slice, sampled: list[tuple[int, TokenLogprob | None]]
 ) -> tuple[tuple[int, ...], tuple[TokenLogprob, ...]]:
-    """The sampled tokens up to the first that differs from the draft, and their logprobs."""
+    """Return the sampled tokens up to the first that differs from the draft, and their logprobs."""
     if item.n_draft:
         draft = item.tokens[item.stop - item.n_draft : item.stop]
         agree = takewhile(lambda pair: pair[0] == pair[1][0], zip(draft, sampled, strict=False))
@@ -153,7 +153,7 @@ def accepted(
 
 
 def unimplemented(last: Sequence[SamplingStep], chosen: frozenset[str], reported: Set[str]) -> set[str]:
-    """Parameters of the table without a step, but for those of the distribution that are `chosen`, and `reported`."""
+    """Return the parameters of the table without a step, but for the distribution's `chosen` ones and `reported`."""
     stages = (Stage.LOGITS, Stage.DISTRIBUTION, Stage.REPORT)
     needed = {name for name, row in PARAMETERS.items() if row.stage in stages}
     return needed - reported - chosen.union(*(step.parameters for step in (*LOGITS_STEPS, *last)))

@@ -8,7 +8,7 @@ from model.step.head import Head
 
 
 def score(head: Head, item: Slice, hidden: Tensor) -> tuple[TokenLogprob, ...]:
-    """Logprobs of the prompt tokens that follow the rows of hidden [n, dim]."""
+    """Return the logprobs of the prompt tokens that follow the rows of hidden [n, dim]."""
     found: list[TokenLogprob] = []
     for logits in head.logits(hidden, item):
         values = logprobs.log_softmax(logits)  # [block, vocab_size]
@@ -21,7 +21,7 @@ def score(head: Head, item: Slice, hidden: Tensor) -> tuple[TokenLogprob, ...]:
 
 
 def pool(head: Head, item: Slice, hidden: Tensor) -> tuple[float, ...]:
-    """`SliceOutput.pooled` of hidden [n, dim], in float64: in float32 the chunks of a prompt make no difference."""
+    """Pool hidden [n, dim] to `SliceOutput.pooled`, in float64: in float32 the chunks would change it."""
     if item.params.embed == "last":
         hidden = hidden[item.n_prompt - 1 - item.start :][:1]
     return tuple(head.normed(hidden).double().sum(dim=0).tolist()) if len(hidden) else ()

@@ -19,23 +19,23 @@ class Tokenizer(Protocol):
     """Ids of the control tokens by name: what a text cannot spell."""
 
     def encode(self, text: str, *, add_bos: bool, parse_control: bool) -> list[int]:
-        """Ids of `text`, after the begin token if `add_bos` and the model has one.
+        """Encode `text` to ids, after the begin token if `add_bos` and the model has one.
 
         With `parse_control` the names of control tokens in the text become those tokens, else they are plain text.
         """
         ...
 
     def piece(self, token: int) -> bytes:
-        """The bytes that this token stands for; empty for ids outside the vocabulary.
+        """Return the bytes that this token stands for; empty for ids outside the vocabulary.
 
         Control tokens have no bytes. A mark of a chat template that no file calls special keeps its text.
         """
         ...
 
     def name(self, token: int) -> str:
-        """The token as text for logprobs and `/tokenize`: its piece, or the name of a control token."""
+        """Return the token as text for logprobs and `/tokenize`: its piece, or the name of a control token."""
         ...
 
     def decode(self, tokens: list[int], *, keep_control: bool = False) -> str:
-        """Text of the tokens. Control tokens are left out or named, invalid UTF-8 is replaced."""
+        """Decode the tokens. Control tokens are left out or named, invalid UTF-8 is replaced."""
         ...

@@ -51,7 +51,7 @@ class HuggingFaceTokenizer:
 
     @classmethod
     def load(cls, directory: Traversable, roles: Roles | None = None) -> "HuggingFaceTokenizer":
-        """The tokenizer in `tokenizer.json`, with the roles that all files of the directory give to its tokens."""
+        """Load the tokenizer in `tokenizer.json`, with the roles that all files of the directory give to its tokens."""
         roles = roles or read_roles(directory)
         try:
             tokenizer = tokenizers.Tokenizer.from_buffer((directory / "tokenizer.json").read_bytes())
@@ -84,13 +84,13 @@ class HuggingFaceTokenizer:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Lines about the file for its user: settings that do not act, and a pipeline that is known to be wrong."""
+        """Return lines about the file for its user: settings without effect, a pipeline that is known to be wrong."""
         left = f"tokenizer.json has {' and '.join(self._left_on)} on, as a training run left it: it is off here"
         return tuple(filter(None, (left if self._left_on else None, self.doubt)))
 
     @property
     def doubt(self) -> str | None:
-        """A line about a pipeline that is known to be wrong, None for others.
+        """Return a line about a pipeline that is known to be wrong, None for others.
 
         transformers converted Mistral's tekken with the words of Llama 3 until November 2025 (its `fix_mistral_regex`).
         """
@@ -107,7 +107,7 @@ class HuggingFaceTokenizer:
 
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:
-        """A copy that never produces control tokens from text.
+        """Return a copy that never produces control tokens from text.
 
         It is not enough not to match their names in the text: merges, or a vocabulary that is looked up whole
         (`ignore_merges`), can produce them. In the copy the control tokens have random names, which no text contains.
@@ -144,7 +144,7 @@ def _add(tokenizer: tokenizers.Tokenizer, roles: Roles) -> None:
 
 
 def _described(part: str, value: Any) -> dict[str, Any]:
-    """A part of a pipeline as it is in a file."""
+    """Describe a part of a pipeline as it is in a file."""
     bare = tokenizers.Tokenizer(models.BPE())  # its text has no vocabulary
     setattr(bare, part, value)
     state: dict[str, Any] = json.loads(bare.to_str())[part]
@@ -168,7 +168,7 @@ def _strips(step: Mapping[str, Any]) -> bool:
 
 
 def _from_byte_level(text: str) -> bytes:
-    """Bytes of a byte-level token. A token with characters outside GPT-2's alphabet is encoded as UTF-8."""
+    """Return the bytes of a byte-level token. A token with characters outside GPT-2's alphabet is encoded as UTF-8."""
     try:
         return bytes(map(_BYTES.__getitem__, text))
     except KeyError:
@@ -176,7 +176,7 @@ def _from_byte_level(text: str) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's character for each byte: printable bytes are themselves, the others are U+0100 and up."""
+    """Return GPT-2's character for each byte: printable bytes are themselves, the others are U+0100 and up."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}

@@ -15,7 +15,7 @@ _SENTENCEPIECE = re.compile(r"tokenizer\.model(\.v(\d+))?(m\d+)?")
 
 
 def load_tokenizer(directory: Traversable, roles: Roles | None = None) -> Tokenizer:
-    """The tokenizer of a model directory or GGUF file, with the roles that its files give to its tokens.
+    """Load the tokenizer of a model directory or GGUF file, with the roles that its files give to its tokens.
 
     Raises ModelError, one line, for a directory without a tokenizer that can be read.
     """
@@ -37,7 +37,7 @@ def load_tokenizer(directory: Traversable, roles: Roles | None = None) -> Tokeni
 
 
 def tokenizer_file(directory: Traversable) -> Traversable | None:
-    """The file that defines the tokenizer; None if there is none.
+    """Return the file that defines the tokenizer; None if there is none.
 
     `tekken.json` comes first, as in transformers 5: some models have a `tokenizer.json` beside it that divides words in
     another way. A SentencePiece model comes before `tokenizer.json` in Mistral's native format, after it in others.
@@ -49,12 +49,12 @@ def tokenizer_file(directory: Traversable) -> Traversable | None:
 
 
 def mistral_tokenizer_file(directory: Traversable) -> Traversable | None:
-    """The tokenizer file that mistral-common reads: `tekken.json`, else the newest `tokenizer.model*`, else None."""
+    """Find the file that mistral-common reads: `tekken.json`, else the newest `tokenizer.model*`, else None."""
     return _if_file(directory / TEKKEN) or _sentencepiece_file(directory)
 
 
 def _sentencepiece_file(directory: Traversable) -> Traversable | None:
-    """The newest of `tokenizer.model.v3` and the like, else `tokenizer.model`; None if there is neither."""
+    """Return the newest of `tokenizer.model.v3` and the like, else `tokenizer.model`; None if there is neither."""
     found = [(match, path) for path in directory.iterdir() if (match := _SENTENCEPIECE.fullmatch(path.name))]
     return max(found, key=lambda item: (int(item[0][2] or 0), item[0][0]))[1] if found else None
 
@@ -64,5 +64,5 @@ def _if_file(path: Traversable) -> Traversable | None:
 
 
 def _is_native(directory: Traversable) -> bool:
-    """Whether a directory is in Mistral's native format. An archive has one tokenizer, so it does not matter there."""
+    """Return whether a directory is in Mistral's native format; for an archive, with one tokenizer, any will do."""
     return isinstance(directory, Path) and (directory / "params.json").is_file() and layout(directory) == "native"

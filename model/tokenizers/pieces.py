@@ -1,4 +1,4 @@
-"""What all tokenizers share: text from the bytes of pieces, and control tokens by name in a text."""
+"""Functions of all tokenizers: text from the bytes of pieces, and control tokens by name in a text."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -9,7 +9,7 @@ from model.tokenizers.base import Tokenizer
 
 
 def readable(piece: bytes) -> str:
-    """A piece as text; one that is not valid UTF-8 as OpenAI writes it: `bytes:\\xf0\\x9f`."""
+    """Write a piece as text; one that is not valid UTF-8 as OpenAI writes it: `bytes:\\xf0\\x9f`."""
     try:
         return piece.decode()
     except UnicodeDecodeError:
@@ -17,7 +17,7 @@ def readable(piece: bytes) -> str:
 
 
 def bytes_of(tokenizer: Tokenizer, *, keep_control: bool | frozenset[str]) -> Callable[[int], bytes]:
-    """A function from a token to its bytes. The control tokens in `keep_control` (True: all) give their names."""
+    """Return a function from a token to its bytes. Control tokens in `keep_control` (True: all) give their names."""
     if not keep_control:
         return tokenizer.piece
     named = tokenizer.control if keep_control is True else keep_control
@@ -26,7 +26,7 @@ def bytes_of(tokenizer: Tokenizer, *, keep_control: bool | frozenset[str]) -> Ca
 
 
 def decode_pieces(tokenizer: Tokenizer, tokens: list[int], *, keep_control: bool) -> str:
-    """The text of tokens: invalid UTF-8 is replaced, the leading space that encoding adds is removed."""
+    """Decode tokens: invalid UTF-8 is replaced, the leading space that encoding adds is removed."""
     data = b"".join(map(bytes_of(tokenizer, keep_control=keep_control), tokens))
     if tokenizer.strips_leading_space:
         data = data.removeprefix(b" ")
@@ -34,7 +34,7 @@ def decode_pieces(tokenizer: Tokenizer, tokens: list[int], *, keep_control: bool
 
 
 def encode_inner(tokenizer: Tokenizer, text: str, *, parse_control: bool = False) -> list[int]:
-    """Ids of a text that follows other text: without the space that SentencePiece adds before the first word."""
+    """Encode a text that follows other text: without the space that SentencePiece adds before the first word."""
     if not tokenizer.strips_leading_space:
         return tokenizer.encode(text, add_bos=False, parse_control=parse_control)
     newline = tokenizer.encode("\n", add_bos=False, parse_control=False)
@@ -42,13 +42,13 @@ def encode_inner(tokenizer: Tokenizer, text: str, *, parse_control: bool = False
 
 
 def control_pattern(names: Iterable[str]) -> re.Pattern[str]:
-    """A pattern of all control tokens' names, the longest first. It matches nothing if there are no names."""
+    """Return a pattern of all control tokens' names, the longest first. It matches nothing if there are no names."""
     ordered = sorted(set(names))
     return re.compile(_any_of(ordered) if ordered else r"(?!)")
 
 
 def _any_of(names: list[str]) -> str:
-    """A pattern of sorted names. It has the beginning that names share once: a search does not try a thousand names."""
+    """Return a pattern of sorted names, with their common beginnings once: a search does not try a thousand names."""
     pairs = takewhile(lambda pair: pair[0] == pair[1], zip(names[0], names[-1], strict=False))
     start = "".join(char for char, _ in pairs)
     rests = [name[len(start) :] for name in names if name != start]
@@ -59,7 +59,7 @@ def _any_of(names: list[str]) -> str:
 
 
 def n_begun(text: AnyStr, mark: AnyStr) -> int:
-    """The length of the longest beginning of `mark`, but not all of it, with which `text` ends.
+    """Return the length of the longest beginning of `mark`, but not all of it, with which `text` ends.
 
     So much of the text may belong to a mark that has not arrived yet. Worked example: "a <th", "<think>" -> 3.
     """
@@ -72,7 +72,7 @@ def n_begun(text: AnyStr, mark: AnyStr) -> int:
 def encode_with_control(
     text: str, control: Mapping[str, int], pattern: re.Pattern[str], encode: Callable[[str], list[int]]
 ) -> Iterator[int]:
-    """Ids of `text`: names of control tokens become those tokens, the text between them goes through `encode`."""
+    """Yield the ids of `text`: names of control tokens become those tokens, `encode` takes the text between them."""
     start = 0
     for match in pattern.finditer(text):
         yield from encode(text[start : match.start()])

@@ -27,7 +27,7 @@ _MARK = re.compile(r"[^\w\s].*\w.*[^\w\s]", re.DOTALL)
 
 
 class Given(NamedTuple):
-    """What a file says of a token: its role, or the id with which the token is added to the vocabulary."""
+    """A file's entry for a token: its role, or the id with which the token is added to the vocabulary."""
 
     file: str
     text: str
@@ -38,7 +38,7 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What all files say of tokens. `named` has the token of each role, such as "bos_token", as transformers finds it.
+    """All files' entries for tokens. `named` has the token of each role, such as "bos_token", as transformers finds it.
 
     `templates` are the chat templates by name; a single one is called "default". `n_tokens` are those of the model.
     """
@@ -50,28 +50,28 @@ class Roles:
 
     @property
     def added(self) -> dict[str, Given]:
-        """Added tokens of the model by text, in the order of their ids."""
+        """Return the added tokens of the model by text, in the order of their ids."""
         ordered = sorted(self.given, key=lambda given: given.id)
         return {given.text: given for given in ordered if 0 <= given.id < self.n_tokens}
 
     def doubts(self, tokenizer: Tokenizer) -> tuple[str, ...]:
-        """A line for each file with added tokens that the tokenizer does not have, or has under other ids."""
+        """Return a line for each file with added tokens that the tokenizer does not have, or has under other ids."""
         found = {given.file: given for given in self.given if given.id >= 0 and not _has(tokenizer, given)}
         why = "which is not in the tokenizer: such tokens are ignored"
         return tuple(f"{file} adds {short(token.text)} with the id {token.id}, {why}" for file, token in found.items())
 
     @property
     def special(self) -> frozenset[str]:
-        """Tokens that have a role, or that a file calls special."""
+        """Return the tokens that have a role, or that a file calls special."""
         return frozenset(given.text for given in self.given if given.special)
 
     def in_templates(self, names: Iterable[str]) -> frozenset[str]:
-        """Those of the tokens that are marks in the templates' own words: a message must not spell them."""
+        """Return the tokens that are marks in the templates' own words: a message must not spell them."""
         words = "".join(map(written, self.templates.values()))
         return frozenset(name for name in names if is_mark(name) and name in words and name not in THOUGHT_TAGS)
 
     def told(self, tokenizer: Tokenizer, ends: Mapping[int, str], sources: Mapping[str, str]) -> str:
-        """A line for the log: each role, and what gives it: a file, or what `sources` names in its place."""
+        """Return a line for the log: each role and its source, a file or the name that `sources` has in its place."""
         parts = [
             f"{given.role} {short(given.text)} ({sources.get(given.file, given.file)})"
             for given in self.given
@@ -89,17 +89,17 @@ NO_ROLES = Roles((), {}, {})
 
 
 def _has(tokenizer: Tokenizer, given: Given) -> bool:
-    """Whether the tokenizer has an added token under its id."""
+    """Return whether the tokenizer has an added token under its id."""
     return tokenizer.name(given.id) in (given.text, given.text.replace("▁", " "))
 
 
 def is_mark(text: str) -> bool:
-    """Whether a token is written as a mark: `<|im_start|>` and `[INST]` are, words, signs and white space are not."""
+    """Return whether a token is written as a mark: `<|im_start|>` and `[INST]` are, words and white space are not."""
     return _MARK.fullmatch(text.strip()) is not None
 
 
 def read_roles(directory: Traversable, template: str | None = None) -> Roles:
-    """The roles in a model directory; `template` replaces its chat templates. Raises ModelError, which names a file."""
+    """Read a model directory's roles; `template` replaces its chat templates. Raises ModelError, which names a file."""
     config, others = (read_json_if_any(directory / name) for name in (CONFIG, SPECIAL_MAP))
     known = [*_roles(CONFIG, config), *_roles(SPECIAL_MAP, others)]
     named = {given.role: given.text for given in known if given.file == CONFIG or _DECODER not in config}
@@ -109,14 +109,14 @@ def read_roles(directory: Traversable, template: str | None = None) -> Roles:
 
 
 def _n_tokens(directory: Traversable) -> int:
-    """The number of the model's embeddings, where a configuration has it."""
+    """Return the number of the model's embeddings, where a configuration has it."""
     files = [read_json_if_any(directory / name) for name in ("config.json", "params.json")]
     sizes = [part.get("vocab_size") for file in files for part in (file, file.get("text_config") or {})]
     return min((size for size in sizes if isinstance(size, int)), default=sys.maxsize)
 
 
 def _roles(file: str, content: Mapping[str, Any]) -> Iterator[Given]:
-    """Tokens with a role, and special tokens without one. A token is a string or an object with it."""
+    """Yield tokens with a role, and special tokens without one. A token is a string or an object with it."""
     for role, value in content.items():
         listed = value.values() if isinstance(value, dict) else value or ()
         for item in listed if role in _LISTS else [value] if role.endswith("_token") else []:
@@ -126,7 +126,7 @@ def _roles(file: str, content: Mapping[str, Any]) -> Iterator[Given]:
 
 
 def _added(config: Mapping[str, Any], others: Mapping[str, Any]) -> Iterator[Given]:
-    """Added tokens. Those of the configuration have flags."""
+    """Yield added tokens. Those of the configuration have flags."""
     file = ADDED
     try:
         yield from (Given(file, text, id=_IDS.index(int(token)), special=False) for text, token in others.items())
@@ -138,7 +138,7 @@ def _added(config: Mapping[str, Any], others: Mapping[str, Any]) -> Iterator[Giv
 
 
 def _templates(directory: Traversable, config: Mapping[str, Any]) -> dict[str, str]:
-    """The directory's templates by name. The order is that of transformers."""
+    """Return the directory's templates by name. The order is that of transformers."""
     if (path := directory / TEMPLATE).is_file():
         folder = directory / TEMPLATES
         others = {file.name: file for file in (folder.iterdir() if folder.is_dir() else ())}

@@ -66,7 +66,7 @@ class SentencePieceTokenizer:
         return decode_pieces(self, tokens, keep_control=keep_control)
 
     def _spelled(self, text: str, before: str = "") -> list[int]:
-        """Ids of a text after `before`. The library finds user-defined pieces: a text is cut within control tokens."""
+        """Encode a text after `before`. The library finds user-defined pieces: a text is cut within control tokens."""
         ids: list[int] = self._model.encode(before + text)[len(self._model.encode(before)) :]
         if len(text) < 2 or self._spellable.isdisjoint(ids):
             return ids

@@ -73,7 +73,7 @@ class TekkenTokenizer:
 
 
 def _encoding(pattern: str, pieces: Sequence[bytes]) -> "Encoding":
-    """The merges of pieces in words that a pattern finds."""
+    """Return the merges of pieces in words that a pattern finds."""
     from tiktoken import Encoding
 
     ranks = {piece: rank for rank, piece in enumerate(pieces)}
@@ -81,7 +81,7 @@ def _encoding(pattern: str, pieces: Sequence[bytes]) -> "Encoding":
 
 
 def _pieces(vocab: Iterable[Mapping[str, Any]], size: int) -> tuple[bytes, ...]:
-    """The bytes of the first `size` tokens, by rank. The file may have more than the model uses."""
+    """Return the bytes of the first `size` tokens, by rank. The file may have more than the model uses."""
     pieces = []
     for rank, entry in zip(range(size), vocab, strict=False):
         if entry["rank"] != rank:
@@ -97,7 +97,7 @@ def _pieces(vocab: Iterable[Mapping[str, Any]], size: int) -> tuple[bytes, ...]:
 
 
 def _control(special: Iterable[Mapping[str, Any]] | None, size: int) -> dict[str, int]:
-    """Ids of `size` special tokens by name. A rank that the file does not name is called as mistral-common does."""
+    """Return the ids of `size` special tokens by name. A rank without a name is called as in mistral-common."""
     listed = enumerate(OLD_SPECIAL_TOKENS) if special is None else ((e["rank"], e["token_str"]) for e in special)
     names: dict[int, str] = {}
     for rank, name in listed:

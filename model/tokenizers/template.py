@@ -11,13 +11,13 @@ from typing import Any
 from model.errors import ModelError
 
 FAULTS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
-"""What a template may raise besides jinja2's TemplateError."""
+"""Errors that a template may raise besides jinja2's TemplateError."""
 TRIAL_TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
 
 
 @lru_cache(maxsize=4)  # the tokenizer and the chat format need it
 def compile_template(source: str) -> tuple[Callable[..., str], frozenset[str]]:
-    """A function that renders the template, and the variables that it reads. Raises ModelError for invalid Jinja."""
+    """Return the template's renderer, and the variables that it reads. Raises ModelError for invalid Jinja."""
     from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.parser import Parser
@@ -48,7 +48,7 @@ def compile_template(source: str) -> tuple[Callable[..., str], frozenset[str]]:
 
 
 def written(source: str) -> str:
-    """The template's source, and what it writes around short conversations: it may compose a mark of two texts."""
+    """Return the template's source and its text around short conversations: it may compose a mark of two."""
     from jinja2 import TemplateError
 
     texts = [source]
@@ -68,7 +68,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without the HTML escapes of Jinja's own filter: models were not trained with them."""
+    """Write JSON without the HTML escapes of Jinja's own filter: models were not trained with them."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

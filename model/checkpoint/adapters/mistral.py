@@ -18,7 +18,7 @@ _NAME = re.compile(r"(.+)\.lora_([AB])\.weight")
 
 
 def open_native(path: Path) -> AdapterFile:
-    """The adapter in a file of pairs. Raises ModelError as `read_pairs` does, and for a `lora` that contradicts it."""
+    """Open an adapter in a file of pairs. Raises ModelError as `read_pairs`, and for a `lora` that contradicts it."""
     params = path.with_name(PARAMS)
     declared = _declared(params) if params.is_file() else {}
     scaling = positive(declared, "scaling", f"lora of {PARAMS}", DEFAULT_SCALING)
@@ -37,7 +37,7 @@ def _side(name: str) -> Side | None:
 
 
 def _declared(params: Path) -> dict[str, Any]:
-    """The object `lora` of params.json; empty if there is none."""
+    """Read the object `lora` of params.json; empty if there is none."""
     declared = read_json(params).get("lora") or {}
     if not isinstance(declared, dict):
         raise ModelError(f"{PARAMS} must have an object in lora, it has {short(declared)}")

@@ -9,7 +9,7 @@ from model.errors import ModelError
 
 
 def open_adapter(path: Path) -> AdapterFile:
-    """The adapter in a directory, or in a safetensors file.
+    """Open the adapter in a directory, or in a safetensors file.
 
     Raises ModelError, one line without the path, for what is no adapter or one that Noria does not support.
     """

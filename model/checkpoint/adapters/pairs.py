@@ -52,11 +52,11 @@ class AdapterFile:
 
     @property
     def n_values(self) -> int:
-        """Number of values in all matrices."""
+        """Count the values in all matrices."""
         return sum(pair.rank * (pair.n_in + pair.n_out) for pair in self.pairs.values())
 
     def tensors(self) -> Iterator[tuple[str, "Tensor", "Tensor"]]:
-        """The native name of each weight, with its A and B."""
+        """Yield the native name of each weight, with its A and B."""
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -74,7 +74,7 @@ def read_pairs(
     scale: Callable[[str, int], float],
     *configs: Path,
 ) -> AdapterFile:
-    """The adapter in a safetensors file. `parse` reads the name of a tensor, None for one that is no A or B.
+    """Read the adapter in a safetensors file. `parse` reads the name of a tensor, None for one that is no A or B.
 
     `scale` gives the factor of a pair from the name of its A and its rank. `configs` are files that go with it.
     Raises ModelError, which names file and tensor, for what is no pair of matrices of a known projection.

@@ -33,7 +33,7 @@ _PATTERN = re.compile(rf"(?:[\w^$.|()-]|\\[.d]|(?<=[.d])[*+]){{1,{MAX_PATTERN}}}
 
 
 def open_peft(directory: Path) -> AdapterFile:
-    """The adapter in a directory. Raises ModelError as `read_pairs` does, and for a field that it does not support."""
+    """Open the adapter in a directory. Raises ModelError as `read_pairs` does, and for an unsupported field."""
     config = read_json(directory / CONFIG)
     _check(config)
     ranks, alphas = (_patterns(config, key) for key in ("rank_pattern", "alpha_pattern"))
@@ -73,7 +73,7 @@ def _check(config: Mapping[str, Any]) -> None:
 
 
 def _patterns(config: Mapping[str, Any], key: str) -> Mapping[str, float]:
-    """Numbers above 0 by expressions that compile and take little time. Raises ModelError for any other field."""
+    """Read numbers above 0 by expressions that compile and take little time. Raises ModelError for any other field."""
     patterns = config.get(key) or {}
     if not isinstance(patterns, dict):
         raise ModelError(f"{CONFIG} must have an object in {key}, it has {short(patterns)}")
@@ -89,7 +89,7 @@ def _patterns(config: Mapping[str, Any], key: str) -> Mapping[str, float]:
 
 
 def _of(patterns: Mapping[str, float], module: str, default: float) -> float:
-    """The value of the first expression that matches the end of a module's name, as PEFT finds it."""
+    """Return the value of the first expression that matches the end of a module's name, as PEFT finds it."""
     found = (value for pattern, value in patterns.items() if re.match(rf"(.*\.)?({pattern})$", module))
     return float(next(found, default))
 

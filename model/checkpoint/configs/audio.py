@@ -10,7 +10,7 @@ from model.checkpoint.files import Shard
 from model.errors import ModelError, short
 
 REALTIME = "an audio encoder with a cache of its own (Voxtral Realtime)"
-"""What Noria does not have, for a message."""
+"""Missing features of Noria, for a message."""
 HF_FILE, NATIVE_FILE = "audio_config in config.json", "whisper_model_args in params.json"
 HF_DEFAULTS: Mapping[str, Any] = {
     "model_type": "voxtral_encoder",
@@ -23,7 +23,7 @@ HF_DEFAULTS: Mapping[str, Any] = {
     "activation_function": "gelu",
     "scale_embedding": False,
 }
-"""What transformers takes for fields that `audio_config` does not have."""
+"""The values of transformers for fields that `audio_config` does not have."""
 HF_ONLY: Mapping[str, Any] = {"model_type": "voxtral_encoder", "activation_function": "gelu", "scale_embedding": False}
 OUTER_ONLY: Mapping[str, Any] = {"projector_hidden_act": "gelu"}
 """The same for fields beside `audio_config`."""
@@ -58,7 +58,7 @@ SPECTRUM_MORE = ("num_mel_bins", "frame_rate", "transcription_format")
 
 
 def read_audio(raw: Mapping[str, Any], shards: Sequence[Shard]) -> AudioConfig | None:
-    """The audio encoder of a `config.json` of model_type voxtral; None for a model whose files do not have it.
+    """Read the audio encoder of a `config.json` of model_type voxtral; None for a model whose files do not have it.
 
     Raises ModelError, which names the field and its value, for an encoder that Noria does not have.
     """
@@ -88,7 +88,7 @@ def read_audio(raw: Mapping[str, Any], shards: Sequence[Shard]) -> AudioConfig |
 
 
 def read_native_audio(raw: Any, shards: Sequence[Shard]) -> AudioConfig | None:
-    """The same from `whisper_model_args` of a `params.json`. Raises ModelError also for a key that is not known."""
+    """Read the same from `whisper_model_args` of a `params.json`. Raises ModelError also for an unknown key."""
     if raw is None or not has_encoder(shards, raw):
         return None
     known = check_keys(raw, ("encoder_args", "downsample_args"), NATIVE_FILE)

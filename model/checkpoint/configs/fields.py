@@ -13,7 +13,7 @@ MAX_LAYERS = 10_000
 
 
 def number(raw: Mapping[str, Any], key: str, file: str) -> Any:
-    """The finite number in a field. Raises ModelError, which names the field and `file`, for any other value."""
+    """Return the finite number in a field. Raises ModelError, which names the field and `file`, for any other value."""
     value = raw.get(key)
     if not is_number(value):
         raise ModelError(f"{file} must have a finite number in {key}, it has {short(value)}")
@@ -21,7 +21,7 @@ def number(raw: Mapping[str, Any], key: str, file: str) -> Any:
 
 
 def size(raw: Mapping[str, Any], key: str, file: str) -> int:
-    """The whole number of at least 1 in a field. Raises ModelError, which names the field and `file`."""
+    """Return the whole number of at least 1 in a field. Raises ModelError, which names the field and `file`."""
     value = raw.get(key)
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return value
@@ -29,14 +29,14 @@ def size(raw: Mapping[str, Any], key: str, file: str) -> int:
 
 
 def optional_size(raw: Mapping[str, Any], key: str, file: str, default: int | None = None) -> int | None:
-    """`size`; None for null, `default` for a field that is not there."""
+    """Return `size`; None for null, `default` for a field that is not there."""
     if raw.get(key) is None:
         return None if key in raw else default
     return size(raw, key, file)
 
 
 def positive(raw: Mapping[str, Any], key: str, file: str, default: float | None = None) -> float:
-    """The finite number above 0 in a field; `default`, if there is one, for a field that is null or not there."""
+    """Return the finite number above 0 in a field; `default`, if any, for a field that is null or not there."""
     if raw.get(key) is None and default is not None:
         return default
     value: float = number(raw, key, file)
@@ -46,7 +46,7 @@ def positive(raw: Mapping[str, Any], key: str, file: str, default: float | None 
 
 
 def number_of_layers(raw: Mapping[str, Any], key: str, file: str) -> int:
-    """The number of layers, checked early: a list with an entry for each is made before ModelConfig checks values."""
+    """Return the number of layers, checked before a list with an entry for each is made."""
     n_layers = size(raw, key, file)
     if n_layers > MAX_LAYERS:
         raise ModelError(f"the checkpoint has {n_layers} layers; Noria supports {MAX_LAYERS}")
@@ -54,7 +54,7 @@ def number_of_layers(raw: Mapping[str, Any], key: str, file: str) -> int:
 
 
 def repeated(window: Any, n_layers: int, where: str) -> tuple[int | None, ...]:
-    """A window in every layer, or a list of windows that repeats: [4, None] on 3 layers is (4, None, 4)."""
+    """Return a window in every layer, or a list of windows that repeats: [4, None] on 3 layers is (4, None, 4)."""
     pattern = window if isinstance(window, list) else [window]
     if not pattern:
         raise ModelError(f"{where} is an empty list; it must be a window, null, or a list of them")
@@ -62,7 +62,7 @@ def repeated(window: Any, n_layers: int, where: str) -> tuple[int | None, ...]:
 
 
 def check_keys(raw: object, known: Collection[str], where: str) -> Mapping[str, Any]:
-    """`raw`, an object whose keys are all known. Raises ModelError for any other: none is ignored in silence."""
+    """Return `raw`, an object whose keys are all known. Raises ModelError for any other: none is ignored in silence."""
     if not isinstance(raw, dict):
         raise ModelError(f"{where} must be an object, it is {short(raw)}")
     if unknown := sorted(raw.keys() - set(known)):
@@ -81,7 +81,7 @@ def check_values(raw: Mapping[str, Any], only: Mapping[str, Any], where: str) ->
 
 
 def present_shards(directory: Path) -> tuple[Shard, ...]:
-    """The headers of a directory's safetensors files; none for a directory without these files.
+    """Read the headers of a directory's safetensors files; none for a directory without these files.
 
     Raises ModelError for files that are not all there, or damaged.
     """
@@ -89,7 +89,7 @@ def present_shards(directory: Path) -> tuple[Shard, ...]:
 
 
 def has_encoder(shards: Sequence[Shard], declared: Any) -> bool:
-    """Whether a model has an encoder: if files of weights have it; without files, if it is `declared`.
+    """Return whether the files of weights have an encoder; without files, whether one is `declared`.
 
     Some conversions keep only the text of a model, with its whole configuration.
     """
@@ -99,14 +99,14 @@ def has_encoder(shards: Sequence[Shard], declared: Any) -> bool:
 
 
 def tied_head(shards: Sequence[Shard], declared: bool) -> bool:
-    """Whether the output head is the embeddings: exactly if no file has it. Without files it is what is `declared`."""
+    """Return whether the output head is the embeddings: exactly if no file has it; without files, as `declared`."""
     if not shards:
         return declared
     return not any(is_head(name) for shard in shards for name in shard.dtypes)
 
 
 def dtype_of(declared: str | None, shards: Sequence[Shard]) -> str:
-    """The declared dtype, else that of the first weight.
+    """Return the declared dtype, else that of the first weight.
 
     A directory without weights is taken for bfloat16, in which all of these families are published.
     """
@@ -120,6 +120,6 @@ def dtype_of(declared: str | None, shards: Sequence[Shard]) -> str:
 
 
 def _first_dtype(shard: Shard) -> str:
-    """That of a norm if there is one: the scales of quantized weights are not in the model's format."""
+    """Return the dtype of a norm if there is one: the scales of quantized weights are not in the model's format."""
     norms = [dtype for name, dtype in shard.dtypes.items() if dtype in DTYPES and name.endswith("norm.weight")]
     return next(iter([*norms, *shard.dtypes.values()]), "none")

@@ -12,7 +12,7 @@ KEYS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "
 
 
 def read_latent(raw: Mapping[str, Any], file: str, scaling: RopeScaling | None = None) -> LatentConfig | None:
-    """The sizes; None if all keys are null, 0 or not there.
+    """Read the sizes; None if all keys are null, 0 or not there.
 
     `mscale` is what YaRN's `mscale_all_dim` asks for, m squared with m = 1 + 0.1 mscale_all_dim ln(factor). Published
     implementations disagree on whether it counts where mscale and mscale_all_dim are equal, as in Mistral Small 4. It

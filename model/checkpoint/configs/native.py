@@ -72,7 +72,7 @@ KNOWN = SERVED | MEANINGLESS | ONLY.keys() | MISSING.keys()
 
 
 def read_params(directory: Path) -> ModelConfig:
-    """ModelConfig of a directory with params.json. Raises ModelError, which names the key and its value."""
+    """Read the ModelConfig of a directory with params.json. Raises ModelError, which names the key and its value."""
     raw = read_json(directory / FILE)
     _check(raw)
     experts = _experts(raw.get("moe"))
@@ -138,14 +138,14 @@ def _check(raw: Mapping[str, Any]) -> None:
 
 
 def _is_off(value: Any) -> bool:
-    """Whether a feature that Noria does not have is unused: null, 0, or an object that is empty or says so."""
+    """Return whether an unsupported feature is unused: null, 0, or an object that is empty or says so."""
     if not isinstance(value, dict):
         return value is None or value == 0
     return not value or value.get("enable") is False or value.get("rank") == 0
 
 
 def _windows(raw: Mapping[str, Any], n_layers: int) -> tuple[int | None, ...]:
-    """One window for all layers, or a list that repeats. `_sliding_window` is another name of `sliding_window`."""
+    """Return the windows: one for all layers, or a list that repeats. `_sliding_window` is `sliding_window`, too."""
     names = [name for name in ("sliding_window", "_sliding_window") if raw.get(name) is not None]
     if len(names) == 2 and raw[names[0]] != raw[names[1]]:
         raise ModelError(
@@ -157,7 +157,7 @@ def _windows(raw: Mapping[str, Any], n_layers: int) -> tuple[int | None, ...]:
 
 
 def _experts(raw: Any) -> dict[str, Any]:
-    """The fields of ModelConfig about experts; none for a dense model. A key that is null is not set."""
+    """Return the fields of ModelConfig about experts; none for a dense model. A key that is null is not set."""
     known = check_keys({} if raw is None else raw, (*EXPERTS, *EXPERT_GROUPS, *EXPERT_TRAINING), "moe in params.json")
     moe = {key: value for key, value in known.items() if value is not None}
     for key in EXPERT_GROUPS:
@@ -169,7 +169,7 @@ def _experts(raw: Any) -> dict[str, Any]:
 
 
 def _yarn(raw: Mapping[str, Any]) -> RopeScaling | None:
-    """`beta` is the fast end of the ramp, `alpha` the slow one; `apply_scale` false keeps the length of q and k."""
+    """Read YaRN: `beta` is the fast end of the ramp, `alpha` the slow one; `apply_scale` false leaves q and k alone."""
     if raw.get("yarn") is None:
         return None
     known = ("factor", "original_max_position_embeddings", "beta", "alpha", "apply_scale")
@@ -188,7 +188,7 @@ def _yarn(raw: Mapping[str, Any]) -> RopeScaling | None:
 
 
 def _of_scores(latent: LatentConfig, scaling: RopeScaling) -> tuple[LatentConfig, RopeScaling]:
-    """`apply_scale` of latent attention is for whole scores, as vLLM reads it, not for what rotates alone."""
+    """Apply `apply_scale` of latent attention to whole scores, as vLLM does, not to the rotating channels alone."""
     applied = scaling.attention_factor is None
     return replace(latent, mscale=scaling.stretched(1.0) ** 2, scaled=applied), replace(scaling, attention_factor=1.0)
 

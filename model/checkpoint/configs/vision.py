@@ -27,7 +27,7 @@ HF_DEFAULTS: Mapping[str, Any] = {
     "patch_size": 16,
     "hidden_act": "gelu",
 }
-"""What transformers takes for fields that `vision_config` does not have. Pixtral 12B's has few."""
+"""The values of transformers for fields that `vision_config` does not have. Pixtral 12B's has few."""
 HF_ONLY: Mapping[str, Any] = {"model_type": "pixtral", "num_channels": 3}
 """Fields of `vision_config`, each with the value that describes what Noria does."""
 OUTER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -62,7 +62,7 @@ MERGE = "patch_merge"
 
 
 def read_vision(raw: Mapping[str, Any], shards: Sequence[Shard]) -> VisionConfig | None:
-    """The image encoder of a `config.json` of text and images; None for a model whose files do not have it.
+    """Read the image encoder of a `config.json` of text and images; None for a model whose files do not have it.
 
     Raises ModelError, which names the field and its value, for an encoder that Noria does not have.
     """
@@ -89,7 +89,7 @@ def read_vision(raw: Mapping[str, Any], shards: Sequence[Shard]) -> VisionConfig
 
 
 def read_native_vision(raw: Any, shards: Sequence[Shard]) -> VisionConfig | None:
-    """The same from `vision_encoder` of a `params.json`. Raises ModelError also for a key that is not known."""
+    """Read the same from `vision_encoder` of a `params.json`. Raises ModelError also for an unknown key."""
     if raw is None or not has_encoder(shards, raw):
         return None
     known = check_keys(raw, NATIVE, NATIVE_FILE)
@@ -123,7 +123,7 @@ def _sizes(raw: Mapping[str, Any], file: str) -> dict[str, Any]:
 
 
 def _hf_theta(raw: Mapping[str, Any]) -> float:
-    """`rope_theta`, in transformers 5 within `rope_parameters`."""
+    """Read `rope_theta`, in transformers 5 within `rope_parameters`."""
     rope = raw.get("rope_parameters")
     if rope is None:
         return positive(raw, "rope_theta", HF_FILE, 10_000.0)
@@ -135,7 +135,7 @@ def _hf_theta(raw: Mapping[str, Any]) -> float:
 
 
 def _native_merge(raw: Mapping[str, Any]) -> int:
-    """Patches along a side of the square that becomes one token."""
+    """Return the patches along a side of the square that becomes one token."""
     projector = raw.get("mm_projector_id") or None
     if projector not in (None, MERGE):
         raise ModelError(f"{NATIVE_FILE} has mm_projector_id {short(projector)}; Noria supports {MERGE!r}")

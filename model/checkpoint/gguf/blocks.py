@@ -45,7 +45,7 @@ class EncodedMatrix:
         return EncodedMatrix(data, self.kind, (len(data), self.shape[1]), self.skip)
 
     def columns(self, columns: range) -> "EncodedMatrix":
-        """Some input channels. Other channels of their first and of their last block stay in `data`."""
+        """Select input channels. Other channels of their first and of their last block stay in `data`."""
         block, n_bytes = next(sizes for name, *sizes in known_kinds().values() if name == self.kind)
         first, stop = self.skip + columns.start, self.skip + columns.stop
         data = self.data[:, first // block * n_bytes : -(-stop // block) * n_bytes]
@@ -53,23 +53,23 @@ class EncodedMatrix:
 
     @property
     def _own(self) -> slice:
-        """Its channels among those of `data`."""
+        """Return its channels among those of `data`."""
         return slice(self.skip, self.skip + self.shape[1])
 
     def block_form(self) -> tuple[int, bool]:
-        """What `blocks` has: bytes of integers in a block, and whether there are minima."""
+        """Return the layout of `blocks`: bytes of integers in a block, and whether there are minima."""
         form = STORED.get(self.kind, OTHERS)
         return form.value_bits * BLOCK_GROUP // 8, form.has_minima
 
     @property
     def is_superblocks(self) -> bool:
-        """Whether it has whole blocks of Q4_K, whose scales and minima are finite in float16."""
+        """Return whether it has whole blocks of Q4_K, whose scales and minima are finite in float16."""
         if self.kind != "Q4_K" or self.skip or self.data.shape[1] * 16 != self.shape[1] * 9:
             return False
         return _largest_factor(self.data) * 63 <= torch.finfo(torch.float16).max
 
     def blocks(self) -> BlockMatrix:
-        """A copy in groups of 32. A kind that does not fit is quantized again, to 8 bits.
+        """Copy into groups of 32. A kind that does not fit is quantized again, to 8 bits.
 
         Raises ValueError for a scale that is not finite.
         """
@@ -83,12 +83,12 @@ class EncodedMatrix:
         return found
 
     def dequantize(self) -> Tensor:
-        """float32 [n_out, n_in]."""
+        """Decode to float32 [n_out, n_in]."""
         return torch.from_numpy(dequantized(self.data.numpy(), self.kind)[:, self._own])
 
 
 def as_they_are(rows: Tensor, kind: str) -> BlockMatrix:
-    """A matrix of uint8 [n_out, bytes of a row], as views of these bytes."""
+    """View a matrix of uint8 [n_out, bytes of a row] as blocks."""
     n_head = AS_THEY_ARE[kind]
     groups = rows.unflatten(1, (-1, n_head + (BLOCK_GROUP if kind == "Q8_0" else _HALF)))
     head, quants = groups[..., :n_head].view(torch.float16), groups[..., n_head:]
@@ -97,7 +97,7 @@ def as_they_are(rows: Tensor, kind: str) -> BlockMatrix:
 
 
 def quantize8(weight: Tensor) -> BlockMatrix:
-    """weight [n, k] float32 in 8 bits: a group's scale is its greatest magnitude / 127."""
+    """Quantize weight [n, k] float32 to 8 bits: a group's scale is its greatest magnitude / 127."""
     groups = weight.unflatten(1, (-1, BLOCK_GROUP))
     scales = (groups.abs().amax(dim=2) / 127).half()
     q = (groups * inverse(scales)[:, :, None]).round_().clamp_(-127, 127)
@@ -105,7 +105,7 @@ def quantize8(weight: Tensor) -> BlockMatrix:
 
 
 def inverse(scales: Tensor) -> Tensor:
-    """1 / scale in float32, 0 for the scale 0."""
+    """Return 1 / scale in float32, 0 for the scale 0."""
     return torch.where(scales != 0, 1 / scales.float(), 0.0)
 
 
@@ -170,40 +170,40 @@ _DECODERS: Mapping[str, Callable[[Tensor], BlockMatrix]] = {
 
 
 def _largest_factor(rows: Tensor) -> float:
-    """The greatest magnitude of the float16 factors of Q4_K [n, bytes of a row]; NaN if one is."""
+    """Return the greatest magnitude of the float16 factors of Q4_K [n, bytes of a row]; NaN if one is."""
     factors = rows.unflatten(1, (-1, 144))[..., :4].contiguous().view(torch.float16).float()
     return float(factors.abs().max())
 
 
 def _halves(blocks: Tensor, at: int) -> Tensor:
-    """The float16 at this byte of every block."""
+    """Return the float16 at this byte of every block."""
     return blocks[..., at : at + 2].contiguous().view(torch.float16)[..., 0]
 
 
 def _nibbles(data: Tensor) -> Tensor:
-    """[..., 16] bytes -> [..., 32]: the lower halves of all bytes, then the upper ones."""
+    """Unpack [..., 16] bytes -> [..., 32]: the lower halves of all bytes, then the upper ones."""
     return torch.cat((data & 15, data >> 4), dim=-1)
 
 
 def _alternating(data: Tensor) -> Tensor:
-    """[..., n] bytes -> [..., 2n]: of each byte the lower half, then the upper one."""
+    """Unpack [..., n] bytes -> [..., 2n]: of each byte the lower half, then the upper one."""
     return torch.stack((data & 15, data >> 4), dim=-1).flatten(-2)
 
 
 def _fifth_bit(bits: Tensor, low: Tensor) -> Tensor:
-    """[..., 4] and [..., 16] bytes -> [..., 32]: five bits of each value. Bit j of `bits` is the fifth of value j."""
+    """Unpack [..., 4] and [..., 16] bytes -> [..., 32]: five bits a value. Bit j of `bits` is the fifth of value j."""
     high = bits[..., None] >> torch.arange(8, dtype=torch.uint8) & 1
     return _nibbles(low) | high.flatten(-2) << 4
 
 
 def _pairs_of_groups(data: Tensor) -> Tensor:
-    """[n, blocks, 128] bytes -> [n, blocks * 8, 32]: of 32 bytes the lower halves are a group, the upper the next."""
+    """Unpack [n, blocks, 128] bytes -> [n, blocks * 8, 32]: of 32 bytes the lower halves, then the upper ones."""
     pairs = data.unflatten(2, (4, BLOCK_GROUP))
     return torch.stack((pairs & 15, pairs >> 4), dim=3).flatten(1, 3)
 
 
 def _scales_and_minima(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and minima [n, blocks * 8] of Q4_K and Q5_K: float16 factors times six bits, of which 12 bytes hold 16."""
+    """Decode scales and minima [n, blocks * 8] of Q4_K and Q5_K: float16 factors times 16 numbers in 12 bytes."""
     d, m, md = blocks[..., 4:16].unflatten(2, (3, 4)).unbind(2)  # [n, blocks, 4] each
     scales = torch.cat((d & 63, md & 15 | d >> 2 & 48), dim=2)
     minima = torch.cat((m & 63, md >> 4 | m >> 2 & 48), dim=2)

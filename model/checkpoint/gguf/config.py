@@ -83,7 +83,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 def hf_config(
     metadata: Mapping[str, Any], shapes: Shapes, divisors: Sequence[float] = (), dtype: str = "bfloat16"
 ) -> dict[str, Any]:
-    """`config.json` from GGUF metadata, the weights' shapes by native name, and the values of `rope_freqs.weight`.
+    """Make a `config.json` of GGUF metadata, the weights' shapes by native name, and the values of `rope_freqs.weight`.
 
     Raises ModelError for an architecture, a RoPE scaling or a key that is not supported, KeyError for a missing field.
     """
@@ -124,7 +124,7 @@ def generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def end_tokens(metadata: Mapping[str, Any]) -> list[int]:
-    """Ids of the end tokens: `eos` (sequence), `eot` (turn, GGUF's word), `eom` (message), and those of known texts.
+    """Return the end tokens: `eos` (sequence), `eot` (turn, GGUF's word), `eom` (message), and those of known texts.
 
     A text that could be an HTML tag counts if the file does not call it an ordinary token.
     """
@@ -137,7 +137,7 @@ def end_tokens(metadata: Mapping[str, Any]) -> list[int]:
 
 
 def _sampling(metadata: Mapping[str, Any]) -> dict[str, float | int]:
-    """Sampling parameters that the model's authors recommend, without the noise of 32-bit numbers."""
+    """Return the sampling parameters that the model's authors recommend, without the noise of 32-bit numbers."""
     found = {name: metadata.get(f"general.sampling.{key}") for key, name in _SAMPLING.items()}
     return {
         name: float(f"{value:.6g}") if isinstance(value, float) else value
@@ -150,7 +150,7 @@ _HEADS, _KV_HEADS = "attention.head_count", "attention.head_count_kv"
 
 
 def _values(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata without the architecture's prefix. Raises ModelError for what is not supported."""
+    """Return the metadata without the architecture's prefix. Raises ModelError for an unsupported value."""
     kind = metadata.get("general.type", "model")
     if kind != "model":
         raise ModelError(f"the GGUF file is of type {short(kind)}; Noria serves type model, name that file")
@@ -182,7 +182,7 @@ def _check_key(key: str, value: Any, own: Collection[str]) -> None:
 
 
 def _whole(values: Mapping[str, Any], name: str) -> int:
-    """A number of at least 1. A list with a number for each layer counts if all are the same."""
+    """Return a number of at least 1. A list with a number for each layer counts if all are the same."""
     value = values[name]
     if isinstance(value, np.ndarray | list) and len(value) and all(item == value[0] for item in value):
         value = int(value[0])
@@ -210,7 +210,7 @@ def _head_dim(values: Mapping[str, Any], default: int) -> int:
 
 
 def _latent(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of latent attention and of its experts, as a mistral4 model has them.
+    """Return the fields of latent attention and of its experts, as a mistral4 model has them.
 
     The cache has one key of `key_length` and in it the latent; the lengths of the heads end with "_mla".
     """
@@ -253,7 +253,7 @@ def _latent(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _windows(values: Mapping[str, Any], n_layers: int) -> dict[str, Any]:
-    """The window, and which layers have it: every layer but each n-th by a pattern n, or as a list says."""
+    """Return the window, and which layers have it: every layer but each n-th by a pattern n, or as a list says."""
     window = values.get("attention.sliding_window") or None
     pattern = values.get("attention.sliding_window_pattern")
     if window is None or pattern is None:
@@ -267,7 +267,7 @@ def _windows(values: Mapping[str, Any], n_layers: int) -> dict[str, Any]:
 
 
 def _family(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Hugging Face's name of a model with these fields."""
+    """Return Hugging Face's name of a model with these fields."""
     if "num_local_experts" in config:
         name = "Mixtral"
     elif "llama_4_scaling_beta" in config["rope_parameters"]:

@@ -51,7 +51,7 @@ class Encoder:
 
 
 def files_beside(source: Path) -> tuple[Path, ...]:
-    """The files in the folder of a GGUF model that may have its image encoder; none if it cannot be listed."""
+    """Return the files in a GGUF model's folder that may have its image encoder; none if it cannot be listed."""
     try:
         files = [path for path in source.parent.iterdir() if is_projector(path.name) and path != source]
         return tuple(sorted(path for path in files if path.is_file()))
@@ -62,7 +62,7 @@ def files_beside(source: Path) -> tuple[Path, ...]:
 def find_encoder(
     files: Sequence[Path], source: Path, dim: int, img_break: np.ndarray | None
 ) -> tuple[Encoder | None, tuple[str, ...]]:
-    """The encoder for the text model `source`, None without one; and a line for each file that is for another model.
+    """Find the encoder for the text model `source`, None without one; and a line for each file for another model.
 
     `img_break` is the text model's embedding [dim] of the token at the end of an image's row, None if it has none.
     Raises ModelError if several files fit, for a damaged file, and for an encoder that Noria does not have.
@@ -81,7 +81,7 @@ def find_encoder(
 
 
 def _misfit(metadata: Mapping[str, Any], dim: int) -> str | None:
-    """Why an encoder belongs to another model; None if it fits."""
+    """Return why an encoder belongs to another model; None if it fits."""
     values = _values(metadata)
     projector = next((values[key] for key in _PROJECTORS if values.get(key)), None)
     if projector != PROJECTOR:
@@ -92,7 +92,7 @@ def _misfit(metadata: Mapping[str, Any], dim: int) -> str | None:
 
 
 def _unlike(path: Path, file: GgufFile, source: Path, img_break: np.ndarray) -> str | None:
-    """Why the encoder's copy of the text model's `img_break` is of another model; None if it is not, or is missing."""
+    """Return why the encoder's copy of `img_break` is of another text model; None if it is not, or is missing."""
     copy = next((tensor for tensor in file.tensors if tensor.name == IMG_BREAK), None)
     if copy is None or copy.shape != img_break.shape or not are_unlike(read_row(path, copy), img_break):
         return None
@@ -120,7 +120,7 @@ def _named(tensors: Sequence[Entry]) -> Iterator[Entry]:
 
 
 def _config(values: Mapping[str, Any], names: set[str]) -> VisionConfig:
-    """Raises ModelError for a value that Noria does not have, KeyError for a missing field."""
+    """Read the configuration. Raises ModelError for a value that Noria does not have, KeyError for a missing field."""
     if unknown := sorted(values.keys() - _KNOWN):
         raise ModelError(f"the image encoder has the key {short(f'clip.{unknown[0]}')}, which Noria does not know")
     for key, expected in _NORMALIZED.items():
@@ -145,7 +145,7 @@ def _config(values: Mapping[str, Any], names: set[str]) -> VisionConfig:
 
 
 def _is_near(value: float, expected: float) -> bool:
-    """Files have these numbers in 32 bits, some with fewer digits."""
+    """Compare two numbers that files have in 32 bits, some with fewer digits."""
     return abs(value - expected) < 1e-5
 
 

@@ -10,7 +10,7 @@ from model.errors import ModelError, short
 
 
 def entries(tensor: Entry, names: Names) -> Iterator[Entry]:
-    """An entry for the tensor, or one for each expert in it. Raises ModelError for an unknown name or kind."""
+    """Yield an entry for the tensor, or one for each expert in it. Raises ModelError for an unknown name or kind."""
     name = native_name(tensor.name, names)
     if name is None:
         raise ModelError(f"the GGUF file has a tensor {short(tensor.name)}, which no supported model family has")

@@ -69,18 +69,18 @@ class Index:
 
     @property
     def files(self) -> tuple[tuple[Path, tuple[int, ...]], ...]:
-        """The files, and where the weights in each begin."""
+        """Return the files, and where the weights in each begin."""
         starts = [[entry.offset for entry in self.entries if entry.file == number] for number in range(len(self.paths))]
         return tuple(zip(self.paths, map(tuple, starts), strict=True))
 
     @property
     def quantized(self) -> bool:
-        """Whether any weight in the files is quantized."""
+        """Return whether any weight in the files is quantized."""
         return any(entry.kind not in FLOATS for entry in self.entries)
 
     @property
     def dtype(self) -> str:
-        """PyTorch's name of the format of most matrices; bfloat16 if any is quantized."""
+        """Return PyTorch's name of the format of most matrices; bfloat16 if any is quantized."""
         if self.quantized:
             return "bfloat16"
         kinds = [entry.kind for entry in self.entries if len(entry.shape) > 1]
@@ -88,7 +88,7 @@ class Index:
 
     @property
     def block_bits(self) -> float | None:
-        """Bits of a weight of the projections in the compiled kernels, on average; None if nothing is quantized.
+        """Return the average bits of a projection's weight in the compiled kernels; None if nothing is quantized.
 
         All parts of a projection get the layout that holds each of them.
         """

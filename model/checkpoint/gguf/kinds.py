@@ -22,12 +22,12 @@ _PROJECTOR, _STATISTICS = (re.compile(rf"(?<![a-z0-9]){word}(?![a-z0-9])", re.I)
 
 
 def is_projector(name: str) -> bool:
-    """Whether a file's name says that it has the image encoder of a GGUF model."""
+    """Return whether a file's name says that it has the image encoder of a GGUF model."""
     return name.lower().endswith(".gguf") and _PROJECTOR.search(name) is not None
 
 
 def find_kinds(files: Iterable[str]) -> Mapping[str, Sequence[str]]:
-    """The GGUF models among a repository's files by kind in upper case: the files of each, the parts in order.
+    """Find a repository's GGUF models by kind in upper case: the files of each, the parts in order.
 
     A model whose name says no kind has the kind "". Two models of one kind have the files of both.
     """
@@ -40,16 +40,16 @@ def find_kinds(files: Iterable[str]) -> Mapping[str, Sequence[str]]:
 
 
 def choose(name: str, kinds: Mapping[str, Sequence[str]], kind: str | None) -> str:
-    """The kind to serve: the wanted one, else the first of `PREFERENCE`.
+    """Choose the kind to serve: `kind`, else the first of `PREFERENCE`.
 
     Raises ModelError, which lists the kinds that there are, if it is not there or not one model.
     """
-    wanted = None if kind is None else _wanted(kind.upper(), kinds)
-    if wanted is not None and wanted not in kinds:
+    requested = None if kind is None else _existing(kind.upper(), kinds)
+    if requested is not None and requested not in kinds:
         listed = ", ".join(sorted(filter(None, kinds))) or ("GGUF files of no named kind" if kinds else "no GGUF file")
         raise ModelError(f"{name} has no GGUF file of kind {kind} on the hub; it has {listed}")
     ranked = [one for one in PREFERENCE if one in kinds] or sorted(kinds)
-    chosen = ranked[0] if wanted is None else wanted
+    chosen = ranked[0] if requested is None else requested
     models = {whole_name(PurePosixPath(file).stem) for file in kinds[chosen]}
     if len(models) > 1:
         raise ModelError(
@@ -60,12 +60,12 @@ def choose(name: str, kinds: Mapping[str, Sequence[str]], kind: str | None) -> s
 
 
 def described(kind: str) -> str:
-    """A kind in a message: the name of a file may say none."""
+    """Describe a kind in a message: the name of a file may say none."""
     return f"kind {kind}" if kind else "no named kind"
 
 
-def _wanted(kind: str, kinds: Mapping[str, Sequence[str]]) -> str:
-    """The kind there is for a wanted one: its other name, or the only one there of dynamic quantization ("UD-")."""
+def _existing(kind: str, kinds: Mapping[str, Sequence[str]]) -> str:
+    """Return the existing kind for a requested one: its other name, or the only one of dynamic quantization ("UD-")."""
     kind = _ALIASES.get(kind, kind)
     return f"UD-{kind}" if kind not in kinds and f"UD-{kind}" in kinds else kind
 
@@ -75,7 +75,7 @@ def _is_model(stem: str) -> bool:
 
 
 def _kind(path: PurePosixPath) -> str:
-    """The last kind in the file's name, else in its folder's."""
+    """Return the last kind in the file's name, else in its folder's."""
     return _named(whole_name(path.stem)) or _named(path.parent.name)
 
 

@@ -49,12 +49,12 @@ class GgufModel:
 
     @property
     def files(self) -> tuple[tuple[Path, tuple[int, ...]], ...]:
-        """All files with weights, and where the weights in each begin."""
+        """Return all files with weights, and where the weights in each begin."""
         return self.index.files + (self.encoder.index.files if self.encoder else ())
 
 
 def open_gguf(source: Path) -> GgufModel:
-    """The model whose first file is `source`, with the image encoder beside it if there is one.
+    """Open the model whose first file is `source`, with the image encoder beside it if there is one.
 
     Raises ModelError for a damaged file, for another architecture, and for a quantization without a decoder.
     """
@@ -67,7 +67,7 @@ def open_gguf(source: Path) -> GgufModel:
 def _opened(
     source: Path, paths: tuple[Path, ...], beside: tuple[Path, ...], states: tuple[tuple[int, int], ...]
 ) -> GgufModel:
-    """`open_gguf` of files with these sizes and times of their last change."""
+    """Do `open_gguf` for files with these sizes and times of their last change."""
     file = read_parts(paths)
     weights = [tensor for tensor in file.tensors if tensor.name != DIVISORS]
     index = Index(paths, tuple(entry for tensor in weights for entry in entries(tensor, GGUF)))
@@ -83,7 +83,7 @@ def _opened(
 
 
 def gguf_files(source: Path) -> Traversable:
-    """Configuration and tokenizer of the model, as files in memory.
+    """Make the configuration and tokenizer of the model, as files in memory.
 
     Raises ModelError as `open_gguf` does, and for a tokenizer that is not supported.
     """
@@ -117,7 +117,7 @@ def _metadata_of(source: Path) -> Iterator[None]:
 
 
 def _img_break(index: Index, metadata: Metadata) -> np.ndarray | None:
-    """The embedding of the token at the end of an image's row, None if the model has no such token."""
+    """Return the embedding of the token at the end of an image's row, None if the model has no such token."""
     table = next((entry for entry in index.entries if entry.name == EMBEDDINGS), None)
     if table is None:
         return None
@@ -127,7 +127,7 @@ def _img_break(index: Index, metadata: Metadata) -> np.ndarray | None:
 
 
 def _divisors(paths: Sequence[Path], tensors: Sequence[Entry]) -> Sequence[float]:
-    """The values of `rope_freqs.weight`, if the model has it: a divisor of each pair's rotation frequency."""
+    """Return the values of `rope_freqs.weight`, if the model has it: a divisor of each pair's rotation frequency."""
     for tensor in tensors:
         if tensor.name == DIVISORS:
             if tensor.kind != "F32" or len(tensor.shape) > 1:

@@ -9,7 +9,7 @@ _PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", 
 
 
 def find_parts(path: Path) -> tuple[Path, ...]:
-    """All files of the model whose first file is `path`. Raises ModelError for another part and for a missing one."""
+    """Find all files of the model whose first file is `path`. Raises ModelError for another part or a missing one."""
     match = _PART.fullmatch(path.name)
     if match is None:
         return (path,)
@@ -24,11 +24,11 @@ def find_parts(path: Path) -> tuple[Path, ...]:
 
 
 def part_name(name: str, number: int, count: int, suffix: str = ".gguf") -> str:
-    """The name of a part; numbers begin at 1."""
+    """Return the name of a part; numbers begin at 1."""
     return f"{name}-{number:05d}-of-{count:05d}{suffix}"
 
 
 def whole_name(stem: str) -> str:
-    """The stem of a file without the number of its part."""
+    """Return the stem of a file without the number of its part."""
     match = _PART.fullmatch(f"{stem}.gguf")
     return match["name"] if match else stem

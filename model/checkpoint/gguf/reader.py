@@ -31,11 +31,11 @@ MIN_FIELD_BYTES, MIN_TENSOR_BYTES = 13, 32
 
 
 class Damaged(ValueError):
-    """What is wrong in the file: what was expected, what was found."""
+    """A fault in the file: what was expected, what was found."""
 
 
 class Unknown(ValueError):
-    """What a whole file may have and Noria does not read: what it has, what Noria reads."""
+    """A part of a whole file that Noria does not read: what it is, what Noria reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class GgufFile:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """The structure of a whole file.
+    """Read the structure of a whole file.
 
     Raises ModelError, one line, for a file that is cut, damaged or no GGUF, and for one newer than Noria.
     """
@@ -63,7 +63,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 def read_parts(paths: Sequence[Path]) -> GgufFile:
-    """The metadata of the first file and the tensors of all; `Entry.file` is the number of a tensor's file, from 0.
+    """Read the metadata of the first file and the tensors of all; `Entry.file` numbers the files of tensors from 0.
 
     Raises ModelError, one line, for a damaged file and for parts that do not belong together.
     """
@@ -114,7 +114,7 @@ class _Cursor:
             raise Damaged(f"{what} at byte {start} is not UTF-8") from None
 
     def count(self, what: str, least_bytes: int) -> int:
-        """A number of things of at least so many bytes."""
+        """Read a number of things of at least so many bytes."""
         number = self.number("Q", f"the number of {what}")
         if number * least_bytes > self.left:
             raise Damaged(f"it counts {number} {what}, but has only {self.left} more bytes")
@@ -167,7 +167,7 @@ def _alignment(metadata: Mapping[str, Any]) -> int:
 
 
 def _tensors(cursor: _Cursor, n_tensors: int, alignment: int) -> list[Entry]:
-    """The described tensors, each inside the file."""
+    """Read the descriptions of tensors, each inside the file."""
     described = [_described(cursor) for _ in range(n_tensors)]
     start = -(-cursor.place // alignment) * alignment
     found = list(_placed(described, start, alignment))

@@ -11,7 +11,7 @@ Values = Mapping[str, Any]
 
 
 def read_rope(values: Values, head_dim: int, divisors: Sequence[float]) -> dict[str, Any]:
-    """`rope_parameters` from metadata and from the `divisors` in `rope_freqs.weight`, if there are any.
+    """Make `rope_parameters` of metadata and of the `divisors` in `rope_freqs.weight`, if there are any.
 
     Raises ModelError for a scaling that is not supported, KeyError for a missing field.
     """
@@ -28,7 +28,7 @@ def read_rope(values: Values, head_dim: int, divisors: Sequence[float]) -> dict[
 
 
 def read_latent_rope(values: Values, divisors: Sequence[float]) -> dict[str, Any]:
-    """`rope_parameters` of latent attention. llama.cpp writes a tenth of mscale_all_dim for it, and does not scale the
+    """Make `rope_parameters` of latent attention. llama.cpp writes a tenth of mscale_all_dim, and does not scale the
     cosines: only the scale of scores depends on it. Raises ModelError for what it does not write.
     """
     if len(divisors):
@@ -45,13 +45,13 @@ def read_latent_rope(values: Values, divisors: Sequence[float]) -> dict[str, Any
 
 
 def _share(rope_dim: int, head_dim: int) -> float:
-    """The part of a head that rotates: head_dim times it, rounded down, is rope_dim."""
+    """Return the part of a head that rotates: head_dim times it, rounded down, is rope_dim."""
     share = rope_dim / head_dim
     return share if int(head_dim * share) == rope_dim else math.nextafter(share, 1.0)
 
 
 def _divided(values: Values, divisors: Sequence[float], n_pairs: int) -> dict[str, Any]:
-    """A divisor of each pair's frequency. llama.cpp's converter computes them for RoPE of kind llama3."""
+    """Return a divisor of each pair's frequency, as llama.cpp's converter writes RoPE of kind llama3."""
     if _kind(values) != "none":
         raise ModelError(
             f"the GGUF file has rope_freqs.weight and RoPE scaling {short(_kind(values))}; Noria supports one of them"
@@ -73,7 +73,7 @@ def _scaled(values: Values) -> dict[str, Any]:
 
 
 def _kind(values: Values) -> Any:
-    """The scaling's kind. "linear" by a factor of 1, which some converters write, is none."""
+    """Return the scaling's kind. "linear" by a factor of 1, which some converters write, is none."""
     kind = values.get("rope.scaling.type", "linear")
     return "none" if kind == "linear" and _factor(values) in (0, 1) else kind
 
@@ -91,7 +91,7 @@ def _linear(values: Values) -> dict[str, Any]:
 
 
 def _yarn(values: Values) -> dict[str, Any]:
-    """YaRN. llama.cpp multiplies cos and sin by m(1) / m(`yarn_log_multiplier`), m(s) = 1 + 0.1 s ln(factor).
+    """Read YaRN. llama.cpp multiplies cos and sin by m(1) / m(`yarn_log_multiplier`), m(s) = 1 + 0.1 s ln(factor).
 
     A multiplier of 1 therefore cancels the scale, and 0 (or none) leaves m(1).
     """
@@ -113,7 +113,7 @@ def _scale(factor: float, multiplier: float) -> float:
 
 
 def _temperature(values: Values) -> dict[str, Any]:
-    """Query temperature. Its length is that of YaRN, which stays in the file where YaRN does not."""
+    """Read the query temperature. Its length is YaRN's, which the file has even if it has no YaRN."""
     beta = values.get("attention.temperature_scale")
     if not beta:
         return {}
@@ -135,7 +135,7 @@ WITH_YARN = ("mistral3", "mistral4", "deepseek2")
 
 
 def wrong_conversions(name: str, metadata: Values) -> Iterator[str]:
-    """A line for each known fault of converters that the file of this name has.
+    """Yield a line for each known fault of converters that the file of this name has.
 
     The first converters for `mistral3` did not write YaRN, or not its scale, which the models of 2025 and 2026 have.
     """

@@ -16,7 +16,7 @@ def read_row(path: Path, entry: Entry, number: int = 0) -> np.ndarray:
 
 
 def are_unlike(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether no quantization makes one row of the other. Rows of zeros, and values that are not finite, say nothing.
+    """Return whether no quantization makes one row of the other. Rows of zeros, and values not finite, say nothing.
 
     Measured on 64 normal rows of 4,096 values: the cosine of a row with its decoded self is at least 0.65 in ternary
     kinds and 0.99 in 4 to 8 bits, and at most 0.04 with another row.

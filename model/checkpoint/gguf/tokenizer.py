@@ -24,7 +24,7 @@ Metadata = Mapping[str, Any]
 
 
 def tokenizer_files(metadata: Metadata) -> dict[str, str]:
-    """The texts of `tokenizer.json` and `tokenizer_config.json`. Raises ModelError for another kind of tokenizer."""
+    """Make `tokenizer.json` and `tokenizer_config.json`, as text. Raises ModelError for another kind of tokenizer."""
     kind = metadata.get("tokenizer.ggml.model", "")
     if kind not in _BUILDERS:
         raise ModelError(f"the GGUF file has a {short(kind)} tokenizer; Noria supports {', '.join(_BUILDERS)}")
@@ -45,7 +45,7 @@ def tokenizer_files(metadata: Metadata) -> dict[str, str]:
 
 
 def tokenizer_config(metadata: Metadata) -> dict[str, Any]:
-    """Special tokens by role and the chat template, under the names of transformers."""
+    """Make the special tokens by role and the chat template, under the names of transformers."""
     tokens = metadata["tokenizer.ggml.tokens"]
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     for role, key in _ROLES.items():
@@ -61,7 +61,7 @@ def tokenizer_config(metadata: Metadata) -> dict[str, Any]:
 
 
 def wrong_padding(name: str, metadata: Metadata) -> tuple[str, ...]:
-    """A line for a padding token that is not in the vocabulary. No text that is served has one."""
+    """Return a line for a padding token that is not in the vocabulary. No text that is served has one."""
     pad, n_tokens = metadata.get("tokenizer.ggml.padding_token_id"), len(metadata.get("tokenizer.ggml.tokens", ()))
     if pad is None or pad in range(n_tokens):
         return ()
@@ -80,7 +80,7 @@ def _check(metadata: Metadata) -> None:
 
 
 def _adds_bos(metadata: Metadata) -> bool:
-    """Whether texts begin with the begin token where the file does not say it: as in llama.cpp."""
+    """Return whether texts begin with the begin token, where the file does not say it: as in llama.cpp."""
     pre = _PRE_TOKENIZERS.get(metadata.get("tokenizer.ggml.pre", ""))
     return metadata["tokenizer.ggml.model"] == "llama" or (pre is not None and pre.whole_words)
 
@@ -106,7 +106,7 @@ def _byte_level(metadata: Metadata) -> Tokenizer:
 
 
 def _pair(merge: str, vocab: Mapping[str, int]) -> tuple[str, str]:
-    """The two tokens that a merge joins to a third."""
+    """Return the two tokens that a merge joins to a third."""
     left, _, right = merge.partition(" ")
     if not (left in vocab and right in vocab and left + right in vocab):
         raise ModelError(f"the GGUF file has a merge {short(merge)}, which does not join two of its tokens to a third")
@@ -152,7 +152,7 @@ def _sentencepiece(metadata: Metadata) -> Tokenizer:
 
 
 def score_merges(vocab: Mapping[str, int], scores: Sequence[float], control: set[str]) -> list[tuple[str, str]]:
-    """Merges of a SentencePiece BPE model: every split of a piece into two pieces, highest score of the piece first.
+    """Return the merges of a SentencePiece BPE model: every split of a piece into two pieces, highest score first.
 
     Mistral and Llama give all runs of spaces one score. SentencePiece then joins the leftmost pair. A list of merges
     has no positions: pieces of one score are ranked by id, and the splits of a piece by the length of the left part.

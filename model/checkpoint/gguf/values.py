@@ -37,7 +37,7 @@ def known_kinds() -> dict[int, tuple[str, int, int]]:
 
 @cache
 def readable_kinds() -> tuple[str, ...]:
-    """GGUF's names of the kinds that Noria reads: floats, and those that have a decoder."""
+    """Return GGUF's names of the kinds that Noria reads: floats, and those that have a decoder."""
     return tuple(name for name, _, n_bytes in known_kinds().values() if name in FLOATS or _has_decoder(name, n_bytes))
 
 
@@ -50,7 +50,7 @@ def _has_decoder(kind: str, n_bytes: int) -> bool:
 
 
 def dequantized(data: np.ndarray, kind: str) -> np.ndarray:
-    """The values of uint8 [..., bytes of a row] in float32 [..., values of a row]."""
+    """Dequantize uint8 [..., bytes of a row] to float32 [..., values of a row]."""
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -62,7 +62,7 @@ def dequantized(data: np.ndarray, kind: str) -> np.ndarray:
 
 
 def integers(data: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray]:
-    """int8 [..., blocks, values of a block] and float16 scales [..., blocks] of a kind of few bits."""
+    """Return int8 [..., blocks, values of a block] and float16 scales [..., blocks] of a kind of few bits."""
     few = FEW[kind]
     blocks = data.reshape(*data.shape[:-1], -1, few.n_bytes)
     q = blocks[..., 2:, None] >> np.arange(0, 8, few.bits, dtype=np.uint8) & (2**few.bits - 1)

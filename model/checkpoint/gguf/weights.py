@@ -20,7 +20,7 @@ _HALF, _WHOLE = re.compile(r"\.w[kv]_b\."), ".wkv_b."
 
 
 def read_weights(index: Index, skip: Collection[str]) -> Iterator[tuple[str, Matrix]]:
-    """Native names and weights: tensors if nothing in the file is quantized, else encoded matrices only.
+    """Yield native names and weights: tensors if nothing in the file is quantized, else encoded matrices only.
 
     What has more than two dimensions (the convolution of an image encoder) is never quantized.
     """
@@ -42,7 +42,7 @@ def read_weights(index: Index, skip: Collection[str]) -> Iterator[tuple[str, Mat
 
 
 def _joined(entry: Entry, data: Tensor, halves: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """The native matrix of both halves of latent attention's wkv_b, once the other half has come.
+    """Yield the native matrix of both halves of latent attention's wkv_b, once the other half has come.
 
     The keys of a head are transposed in the file: [n_heads, kv_lora_rank, qk_nope_head_dim].
     """
@@ -56,7 +56,7 @@ def _joined(entry: Entry, data: Tensor, halves: dict[str, Tensor]) -> Iterator[t
 
 
 def _mapped(path: Path) -> Tensor:
-    """The file's bytes, read as they are used."""
+    """Map the file's bytes, which are read as they are used."""
     try:
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

@@ -1,4 +1,4 @@
-"""What a configuration says about quantized weights: FP8, compressed-tensors, ModelOpt, AWQ or GPTQ. No torch."""
+"""A configuration's statement about quantized weights: FP8, compressed-tensors, ModelOpt, AWQ or GPTQ. No torch."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from model.errors import ModelError, one_line, short
 from model.kernels.groups import BLOCK_GROUP, INT4_GROUP, MXFP4_GROUP, NVFP4_GROUP
 
 Kind = Literal["floats", "fp8", "fp4", "int8", "blocks4", "blocks8", "blocks"]
-"""What most projections of a checkpoint are: `NEAREST` in linear/schemes.py says which scheme is nearest to each.
+"""The format of most projections of a checkpoint: `NEAREST` in linear/schemes.py says which scheme is nearest to each.
 
 "blocks4" and "blocks8" are groups of integers that schemes can keep on both devices, "blocks" on a CPU only."""
 
@@ -45,7 +45,7 @@ class Fp4:
 
 
 OwnBits = float | Fp4 | None
-"""What a checkpoint's own blocks or 4-bit floats take; bits of a weight on average for blocks, None without either."""
+"""The average bits of a weight in a checkpoint's own blocks, or the size of its 4-bit floats; None without either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Quantization:
 
     @property
     def block_bits(self) -> float | None:
-        """Bits of a weight in `matrices.BlockMatrix`; None for a kind that is not in blocks."""
+        """Return the bits of a weight in `matrices.BlockMatrix`; None for a kind that is not in blocks."""
         if self.kind in ("fp8", "fp4", "int8"):
             return None
         if not self._fits_blocks:
@@ -87,11 +87,11 @@ class Quantization:
 
     @property
     def _fits_blocks(self) -> bool:
-        """Whether each block of 32 neighbouring channels has one scale."""
+        """Return whether each block of 32 neighbouring channels has one scale."""
         return not self.ordered and not self.group % BLOCK_GROUP
 
     def bits_with_head(self, config: ModelConfig) -> OwnBits:
-        """Bits of own weights where all projections but the head are quantized; in blocks the head takes 8 bits.
+        """Return the bits of own weights, of which all projections are quantized; in blocks the head takes 8 bits.
 
         In 4-bit floats published sparse models have their experts only.
         """
@@ -103,7 +103,7 @@ class Quantization:
 
     @property
     def summary(self) -> str:
-        """For the log, such as "gptq, 4 bits, groups of 128"."""
+        """Describe it for the log, such as "gptq, 4 bits, groups of 128"."""
         if self.kind == "fp4":
             return f"{self.method}, {'nvfp4' if self.group == NVFP4_GROUP else 'mxfp4'}"
         number = "fp8" if self.floats else f"{self.bits} bits"
@@ -114,7 +114,7 @@ class Quantization:
 
 
 def read_quantization(directory: Path) -> Quantization | None:
-    """How the weights in a directory are quantized; None for plain ones.
+    """Read how the weights in a directory are quantized; None for plain ones.
 
     Raises ModelError, one line, for what is not supported.
     """
@@ -136,7 +136,7 @@ def read_quantization(directory: Path) -> Quantization | None:
 
 
 def _found(directory: Path) -> tuple[Any, str]:
-    """The quantization in the configuration, and the name of its place."""
+    """Find the quantization in the configuration, and the name of its place."""
     if layout(directory) == "native":
         params = read_json(directory / "params.json")
         key = next((key for key in NATIVE_KEYS if params.get(key) is not None), NATIVE_KEYS[0])
@@ -161,7 +161,7 @@ def _object(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _of_native(raw: Any) -> Any:
-    """Mistral's own fields as Hugging Face would write them."""
+    """Write Mistral's own fields as Hugging Face would."""
     if not isinstance(raw, dict) or "qformat_weight" not in raw:
         return raw
     if raw["qformat_weight"] != "fp8_e4m3":
@@ -173,7 +173,7 @@ def _of_native(raw: Any) -> Any:
 
 
 def _fp8(raw: Mapping[str, Any], where: str) -> Quantization:
-    """Activation scales of the file mean nothing here: each scheme rounds activations as it needs to."""
+    """Read fp8. Activation scales of the file mean nothing here: each scheme rounds activations as it needs to."""
     _require(raw, where, "fmt", ("e4m3",))
     block = raw.get("weight_block_size")
     return Quantization("fp8", floats=True, block=None if block is None else _block(block, where, "weight_block_size"))
@@ -205,7 +205,7 @@ def _gptq(raw: Mapping[str, Any], where: str) -> Quantization:
 
 
 def _compressed(raw: Mapping[str, Any], where: str) -> Quantization:
-    """The scheme with the fewest bits; the tensors say how each weight is stored, 4 bits or 8."""
+    """Return the scheme with the fewest bits; the tensors say how each weight is stored, 4 bits or 8."""
     sparsity = (raw.get("sparsity_config") or {}).get("format", "dense")
     if sparsity != "dense":
         raise ModelError(f"{where} has sparse weights (format {short(sparsity)}); Noria supports dense ones")
@@ -258,7 +258,7 @@ def _fp4(group: Any, where: str) -> Quantization:
 
 
 def _modelopt(raw: Mapping[str, Any], where: str) -> Quantization:
-    """NVIDIA's ModelOpt, in `quantization_config` or in a file of its own."""
+    """Read NVIDIA's ModelOpt, in `quantization_config` or in a file of its own."""
     algorithm = raw.get("quant_algo")
     if algorithm == "NVFP4":
         _require(raw, where, "group_size", (NVFP4_GROUP,))
@@ -292,7 +292,7 @@ def _bits(value: Any, where: str, key: str, allowed: tuple[int, ...]) -> int:
 
 
 def _group(value: Any, where: str) -> int:
-    """Channels of a group; 0 stands for -1 or nothing: one group an output."""
+    """Return the channels of a group; 0 stands for -1 or nothing: one group an output."""
     if value is None or value == -1:
         return 0
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:

@@ -13,7 +13,7 @@ VALUES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 LARGEST_NVFP4 = 6.0 * 448.0
 """The largest value before the factor."""
 LARGEST_EXPONENT = 252
-"""That of MXFP4 with which 6 is still a float32."""
+"""The greatest scale of MXFP4 with which 6 is still a float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +31,18 @@ class Fp4Matrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The shape of the matrix: (n_out, n_in)."""
+        """Return the shape of the matrix: (n_out, n_in)."""
         return len(self.codes), self.codes.shape[1] * 2
 
     def __len__(self) -> int:
         return len(self.codes)
 
     def __getitem__(self, rows: slice | Tensor) -> "Fp4Matrix":
-        """Some rows, in any order."""
+        """Select rows, in any order."""
         return replace(self, codes=self.codes[rows], scales=self.scales[rows])
 
     def columns(self, columns: range) -> "Fp4Matrix":
-        """Some input channels, of whole groups."""
+        """Select input channels, in whole groups."""
         first, stop = columns.start, columns.stop
         scales = self.scales[:, first // self.group : stop // self.group]
         return replace(self, codes=self.codes[:, first // 2 : stop // 2], scales=scales)
@@ -56,7 +56,7 @@ class Fp4Matrix:
             raise ValueError(f"its global factor {self.factor:.3g} is too large")
 
     def dequantize(self) -> Tensor:
-        """float32 [n_out, n_in]. Only the product with `factor` is rounded. Raises ValueError as `check` does."""
+        """Decode to float32 [n_out, n_in]; only the product with `factor` rounds. Raises ValueError as `check` does."""
         self.check()
         codes = torch.stack((self.codes & 15, self.codes >> 4), dim=2).flatten(1)
         values = VALUES[(codes & 7).int()] * (1 - 2 * (codes >> 3).float())

@@ -31,19 +31,19 @@ class QuantizedMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The shape of the matrix: (n_out, n_in)."""
+        """Return the shape of the matrix: (n_out, n_in)."""
         return self.values.shape[0], self.values.shape[1]
 
     def __len__(self) -> int:
         return len(self.values)
 
     def __getitem__(self, rows: slice | Tensor) -> "QuantizedMatrix":
-        """Some rows, in any order."""
+        """Select rows, in any order."""
         scales, zeros = (None if table is None else table[rows] for table in (self.scales, self.zeros))
         return replace(self, values=self.values[rows], scales=scales, zeros=zeros)
 
     def columns(self, columns: range) -> "QuantizedMatrix":
-        """Some neighbouring input channels."""
+        """Select neighbouring input channels."""
         own = slice(columns.start, columns.stop)
         if self.channels is not None:
             return replace(self, values=self.values[:, own], channels=self.channels[own])
@@ -54,13 +54,13 @@ class QuantizedMatrix:
         return replace(self, values=self.values[:, own], scales=scales, group=group, zeros=zeros)
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> "QuantizedMatrix":
-        """The matrix with each of its tensors moved, such as to a GPU."""
+        """Move each tensor of the matrix, such as to a GPU."""
         others = (self.scales, self.zeros, self.channels)
         scales, zeros, channels = (None if part is None else move(part) for part in others)
         return QuantizedMatrix(move(self.values), scales, self.group, zeros, channels)
 
     def dequantize(self) -> Tensor:
-        """float32 [n_out, n_in]: each value times its scale, in float32. Raises ValueError if one is not finite."""
+        """Decode to float32 [n_out, n_in]: each value times its scale. Raises ValueError if one is not finite."""
         values = self.values.float()
         for table, apply in ((self.zeros, Tensor.sub_), (self.scales, Tensor.mul_)):
             if table is not None and self.channels is not None:
@@ -70,7 +70,7 @@ class QuantizedMatrix:
         return check_finite(values)
 
     def block_form(self) -> tuple[int, bool] | None:
-        """What `blocks` would have: bytes of integers in a block, and whether minima; None where it is None.
+        """Return the layout of `blocks`: bytes of integers in a block, and whether minima; None where it is None.
 
         Raises ValueError if a scale or a minimum is not finite in float16.
         """
@@ -78,7 +78,7 @@ class QuantizedMatrix:
         return None if tables is None else (BLOCK_GROUP // (2 if self._is_narrow else 1), tables[1] is not None)
 
     def blocks(self) -> BlockMatrix | None:
-        """The same integers in blocks of 32 with scales and minima in float16; None where that is not possible."""
+        """Return the same integers in blocks of 32 with scales and minima in float16; None where it is not possible."""
         tables = self._block_tables()
         if tables is None:
             return None
@@ -87,11 +87,11 @@ class QuantizedMatrix:
 
     @property
     def _is_narrow(self) -> bool:
-        """Whether the integers have 4 bits."""
+        """Return whether the integers have 4 bits."""
         return self.values.dtype is torch.uint8
 
     def _block_tables(self) -> tuple[Tensor, Tensor | None] | None:
-        """Scales and minima in float16 [n_out, n_in/32]; no minima if every zero is the middle of the range."""
+        """Return scales and minima in float16 [n_out, n_in/32]; no minima if every zero is the middle of the range."""
         if self.values.dtype not in (torch.int8, torch.uint8) or self.scales is None or self.channels is not None:
             return None
         n_in, scales = self.shape[1], self.scales.float()
@@ -105,7 +105,7 @@ class QuantizedMatrix:
         return check_finite(scales.half()), check_finite((scales * -zeros).half())
 
     def by_row(self, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        """Values [n_out, n_in] of this type, int8 or fp8, and scales [n_out] float32; None for any other matrix.
+        """Return values [n_out, n_in] of this type, int8 or fp8, and scales [n_out] float32; None for any other matrix.
 
         Raises ValueError for a value or a scale that is not finite.
         """
@@ -117,7 +117,7 @@ class QuantizedMatrix:
         return self.values, check_finite(self.scales[:, 0].float())  # type: ignore[index]  # it has one
 
     def four_bits(self, group: int) -> tuple[Tensor, Tensor, Tensor] | None:
-        """q uint8 [n_out, n_in/group, group], scales and zeros [n_out, n_in/group]; None for any other matrix.
+        """Return q uint8 [n_out, n_in/group, group], scales and zeros [n_out, n_in/group]; None for any other matrix.
 
         w = (q - zero) * scale.
         """
@@ -132,12 +132,12 @@ class QuantizedMatrix:
 
 
 def _group_of(table: Tensor, group: int, columns: range) -> int:
-    """The number of channels that share an entry of a table after `_columns_of`."""
+    """Return the number of channels that share an entry of a table after `_columns_of`."""
     return len(columns) if table.shape[1] == 1 else math.gcd(group, columns.start)
 
 
 def _columns_of(table: Tensor, group: int, columns: range) -> Tensor:
-    """A table [n_out, n_groups] for some channels.
+    """Return a table [n_out, n_groups] for some channels.
 
     Where the channels begin within a group, an entry stands for a smaller group. Worked example: channels 96..191 in
     groups of 64 are groups of 32, with the entries of groups 1, 2 and 2.
@@ -148,13 +148,13 @@ def _columns_of(table: Tensor, group: int, columns: range) -> Tensor:
 
 
 def unpack_words(packed: Tensor, bits: int) -> Tensor:
-    """int32 [n, k] -> uint8 [n, k * 32 / bits], from the lowest bits up. Worked example: 0x21, 4 bits -> 1, 2, 0..."""
+    """Unpack int32 [n, k] -> uint8 [n, k * 32 / bits], lowest bits first. Worked example: 0x21, 4 bits -> 1, 2, 0..."""
     octets = packed.contiguous().view(torch.uint8)  # the machine is little-endian, as the file is
     return octets if bits == 8 else torch.stack((octets & 15, octets >> 4), dim=-1).flatten(-2)
 
 
 def awq_order(unpacked: Tensor) -> Tensor:
-    """What `unpack_words` makes of AWQ's int32 [n, k/8], with the outputs [n, k] in their order."""
+    """Put the outputs [n, k] that `unpack_words` makes of AWQ's int32 [n, k/8] in order."""
     return unpacked.unflatten(-1, (-1, 8))[..., AWQ_PLACES].flatten(-2)
 
 
@@ -168,5 +168,5 @@ def _grouped(values: Tensor, table: Tensor, group: int, apply: Callable[[Tensor,
 
 
 def _spread(table: Tensor, group: int, n_in: int) -> Tensor:
-    """[n, n_groups] -> [n, n_in], or [n, 1] if that is all."""
+    """Spread [n, n_groups] -> [n, n_in], or [n, 1] if that is all."""
     return table if table.shape[1] == 1 else table.repeat_interleave(group, dim=1)[:, :n_in]

@@ -78,17 +78,17 @@ class StoredWeight:
 
     @property
     def is_fp4(self) -> bool:
-        """Whether the values are 4-bit floats."""
+        """Return whether the values are 4-bit floats."""
         return self.values.dtype == FP4
 
     @property
     def allowed(self) -> Mapping[str, tuple[str, ...]]:
-        """The other parts that it may have, with their dtypes."""
+        """Return the other parts that it may have, with their dtypes."""
         return (_FP4_FORMS if self.is_fp4 else _FORMS).get(self.form, {})
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """The other parts that it must have."""
+        """Return the other parts that it must have."""
         if not self.is_fp4:
             return _NEEDED.get(self.form, ())
         scale = self.parts.get("weight_scale")
@@ -96,11 +96,11 @@ class StoredWeight:
 
     @property
     def scale(self) -> Part | None:
-        """The part with the scales of fp8 or int8 values."""
+        """Return the part with the scales of fp8 or int8 values."""
         return next((self.parts[role] for role in SCALES if role in self.parts), None)
 
     def bits(self, quantization: Quantization) -> int:
-        """Bits of a quantized value. Packed ones may have 4 or 8 among others: the scales say how many channels."""
+        """Return the bits of a value. Packed ones may have 4 or 8 among others: the scales say how many channels."""
         if self.is_fp4:
             return 4
         if self.form == "weight":
@@ -112,14 +112,14 @@ class StoredWeight:
         return 8 if in_words >= 2 * group * shape[1] else 4
 
     def size(self, quantization: Quantization) -> int:
-        """The number of values. Packed rows of compressed-tensors count with their padding."""
+        """Return the number of values. Packed rows of compressed-tensors count with their padding."""
         if self.is_fp4:
             return prod(self.values.shape) * 2
         return prod(self.values.shape) * (1 if self.form == "weight" else 32 // self.bits(quantization))
 
 
 def quantized_part(shard: Shard) -> str | None:
-    """The name of a tensor that only a quantized weight has, None if there is none."""
+    """Return the name of a tensor that only a quantized weight has, None if there is none."""
     for name, dtype in shard.dtypes.items():
         if name.rpartition(".")[2] in _ROLES - {"weight"} or dtype.startswith("F8_"):
             return name
@@ -127,7 +127,7 @@ def quantized_part(shard: Shard) -> str | None:
 
 
 def stored_weights(shards: Iterable[Shard]) -> tuple[StoredWeight, ...]:
-    """The weights file by file, those of a layer together: projections that are joined are then in memory briefly.
+    """Sort the weights by file and layer: projections that are joined are then in memory only briefly.
 
     Raises ModelError for a tensor that no weight has, and for a weight with a part missing or of a wrong dtype.
     """
@@ -146,7 +146,7 @@ def stored_weights(shards: Iterable[Shard]) -> tuple[StoredWeight, ...]:
 
 
 def own_bits(weights: Sequence[StoredWeight], quantization: Quantization, *, tied_head: bool) -> OwnBits:
-    """Bits of a weight of the text model's projections in blocks, on average, or of its 4-bit floats; else None."""
+    """Return the average bits of a projection's weight in blocks, or in 4-bit floats; else None."""
     text = [weight for weight in weights if len(weight.values.shape) == 2 and not is_encoder(weight.name)]
     if quantization.kind == "fp4":
         return _fp4_bits(text, quantization)
@@ -154,7 +154,7 @@ def own_bits(weights: Sequence[StoredWeight], quantization: Quantization, *, tie
 
 
 def _fp4_bits(weights: Sequence[StoredWeight], quantization: Quantization) -> Fp4 | None:
-    """Codes, scales of groups, and a float32 scale an output: what the compiled kernels keep."""
+    """Return the bits of codes, a group's scales, and a float32 scale an output, as the kernels store them."""
     layers = [weight for weight in weights if weight.name not in ("tok_embeddings.weight", HEAD)]
     own = [weight for weight in layers if weight.is_fp4]
     if not own:
@@ -165,7 +165,7 @@ def _fp4_bits(weights: Sequence[StoredWeight], quantization: Quantization) -> Fp
 
 
 def _block_bits(weights: Sequence[StoredWeight], quantization: Quantization, *, tied_head: bool) -> float | None:
-    """Others than those in blocks are quantized to 8 bits."""
+    """Return the average bits in blocks: weights that are not in blocks are quantized to 8 bits."""
     own = quantization.block_bits
     if own is None:
         return None
@@ -179,7 +179,7 @@ def _block_bits(weights: Sequence[StoredWeight], quantization: Quantization, *, 
 
 
 def _part_of(name: str) -> tuple[str | None, str]:
-    """The native name of the weight to which a tensor belongs, None if nothing reads it; and its role there."""
+    """Return the native name of a tensor's weight, None if nothing reads it, and the tensor's role there."""
     module, _, role = name.rpartition(".")
     if (packed := _PACKED.fullmatch(name)) is not None:
         module, role = packed[1], f"weight_{packed[2]}" if packed[2] else "weight"

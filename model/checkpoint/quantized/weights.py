@@ -25,7 +25,7 @@ Tensors = Mapping[str, Tensor]
 def matrices(
     weights: Sequence[StoredWeight], quantization: Quantization, skip: Collection[str]
 ) -> Iterator[tuple[str, Matrix]]:
-    """Native names and weights but those in `skip`, in the order of `weights`: vectors as tensors, others as matrices.
+    """Yield native names and weights in the order of `weights`, without `skip`: vectors as tensors, others as matrices.
 
     Among weights in blocks, plain ones come as `QuantizedMatrix` too: a scheme that keeps 4 bits gives them 8.
     Raises ModelError for a weight whose parts do not fit together.
@@ -57,7 +57,7 @@ def matrices(
 
 
 def _named(weight: StoredWeight, tensors: Tensors, quantization: Quantization) -> Iterator[tuple[str, Matrix]]:
-    """The weight under its name, or one that holds those of all experts as matrices of their own."""
+    """Yield the weight under its name, or one that holds those of all experts as matrices of their own."""
     if "*" not in weight.name:
         yield weight.name, stored_matrix(weight.form, tensors, quantization)
         return
@@ -71,7 +71,7 @@ def _named(weight: StoredWeight, tensors: Tensors, quantization: Quantization) -
 
 
 def _of_halves(table: Tensor, n_out: int, quantization: Quantization) -> Tensor:
-    """A scale for each of gate and up, [2, 1], as one for each output; any other table as it is."""
+    """Spread a scale for each of gate and up, [2, 1], to one for each output; return any other table as it is."""
     if quantization.block is None and list(table.shape) == [2, 1] and n_out > 2:
         return table.repeat_interleave(n_out // 2, dim=0)
     return table
@@ -87,7 +87,7 @@ def _tensor(path: Path, name: str, opened: dict[Path, Any], stack: ExitStack) ->
 
 
 def stored_matrix(form: str, tensors: Tensors, quantization: Quantization) -> Matrix:
-    """A weight from its tensors; `form` is the role of that with the values. Raises ValueError if they do not fit."""
+    """Make a weight of its tensors; `form` is the role of the values. Raises ValueError if they do not fit."""
     if "bias" in tensors and tensors["bias"].any():
         raise ValueError("it has a bias, which no supported model family has")
     if tensors[form].dtype is torch.uint8:
@@ -103,7 +103,7 @@ def stored_matrix(form: str, tensors: Tensors, quantization: Quantization) -> Ma
 
 
 def _fp4(form: str, tensors: Tensors) -> Fp4Matrix:
-    """Codes [n_out, n_in / 2] and scales [n_out, n_groups]. ModelOpt's second scale multiplies, the other divides."""
+    """Take codes [n_out, n_in / 2], scales [n_out, n_groups]. ModelOpt's second scale multiplies, the other divides."""
     n_out, n_bytes = _two(tensors[form], form)
     scales = tensors["weight_scale"]
     group = MXFP4_GROUP if scales.dtype is torch.uint8 else NVFP4_GROUP
@@ -117,7 +117,7 @@ def _fp4(form: str, tensors: Tensors) -> Fp4Matrix:
 
 
 def _one(tensors: Tensors, role: str) -> float:
-    """The number in a tensor, 1 if there is no tensor."""
+    """Return the number in a tensor, 1 if there is no tensor."""
     if role not in tensors:
         return 1.0
     if (found := tensors[role]).numel() != 1 or not 0 < found.item() < math.inf:
@@ -134,7 +134,7 @@ def _scaled(values: Tensor, scale: Tensor, zeros: Tensor | None, quantization: Q
 
 
 def _by_output(scale: Tensor, n_out: int, n_in: int, quantization: Quantization) -> tuple[Tensor, int]:
-    """Scales of a tensor, of outputs, of groups or of blocks as [n_out, n_groups], and the channels of a group."""
+    """Return scales of a tensor, outputs, groups or blocks as [n_out, n_groups], and the channels of a group."""
     if scale.numel() == 1:
         return scale.reshape(1, 1).expand(n_out, 1), n_in
     if scale.shape in ((n_out,), (n_out, 1)):
@@ -152,7 +152,7 @@ def _by_output(scale: Tensor, n_out: int, n_in: int, quantization: Quantization)
 
 
 def _gptq(tensors: Tensors, quantization: Quantization) -> QuantizedMatrix:
-    """qweight [n_in * bits / 32, n_out], qzeros [n_groups, n_out * bits / 32], scales [n_groups, n_out]."""
+    """Take qweight [n_in * bits / 32, n_out], qzeros [n_groups, n_out * bits / 32], scales [n_groups, n_out]."""
     bits, (n_rows, n_out) = quantization.bits, _two(tensors["qweight"], "qweight")
     a_word = 32 // bits
     n_in = n_rows * a_word
@@ -165,7 +165,7 @@ def _gptq(tensors: Tensors, quantization: Quantization) -> QuantizedMatrix:
 
 
 def _awq(tensors: Tensors, quantization: Quantization) -> QuantizedMatrix:
-    """qweight [n_in, n_out / 8], qzeros [n_groups, n_out / 8], scales [n_groups, n_out]."""
+    """Take qweight [n_in, n_out / 8], qzeros [n_groups, n_out / 8], scales [n_groups, n_out]."""
     n_in, n_words = _two(tensors["qweight"], "qweight")
     group = quantization.group or n_in
     zeros = awq_order(unpack_words(_zeros_of(tensors, n_words * 8, n_in, group, 8), 4))
@@ -176,21 +176,21 @@ def _awq(tensors: Tensors, quantization: Quantization) -> QuantizedMatrix:
 def _integers(
     q: Tensor, scales: Tensor, zeros: Tensor, bits: int, group: int, channels: Tensor | None = None
 ) -> QuantizedMatrix:
-    """A matrix of unsigned integers and zeros: those of 8 bits become int8."""
+    """Make a matrix of unsigned integers and zeros: those of 8 bits become int8."""
     if bits == 8:
         q, zeros = ((table ^ 128).view(torch.int8) for table in (q, zeros))
     return QuantizedMatrix(q, scales, group, zeros if bits == 4 or zeros.any() else None, channels)
 
 
 def _zeros_of(tensors: Tensors, n_out: int, n_in: int, group: int, a_word: int) -> Tensor:
-    """qzeros, after a check of its shape and that of the scales."""
+    """Return qzeros, after a check of its shape and that of the scales."""
     n_groups = -(-n_in // group)
     _expect(tensors["scales"], [n_groups, n_out], "scales")
     return _expect(tensors["qzeros"], [n_groups, -(-n_out // a_word)], "qzeros")
 
 
 def _packed(tensors: Tensors, quantization: Quantization) -> QuantizedMatrix:
-    """weight_packed [n_out, n_in * bits / 32], weight_scale [n_out, n_groups], weight_zero_point packed by columns."""
+    """Take weight_packed [n_out, n_in * bits / 32], weight_scale [n_out, n_groups], column-packed weight_zero_point."""
     packed, shape = tensors["weight_packed"], tensors["weight_shape"].tolist()
     n_out, n_words = _two(packed, "weight_packed")
     fits = isinstance(shape, list) and len(shape) == 2 and shape[0] == n_out
@@ -213,7 +213,7 @@ def _packed(tensors: Tensors, quantization: Quantization) -> QuantizedMatrix:
 
 
 def _bits_of(n_in: int, n_words: int, quantization: Quantization) -> int | None:
-    """Bits of a packed value: the declared ones if `n_words` hold them, else what they hold; None for neither."""
+    """Return the bits of a packed value: the declared ones if `n_words` hold them, else as held; None for neither."""
     both = (quantization.bits, *PACKED_BITS)
     return next((bits for bits in both if -(-n_in * bits // 32) == n_words), None)
 
@@ -227,7 +227,7 @@ def _packed_zeros(found: Tensor, n_out: int, n_groups: int, bits: int) -> Tensor
 
 
 def _channels(groups: Tensor | None, n_in: int, group: int) -> Tensor | None:
-    """The group of each channel; None where the groups are neighbouring channels."""
+    """Return the group of each channel; None where the groups are neighbouring channels."""
     if groups is None or groups.eq(-1).all():  # compressed-tensors writes -1 for "not set"
         return None
     groups = _expect(groups, [n_in], "g_idx").long()

@@ -43,7 +43,7 @@ REPEATS = 5
 
 
 def same_bits(first: str, second: str, layout: str) -> bool:
-    """Whether two variants promise the same bits for any numbers; others do if no sum is ever rounded.
+    """Return whether two variants promise the same bits for any numbers; others do if no sum is ever rounded.
 
     A product of two numbers in bfloat16 is exact, and the sums of int8 are whole numbers: whether a product is rounded
     before it is added does not matter.
@@ -57,14 +57,14 @@ SPANS = (0, 70), (70, 75), (75, 76)
 
 
 def differing(first: Kernels, second: Kernels) -> list[str]:
-    """The layouts in which two variants give other bits than they promise, and "attention" if it does."""
+    """Return the layouts in which two variants give other bits than they promise, and "attention" if it does."""
     wrong = [layout for layout in FORMATS if not _agree(first, second, layout)]
     alike = {first.variant, second.variant} & SEPARATE or torch.equal(attention(first), attention(second))
     return wrong if alike else [*wrong, "attention"]
 
 
 def attention(kernels: Kernels) -> Tensor:
-    """Attention [76, 6 * 64] of all rows of a sequence, whose keys and values are in three pages of bfloat16."""
+    """Compute attention [76, 6 * 64] of all rows of a sequence with keys and values in three pages of bfloat16."""
     stop = SPANS[-1][1]
     heads = HEADS + 2 * KV_HEADS
     qkv = numbers(stop, heads * HEAD_DIM, whole=False) / 50
@@ -93,20 +93,20 @@ def attention(kernels: Kernels) -> Tensor:
 
 
 def speed(first: Kernels, second: Kernels) -> float:
-    """How many times as fast as `second` the products of `first` are: least times, measured in turns."""
+    """Return how many times as fast as `second` the products of `first` are: least times, measured in turns."""
     times = [_seconds(kernels) for _ in range(2) for kernels in (first, second)]
     return min(times[1::2]) / min(times[::2])
 
 
 def _seconds(kernels: Kernels) -> float:
-    """The least time of a product of many rows, in int8 and in bfloat16 together."""
+    """Measure the least time of a product of many rows, in int8 and in bfloat16 together."""
     x = numbers(max(ROWS), N_IN, whole=False)
     made = [weights(kernels, layout, whole=False) for layout in ("int8", "bfloat16")]
     return sum(min(repeat(partial(kernels.linear, one, x), number=1, repeat=REPEATS)) for one in made)
 
 
 def _agree(first: Kernels, second: Kernels, layout: str) -> bool:
-    """Each has its own weights, because the order of channels in bfloat16 is that of the variant."""
+    """Compare two variants, each with its own weights: their orders of channels in bfloat16 differ."""
     whole = not same_bits(first.variant, second.variant, layout)
     mine, theirs = (weights(kernels, layout, whole=whole) for kernels in (first, second))
     x = numbers(max(ROWS), N_IN, whole=whole)
@@ -116,7 +116,7 @@ def _agree(first: Kernels, second: Kernels, layout: str) -> bool:
 
 
 def weights(kernels: Kernels, layout: str, *, whole: bool) -> PackedWeights:
-    """Weights [N_OUT, N_IN] that the kernels have packed."""
+    """Make weights [N_OUT, N_IN] that the kernels have packed."""
     if layout in ("int8", "bfloat16"):
         made = packed.int8(N_OUT, N_IN) if layout == "int8" else packed.bfloat16(N_OUT, N_IN)
         kernels.quantize(made, 0, numbers(N_OUT, N_IN, whole=whole))
@@ -135,7 +135,7 @@ def weights(kernels: Kernels, layout: str, *, whole: bool) -> PackedWeights:
 
 
 def blocks(layout: str, *, whole: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Quants, scales and minima for `Kernels.pack`; whole ones have scales and minima of 1 or 2."""
+    """Make quants, scales and minima for `Kernels.pack`; whole ones have scales and minima of 1 or 2."""
     n_groups, n_bytes = N_IN // BLOCK_GROUP, 32 if layout.startswith("q8") else 16
     quants = _bytes(N_OUT, n_groups * n_bytes).view(N_OUT, n_groups, n_bytes)
     some = _bytes(N_OUT, n_groups)
@@ -145,7 +145,7 @@ def blocks(layout: str, *, whole: bool) -> tuple[Tensor, Tensor, Tensor | None]:
 
 
 def fp4_scales(group: int, *, whole: bool) -> Tensor:
-    """Scales for `Kernels.pack_fp4`; whole ones are 1, others any of e4m3 or powers of two from 2^-8 to 2^7."""
+    """Make scales for `Kernels.pack_fp4`; whole ones are 1, others any of e4m3 or powers of two from 2^-8 to 2^7."""
     some = _bytes(N_OUT, N_IN // group)
     if group == NVFP4_GROUP:
         return torch.full_like(some, 0x38) if whole else some % 127
@@ -153,7 +153,7 @@ def fp4_scales(group: int, *, whole: bool) -> Tensor:
 
 
 def superblocks(*, whole: bool) -> Tensor:
-    """Rows of Q4_K as in a file, with any scales; the factors of whole ones are 1."""
+    """Make rows of Q4_K as in a file, with any scales; the factors of whole ones are 1."""
     rows = _bytes(N_OUT, SUPERBLOCK_BYTES)
     factors = torch.tensor([1.0, 1.0] if whole else [0.37, 0.21], dtype=torch.float16, device="cpu")
     rows[:, :4] = factors.view(torch.uint8)
@@ -161,7 +161,7 @@ def superblocks(*, whole: bool) -> Tensor:
 
 
 def numbers(n: int, width: int, *, whole: bool) -> Tensor:
-    """Numbers [n, width] of both signs. Whole ones are at most 127, which each group has: they are their own bytes."""
+    """Make numbers [n, width] of both signs. Whole ones are at most 127, which each group has: they are exact bytes."""
     found = (_bytes(n, width).float() - 128).clamp(min=-127)
     if not whole:
         return found * 0.9 + found.roll(1, 1) * 0.03
@@ -170,6 +170,6 @@ def numbers(n: int, width: int, *, whole: bool) -> Tensor:
 
 
 def _bytes(n: int, width: int) -> Tensor:
-    """Bytes [n, width] that look random."""
+    """Make bytes [n, width] that look random."""
     steps = torch.arange(n * width, dtype=torch.int64, device="cpu")
     return (steps * 48271 % 65521 % 256).to(torch.uint8).view(n, width)

@@ -153,7 +153,7 @@ class Kernels:
         gated: bool = False,
         onto: Tensor | None = None,
     ) -> Tensor:
-        """W x, as a new [T, n_out] or added to `onto`; x [T, n_in] float32.
+        """Compute W x, as a new [T, n_out] or added to `onto`; x [T, n_in] float32.
 
         With `norm` [n_in], x is RMS-normalised and scaled first; with `gated`, x [T, 2 n_in] becomes silu(gate) * up.
         """
@@ -211,7 +211,7 @@ class Kernels:
             )
 
     def experts(self, block: PackedExperts, x: Tensor, *, norm: Tensor | None, eps: float, onto: Tensor) -> Tensor:
-        """A block of sparse experts over x [T, dim] float32, RMS-normalised with `norm` [dim], added to `onto`.
+        """Compute a block of sparse experts over x [T, dim] float32, RMS-normalised with `norm` [dim], added to `onto`.
 
         `onto` [T, dim] may be x.
         """
@@ -224,15 +224,15 @@ class Kernels:
         return onto
 
     def linear_scratch(self, weights: PackedWeights, n_rows: int) -> int:
-        """Bytes of scratch memory of `linear` for the rows."""
+        """Return the bytes of scratch memory of `linear` for the rows."""
         return int(self._call["linear_scratch"](ctypes.byref(weights.record), n_rows))
 
     def experts_scratch(self, block: PackedExperts, n_rows: int) -> int:
-        """Bytes of scratch memory of `experts` for the rows."""
+        """Return the bytes of scratch memory of `experts` for the rows."""
         return int(self._call["experts_scratch"](ctypes.byref(block.record), n_rows))
 
     def latent_scratch(self, latent: PackedLatent, n_rows: int) -> int:
-        """Bytes of scratch memory of the products around latent attention for the rows."""
+        """Return the bytes of scratch memory of the products around latent attention for the rows."""
         return int(self._call["latent_scratch"](ctypes.byref(latent.record), latent.n_heads, n_rows))
 
     def plan(self, call: Any, spans: Tensor) -> None:
@@ -251,11 +251,11 @@ class Kernels:
 
     @staticmethod
     def row_type() -> np.dtype[np.void]:
-        """The type of `rows` of `sample`."""
+        """Return the type of `rows` of `sample`."""
         return sampling()
 
     def sample(self, logits: Tensor, rows: NDArray[np.void]) -> Tensor:
-        """Tokens [N] int64 sampled from logits [N, vocab_size] float32, which it overwrites.
+        """Sample tokens [N] int64 from logits [N, vocab_size] float32, which it overwrites.
 
         `rows` [N] are `sampling()`. Raises MemoryError if there is no memory for top_k or top_p.
         """
@@ -308,7 +308,7 @@ def _check_rows(weights: PackedWeights, first: int, n: int, n_in: int) -> None:
 
 
 def _check_format(weights: PackedWeights, *formats: str) -> None:
-    """C writes records of the size that the caller's data have: others would end beyond the memory."""
+    """Check the format: C writes records as large as the caller's data, and others would end beyond the memory."""
     if FORMATS[weights.record.format] not in formats:
         raise ValueError(
             f"weights have the layout {FORMATS[weights.record.format]}, the rows fit {' or '.join(formats)}"
@@ -316,7 +316,7 @@ def _check_format(weights: PackedWeights, *formats: str) -> None:
 
 
 def _grid(name: str, part: Tensor, dtype: torch.dtype) -> Any:
-    """`grid` of pack.c: part [n, n_in/32] or [n, n_in/32, bytes], with the bytes side by side."""
+    """Make a `grid` of pack.c: part [n, n_in/32] or [n, n_in/32, bytes], with the bytes side by side."""
     if part.dim() == 3 and part.stride(2) != 1:
         raise ValueError(f"{name} must have the bytes of a group side by side, got strides {list(part.stride())}")
     output, group = (stride * part.itemsize for stride in part.stride()[:2])

@@ -20,7 +20,7 @@ LINE = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedLowRank:
-    """What a LoRA adapter adds to one projection. `begins` and `firsts` say which pairs of ranks a block of B has."""
+    """A LoRA adapter's part of one projection. `begins` and `firsts` say which pairs of ranks a block of B has."""
 
     a: Tensor
     b: Tensor
@@ -30,7 +30,7 @@ class PackedLowRank:
 
     @classmethod
     def of(cls, a: Tensor, b: Tensor, begins: Tensor, firsts: Tensor) -> "PackedLowRank":
-        """a [rank/8, n_groups, 8, 32], b [pairs, 16, 2], begins [n_blocks + 1], firsts [n_blocks]."""
+        """Pack to a [rank/8, n_groups, 8, 32], b [pairs, 16, 2], begins [n_blocks + 1], firsts [n_blocks]."""
         at = {name: pointer(name, part, torch.bfloat16) for name, part in (("a", a), ("b", b))}
         at |= {name: pointer(name, part, torch.int32) for name, part in (("begins", begins), ("firsts", firsts))}
         record = struct("lora")(**at, rank=len(a) * RANKS, n_groups=a.shape[1], n_blocks=len(firsts))
@@ -59,7 +59,7 @@ def pack(a: Tensor, parts: Sequence[tuple[int, int, Tensor]]) -> PackedLowRank:
 
 
 def _runs(parts: Sequence[tuple[int, int, Tensor]], n_blocks: int) -> list[tuple[int, int, int]]:
-    """Blocks of 16 outputs whose outputs have the same ranks: their number, and the even ranks between which those are.
+    """Find runs of blocks of 16 outputs with the same ranks: their number, and the even ranks around these.
 
     Two parts may meet within a block. So a run ends at each block in which a part begins or ends, and after it.
     """
@@ -76,7 +76,7 @@ def _runs(parts: Sequence[tuple[int, int, Tensor]], n_blocks: int) -> list[tuple
 
 
 def _pairs(dense: Tensor, runs: Sequence[tuple[int, int, int]]) -> Tensor:
-    """dense [outputs, ranks], of each run of blocks between its ranks, block after block -> [pairs, 16, 2]."""
+    """Pack `dense` [outputs, ranks], of each run of blocks between its ranks, block after block -> [pairs, 16, 2]."""
     found = []
     for rows, (blocks, least, end) in zip(dense.split([run[0] * OUTPUTS for run in runs]), runs, strict=True):
         tiles = rows[:, least:end].reshape(blocks, OUTPUTS, -1, 2).transpose(1, 2)
@@ -85,7 +85,7 @@ def _pairs(dense: Tensor, runs: Sequence[tuple[int, int, int]]) -> Tensor:
 
 
 def adjacent(products: Sequence[PackedLowRank]) -> list[PackedLowRank]:
-    """The same in one piece of memory, in the order in which a step reads them, on large pages where Linux has them.
+    """Copy them to one piece of memory, in the order in which a step reads them, on large pages where Linux has them.
 
     A step reads every matrix once. Separate small pieces would cost more misses of address translation.
     """

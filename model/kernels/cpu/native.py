@@ -27,13 +27,13 @@ ARITHMETIC = 1
 
 
 def has(compiled: ctypes.CDLL, name: str) -> bool:
-    """Whether the library has the variant `name`: older compilers do not know all instructions."""
+    """Return whether the library has the variant `name`: older compilers do not know all instructions."""
     return hasattr(compiled, f"linear_{suffix(name)}")
 
 
 @cache
 def available() -> tuple[str, ...]:
-    """Names of the compiled variants that this processor runs, the best first."""
+    """Return the names of the compiled variants that this processor runs, the best first."""
     compiled = _library()
     if compiled is None:
         return ()
@@ -45,14 +45,14 @@ def available() -> tuple[str, ...]:
 
 @cache
 def variant(name: str) -> Kernels:
-    """The kernels called `name`, one of `available()`."""
+    """Return the kernels called `name`, one of `available()`."""
     compiled = _library()
     assert compiled is not None
     return Kernels(compiled, name)
 
 
 def kernels() -> Kernels | None:
-    """The best kernels of this processor; None means plain PyTorch.
+    """Return the best kernels of this processor; None means plain PyTorch.
 
     The variable NORIA_KERNELS names a variant or "torch". Raises OptionError if that variant is not there.
     """
@@ -60,14 +60,14 @@ def kernels() -> Kernels | None:
 
 
 def needed() -> Kernels:
-    """The best kernels of this processor, where a scheme or a backend that needs them has been chosen."""
+    """Return the best kernels of this processor, for a scheme or a backend that needs them."""
     found = kernels()
     assert found is not None, "the compiled kernels do not serve here"
     return found
 
 
 def reason() -> str:
-    """Why `kernels` returns these, for the log and /version. Raises OptionError as it does."""
+    """Return why `kernels` returns these, for the log and /version. Raises OptionError as it does."""
     return _choice(os.environ.get(KERNELS, "")).reason
 
 
@@ -80,7 +80,7 @@ class Choice(NamedTuple):
 
 @cache
 def _choice(name: str) -> Choice:
-    """The variant called `name`, or the best for "". If it differs from the next one, or is slower, that serves."""
+    """Choose the variant `name`, or the best for "". If it differs from the next one, or is slower, that serves."""
     known = available()
     if name == "torch" or (not name and not known):
         return Choice(None, f"{KERNELS}={name}" if name else "no compiled kernels, see the log")
@@ -97,7 +97,7 @@ def _choice(name: str) -> Choice:
 
 
 def _fault(first: str, second: str, *, named: bool, reasons: list[str]) -> str | None:
-    """Why `second` serves instead of `first`, if it does; what was found is added to `reasons`."""
+    """Return why `second` serves instead of `first`, if it does; add the findings to `reasons`."""
     wrong = check.differing(variant(first), variant(second))
     reasons.append(f"{first} differs from {second} in {', '.join(wrong)}" if wrong else f"{first} agrees with {second}")
     if wrong:
@@ -110,12 +110,12 @@ def _fault(first: str, second: str, *, named: bool, reasons: list[str]) -> str |
 
 
 def describe(chosen: Kernels | None) -> str:
-    """For the log: "native avx2" or "torch"."""
+    """Describe them for the log: "native avx2" or "torch"."""
     return "torch" if chosen is None else f"native {chosen.variant}"
 
 
 def arithmetic(chosen: Kernels) -> str:
-    """The name of what these kernels compute. Those of other machines that have the same name give the same bits."""
+    """Name the arithmetic of these kernels. Those of other machines with the same name give the same bits."""
     family = "x86" if "avx2" in variants() else "other"
     rounding = "-separate" if chosen.variant in check.SEPARATE else ""
     return f"{family}{rounding}-{ARITHMETIC}"

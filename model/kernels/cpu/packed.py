@@ -102,12 +102,12 @@ def _pointers(records: Sequence[Any]) -> "ctypes.Array[Any]":
 
 
 def padded(n: int, multiple: int) -> int:
-    """n rounded up to a multiple."""
+    """Round n up to a multiple."""
     return -(-n // multiple) * multiple
 
 
 def int8(n_out: int, n_in: int) -> PackedWeights:
-    """Memory for int8 with a scale an output."""
+    """Allocate memory for int8 with a scale an output."""
     packed = _records(n_out, n_in, INT8_GROUP)
     packed[-1] = 128  # outputs after the last one are zeros
     scales = torch.zeros(len(packed) * OUTPUTS, dtype=torch.float32, device="cpu")
@@ -127,20 +127,20 @@ def put_int8(weights: PackedWeights, first: int, values: Tensor, scales: Tensor)
 
 
 def bfloat16(n_out: int, n_in: int) -> PackedWeights:
-    """Memory for bfloat16."""
+    """Allocate memory for bfloat16."""
     packed = _records(n_out, n_in, 2 * INT8_GROUP)
     packed[-1] = 0
     return _weights(n_out, n_in, _BFLOAT16, packed, None)
 
 
 def _records(n_out: int, n_in: int, n_bytes: int) -> Tensor:
-    """For groups of 64 channels, `n_bytes` an output each."""
+    """Allocate memory for groups of 64 channels, `n_bytes` an output each."""
     shape = (padded(n_out, OUTPUTS) // OUTPUTS, padded(n_in, INT8_GROUP) // INT8_GROUP, n_bytes * OUTPUTS)
     return torch.empty(shape, dtype=torch.uint8, device="cpu")
 
 
 def blocks(n_out: int, n_in: int, n_bytes: int, *, with_minima: bool) -> PackedWeights:
-    """Memory for groups of 32 channels, `n_bytes` each: 32 in 8 bits, 16 in 4."""
+    """Allocate memory for groups of 32 channels, `n_bytes` each: 32 in 8 bits, 16 in 4."""
     width = (n_bytes + (4 if with_minima else 2)) * OUTPUTS
     shape = (padded(n_out, OUTPUTS) // OUTPUTS, n_in // BLOCK_GROUP, width)
     packed = torch.empty(shape, dtype=torch.uint8, device="cpu")
@@ -149,12 +149,12 @@ def blocks(n_out: int, n_in: int, n_bytes: int, *, with_minima: bool) -> PackedW
 
 
 def block_format(n_bytes: int, with_minima: bool) -> int:
-    """The format of groups of 32 channels in `n_bytes` each."""
+    """Return the format of groups of 32 channels in `n_bytes` each."""
     return {(32, False): _Q8, (32, True): _Q8_MIN, (16, False): _Q4, (16, True): _Q4_MIN}[n_bytes, with_minima]
 
 
 def superblocks(n_out: int, n_in: int) -> PackedWeights:
-    """Memory for blocks of 256 channels of Q4_K: 144 bytes each, as in a GGUF file."""
+    """Allocate memory for blocks of 256 channels of Q4_K: 144 bytes each, as in a GGUF file."""
     shape = (padded(n_out, OUTPUTS) // OUTPUTS, n_in // SUPERBLOCK, SUPERBLOCK_BYTES * OUTPUTS)
     packed = torch.empty(shape, dtype=torch.uint8, device="cpu")
     packed[-1] = 0
@@ -162,7 +162,7 @@ def superblocks(n_out: int, n_in: int) -> PackedWeights:
 
 
 def fp4(n_out: int, n_in: int, group: int) -> PackedWeights:
-    """Memory for 4-bit floats, a scale of a byte for each `group` channels, 16 or 32, and one for each output."""
+    """Allocate memory for 4-bit floats, a scale of a byte for `group` channels, 16 or 32, and one for each output."""
     format = _NVFP4 if group == NVFP4_GROUP else _MXFP4
     width = (BLOCK_GROUP // 2 + BLOCK_GROUP // group) * OUTPUTS
     shape = (padded(n_out, OUTPUTS) // OUTPUTS, n_in // BLOCK_GROUP, width)

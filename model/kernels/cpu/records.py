@@ -38,19 +38,19 @@ FLOAT_KINDS: Mapping[torch.dtype, int] = {torch.float32: 0, torch.float16: 1, to
 
 
 def pointer(name: str, tensor: Tensor, *dtypes: torch.dtype, dense: bool = True) -> int:
-    """The address of a tensor for C, which cannot check it. Every tensor that C reads or writes goes through here.
+    """Return the address of a tensor for C, which cannot check it. Every tensor that C reads or writes passes here.
 
     Raises ValueError for one that is not on the CPU, has none of `dtypes` or, where C reads it `dense`, has gaps.
     """
     if tensor.is_cpu and tensor.dtype in dtypes and (not dense or tensor.is_contiguous()):
         return tensor.data_ptr()
-    wanted = f"{'contiguous ' if dense else ''}{' or '.join(str(dtype).removeprefix('torch.') for dtype in dtypes)}"
+    expected = f"{'contiguous ' if dense else ''}{' or '.join(str(dtype).removeprefix('torch.') for dtype in dtypes)}"
     layout = f"shape {list(tensor.shape)}, strides {list(tensor.stride())}"
-    raise ValueError(f"{name} must be {wanted} on the CPU, got {tensor.dtype} on {tensor.device}, {layout}")
+    raise ValueError(f"{name} must be {expected} on the CPU, got {tensor.dtype} on {tensor.device}, {layout}")
 
 
 def floats(name: str, tensor: Tensor) -> int:
-    """The `pointer` to float32 values."""
+    """Return the `pointer` to float32 values."""
     return pointer(name, tensor, torch.float32)
 
 
@@ -95,7 +95,7 @@ class Entry(ctypes.Structure):
 
 
 def entries(table: str, variant: str = "baseline") -> tuple[dict[str, int], int]:
-    """The named values of a table of the library, and the value of its last entry, which has no name."""
+    """Return the named values of a table of the library, and the value of its last entry, which has no name."""
     first = ctypes.pointer(Entry.in_dll(opened(), f"{table}_{suffix(variant)}"))
     found = {
         each.name.decode(): each.value for each in takewhile(lambda each: each.name, map(first.__getitem__, count()))
@@ -105,7 +105,7 @@ def entries(table: str, variant: str = "baseline") -> tuple[dict[str, int], int]
 
 @cache
 def opened() -> ctypes.CDLL:
-    """The compiled library. Raises OSError if it is missing."""
+    """Open the compiled library. Raises OSError if it is missing."""
     return ctypes.CDLL(str(library()))
 
 
@@ -114,7 +114,7 @@ TYPES = {"f": ctypes.c_float, "i": ctypes.c_int32, "q": ctypes.c_int64, "P": cty
 
 @cache
 def struct(name: str) -> type[Any]:
-    """The struct `name` as C declares it. Its owner keeps alive what it points to."""
+    """Return the struct `name` as C declares it. Its owner keeps the memory alive to which it points."""
     fields, n_bytes = entries(f"fields_{name}")
     made = type(
         name,
@@ -127,5 +127,5 @@ def struct(name: str) -> type[Any]:
 
 @cache
 def sampling() -> np.dtype[np.void]:
-    """How to sample from a row of logits: `params` of sample.h."""
+    """Return the record that says how to sample from a row of logits: `params` of sample.h."""
     return np.dtype(struct("params"))

@@ -22,12 +22,12 @@ OLDEST = (8, 0)
 
 
 def interpreted() -> bool:
-    """Whether kernels run under the interpreter, on any device."""
+    """Return whether kernels run under the interpreter, on any device."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def obstacle(device: torch.device) -> str | None:
-    """Why kernels cannot run on `device`, as a clause for a person; None if they can."""
+    """Return why kernels cannot run on `device`, as a clause for a person; None if they can."""
     if find_spec("triton") is None:
         return "needs the package triton, which is not installed"
     if interpreted():
@@ -42,18 +42,18 @@ def obstacle(device: torch.device) -> str | None:
 
 
 def serves(x: Tensor) -> bool:
-    """Whether kernels compute what PyTorch would for x."""
+    """Return whether kernels compute what PyTorch would for x."""
     return x.is_cuda and serve_on(x.device)
 
 
 @cache
 def serve_on(device: torch.device) -> bool:
-    """Whether kernels compute on a device."""
+    """Return whether kernels compute on a device."""
     return device.type == "cuda" and obstacle(device) is None
 
 
 def failed(error: Exception) -> bool:
-    """Whether Triton raised the error: a kernel does not compile for this GPU, or does not fit it."""
+    """Return whether Triton raised the error: a kernel does not compile for this GPU, or does not fit it."""
     if find_spec("triton") is None:
         return False
     from triton import TritonError

@@ -43,7 +43,7 @@ class Grouped:
 
 
 def entry(a: Tensor, parts: Sequence[tuple[int, int, Tensor]]) -> list[int]:
-    """The entry of a [ranks, n_in] and parts of B (first output, first rank, b [n, r]); they must stay alive."""
+    """Return the entry of a [ranks, n_in] and parts of B (first output, first rank, b [n, r]); they must stay alive."""
     found = [a.data_ptr(), len(a)]
     for first, rank, b in parts:
         found += [first, len(b), rank, b.shape[1], b.data_ptr()]
@@ -51,7 +51,7 @@ def entry(a: Tensor, parts: Sequence[tuple[int, int, Tensor]]) -> list[int]:
 
 
 def group(rows: Sequence[NDArray[np.int64]], table: NDArray[np.int64], device: torch.device) -> Grouped:
-    """`rows[i]` are those of adapter i, whose entries are table[:, i]."""
+    """Group the rows: `rows[i]` are those of adapter i, whose entries are table[:, i]."""
     slots = [np.pad(one, (0, -len(one) % ROWS), constant_values=-1) for one in rows]
     owners = np.repeat(np.arange(len(rows)), [len(one) // ROWS for one in slots])
     placed = upload([np.concatenate(slots), owners, table.ravel()], device)
@@ -60,7 +60,7 @@ def group(rows: Sequence[NDArray[np.int64]], table: NDArray[np.int64], device: t
 
 @triton.jit
 def _rows_and_entry(slots, owners, table, ROWS: tl.constexpr):
-    """The rows [ROWS] of this program's block, and where the entry of their adapter is."""
+    """Return the rows [ROWS] of this program's block, and where the entry of their adapter is."""
     block = tl.program_id(0)
     return tl.load(slots + block * ROWS + tl.arange(0, ROWS)), table + tl.load(owners + block) * _ENTRY
 
@@ -75,7 +75,7 @@ def _load(at, mask):
 def _shrink(
     x, u, slots, owners, table, n_in, width, ROWS: tl.constexpr, RANKS: tl.constexpr, CHANNELS: tl.constexpr
 ):  # fmt: skip
-    """Program (block of rows, block of ranks): u = A x for them."""
+    """Compute u = A x in program (block of rows, block of ranks)."""
     row, entry = _rows_and_entry(slots, owners, table, ROWS)
     ranks = tl.load(entry + 1)
     rank = tl.program_id(1) * RANKS + tl.arange(0, RANKS)
@@ -96,7 +96,7 @@ def _shrink(
 def _expand(
     u, y, slots, owners, table, n_out, width, ROWS: tl.constexpr, RANKS: tl.constexpr, OUTPUTS: tl.constexpr
 ):  # fmt: skip
-    """Program (block of rows, block of outputs): y += B u for them. Outputs of no part keep their bits."""
+    """Add y += B u in program (block of rows, block of outputs). Outputs of no part keep their bits."""
     row, entry = _rows_and_entry(slots, owners, table, ROWS)
     start = tl.program_id(1) * OUTPUTS
     there = (row >= 0)[None, :]
@@ -120,7 +120,7 @@ def _expand(
 
 
 def add(y: Tensor, x: Tensor, grouped: Grouped, product: int) -> None:
-    """y [T, n_out] += B (A x) for the rows with adapters, in place; x [T, n_in]. All matrices have the format of x."""
+    """Add B (A x) to y [T, n_out] in place for rows with adapters; x [T, n_in]. All matrices have the format of x."""
     u, table = x.new_empty(len(x), grouped.width), grouped.table[product]
     blocks, given = len(grouped.owners), (grouped.slots, grouped.owners, table)
     ranks, outputs = triton.cdiv(grouped.width, RANKS), triton.cdiv(y.shape[1], OUTPUTS)

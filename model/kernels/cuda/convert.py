@@ -17,7 +17,7 @@ ROWS, CHANNELS = 16, 128
 
 
 def of_nibbles(dtype: str, magic: int, one: int, shift: int) -> str:
-    """PTX from 4 bytes to 4 weights in `dtype`, bf16 or f16: half of each byte (with `shift` 4 the upper) minus zero.
+    """Return PTX from 4 bytes to 4 weights in `dtype`, bf16 or f16: a byte's half (the upper if `shift` is 4) - zero.
 
     In bf16 they are multiplied by the scale too, and rounded once. `magic` above a half of a byte makes 128 + q in bf16
     (0x43) and 1024 + q in f16 (0x64). `$3` and `$4` have the negative of this number plus zero, `$5` and `$6` scales.
@@ -35,7 +35,7 @@ def of_nibbles(dtype: str, magic: int, one: int, shift: int) -> str:
 
 
 def of_e4m3(dtype: str, shift: int, power: int) -> str:
-    """PTX from 4 numbers in e4m3 to 4 in `dtype`, bf16 or f16: exact, without instructions that need 8.9.
+    """Return PTX from 4 numbers in e4m3 to 4 in `dtype`, bf16 or f16: exact, without instructions that need 8.9.
 
     The 7 lower bits move `shift` bits down from the top of 16, below the sign. Exponent and mantissa then are where
     `dtype` has them. The exponent is too small by the difference of the biases: `power` has that power of two, twice.
@@ -54,12 +54,12 @@ _FP16_LOW, _FP16_HIGH = (tl.constexpr(of_nibbles("f16", 0x64, 0x3C003C00, shift)
 _BF16_E4M3, _FP16_E4M3 = tl.constexpr(of_e4m3("bf16", 4, 0x7B807B80)), tl.constexpr(of_e4m3("f16", 1, 0x5C005C00))
 
 _E4M3_BIAS = tl.constexpr(2.0**120)
-"""What a number in e4m3 is greater than its bits in a float32: the biases are 7 and 127."""
+"""The factor from the bits of e4m3 in a float32 to the number: the biases are 7 and 127."""
 
 
 @triton.jit
 def e4m3(packed, DTYPE: tl.constexpr):
-    """The numbers of bytes in e4m3, exactly; float32 under the interpreter."""
+    """Decode bytes in e4m3, exactly; to float32 under the interpreter."""
     if _PLAIN or tl.float32 == DTYPE:
         word = packed.to(tl.uint32)
         numbers = (((word & 0x80) << 24) | ((word & 0x7F) << 20)).to(tl.float32, bitcast=True) * _E4M3_BIAS
@@ -72,7 +72,7 @@ def e4m3(packed, DTYPE: tl.constexpr):
 
 @triton.jit
 def int4(packed, zeros, scales, DTYPE: tl.constexpr, HIGH: tl.constexpr):
-    """One half of each byte, minus `zeros`, times `scales`, rounded once; float32 under the interpreter."""
+    """Decode one half of each byte, minus `zeros`, times `scales`, rounded once; to float32 under the interpreter."""
     if _PLAIN or tl.float32 == DTYPE:
         values = (packed >> 4 if HIGH else packed & 15).to(tl.float32)
         values = (values - zeros.to(tl.float32)) * scales.to(tl.float32)
@@ -132,7 +132,7 @@ def _widen_groups(values, scales, zeros, out, n_rows, n_in, n_total, ROWS: tl.co
 
 
 def to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [T, dim] -> float8_e4m3fn [T, dim] and scales [T, 1] float32: the greatest magnitude of a row / 448."""
+    """Convert x [T, dim] -> float8_e4m3fn [T, dim] and scales [T, 1] float32: the greatest magnitude of a row / 448."""
     x = x.contiguous()
     n_rows, dim = x.shape
     values, scales = torch.empty_like(x, dtype=torch.float8_e4m3fn), x.new_empty(n_rows, 1, dtype=torch.float32)
@@ -142,7 +142,7 @@ def to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(weights: DeviceWeights, first: int, stop: int, dtype: torch.dtype) -> Tensor:
-    """Rows first..stop-1 of quantized weights -> [stop - first, n_in]."""
+    """Dequantize rows first..stop-1 of weights -> [stop - first, n_in]."""
     n_rows, n_in = stop - first, weights.n_in
     out = torch.empty(n_rows, n_in, dtype=dtype, device=weights.values.device)
     values = weights.bytes[first:stop]

@@ -9,7 +9,7 @@ BLOCK = 1024
 
 @triton.jit
 def silu(x):
-    """silu of float32."""
+    """Compute silu of float32."""
     return x / (1.0 + tl.exp(-x))
 
 
@@ -24,7 +24,7 @@ def _swiglu(gate_up, y, hidden, BLOCK: tl.constexpr):
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """gate_up [T, 2 hidden], gate and up side by side -> [T, hidden]."""
+    """Compute swiglu of gate_up [T, 2 hidden], gate and up side by side -> [T, hidden]."""
     gate_up = gate_up.contiguous()
     n_rows, hidden = len(gate_up), gate_up.shape[1] // 2
     y = gate_up.new_empty(n_rows, hidden)

@@ -37,9 +37,9 @@ class DeviceWeights:
 
     @property
     def bytes(self) -> Tensor:
-        """`values` for kernels, in uint8 where they are fp8: Triton has no e4m3 below compute capability 8.9."""
+        """Return `values` for kernels, in uint8 where they are fp8: Triton has no e4m3 below compute capability 8.9."""
         return self.values.view(torch.uint8) if self.layout == "fp8" else self.values
 
     def __getitem__(self, index: int) -> "DeviceWeights":
-        """The weights of one of several projections; the memory is shared."""
+        """Return the weights of one of several projections; the memory is shared."""
         return DeviceWeights(self.layout, self.values[index], tuple(table[index] for table in self.tables))

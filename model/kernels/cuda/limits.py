@@ -1,4 +1,4 @@
-"""What GPUs allow a program, by compute capability (CUDA C++ Programming Guide, technical specifications)."""
+"""Limits of a program on a GPU, by compute capability (CUDA C++ Programming Guide, technical specifications)."""
 
 SHARED_BYTES = {
     (8, 0): 163 * 1024,
@@ -12,9 +12,9 @@ SHARED_BYTES = {
 }
 """The greatest number of bytes of shared memory of a program."""
 LEAST_SHARED = min(SHARED_BYTES.values())
-"""What every GPU from 8.0 on has."""
+"""The limit of every GPU from 8.0 on."""
 
 
 def shared_bytes(capability: tuple[int, int]) -> int:
-    """Bytes of shared memory that a program may have; for a capability that is not known, what every GPU has."""
+    """Return the bytes of shared memory of a program; for an unknown capability, those that every GPU has."""
     return SHARED_BYTES.get(capability, LEAST_SHARED)

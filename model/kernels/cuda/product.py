@@ -61,7 +61,7 @@ WARPS = 1024
 
 
 def tile_of(layout: str, n_rows: int, *, fixed: bool) -> Tile:
-    """The smallest tile that holds `n_rows`."""
+    """Return the smallest tile that holds `n_rows`."""
     tiles = TILES[layout]
     return next((tile for tile in tiles if tile.rows >= (FIXED if fixed else n_rows)), tiles[-1])
 
@@ -72,7 +72,7 @@ def fitting(tile: Tile, layout: str, *, gated: bool) -> Tile:
 
 
 def splits_of(tile: Tile, n_blocks: int, n_out: int, n_in: int) -> int:
-    """Programs that share the channels of one block of rows and outputs: a power of two, at most 8."""
+    """Return how many programs share the channels of one block of rows and outputs: a power of two, at most 8."""
     warps = n_blocks * triton.cdiv(n_out, tile.outputs) * tile.warps
     splits = 1
     while splits < 8 and splits * warps < WARPS and splits * 4 * tile.channels <= n_in:
@@ -81,7 +81,7 @@ def splits_of(tile: Tile, n_blocks: int, n_out: int, n_in: int) -> int:
 
 
 def channels_of(layout: str, tile: Tile, dtype: torch.dtype) -> int:
-    """Channels in a step: half as many in float32, whose rows of x take twice the memory, but a whole group in int4."""
+    """Return the channels in a step: half in float32, whose x takes twice the memory, but a whole group in int4."""
     if dtype is not torch.float32:
         return tile.channels
     return max(tile.channels // 2, INT4_GROUP if layout == "int4" else 1)
@@ -89,7 +89,7 @@ def channels_of(layout: str, tile: Tile, dtype: torch.dtype) -> int:
 
 @triton.jit
 def _rows_of_x(x, at, there, k, n_in, EVEN: tl.constexpr):
-    """Channels k [K] of the rows that begin `at` [ROWS] -> [K, ROWS], zeros outside of x."""
+    """Load channels k [K] of the rows that begin `at` [ROWS] -> [K, ROWS], zeros outside of x."""
     mask = there[None, :]
     if not EVEN:
         mask = mask & (k < n_in)[:, None]
@@ -99,7 +99,7 @@ def _rows_of_x(x, at, there, k, n_in, EVEN: tl.constexpr):
 
 @triton.jit
 def _add(sums, values, row, k, n_in, tile, DTYPE: tl.constexpr, LAYOUT: tl.constexpr, EVEN: tl.constexpr):
-    """sums [OUTPUTS, ROWS] plus channels k [K] of rows that begin at `row` [OUTPUTS], times `tile` [K, ROWS] of x."""
+    """Add to sums [OUTPUTS, ROWS] channels k [K] of rows that begin at `row` [OUTPUTS], times `tile` [K, ROWS] of x."""
     at = values + row[:, None] + k[None, :]
     if EVEN:
         weights = tl.load(at)
@@ -118,7 +118,7 @@ def _add(sums, values, row, k, n_in, tile, DTYPE: tl.constexpr, LAYOUT: tl.const
 
 @triton.jit
 def _add_group(sums, values, scales, zeros, row, n, group, low, high, n_total, DTYPE: tl.constexpr):
-    """sums [OUTPUTS, ROWS] plus one group of channels in int4; low and high [32, ROWS] are of x."""
+    """Add one group of channels in int4 to sums [OUTPUTS, ROWS]; low and high [32, ROWS] are of x."""
     packed = tl.load(values + row[:, None] + group * _HALF + tl.arange(0, _HALF)[None, :])
     zero = tl.load(zeros + group * n_total + n)[:, None]
     scale = tl.load(scales + group * n_total + n)[:, None]
@@ -132,7 +132,7 @@ def _sums(
     LAYOUT: tl.constexpr, GATED: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Products [OUTPUTS, ROWS] of channels begin..stop-1 of rows n of the weights with x; if GATED, also of n + n_out.
+    """Multiply channels begin..stop-1 of rows n of the weights with x -> [OUTPUTS, ROWS]; if GATED, also n + n_out.
 
     Without a layout that applies them here, they lack the weights' scales.
     """
@@ -164,7 +164,7 @@ def _sums(
 
 @triton.jit
 def _exchange(sums, ups, parts, arrivals, mask, GATED: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr):
-    """The sums of all programs that share these outputs and rows, in order, and whether this program is the last."""
+    """Add the sums of all programs that share these outputs and rows, in order; return whether this one is the last."""
     splits = tl.num_programs(2)
     size: tl.constexpr = OUTPUTS * ROWS * (2 if GATED else 1)
     block = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
@@ -215,7 +215,7 @@ def _product(
     LAYOUT: tl.constexpr, GATED: tl.constexpr, GROUPED: tl.constexpr, EVEN: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of rows, block of outputs, split of the channels).
+    """Compute the product in program (block of rows, block of outputs, split of the channels).
 
     The weights of an expert have n_total rows of `width` values, and tables of n_table entries. An up is n_out rows
     after its gate.
@@ -260,7 +260,7 @@ def _product(
 def product(
     x: Tensor, weights: DeviceWeights, *, gated: bool = False, onto: Tensor | None = None, fixed: bool = False
 ) -> Tensor:
-    """x W^T: [T, n_in] -> [T, n_out] in the format of x; with `onto` [T, n_out] it is added to that in place.
+    """Compute x W^T: [T, n_in] -> [T, n_out] in the format of x; with `onto` [T, n_out] add it to that in place.
 
     With `gated` the result is silu(x G^T) * (x U^T) [T, n_out/2], where G is the weights' upper half and U the lower.
     With `fixed` every T uses the same tile, and the channels are shared alike.
@@ -288,7 +288,7 @@ def grouped(
     some: bool = False,
     narrow: bool = False,
 ) -> Tensor:
-    """The row of x of each (token, choice) pair, times the weights of its expert -> [n_pairs, n_out].
+    """Multiply the row of x of each (token, choice) pair with the weights of its expert -> [n_pairs, n_out].
 
     `weights` are those of all experts, with one more axis. Block i of `tile.rows` slots belongs to expert experts[i]
     (-1: to none). Slots hold pairs (-1: none). Pair p uses row p // choices of x. With `some`, the blocks do not have
@@ -334,5 +334,5 @@ def _launch(
 
 @cache
 def arrivals(device: torch.device) -> Tensor:
-    """How many programs have left their sums, for each block of rows and outputs. Between launches all are zero."""
+    """Return counts of the programs that left their sums, for each block of rows and outputs; 0 between launches."""
     return torch.zeros(WARPS * FIXED_ROWS // FIXED, dtype=torch.int32, device=device)

@@ -40,7 +40,7 @@ class Assignment:
 
 @triton.jit
 def _scores(logits, rows, numbers, n_rows, n_experts):
-    """Scores [R, E] float32 of the experts. NaN becomes -3e38; columns beyond n_experts are -inf, which is less."""
+    """Load scores [R, E] float32 of experts. NaN becomes -3e38; columns beyond n_experts are -inf, which is less."""
     there = (rows < n_rows)[:, None] & (numbers < n_experts)[None, :]
     scores = tl.load(logits + rows[:, None] * n_experts + numbers[None, :], mask=there, other=0.0).to(tl.float32)
     finite = tl.where(scores == scores, tl.minimum(tl.maximum(scores, -3e38), 3e38), -3e38)
@@ -49,7 +49,7 @@ def _scores(logits, rows, numbers, n_rows, n_experts):
 
 @triton.jit
 def _take(scores, numbers, EXPERTS: tl.constexpr):
-    """The greatest score of each row [R], its column (the first of equals), also as a mask [R, E], and the others."""
+    """Take each row's greatest score [R]; return it, its column (the first of equals), its mask [R, E], the others."""
     best = tl.max(scores, axis=1)
     which = tl.min(tl.where(scores == best[:, None], numbers[None, :], EXPERTS), axis=1)
     taken = numbers[None, :] == which[:, None]
@@ -61,7 +61,7 @@ def _choose(
     logits, shares, chosen, counts, n_rows, n_experts, scale,
     CHOICES: tl.constexpr, EXPERTS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Program (rows): the experts of each row's pairs, their shares, and the number of pairs of each expert."""
+    """Choose in program (rows) the experts of each row's pairs; store their shares and the pairs of each expert."""
     numbers = tl.arange(0, EXPERTS)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = rows < n_rows
@@ -84,7 +84,7 @@ def _choose(
 
 @triton.jit
 def _all_counts(counts, n_programs, EXPERTS: tl.constexpr):
-    """The pairs of each expert [E], and those of them that programs before this one have."""
+    """Count the pairs of each expert [E], and those of them that programs before this one have."""
     numbers = tl.arange(0, EXPERTS)
     total, before = tl.zeros((EXPERTS,), tl.int32), tl.zeros((EXPERTS,), tl.int32)
     for first in range(0, n_programs, _COUNTS):
@@ -101,7 +101,7 @@ def _place(
     chosen, counts, slots, experts, n_rows, n_experts, n_blocks,
     CHOICES: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Program (rows): store every pair in the next free slot of its expert."""
+    """Store every pair of program (rows) in the next free slot of its expert."""
     numbers = tl.arange(0, EXPERTS)
     total, before = _all_counts(counts, tl.num_programs(0), EXPERTS)
     blocks = (total + BLOCK - 1) // BLOCK
@@ -127,7 +127,7 @@ def _place(
 
 @triton.jit
 def _join(y, shares, onto, out, dim, CHOICES: tl.constexpr, COLUMNS: tl.constexpr):
-    """Program (token, columns): the sum of its pairs' rows of y times their shares, in order."""
+    """Add its pairs' rows of y times their shares, in order, in program (token, columns)."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     there = columns < dim
@@ -141,7 +141,7 @@ def _join(y, shares, onto, out, dim, CHOICES: tl.constexpr, COLUMNS: tl.constexp
 
 
 def assign(logits: Tensor, choices: int, block: int, scale: float = 1.0) -> Assignment:
-    """The assignment for the gate's logits [T, n_experts]; `model.network.moe.route` is the same in PyTorch.
+    """Assign experts by the gate's logits [T, n_experts]; `model.network.moe.route` is the same in PyTorch.
 
     The shares are multiplied by `scale`.
     """
@@ -158,7 +158,7 @@ def assign(logits: Tensor, choices: int, block: int, scale: float = 1.0) -> Assi
 
 
 def join(y: Tensor, shares: Tensor, onto: Tensor | None) -> Tensor:
-    """y [T * choices, dim] of the pairs -> [T, dim] of the tokens; with `onto` it is added to that in place."""
+    """Join y [T * choices, dim] of the pairs -> [T, dim] of the tokens; with `onto` add it to that in place."""
     n_rows, choices = shares.shape
     out = y.new_empty(n_rows, y.shape[1]) if onto is None else onto
     _join[(n_rows, triton.cdiv(y.shape[1], COLUMNS))](y, shares, onto, out, y.shape[1], choices, COLUMNS)

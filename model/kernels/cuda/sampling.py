@@ -31,19 +31,19 @@ _IDS = tl.constexpr(MOST_TOKENS - 1)
 
 @triton.jit
 def _units(weights):
-    """Weights from 0 to 1 in units of 2^-41, rounded down; see `fixed` in sample.c."""
+    """Convert weights from 0 to 1 to units of 2^-41, rounded down; see `fixed` in sample.c."""
     return (weights * 2199023255552.0).to(tl.int64)
 
 
 @triton.jit
 def _keys(values, ids):
-    """Keys [R, B]: greater for greater values, which are not negative, and among equals for lower ids [B]."""
+    """Return keys [R, B]: greater for greater values, which are not negative, and among equals for lower ids [B]."""
     return (values.to(tl.int32, bitcast=True).to(tl.int64) << 2 * _BITS) | (ids ^ _IDS)[None, :]
 
 
 @triton.jit
 def _uniforms(start, step, ids):
-    """Uniforms [R, B] strictly between 0 and 1, as `noise` in noise.py."""
+    """Return uniforms [R, B] strictly between 0 and 1, as `noise` in noise.py."""
     x = (start[:, None] + step[:, None] * ids[None, :]).to(tl.uint32, bitcast=True)
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
@@ -52,17 +52,17 @@ def _uniforms(start, step, ids):
 
 @triton.jit
 def _after(kept, there, share, step, n_counted):
-    """The first three integers of a step, of RECORD, after it. Before the first step all are 0.
+    """Return the first three integers of a step, of RECORD, after it. Before the first step all are 0.
 
     Nothing is to find if all tokens stay that have the weight at the limit.
     """
     at, there, level, digits = kept + 1 + step * _RECORD, there & (step >= 0), step % _DIGITS, tl.arange(0, _VALUES)
     floor, found = tl.load(at, mask=there, other=0), tl.load(at + 1, mask=there, other=0)
-    wanted = tl.load(at + 2, mask=there, other=0)
-    sums = tl.load((at + 3)[:, None] + digits[None, :], mask=(wanted > 0)[:, None], other=0)
+    needed = tl.load(at + 2, mask=there, other=0)
+    sums = tl.load((at + 3)[:, None] + digits[None, :], mask=(needed > 0)[:, None], other=0)
     total, reached = tl.sum(sums, axis=1), tl.cumsum(sums, axis=1, reverse=True)
     part = tl.ceil(total.to(tl.float64) * share.to(tl.float64)).to(tl.int64)
-    goal = tl.where((level == 0) & (step >= n_counted), tl.minimum(part, total), wanted)
+    goal = tl.where((level == 0) & (step >= n_counted), tl.minimum(part, total), needed)
     digit = tl.maximum(tl.sum((reached >= goal[:, None]).to(tl.int32), axis=1) - 1, 0)
     here = digits[None, :] == digit[:, None]
     amount = tl.sum(tl.where(here, sums, 0), axis=1)
@@ -70,7 +70,7 @@ def _after(kept, there, share, step, n_counted):
     longer = found | (digit.to(tl.int64) << (_BITS * (_DIGITS - 1 - level)))
     one = _units((longer >> 2 * _BITS).to(tl.int32).to(tl.float32, bitcast=True))
     all_stay = (level == 2) & (left + tl.where(step < n_counted, 1, one) > amount)
-    return floor, tl.where(wanted > 0, longer, found), tl.where((wanted > 0) & (all_stay == 0), left, 0)
+    return floor, tl.where(needed > 0, longer, found), tl.where((needed > 0) & (all_stay == 0), left, 0)
 
 
 @triton.jit(do_not_specialize=["n_rows", "width", "step", "n_counted"])
@@ -78,7 +78,7 @@ def _pass(
     logits, tops, reals, integers, scratch, n_rows, n_tokens, stride, width, columns, step, n_counted,
     RACE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program (rows, columns): a step of a search, or after the last the race: the key of the clock that rings first.
+    """Do a step of a search, after the last the race for the key of the first clock, in program (rows, columns).
 
     The first `n_counted` steps are those of top_k, the others those of top_p.
     """
@@ -89,23 +89,23 @@ def _pass(
     least = tl.load(reals + rows * 6 + 1, mask=drawn, other=0.0)
     share = tl.load(reals + rows * 6 + 2, mask=drawn, other=1.0)
     kept, level, counted = scratch + rows * width, step % _DIGITS, step < n_counted
-    floor, found, wanted = _after(kept, drawn, share, step - 1, n_counted)
+    floor, found, needed = _after(kept, drawn, share, step - 1, n_counted)
     if level == 0:  # a search begins. How many units top_p wants is a share of what this step adds up
         k = tl.load(integers + rows * 6 + 3, mask=drawn, other=0)
         floor, found = tl.maximum(floor, found), tl.zeros_like(found)
-        wanted = tl.where(RACE, drawn, tl.where(counted, tl.where(k < n_tokens, k, 0), share < 1)).to(tl.int64)
+        needed = tl.where(RACE, drawn, tl.where(counted, tl.where(k < n_tokens, k, 0), share < 1)).to(tl.int64)
     at, shift = kept + 1 + step * _RECORD, _BITS * (_DIGITS - 1 - level)
     if (tl.program_id(1) == 0) & (not RACE):
         tl.store(at, floor, mask=drawn)
         tl.store(at + 1, found, mask=drawn)
-        tl.store(at + 2, wanted, mask=drawn)
+        tl.store(at + 2, needed, mask=drawn)
     # All weights below `small` together are less than the part that may be hidden: only their sum is needed.
     small = tl.where((level > 0) | counted, 0.0, 0.5 * (1 - share) / n_tokens)
     rest, begin = tl.zeros((ROWS, BLOCK), tl.int64), tl.program_id(1) * columns
     for first in range(begin, tl.minimum(begin + columns, n_tokens), BLOCK):
         ids = first + tl.arange(0, BLOCK)
         near = (level < _DIGITS - 1) | (((ids ^ _IDS)[None, :] ^ found[:, None]) >> _BITS & (_VALUES - 1) == 0)
-        inside = (wanted > 0)[:, None] & (ids < n_tokens)[None, :] & near
+        inside = (needed > 0)[:, None] & (ids < n_tokens)[None, :] & near
         x = tl.load(logits + (rows * stride)[:, None] + ids[None, :], mask=inside, other=float("-inf"))
         x = tl.div_rn(x - tl.where(drawn, top, 0.0)[:, None], tl.broadcast_to(temperature[:, None], x.shape))
         weights = tl.where(inside & (tl.exp(x) >= least[:, None]), tl.exp(x), 0.0)
@@ -132,7 +132,7 @@ def _choose(
     logits, tops, tokens, scratch, n_rows, stride, width,
     NO_TOKEN: tl.constexpr, NOT_FINITE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Program (rows): `tokens` are the places of the greatest logits before, the chosen tokens or codes after."""
+    """Choose in program (rows): `tokens` are the greatest logits' places before, chosen tokens or codes after."""
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     there = rows < n_rows
     top, key = tl.load(tops + rows, mask=there), tl.load(scratch + rows * width, mask=there)
@@ -144,12 +144,12 @@ def _choose(
 
 
 def row_type() -> np.dtype[np.void]:
-    """How to sample from a row: see `params` of sample.h."""
+    """Return the record that says how to sample from a row: see `params` of sample.h."""
     return np.dtype([*DRAWING, ("start", "i4"), ("step", "i4")])
 
 
 def sample(logits: Tensor, rows: NDArray[np.void]) -> Tensor:
-    """Tokens [N], NO_TOKEN or NOT_FINITE, sampled from logits [N, n] float32: in greedy rows the first of the greatest.
+    """Sample tokens [N], NO_TOKEN or NOT_FINITE, from logits [N, n] float32: in greedy rows the first of the greatest.
 
     A drawn token's logit becomes what the race compares.
     """

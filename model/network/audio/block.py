@@ -18,7 +18,7 @@ class Biased(nn.Module):
         self.bias = nn.Parameter(torch.empty(n_out))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, n_in] -> [n, n_out]"""
+        """Compute [n, n_in] -> [n, n_out]."""
         return self.product(x) + self.bias
 
 
@@ -58,6 +58,6 @@ class AudioBlock(nn.Module):
         attention.store(first, qkv.view(len(x), 3 * self.n_heads, self.head_dim))
 
     def complete(self, x: Tensor, first: int, attention: EncoderAttention) -> Tensor:
-        """The block's output for x [n, dim], a new tensor."""
+        """Return the block's output for x [n, dim], a new tensor."""
         h = x + self.wo(attention.attend(first, len(x)).flatten(1).to(x.dtype))  # [n, dim]
         return h + self.w2(gelu(self.w1(self.ffn_norm(h))))

@@ -42,7 +42,7 @@ class AudioEncoder(Encoder):
         return self.norm.weight
 
     def begin(self, inputs: bytes | memoryview, rows: int, columns: int) -> Encoding:
-        """`inputs` are the log-mel spectrum [n_mels, n_frames] in float32; a chunk has one row of `max_tokens`."""
+        """Begin with `inputs`, the log-mel spectrum [n_mels, n_frames] float32; a chunk has one row of `max_tokens`."""
         config, device = self.config, self.weight.device
         values, shape = torch.tensor(np.frombuffer(inputs, np.float32)), (config.n_mels, config.n_frames)
         if (rows, columns) != (1, config.max_tokens) or len(values) != shape[0] * shape[1]:
@@ -60,7 +60,7 @@ class AudioEncoder(Encoder):
         )
 
     def first(self, encoding: Encoding, tile: slice) -> Tensor:
-        """The second convolution has stride 2: position p sees the frames 2p - 1 to 2p + 1 of the first one."""
+        """Convolve twice. The second has stride 2: position p sees the frames 2p - 1 to 2p + 1 of the first one."""
         stop = min(tile.stop, self.config.n_positions)
         frames = range(STRIDE * tile.start - 1, STRIDE * stop)
         x = gelu(self.conv1(_seen(encoding.inputs, frames.start, frames.stop).to(encoding.x.dtype)))
@@ -84,7 +84,7 @@ class AudioEncoder(Encoder):
 
 
 def _seen(frames: Tensor, start: int, stop: int) -> Tensor:
-    """What a convolution sees at frames start..stop-1 of [F, n]: [stop - start, n * KERNEL], zeros outside."""
+    """Return what a convolution sees at frames start..stop-1 of [F, n]: [stop - start, n * KERNEL], zeros outside."""
     padded = frames.new_zeros(stop - start + 2, frames.shape[1])
     first, last = max(0, start - 1), min(len(frames), stop + 1)
     padded[first - (start - 1) : last - (start - 1)] = frames[first:last]
@@ -93,7 +93,7 @@ def _seen(frames: Tensor, start: int, stop: int) -> Tensor:
 
 @cache
 def sinusoids(n: int, dim: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Whisper's vectors of n positions [n, dim]: sines, then cosines, of wavelengths 2 pi to 20,000 pi.
+    """Return Whisper's vectors of n positions [n, dim]: sines, then cosines, of wavelengths 2 pi to 20,000 pi.
 
     Worked example: dim 4 has the frequencies 1 and 1 / 10,000; position 3 is sin 3, sin 0.0003, cos 3, cos 0.0003.
     """

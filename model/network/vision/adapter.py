@@ -1,4 +1,4 @@
-"""What joins the image encoder to the text model: norm, merge of patches, linear, GELU, linear."""
+"""The layers that join the image encoder to the text model: norm, merge of patches, linear, GELU, linear."""
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ class Adapter(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.empty(dim)) if config.adapter_bias else None)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [n, merge * merge, dim], the patches of each token row by row -> [n, dim of the text model]."""
+        """Compute x [n, merge * merge, dim], the patches of each token row by row -> [n, dim of the text model]."""
         y = x.flatten(0, 1)
         y = y if self.norm is None else self.norm(y)  # [n * merge * merge, dim]
         if self.merge is not None:  # the values of a channel are side by side

@@ -25,7 +25,7 @@ class GeluFeedForward(FeedForward):
     """`w2(gelu(w1 x) * w3 x)`, as transformers has it where a configuration does not name the activation."""
 
     def forward(self, x: Tensor, norm: RMSNorm, onto: Tensor) -> Tensor:  # type: ignore[override]
-        """`onto` with FeedForward(norm(x)) added in place. [n, dim] -> [n, dim]"""
+        """Add FeedForward(norm(x)) to `onto` in place. [n, dim] -> [n, dim]"""
         gate, up = self.w13(x, norm).chunk(2, dim=-1)
         return self.w2(gelu(gate).mul_(up), onto=onto)
 
@@ -51,7 +51,7 @@ class VisionBlock(nn.Module):
         attention.store(first, own.wqkv(x, self.attention_norm).view(len(x), 3 * own.n_heads, own.head_dim))
 
     def complete(self, x: Tensor, first: int, attention: EncoderAttention) -> Tensor:
-        """The block's output for x [n, dim], a new tensor."""
+        """Return the block's output for x [n, dim], a new tensor."""
         attended = attention.attend(first, len(x)).to(x.dtype)  # [n, heads, head_dim]
         h = self.attention.wo(attended.flatten(1), onto=x.clone())  # [n, dim]
         return self.feed_forward(h, self.ffn_norm, onto=h)

@@ -33,7 +33,7 @@ class ImageEncoder(Encoder):
         return self.ln_pre.weight
 
     def begin(self, inputs: bytes | memoryview, rows: int, columns: int) -> Encoding:
-        """`inputs` are RGB [H, W, 3], one byte each; H is `rows * token_side`, W is `columns * token_side`."""
+        """Begin with `inputs`, RGB [H, W, 3], one byte each; H is `rows * token_side`, W is `columns * token_side`."""
         config, side = self.config, self.config.token_side
         shape = rows * side, columns * side, config.n_channels
         pixels = torch.tensor(np.frombuffer(inputs, np.uint8))

@@ -7,14 +7,14 @@ from model.vision_config import DEVIATION, MEAN
 
 
 def unfold(pixels: Tensor, side: int) -> Tensor:
-    """Patches of `side` x `side` pixels, row by row, channels first: [H, W, 3] -> [P, 3 * side * side]."""
+    """Unfold patches of `side` x `side` pixels, row by row, channels first: [H, W, 3] -> [P, 3 * side * side]."""
     height, width, channels = pixels.shape
     grid = pixels.view(height // side, side, width // side, side, channels)
     return grid.permute(0, 2, 4, 1, 3).reshape(-1, channels * side * side)
 
 
 def normalize(patches: Tensor) -> Tensor:
-    """uint8 patches [n, 3 * side * side] -> float32: `(value / 255 - mean) / deviation` of its channel."""
+    """Normalize uint8 patches [n, 3 * side * side] -> float32: `(value / 255 - mean) / deviation` of its channel."""
     channels = patches.view(len(patches), 3, -1).float() / 255
     for channel, mean, deviation in zip(channels.unbind(1), MEAN, DEVIATION, strict=True):
         channel.sub_(mean).div_(deviation)  # a tensor of them would be copied to a GPU, which waits
@@ -22,7 +22,7 @@ def normalize(patches: Tensor) -> Tensor:
 
 
 def rotations(height: int, width: int, head_dim: int, theta: float) -> Tensor:
-    """cos and sin for each patch of an image of height x width patches: [P, 2, head_dim/2] float32.
+    """Compute cos and sin for each patch of an image of height x width patches: [P, 2, head_dim/2] float32.
 
     Pair i (from 0) of a head has the frequency theta^(-2i/head_dim). The even i rotate by the row of the patch, the odd
     ones by its column. The pairs of rows come first. Worked example: head_dim 8, theta 10,000 has the frequencies 1 and

@@ -40,5 +40,5 @@ class CompiledExecutor:
         return hidden, self._head.sample(hidden[torch.from_numpy(packing.sample_rows(batch.slices))], flat)
 
     def idle(self) -> bool:
-        """Nothing can wait."""
+        """Return False: nothing can wait."""
         return False

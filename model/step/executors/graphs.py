@@ -43,7 +43,7 @@ Capture = Callable[[Callable[[], Tensor]], Replay]
 
 
 def buckets(greatest: int) -> list[int]:
-    """Numbers of slices that have a graph. Each is at most a quarter, or 4, greater than the one before.
+    """Return the numbers of slices that have a graph. Each is at most a quarter, or 4, greater than the one before.
 
     Worked example: 20 -> 1, 2, 4, 8, 12, 16, 20.
     """
@@ -65,7 +65,7 @@ class Shape(NamedTuple):
 
 
 def shapes(max_sequences: int, max_step_tokens: int) -> list[Shape]:
-    """The shape of each graph, the least first."""
+    """Return the shape of each graph, the least first."""
     most = min(GRAPH_ROWS, max_step_tokens)
     rows = [n for n in buckets(most) if n >= min(LEAST_ROWS, most)]
     mixed = {Shape(n, min(slices, max_sequences, n - 1)) for n in rows for slices in (FEW_SLICES, max_sequences)}
@@ -108,7 +108,7 @@ class StaticInputs:
         self._padding = np.array([*zeros, *[-1] * (n * most.rows), *table * (n * most.slices)], dtype=np.int64)
 
     def first(self, shape: Shape) -> PackedInputs:
-        """The inputs of the first rows and slices, with the spans of the longest sequences."""
+        """Return the inputs of the first rows and slices, with the spans of the longest sequences."""
         info, sizes = self._info, _sizes(shape, len(self._info.pools))
         parts = [part[:size] for part, size in zip(self._parts, sizes, strict=False)]
         numbers = [np.array([_longest(info, pool, n) for n in _lengths(shape)]) for pool in info.pools]
@@ -136,19 +136,19 @@ class StaticInputs:
 
 
 def _sizes(shape: Shape, n_pools: int) -> list[int]:
-    """The sizes of `Columns.arrays` of such a step, but for the pages."""
+    """Return the sizes of `Columns.arrays` of such a step, but for the pages."""
     rows, slices = shape
     return [rows, rows, slices, *[rows] * n_pools, *[TABLE_WIDTH * slices] * n_pools]
 
 
 def _page_entries(info: RunnerInfo, pool: PoolSpec, most: Shape) -> int:
-    """The greatest number of pages that all slices of a step see: those of their last tokens, and of the others."""
+    """Return the greatest number of pages that all slices of a step see: of their last tokens, and of the others."""
     chunks = 0 if most.decodes else most.rows // info.page_size + most.slices
     return most.slices * max_pages(pool.window, info.max_model_len, info.page_size, 1) + chunks
 
 
 def _lengths(shape: Shape) -> list[int]:
-    """Numbers of tokens of slices for which memory is enough for all steps: all short ones, and one that is longer."""
+    """Return the lengths of slices whose memory is enough for all steps: all short ones, and one that is longer."""
     if shape.decodes:
         return [1] * shape.slices
     n_long = min(shape.slices, shape.rows // SHORT)
@@ -156,7 +156,7 @@ def _lengths(shape: Shape) -> list[int]:
 
 
 def _longest(info: RunnerInfo, pool: PoolSpec, n: int) -> Span:
-    """The span of the last n tokens of the longest sequence."""
+    """Return the span of the last n tokens of the longest sequence."""
     start = max(0, info.max_model_len - n)
     return Span(0, n, start, 0 if pool.window is None else max(0, start - pool.window + 1), 0)
 
@@ -177,7 +177,7 @@ class StepGraphs:
 
     @property
     def missing(self) -> list[Shape]:
-        """The graphs that are not captured yet."""
+        """Return the graphs that are not captured yet."""
         return [shape for shape in self._shapes if shape not in self._graphs]
 
     def capture_next(self) -> bool:
@@ -190,7 +190,7 @@ class StepGraphs:
         return bool(self.missing)
 
     def logits(self, step: Columns, last_tokens: Tensor) -> Tensor | None:
-        """Logits [D, vocab_size] of a step on the host, until the next step. None if there is no graph."""
+        """Compute logits [D, vocab_size] of a step on the host, until the next step. None if there is no graph."""
         n_rows, n_slices, n_sampled = len(step.tokens), len(step.tables[0]), len(step.sample_rows)
         shape = self._least(n_rows, max(n_slices, n_sampled), decodes=n_rows == n_slices)
         replay = shape and (self._graphs.get(shape) or self._capture_shape(shape))
@@ -201,7 +201,7 @@ class StepGraphs:
         return self._logits[:n_sampled]
 
     def _least(self, n_rows: int, n_slices: int, *, decodes: bool) -> Shape | None:
-        """The least shape that serves such a step."""
+        """Return the least shape that serves such a step."""
         fits = (shape for shape in self._shapes if shape.rows >= n_rows and shape.slices >= n_slices)
         return next((shape for shape in fits if shape.decodes == decodes), None)
 
@@ -241,11 +241,11 @@ class GraphExecutor:
         return self.graphs.capture_next()
 
     def _step(self, inputs: PackedInputs, last_tokens: Tensor) -> Tensor:
-        """Logits [D, vocab_size] of the rows after which tokens are sampled."""
+        """Compute logits [D, vocab_size] of the rows after which tokens are sampled."""
         hidden = self._eager.hidden(inputs, last_tokens)
         return self._eager.model.logits(hidden.index_select(0, inputs.sample_rows))
 
 
 def only_samples(batch: StepBatch) -> bool:
-    """Whether the step computes text, and nothing but tokens is read of it. Graphs have no products of adapters."""
+    """Return whether the step computes text and gives only tokens. Graphs have no products of adapters."""
     return not any(item.media or item.adapter or item.scores_prompt or item.params.embed for item in batch.slices)

@@ -50,14 +50,14 @@ class TorchExecutor:
         return hidden, self.head.sample(hidden.index_select(0, inputs.sample_rows), [*chain.from_iterable(views)])
 
     def idle(self) -> bool:
-        """Nothing can wait."""
+        """Return False: nothing can wait."""
         return False
 
     def columns(self, batch: StepBatch, views: Views, before: LastTokens) -> packing.Columns:
-        """A step without media on the host."""
+        """Pack a step without media on the host."""
         return packing.columns(batch, self.info.page_size, self._windows, before.rows, list(map(len, views)))
 
     def hidden(self, inputs: PackedInputs, last_tokens: Tensor, adapters: StepAdapters | None = None) -> Tensor:
-        """Hidden states [T, dim] before the last norm; `last_tokens` [M] are those that the step before sampled."""
+        """Compute hidden states [T, dim] before the last norm; `last_tokens` [M] are from the step before."""
         inputs = replace(inputs, tokens=resolve(inputs.tokens, last_tokens))
         return self.model(inputs, self._tables, self._attention, self._pools, adapters)

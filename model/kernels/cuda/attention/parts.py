@@ -36,7 +36,7 @@ def attend_parts(
     FAN: tl.constexpr,
     DOT: tl.constexpr,  # format of the factors of products
 ):
-    """Program (item and tile, group of heads): the sums over the keys of an item."""
+    """Compute the sums over the keys of an item in program (item and tile, group of heads)."""
     item, query = (tl.program_id(0) // n_tiles).to(tl.int64), tl.program_id(0) % n_tiles * QUERIES
     group = tl.program_id(1)
     items += item * ITEM
@@ -82,7 +82,7 @@ def join(
     FAN: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Program (slice and query, block of heads): the sums of `attend_parts`, folded in order."""
+    """Fold the sums of `attend_parts` in order in program (slice and query, block of heads)."""
     index, query = tl.program_id(0) // max_queries, tl.program_id(0) % max_queries
     table += index * 5
     n_queries = tl.load(table + 1).to(tl.int32)

@@ -11,14 +11,14 @@ WHOLE = tl.constexpr(2**30)
 
 @triton.jit
 def _unit(level, SPLIT: tl.constexpr, FAN: tl.constexpr):
-    """Keys of an item at a level: a part, a group, a section, or all."""
+    """Return the keys of an item at a level: a part, a group, a section, or all."""
     few = tl.where(level == 0, SPLIT, SPLIT * FAN)
     return tl.where(level < 2, few, tl.where(level == 2, SPLIT * FAN * FAN, WHOLE))
 
 
 @triton.jit
 def _slices(table, index, n_slices, unit, SHORT: tl.constexpr, ORIGIN: tl.constexpr):
-    """Of slices `index`: row, n_queries, start and first key from the origin, page, and how many items it has.
+    """Return of slices `index`: row, n_queries, start and first key from the origin, page, and how many items it has.
 
     A slice of more than SHORT queries has no queries here.
     """
@@ -44,7 +44,7 @@ def _smallest(
     FAN: tl.constexpr,
     SLICES: tl.constexpr,
 ):
-    """The least number of keys of an item for which there are up to n_items items and n_sums sums."""
+    """Return the least number of keys of an item for which there are up to n_items items and n_sums sums."""
     level, items, sums = -1, n_items + 1, n_sums + 1
     while ((items > n_items) | (sums > n_sums)) & (level < 3):
         level += 1
@@ -75,7 +75,7 @@ def plan(
     SLICES: tl.constexpr,  # read at a time
     ITEMS: tl.constexpr,
 ):
-    """Program (ITEMS items): these items; the first program also writes `firsts`.
+    """Write the items of program (ITEMS items); the first program also writes `firsts`.
 
     Items are as small as their number and that of the sums allow. There must be an item for each short slice, and sums
     for each of its queries.

@@ -8,7 +8,7 @@ from model.kernels.cuda.attention.walk import in_blocks, in_groups, mean, nothin
 
 @triton.jit
 def _slice_of(tile, table, n_slices, QUERIES: tl.constexpr):
-    """The slice of a tile, by bisection. Tiles of slice i are numbered from `row / QUERIES + i`: slices share none."""
+    """Find the slice of a tile, by bisection. Tiles of slice i begin at `row / QUERIES + i`: slices share none."""
     index, beyond = 0, n_slices
     while index + 1 < beyond:
         middle = (index + beyond) // 2
@@ -24,7 +24,7 @@ def _in_three(
     N_KV: tl.constexpr, WIDTH: tl.constexpr, VALUE: tl.constexpr, PADDED: tl.constexpr,
     KEYS: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
-    """The sums over keys seen..last. Every query sees all keys common..here: the blocks among them need no mask."""
+    """Add the keys seen..last. Every query sees all keys common..here: the blocks among them need no mask."""
     left = (common + KEYS - 1) // KEYS * KEYS
     right = tl.maximum(left, (here + 1) // KEYS * KEYS)
     sums = nothing(q.shape[0], PADDED)
@@ -70,7 +70,7 @@ def attend_tiles(
     FAN: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """Program (tile, group of heads): QUERIES queries of a slice of more than SHORT, over all the keys they see.
+    """Attend in program (tile, group of heads) with QUERIES queries of a slice of more than SHORT over their keys.
 
     The last tiles run first, because they see the largest number of keys. If FIXED, the bits are those of
     `attend_parts` and `join` with their QUERIES and KEYS.

@@ -10,20 +10,20 @@ import triton.language as tl
 
 @triton.jit
 def _as(x, dtype: tl.constexpr):
-    """x in `dtype`. float8 becomes float32 first, because its direct conversion to bfloat16 needs capability 9.0."""
+    """Convert x to `dtype`. float8 becomes float32 first: its direct conversion to bfloat16 needs capability 9.0."""
     return x.to(tl.float32).to(dtype) if x.dtype == tl.float8e4nv else x.to(dtype)
 
 
 @triton.jit
 def nothing(ROWS: tl.constexpr, PADDED: tl.constexpr):
-    """The sums over no keys: (top [ROWS], total [ROWS], sums [ROWS, PADDED])."""
+    """Return the sums over no keys: (top [ROWS], total [ROWS], sums [ROWS, PADDED])."""
     top = tl.full([ROWS], float("-inf"), tl.float32)
     return top, tl.full([ROWS], 0.0, tl.float32), tl.full([ROWS, PADDED], 0.0, tl.float32)
 
 
 @triton.jit
 def fold(one, other):
-    """The sums over two ranges of keys, from the sums over each of them."""
+    """Fold the sums over two ranges of keys into one."""
     top, total, sums = one
     other_top, other_total, other_sums = other
     higher = tl.maximum(top, other_top)
@@ -36,7 +36,7 @@ def fold(one, other):
 
 @triton.jit
 def fold_if(due, one, other, ROWS: tl.constexpr, PADDED: tl.constexpr):
-    """If due, (`fold(one, other)`, nothing), else (one, other)."""
+    """Return (`fold(one, other)`, nothing) if due, else (one, other)."""
     if due:
         one = fold(one, other)
         other = nothing(ROWS, PADDED)
@@ -54,7 +54,7 @@ def fold_up(
     SPLIT: tl.constexpr,
     FAN: tl.constexpr,
 ):
-    """(group, section, every), folded where a group or a section ends before key `beyond`."""
+    """Fold (group, section, every) where a group or a section ends before key `beyond`."""
     section, group = fold_if(beyond % (SPLIT * FAN) == 0, section, group, ROWS, PADDED)
     every, section = fold_if(beyond % (SPLIT * FAN * FAN) == 0, every, section, ROWS, PADDED)
     return group, section, every
@@ -62,21 +62,21 @@ def fold_up(
 
 @triton.jit
 def mean(sums):
-    """The weighted mean of the values; zeros for a row that sees no key, which is never stored."""
+    """Return the weighted mean of the values; zeros for a row that sees no key, which is never stored."""
     _, total, weighted = sums
     return weighted / tl.where(total == 0.0, 1.0, total)[:, None]
 
 
 @triton.jit
 def page_ids(pages, block, low, high, KEYS: tl.constexpr, PAGE: tl.constexpr):
-    """The pages [KEYS] of the keys of a block that are in low..high-1."""
+    """Return the pages [KEYS] of the keys of a block that are in low..high-1."""
     key = block + tl.arange(0, KEYS)
     return tl.load(pages + key // PAGE, mask=(key >= low) & (key < high), other=0)
 
 
 @triton.jit
 def _rows(values, at, held, WIDTH: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr):
-    """The vectors [n, PADDED] of WIDTH channels at `at` [n]; zeros, if MASKED, for those that are not `held`."""
+    """Load the vectors [n, PADDED] of WIDTH channels at `at` [n]; zeros, if MASKED, for those that are not `held`."""
     width = tl.arange(0, PADDED)
     at = at[:, None] + width[None, :]
     if MASKED or PADDED != WIDTH:
@@ -97,7 +97,7 @@ def queries(
     TURNING: tl.constexpr,
     DOT: tl.constexpr,  # format of the factors of products
 ):
-    """Queries as `add_block` takes them: their first VALUE channels, and the others."""
+    """Load queries as `add_block` takes them: their first VALUE channels, and the others."""
     first = _rows(q, at * WIDTH, known, VALUE, PADDED, True)
     return first.to(DOT), _rows(q + VALUE, at * WIDTH, known, WIDTH - VALUE, TURNING, True).to(DOT)
 
@@ -124,7 +124,7 @@ def add_block(
     PAGE: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """The sums with those keys of a block that are in low..high-1. Unless MASKED, every row sees the whole block."""
+    """Add those keys of a block that are in low..high-1. Unless MASKED, every row sees the whole block."""
     top, total, sums = before
     key = block + tl.arange(0, KEYS)
     held = (key >= low) & (key < high)
@@ -171,7 +171,7 @@ def in_groups(
     SPLIT: tl.constexpr,
     FAN: tl.constexpr,
 ):
-    """The sums over keys low..high-1, added in parts, groups and sections. See `add_block` for the arguments."""
+    """Add keys low..high-1 in parts, groups and sections. See `add_block` for the arguments."""
     rows: tl.constexpr = q.shape[0]
     part, group = nothing(rows, PADDED), nothing(rows, PADDED)
     section, every = nothing(rows, PADDED), nothing(rows, PADDED)
@@ -210,7 +210,7 @@ def in_blocks(
     PAGE: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """The sums with keys low..high-1, a block at a time. Unless MASKED, low and high are multiples of KEYS."""
+    """Add keys low..high-1, a block at a time. Unless MASKED, low and high are multiples of KEYS."""
     first = low // KEYS * KEYS
     page = page_ids(pages, first, low, high, KEYS, PAGE)
     for block in range(first, high, KEYS):

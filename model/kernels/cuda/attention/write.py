@@ -9,7 +9,7 @@ LARGEST = tl.constexpr(448.0)
 
 @triton.jit
 def _stored(x, dtype: tl.constexpr):
-    """x in the format of the cache."""
+    """Convert x to the format of the cache."""
     if dtype == tl.float8e4nv:
         x = tl.clamp(x, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
     return x.to(dtype)
@@ -36,7 +36,7 @@ def write(
     ROWS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Program (ROWS heads of tokens): rotate q and k, copy q times its factor, store k and v at the token's slot.
+    """Rotate q and k, copy q times its factor, store k and v at the token's slot, in program (ROWS heads of tokens).
 
     Nothing is stored for a slot of -1.
     """
