@@ -36,9 +36,9 @@ from model.step import packing, sampler
 from model.step.executors import graphs
 from model.step.executors.graphs import GraphExecutor
 from model.step.executors.torch import TorchExecutor
-from model.step.head import Head
+from model.step.head import OutputHead
 from model.step.masks import Masks
-from model.step.media import Media
+from model.step.media import Encodings
 from model.step.runner import ModelRunner
 from service.engine.loop import EngineLoop
 from service.engine.messages import FromEngine, Stop, Submit, ToEngine, frame
@@ -128,8 +128,8 @@ def _runner(case: Case) -> ModelRunner:
     pool = PoolSpec(case.window, (case.n + 8) * (LENGTH + 512) // case.page_size)
     info = RunnerInfo(case.page_size, (pool,), 2 * LENGTH, VOCAB, 1, 2 * case.n, STEP_TOKENS, {}, runs_ahead=True)
     device, model = torch.device("cpu"), cast(Any, NoModel())
-    masks, images = Masks(cast(Any, None), VOCAB), Media(None)
-    head = Head(model, AdapterStore(cast(Any, None), 1), (masks.step,), None)
+    masks, images = Masks(cast(Any, None), VOCAB), Encodings(None)
+    head = OutputHead(model, AdapterStore(cast(Any, None), 1), (masks.step,), None)
     pools, tables = PagePools((), ()), SimpleNamespace(device=device)
     eager = TorchExecutor(model, cast(Any, None), pools, cast(Any, tables), info, images, head)
     runner = ModelRunner(GraphExecutor(eager, case.n, _captured), head, pools, info, masks, images)

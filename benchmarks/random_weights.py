@@ -26,7 +26,7 @@ from model.checkpoint.open import Checkpoint
 from model.config import ModelConfig, QueryTemperature
 from model.latent_config import LatentConfig
 from model.network import weights
-from model.network.lora import Adapter, LowRank, Part
+from model.network.lora import Lora, LowRank, LowRankPart
 from model.sharding.shard import shard_of
 from model.tokenizers.tekken import OLD_SPECIAL_TOKENS
 
@@ -131,7 +131,7 @@ def save_tokenizer(directory: Path) -> None:
     (directory / "tekken.json").write_text(json.dumps(content))
 
 
-def random_adapter(config: ModelConfig, rank: int, device: torch.device) -> Adapter:
+def random_adapter(config: ModelConfig, rank: int, device: torch.device) -> Lora:
     """An adapter of all projections of all layers, in bfloat16."""
     q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
 
@@ -140,11 +140,11 @@ def random_adapter(config: ModelConfig, rank: int, device: torch.device) -> Adap
 
     def product(n_in: int, *outputs: int) -> LowRank:
         places = zip((sum(outputs[:i]) for i in range(len(outputs))), outputs, strict=True)
-        parts = [Part(first, i * rank, values(n, rank, 1 / 16)) for i, (first, n) in enumerate(places)]
+        parts = [LowRankPart(first, i * rank, values(n, rank, 1 / 16)) for i, (first, n) in enumerate(places)]
         return LowRank(values(len(outputs) * rank, n_in, n_in**-0.5), tuple(parts))
 
     dim, hidden = config.dim, config.hidden_dim
-    return Adapter(
+    return Lora(
         tuple(
             {"wqkv": product(dim, q, kv, kv), "wo": product(q, dim), "w13": product(dim, hidden, hidden)}
             | {"w2": product(hidden, dim)}

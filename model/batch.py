@@ -194,7 +194,7 @@ def max_pages(window: int | None, n_tokens: int, page_size: int, chunk: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class PrefixFiles:
-    """Where full pages are kept on disk: in `directory`, which holds at most `limit` bytes.
+    """The place of full pages on disk: in `directory`, which holds at most `limit` bytes.
 
     Pages of another `fingerprint` have other bytes for the same tokens. `about` describes it for people.
     """
@@ -262,7 +262,7 @@ class DeviceLost(RuntimeError):
     """The device computes nothing more for this process: another process has to go on."""
 
 
-class Adapters(Protocol):
+class LoadedAdapters(Protocol):
     """The LoRA adapters of a model, by number. Any thread may call this while a step runs."""
 
     def load(self, number: int, path: str) -> None:
@@ -308,7 +308,7 @@ class Runner(Protocol):
     info: RunnerInfo
 
     @property
-    def adapters(self) -> Adapters:
+    def adapters(self) -> LoadedAdapters:
         """Return its LoRA adapters."""
         ...
 

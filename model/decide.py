@@ -16,7 +16,7 @@ from model.linear.schemes import CacheFormat, Scheme, cache_format, of_encoder
 from model.machine.host import KERNELS
 from model.machine.processor import native_formats
 from model.options import RunnerOptions
-from model.sharding.layout import Layout, Place
+from model.sharding.layout import Layout, RankPlace
 from model.sharding.shard import Shard, shard_of
 from model.sharding.stages import StoredBits
 
@@ -49,7 +49,7 @@ class Decision:
     cache: CacheFormat
     bits: StoredBits
 
-    def shard(self, place: Place) -> Shard:
+    def shard(self, place: RankPlace) -> Shard:
         """Return the rank's shard at `place`."""
         return shard_of(self.config, place, self.bits)
 

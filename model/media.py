@@ -1,6 +1,6 @@
 """Images and audio as the scheduler and the runner speak of them: format, place, work. Plain data.
 
-A media item is an image, or 30 seconds of audio. A model's encoder turns each into embeddings, apart from all others.
+A media item is an image, or 30 seconds of audio. A model's encoder converts each to embeddings, apart from all others.
 """
 
 from dataclasses import dataclass
@@ -113,7 +113,7 @@ class MediaWork:
 
     The item has `n_patches`. The work up to `start` of them is done, the work up to `stop` is to be done: a step may
     do a part of an item, as it may do a part of a prompt. `stop == n_patches` completes it; its embeddings
-    [rows * columns, dim] are then kept under `number` until `StepBatch.forgotten` has that number.
+    [rows * columns, dim] are then stored under `number` until `StepBatch.forgotten` has that number.
     `inputs` are the bytes that the encoder reads: of an image RGB [height, width, 3], resized, of a chunk of audio its
     mel spectrum [n_mels, frames] in float32.
     """
@@ -129,7 +129,7 @@ class MediaWork:
 
 @dataclass(frozen=True, slots=True)
 class PlacedMedia:
-    """An encoded media item that a slice reads: the number under which its embeddings are kept, and its place."""
+    """An encoded media item that a slice reads: the number under which its embeddings are stored, and its place."""
 
     number: int
     span: MediaSpan

@@ -32,7 +32,7 @@ MAX_RANKS = 64
 DRAFT_TOKENS = 10
 """Draft tokens of a sequence in a step at most, with --prompt-lookup auto."""
 IMAGE_CACHE, LEAST_IMAGES = 2**28, 2
-"""Default bytes of the embeddings of images that are kept, and the number of the largest images that fit at least."""
+"""Default bytes of the embeddings of images in the cache, and the number of the largest images that fit at least."""
 PREFIX_STORE = 20 * 2**30
 """Default bytes of pages on disk."""
 GPU_UTILIZATION = 0.9
@@ -245,7 +245,7 @@ class RunnerOptions:
     )
     image_cache_memory: int | None = option(
         None,
-        "Memory for the embeddings of images and audio, which are kept for the next request with the same ones.",
+        "Memory for the embeddings of images and audio, which the next request with the same ones reads.",
         unset=f"{IMAGE_CACHE // 2**20}MiB, for a model with large images as much as {LEAST_IMAGES} of them need",
         is_size=True,
         in_plan=True,

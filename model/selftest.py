@@ -29,7 +29,7 @@ from model.linear.selection import fix_tiles
 from model.machine.device import DTYPES, name_of, of_memory
 from model.network.feed_forward import FeedForward
 from model.network.kernels import OWNERS, leave_to_torch, row_counts
-from model.network.lora import Adapter, LowRank, Part, StepAdapters
+from model.network.lora import Lora, LowRank, LowRankPart, StepAdapters
 from model.network.moe import CompiledMoE, MoE
 from model.sampling_params import SamplingParams
 from model.step import distribution
@@ -239,7 +239,7 @@ def _adapter_error(n_in: int, dtype: torch.dtype, adapted: torch.dtype, device: 
     """Return the error of rows of which all but the first have an adapter."""
     make = numbers(device)
     a, b = ((make((n, width)) * width**-0.5).to(adapted) for n, width in ((RANK, n_in), (HIDDEN_DIM, RANK)))
-    adapter = Adapter(({"wo": LowRank(a, (Part(0, 0, b),))},))
+    adapter = Lora(({"wo": LowRank(a, (LowRankPart(0, 0, b),))},))
     x, y = make((20, n_in)).to(dtype), make((20, HIDDEN_DIM)).to(dtype)
     right = torch.cat((y[:1], y[1:] + x[1:].float() @ a.float().T @ b.float().T)).float()
     step = StepAdapters.of([None, adapter.pack() if packed else adapter], [1, 19], device)

@@ -20,7 +20,7 @@ from model.machine.processor import processor_name
 from model.memory import sizes as memory
 from model.memory.media import MediaSizes, media_sizes
 from model.options import RunnerOptions
-from model.sharding.layout import SINGLE, Place
+from model.sharding.layout import SINGLE, RankPlace
 from model.sharding.shard import Shard
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class Setup:
         return self.shard.config
 
 
-def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE) -> Setup:
+def choose(checkpoint: Checkpoint, options: RunnerOptions, place: RankPlace = SINGLE) -> Setup:
     """Choose device, scheme, formats and attention backend for a rank. Set the number of threads.
 
     Raises OptionError for options that do not fit together, or not this machine.
@@ -109,7 +109,7 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE
 
 
 def _tested(
-    checkpoint: Checkpoint, options: RunnerOptions, place: Place, device: torch.device
+    checkpoint: Checkpoint, options: RunnerOptions, place: RankPlace, device: torch.device
 ) -> tuple[Decision, Kernels | None, frozenset[str]]:
     """Return the decision for kernels that pass the self-test, these of a CPU, and the kinds of a GPU's that do not.
 

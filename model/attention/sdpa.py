@@ -19,7 +19,7 @@ and masks. They are 128 MiB in float32, of the 256 MiB that the estimate of a st
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SliceKeys:
     """The n rows of a slice, and the slots [S] of its keys. `visible` [n, S] is None where every row sees all keys, or
     where each sees those up to itself (`causal`)."""
 
@@ -87,7 +87,7 @@ class Prepared:
     """Slots to write [T], and the parts, which together cover all rows."""
 
     slots: Tensor
-    parts: Sequence[Part]
+    parts: Sequence[SliceKeys]
 
 
 class SdpaAttention(Attention):
@@ -135,13 +135,13 @@ def slots_of_keys(inputs: PoolInputs) -> tuple[Tensor, ...]:
     return tuple(slots.narrow(0, span.page * size + span.first_key % size, span.n_keys) for span in inputs.spans)
 
 
-def _part(span: Span, slots: Tensor, window: int | None) -> Part:
+def _part(span: Span, slots: Tensor, window: int | None) -> SliceKeys:
     rows = slice(span.row, span.row + span.n_queries)
     if span.n_queries == 1:
-        return Part(rows, slots, None, causal=False)
+        return SliceKeys(rows, slots, None, causal=False)
     if span.n_queries == span.n_keys and (window is None or window >= span.n_keys):
-        return Part(rows, slots, None, causal=True)
+        return SliceKeys(rows, slots, None, causal=True)
     query = torch.arange(span.start, span.start + span.n_queries, device=slots.device)
     distance = query[:, None] - torch.arange(span.first_key, span.start + span.n_queries, device=slots.device)
     visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)  # [n, S]
-    return Part(rows, slots, visible, causal=False)
+    return SliceKeys(rows, slots, visible, causal=False)

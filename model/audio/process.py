@@ -10,7 +10,7 @@ import socket
 from model.audio.decode import decode, seconds
 from model.audio.mel import log_mel
 from model.audio.sizes import RATE, MelFormat
-from model.machine.decoding import Fields, Limits, OnSize, TimeLimit, serve
+from model.machine.decoding import ChildLimits, Fields, OnSize, TimeLimit, serve
 from model.machine.limits import run
 
 SHORT = TimeLimit(0.25, 0.25e-6)
@@ -42,7 +42,7 @@ def mel(data: bytes, format: Fields, max_seconds: int, on_size: OnSize) -> tuple
 
 def main(sock: socket.socket) -> None:
     """Serve until the socket closes."""
-    serve(sock, Limits(SHORT, LONG, memory), mel)
+    serve(sock, ChildLimits(SHORT, LONG, memory), mel)
 
 
 if __name__ == "__main__":

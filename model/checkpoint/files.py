@@ -30,7 +30,7 @@ _PLAIN = re.compile(r"[^/\\\0]+\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class ShardFile:
     """One safetensors file: of each tensor by its name, the dtype (as safetensors names it) and the shape.
 
     The bytes of the tensors begin at `starts`.
@@ -104,7 +104,7 @@ def _named_shards(directory: Path) -> tuple[Path, ...]:
     return tuple(sorted(directory.glob("consolidated*.safetensors")))
 
 
-def read_shard(path: Path) -> Shard:
+def read_shard(path: Path) -> ShardFile:
     """Read the header of one file. Raises ModelError for a file that is truncated, damaged or not readable."""
     from safetensors import SafetensorError, safe_open
 
@@ -113,7 +113,7 @@ def read_shard(path: Path) -> Shard:
             tensors = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
             dtypes = {name: str(tensor.get_dtype()) for name, tensor in tensors.items()}
             shapes = {name: tuple(tensor.get_shape()) for name, tensor in tensors.items()}
-            return Shard(path, dtypes, shapes, _starts(path))
+            return ShardFile(path, dtypes, shapes, _starts(path))
     except OSError as error:
         raise ModelError(
             f"{path.name} cannot be read: {one_line(error).removesuffix(f': {path}')}; check the file"

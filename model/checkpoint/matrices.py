@@ -11,7 +11,7 @@ from model.checkpoint.gguf.blocks import EncodedMatrix
 from model.checkpoint.quantized.fp4 import Fp4Matrix
 from model.checkpoint.quantized.matrices import QuantizedMatrix
 from model.kernels.groups import BLOCK_GROUP
-from model.sharding.shard import Part
+from model.sharding.shard import TensorPart
 
 VALUES_AT_ONCE = 2**18
 """Values that are decoded or quantized at once: float32 copies then take 1 MiB, which the cache of a core holds."""
@@ -22,7 +22,7 @@ Matrix = Tensor | BlockMatrix | EncodedMatrix | QuantizedMatrix | Fp4Matrix
 M = TypeVar("M", bound=Matrix)
 
 
-def cut(matrix: Matrix, part: Part) -> Matrix:
+def cut(matrix: Matrix, part: TensorPart) -> Matrix:
     """Cut out a part of the matrix: of a tensor that is mapped from a file, only the part is read.
 
     Columns that cut a block come as float32: a scheme that keeps blocks has no such widths.

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from model.checkpoint.experts import split_experts
 from model.checkpoint.families import gguf_config, read_config
-from model.checkpoint.files import DTYPES, Shard, find_shards, fingerprint, layout, read_shard
+from model.checkpoint.files import DTYPES, ShardFile, find_shards, fingerprint, layout, read_shard
 from model.checkpoint.gguf.open import GgufModel, open_gguf
 from model.checkpoint.gguf.weights import read_weights
 from model.checkpoint.matrices import Matrix
 from model.checkpoint.model_files import is_gguf
 from model.checkpoint.names import canonical_name
-from model.checkpoint.quantized.config import Kind, OwnBits, read_quantization
+from model.checkpoint.quantized.config import OwnBits, WeightKind, read_quantization
 from model.checkpoint.quantized.parts import own_bits, quantized_part, stored_weights
 from model.checkpoint.quantized.weights import matrices
 from model.config import ModelConfig
@@ -40,7 +40,7 @@ class Checkpoint:
     rotation: Literal["half", "adjacent"]
     read: Callable[[Collection[str]], Iterator[tuple[str, Matrix]]]
     files: tuple[tuple[Path, tuple[int, ...]], ...] = ()
-    kind: Kind = "floats"
+    kind: WeightKind = "floats"
     summary: str = ""
     own_bits: OwnBits = None
 
@@ -67,7 +67,7 @@ def open_checkpoint(directory: Path, *, max_model_len: int | None = None) -> Che
     if is_gguf(directory):
         model = open_gguf(directory)
         config, quantized = gguf_config(model, max_model_len), model.index.quantized
-        kind: Kind = "blocks" if quantized else "floats"
+        kind: WeightKind = "blocks" if quantized else "floats"
         read = partial(_gguf_weights, model)
         return Checkpoint(config, "adjacent", read, model.files, kind, own_bits=model.index.block_bits)
     shards = tuple(read_shard(path) for path in find_shards(directory))
@@ -89,7 +89,7 @@ def _gguf_weights(model: GgufModel, skip: Collection[str]) -> Iterator[tuple[str
         yield from read_weights(model.encoder.index, skip)
 
 
-def _tensors(shards: Sequence[Shard], n_experts: int, skip: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+def _tensors(shards: Sequence[ShardFile], n_experts: int, skip: Collection[str]) -> Iterator[tuple[str, Tensor]]:
     """Yield native names and tensors, one file open at a time. Their bytes are read from the file as they are used."""
     from safetensors import SafetensorError, safe_open
 
@@ -104,7 +104,7 @@ def _tensors(shards: Sequence[Shard], n_experts: int, skip: Collection[str]) -> 
             raise ModelError(f"{path.name} cannot be read: {one_line(error)}; download it again") from error
 
 
-def _check_weights(shard: Shard, rotation: str) -> None:
+def _check_weights(shard: ShardFile, rotation: str) -> None:
     if (part := quantized_part(shard)) is not None:
         absent = "config.json has no quantization_config" if rotation == "half" else "params.json has no quantization"
         raise ModelError(

@@ -10,9 +10,9 @@ from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING
 
 from model.errors import ParameterError
-from model.grammar.follower import Follower, Matcher, problem
+from model.grammar.follower import GrammarFollower, Matcher, problem
 from model.grammar.numbers import Numbers
-from model.grammar.thinking import Tables, Thinking, ThinkingMatcher
+from model.grammar.thinking import Thinking, ThinkingMatcher, ThinkingTables
 from model.grammar.vocabulary import Vocabulary, bits
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.pieces import encode_inner
@@ -44,7 +44,7 @@ class Compiler:
         )
         self.numbers = Numbers.of(vocabulary)
         self._endings = (bits(vocabulary.ends), bits(vocabulary.control), vocabulary.beginning(b'"]}'))
-        self._tables = cache(lambda: Tables(vocabulary, self._tokens_of))
+        self._tables = cache(lambda: ThinkingTables(vocabulary, self._tokens_of))
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, ends: Sequence[int], size: int) -> "Compiler":
@@ -106,10 +106,10 @@ class CompiledGrammars:
             raise found
         return found
 
-    def follower(self, grammar: str) -> Follower:
+    def follower(self, grammar: str) -> GrammarFollower:
         """Return the state of a new sequence in a grammar. Raises as `matcher` does."""
         numbers = self.compiler.numbers if '"json_schema":' in grammar else None
-        return Follower(self.matcher(grammar), self.compiler.vocabulary.ends, numbers)
+        return GrammarFollower(self.matcher(grammar), self.compiler.vocabulary.ends, numbers)
 
     def _compile(self, grammar: str) -> "Matcher | ParameterError":
         try:

@@ -18,7 +18,7 @@ BURST_SECONDS, TOKEN_SECONDS = 1.0, 0.01
 """Processor time for the masks of one sequence. An ambiguous grammar needs more time at every token."""
 
 
-class Follower:
+class GrammarFollower:
     """The state of one sequence in its grammar: a matcher that has consumed the sequence's tokens.
 
     `ends` are the tokens that end an output. `numbers` bounds the numbers of a grammar for JSON.

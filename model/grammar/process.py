@@ -23,7 +23,7 @@ from model.chat.formats import load_chat
 from model.errors import ParameterError, one_line, quoted
 from model.grammar.archive import unpack
 from model.grammar.compiler import CompiledGrammars, Compiler
-from model.grammar.follower import Follower
+from model.grammar.follower import GrammarFollower
 from model.grammar.vocabulary import Vocabulary
 from model.machine.frames import receive, send
 from model.machine.limits import Timer, limit_memory, run
@@ -92,7 +92,7 @@ def _tried(library: CompiledGrammars, grammar: str) -> str:
         return one_line(error)
 
 
-def _walk(library: CompiledGrammars, follower: Follower, rng: Random) -> str:
+def _walk(library: CompiledGrammars, follower: GrammarFollower, rng: Random) -> str:
     tokens: list[int] = []
     text, deadline = b"", time.thread_time() + TRIAL_SECONDS
     for n in range(TRIAL_STEPS):
@@ -117,7 +117,7 @@ def _some_token(mask: bytes, rng: Random) -> int:
 
 
 def _follow(sock: socket.socket, library: CompiledGrammars, timer: Timer) -> None:
-    followers: dict[int, Follower] = {}
+    followers: dict[int, GrammarFollower] = {}
     with contextlib.suppress(ConnectionError):
         while True:
             step, _ = receive(sock)
@@ -128,7 +128,7 @@ def _follow(sock: socket.socket, library: CompiledGrammars, timer: Timer) -> Non
 
 
 def _masks(
-    followers: dict[int, Follower],
+    followers: dict[int, GrammarFollower],
     library: CompiledGrammars,
     timer: Timer,
     number: int,

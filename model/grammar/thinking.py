@@ -65,7 +65,7 @@ class Thinking:
         return cls(**found["thinking"], answer=json.dumps(found["answer"]) if "answer" in found else None)
 
 
-class Tables:
+class ThinkingTables:
     """The tables that matchers of one vocabulary share: sets of tokens as integers with a bit for each token."""
 
     def __init__(self, vocabulary: Vocabulary, tokens_of: Any) -> None:
@@ -103,7 +103,7 @@ class Tables:
         )
 
 
-class State(NamedTuple):
+class ThinkingState(NamedTuple):
     """The state after some tokens. `n_thought` counts the tokens of the thought, `tail` are the last bytes that matter.
 
     `matcher` follows the answer; `alive` is False once it has not consumed a token that came.
@@ -120,14 +120,14 @@ class State(NamedTuple):
 class ThinkingMatcher:
     """A matcher of an answer with a thought. `answer` is the matcher of the answer at its start."""
 
-    def __init__(self, thinking: Thinking, tables: Tables, answer: "LLMatcher | None") -> None:
+    def __init__(self, thinking: Thinking, tables: ThinkingTables, answer: "LLMatcher | None") -> None:
         self._thinking = thinking
         self._tables = tables
         self._start = answer
         self._opening, self._closing = thinking.opening.encode(), thinking.closing.encode()
         self._opening_id = tables.control.get(self._opening)
         self._closing_id = tables.control.get(self._closing)
-        self._states = [State(thinking.phase, 0, b"", self._fresh())]
+        self._states = [ThinkingState(thinking.phase, 0, b"", self._fresh())]
         self._error = ""
 
     def deep_copy(self) -> "ThinkingMatcher":
@@ -190,17 +190,17 @@ class ThinkingMatcher:
             return allowed | bits(n for n, text in self._tables.spaces.items() if len(text) <= room)
         return allowed
 
-    def _allowed_answer(self, state: State) -> int:
+    def _allowed_answer(self, state: ThinkingState) -> int:
         if state.matcher is None:
             return self._tables.all & ~(0 if self._opening_id is None else 1 << self._opening_id)
         return int.from_bytes(state.matcher.compute_bitmask(), "little") if state.alive else 0
 
-    def _opening_tokens(self, state: State) -> int:
+    def _opening_tokens(self, state: ThinkingState) -> int:
         if self._opening_id is not None:
             return 1 << self._opening_id
         return self._tables.continuing(self._opening, state.tail)
 
-    def _allowed_inside(self, state: State) -> int:
+    def _allowed_inside(self, state: ThinkingState) -> int:
         if self._is_over(state):
             return 1 << self._next_of_closing(state)
         closing = 0 if self._closing_id is None else 1 << self._closing_id
@@ -209,7 +209,7 @@ class ThinkingMatcher:
             crossing = self._tables.crossing(self._closing, n_begun(state.tail, self._closing))
         return (self._tables.text | closing) & ~crossing
 
-    def _is_over(self, state: State) -> bool:
+    def _is_over(self, state: ThinkingState) -> bool:
         """Return whether the thought must end here: its budget is used up, and a sentence or the grace has ended."""
         budget = self._thinking.budget
         if budget is None or state.n_thought < budget:
@@ -218,7 +218,7 @@ class ThinkingMatcher:
         ended = SENTENCE_END.search(state.tail) is not None
         return budget == 0 or ended or begun or state.n_thought >= budget + GRACE_TOKENS
 
-    def _next_of_closing(self, state: State) -> int:
+    def _next_of_closing(self, state: ThinkingState) -> int:
         """Return the next token of the forced end of the thought."""
         if self._closing_id is not None:
             return self._closing_id
@@ -228,12 +228,12 @@ class ThinkingMatcher:
 
     # What a token changes
 
-    def _open(self, state: State, token: int) -> State:
+    def _open(self, state: ThinkingState, token: int) -> ThinkingState:
         if token == self._opening_id:
-            return State("inside", 0, b"", self._fresh())
+            return ThinkingState("inside", 0, b"", self._fresh())
         text = (state.tail + self._tables.pieces[token]).lstrip()
         if self._opening_id is None and text.startswith(self._opening):
-            return self._thought(State("inside", 0, b"", self._fresh()), text.removeprefix(self._opening), 0)
+            return self._thought(ThinkingState("inside", 0, b"", self._fresh()), text.removeprefix(self._opening), 0)
         after = self._answer(state, token, strict=False)
         waits = self._opening.startswith(text) if self._opening_id is None else not text and after.alive
         if waits and token not in self._tables.ends:
@@ -242,32 +242,32 @@ class ThinkingMatcher:
             self._error = "the token is not allowed"
         return after
 
-    def _think(self, state: State, token: int) -> State:
+    def _think(self, state: ThinkingState, token: int) -> ThinkingState:
         if token == self._closing_id:
-            return State("answer", state.n_thought + 1, b"", state.matcher)
+            return ThinkingState("answer", state.n_thought + 1, b"", state.matcher)
         return self._thought(state, self._tables.pieces[token], 1)
 
-    def _thought(self, state: State, piece: bytes, n_tokens: int) -> State:
+    def _thought(self, state: ThinkingState, piece: bytes, n_tokens: int) -> ThinkingState:
         """Return the state after bytes of a thought, which may end in them."""
         text, n_thought = state.tail + piece, state.n_thought + n_tokens
         if self._closing_id is None and self._closing in text:
             rest = text.partition(self._closing)[2]
             phase: Phase = "gap" if self._start is not None else "answer"
-            return State(phase, n_thought, rest, state.matcher)
-        return State("inside", n_thought, text[-TAIL:], state.matcher)
+            return ThinkingState(phase, n_thought, rest, state.matcher)
+        return ThinkingState("inside", n_thought, text[-TAIL:], state.matcher)
 
-    def _skip(self, state: State, token: int) -> State:
+    def _skip(self, state: ThinkingState, token: int) -> ThinkingState:
         """Return the state after a token behind the thought: the answer begins, or white space is skipped."""
         after = self._answer(state, token, strict=False)
         if after.fed or token not in self._tables.spaces:
             return after if after.fed else self._answer(state, token)
         return state._replace(tail=state.tail + self._tables.pieces[token], fed=False)
 
-    def _answer(self, state: State, token: int, *, strict: bool = True) -> State:
+    def _answer(self, state: ThinkingState, token: int, *, strict: bool = True) -> ThinkingState:
         """Let the matcher consume a token. Without `strict` a token that it does not allow ends it."""
         matcher, alive = state.matcher, state.alive
         fed = False
         if matcher is not None and alive:
             alive = strict or bool(matcher.validate_tokens([token]))
             fed = alive and bool(matcher.consume_token(token))
-        return State("answer", state.n_thought, b"", matcher, alive, fed or (matcher is None))
+        return ThinkingState("answer", state.n_thought, b"", matcher, alive, fed or (matcher is None))

@@ -9,7 +9,7 @@ import socket
 import warnings
 
 from model.images.decode import decode
-from model.machine.decoding import Fields, Limits, OnSize, TimeLimit, serve
+from model.machine.decoding import ChildLimits, Fields, OnSize, TimeLimit, serve
 from model.machine.limits import run
 from model.media import ImageFormat
 
@@ -38,7 +38,7 @@ def pixels(data: bytes, format: Fields, max_pixels: int, on_size: OnSize) -> tup
 def main(sock: socket.socket) -> None:
     """Serve until the socket closes."""
     warnings.simplefilter("ignore")  # Pillow's, on damaged metadata: the reason of an end must stand last on stderr
-    serve(sock, Limits(SHORT, LONG, memory), pixels)
+    serve(sock, ChildLimits(SHORT, LONG, memory), pixels)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ class TimeLimit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ChildLimits:
     """Limits of a child. `memory` gives the bytes beyond what the process has before, for the largest size."""
 
     short: TimeLimit
@@ -69,7 +69,7 @@ class DecodingProcess(HelperProcess):
         return answer, decoded
 
 
-def serve(sock: socket.socket, limits: Limits, decode: Decode) -> None:
+def serve(sock: socket.socket, limits: ChildLimits, decode: Decode) -> None:
     """Answer frames until the socket closes."""
     timer = Timer()
     first, _ = receive(sock)

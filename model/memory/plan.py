@@ -9,7 +9,7 @@ from model.checkpoint.configs.fields import present_shards
 from model.checkpoint.families import read_config
 from model.checkpoint.gguf.open import open_gguf
 from model.checkpoint.model_files import is_gguf
-from model.checkpoint.quantized.config import Kind, OwnBits, read_quantization
+from model.checkpoint.quantized.config import OwnBits, WeightKind, read_quantization
 from model.checkpoint.quantized.parts import own_bits, stored_weights
 from model.config import VALUE_BYTES, ModelConfig
 from model.decide import Decision, decide, encoder_bytes, planned
@@ -18,7 +18,7 @@ from model.memory import sizes as memory
 from model.memory.media import MediaSizes, media_sizes
 from model.memory.sizes import PoolSizes
 from model.options import RunnerOptions
-from model.sharding.layout import Place
+from model.sharding.layout import RankPlace
 from model.sharding.shard import Shard
 
 LENGTHS = tuple(2**n * 1024 for n in (0, 2, 3, 5, 7, 9, 11))
@@ -205,7 +205,7 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
     )
 
 
-def _rank(decision: Decision, place: Place, options: RunnerOptions, own: OwnBits, context: int) -> _Rank:
+def _rank(decision: Decision, place: RankPlace, options: RunnerOptions, own: OwnBits, context: int) -> _Rank:
     shard, value_bytes = decision.shard(place), VALUE_BYTES[decision.activations]
     sizes = memory.pool_sizes(shard.config, options, options.device, decision.dtype, PAGE_SIZE)
     media = media_sizes(shard.whole, options, value_bytes) if shard.place.is_first else None
@@ -241,7 +241,7 @@ def _specs(ranks: Sequence[_Rank], caches: Sequence[int | None], served: int | N
     )
 
 
-def _stored(directory: Path, config: ModelConfig) -> tuple[Kind, OwnBits, str]:
+def _stored(directory: Path, config: ModelConfig) -> tuple[WeightKind, OwnBits, str]:
     """Return the kind of the checkpoint, the bits of its own weights, and the summary of its quantization.
 
     Without weights, as for a name on the hub, all projections but the head count as quantized.

@@ -37,7 +37,7 @@ class CudaMemory:
 
 
 def watched(device: torch.device) -> CudaMemory | None:
-    """Return the memory of a GPU; None for a CPU, whose memory others may want."""
+    """Return the memory of a GPU; None for a CPU, whose memory other programs may need."""
     return CudaMemory(device) if device.type == "cuda" else None
 
 

@@ -27,7 +27,7 @@ GRAPH_BYTES = 3 * 2**26
 
 - cuBLAS's workspace, 32 MiB;
 - a piece of narrow weights in the model's format, or the sums of products that share channels, 64 MiB;
-- the driver's nodes, the rest.
+- the driver's nodes, 96 MiB.
 """
 LEAST_SUMS = 1024
 """Sums over a part of the keys that any GPU may hold at once, for few sequences. More sequences hold two each."""

@@ -1,4 +1,4 @@
-"""Adapters of a loaded model: made from files that fit it, and kept in memory by their numbers."""
+"""Adapters of a loaded model: made from files that fit it, and held in memory by their numbers."""
 
 import logging
 import threading
@@ -17,16 +17,16 @@ from model.config import ModelConfig
 from model.errors import ModelError, size
 from model.kernels.cpu.records import TARGETS
 from model.machine.device import free_bytes, name_of
-from model.network.lora import Adapter, LowRank, Part
+from model.network.lora import Lora, LowRank, LowRankPart
 from model.network.transformer import Transformer
-from model.network.weights import Place, places
+from model.network.weights import TensorPlace, places
 from model.sharding.shard import shard_of
 
 log = logging.getLogger(__name__)
 
 HEAD = "output.weight"
 BLANK_RANK = 16
-OpenAndRead = Callable[[Path], tuple[str, Adapter]]
+OpenAndRead = Callable[[Path], tuple[str, Lora]]
 """Reads an adapter and its fingerprint. Raises ModelError."""
 
 
@@ -40,7 +40,7 @@ class Matrices(NamedTuple):
 
 def read_adapter(
     path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, packed: bool
-) -> tuple[str, Adapter]:
+) -> tuple[str, Lora]:
     """Read the adapter in files, and its fingerprint; `packed` for the compiled kernels.
 
     Raises ModelError, also if it does not fit the model or the memory.
@@ -78,7 +78,7 @@ def check_shapes(file: AdapterFile, config: ModelConfig) -> None:
         raise ModelError(f"{file.path.name}: {pair.a!r} does not fit: {reason}; this is not the adapter's base")
 
 
-def place(file: AdapterFile, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Adapter:
+def place(file: AdapterFile, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Lora:
     """Place the matrices in the order and the parts of the network's fused projections; the scale goes into B.
 
     Raises ModelError for values with which no request could be computed.
@@ -93,7 +93,7 @@ def place(file: AdapterFile, config: ModelConfig, dtype: torch.dtype, device: to
         pair = Matrices(where.first, a.to(dtype).to(device), b.to(dtype).to(device))
         found.setdefault(where.parameter, []).append(pair)
     products = {name: _product(matrices) for name, matrices in found.items()}
-    return Adapter(tuple(_layer(products, number) for number in range(config.n_layers)), products.get(HEAD))
+    return Lora(tuple(_layer(products, number) for number in range(config.n_layers)), products.get(HEAD))
 
 
 def _check_values(file: AdapterFile, pair: Pair, a: Tensor, b: Tensor, dtype: torch.dtype) -> None:
@@ -110,7 +110,7 @@ def _check_values(file: AdapterFile, pair: Pair, a: Tensor, b: Tensor, dtype: to
         )
 
 
-def blank(model: Transformer) -> Adapter:
+def blank(model: Transformer) -> Lora:
     """Make an adapter of zeros to all products of a network, which share the memory of their matrices."""
     device = next(model.parameters()).device
 
@@ -119,25 +119,25 @@ def blank(model: Transformer) -> Adapter:
         return torch.zeros(shape, dtype=model.dtype, device=device)
 
     def product(part: Any) -> LowRank:
-        return LowRank(zeros(BLANK_RANK, part.n_in), (Part(0, 0, zeros(part.n_out, BLANK_RANK)),))
+        return LowRank(zeros(BLANK_RANK, part.n_in), (LowRankPart(0, 0, zeros(part.n_out, BLANK_RANK)),))
 
     def layer(block: Any) -> Mapping[str, LowRank]:
         owners = (block.attention, block.feed_forward)
         return {name: product(getattr(owner, name)) for name in TARGETS for owner in owners if hasattr(owner, name)}
 
-    return Adapter(tuple(map(layer, model.layers)), product(model.output))
+    return Lora(tuple(map(layer, model.layers)), product(model.output))
 
 
-def _places(config: ModelConfig) -> Mapping[str, Place]:
+def _places(config: ModelConfig) -> Mapping[str, TensorPlace]:
     """Return the places of all weights; a tied head may have an adapter, too."""
-    return {**dict(places(shard_of(config))), HEAD: Place(HEAD, 0, (config.vocab_size, config.dim))}
+    return {**dict(places(shard_of(config))), HEAD: TensorPlace(HEAD, 0, (config.vocab_size, config.dim))}
 
 
 def _product(matrices: list[Matrices]) -> LowRank:
     matrices.sort(key=lambda pair: pair.first)
     parts, rank = [], 0
     for first, a, b in matrices:
-        parts.append(Part(first, rank, b.contiguous()))
+        parts.append(LowRankPart(first, rank, b.contiguous()))
         rank += len(a)
     return LowRank(torch.cat([pair.a for pair in matrices]).contiguous(), tuple(parts))
 
@@ -148,7 +148,7 @@ def _layer(products: Mapping[str, LowRank], number: int) -> Mapping[str, LowRank
     return {name.split(".")[-2]: product for name, product in products.items() if name.startswith(prefix)}
 
 
-class Known(NamedTuple):
+class AdapterSource(NamedTuple):
     """Where an adapter was read, and its fingerprint then."""
 
     path: Path
@@ -163,8 +163,8 @@ class AdapterStore:
 
     def __init__(self, read: OpenAndRead, capacity: int) -> None:
         self._read, self._capacity = read, capacity
-        self._known: dict[int, Known] = {}
-        self._in_memory: OrderedDict[int, Adapter] = OrderedDict()  # least recently used first
+        self._known: dict[int, AdapterSource] = {}
+        self._in_memory: OrderedDict[int, Lora] = OrderedDict()  # least recently used first
         self._in_step: frozenset[int] = frozenset()
         self._lock = threading.Lock()
 
@@ -176,11 +176,11 @@ class AdapterStore:
         """Read an adapter. If the present step uses all places, it is only checked. Raises ModelError."""
         fingerprint, adapter = self._read(Path(path))
         with self._lock:
-            self._known[number] = Known(Path(path), fingerprint)
+            self._known[number] = AdapterSource(Path(path), fingerprint)
             if len(self._in_step) < self._capacity:
                 self._keep(number, adapter, self._in_step)
 
-    def hold(self, number: int, adapter: Adapter) -> None:
+    def hold(self, number: int, adapter: Lora) -> None:
         """Keep an adapter that has no files, until `unload`."""
         with self._lock:
             self._in_memory[number] = adapter
@@ -227,12 +227,12 @@ class AdapterStore:
                     faults[number] = f"the request's adapter cannot be read again: {error}"
         return faults
 
-    def get(self, number: int) -> Adapter:
+    def get(self, number: int) -> Lora:
         """Return an adapter of the present step. Raises ModelError if it had to be read again and cannot be."""
         with self._lock:
             return self._get(number)
 
-    def _get(self, number: int) -> Adapter:
+    def _get(self, number: int) -> Lora:
         if (adapter := self._in_memory.get(number)) is not None:
             return adapter
         if number not in self._known:
@@ -240,7 +240,7 @@ class AdapterStore:
         self._make_room(self._in_step)
         return _read_same(self._read, self._known[number])
 
-    def _keep(self, number: int, adapter: Adapter, used: Collection[int]) -> None:
+    def _keep(self, number: int, adapter: Lora, used: Collection[int]) -> None:
         """Put an adapter in memory, as the most recently used one, beside those that are `used`."""
         if number not in self._in_memory:
             self._make_room(used)
@@ -255,7 +255,7 @@ class AdapterStore:
             del self._in_memory[number]
 
 
-def _read_same(read: OpenAndRead, known: Known) -> Adapter:
+def _read_same(read: OpenAndRead, known: AdapterSource) -> Lora:
     fingerprint, adapter = read(known.path)
     if fingerprint != known.fingerprint:
         raise ModelError(f"the files of {known.path.name!r} have changed since it was loaded; load it again")

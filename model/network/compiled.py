@@ -20,7 +20,7 @@ from model.kernels.cpu.packed import PackedExperts, PackedLatent
 from model.kernels.cpu.records import floats, struct
 from model.network.feed_forward import FeedForward
 from model.network.latent import LatentAttention
-from model.network.lora import Adapter
+from model.network.lora import Lora
 from model.network.transformer import Block, Transformer
 
 
@@ -60,7 +60,7 @@ class CompiledNetwork:
         slices: Sequence[Slice],
         counts: Sequence[int],
         sampling: NDArray[np.void] | None,
-        adapters: Sequence[Adapter | None] = (),
+        adapters: Sequence[Lora | None] = (),
         embedded: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Compute hidden states [T, dim] after the last layer, and tokens for the last `counts[i]` rows of slice i.
@@ -76,7 +76,7 @@ class CompiledNetwork:
         if x is None:
             x = torch.empty(n_rows, self._model.config.dim, dtype=torch.float32, device="cpu")
         distinct = dict.fromkeys(one for one in adapters if one is not None)
-        index: dict[Adapter | None, int] = {one: i for i, one in enumerate(distinct)}
+        index: dict[Lora | None, int] = {one: i for i, one in enumerate(distinct)}
         columns, pages = _columns(slices, counts, [index.get(one, -1) for one in adapters] or [-1] * len(slices))
         targets = [one.targets for one in distinct]
         adapter = struct("adapter_t")

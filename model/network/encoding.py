@@ -56,9 +56,9 @@ class Encoder(nn.Module, ABC):
     """The bytes of a media item to embeddings of a text model of `dim`.
 
     The work on an item is divided into units, in order: the first hidden states of each tile of patches; in each layer
-    q, k and v of each tile, then the rest of the layer for each tile; the embeddings for each tile of tokens. The units
-    depend on the item alone. The bits of its embeddings depend therefore on nothing else: neither on the steps among
-    which its work is divided, nor on other items.
+    q, k and v of each tile, then the other parts of the layer for each tile; the embeddings for each tile of tokens.
+    The units depend on the item alone. The bits of its embeddings depend therefore on nothing else: neither on the
+    steps among which its work is divided, nor on other items.
     """
 
     layers: nn.ModuleList

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from model.sharding.layout import Place
+from model.sharding.layout import RankPlace
 
 LARGE = 2**18
 """Values from which more than two ranks add a share each: they send less, but wait twice."""
@@ -23,7 +23,7 @@ class Group:
     nccl chooses its order by size. No call waits for a GPU.
     """
 
-    def __init__(self, place: Place, device: torch.device, *, deterministic: bool = False) -> None:
+    def __init__(self, place: RankPlace, device: torch.device, *, deterministic: bool = False) -> None:
         self.place, self.device = place, device
         self._reduces = device.type == "cuda" and not deterministic
         self._stage = _stage_group(place)
@@ -108,7 +108,7 @@ class Group:
             work.wait()
 
 
-def _stage_group(place: Place) -> dist.ProcessGroup | None:
+def _stage_group(place: RankPlace) -> dist.ProcessGroup | None:
     """Make the group of the rank's stage. All ranks call this at once."""
     if place.layout.pipeline == 1:
         return dist.group.WORLD

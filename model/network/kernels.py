@@ -14,7 +14,7 @@ OWNERS: Mapping[str, type[RMSNorm | Floats | MoE]] = {"norms": RMSNorm, "product
 """The parts of a network by the kind of their kernels."""
 
 
-Kind = tuple[str, bool, int, int]
+KernelKind = tuple[str, bool, int, int]
 """Products alike: their layout, whether their tile is fixed, and of how many experts a row uses how many."""
 
 
@@ -28,7 +28,7 @@ def row_counts(model: nn.Module, most: int) -> Sequence[int]:
     return sorted(found)
 
 
-def _kind(part: nn.Module) -> Kind | None:
+def _kind(part: nn.Module) -> KernelKind | None:
     """Return the kind of a projection or of a layer's experts; None if no kernel of a GPU computes it."""
     if isinstance(part, MoE) and part.stacked is not None:
         return part.stacked[0].layout, bool(part.gate.fixed), part.n_experts, part.n_used
@@ -37,7 +37,7 @@ def _kind(part: nn.Module) -> Kind | None:
     return None
 
 
-def _kernel(kind: Kind, n_rows: int) -> object:
+def _kernel(kind: KernelKind, n_rows: int) -> object:
     """Return the tile that computes `n_rows` rows, or None for PyTorch."""
     from model.kernels.cuda.product import tile_of
 

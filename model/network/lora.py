@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from model.kernels.cuda.adapters import Grouped
 
 
-class Part(NamedTuple):
+class LowRankPart(NamedTuple):
     """Outputs `first..first+n-1` of a product get `b @ u[rank..rank+r-1]`: b [n, r], with the adapter's scale in it."""
 
     first: int
@@ -42,7 +42,7 @@ class LowRank:
     """
 
     a: Tensor
-    parts: tuple[Part, ...]
+    parts: tuple[LowRankPart, ...]
 
     @property
     def n_bytes(self) -> int:
@@ -58,13 +58,13 @@ Product = LowRank | PackedLowRank
 
 
 @dataclass(frozen=True, eq=False)
-class Adapter:
+class Lora:
     """The matrices of an adapter, in one dtype and on one device: for each layer by target, and for the output head."""
 
     layers: tuple[Mapping[str, Product], ...]
     head: Product | None = None
 
-    def pack(self) -> "Adapter":
+    def pack(self) -> "Lora":
         """Pack it for a network whose projections the compiled kernels compute."""
         ordered = [
             (number, target) for number, layer in enumerate(self.layers) for target in TARGETS if target in layer
@@ -74,7 +74,7 @@ class Adapter:
         layers: list[dict[str, Product]] = [{} for _ in self.layers]
         for (number, target), product in zip(ordered, found, strict=False):
             layers[number][target] = product
-        return Adapter(tuple(layers), found[-1] if self.head else None)
+        return Lora(tuple(layers), found[-1] if self.head else None)
 
     @cached_property
     def targets(self) -> PackedTargets:
@@ -162,13 +162,13 @@ class StepAdapters:
     (0, 1, 3, 4, 5).
     """
 
-    adapters: tuple[Adapter, ...]
+    adapters: tuple[Lora, ...]
     rows: tuple[Tensor, ...]
     grouped: "Grouped | None" = None
 
     @classmethod
     def of(
-        cls, adapters: Sequence[Adapter | None], lengths: Sequence[int], device: torch.device, *, by_torch: bool = False
+        cls, adapters: Sequence[Lora | None], lengths: Sequence[int], device: torch.device, *, by_torch: bool = False
     ) -> "StepAdapters | None":
         """Make the step whose slice i has `lengths[i]` rows and uses `adapters[i]`; None if no row uses an adapter.
 
@@ -177,7 +177,7 @@ class StepAdapters:
         distinct = tuple(dict.fromkeys(one for one, n in zip(adapters, lengths, strict=True) if one is not None and n))
         if not distinct:
             return None
-        index: dict[Adapter | None, int] = {one: i for i, one in enumerate(distinct)}
+        index: dict[Lora | None, int] = {one: i for i, one in enumerate(distinct)}
         owners = np.repeat([index.get(one, -1) for one in adapters], lengths)
         found = [np.flatnonzero(owners == i) for i in range(len(distinct))]
         rows = upload(found, device)
@@ -210,7 +210,7 @@ class StepAdapters:
         return PackedUses(PackedRows([(_targets([one]), rows) for one, rows in pairs]))
 
 
-def _group(adapters: Sequence[Adapter], rows: Sequence[NDArray[np.int64]], device: torch.device) -> "Grouped":
+def _group(adapters: Sequence[Lora], rows: Sequence[NDArray[np.int64]], device: torch.device) -> "Grouped":
     from model.kernels.cuda.adapters import group
 
     return group(rows, np.stack([one.entries for one in adapters], axis=1), device)

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from model.checkpoint.resolve import ignore_progress
 from model.errors import NoriaError, OptionError
 from model.options import RunnerOptions
-from model.ranks.links import BEAT_SECONDS, Link
+from model.ranks.links import BEAT_SECONDS, RankLink
 from model.ranks.meeting import join
 from model.ranks.part import Identity, PartRunner, load_part
 from model.ranks.plans import PlanReader
@@ -55,7 +55,7 @@ def complain(problem: str) -> None:
 class ToRank0(logging.Handler):
     """Sends the lines of the log to rank 0, which has the only log of the group."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: RankLink) -> None:
         super().__init__()
         self._link = link
         self.setFormatter(logging.Formatter())
@@ -68,7 +68,7 @@ class ToRank0(logging.Handler):
 class Follower:
     """One rank, connected to rank 0 by `link`. It `complains` on stderr if rank 0 cannot load the model."""
 
-    def __init__(self, world: World, link: Link, *, complains: bool) -> None:
+    def __init__(self, world: World, link: RankLink, *, complains: bool) -> None:
         self._world = world
         self._complains = complains
         self._link = link

@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 from model.errors import ModelError
 from model.machine.child import LOADING_SILENCE_SECONDS, SILENCE_SECONDS, STOPPED_SECONDS, ending, is_stopped
-from model.ranks.links import Link, packed
-from model.ranks.troubles import Kind, Troubles
+from model.ranks.links import RankLink, packed
+from model.ranks.troubles import TroubleKind, Troubles
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Followers:
     """
 
     def __init__(self) -> None:
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, RankLink] = {}
         self._processes: Processes = {}
         self._boxes: dict[tuple[int, str], queue.SimpleQueue[Any]] = {}
         self._silent: dict[int, float] = {}  # seconds
@@ -48,7 +48,7 @@ class Followers:
         self._lock = threading.Lock()
         self._over = threading.Event()
 
-    def connect(self, links: Mapping[int, Link], processes: Processes) -> None:
+    def connect(self, links: Mapping[int, RankLink], processes: Processes) -> None:
         """Read what the ranks send from now on."""
         self._links, self._processes = dict(links), processes
         self._silent = dict.fromkeys(links, 0.0)
@@ -71,7 +71,7 @@ class Followers:
 
     def end(self, error: Exception) -> NoReturn:
         """End all ranks, because rank 0 raised. Raises Lost with the likeliest reason, if this process still lives."""
-        self._troubles.note(Kind.OWN, f"rank 0 failed: {type(error).__name__}: {error}")
+        self._troubles.note(TroubleKind.OWN, f"rank 0 failed: {type(error).__name__}: {error}")
         self._over.wait()
         raise Lost(self._troubles.reason) from error
 
@@ -116,10 +116,10 @@ class Followers:
         for kind, body, _ in self._links[rank].received():
             self._silent[rank] = 0.0
             if kind == "failed":
-                self._troubles.note(Kind.RAISED, f"rank {rank} failed: {body}")
+                self._troubles.note(TroubleKind.RAISED, f"rank {rank} failed: {body}")
                 return
             self._take(rank, kind, body)
-        self._troubles.note(Kind.GONE, self._how_it_ended(rank))
+        self._troubles.note(TroubleKind.GONE, self._how_it_ended(rank))
 
     def _take(self, rank: int, kind: str, body: Any) -> None:
         if kind == "log":
@@ -144,9 +144,9 @@ class Followers:
     def _check_silence(self, rank: int, silent: float) -> None:
         process = self._processes.get(rank)
         if silent > STOPPED_SECONDS and process is not None and is_stopped(process.pid):
-            self._troubles.note(Kind.GONE, f"rank {rank} (process {process.pid}) is stopped")
+            self._troubles.note(TroubleKind.GONE, f"rank {rank} (process {process.pid}) is stopped")
         elif silent > (SILENCE_SECONDS if self._lost else LOADING_SILENCE_SECONDS):
-            self._troubles.note(Kind.GONE, f"rank {rank} has been silent for {silent:.0f} s")
+            self._troubles.note(TroubleKind.GONE, f"rank {rank} has been silent for {silent:.0f} s")
 
     def _how_it_ended(self, rank: int) -> str:
         process = self._processes.get(rank)

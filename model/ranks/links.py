@@ -22,7 +22,7 @@ def packed(kind: str, body: Any = None, data: bytes = b"") -> bytes:
     return frames.pack([kind, body], data, to_json=records.to_json)
 
 
-class Link:
+class RankLink:
     """One end of a connection. Any thread may send; one thread receives."""
 
     def __init__(self, sock: socket.socket) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import distributed as dist
 
 from model.errors import OptionError, one_line
-from model.ranks.links import Link
+from model.ranks.links import RankLink
 from model.ranks.world import LOOPBACK, World
 from model.version import version
 
@@ -38,7 +38,7 @@ class Joined(NamedTuple):
     """One generation of ranks: the store for torch.distributed, and the links; rank 0 has one for each other rank."""
 
     store: dist.Store
-    links: Mapping[int, Link]
+    links: Mapping[int, RankLink]
 
 
 class Host:
@@ -64,7 +64,7 @@ class Host:
 
         Raises OptionError for a rank that does not come, or that was started with something else.
         """
-        links: dict[int, Link] = {}
+        links: dict[int, RankLink] = {}
         deadline = time.monotonic() + seconds
         with self._listener:
             while len(links) < self.world.size - 1:
@@ -82,18 +82,18 @@ class Host:
         """Listen no more."""
         self._listener.close()
 
-    def _missing(self, links: Mapping[int, Link], seconds: float) -> OptionError:
+    def _missing(self, links: Mapping[int, RankLink], seconds: float) -> OptionError:
         missing = ", ".join(str(rank) for rank in range(1, self.world.size) if rank not in links)
         return OptionError(
             f"rank {missing} of {self.world.size} has not come to {self.world.address} within {seconds:g} s; "
             "start noria serve on every host with the same flags"
         )
 
-    def _arrivals(self) -> Iterator[tuple[int, Link, Any]]:
+    def _arrivals(self) -> Iterator[tuple[int, RankLink, Any]]:
         """Rank, link and options of the next connection, if one comes soon and knows the secret."""
         self._listener.settimeout(RETRY_SECONDS)
         with suppress(TimeoutError):
-            link = Link(self._listener.accept()[0])
+            link = RankLink(self._listener.accept()[0])
             try:
                 _, hello, _ = link.receive(HELLO_SECONDS)
                 arrival = hello["rank"], link, hello["about"]
@@ -133,7 +133,7 @@ def _attempt(world: World, about: Mapping[str, Any] | None, left: float) -> tupl
     own = dist.PrefixStore(f"noria/{generation}", store)
     own.set_timeout(timedelta(seconds=HELLO_SECONDS))
     port, secret = json.loads(own.get("address"))
-    link = Link(socket.create_connection((world.host, port), timeout=min(left, HELLO_SECONDS)))
+    link = RankLink(socket.create_connection((world.host, port), timeout=min(left, HELLO_SECONDS)))
     try:
         return Joined(own, {0: link}), _greet(world, link, secret, about, left)
     except BaseException:
@@ -141,7 +141,7 @@ def _attempt(world: World, about: Mapping[str, Any] | None, left: float) -> tupl
         raise
 
 
-def _greet(world: World, link: Link, secret: str, about: Mapping[str, Any] | None, left: float) -> Any:
+def _greet(world: World, link: RankLink, secret: str, about: Mapping[str, Any] | None, left: float) -> Any:
     """Return the options that rank 0 was started with. Raises OptionError if it refuses this rank."""
     mine = None if about is None else {**started_with(about), **versions()}
     link.send("hello", {"rank": world.rank, "secret": secret, "about": mine})
@@ -173,7 +173,7 @@ def difference(rank: int, own: Mapping[str, Any], theirs: Mapping[str, Any]) -> 
     return None
 
 
-def _check(rank: int, link: Link, theirs: Mapping[str, Any] | None, own: Mapping[str, Any]) -> None:
+def _check(rank: int, link: RankLink, theirs: Mapping[str, Any] | None, own: Mapping[str, Any]) -> None:
     """Refuse a rank that differs. Raises OptionError."""
     if theirs is not None and (problem := difference(rank, own, theirs)) is not None:
         link.send("refused", problem)

@@ -22,12 +22,12 @@ from model.options import RunnerOptions
 from model.ranks.meeting import use_interface
 from model.ranks.world import World
 from model.setup import Setup, choose
-from model.sharding.layout import Place
+from model.sharding.layout import RankPlace
 from model.step.ahead import LastTokens
 from model.step.executors import Executor
-from model.step.head import Head
+from model.step.head import OutputHead
 from model.step.masks import Masks
-from model.step.media import FAULT, Media
+from model.step.media import FAULT, Encodings
 from model.step.runner import Started, collect, fault_of, start
 
 Identity = Mapping[str, str | int]
@@ -45,14 +45,14 @@ class PartRunner:
 
     def __init__(
         self,
-        place: Place,
+        place: RankPlace,
         group: Group,
         executor: Executor,
-        head: Head,
+        head: OutputHead,
         pools: PagePools,
         info: RunnerInfo,
         masks: Masks,
-        media: Media,
+        media: Encodings,
     ) -> None:
         self.group, self.head, self.info = group, head, info
         self._place, self._executor, self.pages, self._masks, self._media = place, executor, pools, masks, media

@@ -23,7 +23,7 @@ NO_PAGES = PageTable(0, array("q"))
 
 
 @dataclass(slots=True)
-class Known:
+class KnownSequence:
     """One side's knowledge of a sequence: its tokens (rank 0 keeps only their number), its tables, its last step."""
 
     constants: tuple[int, SamplingParams, int, int]
@@ -39,7 +39,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.step = 0
-        self.sequences: dict[int, Known] = {}
+        self.sequences: dict[int, KnownSequence] = {}
 
     def begin_step(self) -> None:
         """Count a step, and forget what no recent step had."""
@@ -68,7 +68,7 @@ class PlanWriter:
         n_final = len(item.tokens) - item.n_draft
         anew = known is None or known.constants != constants or known.n_tokens > n_final
         if known is None or anew:
-            known = self._memory.sequences[item.sequence_id] = Known(constants)
+            known = self._memory.sequences[item.sequence_id] = KnownSequence(constants)
         news = item.tokens[known.n_tokens :]
         before = known.tables or (NO_PAGES,) * len(item.tables)
         tables = [_difference(*pair) for pair in zip(before, item.tables, strict=True)]
@@ -97,7 +97,7 @@ class PlanReader:
         number, start, stop, n_draft, news, tables, media, *anew = row
         if anew:
             n_prompt, params, *others = anew[0]
-            self._memory.sequences[number] = Known((n_prompt, _params(params), *others))
+            self._memory.sequences[number] = KnownSequence((n_prompt, _params(params), *others))
         known = self._memory.sequences[number]
         del known.tokens[known.n_tokens :]
         known.tokens += news

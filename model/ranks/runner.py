@@ -12,7 +12,7 @@ from model.ranks.links import packed
 from model.ranks.part import PartRunner
 from model.ranks.plans import PlanWriter
 from model.sampling_params import SamplingParams
-from model.sharding.layout import Place
+from model.sharding.layout import RankPlace
 from model.step.runner import fault_of
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ _output = records.record(SliceOutput)
 
 
 class NoAdapters:
-    """The `model.batch.Adapters` of a group of ranks: none can be loaded."""
+    """The `model.batch.LoadedAdapters` of a group of ranks: none can be loaded."""
 
     def load(self, number: int, path: str) -> None:
         raise ModelError(NO_ADAPTERS)
@@ -44,7 +44,7 @@ class NoAdapters:
 class ParallelRunner:
     """The `model.batch.Runner` of a group of ranks. `own` computes rank 0's part of each step."""
 
-    def __init__(self, own: PartRunner, place: Place, followers: Followers) -> None:
+    def __init__(self, own: PartRunner, place: RankPlace, followers: Followers) -> None:
         self.info, self.adapters, self.pages = own.info, NoAdapters(), own.pages
         self._own = own
         self._layout = place.layout

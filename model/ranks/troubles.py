@@ -11,8 +11,8 @@ GRACE_SECONDS = 0.3
 """A rank that dies makes others raise, sometimes before its own end is seen."""
 
 
-class Kind(IntEnum):
-    """Where a trouble shows; the lower one is the likelier cause."""
+class TroubleKind(IntEnum):
+    """The place where a trouble shows; the lower one is the likelier cause."""
 
     GONE = 0
     """A rank has ended, is stopped, or is silent."""
@@ -28,10 +28,10 @@ class Troubles:
     def __init__(self, end: Callable[[str], None]) -> None:
         self._end = end
         self._lock = threading.Lock()
-        self._found: list[tuple[Kind, int, str]] = []
+        self._found: list[tuple[TroubleKind, int, str]] = []
         self.reason: str | None = None
 
-    def note(self, kind: Kind, reason: str) -> None:
+    def note(self, kind: TroubleKind, reason: str) -> None:
         with self._lock:
             self._found.append((kind, len(self._found), reason))
             if len(self._found) == 1:

@@ -31,16 +31,16 @@ class Layout:
         """Return the rank that samples tokens: the first of the last stage."""
         return self.tensor * (self.pipeline - 1)
 
-    def place(self, rank: int) -> "Place":
-        return Place(self, rank)
+    def place(self, rank: int) -> "RankPlace":
+        return RankPlace(self, rank)
 
-    def places(self) -> list["Place"]:
+    def places(self) -> list["RankPlace"]:
         """Return all ranks in order."""
-        return [Place(self, rank) for rank in range(self.size)]
+        return [RankPlace(self, rank) for rank in range(self.size)]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlace:
     """One rank of a layout. Ranks count stage by stage: with 2 x 2 ranks, 0 and 1 split the first stage."""
 
     layout: Layout

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from model.config import ModelConfig, StageConfig
 from model.errors import OptionError
 from model.latent_config import LatentConfig
-from model.sharding.layout import SINGLE, Layout, Place
+from model.sharding.layout import SINGLE, Layout, RankPlace
 from model.sharding.stages import ALIKE, StoredBits, stages
 
 VOCAB_MULTIPLE = 16
@@ -18,14 +18,14 @@ LAYER = re.compile(r"layers\.(\d+)\.(.+)\.weight")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TensorPart:
     """A part of a tensor: some rows, some columns (of its second dimension); None for all."""
 
     rows: range | None = None
     columns: range | None = None
 
 
-WHOLE = Part()
+WHOLE = TensorPart()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Shard:
     `experts` the experts it holds.
     """
 
-    place: Place
+    place: RankPlace
     whole: ModelConfig
     config: ModelConfig
     layers: range
@@ -73,19 +73,19 @@ class Shard:
         absent = sum(map(config.is_sparse, all_layers)) * n_absent * 3 * config.dim * config.expert_dim
         return sum(map(config.layer_parameters, all_layers)) - absent
 
-    def part(self, name: str) -> Part | None:
+    def part(self, name: str) -> TensorPart | None:
         """Return its part of the tensor with this native name; None if it holds nothing of it."""
         if (found := LAYER.fullmatch(name)) is not None:
             return self._layer_part(found[2]) if int(found[1]) in self.layers else None
         if name == "tok_embeddings.weight":
-            return Part(rows=self.vocab) if self.has_embeddings else None
+            return TensorPart(rows=self.vocab) if self.has_embeddings else None
         if name == "output.weight":
-            return Part(rows=self.vocab) if self.place.is_last else None
+            return TensorPart(rows=self.vocab) if self.place.is_last else None
         if name == "norm.weight":
             return WHOLE if self.place.is_last else None
         return WHOLE if self.place.is_first else None  # the encoder of images or audio
 
-    def _layer_part(self, name: str) -> Part | None:
+    def _layer_part(self, name: str) -> TensorPart | None:
         tensor, rank = self.place.layout.tensor, self.place.tensor_rank
         if name.startswith("attention."):
             return _attention_part(self, name.removeprefix("attention."))
@@ -103,10 +103,10 @@ class Shard:
         else:
             width = self.whole.hidden_dim
         share = _share(width, tensor, rank)
-        return Part(columns=share) if path[-1] == "w2" else Part(rows=share)
+        return TensorPart(columns=share) if path[-1] == "w2" else TensorPart(rows=share)
 
 
-def shard_of(config: ModelConfig, place: Place = SINGLE, bits: StoredBits = ALIKE) -> Shard:
+def shard_of(config: ModelConfig, place: RankPlace = SINGLE, bits: StoredBits = ALIKE) -> Shard:
     """Return the shard of a model for the rank at `place`, whose weights take `bits`: all ranks must give the same.
 
     Only which layers are in a stage depends on them. Raises OptionError for a layout that does not fit the model.
@@ -186,7 +186,7 @@ _OF_HEADS: Mapping[str, Callable[[LatentConfig], int]] = {
 """The weights of latent attention that have a part for each head, and the sizes of these parts."""
 
 
-def _attention_part(shard: Shard, name: str) -> Part:
+def _attention_part(shard: Shard, name: str) -> TensorPart:
     whole, (n, rank) = shard.whole, (shard.place.layout.tensor, shard.place.tensor_rank)
     heads = _share(whole.n_heads, n, rank)
     if whole.latent is not None:
@@ -194,12 +194,12 @@ def _attention_part(shard: Shard, name: str) -> Part:
             return WHOLE
         width = _OF_HEADS[name](whole.latent)
         rows = range(heads.start * width, heads.stop * width)
-        return Part(columns=rows) if name == "wo" else Part(rows=rows)
+        return TensorPart(columns=rows) if name == "wo" else TensorPart(rows=rows)
     if name in ("wk", "wv"):
         # More ranks than heads: consecutive ranks hold the same head, which their heads of queries share.
         heads = _share(whole.n_kv_heads, n, rank) if n <= whole.n_kv_heads else _one(rank * whole.n_kv_heads // n)
     rows = range(heads.start * whole.head_dim, heads.stop * whole.head_dim)
-    return Part(columns=rows) if name == "wo" else Part(rows=rows)
+    return TensorPart(columns=rows) if name == "wo" else TensorPart(rows=rows)
 
 
 def _vocab_part(vocab_size: int, n_parts: int, part: int) -> range:

@@ -15,7 +15,7 @@ from model.step.distribution import BY_KERNELS, IMPLEMENTED, on_gpu
 from model.step.logits import SamplingStep
 
 
-class Head:
+class OutputHead:
     """The head of `model` with the `adapters` of its requests; `last` are the last sampling steps on the logits,
     `kernels` those that sample; compiled ones of a CPU are given. `by_torch` are kinds of a GPU's kernels that do not
     serve. `implemented` are the parameters of the distribution that what samples here knows.
@@ -75,7 +75,7 @@ class Head:
             yield (block := slice(first, first + self.block_rows)), hidden[block]
 
 
-class SplitHead(Head):
+class SplitHead(OutputHead):
     """The head that the ranks of a stage share: the first has the logits and samples, the others send it theirs."""
 
     def sample(self, hidden: Tensor, slices: Sequence[Slice]) -> list[sampler.Sampled]:

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 FAULT = "the engine could not encode an image or audio of this request"
 
 
-class Media:
+class Encodings:
     """The media items of one runner by their numbers: embeddings [rows * columns, dim], or work that is not complete.
 
     The scheduler decides what is encoded and forgotten. `encoder` is None for a model of text.

@@ -16,9 +16,9 @@ from model.sampling_params import SamplingParams
 from model.step import packing, retry, sampler, scoring
 from model.step.ahead import LastTokens
 from model.step.executors import Executor, Views
-from model.step.head import Head
+from model.step.head import OutputHead
 from model.step.masks import Masks
-from model.step.media import Media
+from model.step.media import Encodings
 
 REPORTS = frozenset({"logprobs", "prompt_logprobs", "embed"})
 """Parameters whose results the runner adds to those of a slice."""
@@ -48,7 +48,7 @@ def start(executor: Executor, batch: StepBatch, before: LastTokens) -> Started:
     return Started(before, views, sampled, packing.score_rows(batch.slices), hidden)
 
 
-def collect(batch: StepBatch, started: Started, head: Head, masks: Masks) -> StepOutput:
+def collect(batch: StepBatch, started: Started, head: OutputHead, masks: Masks) -> StepOutput:
     """Wait for the sampled tokens, then compute the requested logprobs of prompts and embeddings."""
     if (
         masks.all_well
@@ -76,7 +76,7 @@ class ModelRunner:
     """A loaded model: the `model.batch.Runner` of one process. `executor` says how it computes a step."""
 
     def __init__(
-        self, executor: Executor, head: Head, pools: PagePools, info: RunnerInfo, masks: Masks, media: Media
+        self, executor: Executor, head: OutputHead, pools: PagePools, info: RunnerInfo, masks: Masks, media: Encodings
     ) -> None:
         if missing := sampler.unimplemented((masks.step,), head.implemented, REPORTS):
             raise NotImplementedError(f"no sampling step and no report implements {', '.join(sorted(missing))}")

@@ -4,10 +4,10 @@ from torch import Tensor
 
 from model.batch import Slice, TokenLogprob
 from model.step import logprobs
-from model.step.head import Head
+from model.step.head import OutputHead
 
 
-def score(head: Head, item: Slice, hidden: Tensor) -> tuple[TokenLogprob, ...]:
+def score(head: OutputHead, item: Slice, hidden: Tensor) -> tuple[TokenLogprob, ...]:
     """Return the logprobs of the prompt tokens that follow the rows of hidden [n, dim]."""
     found: list[TokenLogprob] = []
     for logits in head.logits(hidden, item):
@@ -20,7 +20,7 @@ def score(head: Head, item: Slice, hidden: Tensor) -> tuple[TokenLogprob, ...]:
     return tuple(found)
 
 
-def pool(head: Head, item: Slice, hidden: Tensor) -> tuple[float, ...]:
+def pool(head: OutputHead, item: Slice, hidden: Tensor) -> tuple[float, ...]:
     """Pool hidden [n, dim] to `SliceOutput.pooled`, in float64: in float32 the chunks would change it."""
     if item.params.embed == "last":
         hidden = hidden[item.n_prompt - 1 - item.start :][:1]

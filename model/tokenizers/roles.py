@@ -19,7 +19,7 @@ from model.tokenizers.template import written
 CONFIG, SPECIAL_MAP, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 TEMPLATE, TEMPLATES = "chat_template.jinja", "additional_chat_templates"
 THOUGHT_TAGS = ("<think>", "</think>")
-"""Tags around a thought. They open no turn, and templates look for them in the contents of earlier answers."""
+"""Tags around a thought. They open no message, and templates look for them in the contents of earlier answers."""
 _DECODER = "added_tokens_decoder"
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
 _IDS = range(sys.maxsize)

@@ -23,7 +23,7 @@ def compile_template(source: str) -> tuple[Callable[..., str], frozenset[str]]:
     from jinja2.parser import Parser
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    class Generation(Extension):
+    class GenerationTag(Extension):
         """`{% generation %}`, which marks the assistant's words for training. It writes nothing."""
 
         tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
@@ -36,7 +36,7 @@ def compile_template(source: str) -> tuple[Callable[..., str], frozenset[str]]:
         raise TemplateError(message)
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals |= {"raise_exception": raise_exception, "strftime_now": _strftime_now}

@@ -27,7 +27,7 @@ from model.linear.floats import WeightsOnly
 from model.network import weights
 from model.network.compiled import CompiledNetwork, compiled_network
 from model.network.latent import HeadProducts
-from model.network.lora import Adapter, LowRank, Part, StepAdapters
+from model.network.lora import Lora, LowRank, LowRankPart, StepAdapters
 from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
 from model.sharding.shard import shard_of
@@ -129,7 +129,7 @@ class Rider:
     n_prompt: int
     params: SamplingParams = field(default_factory=SamplingParams)
     done: int = 0
-    adapter: Adapter | None = None
+    adapter: Lora | None = None
     tables: list[tuple[int, list[int]]] = field(default_factory=list)
 
 
@@ -153,7 +153,7 @@ class Driver:
             layer.k.fill_(float("nan"))
             layer.v.fill_(float("nan"))
 
-    def start(self, tokens: Sequence[int], adapter: Adapter | None = None) -> Rider:
+    def start(self, tokens: Sequence[int], adapter: Lora | None = None) -> Rider:
         return Rider(list(tokens), len(tokens), tables=[(0, []) for _ in self.windows], adapter=adapter)
 
     def compile(self) -> None:
@@ -177,7 +177,7 @@ class Driver:
             sequence.done += n
         return list(logits.split([n for _, n in parts]))
 
-    def whole(self, tokens: Sequence[int], chunk: int | None = None, adapter: Adapter | None = None) -> Tensor:
+    def whole(self, tokens: Sequence[int], chunk: int | None = None, adapter: Lora | None = None) -> Tensor:
         """Logits [len(tokens), vocab_size] of one sequence computed in chunks (None: at once)."""
         sequence = self.start(tokens, adapter)
         parts = []
@@ -239,21 +239,21 @@ class MediaDriver(Driver):
         return replace(packed, embedded=(torch.tensor(rows, dtype=torch.int64), values))
 
 
-def random_adapter(config: ModelConfig, rank: int, targets: Sequence[str]) -> Adapter:
+def random_adapter(config: ModelConfig, rank: int, targets: Sequence[str]) -> Lora:
     """An adapter of one part for each target of every layer, and for the head if "output" is among the targets."""
     q = config.n_heads * config.head_dim
     sizes = {"wqkv": (config.dim, q), "wo": (q, config.dim), "w13": (config.dim, config.hidden_dim)}
     sizes |= {"w2": (config.hidden_dim, config.dim), "output": (config.dim, config.vocab_size)}
     layers: list[dict[str, LowRank]] = [
         {
-            name: LowRank(torch.randn(rank, n_in) / n_in**0.5, (Part(0, 0, torch.randn(n_out, rank)),))
+            name: LowRank(torch.randn(rank, n_in) / n_in**0.5, (LowRankPart(0, 0, torch.randn(n_out, rank)),))
             for name, (n_in, n_out) in sizes.items()
             if name in targets
         }
         for _ in range(config.n_layers)
     ]
     heads = [layer.pop("output", None) for layer in layers]
-    return Adapter(tuple(layers), heads[0])
+    return Lora(tuple(layers), heads[0])
 
 
 def run_ahead(runner: ModelRunner, patch: pytest.MonkeyPatch, **info: Any) -> None:

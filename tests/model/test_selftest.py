@@ -24,7 +24,7 @@ from model.latent_config import LatentConfig
 from model.linear.schemes import SCHEMES
 from model.network import weights
 from model.network.kernels import leave_to_torch
-from model.network.lora import Adapter, LowRank, Part, StepAdapters
+from model.network.lora import Lora, LowRank, LowRankPart, StepAdapters
 from model.network.moe import MoE
 from model.network.transformer import Transformer
 from model.options import RunnerOptions
@@ -296,7 +296,7 @@ def test_a_network_that_is_left_to_pytorch_runs_no_kernel(scheme: str, monkeypat
 
 def test_adapters_that_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "serves", lambda x: True)
-    adapter = Adapter(({"wo": LowRank(torch.ones(1, 2), (Part(0, 0, torch.ones(2, 1)),))},))
+    adapter = Lora(({"wo": LowRank(torch.ones(1, 2), (LowRankPart(0, 0, torch.ones(2, 1)),))},))
     for by_torch in (True, False):
         step = StepAdapters.of([adapter], [1], CPU, by_torch=by_torch)
         assert step is not None

@@ -16,7 +16,7 @@ from model.linear.floats import WeightsOnly
 from model.linear.schemes import SCHEMES
 from model.media import MediaWork
 from model.network import weights
-from model.network.adapters import Adapter, blank
+from model.network.adapters import Lora, blank
 from model.network.moe import MoE
 from model.network.transformer import Transformer
 from model.options import RunnerOptions
@@ -121,9 +121,9 @@ def requests() -> list[list[ToEngine]]:
     return waves
 
 
-def smaller(adapter: Adapter) -> Adapter:
+def smaller(adapter: Lora) -> Lora:
     """Only some of its products."""
-    return Adapter(tuple({name: layer[name] for name in ("wqkv",)} for layer in adapter.layers))
+    return Lora(tuple({name: layer[name] for name in ("wqkv",)} for layer in adapter.layers))
 
 
 def serve(runner: ModelRunner) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from model.checkpoint.files import DTYPES, Shard, fingerprint, read_shard
+from model.checkpoint.files import DTYPES, ShardFile, fingerprint, read_shard
 from model.errors import ModelError, one_line, short
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def read_pairs(
     return AdapterFile(path, rotation, pairs, f"{zlib.crc32(prints.encode()):08x}")
 
 
-def _side(shard: Shard, name: str, side: Side | None) -> tuple[str, str]:
+def _side(shard: ShardFile, name: str, side: Side | None) -> tuple[str, str]:
     file = shard.path.name
     if shard.dtypes[name] not in DTYPES:
         raise ModelError(f"{file}: {short(name)} has dtype {shard.dtypes[name]}; Noria supports {', '.join(DTYPES)}")
@@ -107,7 +107,7 @@ def _side(shard: Shard, name: str, side: Side | None) -> tuple[str, str]:
     )
 
 
-def _pair(shard: Shard, weight: str, names: Mapping[str, str], scale: Callable[[str, int], float]) -> Pair:
+def _pair(shard: ShardFile, weight: str, names: Mapping[str, str], scale: Callable[[str, int], float]) -> Pair:
     file = shard.path.name
     if missing := {"A", "B"} - names.keys():
         raise ModelError(f"{file} has {short(*names.values())}, but no lora_{missing.pop()} for it")

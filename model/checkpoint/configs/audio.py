@@ -6,7 +6,7 @@ from typing import Any
 from model.audio.sizes import CHUNK_SECONDS, HOP, N_FFT, RATE
 from model.audio_config import POSITIONS, AudioConfig
 from model.checkpoint.configs.fields import check_keys, check_values, has_encoder, number, number_of_layers, size
-from model.checkpoint.files import Shard
+from model.checkpoint.files import ShardFile
 from model.errors import ModelError, short
 
 REALTIME = "an audio encoder with a cache of its own (Voxtral Realtime)"
@@ -57,7 +57,7 @@ MEANINGLESS = ("vocab_size", "use_cache", "rope_theta")
 SPECTRUM_MORE = ("num_mel_bins", "frame_rate", "transcription_format")
 
 
-def read_audio(raw: Mapping[str, Any], shards: Sequence[Shard]) -> AudioConfig | None:
+def read_audio(raw: Mapping[str, Any], shards: Sequence[ShardFile]) -> AudioConfig | None:
     """Read the audio encoder of a `config.json` of model_type voxtral; None for a model whose files do not have it.
 
     Raises ModelError, which names the field and its value, for an encoder that Noria does not have.
@@ -87,7 +87,7 @@ def read_audio(raw: Mapping[str, Any], shards: Sequence[Shard]) -> AudioConfig |
     )
 
 
-def read_native_audio(raw: Any, shards: Sequence[Shard]) -> AudioConfig | None:
+def read_native_audio(raw: Any, shards: Sequence[ShardFile]) -> AudioConfig | None:
     """Read the same from `whisper_model_args` of a `params.json`. Raises ModelError also for an unknown key."""
     if raw is None or not has_encoder(shards, raw):
         return None

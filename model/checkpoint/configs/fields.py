@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from model.checkpoint.files import DTYPES, Shard, find_shards, has_shards, read_shard
+from model.checkpoint.files import DTYPES, ShardFile, find_shards, has_shards, read_shard
 from model.checkpoint.names import is_encoder, is_head
 from model.errors import ModelError, short
 from model.ranges import is_number
@@ -80,7 +80,7 @@ def check_values(raw: Mapping[str, Any], only: Mapping[str, Any], where: str) ->
             raise ModelError(f"{where} has {key} {short(raw.get(key))}; Noria supports {value!r}")
 
 
-def present_shards(directory: Path) -> tuple[Shard, ...]:
+def present_shards(directory: Path) -> tuple[ShardFile, ...]:
     """Read the headers of a directory's safetensors files; none for a directory without these files.
 
     Raises ModelError for files that are not all there, or damaged.
@@ -88,7 +88,7 @@ def present_shards(directory: Path) -> tuple[Shard, ...]:
     return tuple(map(read_shard, find_shards(directory))) if has_shards(directory) else ()
 
 
-def has_encoder(shards: Sequence[Shard], declared: Any) -> bool:
+def has_encoder(shards: Sequence[ShardFile], declared: Any) -> bool:
     """Return whether the files of weights have an encoder; without files, whether one is `declared`.
 
     Some conversions keep only the text of a model, with its whole configuration.
@@ -98,14 +98,14 @@ def has_encoder(shards: Sequence[Shard], declared: Any) -> bool:
     return any(is_encoder(name) for shard in shards for name in shard.dtypes)
 
 
-def tied_head(shards: Sequence[Shard], declared: bool) -> bool:
+def tied_head(shards: Sequence[ShardFile], declared: bool) -> bool:
     """Return whether the output head is the embeddings: exactly if no file has it; without files, as `declared`."""
     if not shards:
         return declared
     return not any(is_head(name) for shard in shards for name in shard.dtypes)
 
 
-def dtype_of(declared: str | None, shards: Sequence[Shard]) -> str:
+def dtype_of(declared: str | None, shards: Sequence[ShardFile]) -> str:
     """Return the declared dtype, else that of the first weight.
 
     A directory without weights is taken for bfloat16, in which all of these families are published.
@@ -119,7 +119,7 @@ def dtype_of(declared: str | None, shards: Sequence[Shard]) -> str:
     return dtype
 
 
-def _first_dtype(shard: Shard) -> str:
+def _first_dtype(shard: ShardFile) -> str:
     """Return the dtype of a norm if there is one: the scales of quantized weights are not in the model's format."""
     norms = [dtype for name, dtype in shard.dtypes.items() if dtype in DTYPES and name.endswith("norm.weight")]
     return next(iter([*norms, *shard.dtypes.values()]), "none")

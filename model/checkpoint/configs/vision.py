@@ -12,7 +12,7 @@ from model.checkpoint.configs.fields import (
     positive,
     size,
 )
-from model.checkpoint.files import Shard
+from model.checkpoint.files import ShardFile
 from model.errors import ModelError, short
 from model.vision_config import VisionConfig
 
@@ -61,7 +61,7 @@ NATIVE = frozenset(
 MERGE = "patch_merge"
 
 
-def read_vision(raw: Mapping[str, Any], shards: Sequence[Shard]) -> VisionConfig | None:
+def read_vision(raw: Mapping[str, Any], shards: Sequence[ShardFile]) -> VisionConfig | None:
     """Read the image encoder of a `config.json` of text and images; None for a model whose files do not have it.
 
     Raises ModelError, which names the field and its value, for an encoder that Noria does not have.
@@ -88,7 +88,7 @@ def read_vision(raw: Mapping[str, Any], shards: Sequence[Shard]) -> VisionConfig
     )
 
 
-def read_native_vision(raw: Any, shards: Sequence[Shard]) -> VisionConfig | None:
+def read_native_vision(raw: Any, shards: Sequence[ShardFile]) -> VisionConfig | None:
     """Read the same from `vision_encoder` of a `params.json`. Raises ModelError also for an unknown key."""
     if raw is None or not has_encoder(shards, raw):
         return None

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from model.checkpoint.gguf.entries import entries
-from model.checkpoint.gguf.index import Entry, Index
+from model.checkpoint.gguf.index import Index, TensorEntry
 from model.checkpoint.gguf.kinds import is_projector
 from model.checkpoint.gguf.reader import GgufFile, read_gguf
 from model.checkpoint.gguf.rows import are_unlike, read_row
@@ -43,7 +43,7 @@ _KNOWN = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Encoder:
+class GgufEncoder:
     """An image encoder of which only the header has been read."""
 
     index: Index
@@ -61,7 +61,7 @@ def files_beside(source: Path) -> tuple[Path, ...]:
 
 def find_encoder(
     files: Sequence[Path], source: Path, dim: int, img_break: np.ndarray | None
-) -> tuple[Encoder | None, tuple[str, ...]]:
+) -> tuple[GgufEncoder | None, tuple[str, ...]]:
     """Find the encoder for the text model `source`, None without one; and a line for each file for another model.
 
     `img_break` is the text model's embedding [dim] of the token at the end of an image's row, None if it has none.
@@ -103,17 +103,17 @@ def _values(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {key.removeprefix("clip."): value for key, value in metadata.items() if key.startswith("clip.")}
 
 
-def _encoder(path: Path, file: GgufFile) -> Encoder:
+def _encoder(path: Path, file: GgufFile) -> GgufEncoder:
     try:
         config = _config(_values(file.metadata), {tensor.name for tensor in file.tensors})
-        return Encoder(Index((path,), tuple(_named(file.tensors))), config)
+        return GgufEncoder(Index((path,), tuple(_named(file.tensors))), config)
     except KeyError as error:
         raise ModelError(f"{path.name} has no 'clip.{error.args[0]}' in its metadata; download it again") from error
     except (ModelError, TypeError, ValueError, ArithmeticError) as error:
         raise ModelError(f"{path.name}: {one_line(error)}; move it away to serve text alone") from error
 
 
-def _named(tensors: Sequence[Entry]) -> Iterator[Entry]:
+def _named(tensors: Sequence[TensorEntry]) -> Iterator[TensorEntry]:
     for tensor in tensors:
         if tensor.name != IMG_BREAK:
             yield from entries(tensor, GGUF_VISION)

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from model.checkpoint.gguf.index import Entry
+from model.checkpoint.gguf.index import TensorEntry
 from model.checkpoint.gguf.values import readable_kinds
 from model.checkpoint.names import Names, native_name
 from model.errors import ModelError, short
 
 
-def entries(tensor: Entry, names: Names) -> Iterator[Entry]:
+def entries(tensor: TensorEntry, names: Names) -> Iterator[TensorEntry]:
     """Yield an entry for the tensor, or one for each expert in it. Raises ModelError for an unknown name or kind."""
     name = native_name(tensor.name, names)
     if name is None:
@@ -25,4 +25,4 @@ def entries(tensor: Entry, names: Names) -> Iterator[Entry]:
     own, size = (n_rows // len(parts), *shape), tensor.n_bytes // n_experts // len(parts)
     for number, part in enumerate(parts * n_experts):
         found = part.replace("*", str(number // len(parts)))
-        yield Entry(found, tensor.kind, own, tensor.offset + number * size, size, tensor.file)
+        yield TensorEntry(found, tensor.kind, own, tensor.offset + number * size, size, tensor.file)

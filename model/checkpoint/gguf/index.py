@@ -14,7 +14,7 @@ FLOATS: Mapping[str, str] = {"F32": "float32", "F16": "float16", "BF16": "bfloat
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class BlockStorage:
     """How a kind of blocks is stored for the kernels: bits of a weight in groups of 32 with a scale, and a minimum.
 
     `own_bits` are those of a weight with its share of the tables, if a projection of this kind alone keeps the file's.
@@ -25,28 +25,28 @@ class Stored:
     own_bits: float | None = None
 
 
-STORED: Mapping[str, Stored] = {
-    "Q1_0": Stored(4),
-    "Q2_0": Stored(4),
-    "Q4_0": Stored(4),
-    "Q4_1": Stored(4, has_minima=True),
-    "Q4_K": Stored(4, has_minima=True, own_bits=4.5),
-    "Q5_0": Stored(8),
-    "Q5_1": Stored(8, has_minima=True),
-    "Q5_K": Stored(8, has_minima=True),
-    "Q8_0": Stored(8),
-    "IQ4_NL": Stored(8),
-    "IQ4_XS": Stored(8),
+STORED: Mapping[str, BlockStorage] = {
+    "Q1_0": BlockStorage(4),
+    "Q2_0": BlockStorage(4),
+    "Q4_0": BlockStorage(4),
+    "Q4_1": BlockStorage(4, has_minima=True),
+    "Q4_K": BlockStorage(4, has_minima=True, own_bits=4.5),
+    "Q5_0": BlockStorage(8),
+    "Q5_1": BlockStorage(8, has_minima=True),
+    "Q5_K": BlockStorage(8, has_minima=True),
+    "Q8_0": BlockStorage(8),
+    "IQ4_NL": BlockStorage(8),
+    "IQ4_XS": BlockStorage(8),
 }
 """Kinds that `gguf.blocks` stores without another quantization."""
-OTHERS = Stored(8)
+OTHERS = BlockStorage(8)
 """All other kinds are quantized to 8 bits."""
 _JOINED = (re.compile(r"(attention\.w)[qkv]\."), re.compile(r"(w)[13]\.weight$"))
 """Weights that are parts of one projection."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """A tensor in a file: its name, GGUF's name of its kind, its shape with the rows first, and where its bytes are.
 
     The name is GGUF's where `reader.py` gives it, and the native one in an `Index`. `file` is the number of its file.
@@ -65,7 +65,7 @@ class Index:
     """The weights in the GGUF files `paths`."""
 
     paths: tuple[Path, ...]
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorEntry, ...]
 
     @property
     def files(self) -> tuple[tuple[Path, tuple[int, ...]], ...]:
@@ -95,7 +95,7 @@ class Index:
         if not self.quantized:
             return None
         own_head = any(entry.name == "output.weight" for entry in self.entries)
-        projections: dict[str, list[Entry]] = defaultdict(list)
+        projections: dict[str, list[TensorEntry]] = defaultdict(list)
         for entry in self.entries:
             if len(entry.shape) > 1 and not (own_head and entry.name == "tok_embeddings.weight"):
                 projections[_projection(entry.name)].append(entry)
@@ -110,7 +110,7 @@ def _projection(name: str) -> str:
     return name
 
 
-def _bits(parts: Iterable[Entry]) -> float:
+def _bits(parts: Iterable[TensorEntry]) -> float:
     stored = [STORED.get(entry.kind, OTHERS) for entry in parts]
     if len(set(stored)) == 1 and stored[0].own_bits is not None:
         return stored[0].own_bits

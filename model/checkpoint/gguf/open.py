@@ -18,9 +18,9 @@ import numpy as np
 
 from model.checkpoint.embedded import EMBEDDED_SAMPLING, is_embedded
 from model.checkpoint.gguf.config import EMBEDDINGS, generation_config, hf_config
-from model.checkpoint.gguf.encoder import Encoder, files_beside, find_encoder
+from model.checkpoint.gguf.encoder import GgufEncoder, files_beside, find_encoder
 from model.checkpoint.gguf.entries import entries
-from model.checkpoint.gguf.index import Entry, Index
+from model.checkpoint.gguf.index import Index, TensorEntry
 from model.checkpoint.gguf.parts import find_parts
 from model.checkpoint.gguf.reader import read_parts
 from model.checkpoint.gguf.rope import wrong_conversions
@@ -44,7 +44,7 @@ class GgufModel:
     index: Index
     metadata: Metadata
     config: dict[str, Any]
-    encoder: Encoder | None = None
+    encoder: GgufEncoder | None = None
     doubts: tuple[str, ...] = ()
 
     @property
@@ -126,7 +126,7 @@ def _img_break(index: Index, metadata: Metadata) -> np.ndarray | None:
     return None if number is None else read_row(index.paths[table.file], table, number)
 
 
-def _divisors(paths: Sequence[Path], tensors: Sequence[Entry]) -> Sequence[float]:
+def _divisors(paths: Sequence[Path], tensors: Sequence[TensorEntry]) -> Sequence[float]:
     """Return the values of `rope_freqs.weight`, if the model has it: a divisor of each pair's rotation frequency."""
     for tensor in tensors:
         if tensor.name == DIVISORS:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from model.checkpoint.gguf.index import Entry
+from model.checkpoint.gguf.index import TensorEntry
 from model.checkpoint.gguf.values import known_kinds, readable_kinds
 from model.errors import ModelError, one_line, short
 
@@ -43,7 +43,7 @@ class GgufFile:
     """Metadata by name (an array of numbers is a view of the mapped file), and the tensors in the file's order."""
 
     metadata: Mapping[str, Any]
-    tensors: Sequence[Entry]
+    tensors: Sequence[TensorEntry]
 
 
 def read_gguf(path: Path) -> GgufFile:
@@ -63,7 +63,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 def read_parts(paths: Sequence[Path]) -> GgufFile:
-    """Read the metadata of the first file and the tensors of all; `Entry.file` numbers the files of tensors from 0.
+    """Read the metadata of the first file and the tensors of all; an entry's `file` is the number of its file from 0.
 
     Raises ModelError, one line, for a damaged file and for parts that do not belong together.
     """
@@ -166,7 +166,7 @@ def _alignment(metadata: Mapping[str, Any]) -> int:
     return alignment
 
 
-def _tensors(cursor: _Cursor, n_tensors: int, alignment: int) -> list[Entry]:
+def _tensors(cursor: _Cursor, n_tensors: int, alignment: int) -> list[TensorEntry]:
     """Read the descriptions of tensors, each inside the file."""
     described = [_described(cursor) for _ in range(n_tensors)]
     start = -(-cursor.place // alignment) * alignment
@@ -194,7 +194,9 @@ def _described(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     return name, tuple(reversed(sizes)), cursor.number("I", what), cursor.number("Q", what)
 
 
-def _placed(described: Sequence[tuple[str, tuple[int, ...], int, int]], start: int, alignment: int) -> Iterator[Entry]:
+def _placed(
+    described: Sequence[tuple[str, tuple[int, ...], int, int]], start: int, alignment: int
+) -> Iterator[TensorEntry]:
     kinds = known_kinds()
     for name, shape, number, offset in described:
         what = f"the tensor {short(name)}"
@@ -205,4 +207,4 @@ def _placed(described: Sequence[tuple[str, tuple[int, ...], int, int]], start: i
             raise Damaged(f"{what} has shape {list(shape)}, expected rows of whole blocks of {block} values")
         if offset % alignment:
             raise Damaged(f"{what} starts at {offset}, expected a multiple of {alignment}")
-        yield Entry(name, kind, shape, start + offset, prod(shape) // block * n_bytes)
+        yield TensorEntry(name, kind, shape, start + offset, prod(shape) // block * n_bytes)

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 
-from model.checkpoint.gguf.index import Entry
+from model.checkpoint.gguf.index import TensorEntry
 from model.checkpoint.gguf.values import dequantized
 
 
-def read_row(path: Path, entry: Entry, number: int = 0) -> np.ndarray:
+def read_row(path: Path, entry: TensorEntry, number: int = 0) -> np.ndarray:
     """Return row `number` of a matrix, or a whole vector, of any kind in float32 [n_in]."""
     n_bytes = entry.n_bytes // (entry.shape[0] if len(entry.shape) > 1 else 1)
     data = np.fromfile(path, np.uint8, n_bytes, offset=entry.offset + number * n_bytes)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from model.checkpoint.block_matrix import BlockMatrix
 from model.checkpoint.gguf.blocks import AS_THEY_ARE, EncodedMatrix, as_they_are
-from model.checkpoint.gguf.index import FLOATS, Entry, Index
+from model.checkpoint.gguf.index import FLOATS, Index, TensorEntry
 from model.checkpoint.matrices import Matrix, parts
 from model.errors import ModelError
 
@@ -41,7 +41,7 @@ def read_weights(index: Index, skip: Collection[str]) -> Iterator[tuple[str, Mat
                 yield entry.name, _matrix(entry, data)
 
 
-def _joined(entry: Entry, data: Tensor, halves: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def _joined(entry: TensorEntry, data: Tensor, halves: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Yield the native matrix of both halves of latent attention's wkv_b, once the other half has come.
 
     The keys of a head are transposed in the file: [n_heads, kv_lora_rank, qk_nope_head_dim].
@@ -66,7 +66,7 @@ def _mapped(path: Path) -> Tensor:
     return torch.frombuffer(mapped, dtype=torch.uint8)
 
 
-def _matrix(entry: Entry, data: Tensor) -> BlockMatrix | EncodedMatrix:
+def _matrix(entry: TensorEntry, data: Tensor) -> BlockMatrix | EncodedMatrix:
     n_out, n_in = math.prod(entry.shape[:-1]), entry.shape[-1]
     rows = data.view(n_out, -1)
     if entry.kind in AS_THEY_ARE:

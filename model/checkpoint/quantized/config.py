@@ -11,7 +11,7 @@ from model.config import ModelConfig
 from model.errors import ModelError, one_line, short
 from model.kernels.groups import BLOCK_GROUP, INT4_GROUP, MXFP4_GROUP, NVFP4_GROUP
 
-Kind = Literal["floats", "fp8", "fp4", "int8", "blocks4", "blocks8", "blocks"]
+WeightKind = Literal["floats", "fp8", "fp4", "int8", "blocks4", "blocks8", "blocks"]
 """The format of most projections of a checkpoint: `NEAREST` in linear/schemes.py says which scheme is nearest to each.
 
 "blocks4" and "blocks8" are groups of integers that schemes can keep on both devices, "blocks" on a CPU only."""
@@ -67,7 +67,7 @@ class Quantization:
     zero_offset: int = 0
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> WeightKind:
         if self.floats:
             return "fp4" if self.bits == 4 else "fp8"
         if self.bits == 8 and not self.group:

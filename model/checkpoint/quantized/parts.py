@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from model.checkpoint.files import DTYPES, Shard
+from model.checkpoint.files import DTYPES, ShardFile
 from model.checkpoint.names import canonical_name, is_encoder
 from model.checkpoint.quantized.config import OTHER_BITS, Fp4, OwnBits, Quantization
 from model.errors import ModelError, short
@@ -51,7 +51,7 @@ _PACKED = re.compile(r"(.+\.experts\.(?:gate_up|down)_proj)(?:_(scale_inv|scale|
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StoredTensor:
     """One tensor of a weight: its file, its name there, its dtype and its shape."""
 
     path: Path
@@ -66,10 +66,10 @@ class StoredWeight:
 
     name: str
     form: str
-    parts: Mapping[str, Part]
+    parts: Mapping[str, StoredTensor]
 
     @property
-    def values(self) -> Part:
+    def values(self) -> StoredTensor:
         return self.parts[self.form]
 
     @property
@@ -95,7 +95,7 @@ class StoredWeight:
         return tuple(self.allowed)[: 1 if scale is not None and scale.dtype == FP4 else None]
 
     @property
-    def scale(self) -> Part | None:
+    def scale(self) -> StoredTensor | None:
         """Return the part with the scales of fp8 or int8 values."""
         return next((self.parts[role] for role in SCALES if role in self.parts), None)
 
@@ -118,7 +118,7 @@ class StoredWeight:
         return prod(self.values.shape) * (1 if self.form == "weight" else 32 // self.bits(quantization))
 
 
-def quantized_part(shard: Shard) -> str | None:
+def quantized_part(shard: ShardFile) -> str | None:
     """Return the name of a tensor that only a quantized weight has, None if there is none."""
     for name, dtype in shard.dtypes.items():
         if name.rpartition(".")[2] in _ROLES - {"weight"} or dtype.startswith("F8_"):
@@ -126,12 +126,12 @@ def quantized_part(shard: Shard) -> str | None:
     return None
 
 
-def stored_weights(shards: Iterable[Shard]) -> tuple[StoredWeight, ...]:
+def stored_weights(shards: Iterable[ShardFile]) -> tuple[StoredWeight, ...]:
     """Sort the weights by file and layer: projections that are joined are then in memory only briefly.
 
     Raises ModelError for a tensor that no weight has, and for a weight with a part missing or of a wrong dtype.
     """
-    found: dict[str, dict[str, Part]] = {}
+    found: dict[str, dict[str, StoredTensor]] = {}
     for shard in shards:
         for name, dtype in shard.dtypes.items():
             known, role = _part_of(name)
@@ -140,7 +140,7 @@ def stored_weights(shards: Iterable[Shard]) -> tuple[StoredWeight, ...]:
             parts = found.setdefault(known, {})
             if role in parts:
                 raise ModelError(f"the checkpoint has the tensor {short(name)} twice; download it again")
-            parts[role] = Part(shard.path, name, dtype, shard.shapes[name])
+            parts[role] = StoredTensor(shard.path, name, dtype, shard.shapes[name])
     weights = [_weight(name, parts) for name, parts in found.items()]
     return tuple(sorted(weights, key=lambda weight: (weight.values.path.name, weight.name)))
 
@@ -191,7 +191,7 @@ def _part_of(name: str) -> tuple[str | None, str]:
     return canonical_name(f"{module}.weight" if role in (*_ROLES, "bias") else name), role
 
 
-def _weight(name: str, parts: Mapping[str, Part]) -> StoredWeight:
+def _weight(name: str, parts: Mapping[str, StoredTensor]) -> StoredWeight:
     form = next((role for role in _FORMS if role in parts), None)
     if form is None:
         raise ModelError(f"the weight {name!r} has only {', '.join(sorted(parts))}; download the model again")
@@ -215,6 +215,6 @@ def _weight(name: str, parts: Mapping[str, Part]) -> StoredWeight:
     return weight
 
 
-def _check_dtype(name: str, role: str, part: Part, allowed: Sequence[str]) -> None:
+def _check_dtype(name: str, role: str, part: StoredTensor, allowed: Sequence[str]) -> None:
     if part.dtype not in allowed:
         raise ModelError(f"the {role} of {name!r} has dtype {short(part.dtype)}; Noria supports {', '.join(allowed)}")

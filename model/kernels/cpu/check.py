@@ -30,7 +30,7 @@ from model.kernels.groups import BLOCK_GROUP, MXFP4_GROUP, NVFP4_GROUP
 N_OUT, N_IN = 88, SUPERBLOCK
 """Five blocks of 16 outputs and a half: whole tiles of every width, a narrower one and an incomplete block."""
 ROWS = 1, 7, 150
-"""One row; a few; more than a task has, which is 128, with a whole tile of AMX and rows beyond it in the rest."""
+"""One row; a few; more than a task has, which is 128, with a whole tile of AMX and rows beyond it in the last one."""
 OUTLIERS = [0, 4, 72, 140]
 """Rows in which two channels are outliers: of int8 they take another product. Some tiles have none of these rows."""
 SEPARATE = frozenset(("baseline",) if "avx2" in variants() else ())

@@ -71,7 +71,7 @@ def reason() -> str:
     return _choice(os.environ.get(KERNELS, "")).reason
 
 
-class Choice(NamedTuple):
+class KernelChoice(NamedTuple):
     """The chosen kernels, and why."""
 
     kernels: Kernels | None
@@ -79,11 +79,11 @@ class Choice(NamedTuple):
 
 
 @cache
-def _choice(name: str) -> Choice:
+def _choice(name: str) -> KernelChoice:
     """Choose the variant `name`, or the best for "". If it differs from the next one, or is slower, that serves."""
     known = available()
     if name == "torch" or (not name and not known):
-        return Choice(None, f"{KERNELS}={name}" if name else "no compiled kernels, see the log")
+        return KernelChoice(None, f"{KERNELS}={name}" if name else "no compiled kernels, see the log")
     if name and name not in known:
         raise OptionError(f"{KERNELS}={name} is not there, choose one of: {', '.join((*known, 'torch'))}")
     reasons = [f"{KERNELS}={name}" if name else f"the best of {', '.join(known)}"]
@@ -91,9 +91,9 @@ def _choice(name: str) -> Choice:
     for first, second in pairwise(candidates):
         fault = _fault(first, second, named=bool(name), reasons=reasons)
         if fault is None:
-            return Choice(variant(first), "; ".join(reasons))
+            return KernelChoice(variant(first), "; ".join(reasons))
         log.warning("kernels: %s; %s serves instead", fault, second)
-    return Choice(variant(candidates[-1]), "; ".join(reasons))
+    return KernelChoice(variant(candidates[-1]), "; ".join(reasons))
 
 
 def _fault(first: str, second: str, *, named: bool, reasons: list[str]) -> str | None:

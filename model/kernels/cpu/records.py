@@ -88,7 +88,7 @@ CONSTANTS: Mapping[str, Mapping[str, int]] = {
 """Numbers by their names, in the groups of C's `CONSTANTS`."""
 
 
-class Entry(ctypes.Structure):
+class TableEntry(ctypes.Structure):
     """`entry_t` of vectors.h."""
 
     _fields_ = (("name", ctypes.c_char_p), ("value", ctypes.c_int64))
@@ -96,7 +96,7 @@ class Entry(ctypes.Structure):
 
 def entries(table: str, variant: str = "baseline") -> tuple[dict[str, int], int]:
     """Return the named values of a table of the library, and the value of its last entry, which has no name."""
-    first = ctypes.pointer(Entry.in_dll(opened(), f"{table}_{suffix(variant)}"))
+    first = ctypes.pointer(TableEntry.in_dll(opened(), f"{table}_{suffix(variant)}"))
     found = {
         each.name.decode(): each.value for each in takewhile(lambda each: each.name, map(first.__getitem__, count()))
     }

@@ -23,7 +23,7 @@ def _rms_norm(x, scale, y, n_rows, dim, eps, ROWS: tl.constexpr, WIDTH: tl.const
 
 
 def rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
-    """Normalise x [T, dim], scale [dim] -> [T, dim]. The rows of a program depend on dim alone, as do the bits."""
+    """Normalize x [T, dim], scale [dim] -> [T, dim]. The rows of a program depend on dim alone, as do the bits."""
     x = x.contiguous()
     n_rows, dim = x.shape
     y = torch.empty_like(x)

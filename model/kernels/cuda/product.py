@@ -134,7 +134,7 @@ def _sums(
 ):  # fmt: skip
     """Multiply channels begin..stop-1 of rows n of the weights with x -> [OUTPUTS, ROWS]; if GATED, also n + n_out.
 
-    Without a layout that applies them here, they lack the weights' scales.
+    Without a layout that applies them here, they have no scales of the weights.
     """
     dtype: tl.constexpr = x.dtype.element_ty
     sums = tl.zeros((OUTPUTS, ROWS), tl.float32)

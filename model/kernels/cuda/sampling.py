@@ -151,7 +151,7 @@ def row_type() -> np.dtype[np.void]:
 def sample(logits: Tensor, rows: NDArray[np.void]) -> Tensor:
     """Sample tokens [N], NO_TOKEN or NOT_FINITE, from logits [N, n] float32: in greedy rows the first of the greatest.
 
-    A drawn token's logit becomes what the race compares.
+    A sampled token's logit becomes what the race compares.
     """
     (n_rows, n_tokens), stride, drawn = logits.shape, logits.stride(0), rows["temperature"] > 0
     tops, tokens = logits.max(dim=-1)

@@ -9,7 +9,7 @@ from model.linear.selection import make_linear
 from model.vision_config import VisionConfig
 
 
-class Adapter(nn.Module):
+class Projector(nn.Module):
     """`w_out(gelu(w_in(merged(norm(x)))))`, with or without biases.
 
     The norm has the text model's `norm_eps`, as in transformers.

@@ -9,7 +9,7 @@ from model.linear.base import RMSNorm
 from model.linear.selection import make_linear
 from model.machine.transfers import send
 from model.network.encoding import Encoder, Encoding
-from model.network.vision.adapter import Adapter
+from model.network.vision.adapter import Projector
 from model.network.vision.block import VisionBlock
 from model.network.vision.patches import normalize, rotations, unfold
 from model.vision_config import VisionConfig
@@ -26,7 +26,7 @@ class ImageEncoder(Encoder):
         self.patch_conv = make_linear(config.patch_width, config.dim, scheme=scheme)
         self.ln_pre = RMSNorm(config.dim, config.norm_eps)
         self.layers = nn.ModuleList(VisionBlock(config, scheme) for _ in range(config.n_layers))
-        self.adapter = Adapter(config, dim, norm_eps, scheme)
+        self.adapter = Projector(config, dim, norm_eps, scheme)
 
     @property
     def weight(self) -> Tensor:

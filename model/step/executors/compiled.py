@@ -11,8 +11,8 @@ from model.network.compiled import CompiledNetwork
 from model.step import packing, sampler
 from model.step.ahead import LastTokens
 from model.step.executors import Views
-from model.step.head import Head
-from model.step.media import Media
+from model.step.head import OutputHead
+from model.step.media import Encodings
 from model.step.sampler import Sampled
 
 CPU = torch.device("cpu")
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 class CompiledExecutor:
     """The `Executor` whose kernels compute all layers, and sample where no request needs PyTorch for it."""
 
-    def __init__(self, network: CompiledNetwork, media: Media, head: Head) -> None:
+    def __init__(self, network: CompiledNetwork, media: Encodings, head: OutputHead) -> None:
         self._network, self._media, self._head = network, media, head
 
     def start(self, batch: StepBatch, views: Views, before: LastTokens) -> tuple[Tensor, Sequence[Sampled]]:

@@ -1,4 +1,4 @@
-"""Steps of up to GRAPH_ROWS rows as CUDA graphs, and all that only decode: one graph for each `Shape`, over one memory.
+"""Steps of up to GRAPH_ROWS rows as CUDA graphs, and all that only decode: a graph for each shape, over one memory.
 
 A graph repeats the same kernels on the same addresses. Its inputs therefore have static memory, which is filled before
 each replay. Rows beyond those of the step are padding (slot -1), and so are slices (no queries). Grids are those of the
@@ -53,7 +53,7 @@ def buckets(greatest: int) -> list[int]:
     return [*(size for size in sizes if size < greatest), greatest]
 
 
-class Shape(NamedTuple):
+class GraphShape(NamedTuple):
     """The greatest numbers of rows and slices of the steps that a graph serves. If equal, each slice has one token."""
 
     rows: int
@@ -64,12 +64,12 @@ class Shape(NamedTuple):
         return self.rows == self.slices
 
 
-def shapes(max_sequences: int, max_step_tokens: int) -> list[Shape]:
+def shapes(max_sequences: int, max_step_tokens: int) -> list[GraphShape]:
     """Return the shape of each graph, the least first."""
     most = min(GRAPH_ROWS, max_step_tokens)
     rows = [n for n in buckets(most) if n >= min(LEAST_ROWS, most)]
-    mixed = {Shape(n, min(slices, max_sequences, n - 1)) for n in rows for slices in (FEW_SLICES, max_sequences)}
-    return sorted([*(Shape(n, n) for n in buckets(max_sequences)), *(shape for shape in mixed if shape.slices)])
+    mixed = {GraphShape(n, min(slices, max_sequences, n - 1)) for n in rows for slices in (FEW_SLICES, max_sequences)}
+    return sorted([*(GraphShape(n, n) for n in buckets(max_sequences)), *(shape for shape in mixed if shape.slices)])
 
 
 class CudaCapture:
@@ -96,7 +96,7 @@ class CudaCapture:
 class StaticInputs:
     """The inputs of steps of up to `most` rows and slices in static memory. The pages of each pool are at its end."""
 
-    def __init__(self, info: RunnerInfo, most: Shape, device: torch.device) -> None:
+    def __init__(self, info: RunnerInfo, most: GraphShape, device: torch.device) -> None:
         self._info, n = info, len(info.pools)
         self.last_tokens = torch.zeros(most.slices, dtype=torch.int64, device=device)
         sizes, pages = _sizes(most, n), [_page_entries(info, pool, most) for pool in info.pools]
@@ -107,7 +107,7 @@ class StaticInputs:
         zeros, table = [0] * (2 * most.rows + most.slices), [most.rows, *[0] * (TABLE_WIDTH - 1)]
         self._padding = np.array([*zeros, *[-1] * (n * most.rows), *table * (n * most.slices)], dtype=np.int64)
 
-    def first(self, shape: Shape) -> PackedInputs:
+    def first(self, shape: GraphShape) -> PackedInputs:
         """Return the inputs of the first rows and slices, with the spans of the longest sequences."""
         info, sizes = self._info, _sizes(shape, len(self._info.pools))
         parts = [part[:size] for part, size in zip(self._parts, sizes, strict=False)]
@@ -135,19 +135,19 @@ class StaticInputs:
         self.last_tokens[:n_last].copy_(last_tokens[:n_last])
 
 
-def _sizes(shape: Shape, n_pools: int) -> list[int]:
+def _sizes(shape: GraphShape, n_pools: int) -> list[int]:
     """Return the sizes of `Columns.arrays` of such a step, but for the pages."""
     rows, slices = shape
     return [rows, rows, slices, *[rows] * n_pools, *[TABLE_WIDTH * slices] * n_pools]
 
 
-def _page_entries(info: RunnerInfo, pool: PoolSpec, most: Shape) -> int:
+def _page_entries(info: RunnerInfo, pool: PoolSpec, most: GraphShape) -> int:
     """Return the greatest number of pages that all slices of a step see: of their last tokens, and of the others."""
     chunks = 0 if most.decodes else most.rows // info.page_size + most.slices
     return most.slices * max_pages(pool.window, info.max_model_len, info.page_size, 1) + chunks
 
 
-def _lengths(shape: Shape) -> list[int]:
+def _lengths(shape: GraphShape) -> list[int]:
     """Return the lengths of slices whose memory is enough for all steps: all short ones, and one that is longer."""
     if shape.decodes:
         return [1] * shape.slices
@@ -170,13 +170,13 @@ class StepGraphs:
         self._compute = compute
         self._capture = capture
         self._shapes = shapes(max_slices, info.max_step_tokens)
-        self._inputs = StaticInputs(info, Shape(max(shape.rows for shape in self._shapes), max_slices), device)
+        self._inputs = StaticInputs(info, GraphShape(max(shape.rows for shape in self._shapes), max_slices), device)
         self._logits = torch.empty(max_slices, info.vocab_size, device=device)
-        self._graphs: dict[Shape, Replay] = {}
-        self._failures = Counter[Shape]()
+        self._graphs: dict[GraphShape, Replay] = {}
+        self._failures = Counter[GraphShape]()
 
     @property
-    def missing(self) -> list[Shape]:
+    def missing(self) -> list[GraphShape]:
         """Return the graphs that are not captured yet."""
         return [shape for shape in self._shapes if shape not in self._graphs]
 
@@ -200,12 +200,12 @@ class StepGraphs:
         replay()
         return self._logits[:n_sampled]
 
-    def _least(self, n_rows: int, n_slices: int, *, decodes: bool) -> Shape | None:
+    def _least(self, n_rows: int, n_slices: int, *, decodes: bool) -> GraphShape | None:
         """Return the least shape that serves such a step."""
         fits = (shape for shape in self._shapes if shape.rows >= n_rows and shape.slices >= n_slices)
         return next((shape for shape in fits if shape.decodes == decodes), None)
 
-    def _capture_shape(self, shape: Shape) -> Replay | None:
+    def _capture_shape(self, shape: GraphShape) -> Replay | None:
         """Capture a graph. Steps of its shape are computed without one if that fails for want of memory, or twice."""
         inputs, logits = self._inputs.first(shape), self._logits[: shape.slices]
         self._inputs.clear()

@@ -16,8 +16,8 @@ from model.network.transformer import Transformer
 from model.step import packing
 from model.step.ahead import LastTokens, resolve
 from model.step.executors import Views
-from model.step.head import Head
-from model.step.media import Media
+from model.step.head import OutputHead
+from model.step.media import Encodings
 from model.step.sampler import Sampled
 
 
@@ -31,8 +31,8 @@ class TorchExecutor:
         pools: PagePools,
         tables: RopeTables,
         info: RunnerInfo,
-        media: Media,
-        head: Head,
+        media: Encodings,
+        head: OutputHead,
     ) -> None:
         self.model, self.info, self.head = model, info, head
         self.device = tables.device

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType
 
-from model.checkpoint.gguf.index import Entry
+from model.checkpoint.gguf.index import TensorEntry
 
 NUMBERS = {"u1": 0, "i1": 1, "u2": 2, "i2": 3, "u4": 4, "i4": 5, "f4": 6, "b1": 7, "u8": 10, "i8": 11, "f8": 12}
 
@@ -30,13 +30,13 @@ def typed(value: Any) -> bytes:
     return struct.pack("<I", kind) + array.tobytes()
 
 
-def described(tensor: Entry, offset: int) -> bytes:
+def described(tensor: TensorEntry, offset: int) -> bytes:
     sizes = tensor.shape[::-1]
     kind = GGMLQuantizationType[tensor.kind]
     return text(tensor.name) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, kind, offset)
 
 
-def join(metadata: Mapping[str, Any], tensors: Sequence[Entry], data: bytes, first: int) -> bytes:
+def join(metadata: Mapping[str, Any], tensors: Sequence[TensorEntry], data: bytes, first: int) -> bytes:
     """A file with these fields. `data` are the bytes of the tensors, which were at `first` before."""
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
     head += b"".join(text(name) + typed(value) for name, value in metadata.items())

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from model.checkpoint.matrices import BlockMatrix, Matrix, cut
 from model.checkpoint.quantized.fp4 import Fp4Matrix
-from model.sharding.shard import Part
+from model.sharding.shard import TensorPart
 from tests.model.checkpoint.gguf_files import KINDS, stored
 from tests.model.checkpoint.quantized_files import FORMS, matrix
 
@@ -27,15 +27,15 @@ def floats(found: Matrix) -> Tensor:
 
 def check(found: Matrix, wanted: Tensor, bounds: tuple[int, ...]) -> None:
     ranges = [range(*pair) for pair in pairwise(bounds)]
-    parts = [cut(found, Part(columns=columns)) for columns in ranges]
+    parts = [cut(found, TensorPart(columns=columns)) for columns in ranges]
     assert [tuple(part.shape) for part in parts] == [(len(wanted), len(columns)) for columns in ranges]
     assert torch.equal(torch.cat([floats(part) for part in parts], dim=1), wanted)
-    assert torch.equal(floats(cut(found, Part(range(16, 48), ranges[1]))), wanted[16:48, bounds[1] : bounds[2]])
-    assert torch.equal(floats(cut(found, Part(rows=range(8, 33)))), wanted[8:33])
+    assert torch.equal(floats(cut(found, TensorPart(range(16, 48), ranges[1]))), wanted[16:48, bounds[1] : bounds[2]])
+    assert torch.equal(floats(cut(found, TensorPart(rows=range(8, 33)))), wanted[8:33])
     order = torch.randperm(len(wanted), generator=torch.Generator().manual_seed(0))
     assert torch.equal(floats(found[order]), wanted[order])
-    middle = cut(found, Part(columns=range(64, 512)))
-    assert torch.equal(floats(cut(middle, Part(columns=range(32, 96)))), wanted[:, 96:160])  # a part of a part
+    middle = cut(found, TensorPart(columns=range(64, 512)))
+    assert torch.equal(floats(cut(middle, TensorPart(columns=range(32, 96)))), wanted[:, 96:160])  # a part of a part
 
 
 @every_cut
@@ -65,7 +65,7 @@ def test_parts_of_whole_blocks_keep_their_integers(name: str) -> None:
     whole = found.blocks()
     assert whole is not None
     for columns in (range(96), range(96, 192), range(192, 512)):
-        same_blocks(cut(found, Part(columns=columns)), whole, columns)
+        same_blocks(cut(found, TensorPart(columns=columns)), whole, columns)
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q5_1", "Q4_K", "IQ4_XS", "Q6_K"])
@@ -73,7 +73,7 @@ def test_parts_of_a_gguf_keep_the_integers_of_the_whole(kind: str, tmp_path: Pat
     found, _ = stored({"q": kind, "k": "Q4_0"}, tmp_path / "m.gguf", n_out=64)["q"]
     whole = found if isinstance(found, BlockMatrix) else found.blocks()  # type: ignore[union-attr]
     for columns in (range(96), range(96, 352), range(352, 512)):
-        same_blocks(cut(found, Part(columns=columns)), whole, columns)
+        same_blocks(cut(found, TensorPart(columns=columns)), whole, columns)
 
 
 def same_blocks(part: Matrix, whole: BlockMatrix | None, columns: range) -> None:
@@ -94,7 +94,7 @@ def same_blocks(part: Matrix, whole: BlockMatrix | None, columns: range) -> None
 def test_parts_of_rows_with_one_scale_keep_it(name: str) -> None:
     found, _ = matrix(name, 64, 512)
     dtype = torch.float8_e4m3fn if "fp8" in name else torch.int8
-    part = cut(found, Part(columns=range(64, 192)))
+    part = cut(found, TensorPart(columns=range(64, 192)))
     assert not isinstance(part, Tensor)
     (values, scales), own = found.by_row(dtype) or ((), ()), part.by_row(dtype)  # type: ignore[union-attr]
     assert own is not None

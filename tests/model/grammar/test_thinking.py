@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from model.grammar.compiler import Compiler
-from model.grammar.follower import Follower
+from model.grammar.follower import GrammarFollower
 from model.grammar.thinking import GRACE_TOKENS, Thinking
 from model.grammar.vocabulary import Vocabulary
 
@@ -30,7 +30,7 @@ def allowed(mask: bytes) -> list[int]:
 
 def walk(grammar: str, choose: Callable[[list[int]], int], most: int = 400) -> list[int]:
     """The tokens of an answer, as `choose` takes them from those that are allowed."""
-    follower, tokens, new = Follower(COMPILER.compile(grammar), VOCABULARY.ends), [], []  # type: ignore[var-annotated]
+    follower, tokens, new = GrammarFollower(COMPILER.compile(grammar), VOCABULARY.ends), [], []  # type: ignore[var-annotated]
     while len(tokens) < most and END not in tokens:
         masks, fault = follower.masks(new, ())
         assert fault == ""
@@ -158,9 +158,9 @@ def test_drafts_change_nothing(seed: int, phase: Any) -> None:
     rng = Random(seed)
     marks = rng.choice([TAGS, TOKENS])
     grammar = Thinking(*marks, phase, rng.choice([None, 0, 3, 9]), rng.choice([None, JSON])).to_json()
-    follower, tokens, new = Follower(COMPILER.compile(grammar), VOCABULARY.ends), [], []  # type: ignore[var-annotated]
+    follower, tokens, new = GrammarFollower(COMPILER.compile(grammar), VOCABULARY.ends), [], []  # type: ignore[var-annotated]
     for _ in range(60):
-        alone, _ = Follower(COMPILER.compile(grammar), VOCABULARY.ends).masks(tokens, ())
+        alone, _ = GrammarFollower(COMPILER.compile(grammar), VOCABULARY.ends).masks(tokens, ())
         draft: list[int] = []
         expected = [alone[0]]
         for _ in range(4):
@@ -169,7 +169,7 @@ def test_drafts_change_nothing(seed: int, phase: Any) -> None:
             draft.append(token)
             if token not in choices or token == END:
                 break
-            expected += Follower(COMPILER.compile(grammar), VOCABULARY.ends).masks([*tokens, *draft], ())[0]
+            expected += GrammarFollower(COMPILER.compile(grammar), VOCABULARY.ends).masks([*tokens, *draft], ())[0]
         masks, fault = follower.masks(new, draft)
         assert fault == ""
         assert masks == expected
@@ -183,7 +183,7 @@ def test_drafts_change_nothing(seed: int, phase: Any) -> None:
 def test_a_draft_with_an_end_token_is_taken_back_whole(grammar: str) -> None:
     """llguidance does not count the end token when it goes back: one token too many would be forgotten."""
     letters = [VOCABULARY.pieces.index(bytes([byte])) for byte in b'{"a": 22 }']
-    follower = Follower(COMPILER.compile(grammar), VOCABULARY.ends)
+    follower = GrammarFollower(COMPILER.compile(grammar), VOCABULARY.ends)
     masks, _ = follower.masks(letters[:7], [*letters[7:], END])
     assert len(masks) == 4
     assert follower.masks(letters[7:], ()) == ([masks[-1]], "")

@@ -9,7 +9,7 @@ import pytest
 
 from model.grammar.archive import pack, unpack
 from model.grammar.compiler import Compiler
-from model.grammar.follower import Follower
+from model.grammar.follower import GrammarFollower
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
 from tests.model.tokenizers.kinds import KINDS
@@ -51,7 +51,7 @@ class Case:
         assert allowed == legal
         return True
 
-    def allowed(self, follower: Follower, *tokens: int) -> set[int]:
+    def allowed(self, follower: GrammarFollower, *tokens: int) -> set[int]:
         """The tokens that the compiled constraint allows after these."""
         (mask,), fault = follower.masks(tokens, ())
         assert not fault
@@ -74,7 +74,7 @@ def test_a_schema_allows_the_tokens_that_spell_its_texts(case: Case) -> None:
     matcher = case.compiler.compile(SCHEMA)
     found, n_exact = set(), 0
     for seed in range(20):
-        rng, follower, before, token = Random(seed), Follower(matcher), b"", -1
+        rng, follower, before, token = Random(seed), GrammarFollower(matcher), b"", -1
         while token != case.end:
             allowed = case.allowed(follower, *([token] if before else []))
             n_exact += case.check(allowed, before)
@@ -89,7 +89,7 @@ def test_a_schema_allows_the_tokens_that_spell_its_texts(case: Case) -> None:
 def test_a_control_token_is_allowed_where_the_grammar_names_it(case: Case) -> None:
     """Its name as text is no such token."""
     name, control = list(case.tokenizer.control.items())[-1]
-    follower = Follower(case.compiler.compile(f"start: <[{control}]> {json.dumps(name + 'é')} <[{control}]>"))
+    follower = GrammarFollower(case.compiler.compile(f"start: <[{control}]> {json.dumps(name + 'é')} <[{control}]>"))
     assert case.allowed(follower) == {control}
     text, token = b"", control
     while text != f"{name}é".encode():

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 from model.kernels import cuda as triton
 from model.kernels.cuda import adapters
 from model.network import lora
-from model.network.lora import Adapter, LowRank, Part, StepAdapters
+from model.network.lora import Lora, LowRank, LowRankPart, StepAdapters
 from tests.model.kernels.triton_case import CPU, DTYPES, close, poisoned
 
 N_IN, N_OUT = 150, 70
@@ -25,7 +25,7 @@ def poison() -> Iterator[None]:
 
 def low_rank(rank: int, dtype: torch.dtype, *places: tuple[int, int]) -> LowRank:
     """A product with a part of `rank` ranks for each (first output, outputs)."""
-    parts = [Part(first, i * rank, torch.randn(n, rank).to(dtype)) for i, (first, n) in enumerate(places)]
+    parts = [LowRankPart(first, i * rank, torch.randn(n, rank).to(dtype)) for i, (first, n) in enumerate(places)]
     return LowRank((torch.randn(len(places) * rank, N_IN) / 12).to(dtype), tuple(parts))
 
 
@@ -42,7 +42,7 @@ def test_rows_of_several_adapters(dtype: torch.dtype) -> None:
     """Ranks, parts and numbers of rows fill no tile; the third adapter has nothing for this product."""
     torch.manual_seed(0)
     products = [low_rank(3, dtype, (0, 40), (40, 10), (50, 20)), low_rank(40, dtype, (5, 7), (64, 6)), None]
-    step = [Adapter(({} if one is None else {"wo": one},)) for one in products]
+    step = [Lora(({} if one is None else {"wo": one},)) for one in products]
     owners = [i % 4 for i in range(40)]  # 3 is none
     rows = [np.flatnonzero(np.array(owners) == i) for i in range(3)]
     grouped = adapters.group(rows, np.stack([one.entries for one in step], axis=1), CPU)
@@ -65,7 +65,7 @@ def test_rows_of_several_adapters(dtype: torch.dtype) -> None:
 
 
 def test_outputs_of_no_part_keep_their_bits() -> None:
-    adapter = Adapter(({"wqkv": low_rank(2, torch.float32, (3, 4), (66, 2))},))
+    adapter = Lora(({"wqkv": low_rank(2, torch.float32, (3, 4), (66, 2))},))
     y = torch.randn(5, N_OUT)
     found = y.clone()
     adapters.add(found, torch.randn(5, N_IN), adapters.group([np.arange(5)], adapter.entries[:, None], CPU), 0)
@@ -76,7 +76,7 @@ def test_outputs_of_no_part_keep_their_bits() -> None:
 def test_a_step_uses_the_kernels_where_they_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     product = low_rank(4, torch.float32, (0, N_OUT))
-    adapter = Adapter(({"w2": product}, {}), product)
+    adapter = Lora(({"w2": product}, {}), product)
     monkeypatch.setattr(triton, "serves", lambda x: True)
     step = StepAdapters.of([None, adapter], [1, 2], CPU)
     assert step is not None

@@ -50,14 +50,14 @@ class Broken:
         return y
 
 
-Choose = Callable[..., native.Choice]
+Choose = Callable[..., native.KernelChoice]
 
 
 @pytest.fixture
 def choose(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> Choose:
     """The choice on a processor that runs three variants; `broken` are layouts of the first ones with a wrong bit."""
 
-    def chosen(name: str = "", *broken: str, n: int = check.ROWS[-1]) -> native.Choice:
+    def chosen(name: str = "", *broken: str, n: int = check.ROWS[-1]) -> native.KernelChoice:
         names = ("avx512vnni", "avx2", "baseline")
         layouts = (*broken, "", "", "")
         made = {name: Broken(kernels, name, layouts[i], n) for i, name in enumerate(names)}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.checkpoint.gguf.index import Entry, Index
+from model.checkpoint.gguf.index import Index, TensorEntry
 from model.checkpoint.matrices import EncodedMatrix
 from model.kernels.cpu import packed
 from model.kernels.cpu.functions import Kernels
@@ -74,7 +74,7 @@ def test_decoded_tables_are_not_on_the_stack() -> None:
 )
 def test_the_index_counts_their_bits(kinds: tuple[str, ...], bits: float) -> None:
     entries = (
-        Entry(f"layers.0.attention.w{part}.weight", kind, (512, 512), 0, 0)
+        TensorEntry(f"layers.0.attention.w{part}.weight", kind, (512, 512), 0, 0)
         for part, kind in zip("qkv", kinds, strict=True)
     )
     assert Index((), tuple(entries)).block_bits == bits

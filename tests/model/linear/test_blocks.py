@@ -7,7 +7,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import quantize
 from torch import Tensor
 
-from model.checkpoint.gguf.index import STORED, Stored
+from model.checkpoint.gguf.index import STORED, BlockStorage
 from model.checkpoint.matrices import BlockMatrix, EncodedMatrix
 from model.linear.int4 import Int4Linear, quantize4, quantize8
 
@@ -83,10 +83,10 @@ def test_products_are_those_of_the_quantized_values(kinds: tuple[str, ...]) -> N
 
 @pytest.mark.parametrize(
     ("kind", "wrong", "layout"),
-    [("Q5_1", Stored(8), "q8, the rows fit q8_min"), ("Q5_0", Stored(4), "q4, the rows fit q8")],
+    [("Q5_1", BlockStorage(8), "q8, the rows fit q8_min"), ("Q5_0", BlockStorage(4), "q4, the rows fit q8")],
 )
 def test_a_wrong_row_for_a_kind_of_a_file_is_an_error(
-    kind: str, wrong: Stored, layout: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, wrong: BlockStorage, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C would write records of the size of the decoded rows, beyond memory for smaller ones."""
     monkeypatch.setitem(STORED, kind, wrong)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from model import loading
-from model.checkpoint.gguf.index import Entry, Index
+from model.checkpoint.gguf.index import Index, TensorEntry
 from model.checkpoint.gguf.open import GgufModel
 from model.decide import planned
 from model.errors import ModelError
@@ -131,8 +131,11 @@ def test_a_gguf_keeps_its_blocks_on_a_cpu(tmp_path: Path, monkeypatch: pytest.Mo
     file = tmp_path / "file.gguf"
     file.write_bytes(b"GGUF")
     shape = (14336, 4096)
-    entries = [Entry("tok_embeddings.weight", "Q4_0", (32000, 4096), 0, 0), Entry("output.weight", "Q8_0", shape, 0, 0)]
-    index = Index((file,), (*entries, Entry("layers.0.feed_forward.w1.weight", "Q4_0", shape, 0, 0)))
+    entries = [
+        TensorEntry("tok_embeddings.weight", "Q4_0", (32000, 4096), 0, 0),
+        TensorEntry("output.weight", "Q8_0", shape, 0, 0),
+    ]
+    index = Index((file,), (*entries, TensorEntry("layers.0.feed_forward.w1.weight", "Q4_0", shape, 0, 0)))
     for module in ("model.memory.plan", "model.checkpoint.families"):
         monkeypatch.setattr(f"{module}.open_gguf", lambda path: GgufModel(index, {}, MISTRAL))
     plan = make_plan(file, options(device="cpu"), 16 * GIB)

@@ -13,7 +13,7 @@ from model.checkpoint.open import open_checkpoint
 from model.config import ModelConfig
 from model.errors import ModelError
 from model.network.adapters import check_shapes, place
-from model.network.lora import Adapter
+from model.network.lora import Lora
 from tests.model.checkpoint.adapter_files import ALL, ATTENTION, save_native, save_peft
 from tests.model.checkpoint.native_files import save_native as save_native_base
 from tests.model.driving import CPU, Driver, network
@@ -64,7 +64,7 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Base]:
     return found
 
 
-def read(path: Path, config: ModelConfig, dtype: torch.dtype = torch.float32) -> Adapter:
+def read(path: Path, config: ModelConfig, dtype: torch.dtype = torch.float32) -> Lora:
     file = open_adapter(path)
     check_shapes(file, config)
     return place(file, config, dtype, CPU)
@@ -178,7 +178,7 @@ def adapters(bases: Any, tmp_path: Path) -> list[Path]:
     return [tmp_path / str(n) for n in range(4)]
 
 
-def mixed(driver: Driver, adapters: list[Adapter | None]) -> list[Tensor]:
+def mixed(driver: Driver, adapters: list[Lora | None]) -> list[Tensor]:
     """Logits of 16 sequences, the i-th with adapters[i % 5], computed together: prompts, then tokens, in steps."""
     riders = [driver.start(TOKENS[i : i + 20 + i], adapters[i % 5]) for i in range(16)]
     found: list[list[Tensor]] = [[] for _ in riders]

@@ -17,7 +17,7 @@ from model.config import ModelConfig
 from model.errors import ModelError
 from model.network import weights
 from model.network.transformer import Transformer
-from model.sharding.layout import Layout, Place
+from model.sharding.layout import Layout, RankPlace
 from model.sharding.shard import shard_of
 from tests.model import pixtral, voxtral
 from tests.model.checkpoint import gguf_files, quantized_files
@@ -30,7 +30,10 @@ every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: lay
 
 
 def load(
-    source: Path | Checkpoint, place: Place, scheme: str = "none", progress: Callable[[float], None] = lambda _: None
+    source: Path | Checkpoint,
+    place: RankPlace,
+    scheme: str = "none",
+    progress: Callable[[float], None] = lambda _: None,
 ) -> Transformer:
     """What a rank holds of a model, in float32."""
     opened = open_checkpoint(source) if isinstance(source, Path) else source
@@ -42,7 +45,9 @@ def load(
     return model
 
 
-def expected(whole: dict[str, Tensor], config: ModelConfig, place: Place, stages: Sequence[range]) -> dict[str, Tensor]:
+def expected(
+    whole: dict[str, Tensor], config: ModelConfig, place: RankPlace, stages: Sequence[range]
+) -> dict[str, Tensor]:
     """The rank's parameters, cut from those of the whole model, of which `stages` are the layers."""
     n, rank, found = place.layout.tensor, place.tensor_rank, {}
     for name, value in whole.items():

@@ -9,7 +9,7 @@ import pytest
 
 from model.ranks import follow as module
 from model.ranks.follow import Follower
-from model.ranks.links import Link
+from model.ranks.links import RankLink
 from model.ranks.world import World
 from model.sampling_params import SamplingParams
 
@@ -26,12 +26,12 @@ class Compiling:
 
 
 @pytest.fixture
-def rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Link, Compiling]]:
+def rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RankLink, Compiling]]:
     """Rank 0's end of a connection to a rank, and the runner of that rank."""
     over = threading.Event()
     monkeypatch.setattr(module.os, "_exit", lambda code: over.set())
     with socket.create_server(("127.0.0.1", 0)) as server:
-        ours, theirs = Link(socket.create_connection(server.getsockname())), Link(server.accept()[0])
+        ours, theirs = RankLink(socket.create_connection(server.getsockname())), RankLink(server.accept()[0])
     follower, runner = Follower(World(1, 2, 1, 2), theirs, complains=False), Compiling()
     follower._runner = runner  # type: ignore[assignment]
     yield ours, runner
@@ -44,12 +44,12 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Link, Compiling]]:
         link.release()
 
 
-def reply(link: Link) -> Any:
+def reply(link: RankLink) -> Any:
     """The next message that is no beat."""
     return next((kind, body) for kind, body, _ in link.received() if kind != "beat")
 
 
-def test_a_grammar_that_fails_ends_nothing(rank: tuple[Link, Compiling]) -> None:
+def test_a_grammar_that_fails_ends_nothing(rank: tuple[RankLink, Compiling]) -> None:
     link, runner = rank
     link.send("prepare", [1, "root ::= a"])
     runner.may.set()

@@ -9,9 +9,9 @@ import pytest
 
 from model.ranks import followers as module
 from model.ranks.followers import Followers, Lost
-from model.ranks.links import BEAT_SECONDS, Link
+from model.ranks.links import BEAT_SECONDS, RankLink
 
-Ends = tuple[Followers, dict[int, Link], "queue.SimpleQueue[str]"]
+Ends = tuple[Followers, dict[int, RankLink], "queue.SimpleQueue[str]"]
 
 
 def connected() -> tuple[socket.socket, socket.socket]:
@@ -23,7 +23,7 @@ def connected() -> tuple[socket.socket, socket.socket]:
 @pytest.fixture
 def group() -> Iterator[Ends]:
     """Rank 0's side of two other ranks, their ends of the connections, and the reason why the group has ended."""
-    pairs = {rank: tuple(map(Link, connected())) for rank in (1, 2)}
+    pairs = {rank: tuple(map(RankLink, connected())) for rank in (1, 2)}
     followers, reasons = Followers(), queue.SimpleQueue[str]()
     followers.connect({rank: ours for rank, (ours, _) in pairs.items()}, {})
     followers.watch(reasons.put)
@@ -52,18 +52,18 @@ def test_plans_with_pixels_go_to_the_first_stage_only(group: Ends) -> None:
     assert (theirs[1]._sock.recv(99), theirs[2]._sock.recv(99)) == (b"with pixels", b"without")
 
 
-def raises(theirs: dict[int, Link]) -> None:
+def raises(theirs: dict[int, RankLink]) -> None:
     theirs[1].send("failed", "ValueError: x")
 
 
-def closes(theirs: dict[int, Link]) -> None:
+def closes(theirs: dict[int, RankLink]) -> None:
     theirs[2].close()
 
 
 @pytest.mark.parametrize(
     ("loses", "reason"), [(raises, "rank 1 failed: ValueError: x"), (closes, "rank 2 has closed its connection")]
 )
-def test_one_that_is_lost_ends_all(group: Ends, loses: Callable[[dict[int, Link]], None], reason: str) -> None:
+def test_one_that_is_lost_ends_all(group: Ends, loses: Callable[[dict[int, RankLink]], None], reason: str) -> None:
     """Rank 0's own error, which follows from it, is not the reason. Who waits for a rank gets Lost."""
     followers, theirs, reasons = group
     loses(theirs)

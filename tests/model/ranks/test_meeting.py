@@ -12,7 +12,7 @@ import pytest
 from torch import distributed as dist
 
 from model.errors import OptionError
-from model.ranks.links import Link
+from model.ranks.links import RankLink
 from model.ranks.meeting import Host, Joined, difference, join, started_with, versions
 from model.ranks.world import World
 from tests.e2e.server import free_port
@@ -38,9 +38,9 @@ def nothing() -> None:
 @pytest.fixture(autouse=True)
 def released(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Close all sockets after a test: the processes of ranks leave that to their end."""
-    made: list[Link] = []
+    made: list[RankLink] = []
     hosts: list[Host] = []
-    monkeypatch.setattr(Link, "__init__", remembering(Link.__init__, made))
+    monkeypatch.setattr(RankLink, "__init__", remembering(RankLink.__init__, made))
     monkeypatch.setattr(Host, "__init__", remembering(Host.__init__, hosts))
     yield
     for link in made:
@@ -125,7 +125,7 @@ def test_a_stranger_at_the_door_joins_nothing(pool: ThreadPoolExecutor) -> None:
         with socket.create_connection(("127.0.0.1", port)) as sock:
             sock.sendall(frame)
     with socket.create_connection(("127.0.0.1", port)) as sock:
-        Link(sock).send("hello", {"rank": 1, "secret": "guess", "about": None})
+        RankLink(sock).send("hello", {"rank": 1, "secret": "guess", "about": None})
         found = joining(pool, host, None)
         assert host.meet(OPTIONS, nothing).links.keys() == {1}
         assert found.result()[1] == OPTIONS

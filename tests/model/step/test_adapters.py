@@ -19,7 +19,7 @@ from model.loading import create
 from model.memory import sizes as memory
 from model.network import adapters as network_adapters
 from model.network.adapters import AdapterStore
-from model.network.lora import Adapter
+from model.network.lora import Lora
 from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
 from tests.model.checkpoint.adapter_files import save_peft
@@ -196,9 +196,9 @@ def test_what_a_step_uses_stays_in_memory() -> None:
     """A load beside a step that uses as many as fit leaves the new one on disk until a step needs it."""
     reads: list[str] = []
 
-    def read(path: Path) -> tuple[str, Adapter]:
+    def read(path: Path) -> tuple[str, Lora]:
         reads.append(path.name)
-        return path.name, Adapter(())
+        return path.name, Lora(())
 
     store = AdapterStore(read, 2)
     for number in (1, 2):

@@ -15,7 +15,7 @@ from model.loading import load_from
 from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
 from model.step import head, sampler
-from model.step.executors.graphs import GraphExecutor, Replay, Shape, StepGraphs, buckets, shapes
+from model.step.executors.graphs import GraphExecutor, GraphShape, Replay, StepGraphs, buckets, shapes
 from model.step.executors.torch import TorchExecutor
 from model.step.packing import Columns, columns, pack
 from service.engine.messages import Submit, ToEngine
@@ -165,7 +165,7 @@ def test_recording_waits_for_a_pause_and_ends() -> None:
 
 def test_shapes_of_steps_with_prompts() -> None:
     """Rows grow by a quarter at most, for few slices and for all; where all fit into a decoding step none is needed."""
-    assert shapes(4, 1) == [Shape(1, 1), Shape(2, 2), Shape(4, 4)]
+    assert shapes(4, 1) == [GraphShape(1, 1), GraphShape(2, 2), GraphShape(4, 4)]
     mixed = [shape for shape in shapes(256, 2048) if not shape.decodes]
     assert mixed[:4] == [(64, 32), (64, 63), (80, 32), (80, 79)]
     assert mixed[-4:] == [(640, 32), (640, 256), (768, 32), (768, 256)]
