@@ -54,7 +54,7 @@ class Policies:
         self._patterns = [(compile_path(path)[0], path) for path in patterns]
 
     def of(self, path: str) -> tuple[str | None, Policy]:
-        """The route of a path, and its policy.
+        """Return the route of a path, and its policy.
 
         An unknown path has no route. Its policy has the dialect of the route above it, and nothing else.
         """
@@ -78,7 +78,7 @@ CLIENT_GONE = 499
 
 
 def printable(path: str) -> str:
-    """The path of a field, which clients choose, as headers, logs and metrics have it."""
+    """Return the path of a field, which clients choose, as headers, logs and metrics have it."""
     return quote(path, safe="[]")[:MAX_PATH_CHARS] or '""'
 
 
@@ -147,7 +147,7 @@ class RequestRecord:
 
     @property
     def tenant(self) -> str:
-        """The name under which the engine accounts the request."""
+        """Return the name under which the engine accounts the request."""
         return "" if self.key is None else self.key.name
 
     @property
@@ -156,12 +156,12 @@ class RequestRecord:
 
     @property
     def has_ended(self) -> bool:
-        """Whether its key has ended meanwhile."""
+        """Return whether its key has ended meanwhile."""
         return self.key is not None and self.key.entry.end
 
     @property
     def sender(self) -> str:
-        """Whose request it is as far as one can tell: the tenant, or without keys the client's address."""
+        """Return whose request it is as far as one can tell: the tenant, or without keys the client's address."""
         return self.tenant or self.client or ""
 
     def name_user(self, name: str | None) -> None:
@@ -192,7 +192,7 @@ class RequestRecord:
 
     @property
     def waits_for(self) -> str:
-        """What a request waits for that is not finished."""
+        """Say what a request that is not finished waits for."""
         if self.model_wait is not None:
             return self.model_wait()
         if self.prompt_tokens is None:
@@ -202,7 +202,7 @@ class RequestRecord:
         return "its first token" if self.generation.first_token_seconds is None else "its last token"
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Headers of every response: the id, and, where they are known, the wait for the engine and ignored fields."""
+        """Return the headers of every response: the id, and, where they are known, the wait for the engine and ignored fields."""
         headers = [(ID, self.id.encode())]
         if (queue := self.generation.queue_seconds) is not None:
             headers.append((QUEUE, b"%.1f" % (queue * 1000)))

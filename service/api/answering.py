@@ -57,7 +57,7 @@ async def answered(call: Call, made: ModelRequest, shape: Shape, save: Save | No
 
 async def whole_response(call: Call, generation: Generation, write: Write, save: Save | None = None) -> Response:
     """Return the plain response, once every choice is complete."""
-    parts, signed = await _collect(generation, call.receipts)
+    parts, signed = await _collect(generation, call.receipts())
     timings, work = generation.timings(), call.state.work
 
     def answer() -> Json:
@@ -82,7 +82,7 @@ async def computed_response(call: Call, answer: Mapping[str, object]) -> Respons
 
 async def stream(call: Call, generation: Generation, shape: Shape, save: Save | None = None) -> None:
     """Write the frames of a stream, those of an update together."""
-    usage, receipts = generation.usage, call.receipts
+    usage, receipts = generation.usage, call.receipts()
     unopened = {choice.index for choice in generation.choices}
     unfinished = len(generation.choices)
     async for choice, delta in generation.events():

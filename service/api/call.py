@@ -222,9 +222,8 @@ class Call(LiveRequest):
         record.charge_prompt(generation.usage.prompt)
         return generation
 
-    @property
     def receipts(self) -> AnswerReceipts | None:
-        """The receipts of its answer, if it gets any."""
+        """Return a maker of receipts for the answer, if it gets any."""
         if not isinstance(self._body, StreamBody) or self.generation is None:
             return None
         return self.model.receipts.of_answer(self._body.receipt, self.served, self.generation, self.record)

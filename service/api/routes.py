@@ -90,7 +90,7 @@ class Route:
 
     @property
     def streams(self) -> bool:
-        """Whether a request may ask for a stream."""
+        """Return whether a request may ask for a stream."""
         return self.body is not None and "stream" in self.body.model_fields
 
 
@@ -104,7 +104,7 @@ def get(
     endless: bool = False,
     queries: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Callable[[Handler], Route]:
-    """A decorator that turns a handler into the route of `GET path`, or of other methods without a body.
+    """Return a decorator that turns a handler into the route of `GET path`, or of other methods without a body.
 
     HEAD is answered as GET is, but for what has no end.
     """
@@ -126,7 +126,7 @@ def post(
     policy: Policy = Policy(),  # noqa: B008 - frozen
     refusals: tuple[int, ...] = (),
 ) -> Callable[[BodyHandler[B]], Route]:
-    """A decorator that turns a handler into the route of `POST path`. The handler gets the checked body."""
+    """Return a decorator that turns a handler into the route of `POST path`. The handler gets the checked body."""
 
     def declare(handler: BodyHandler[B]) -> Route:
         about = handler.__name__, inspect.getdoc(handler) or "", policy, answer
@@ -167,7 +167,7 @@ class Endpoint:
 
 
 async def _content(call: Call, parser: Parser) -> tuple[bytes, Parse]:
-    """The bytes of the body, and what parses them. Raises BodyTooLarge, HttpError (415) or Overloaded."""
+    """Return the bytes of the body, and what parses them. Raises BodyTooLarge, HttpError (415) or Overloaded."""
     parse = parser(call.request.headers)
     _check_codings(call.request.headers)
     content = (await _read(call, call.state.settings.max_body_bytes)).removeprefix(codecs.BOM_UTF8)
@@ -176,7 +176,7 @@ async def _content(call: Call, parser: Parser) -> tuple[bytes, Parse]:
 
 
 async def _parsed_body(call: Call, content: bytes, parse: Parse) -> Body:
-    """The checked body. Raises InvalidRequest."""
+    """Return the checked body. Raises InvalidRequest."""
     record, reading = call.record, BodyReading(lenient=call.state.settings.lenient)
 
     def checked() -> tuple[Body, tuple[str, ...]]:
@@ -226,7 +226,7 @@ def _check_codings(headers: Headers) -> None:
 
 
 def _parsed(content: bytes) -> Any:
-    """The JSON of a body; None if it is none."""
+    """Return the JSON of a body; None if it is none."""
     try:
         return from_json(content)
     except ValueError:
@@ -234,7 +234,7 @@ def _parsed(content: bytes) -> Any:
 
 
 async def _read(call: Call, limit: int) -> bytes:
-    """The body, of at most `limit` bytes. Raises BodyTooLarge as soon as it or its `content-length` exceeds them.
+    """Read the body, of at most `limit` bytes. Raises BodyTooLarge as soon as it or its `content-length` exceeds them.
 
     The call holds what a body has beyond `SMALL_BYTES`: many large bodies do not keep small ones out.
     """
@@ -252,5 +252,5 @@ async def _read(call: Call, limit: int) -> bytes:
 
 
 def json_response(answer: Mapping[str, Any], status: int = 200) -> Response:
-    """A response with a small JSON answer, which the event loop encodes."""
+    """Return a response with a small JSON answer, which the event loop encodes."""
     return Response(orjson.dumps(answer), status, media_type="application/json")

@@ -127,7 +127,7 @@ class Run:
 
     @property
     def _is_found(self) -> bool:
-        """Whether clients still find this run by its key: a later one may have the same."""
+        """Return whether clients find this run by its key: a later one may have the same."""
         return self._runs.found.get(self._key) is self
 
     def _hide(self) -> None:
@@ -153,7 +153,7 @@ class Reader:
         return self._run.framing.failure(error)
 
     def keep_alive(self) -> tuple[bytes, float]:
-        """OpenAI's packages take a comment and an empty line for an event without data once an event had an id."""
+        """Return the sign of the run; after ids a comment has no empty line, which OpenAI's packages take for an event."""
         sign, seconds = self._run.framing.keep_alive()
         return sign.rstrip(b"\n") + b"\n" if sign == KEEP_ALIVE and self._numbered else sign, seconds
 

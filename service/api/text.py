@@ -73,12 +73,12 @@ class Encoded(NamedTuple):
 
 
 def _what_is_left(prompts: Sequence[Encoded], served: ServedModel) -> int:
-    """The number of tokens that the longest prompt leaves of the context."""
+    """Return the number of tokens that the longest prompt leaves of the context."""
     return served.info.max_model_len - max(len(prompt.tokens) for prompt in prompts)
 
 
 def _encoded(prompt: str | list[int], text: Text, max_tokens: int, served: ServedModel) -> Encoded:
-    """The prompt, cut if the request wants it, with a place for `max_tokens` tokens after it."""
+    """Return the prompt, cut if the request says so, with space for `max_tokens` tokens after it."""
     whole = _spelled(prompt, text.suffix, served) if isinstance(prompt, str) else prompt
     n_begin = n_begin_tokens(whole, served.tokenizer) if isinstance(prompt, str) else 0
     tokens = truncated(whole, n_begin, text.options.truncate_prompt_tokens, max_tokens, served)
@@ -95,12 +95,12 @@ def _echo(encoded: Encoded, text: Text, served: ServedModel) -> Echo:
 
 
 def fills_gaps(tokenizer: Tokenizer) -> bool:
-    """Whether it has the tokens that stand before the two sides of a gap."""
+    """Return whether it has the tokens that stand before the two sides of a gap."""
     return {"[SUFFIX]", "[PREFIX]"} <= tokenizer.control.keys()
 
 
 def _spelled(prompt: str, suffix: str | None, served: ServedModel) -> list[int]:
-    """Token ids of a prompt. A suffix comes before it, as in mistral-common's fill-in-the-middle."""
+    """Return the token ids of a prompt. A suffix comes before it, as in mistral-common's fill-in-the-middle."""
     if not suffix:
         return encode_text(served, prompt)
     check_size([prompt, suffix], "suffix", served)
@@ -120,7 +120,7 @@ def _spelled(prompt: str, suffix: str | None, served: ServedModel) -> list[int]:
 
 
 def _starts(tokens: list[int], n_begin: int, text: str, tokenizer: Tokenizer) -> list[int]:
-    """The index in `text` at which each token starts. The first `n_begin` tokens are not in the text: 0."""
+    """Return the index in `text` at which each token starts. The first `n_begin` tokens are not in the text: 0."""
     stream = TextStream(tokenizer, strip_leading_space=tokenizer.strips_leading_space, keep_control=True)
     for token in tokens[n_begin:]:
         stream.push(token)

@@ -94,7 +94,7 @@ class Generation:
 
     @property
     def client(self) -> EngineClient:
-        """The client of the engine that computes it."""
+        """Return the client of the engine that computes it."""
         return self._client
 
     async def submit(self) -> None:
@@ -167,7 +167,7 @@ class Generation:
                 choice.mailbox.fail(error)
 
     def best(self) -> list[Choice]:
-        """The choices of the answer: all, or the likeliest for each prompt, the likeliest first."""
+        """Return the choices of the answer: all, or the likeliest for each prompt, the likeliest first."""
         if self._n_best == self._n:
             return self.choices
         prompts = [self.choices[first : first + self._n] for first in range(0, len(self.choices), self._n)]
@@ -180,11 +180,11 @@ class Generation:
             choice.mailbox.sent = True
 
     def events(self) -> AsyncIterator[Event]:
-        """The deltas of all choices as they arrive, in order for each choice. Raises what the engine raises."""
+        """Yield the deltas of all choices as they arrive, in order for each choice. Raises what the engine raises."""
         return self._follow(self.choices[0]) if len(self.choices) == 1 else self._merged()
 
     def timings(self) -> Timings:
-        """The times of all choices: the earliest first token ends the prompt's time, the last token the answer's."""
+        """Return the times of all choices: the earliest first token ends the prompt's time, the last token the answer's."""
         first = self._first or time.perf_counter()
         last = max((choice.last_token or first for choice in self.choices), default=first)
         queue = self.facts.queue_seconds or 0.0
@@ -277,7 +277,7 @@ class Generation:
 
 
 async def _by_token(mailbox: Mailbox) -> AsyncIterator[Update]:
-    """The updates of a mailbox, each with one token."""
+    """Yield the updates of a mailbox, each with one token."""
     async for update in mailbox:
         for part in split(update):
             yield part

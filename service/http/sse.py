@@ -34,11 +34,11 @@ class Framing(Protocol):
     def frame(self, data: Json) -> bytes: ...
 
     def failure(self, error: ApiError) -> Json:
-        """The event that ends a stream after an error."""
+        """Return the event that ends a stream after an error."""
         ...
 
     def keep_alive(self) -> tuple[bytes, float]:
-        """The next sign of life of a silent stream, and the seconds until the one after it."""
+        """Return the next sign of life of a silent stream, and the seconds until the one after it."""
         ...
 
 

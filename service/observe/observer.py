@@ -38,7 +38,7 @@ class Notices:
 
 
 class Observer:
-    """The observer of requests: metrics, log and traces. `trace` gets each one that is not quiet; None without traces."""
+    """Metrics, log lines and traces of requests. `trace` gets each one that is not quiet; None without traces."""
 
     def __init__(self, metrics: Metrics, trace: Trace | None = None) -> None:
         self._metrics = metrics
