@@ -202,7 +202,7 @@ class RequestRecord:
         return "its first token" if self.generation.first_token_seconds is None else "its last token"
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Return the headers of every response: the id, and, where they are known, the wait for the engine and ignored fields."""
+        """Return the headers of every response: the id and, once known, the wait for the engine and ignored fields."""
         headers = [(ID, self.id.encode())]
         if (queue := self.generation.queue_seconds) is not None:
             headers.append((QUEUE, b"%.1f" % (queue * 1000)))

@@ -77,7 +77,7 @@ class Call(LiveRequest):
         self._guards.__exit__(kind, failure, traceback)
 
     async def watched(self, answer: Coroutine[Any, Any, None], *, expires: bool = True) -> None:
-        """Do the work of the answer. Raises ClientGone when the client leaves, Unavailable at the end of a drain."""
+        """Work on the answer. Raises ClientGone when the client leaves, Unavailable at the end of a drain."""
         expired = self.state.drain.expired if expires else asyncio.get_running_loop().create_future()
         await while_connected(self._receive, expired, answer)
 

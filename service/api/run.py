@@ -153,7 +153,7 @@ class Reader:
         return self._run.framing.failure(error)
 
     def keep_alive(self) -> tuple[bytes, float]:
-        """Return the sign of the run; after ids a comment has no empty line, which OpenAI's packages take for an event."""
+        """Return the run's sign of life; after ids a comment without the empty line that OpenAI's packages count."""
         sign, seconds = self._run.framing.keep_alive()
         return sign.rstrip(b"\n") + b"\n" if sign == KEEP_ALIVE and self._numbered else sign, seconds
 

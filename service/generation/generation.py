@@ -184,7 +184,7 @@ class Generation:
         return self._follow(self.choices[0]) if len(self.choices) == 1 else self._merged()
 
     def timings(self) -> Timings:
-        """Return the times of all choices: the earliest first token ends the prompt's time, the last token the answer's."""
+        """Return the times of all choices: the first token of all ends the prompt's time, the last one the answer's."""
         first = self._first or time.perf_counter()
         last = max((choice.last_token or first for choice in self.choices), default=first)
         queue = self.facts.queue_seconds or 0.0
