@@ -128,12 +128,14 @@ def _entry(fields: Any, settings: Settings) -> ModelEntry:
     for name in given.keys() - OWN:
         declared, flag = _own(name, known)
         values[declared.name] = _value(name, declared, flag, given[name])
-    load = given.get("load", LOADS[0])
+    pinned, load = given.get("pin", False), given.get("load", LOADS[0])
+    if not isinstance(pinned, bool):
+        raise ValueError(f"pin must be true or false, got {pinned!r}")
     if load not in LOADS:
         raise ValueError(f"load must be one of {', '.join(LOADS)}, got {load!r}")
     return ModelEntry(
         replace(settings, **values, model=source, served_model_name=names),
-        pinned=_flag("pin", given),
+        pinned=pinned,
         on_demand=True,
         at_start=load == LOADS[0],
         idle_seconds=_idle(given),
@@ -180,13 +182,6 @@ def _value(name: str, declared: Field[Any], flag: Flag, value: Any) -> Any:
     except ValidationError as error:
         words = next(words for of, words in KINDS.items() if of in (get_origin(kind), kind, *get_args(kind)))
         raise ValueError(f"{name} must be {', '.join(filter(None, (words, flag.limits)))}, got {value!r}") from error
-
-
-def _flag(name: str, given: Mapping[str, Any]) -> bool:
-    value = given.get(name, False)
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} must be true or false, got {value!r}")
-    return value
 
 
 def _idle(given: Mapping[str, Any]) -> float | None:

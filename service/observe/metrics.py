@@ -19,7 +19,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import generate_latest
 
-from model.batch import RunnerInfo
 from service import version
 from service.errors.statuses import STATUSES
 from service.observe.model_metrics import LATENCY_BUCKETS, Families, ModelMetrics, ModelsCollector
@@ -58,7 +57,8 @@ class Metrics:
         self._build = {"version": version(), "python": platform.python_version(), "torch": metadata.version("torch")}
         registry.register(self)
         self._vllm = CollectorRegistry()
-        self._vllm.register(VllmNames(registry, self._infos))
+        models = self._models.models
+        self._vllm.register(VllmNames(registry, lambda: {m.name: m.info for m in models.values() if m.info}))
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         latency = partial(Histogram, registry=registry, buckets=LATENCY_BUCKETS)
         about = "Requests by method, route and status; 499: the client disconnected."
@@ -95,9 +95,6 @@ class Metrics:
         if name not in self._models.models:
             self._models.models[name] = ModelMetrics(name, self._families, self._keys)
         return self._models.models[name]
-
-    def _infos(self) -> dict[str, RunnerInfo]:
-        return {name: model.info for name, model in self._models.models.items() if model.info is not None}
 
     def collect(self) -> Iterator[Metric]:
         yield InfoMetricFamily("noria_build", "Versions of Noria, Python and PyTorch.", self._build)

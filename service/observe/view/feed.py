@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Literal
 
 from typing_extensions import TypedDict  # pydantic, which reads it, needs this one before Python 3.12
@@ -62,16 +61,6 @@ class EngineEvent(TypedDict):
     steps: tuple[StepRows, ...]
     sequences: tuple[SequenceShape, ...]
     left_out: int
-
-
-@dataclass(frozen=True, slots=True)
-class EnginePace:
-    """Tokens in a second, and the latest waits of a request in seconds."""
-
-    generated: float = 0.0
-    prompt: float = 0.0
-    first_token: float | None = None
-    queue: float | None = None
 
 
 class EngineFraming(PlainEvents):
@@ -167,40 +156,38 @@ class Feed:
             return Picture()
 
     def _publish(self, status: ModelState, stats: Stats, picture: Picture) -> None:
-        frame = self.framing.engine(event(status, stats, picture, self._pace()))
-        news, self._news = self._news, asyncio.get_running_loop().create_future()
-        news.set_result(frame)
-
-    def _pace(self) -> EnginePace:
+        generated, prompt = self._rates()
         queued, first_token = self._metrics.latest_waits
+        event: EngineEvent = {
+            "time": round(time.time(), 3),
+            "state": status,
+            "running": stats.running,
+            "waiting": stats.waiting,
+            "tokens_per_second": round(generated, 2),
+            "prompt_tokens_per_second": round(prompt, 2),
+            "ttft_seconds": _rounded(first_token),
+            "queue_seconds": _rounded(queued),
+            "preemptions": stats.preemptions,
+            "prefix": {"queried": stats.queried_tokens, "hit": stats.hit_tokens, "disk": stats.disk_tokens},
+            "drafts": {"proposed": stats.draft_tokens, "accepted": stats.accepted_draft_tokens},
+            "pools": stats.pools,
+            "steps": picture.steps,
+            "sequences": picture.sequences,
+            "left_out": picture.left_out,
+        }
+        news, self._news = self._news, asyncio.get_running_loop().create_future()
+        news.set_result(self.framing.engine(event))
+
+    def _rates(self) -> tuple[float, float]:
+        """Return the tokens that were generated, and those of prompts, in a second."""
         if not self._seen:
-            return EnginePace(0.0, 0.0, first_token, queued)
+            return 0.0, 0.0
         now, stats = self._seen[-1]
         before = (seen for seen in reversed(self._seen) if seen[0] <= now - RATE_SECONDS)
         then, old = next(before, self._seen[0])
         seconds = now - then or 1.0
         generated, prompt = stats.generated_tokens - old.generated_tokens, stats.prompt_tokens - old.prompt_tokens
-        return EnginePace(generated / seconds, prompt / seconds, first_token, queued)
-
-
-def event(status: ModelState, stats: Stats, picture: Picture, pace: EnginePace) -> EngineEvent:
-    return {
-        "time": round(time.time(), 3),
-        "state": status,
-        "running": stats.running,
-        "waiting": stats.waiting,
-        "tokens_per_second": round(pace.generated, 2),
-        "prompt_tokens_per_second": round(pace.prompt, 2),
-        "ttft_seconds": _rounded(pace.first_token),
-        "queue_seconds": _rounded(pace.queue),
-        "preemptions": stats.preemptions,
-        "prefix": {"queried": stats.queried_tokens, "hit": stats.hit_tokens, "disk": stats.disk_tokens},
-        "drafts": {"proposed": stats.draft_tokens, "accepted": stats.accepted_draft_tokens},
-        "pools": stats.pools,
-        "steps": picture.steps,
-        "sequences": picture.sequences,
-        "left_out": picture.left_out,
-    }
+        return generated / seconds, prompt / seconds
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -187,7 +187,7 @@ def test_an_engine_that_is_lost_during_a_look_gives_no_negative_rates(monkeypatc
 def test_a_fault_in_the_feed_ends_it_for_those_who_listen_and_not_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     with running() as live:
         with monkeypatch.context() as patch, httpx.Client(base_url=live.url, timeout=PATIENCE) as http:
-            patch.setattr(feeds, "event", None)
+            patch.setattr(feeds, "_rounded", None)
             assert '"error"' in http.get(PATH).text
         with listening(live) as events:
             assert next(events)["state"] == "ready"
