@@ -8,7 +8,6 @@ import sys
 
 
 def main() -> None:
-    """Run the command; exits."""
     try:
         engine = None
         if _needs_engine():

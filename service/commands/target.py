@@ -42,7 +42,6 @@ class Target:
         return httpx.Client(base_url=self.url, headers=self.headers, transport=transport, timeout=None)
 
     def async_client(self, limits: httpx.Limits) -> httpx.AsyncClient:
-        """Make a client for an event loop."""
         transport = httpx.AsyncHTTPTransport(uds=self.uds, limits=limits) if self.uds else None
         return httpx.AsyncClient(
             base_url=self.url, headers=self.headers, limits=limits, transport=transport, timeout=None

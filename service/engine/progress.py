@@ -56,7 +56,6 @@ class StepRecorder:
         self._latest: deque[StepRows] = deque(maxlen=MAX_STEPS)
 
     def note(self, batch: StepBatch, rows: int, seconds: float) -> None:
-        """Count a step that was read."""
         self._n += 1
         if self._clock() - seconds > self._watched_until:
             self._latest.clear()

@@ -27,7 +27,6 @@ class Drain:
 
     @contextmanager
     def in_flight(self) -> Iterator[None]:
-        """Count a request inside the context."""
         self._in_flight += 1
         self._idle.clear()
         try:

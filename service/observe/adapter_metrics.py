@@ -27,7 +27,6 @@ class AdapterCounts:
         self._generated: Tally[tuple[str, ...]] = Tally()
 
     def observe(self, name: str, outcome: str, generated_tokens: int) -> None:
-        """Count a finished request that uses an adapter."""
         self._requests[name, outcome] += 1
         self._generated[name,] += generated_tokens
 

@@ -71,7 +71,6 @@ def make_key(path: Path) -> SigningKey:
 
 
 def is_public(text: str) -> bool:
-    """Return whether a text can be a public key."""
     try:
         return len(_decoded(text)) == PUBLIC_BYTES
     except ValueError:

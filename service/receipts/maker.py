@@ -143,7 +143,6 @@ class AnswerReceipts:
     _finishes: dict[Choice, str] = field(default_factory=dict)
 
     def add(self, choice: Choice, delta: Delta) -> None:
-        """Take the next delta of a choice."""
         self._texts[choice].append(delta.text)
         self._finishes[choice] = delta.finish or ""
 

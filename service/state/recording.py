@@ -90,7 +90,6 @@ class Recordings:
             self.n_bytes -= recording.n_bytes
 
     def count(self, n_bytes: int) -> None:
-        """Count what a recording has more."""
         self.n_bytes += n_bytes
         while self.n_bytes > self._limit:
             largest = max(self._all, key=lambda recording: recording.n_bytes)

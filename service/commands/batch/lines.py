@@ -91,23 +91,18 @@ def _fault(fields: dict[str, Any]) -> str:
     """Return what is wrong with the fields of a line; empty if nothing is."""
     custom_id, method, url, body = (fields.get(name) for name in FIELDS)
     if not isinstance(custom_id, str) or not custom_id:
-        return f"custom_id must be a string that is not empty, got {_json(custom_id)}"
+        return f"custom_id must be a string that is not empty, got {quoted(custom_id)}"
     if unknown := fields.keys() - set(FIELDS):
         return f"{min(unknown)} is not a field of a batch line; the fields are {', '.join(FIELDS)}"
     if method != "POST":
-        return f'method must be "POST", got {_json(method)}'
+        return f'method must be "POST", got {quoted(method)}'
     if url not in ENDPOINTS:
-        return f"url must be one of {', '.join(ENDPOINTS)}, got {_json(url)}"
+        return f"url must be one of {', '.join(ENDPOINTS)}, got {quoted(url)}"
     if not isinstance(body, dict):
-        return f"body must be an object, got {_json(body)}"
+        return f"body must be an object, got {quoted(body)}"
     if body.get("stream"):
-        return f"body.stream must be false in a batch, got {_json(body['stream'])}"
+        return f"body.stream must be false in a batch, got {quoted(body['stream'])}"
     return ""
-
-
-def _json(value: object) -> str:
-    text = orjson.dumps(value).decode()
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def count(path: Path) -> int:
@@ -120,7 +115,7 @@ def count(path: Path) -> int:
         if (key := key_of(None, line.custom_id)) in seen:
             first = next(one.line for one in read(path) if one.custom_id == line.custom_id)
             raise OptionError(
-                f"{path} line {line.line}: custom_id {_json(line.custom_id)} is also in line {first}; "
+                f"{path} line {line.line}: custom_id {quoted(line.custom_id)} is also in line {first}; "
                 "each line needs an id of its own"
             )
         seen.add(key)

@@ -80,7 +80,6 @@ def distribution(samples: Sequence[Sample]) -> dict[str, float] | None:
 
 
 def tables(report: dict[str, Any]) -> list[Table]:
-    """Return the report as tables for the terminal."""
     made = [_figures(report), _latencies(report["latency_seconds"])]
     if report["errors"]:
         made.append(_failures(report["errors"]))

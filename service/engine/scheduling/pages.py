@@ -118,7 +118,6 @@ class PagePool:
         return page
 
     def _evict(self, page: int, name: bytes) -> None:
-        """Forget the content of a page that was cached."""
         del self._pages[name]
 
     def share(self, name: bytes) -> int:

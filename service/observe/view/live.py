@@ -176,7 +176,6 @@ class LiveRequests:
 
     @contextmanager
     def serving(self, live: LiveRequest) -> Iterator[None]:
-        """Count a request as in flight inside the context."""
         self._live[live] = None
         live.end_with_key()
         try:
